@@ -1,0 +1,1 @@
+"""Measures data-parallel training in PyTorch: single device, DataParallel, DistributedDataParallel."""

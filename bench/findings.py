@@ -1,0 +1,118 @@
+"""What was found, in plain sentences: the last lines of a run and the first of its report. Pure."""
+
+from __future__ import annotations
+
+import math
+
+import pandas as pd
+
+from bench.aggregate import ByRound, images_per_s_by_round
+from bench.stats import Interval, paired_ratio
+
+MODE_NAMES = {"single": "single", "dp": "DataParallel", "ddp": "DDP"}
+
+
+def findings(cases: pd.DataFrame, blocks: pd.DataFrame) -> list[str]:
+    """Sentences about the measured cases: fastest mode at each count, then bucket caps."""
+    ok = cases[cases["status"] == "ok"]
+    if ok.empty:
+        return ["Nothing was measured: no case ended with status ok."]
+    throughput = images_per_s_by_round(blocks, dict(zip(ok["case_id"], ok["global_batch"], strict=True)))
+    sentences = []
+    for count in sorted(int(n) for n in ok["num_devices"].unique()):
+        here = ok[ok["num_devices"] == count]
+        sentences += _fastest_mode(here, throughput, count)
+    for count in sorted(int(n) for n in ok["num_devices"].unique()):
+        ddp = _plain(ok[(ok["num_devices"] == count) & (ok["mode"] == "ddp")])
+        sentences += _best_cap(ddp, throughput, count)
+    return sentences
+
+
+def devices(count: int, device_type: str) -> str:
+    """`2 GPUs`, `1 CPU core`."""
+    noun = "GPU" if device_type == "cuda" else "CPU core"
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _fastest_mode(here: pd.DataFrame, throughput: dict[str, ByRound], count: int) -> list[str]:
+    # DDP stands with the settings a user gets by default, not with the luckiest of many.
+    chosen = here.drop_duplicates("mode").sort_values("images_per_s", ascending=False)
+    where = f"On {devices(count, str(here['device_type'].iloc[0]))}"
+    if bool(here["oversubscribed"].fillna(value=False).any()):
+        where += " (oversubscribed: they share fewer cores or GPUs)"
+    best = chosen.iloc[0]
+    name = _mode_name(best)
+    rate = f"{best['images_per_s']:.4g}{_range(best, 'images_per_s')} images/s"
+    scaled = "" if count == 1 else f", {best['speedup']:.2f}x{_range(best, 'speedup')} single"
+    if len(chosen) == 1:
+        return [f"{where}, {name} gives {rate}{scaled}; no other mode was measured there."]
+    other = chosen.iloc[1]
+    ratio = paired_ratio(throughput[best["case_id"]], throughput[other["case_id"]])
+    if ratio.excludes(1.0):
+        verdict = f"{name} is fastest: {rate}{scaled}, {_times(ratio)} the rate of {_mode_name(other)}."
+    else:
+        verdict = (
+            f"{name} and {_mode_name(other)} cannot be told apart: {_times(ratio)}"
+            f"{' (one round gives no interval)' if math.isnan(ratio.low) else ''}; "
+            f"{name} gives {rate}{scaled}."
+        )
+    return [f"{where}, {verdict}"]
+
+
+def _best_cap(ddp: pd.DataFrame, throughput: dict[str, ByRound], count: int) -> list[str]:
+    if len(ddp) < 2:
+        return []
+    where = f"DDP on {devices(count, str(ddp['device_type'].iloc[0]))}"
+    reference = ddp[ddp["bucket_cap_mb"] == "default"]
+    base = (reference if len(reference) else ddp).iloc[0]
+    rivals = ddp[ddp["case_id"] != base["case_id"]]
+    best = rivals.sort_values("images_per_s", ascending=False).iloc[0]
+    # The best of several is picked after the fact: Bonferroni keeps the claim at 95%.
+    ratio = paired_ratio(
+        throughput[best["case_id"]], throughput[base["case_id"]], confidence=1 - 0.05 / len(rivals)
+    )
+    base_name = (
+        "PyTorch's default" if base["bucket_cap_mb"] == "default" else f"cap {base['bucket_cap_mb']} MiB"
+    )
+    cap = f"bucket cap {best['bucket_cap_mb']} MiB"
+    if ratio.low > 1:
+        return [f"{where}: {cap} is best, {_times(ratio)} the rate of {base_name}; that is beyond the noise."]
+    if ratio.high < 1:
+        return [
+            f"{where}: {base_name} is the best bucket cap; the next, {cap}, runs at {_times(ratio)} its rate."
+        ]
+    nearest = f"the fastest other, {cap}, runs at {_times(ratio)} its rate."
+    return [f"{where}: no bucket cap beats {base_name} beyond the noise; {nearest}"]
+
+
+def _plain(ddp: pd.DataFrame) -> pd.DataFrame:
+    """The cases that differ from the first only in their bucket cap."""
+    if ddp.empty:
+        return ddp
+    other = [
+        "gradient_as_bucket_view",
+        "static_graph",
+        "find_unused_parameters",
+        "sync_buffers",
+        "sync_batchnorm",
+        "comm_hook",
+        "accumulate",
+    ]
+    first = ddp.iloc[0]
+    return ddp[(ddp[other] == first[other]).all(axis=1)]
+
+
+def _mode_name(row: pd.Series) -> str:
+    name = MODE_NAMES[row["mode"]]
+    return f"{name} (CPU stand-in)" if row["impl"] == "cpu_standin" else name
+
+
+def _range(row: pd.Series, column: str) -> str:
+    low, high = row[f"{column}_low"], row[f"{column}_high"]
+    return "" if pd.isna(low) else f" [{low:.4g}, {high:.4g}]"
+
+
+def _times(ratio: Interval) -> str:
+    if math.isnan(ratio.low):
+        return f"{ratio.estimate:.3f}x"
+    return f"{ratio.estimate:.3f}x [{ratio.low:.3f}, {ratio.high:.3f}]"

@@ -1,0 +1,240 @@
+"""Several hosts on one Linux machine, joined by a link of a chosen rate.
+
+    python -m bench.lab --hosts 2 --rate 1gbit -- python -m bench.run --modes ddp --gpus 1,2
+
+Every host is a network namespace with one interface, its own share of the CPU cores (and of the GPUs, where
+there are some) and its own elastic launcher; the launchers meet over the lab's network as on a cluster. The
+interfaces lead to one switch (a bridge), and every link is held to the rate both ways by `tc tbf`.
+
+What to know about the link:
+
+- The rate counts Ethernet frames: with packets of 1,500 bytes TCP delivers at most 95.6% of it
+  (1,448 of every 1,514 bytes).
+- A link that was idle lets its first 2 ms worth (at least 16 KiB) pass at memory speed. Messages below
+  that (250 KB at 1 Gbit/s) show the cost of software, not of the link; long transfers keep to the rate.
+- tbf cuts segments larger than its bucket (TSO, GSO) itself, so no offload has to be turned off.
+- The same cores move the bytes and compute: beyond a few Gbit/s few cores, not the link, are the limit.
+- `--delay` holds what leaves a host (netem): one way, so a round trip takes twice as long.
+
+Needs Linux, iproute2, util-linux, and root or user namespaces. The network has no name outside the
+lab and lives no longer than its processes: success, failure, Ctrl-C and kill -9 leave nothing behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import secrets
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from bench import labplan, netns
+from bench.errors import USAGE_EXIT_CODE, UsageError
+from bench.parsing import positive_int
+
+FAILURE_GRACE_S = 3.0
+"""How long the other hosts may go on, to say what they have to say, once a host has failed."""
+
+STOP_GRACE_S = 10.0
+"""How long the job may wind up after Ctrl-C or SIGTERM; a second one ends it at once."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the command line asks for."""
+
+    num_hosts: int
+    link: labplan.Link
+    ranks_per_host: int
+    module_arguments: list[str]
+    quiet: bool
+
+
+class Stopped(BaseException):
+    """A signal asks the lab to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; see python -m bench.lab --help")
+
+
+def parse(argv: Sequence[str]) -> Settings:
+    """Settings from the command line.
+
+    Raises:
+        UsageError: a value that cannot be used, or no `python -m MODULE` after `--`.
+    """
+    parser = _Parser(
+        prog="python -m bench.lab",
+        usage="%(prog)s --hosts N --rate RATE [options] -- python -m MODULE [args...]",
+        description=(__doc__ or "").strip(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--hosts", required=True, metavar="N", help="number of hosts, 2 to 64")
+    parser.add_argument("--rate", required=True, help="rate of every host's link: 200mbit, 1gbit, 2.5gbit")
+    parser.add_argument("--delay", help="one-way delay between hosts, if the kernel has netem: 500us, 1ms")
+    parser.add_argument("--ranks-per-host", default="1", metavar="R", help="ranks on every host (default 1)")
+    parser.add_argument("--quiet", action="store_true", help="do not say on stderr which lab was made")
+    options = list(argv)
+    command: list[str] = []
+    if "--" in options:
+        split = options.index("--")
+        options, command = options[:split], options[split + 1 :]
+    given = parser.parse_args(options)
+    return Settings(
+        num_hosts=labplan.parse_hosts(given.hosts),
+        link=labplan.Link(
+            labplan.parse_rate(given.rate), labplan.parse_delay(given.delay) if given.delay else 0.0
+        ),
+        ranks_per_host=positive_int(given.ranks_per_host),
+        module_arguments=labplan.module_arguments(command, sys.executable),
+        quiet=given.quiet,
+    )
+
+
+def run(settings: Settings) -> int:
+    """Make the lab, run the job in it, and return the job's exit code."""
+    network = netns.Network(settings.num_hosts, settings.link)
+    cores = labplan.shares(sorted(os.sched_getaffinity(0)), settings.num_hosts)
+    gpus = labplan.shares(_visible_gpus(), settings.num_hosts)
+    if not settings.quiet:
+        line = labplan.summary(settings.num_hosts, settings.ranks_per_host, settings.link, cores)
+        print(line, file=sys.stderr, flush=True)
+    run_id = f"lab-{secrets.token_hex(8)}"
+    hosts: list[subprocess.Popen[str]] = []
+    speakers: list[threading.Thread] = []
+    muted = threading.Event()
+    try:
+        for host in range(settings.num_hosts):
+            job = labplan.HostJob(
+                host, settings.num_hosts, settings.ranks_per_host, run_id, settings.module_arguments
+            )
+            environment = os.environ | labplan.host_environment(host, settings.link, gpus[host])
+            with _pinned(cores[host]):
+                hosts.append(_start(network, job, environment))
+        for host, process in enumerate(hosts[1:], start=1):
+            speaker = threading.Thread(target=_forward, args=(process, labplan.host_name(host), muted))
+            speaker.start()
+            speakers.append(speaker)
+        return labplan.job_exit_code(_wait(hosts))
+    except Stopped as stopped:
+        muted.set()
+        for process in hosts:
+            if process.poll() is None:
+                os.killpg(process.pid, stopped.number)
+        _wait(hosts, time.monotonic() + STOP_GRACE_S)
+        raise
+    finally:
+        for process in hosts:
+            process.kill()
+        for process in hosts:
+            process.wait()
+        for speaker in speakers:
+            speaker.join()
+
+
+def _start(
+    network: netns.Network, job: labplan.HostJob, environment: dict[str, str]
+) -> subprocess.Popen[str]:
+    """Start a host: host0 speaks for itself, the others to a pipe; the job follows on standard input."""
+    first = job.host == 0
+    process = subprocess.Popen(
+        network.host_command(job.host, [sys.executable, "-m", "bench.labhost"]),
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=None if first else subprocess.PIPE,
+        stderr=None if first else subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    assert process.stdin is not None  # noqa: S101 - an invariant: it is a pipe
+    with process.stdin as pipe:
+        pipe.write(json.dumps(asdict(job)) + "\n")
+    return process
+
+
+def _wait(hosts: Sequence[subprocess.Popen[str]], deadline_s: float | None = None) -> list[int]:
+    """Exit codes in the order of ending; from the first failure on, the others have a grace period."""
+    codes: list[int] = []
+    running = {os.pidfd_open(process.pid): process for process in hosts if process.returncode is None}
+    while running:
+        left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+        ended, _, _ = select.select(list(running), [], [], left_s)
+        if not ended:
+            break
+        for descriptor in ended:
+            codes.append(running.pop(descriptor).wait())
+            os.close(descriptor)
+        if any(codes) and deadline_s is None:
+            deadline_s = time.monotonic() + FAILURE_GRACE_S
+    return codes
+
+
+def _forward(process: subprocess.Popen[str], name: str, muted: threading.Event) -> None:
+    """Copy a host's output to standard error, line by line, under the host's name."""
+    for line in process.stdout or ():
+        if not muted.is_set():
+            print(f"{name}: {line.rstrip()}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _pinned(cores: Sequence[int]) -> Iterator[None]:
+    """Processes started meanwhile run on `cores` only."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _visible_gpus() -> list[str]:
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return [gpu for gpu in named.split(",") if gpu]
+    numbers = (re.fullmatch(r"nvidia([0-9]+)", path.name) for path in Path("/dev").glob("nvidia*"))
+    return [str(number) for number in sorted(int(match[1]) for match in numbers if match)]
+
+
+def _stop(number: int, _frame: FrameType | None) -> NoReturn:
+    raise Stopped(number)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; the exit code is the job's, 2 for a usage error, 128 + signal after a signal."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        settings = parse(arguments)
+        netns.require_support()
+        netns.become_root([sys.executable, "-m", "bench.lab", *arguments])
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, _stop)
+        return run(settings)
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return USAGE_EXIT_CODE
+    except Stopped as stopped:
+        return 128 + stopped.number
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,193 @@
+"""What a lab consists of: links, addresses, cores, commands and the job's exit code. Pure.
+
+A link of rate R is a `tc tbf` on both of its ends: on the host's own interface (what leaves the host) and on
+the switch's port to it (what reaches the host). A token bucket lets `burst` bytes pass at once and then
+refills at R, so it meets R in the long run only if the bucket outlasts the time the kernel may be late to
+come back to it: measured on busy cores, 2 ms of the link are enough, 0.5 ms cost up to a third of 1 Gbit/s.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import TypeVar
+
+from bench.errors import UsageError
+
+T = TypeVar("T")
+
+MIN_HOSTS, MAX_HOSTS = 2, 64
+MIN_RATE_BIT_PER_S, MAX_RATE_BIT_PER_S = 1_000_000, 100_000_000_000
+MAX_DELAY_S = 10.0
+BURST_S = 0.002
+MIN_BURST_BYTES = 16 * 1024
+QUEUE_S = 0.05
+INTERFACE = "eth0"
+RENDEZVOUS_PORT = 29500
+
+_BITS_PER_S = {"mbit": 10**6, "gbit": 10**9}
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+_NUMBER = r"([0-9]{1,6}(?:\.[0-9]{1,6})?)"
+
+
+@dataclass(frozen=True)
+class Link:
+    """One host's link to the switch: `rate_bit_per_s` each way, `delay_s` added to what leaves the host."""
+
+    rate_bit_per_s: int
+    delay_s: float = 0.0
+
+    @property
+    def label(self) -> str:
+        """The link in results, `1gbit` or with a delay `1gbit+1ms`, however the user spelled it."""
+        rate = _in_largest_unit(self.rate_bit_per_s, _BITS_PER_S)
+        return f"{rate}+{_in_largest_unit(self.delay_s, _SECONDS)}" if self.delay_s else rate
+
+    @property
+    def burst_bytes(self) -> int:
+        """Bytes that pass an idle link at once: 2 ms of its rate, never less than 16 KiB."""
+        return max(MIN_BURST_BYTES, int(self.rate_bit_per_s * BURST_S / 8))
+
+
+@dataclass(frozen=True)
+class HostJob:
+    """One host's part of a job: which host it is, and the `MODULE args...` that each of its ranks runs."""
+
+    host: int
+    num_hosts: int
+    ranks_per_host: int
+    run_id: str
+    module_arguments: list[str]
+
+
+def parse_rate(text: str) -> int:
+    """`200mbit`, `1gbit` or `2.5gbit` in bit/s (decimal units, as networks count)."""
+    match = re.fullmatch(_NUMBER + "(mbit|gbit)", text)
+    if not match:
+        raise UsageError(f"rate {text!r} is not understood; write it as 200mbit, 1gbit or 2.5gbit")
+    rate = round(float(match[1]) * _BITS_PER_S[match[2]])
+    if not MIN_RATE_BIT_PER_S <= rate <= MAX_RATE_BIT_PER_S:
+        raise UsageError(f"rate {text!r} is out of range; choose one from 1mbit to 100gbit")
+    return rate
+
+
+def parse_delay(text: str) -> float:
+    """`500us`, `1ms` or `0.1s` in seconds."""
+    match = re.fullmatch(_NUMBER + "(us|ms|s)", text)
+    delay_s = float(match[1]) * _SECONDS[match[2]] if match else 0.0
+    if not 1e-6 <= delay_s <= MAX_DELAY_S:
+        raise UsageError(f"delay {text!r} is not between 1us and 10s; write it as 500us, 1ms or 0.1s")
+    return delay_s
+
+
+def parse_hosts(text: str) -> int:
+    """A number of hosts from 2 to 64."""
+    if not re.fullmatch(r"[0-9]{1,3}", text) or not MIN_HOSTS <= int(text) <= MAX_HOSTS:
+        raise UsageError(f"--hosts {text!r} is not a whole number from {MIN_HOSTS} to {MAX_HOSTS}")
+    return int(text)
+
+
+def module_arguments(command: Sequence[str], executable: str) -> list[str]:
+    """The `MODULE args...` of `python -m MODULE args...`; every rank runs it under `executable`."""
+    pythons = {"python", "python3", executable, PurePath(executable).name}
+    if len(command) < 3 or command[0] not in pythons or command[1] != "-m" or command[2].startswith("-"):
+        given = " ".join(command) or "nothing"
+        raise UsageError(
+            f"after -- comes python -m MODULE args..., not {given!r}; e.g. -- python -m bench.run"
+        )
+    return list(command[2:])
+
+
+def shares(items: Sequence[T], num_hosts: int) -> list[list[T]]:
+    """Contiguous equal shares of cores or GPUs, one per host; with fewer items than hosts they are shared."""
+    size = max(1, len(items) // num_hosts)
+    starts = [host * size % len(items) for host in range(num_hosts)] if items else [0] * num_hosts
+    return [list(items[start : start + size]) for start in starts]
+
+
+def host_name(host: int) -> str:
+    """`host0`, `host1`, ...: the host, and the switch's port to it."""
+    return f"host{host}"
+
+
+def address(host: int) -> str:
+    """The host's IPv4 address: private, and reachable inside the lab only."""
+    return f"10.77.0.{host + 1}"
+
+
+def switch_commands(namespaces: Sequence[str]) -> list[str]:
+    """`ip` batch lines for the switch's namespace: a bridge and a veth pair to each host's (a path)."""
+    lines = ["link add switch type bridge", "link set switch up"]
+    for host, namespace in enumerate(namespaces):
+        port = host_name(host)
+        lines.append(f"link add {port} type veth peer name {INTERFACE} netns {namespace}")
+        lines.append(f"link set {port} addrgenmode none master switch up")
+    return lines
+
+
+def host_commands(host: int) -> list[str]:
+    """`ip` batch lines, run in the host's namespace; IPv4 only, so that nobody waits for IPv6 discovery."""
+    return [
+        "link set lo up",
+        f"link set {INTERFACE} addrgenmode none up",
+        f"address add {address(host)}/24 dev {INTERFACE}",
+    ]
+
+
+def shaping_commands(interface: str, link: Link, *, leaves_host: bool) -> list[str]:
+    """`tc` batch lines for one end of a link; the delay sits on the host's end alone."""
+    bucket = f"burst {link.burst_bytes} latency {QUEUE_S * 1e3:.0f}ms"
+    lines = [f"qdisc add dev {interface} root handle 1: tbf rate {link.rate_bit_per_s}bit {bucket}"]
+    if leaves_host and link.delay_s:
+        in_flight = int(link.rate_bit_per_s / 8 * (link.delay_s + QUEUE_S) / 1500)
+        queue = f"delay {link.delay_s * 1e6:.0f}us limit {max(1000, 2 * in_flight)}"
+        lines.append(f"qdisc add dev {interface} parent 1:1 handle 10: netem {queue}")
+    return lines
+
+
+def host_environment(host: int, link: Link, gpus: Sequence[str]) -> dict[str, str]:
+    """What a host's ranks find in their environment beside the user's own."""
+    environment = {
+        "BENCH_HOST": host_name(host),
+        "BENCH_LINK": link.label,
+        "GLOO_SOCKET_IFNAME": INTERFACE,
+        # NCCL must take the hosts for different machines and the link for the only way between them
+        "NCCL_SOCKET_IFNAME": INTERFACE,
+        "NCCL_HOSTID": host_name(host),
+        "NCCL_IB_DISABLE": "1",
+        "OMP_NUM_THREADS": "1",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+    }
+    return environment | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})
+
+
+def job_exit_code(codes: Sequence[int]) -> int:
+    """The exit code of a job from its processes' codes, in the order in which they ended; 0 if all are 0.
+
+    Peers of a failed process die of its absence, with 1 (an exception) or by a signal (negative, or above
+    128), sometimes before it has ended itself. So a code that a program chose, such as 2, goes first.
+    """
+    failed = [128 - code if code < 0 else code for code in codes if code]
+    chosen = [code for code in failed if 1 < code < 128]
+    return (chosen or failed or [0])[0]
+
+
+def summary(num_hosts: int, ranks_per_host: int, link: Link, cores: Sequence[Sequence[int]]) -> str:
+    """One line that says what lab was made."""
+    each = len(cores[0])
+    shared = ", shared between hosts" if len({core for share in cores for core in share}) < num_hosts else ""
+    ranks = f"{ranks_per_host} rank{'s' * (ranks_per_host > 1)}"
+    return (
+        f"lab: {num_hosts} hosts of {ranks} each, link {link.label} each way, "
+        f"{each} CPU core{'s' * (each > 1)} per host{shared}"
+    )
+
+
+def _in_largest_unit(value: float, units: Mapping[str, float]) -> str:
+    name, size = max(
+        ((name, size) for name, size in units.items() if value >= size * 0.999999),
+        key=lambda unit: unit[1],
+    )
+    return f"{value / size:.10g}{name}"

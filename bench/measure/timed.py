@@ -1,0 +1,107 @@
+"""The training step, and a block of them with nothing else inside."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from bench.measure.clock import Clock
+from bench.modes import Mode
+from bench.plan import Case
+from models.data import BatchSource
+from models.workload import Workload
+
+AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class BlockTimes:
+    """Durations of a block on one rank: whole, and of each step."""
+
+    block_ms: float
+    steps_ms: tuple[float, ...]
+
+
+class Trainer:
+    """One rank's training step of one case: the loop a user would write, the same in every mode."""
+
+    def __init__(self, case: Case, mode: Mode, workload: Workload, source: BatchSource) -> None:
+        self.mode = mode
+        self._forward = mode.wrapped
+        self._source = source
+        self._loss = workload.loss
+        self._accumulate = case.accumulate
+        self._device_type = case.device_type
+        self._autocast_dtype = AUTOCAST_DTYPES.get(case.precision)
+        self.optimizer = workload.optimizer(mode.module.parameters())
+        # Loss scaling is part of fp16 training, so its cost belongs to the step.
+        self._scaler = torch.amp.GradScaler(case.device_type) if case.precision == "fp16" else None
+
+    def step(self) -> None:
+        """One optimizer step; gradients synchronise in the last of `accumulate` micro-batches."""
+        self.optimizer.zero_grad(set_to_none=True)
+        for _ in range(self._accumulate - 1):
+            with self.mode.no_sync():
+                self._backward()
+        self._backward()
+        self._update()
+
+    def local_step(self) -> None:
+        """The same step without communication: gradients stay local to the rank."""
+        self.optimizer.zero_grad(set_to_none=True)
+        with self.mode.no_sync():
+            for _ in range(self._accumulate):
+                self._backward()
+        self._update()
+
+    def _backward(self) -> None:
+        inputs, targets = self._source.next()
+        if self._autocast_dtype is None:
+            loss = self._loss(self._forward(inputs), targets)
+        else:
+            with torch.autocast(self._device_type, dtype=self._autocast_dtype):
+                loss = self._loss(self._forward(inputs), targets)
+        if self._accumulate > 1:
+            loss = loss / self._accumulate
+        if self._scaler is not None:
+            loss = self._scaler.scale(loss)
+        loss.backward()
+
+    def _update(self) -> None:
+        if self._scaler is None:
+            self.optimizer.step()
+        else:
+            self._scaler.step(self.optimizer)
+            self._scaler.update()
+
+    def close(self) -> None:
+        """Release the batches, then the mode."""
+        self._source.close()
+        self.mode.close()
+
+
+def run_block(step: Callable[[], None], num_steps: int, clock: Clock) -> BlockTimes:
+    """Run and time `num_steps` steps. The caller puts a barrier before it."""
+    with _no_gc():
+        clock.mark()
+        for _ in range(num_steps):
+            step()
+            clock.mark()
+        steps_ms = clock.read_ms()
+    return BlockTimes(sum(steps_ms), tuple(steps_ms))
+
+
+@contextlib.contextmanager
+def _no_gc() -> Iterator[None]:
+    # A collection in the middle of a step is a stall that has nothing to do with the case.
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -1,0 +1,26 @@
+"""Single device, DataParallel and DistributedDataParallel behind one interface."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+from torch import nn
+
+from bench.modes.base import Mode, Place, Unsupported
+from bench.modes.ddp import DistributedMode
+from bench.modes.dp import DataParallelMode
+from bench.modes.single import SingleMode
+from bench.plan import Case
+
+__all__ = ["Mode", "Place", "Unsupported", "build_mode"]
+
+
+def build_mode(case: Case, module: nn.Module, place: Place, group: dist.ProcessGroup | None) -> Mode:
+    """Wrap `module`, already on `place.device`, as the case asks.
+
+    Raises Unsupported where the installed torch lacks what the case needs.
+    """
+    if case.mode == "ddp":
+        return DistributedMode(case, module, place, group)
+    if case.mode == "dp":
+        return DataParallelMode(case, module, place)
+    return SingleMode(module)

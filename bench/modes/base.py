@@ -1,0 +1,60 @@
+"""The interface that every mode shares."""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+
+class Unsupported(RuntimeError):  # noqa: N818 - a reason to skip, not an error
+    """The installed torch or this machine cannot run the case; the text is the reason."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a rank runs. `cores` are the CPU cores of its machine that it may use, in order."""
+
+    rank: int
+    local_rank: int
+    device: torch.device
+    cores: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class BucketLayout:
+    """DDP's buckets in all-reduce order: bytes, and the parameter indices in each."""
+
+    num_bytes: tuple[int, ...]
+    parameters: tuple[tuple[int, ...], ...]
+
+
+class Mode(ABC):
+    """A module made ready to train in one of the modes."""
+
+    wrapped: nn.Module
+    """What the training step calls."""
+
+    module: nn.Module
+    """The plain module inside; its gradients are the averaged ones after a backward."""
+
+    @abstractmethod
+    def no_sync(self) -> contextlib.AbstractContextManager[None]:
+        """Within it, a backward leaves gradients local to the rank."""
+
+    def bucket_layout(self) -> BucketLayout | None:
+        """The gradient buckets in use; None where the mode has none."""
+        return None
+
+    def settle(self) -> None:
+        """Called once after warm-up: stop whatever PyTorch itself samples."""
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Weights that load into the plain module: no wrapper's prefix."""
+        return self.module.state_dict()
+
+    def close(self) -> None:
+        """Release threads and hooks."""

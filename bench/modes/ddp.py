@@ -1,0 +1,91 @@
+"""DistributedDataParallel with every constructor setting that changes its speed."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersgd
+from torch.nn.parallel import DistributedDataParallel
+
+from bench.modes.base import BucketLayout, Mode, Place, Unsupported
+from bench.plan import Case
+
+NEVER = 2**31 - 1
+"""A logging sample rate that no run reaches."""
+
+LOGGED_ITERATIONS = 10
+"""DDP samples its own timings in these first iterations whatever the rate."""
+
+
+class DistributedMode(Mode):
+    """One rank of a DDP case; every rank of `group` builds it at the same time."""
+
+    def __init__(self, case: Case, module: nn.Module, place: Place, group: dist.ProcessGroup | None) -> None:
+        if case.sync_batchnorm:
+            module = nn.SyncBatchNorm.convert_sync_batchnorm(module, process_group=group)
+        self.module = module
+        self.wrapped = self.ddp = DistributedDataParallel(
+            module,
+            device_ids=[place.device.index] if place.device.type == "cuda" else None,
+            process_group=group,
+            **_constructor_settings(case),
+        )
+        if case.comm_hook != "none":
+            _register_hook(self.ddp, case.comm_hook, group)
+
+    def no_sync(self) -> contextlib.AbstractContextManager[None]:
+        """DDP's own `no_sync`."""
+        return self.ddp.no_sync()
+
+    def bucket_layout(self) -> BucketLayout:
+        """The layout that DDP's reducer reports; the rebuilt one once it has rebuilt."""
+        data = self.ddp._get_ddp_logging_data()  # noqa: SLF001 - the reducer's only account of its buckets
+        rebuilt = bool(data.get("has_rebuilt_buckets"))
+        sizes = str(data["rebuilt_bucket_sizes" if rebuilt else "bucket_sizes"])
+        indices = str(data.get("rebuilt_per_bucket_param_indices", "")) if rebuilt else ""
+        return BucketLayout(
+            tuple(int(size) for size in sizes.split(",")),
+            tuple(tuple(int(i) for i in bucket.split()) for bucket in indices.split(",") if bucket.strip()),
+        )
+
+    def settle(self) -> None:
+        """Take DDP's logger, which synchronises the device, out of the timed steps."""
+        self.ddp._set_ddp_runtime_logging_sample_rate(NEVER)  # noqa: SLF001 - no public way
+        for _ in range(LOGGED_ITERATIONS):
+            self.ddp.reducer.prepare_for_forward()
+
+
+def _constructor_settings(case: Case) -> dict[str, Any]:
+    known = inspect.signature(DistributedDataParallel.__init__).parameters
+    settings: dict[str, Any] = {
+        "gradient_as_bucket_view": case.gradient_as_bucket_view,
+        "static_graph": case.static_graph,
+        "find_unused_parameters": case.find_unused_parameters,
+        # torch 2.15 renamed it; the old name warns there.
+        "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": case.sync_buffers,
+    }
+    caps = case.bucket_cap_mb.split("/")
+    if len(caps) > 1:
+        if "bucket_cap_mb_list" not in known:
+            raise Unsupported(f"torch {torch.__version__} has no bucket_cap_mb_list (2.15 has)")
+        settings["bucket_cap_mb_list"] = [float(cap) for cap in caps]
+    elif caps[0] != "default":
+        settings["bucket_cap_mb"] = float(caps[0])
+    return settings
+
+
+def _register_hook(ddp: DistributedDataParallel, name: str, group: dist.ProcessGroup | None) -> None:
+    if name == "powersgd":
+        state = powersgd.PowerSGDState(
+            process_group=group, matrix_approximation_rank=1, start_powerSGD_iter=2
+        )
+        ddp.register_comm_hook(state, powersgd.powerSGD_hook)
+        return
+    hook = default_hooks.fp16_compress_hook if name == "fp16" else default_hooks.bf16_compress_hook
+    ddp.register_comm_hook(group, hook)

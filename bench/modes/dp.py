@@ -1,0 +1,144 @@
+"""DataParallel: PyTorch's own on GPUs, a stand-in with the same stages on CPU cores.
+
+Without CUDA `nn.DataParallel` silently passes through to the module. The stand-in carries out its
+documented stages on host memory instead: scatter, replicate, parallel apply, gather, and in the backward
+one thread per replica (autograd has one thread per device) and the sum of gradients on device 0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bench.modes.base import Mode, Place
+from bench.plan import Case
+
+
+class DataParallelMode(Mode):
+    """DP over the first `case.num_devices` devices of rank 0's machine."""
+
+    def __init__(self, case: Case, module: nn.Module, place: Place) -> None:
+        self.module = module
+        if place.device.type == "cuda":
+            self.wrapped = nn.DataParallel(module, device_ids=list(range(case.num_devices)))
+        else:
+            cores = [place.cores[i % len(place.cores)] for i in range(case.num_devices)]
+            self.wrapped = HostDataParallel(module, cores)
+
+    def no_sync(self) -> contextlib.AbstractContextManager[None]:
+        """DP has no such mode: its gradients are always summed."""
+        return contextlib.nullcontext()
+
+    def close(self) -> None:
+        """Stop the stand-in's threads."""
+        if isinstance(self.wrapped, HostDataParallel):
+            self.wrapped.close()
+
+
+class HostDataParallel(nn.DataParallel[nn.Module]):
+    """`nn.DataParallel` over CPU cores: `cores[i]` runs replica i, replica 0 is the master itself."""
+
+    def __init__(self, module: nn.Module, cores: Sequence[int]) -> None:
+        super().__init__(module)
+        self.dim = 0
+        self._copies = [copy.deepcopy(module) for _ in cores[1:]]
+        self._threads = [ThreadPoolExecutor(1, initializer=_pin, initargs=(core,)) for core in cores]
+        self._anchor = torch.zeros((), requires_grad=True)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Outputs of the whole batch, (N, …), as the module would give them."""
+        chunks = self.scatter_batch(inputs)
+        replicas = self.replicate_weights()
+        outputs = self.apply_replicas(replicas[: len(chunks)], chunks)
+        return self.gather_outputs(outputs)
+
+    def scatter_batch(self, inputs: Tensor) -> list[Tensor]:
+        """Split dimension 0 over the devices, a copy each, as a transfer would make."""
+        chunks = inputs.chunk(len(self._threads), dim=self.dim)
+        return [chunks[0], *(chunk.clone() for chunk in chunks[1:])]
+
+    def replicate_weights(self) -> list[nn.Module]:
+        """Copy the master's parameters and buffers into every other replica."""
+        with torch.no_grad():
+            for replica in self._copies:
+                for target_part, source_part in zip(replica.modules(), self.module.modules(), strict=True):
+                    target_part.training = source_part.training
+                for target, source in zip(_tensors(replica), _tensors(self.module), strict=True):
+                    target.copy_(source)
+        return [self.module, *self._copies]
+
+    def apply_replicas(self, replicas: Sequence[nn.Module], chunks: Sequence[Tensor]) -> list[Tensor]:
+        """Forward of every replica in its own thread."""
+        grad = torch.is_grad_enabled()
+        autocast = torch.is_autocast_enabled("cpu")
+        dtype = torch.get_autocast_dtype("cpu")
+
+        def run(replica: nn.Module, chunk: Tensor) -> Tensor:
+            with torch.set_grad_enabled(grad), torch.autocast("cpu", dtype=dtype, enabled=autocast):
+                output: Tensor = replica(chunk)
+                return output
+
+        return self._in_threads(run, replicas, chunks)
+
+    def gather_outputs(self, outputs: Sequence[Tensor]) -> Tensor:
+        """Join the outputs; the backward runs through `_Gather` into the replicas' threads."""
+        if torch.is_grad_enabled():
+            joined: Tensor = _Gather.apply(self._anchor, self, outputs)
+            return joined
+        return torch.cat(list(outputs), dim=self.dim)
+
+    def backward_replicas(self, outputs: Sequence[Tensor], gradient: Tensor) -> None:
+        """Backward of every replica in its own thread, from its share of the outputs' gradient."""
+        shares = gradient.split([len(output) for output in outputs], dim=self.dim)
+        self._in_threads(lambda output, share: output.backward(share), outputs, shares)
+
+    def reduce_gradients(self) -> None:
+        """Add the replicas' gradients to the master's."""
+        with torch.no_grad():
+            for replica in self._copies:
+                for master, copied in zip(self.module.parameters(), replica.parameters(), strict=True):
+                    if copied.grad is not None:
+                        master.grad = copied.grad if master.grad is None else master.grad.add_(copied.grad)
+                        copied.grad = None
+
+    def _in_threads(self, work: Callable[..., Any], *arguments: Sequence[Any]) -> list[Any]:
+        calls = list(zip(*arguments, strict=True))
+        futures = [thread.submit(work, *call) for thread, call in zip(self._threads, calls, strict=False)]
+        return [future.result() for future in futures]
+
+    def close(self) -> None:
+        """End the threads."""
+        for thread in self._threads:
+            thread.shutdown()
+
+
+class _Gather(torch.autograd.Function):
+    """Joins detached outputs; its backward hands the gradient to the replicas' own graphs."""
+
+    @staticmethod
+    def forward(ctx: Any, _anchor: Tensor, owner: HostDataParallel, outputs: Sequence[Tensor]) -> Tensor:
+        ctx.owner, ctx.outputs = owner, outputs
+        return torch.cat([output.detach() for output in outputs], dim=owner.dim)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:
+        ctx.owner.backward_replicas(ctx.outputs, gradient)
+        ctx.owner.reduce_gradients()
+        return None, None, None
+
+
+def _tensors(module: nn.Module) -> list[Tensor]:
+    return [*module.parameters(), *module.buffers()]
+
+
+def _pin(core: int) -> None:
+    torch.set_num_threads(1)
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {core})

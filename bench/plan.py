@@ -1,0 +1,220 @@
+"""The sweep as data: cases, what is skipped and why, the order of each round. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from bench.errors import UsageError
+from bench.settings import Settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One point of the sweep: every setting that defines what is measured."""
+
+    mode: str
+    num_devices: int
+    arch: str
+    image_size: int | None
+    batch_per_device: int
+    scaling: str
+    precision: str
+    data: str
+    device_type: str
+    backend: str = ""
+    bucket_cap_mb: str = ""
+    gradient_as_bucket_view: bool = False
+    static_graph: bool = False
+    find_unused_parameters: bool = False
+    sync_buffers: bool = True
+    sync_batchnorm: bool = False
+    comm_hook: str = "none"
+    accumulate: int = 1
+
+    @property
+    def global_batch(self) -> int:
+        """Images per optimizer step over all devices."""
+        return self.batch_per_device * self.num_devices * self.accumulate
+
+    @property
+    def impl(self) -> str:
+        """`cpu_standin` where DataParallel's stages run on CPU cores, else `torch`."""
+        return "cpu_standin" if self.mode == "dp" and self.device_type == "cpu" else "torch"
+
+    @property
+    def case_id(self) -> str:
+        """Readable name plus a hash of every field: the same settings give the same id everywhere."""
+        digest = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:6]
+        parts = [self.mode, f"n{self.num_devices}"]
+        if self.mode == "ddp":
+            parts.append(f"cap{self.bucket_cap_mb.replace('/', '_')}")
+            parts += [
+                short
+                for short, on in (
+                    ("view", self.gradient_as_bucket_view),
+                    ("static", self.static_graph),
+                    ("unused", self.find_unused_parameters),
+                    ("nobuf", not self.sync_buffers),
+                    ("syncbn", self.sync_batchnorm),
+                    (self.comm_hook, self.comm_hook != "none"),
+                    (f"acc{self.accumulate}", self.accumulate > 1),
+                )
+                if on
+            ]
+        return "-".join([*parts, digest])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What there is to run on."""
+
+    device_type: str
+    devices_per_node: int
+    num_nodes: int = 1
+    ranks_per_node: int | None = None
+    """Ranks an outside launcher (torchrun, srun) started per node; None when the run starts its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """A case and what is known of it before anything runs."""
+
+    case: Case
+    num_nodes: int
+    oversubscribed: bool
+    skip_reason: str | None = None
+
+
+def expand(settings: Settings, machine: Machine, *, arch: str, image_size: int | None) -> list[Planned]:
+    """Every case of the sweep, `single` first. Raises UsageError for a batch that does not divide."""
+    batch = settings.batch_size or 1
+    counts = settings.counts
+    if settings.scaling == "strong":
+        bad = [n for n in counts if batch % n]
+        if bad:
+            raise UsageError(
+                f"--batch-size {batch} does not divide over {bad[0]} devices under strong scaling; "
+                f"use a multiple of {' and '.join(str(n) for n in counts)}"
+            )
+
+    def case(mode: str, n: int, **extra: object) -> Case:
+        return Case(
+            mode=mode,
+            num_devices=n,
+            arch=arch,
+            image_size=image_size,
+            batch_per_device=batch // n if settings.scaling == "strong" else batch,
+            scaling=settings.scaling,
+            precision=settings.precision,
+            data=settings.data,
+            device_type=machine.device_type,
+            **extra,  # type: ignore[arg-type]
+        )
+
+    cases = [case("single", 1)]
+    if "dp" in settings.modes:
+        cases += [case("dp", n) for n in counts]
+    if "ddp" in settings.modes:
+        for n in counts:
+            axes = itertools.product(
+                # Without communication the bucket layout changes nothing: one cap is enough.
+                settings.bucket_cap_mb if n > 1 else settings.bucket_cap_mb[:1],
+                settings.gradient_as_bucket_view,
+                settings.static_graph,
+                settings.find_unused_parameters,
+                settings.sync_buffers,
+                settings.sync_batchnorm,
+                settings.comm_hook,
+                settings.accumulate,
+            )
+            for cap, view, static, unused, buffers, batchnorm, hook, accumulate in axes:
+                cases.append(
+                    case(
+                        "ddp",
+                        n,
+                        backend=settings.backend,
+                        bucket_cap_mb=cap,
+                        gradient_as_bucket_view=view,
+                        static_graph=static,
+                        find_unused_parameters=unused,
+                        sync_buffers=buffers,
+                        sync_batchnorm=batchnorm,
+                        comm_hook=hook,
+                        accumulate=accumulate,
+                    )
+                )
+    return [_placed(c, machine) for c in cases]
+
+
+def _placed(case: Case, machine: Machine) -> Planned:
+    per_node = machine.ranks_per_node or case.num_devices
+    nodes = 1 if case.mode != "ddp" else -(-case.num_devices // per_node)
+    on_a_node = min(case.num_devices, per_node) if case.mode == "ddp" else case.num_devices
+    return Planned(
+        case=case,
+        num_nodes=nodes,
+        oversubscribed=on_a_node > machine.devices_per_node,
+        skip_reason=_skip_reason(case, machine, on_a_node),
+    )
+
+
+def _skip_reason(case: Case, machine: Machine, on_a_node: int) -> str | None:
+    have = machine.devices_per_node
+    if case.mode == "dp" and case.num_devices == 1:
+        return "DataParallel on one device is the plain module; see single"
+    if machine.ranks_per_node is not None and case.mode == "ddp":
+        started = machine.ranks_per_node * machine.num_nodes
+        if case.num_devices > started:
+            return f"needs {case.num_devices} ranks, the launcher started {started}"
+    if machine.device_type == "cuda" and on_a_node > have:
+        if case.mode == "dp":
+            return f"DataParallel works within one machine: needs {case.num_devices} GPUs, there are {have}"
+        if case.backend == "nccl":
+            return f"needs {on_a_node} GPUs per machine, there are {have} (nccl takes one rank per GPU)"
+    if case.sync_batchnorm and machine.device_type == "cpu":
+        return "SyncBatchNorm needs GPUs"
+    return None
+
+
+def world_size(plan: Sequence[Planned]) -> int:
+    """Ranks the job needs: the largest DDP case that runs, at least one."""
+    return max((p.case.num_devices for p in plan if p.case.mode == "ddp" and not p.skip_reason), default=1)
+
+
+def round_order(num_cases: int, *, seed: int, round_index: int) -> list[int]:
+    """A fresh random order of the cases for each round, the same on every rank."""
+    order = list(range(num_cases))
+    random.Random(f"{seed}/{round_index}").shuffle(order)  # noqa: S311 - a schedule, not a secret
+    return order
+
+
+def plan_hash(plan: Sequence[Planned]) -> str:
+    """Identifies the sweep: equal for equal cases in equal order."""
+    return hashlib.sha256("\n".join(p.case.case_id for p in plan).encode()).hexdigest()[:12]
+
+
+def estimate_s(plan: Sequence[Planned], *, step_s: float, single_batch: int, settings: Settings) -> float:
+    """Expected seconds of measuring, from one measured step of `single_batch` images on one device.
+
+    Ranks that share a device are taken to run one after the other; communication is not counted, so
+    this is a lower bound, cut off at the time limit.
+    """
+
+    def seconds(p: Planned, steps: int) -> float:
+        sharing = p.case.num_devices if p.oversubscribed else 1
+        images = p.case.batch_per_device * p.case.accumulate * sharing
+        return steps * step_s * images / single_batch
+
+    run = [p for p in plan if not p.skip_reason]
+    warmup = sum(seconds(p, 5) for p in run)
+    per_round = sum(seconds(p, settings.steps or 1) for p in run)
+    limit = math.inf if settings.max_time is None else settings.max_time
+    wanted = math.inf if settings.rounds is None else warmup + settings.rounds * per_round
+    # The first round is always finished.
+    return max(warmup + per_round, min(wanted, limit))

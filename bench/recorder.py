@@ -1,0 +1,64 @@
+"""Rank 0's books: outcomes and blocks, written as they are known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from bench.aggregate import Outcome, case_rows, worst_half_width
+from bench.plan import Planned
+from bench.schema import BLOCKS
+from bench.store import RunWriter, typed_frame
+
+NOT_REACHED = "not measured: the run ended before this case's first block"
+
+
+class Recorder:
+    """Keeps what was measured and puts it on disk; a case without a block yet counts as not reached."""
+
+    def __init__(self, plan: Sequence[Planned], writer: RunWriter) -> None:
+        self._writer = writer
+        self._rows: list[dict[str, Any]] = []
+        self._outcomes = [Outcome(p, "skipped", p.skip_reason or NOT_REACHED) for p in plan]
+        self.timed_s = 0.0
+
+    def set_outcome(
+        self, index: int, status: str, reason: str = "", facts: Mapping[str, Any] | None = None
+    ) -> None:
+        """Status of case `index`; facts are added to those known."""
+        old = self._outcomes[index]
+        self._outcomes[index] = Outcome(old.planned, status, reason, {**old.facts, **(facts or {})})
+
+    def add_block(self, rows: Sequence[dict[str, Any]]) -> None:
+        """The rows of one block, one per rank that took part."""
+        self._writer.append("blocks.csv", rows)
+        self._rows += rows
+        if rows[0]["phase"] in ("timed", "no_sync"):
+            self.timed_s += max(row["block_ms"] for row in rows) / 1000
+
+    def add_buckets(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Rows of buckets.csv."""
+        self._writer.append("buckets.csv", rows)
+
+    def blocks(self) -> pd.DataFrame:
+        """All blocks so far."""
+        return typed_frame(self._rows, BLOCKS)
+
+    def write_cases(self) -> pd.DataFrame:
+        """Bring cases.csv up to date; the frame written."""
+        measured = {row["case_id"] for row in self._rows if row["phase"] == "timed"}
+        shown = [
+            Outcome(o.planned, "skipped", NOT_REACHED, o.facts)
+            if o.status == "ok" and o.planned.case.case_id not in measured
+            else o
+            for o in self._outcomes
+        ]
+        frame = case_rows(shown, self.blocks())
+        self._writer.write_cases(frame)
+        return frame
+
+    def half_width(self, cases: pd.DataFrame) -> float:
+        """The widest throughput interval, a fraction; NaN before two rounds."""
+        return worst_half_width(cases)

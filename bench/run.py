@@ -1,0 +1,78 @@
+"""Measure single, DataParallel and DistributedDataParallel training and report how each scales."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from bench.errors import USAGE_EXIT_CODE, UsageError, UserCodeError
+from bench.settings import PRESETS, Settings, resolve
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line: one option per setting, plus how to invoke."""
+    made = argparse.ArgumentParser(
+        prog="python -m bench.run",
+        description=__doc__,
+        epilog="Settings come from defaults, then --preset, then --config, then these options.",
+    )
+    for setting in fields(Settings):
+        made.add_argument(
+            f"--{setting.name.replace('_', '-')}",
+            metavar=setting.metadata["metavar"],
+            help=setting.metadata["help"],
+            default=argparse.SUPPRESS,
+        )
+    made.add_argument("--preset", metavar="NAME", help=f"a named bundle of settings: {', '.join(PRESETS)}")
+    made.add_argument("--config", type=Path, metavar="FILE.toml", help="settings from a TOML file")
+    made.add_argument(
+        "--dry-run", action="store_true", help="print the plan and its expected time; run nothing"
+    )
+    made.add_argument("--quiet", action="store_true", help="no progress, no table; only errors")
+    made.add_argument("--json", action="store_true", help="the summary as JSON on stdout")
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of the command and of every rank; the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    options = vars(parser().parse_args(arguments))
+    first = os.environ.get("RANK", "0") == "0"
+    try:
+        return _main(arguments, options)
+    except UserCodeError as error:
+        if first:
+            traceback.print_exception(error.__cause__)
+            print(f"bench.run: error: {error}", file=sys.stderr)
+        return USAGE_EXIT_CODE
+    except UsageError as error:
+        if first or "while training" in str(error):
+            print(f"bench.run: error: {error}", file=sys.stderr)
+        return USAGE_EXIT_CODE
+
+
+def _main(arguments: list[str], options: dict[str, Any]) -> int:
+    how = {name: options.pop(name) for name in ("preset", "config", "dry_run", "quiet", "json")}
+    settings = resolve(options, preset=how["preset"], config=how["config"])
+    # Torch takes seconds to import: a typing mistake is answered before that.
+    from bench import job  # noqa: PLC0415
+
+    prepared = job.prepare(settings)
+    if how["dry_run"]:
+        job.print_plan(prepared)
+        return 0
+    if job.is_rank():
+        return job.run_rank(prepared, arguments, quiet=how["quiet"], as_json=how["json"])
+    os.environ.setdefault(job.STARTED_ENV, str(time.time()))
+    return job.launch_here(prepared, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,131 @@
+"""The columns of every results file: one definition for the writer, the reader and the documentation.
+
+`results/README.md` explains the same columns to people; a test keeps the two in step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SCHEMA_VERSION = 1
+
+STATUSES = ("ok", "skipped", "oom", "failed", "timeout")
+"""Every planned case ends in exactly one of these."""
+
+PHASES = ("warmup", "timed", "no_sync", "anatomy", "comm")
+"""What a block measured; only `timed` blocks make throughput."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a results file; `kind` is `text`, `int`, `float` or `bool`."""
+
+    name: str
+    kind: str
+    meaning: str
+
+
+def _interval(name: str, meaning: str) -> tuple[Column, Column, Column]:
+    return (
+        Column(name, "float", meaning),
+        Column(f"{name}_low", "float", f"lower end of the 95% interval of `{name}`"),
+        Column(f"{name}_high", "float", f"upper end of the 95% interval of `{name}`"),
+    )
+
+
+IDENTITY: tuple[Column, ...] = (
+    Column("case_id", "text", "readable name of the case plus a hash of every setting that defines it"),
+    Column("status", "text", "`ok`, `skipped`, `oom`, `failed` or `timeout`"),
+    Column("reason", "text", "why the status is not `ok`; empty otherwise"),
+    Column("mode", "text", "`single`, `dp` (nn.DataParallel) or `ddp` (DistributedDataParallel)"),
+    Column("impl", "text", "`torch`, or `cpu_standin` where DP's stages ran on CPU cores"),
+    Column("device_type", "text", "`cuda` or `cpu`; on `cpu` a device is one core"),
+    Column("device_name", "text", "GPU or CPU model of rank 0"),
+    Column("backend", "text", "process-group backend of the gradients, `nccl` or `gloo`; empty without one"),
+    Column("num_devices", "int", "devices the case trains on (DDP: world size)"),
+    Column("num_nodes", "int", "machines those devices are on"),
+    Column("oversubscribed", "bool", "more devices than physical ones on a machine: shared cores or GPUs"),
+    Column("arch", "text", "model architecture, or the user's workload"),
+    Column("image_size", "int", "height and width of an image, in pixels"),
+    Column("batch_per_device", "int", "images per device and micro-batch"),
+    Column("global_batch", "int", "images per optimizer step over all devices"),
+    Column("scaling", "text", "`weak` fixes the batch per device, `strong` the global batch"),
+    Column("precision", "text", "`fp32`, `tf32`, `bf16` or `fp16` (the last two under autocast)"),
+    Column("data", "text", "`device`, `host`, or the folder the images come from"),
+    Column("bucket_cap_mb", "text", "`default`, a number of MiB, `0`, or a `/`-separated list per bucket"),
+    Column("gradient_as_bucket_view", "bool", "DDP setting"),
+    Column("static_graph", "bool", "DDP setting"),
+    Column("find_unused_parameters", "bool", "DDP setting"),
+    Column("sync_buffers", "bool", "whether DDP broadcasts buffers in the forward"),
+    Column("sync_batchnorm", "bool", "whether BatchNorm was converted to SyncBatchNorm"),
+    Column("comm_hook", "text", "DDP communication hook: `none`, `fp16`, `bf16` or `powersgd`"),
+    Column("accumulate", "int", "micro-batches per optimizer step; gradients synchronise on the last"),
+)
+
+MEASURED: tuple[Column, ...] = (
+    Column("num_buckets", "int", "DDP buckets after the rebuild"),
+    Column("bucket_bytes", "text", "bytes of each bucket in all-reduce order, `/`-separated"),
+    *_interval("images_per_s", "median over rounds of global batch x steps / longest rank's block time"),
+    Column("step_ms_p50", "float", "median step time, all ranks and timed steps"),
+    Column("step_ms_p75", "float", "75th percentile of the step time"),
+    Column("step_ms_p95", "float", "95th percentile of the step time"),
+    *_interval("speedup", "throughput over that of `single` in the same round, median over rounds"),
+    *_interval("efficiency", "speed-up / number of devices"),
+    Column("forward_ms", "float", "forward and loss, from the anatomy pass"),
+    Column("backward_ms", "float", "backward, from the anatomy pass; includes exposed communication"),
+    Column("optimizer_ms", "float", "optimizer step, from the anatomy pass"),
+    Column("data_ms", "float", "fetching the batch, from the anatomy pass"),
+    *_interval("comm_ms", "all-reduce of the recorded bucket sizes back to back, no compute, per step"),
+    Column("no_sync_step_ms", "float", "step time of the same case under `no_sync`: the compute"),
+    *_interval("exposed_comm_ms", "step minus step under `no_sync`, same round: time communication adds"),
+    *_interval("hidden_pct", "100 x (1 - exposed / comm), clamped to 0-100"),
+    Column("overlap_trace_pct", "float", "time both compute and communication run / communication, trace"),
+    Column("overlap_window_pct", "float", "DDP logger: communication window inside the backward"),
+    Column("compute_slowdown", "float", "compute beside communication over compute alone (ratio)"),
+    Column("anatomy_slowdown_pct", "float", "how much slower the instrumented pass is than the timed one"),
+    Column(
+        "peak_mem_mib", "float", "most GPU memory in use by this case's tensors, worst rank; empty on a CPU"
+    ),
+    Column("rank_skew_ms", "float", "slowest minus fastest rank's own work per step, median"),
+    Column("dp_scatter_ms", "float", "DP: splitting the batch over the devices"),
+    Column("dp_replicate_ms", "float", "DP: copying the model to every device"),
+    Column("dp_apply_ms", "float", "DP: the replicas' forward"),
+    Column("dp_gather_ms", "float", "DP: collecting the outputs on device 0"),
+    Column("dp_backward_ms", "float", "DP: the replicas' backward"),
+    Column("dp_reduce_ms", "float", "DP: adding the replicas' gradients on device 0"),
+    Column("dp_device0_pct", "float", "share of the step in which only device 0 works"),
+    Column("num_rounds", "int", "rounds with a timed block of this case"),
+)
+
+CASES: tuple[Column, ...] = IDENTITY + MEASURED
+
+BLOCKS: tuple[Column, ...] = (
+    Column("case_id", "text", "the case, as in cases.csv"),
+    Column("phase", "text", "`warmup`, `timed`, `no_sync`, `anatomy` or `comm`"),
+    Column("round", "int", "1, 2, ...; 0 for warm-up before the first round"),
+    Column("position", "int", "place of the block in its round's random order, from 0"),
+    Column("rank", "int", "global rank that took the times"),
+    Column("host", "text", "host of the rank"),
+    Column("started_s", "float", "start, in seconds since the run began"),
+    Column("num_steps", "int", "steps in the block"),
+    Column("block_ms", "float", "duration of the block on this rank"),
+    Column("steps_ms", "text", "each step's duration, space-separated"),
+    Column("detail", "text", "JSON: further durations of this phase, in ms per step"),
+)
+
+BUCKETS: tuple[Column, ...] = (
+    Column("case_id", "text", "the case, as in cases.csv"),
+    Column("rank", "int", "global rank"),
+    Column("bucket", "int", "index in all-reduce order, from 0"),
+    Column("bytes", "int", "gradient bytes in the bucket"),
+    Column("num_params", "int", "parameters in the bucket"),
+    Column("ready_ms", "float", "last gradient ready, since the start of the backward, median over steps"),
+    Column("launch_ms", "float", "all-reduce launched, same clock, median over steps"),
+    Column("done_ms", "float", "all-reduce done, same clock, median over steps"),
+)
+
+FILES: dict[str, tuple[Column, ...]] = {
+    "cases.csv": CASES,
+    "blocks.csv": BLOCKS,
+    "buckets.csv": BUCKETS,
+}

@@ -1,0 +1,194 @@
+"""What a run does: every setting once, with its parser and help, resolved from four layers.
+
+Defaults, then the preset, then the TOML file, then the command line; later layers win.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from bench import parsing
+from bench.errors import UsageError
+
+MODES = ("single", "dp", "ddp")
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+COMM_HOOKS = ("none", "fp16", "bf16", "powersgd")
+
+
+def _setting(default: Any, parse: Callable[[str], Any], meaning: str, metavar: str = "VALUE") -> Any:
+    return field(default=default, metadata={"parse": parse, "help": meaning, "metavar": metavar})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """A whole run. None means "by device": see `with_device_defaults`."""
+
+    modes: tuple[str, ...] = _setting(
+        ("dp", "ddp"), parsing.csv(parsing.choice(MODES)), "modes beside single: dp, ddp", "MODE,…"
+    )
+    gpus: tuple[int, ...] | None = _setting(
+        None, parsing.csv(parsing.positive_int), "device counts (without a GPU: CPU cores)", "N,…"
+    )
+    arch: str | None = _setting(None, str, "model: resnet18 (CPU default), resnet50 (GPU default), …", "NAME")
+    workload: str | None = _setting(None, str, "your own model instead of --arch", "package.module:name")
+    batch_size: int | None = _setting(
+        None, parsing.positive_int, "images per device (weak scaling) or in all (strong)", "N"
+    )
+    image_size: int | None = _setting(None, parsing.positive_int, "image height and width, pixels", "N")
+    data: str = _setting(
+        "device",
+        str,
+        "batches: synthetic on the device, on the host, or a folder of images",
+        "device|host|DIR",
+    )
+    data_workers: int = _setting(2, parsing.whole_number, "loader processes per rank, with a folder", "N")
+    scaling: str = _setting(
+        "weak",
+        parsing.choice(("weak", "strong")),
+        "what stays fixed: batch per device, or in all",
+        "weak|strong",
+    )
+    precision: str = _setting("fp32", parsing.choice(PRECISIONS), "arithmetic", "|".join(PRECISIONS))
+    bucket_cap_mb: tuple[str, ...] = _setting(
+        ("default", "1", "25", "100"),
+        parsing.csv(parsing.bucket_cap),
+        "DDP bucket caps, MiB; default, a number, or a list per bucket as 1/25",
+        "CAP,…",
+    )
+    gradient_as_bucket_view: tuple[bool, ...] = _setting(
+        (False,), parsing.csv(parsing.switch), "DDP: gradients are views of the buckets", "on,off"
+    )
+    static_graph: tuple[bool, ...] = _setting(
+        (False,), parsing.csv(parsing.switch), "DDP: the graph never changes", "on,off"
+    )
+    find_unused_parameters: tuple[bool, ...] = _setting(
+        (False,), parsing.csv(parsing.switch), "DDP: search for parameters without gradient", "on,off"
+    )
+    sync_buffers: tuple[bool, ...] = _setting(
+        (True,), parsing.csv(parsing.switch), "DDP: broadcast buffers in the forward", "on,off"
+    )
+    sync_batchnorm: tuple[bool, ...] = _setting(
+        (False,), parsing.csv(parsing.switch), "DDP: convert to SyncBatchNorm (GPUs only)", "on,off"
+    )
+    comm_hook: tuple[str, ...] = _setting(
+        ("none",), parsing.csv(parsing.choice(COMM_HOOKS)), "DDP: gradient compression", "HOOK,…"
+    )
+    accumulate: tuple[int, ...] = _setting(
+        (1,), parsing.csv(parsing.positive_int), "DDP: micro-batches per synchronisation", "K,…"
+    )
+    device: str = _setting("auto", parsing.choice(("auto", "cpu", "cuda")), "where to train", "auto|cpu|cuda")
+    backend: str = _setting(
+        "auto", parsing.choice(("auto", "nccl", "gloo")), "gradient process group", "auto|nccl|gloo"
+    )
+    rounds: int | None = _setting(
+        None, parsing.positive_int, "exactly N rounds (default: until the target or the time limit)", "N"
+    )
+    precision_target: float = _setting(
+        0.02, parsing.fraction, "stop when every images/s is known to ± this", "2%%"
+    )
+    max_time: float | None = _setting(
+        None,
+        parsing.duration_s,
+        "start no block after this long (CPU 3m, GPU 10m; with --rounds none)",
+        "10m",
+    )
+    steps: int | None = _setting(None, parsing.positive_int, "steps per block (CPU 4, GPU 10)", "N")
+    seed: int = _setting(0, parsing.whole_number, "seed of weights, batches and order", "N")
+    name: str = _setting("run", str, "label in the results folder's name", "NAME")
+    out: str | None = _setting(None, str, "results folder (default: results/<time>-<host>-<name>)", "DIR")
+
+    def __post_init__(self) -> None:
+        """Reject what no machine could run."""
+        if self.arch is not None and self.workload is not None:
+            raise UsageError("--arch and --workload exclude each other; give one")
+        if not self.name or not all(c.isalnum() or c in "-_." for c in self.name):
+            raise UsageError(f"--name {self.name!r} may hold only letters, digits, '-', '_' and '.'")
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Device counts, once resolved."""
+        return self.gpus or (1,)
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "quick": {"arch": "resnet20", "batch_size": 32, "max_time": "30s", "bucket_cap_mb": "default,0.25"},
+    "full": {"precision_target": "1%", "max_time": "30m", "bucket_cap_mb": "default,1,5,10,25,50,100"},
+}
+
+
+def resolve(
+    command_line: Mapping[str, Any], *, preset: str | None = None, config: Path | None = None
+) -> Settings:
+    """Settings from all layers; `command_line` maps field names to text.
+
+    Raises UsageError that names the layer, the key and the fix.
+    """
+    if preset is not None and preset not in PRESETS:
+        raise UsageError(f"unknown preset {preset!r}; {parsing.did_you_mean(preset, PRESETS)}")
+    layers: list[tuple[str, Mapping[str, Any]]] = []
+    if preset is not None:
+        layers.append((f"preset {preset}: ", PRESETS[preset]))
+    if config is not None:
+        layers.append((f"{config}: ", _read_toml(config)))
+    layers.append(("", command_line))
+    known = {f.name: f for f in fields(Settings)}
+    values: dict[str, Any] = {}
+    for where, layer in layers:
+        for raw_key, raw in layer.items():
+            key = raw_key.replace("-", "_")
+            if key not in known:
+                raise UsageError(f"{where}unknown key {raw_key!r}; {parsing.did_you_mean(key, known)}")
+            try:
+                values[key] = known[key].metadata["parse"](_as_text(raw))
+            except UsageError as error:
+                raise UsageError(f"{where}--{key.replace('_', '-')}: {error}") from None
+        if "workload" in layer:
+            values.pop("arch", None) if "arch" not in layer else None
+    return Settings(**values)
+
+
+def with_device_defaults(settings: Settings, *, device_type: str, num_local_devices: int) -> Settings:
+    """Fill what depends on the device: a CPU gets minutes of ResNet-18, a GPU a ResNet-50."""
+    on_cpu = device_type == "cpu"
+    counts = tuple(2**i for i in range(num_local_devices.bit_length()) if 2**i <= num_local_devices)
+    arch = settings.arch
+    if arch is None and settings.workload is None:
+        arch = "resnet18" if on_cpu else "resnet50"
+    return replace(
+        settings,
+        device=device_type,
+        backend=("gloo" if on_cpu else "nccl") if settings.backend == "auto" else settings.backend,
+        gpus=settings.gpus or counts or (1,),
+        arch=arch,
+        batch_size=settings.batch_size or (16 if on_cpu else 64),
+        max_time=settings.max_time or (None if settings.rounds else 180.0 if on_cpu else 600.0),
+        steps=settings.steps or (4 if on_cpu else 10),
+    )
+
+
+def default_of(name: str) -> Any:
+    """The built-in default of a setting."""
+    value = next(f.default for f in fields(Settings) if f.name == name)
+    return None if value is MISSING else value
+
+
+def _as_text(raw: Any) -> str:
+    if isinstance(raw, bool):
+        return "on" if raw else "off"
+    if isinstance(raw, list | tuple):
+        return ",".join(_as_text(item) for item in raw)
+    return str(raw)
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        raise UsageError(f"--config {path}: {error.strerror}; name a readable TOML file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"--config {path} is not valid TOML: {error}") from None

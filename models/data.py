@@ -1,0 +1,125 @@
+"""Where a rank's batches come from: the device itself, host memory, or a folder of images."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from bench.errors import UsageError
+from models.folder import FolderSource, check_folder, list_images
+from models.profile import num_outputs
+from models.workload import Batch, Workload, make_batch
+
+__all__ = ["BatchSource", "check_folder", "open_source"]
+
+_POOL_SIZE = 4  # host batches in turn: enough that the copied bytes are not already in the CPU's cache
+
+
+class BatchSource(Protocol):
+    """An endless supply of batches for one rank."""
+
+    def next(self) -> Batch:
+        """Give the next batch, on the device, ready to train on."""
+
+    def close(self) -> None:
+        """Let go of workers and memory."""
+
+
+class DeviceSource:
+    """One batch that stays on the device: fetching it costs nothing."""
+
+    def __init__(self, batch: Batch, device: torch.device) -> None:
+        inputs, targets = batch
+        self._batch = (inputs.to(device), targets.to(device))
+
+    def next(self) -> Batch:
+        """Give the one batch."""
+        return self._batch
+
+    def close(self) -> None:
+        """Nothing to let go of before the source itself goes."""
+
+
+class HostSource:
+    """Host batches in turn, pinned for CUDA, each copied to the device when asked for."""
+
+    def __init__(self, batches: list[Batch], device: torch.device) -> None:
+        if device.type == "cuda":
+            batches = [(inputs.pin_memory(), targets.pin_memory()) for inputs, targets in batches]
+        self._batches = itertools.cycle(batches)
+        self._device = device
+
+    def next(self) -> Batch:
+        """Copy the next batch; on CUDA the copy is queued on the current stream."""
+        inputs, targets = next(self._batches)
+        # copy=True: on a CPU the copy within host memory stands in for the one to the device
+        return (
+            inputs.to(self._device, non_blocking=True, copy=True),
+            targets.to(self._device, non_blocking=True, copy=True),
+        )
+
+    def close(self) -> None:
+        """Nothing to let go of before the source itself goes."""
+
+
+def open_source(
+    workload: Workload,
+    *,
+    data: str,
+    batch_size: int,
+    rank: int,
+    world_size: int,
+    device: torch.device,
+    seed: int,
+    num_workers: int = 0,
+) -> BatchSource:
+    """Open the batches of `batch_size` rows that `rank` of `world_size` trains on.
+
+    `data` is `device` (one synthetic batch), `host` (synthetic batches copied every step) or a folder of
+    images. Synthetic batches depend on `seed` and `rank`, not on `world_size`; a folder is split into
+    disjoint shards, shuffled anew every epoch, and read by `num_workers` processes (0: this one).
+
+    Raises UsageError for a folder that is missing, empty, smaller than one global batch, or of more classes
+    than the model has outputs, and for a workload whose inputs are not images of a known size.
+    """
+    if data in ("device", "host"):
+        generator = torch.Generator().manual_seed(_mix(seed, rank))
+        pool_size = 1 if data == "device" else _POOL_SIZE
+        pool = [make_batch(workload, batch_size=batch_size, generator=generator) for _ in range(pool_size)]
+        return DeviceSource(pool[0], device) if data == "device" else HostSource(pool, device)
+    if workload.image_size is None:
+        raise UsageError(
+            f"workload {workload.name} sets no image_size; set it, or use `device` or `host` data"
+        )
+    listing = list_images(Path(data))
+    num_images, global_batch = len(listing.samples), batch_size * world_size
+    if num_images < global_batch:
+        raise UsageError(
+            f"folder {data!r} has {num_images} images, one global batch needs {global_batch} ({batch_size} x"
+            f" {world_size} ranks); use a smaller batch size, fewer devices or more images"
+        )
+    outputs = num_outputs(workload)
+    if outputs is not None and listing.num_classes > outputs:
+        raise UsageError(
+            f"folder {data!r} has {listing.num_classes} classes, {workload.name} has {outputs} outputs; use a"
+            " model with more outputs or a folder with fewer classes"
+        )
+    return FolderSource(
+        listing,
+        image_size=workload.image_size,
+        batch_size=batch_size,
+        rank=rank,
+        world_size=world_size,
+        device=device,
+        seed=seed,
+        num_workers=num_workers,
+    )
+
+
+def _mix(seed: int, rank: int) -> int:
+    """One 64-bit seed of two numbers; sums would give rank 1 of seed 0 the data of rank 0 of seed 1."""
+    return int.from_bytes(hashlib.blake2b(f"{seed} {rank}".encode(), digest_size=8).digest())

@@ -1,0 +1,186 @@
+"""Images from a folder: listing, checking, and shards for every rank."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import struct
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, default_collate
+from torchvision import transforms
+from torchvision.datasets.folder import (
+    IMG_EXTENSIONS,
+    default_loader,
+    has_file_allowed_extension,
+    make_dataset,
+)
+
+from bench.errors import UsageError
+from models.workload import Batch, one_line
+
+MAX_CHECKED = 1000
+"""Most images that `check_folder` decodes."""
+
+_IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_DECODE_ERRORS = (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError)
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """Stands for an image that cannot be decoded, so that workers hand the news on instead of a traceback."""
+
+    message: str
+
+
+Sample = tuple[Tensor, int] | Unreadable
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Images of a folder with their class indices."""
+
+    samples: tuple[tuple[str, int], ...]
+    num_classes: int
+
+
+class ImageDataset(Dataset[Sample]):
+    """Augmented, normalised images (3, image_size, image_size) and class indices."""
+
+    def __init__(self, listing: Listing, image_size: int) -> None:
+        self.samples = listing.samples
+        self.transform = transforms.Compose(
+            [
+                transforms.RandomResizedCrop(image_size),
+                transforms.RandomHorizontalFlip(),
+                transforms.ToTensor(),
+                transforms.Normalize(_IMAGENET_MEAN, _IMAGENET_STD),
+            ]
+        )
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> Sample:
+        path, target = self.samples[index]
+        try:
+            image = default_loader(path)
+        except _DECODE_ERRORS as exc:
+            return Unreadable(_unreadable(path, exc))
+        return self.transform(image), target
+
+
+def list_images(folder: Path) -> Listing:
+    """Find the images as torchvision's ImageFolder does: a class per subfolder, in alphabetical order.
+
+    Subfolders without an image are no classes; where none has any, all images of the folder are one class.
+    Raises UsageError for a missing folder and for one without images.
+    """
+    if not folder.is_dir():
+        raise UsageError(
+            f"no folder {str(folder)!r}; data is `device`, `host` or an existing folder of images"
+        )
+    classes = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and _has_image(entry)) or [
+        "."
+    ]
+    class_to_idx = {name: index for index, name in enumerate(classes)}
+    samples = make_dataset(str(folder), class_to_idx, extensions=IMG_EXTENSIONS, allow_empty=True)
+    if not samples:
+        raise UsageError(
+            f"folder {str(folder)!r} has no images; put {' '.join(IMG_EXTENSIONS)} files into it"
+        )
+    return Listing(tuple((os.path.normpath(path), target) for path, target in samples), len(classes))
+
+
+def check_folder(folder: Path) -> int:
+    """Count the images of a folder and decode them: all, or 1000 spread evenly where there are more.
+
+    Raises UsageError for a missing folder, for one without images, and for a corrupt image, naming the file.
+    """
+    samples = list_images(folder).samples
+    num_checked = min(len(samples), MAX_CHECKED)
+    for index in range(num_checked):
+        path, _ = samples[index * len(samples) // num_checked]
+        try:
+            with Image.open(path) as image:
+                image.draft("RGB", (64, 64))  # a JPEG is then decoded small but still read to its end
+                image.load()
+        except _DECODE_ERRORS as exc:
+            raise UsageError(_unreadable(path, exc)) from None
+    return len(samples)
+
+
+class FolderSource:
+    """Batches of a rank's shard, epoch after epoch, each in a new order."""
+
+    def __init__(
+        self,
+        listing: Listing,
+        *,
+        image_size: int,
+        batch_size: int,
+        rank: int,
+        world_size: int,
+        device: torch.device,
+        seed: int,
+        num_workers: int,
+    ) -> None:
+        dataset = ImageDataset(listing, image_size)
+        sampler: DistributedSampler[Sample] = DistributedSampler(
+            dataset, world_size, rank, shuffle=True, seed=seed, drop_last=True
+        )
+        loader: DataLoader[Sample] = DataLoader(
+            dataset,
+            batch_size=batch_size,
+            sampler=sampler,
+            num_workers=num_workers,
+            collate_fn=_collate,
+            pin_memory=device.type == "cuda",
+            drop_last=True,
+            persistent_workers=num_workers > 0,
+            generator=torch.Generator().manual_seed(seed + rank),
+        )
+        self._device = device
+        self._batches = _epochs(loader, sampler)
+
+    def next(self) -> Batch:
+        """Give the next batch on the device; raises UsageError for an image that cannot be decoded."""
+        batch = next(self._batches)
+        if isinstance(batch, Unreadable):
+            raise UsageError(batch.message)
+        images, targets = batch
+        return images.to(self._device, non_blocking=True), targets.to(self._device, non_blocking=True)
+
+    def close(self) -> None:
+        """Stop the workers: they live as long as the loader, which only the generator holds."""
+        self._batches.close()
+
+
+def _epochs(
+    loader: DataLoader[Sample],
+    sampler: DistributedSampler[Sample],
+) -> Generator[Batch | Unreadable, None, None]:
+    for epoch in itertools.count():
+        sampler.set_epoch(epoch)
+        yield from loader
+
+
+def _collate(samples: list[Sample]) -> Batch | Unreadable:
+    unreadable = (sample for sample in samples if isinstance(sample, Unreadable))
+    return next(unreadable, None) or cast("Batch", tuple(default_collate(samples)))
+
+
+def _has_image(folder: Path) -> bool:
+    return any(
+        has_file_allowed_extension(name, IMG_EXTENSIONS) for _, _, names in os.walk(folder) for name in names
+    )
+
+
+def _unreadable(path: str, exc: Exception) -> str:
+    return f"cannot read image {path!r} ({one_line(exc)}); delete it or put an intact one in its place"

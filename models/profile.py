@@ -1,0 +1,77 @@
+"""Size and arithmetic of a model, counted without training it."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from models.workload import Workload, make_batch, make_module
+
+_BATCH_SIZE = 2  # some models squeeze away a batch of one
+
+
+@dataclass(frozen=True)
+class ModelProfile:
+    """What a model costs to hold, to synchronise and to run forward."""
+
+    num_params: int
+    """Parameters, trainable or not; a shared one counts once."""
+    gradient_bytes: int
+    """Bytes of gradients that DDP all-reduces per step: those of the trainable parameters."""
+    forward_flops_per_image: int | None
+    """FLOPs of one row of the batch; a multiply-add counts as 2. None where it cannot be counted."""
+
+
+@dataclass(frozen=True)
+class _Forward:
+    module: nn.Module
+    outputs: object = None
+    flops: int | None = None
+
+
+def profile_workload(workload: Workload) -> ModelProfile:
+    """Count parameters, gradient bytes and forward FLOPs, at no cost where the model runs on the meta device.
+
+    FLOPs are those of matrix products, convolutions and attention, as `torch.utils.flop_counter` counts them:
+    twice the multiply-adds that torchvision publishes. Raises UserCodeError where the module cannot be made.
+    """
+    forward = _forward(workload)
+    params = list(forward.module.parameters())
+    return ModelProfile(
+        num_params=sum(param.numel() for param in params),
+        gradient_bytes=sum(param.numel() * param.element_size() for param in params if param.requires_grad),
+        # a count of zero means that the counter knows none of the model's operators
+        forward_flops_per_image=forward.flops // _BATCH_SIZE if forward.flops else None,
+    )
+
+
+def num_outputs(workload: Workload) -> int | None:
+    """Classes of a classifier, the second dimension of its outputs (N, classes); None for other outputs."""
+    outputs = _forward(workload).outputs
+    return outputs.shape[1] if isinstance(outputs, Tensor) and outputs.ndim == 2 else None
+
+
+def _forward(workload: Workload) -> _Forward:
+    """One forward in eval mode, on the meta device or else on the CPU; without outputs where neither runs."""
+    with torch.random.fork_rng(devices=[]):
+        inputs, _ = make_batch(workload, batch_size=_BATCH_SIZE, generator=torch.Generator().manual_seed(0))
+        try:
+            with warnings.catch_warnings(action="ignore"), torch.device("meta"):
+                return _count(workload.module(), inputs.to("meta"))
+        except Exception:  # noqa: BLE001 - a user's model may refuse the meta device in any way
+            module = make_module(workload)
+        try:
+            return _count(module, inputs)
+        except Exception:  # noqa: BLE001 - training will show the user's error; the sizes are still known
+            return _Forward(module)
+
+
+def _count(module: nn.Module, inputs: Tensor) -> _Forward:
+    counter = FlopCounterMode(display=False)
+    with torch.no_grad(), counter:
+        outputs = module.eval()(inputs)
+    return _Forward(module, outputs, counter.get_total_flops())

@@ -1,0 +1,181 @@
+"""From a name on the command line to a workload: built-in architectures and the user's own code."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import re
+import sys
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchvision.models import get_model
+
+from bench.errors import UsageError, UserCodeError
+from models.resnet import RESNET20_CLASSES, resnet20
+from models.workload import Batch, Workload, make_batch, make_module, one_line
+
+_TORCHVISION_ARCHS = (
+    "resnet18",
+    "resnet34",
+    "resnet50",
+    "resnet101",
+    "resnet152",
+    "resnext50_32x4d",
+    "wide_resnet50_2",
+)
+_IMAGENET_CLASSES = 1000
+
+ARCHS: tuple[str, ...] = ("resnet20", *_TORCHVISION_ARCHS)
+"""Built-in architectures: ResNet-20 for 32x32 images, the others from torchvision, without weights."""
+
+_SPEC = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<name>[^\W\d]\w*)")
+
+
+def default_image_size(arch: str, device_type: str) -> int:
+    """Height and width in pixels: 32 for ResNet-20, else 224, or 64 where a CPU core stands in."""
+    if arch == "resnet20":
+        return 32
+    return 64 if device_type == "cpu" else 224
+
+
+def resnet_workload(arch: str, image_size: int) -> Workload:
+    """Image classification with a built-in architecture on synthetic images (N, 3, image_size, image_size).
+
+    Raises UsageError for an unknown architecture or an image size below 1.
+    """
+    if arch not in ARCHS:
+        raise UsageError(f"unknown architecture {arch!r}{_nearest(arch, ARCHS)}; known: {', '.join(ARCHS)}")
+    if image_size < 1:
+        raise UsageError(f"image size {image_size} is below 1; give a height in pixels, such as 224")
+    small = arch == "resnet20"
+    return Workload(
+        name=arch,
+        module=resnet20 if small else partial(get_model, arch, weights=None),
+        batch=partial(
+            synthetic_images,
+            image_size=image_size,
+            num_classes=RESNET20_CLASSES if small else _IMAGENET_CLASSES,
+        ),
+        image_size=image_size,
+    )
+
+
+def load_workload(spec: str, image_size: int) -> Workload:
+    """Load the user's workload from `package.module:name`; the current folder is importable.
+
+    `name` is a `Workload`, or a function without arguments that returns one, or a function (or class)
+    without arguments that returns an `nn.Module` mapping images (N, 3, H, W) to logits (N, classes), which
+    is then trained on synthetic images of `image_size` pixels.
+
+    Raises UserCodeError where the user's code raises, and UsageError for everything else that is wrong.
+    """
+    target = _resolve(spec)
+    if isinstance(target, Workload):
+        return _checked(target)
+    if isinstance(target, nn.Module):
+        raise UsageError(f"{spec} is one module; every mode needs a fresh one: name a function that makes it")
+    if not callable(target):
+        raise UsageError(f"{spec} is {_kind(target)}; it must be a models.Workload or a function")
+    with torch.random.fork_rng(devices=[]):
+        made = _call(target, spec)
+    if isinstance(made, Workload):
+        return _checked(made)
+    if not isinstance(made, nn.Module):
+        raise UsageError(f"{spec} returned {_kind(made)}; it must return an nn.Module or a models.Workload")
+    batch = partial(synthetic_images, image_size=image_size, num_classes=_num_classes(made, spec, image_size))
+    return Workload(name=spec, module=target, batch=batch, image_size=image_size)
+
+
+def synthetic_images(
+    batch_size: int, generator: torch.Generator, *, image_size: int, num_classes: int
+) -> Batch:
+    """Normal noise (batch_size, 3, image_size, image_size) and uniform classes (batch_size,)."""
+    images = torch.randn(batch_size, 3, image_size, image_size, generator=generator)
+    return images, torch.randint(num_classes, (batch_size,), generator=generator)
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    matches = difflib.get_close_matches(name, list(known), n=1)
+    return f", did you mean {matches[0]!r}?" if matches else ""
+
+
+def _kind(value: object) -> str:
+    return "None" if value is None else f"of type {type(value).__name__}"
+
+
+def _resolve(spec: str) -> Any:
+    match = _SPEC.fullmatch(spec)
+    if match is None:
+        raise UsageError(
+            f"malformed workload {spec!r}; write package.module:name, such as train.net:make_model"
+        )
+    module, name = _import(match["module"]), match["name"]
+    if not hasattr(module, name):
+        public = [key for key in vars(module) if not key.startswith("_")]
+        raise UsageError(
+            f"module {match['module']} has no {name!r}{_nearest(name, public)}; give a name it defines"
+        )
+    return getattr(module, name)
+
+
+def _import(name: str) -> ModuleType:
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    importlib.invalidate_caches()
+    try:
+        return importlib.import_module(name)
+    except (Exception, SystemExit) as exc:
+        missing = exc.name if isinstance(exc, ModuleNotFoundError) else None
+        if missing is not None and f"{name}.".startswith(f"{missing}."):
+            message = f"no module {missing!r} found from {folder}; run where it lies, or install its package"
+            raise UsageError(message) from None
+        raise UserCodeError(f"module {name} cannot be imported: {one_line(exc)}") from exc
+
+
+def _call(function: Any, spec: str) -> object:
+    try:
+        inspect.signature(function).bind()
+    except TypeError as exc:
+        raise UsageError(f"{spec} needs arguments ({exc}); wrap it in a function that takes none") from None
+    except ValueError:
+        pass  # some callables written in C have no signature: calling them shows
+    try:
+        return function()
+    except Exception as exc:
+        raise UserCodeError(f"{spec} cannot be called: {one_line(exc)}") from exc
+
+
+def _checked(workload: Workload) -> Workload:
+    with torch.random.fork_rng(devices=[]):
+        make_module(workload)
+        make_batch(workload, batch_size=2, generator=torch.Generator().manual_seed(0))
+    return workload
+
+
+def _num_classes(module: nn.Module, spec: str, image_size: int) -> int:
+    shape = (2, 3, image_size, image_size)
+    try:
+        with torch.no_grad():
+            logits = module.eval()(torch.zeros(shape))
+    except Exception as exc:
+        raise UserCodeError(
+            f"the module of {spec} raised on images of shape {shape}: {one_line(exc)}"
+        ) from exc
+    if not isinstance(logits, Tensor):
+        raise UsageError(
+            f"the module of {spec} returned a value {_kind(logits)}; it must return logits, a tensor"
+        )
+    if logits.ndim != 2 or logits.shape[0] != 2 or logits.shape[1] < 1:
+        raise UsageError(
+            f"the module of {spec} maps images {shape} to shape {tuple(logits.shape)}; it must return logits"
+            " (2, classes), or be a models.Workload with its own loss"
+        )
+    return logits.shape[1]

@@ -1,0 +1,97 @@
+"""A workload: everything that is trained, identical in every mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import SGD, Optimizer
+
+from bench.errors import UsageError, UserCodeError
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+"""Inputs and targets; dimension 0 is the batch in both."""
+
+
+def sgd(parameters: Iterable[nn.Parameter]) -> Optimizer:
+    """SGD with momentum 0.9, the optimizer of the ResNet papers."""
+    return SGD(parameters, lr=0.01, momentum=0.9)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """Model, batch maker, loss and optimizer: the same in `single`, `dp` and `ddp`.
+
+    `image_size` is the height and width of an image in pixels, where the inputs are images.
+    """
+
+    name: str
+    module: Callable[[], nn.Module]
+    """Makes a fresh module, initialised from torch's global random state."""
+    batch: Callable[[int, torch.Generator], Batch]
+    """Makes a batch on the host from a batch size and a CPU generator."""
+    loss: Callable[[Tensor, Tensor], Tensor] = functional.cross_entropy
+    """Maps outputs and targets to a scalar, the mean over the batch."""
+    optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] = sgd
+    image_size: int | None = None
+
+
+def one_line(exc: BaseException) -> str:
+    """Type and message of an exception, on one line."""
+    return " ".join(f"{type(exc).__name__}: {exc}".split()).removesuffix(":")
+
+
+def make_module(workload: Workload) -> nn.Module:
+    """Make a fresh module of the workload.
+
+    Raises UserCodeError where the workload's own code raises and UsageError where it makes no module.
+    """
+    try:
+        module = workload.module()
+    except Exception as exc:
+        raise UserCodeError(
+            f"the module of workload {workload.name} cannot be made: {one_line(exc)}"
+        ) from exc
+    if not isinstance(module, nn.Module):
+        raise UsageError(
+            f"`module` of workload {workload.name} returned {type(module).__name__}; return an nn.Module"
+        )
+    return module
+
+
+def make_batch(workload: Workload, *, batch_size: int, generator: torch.Generator) -> Batch:
+    """Make one host batch and check that it is a pair of tensors with `batch_size` rows each.
+
+    Raises UserCodeError where the workload's own code raises and UsageError where the batch is malformed.
+    """
+    try:
+        batch = workload.batch(batch_size, generator)
+    except Exception as exc:
+        raise UserCodeError(
+            f"workload {workload.name} cannot make a batch of {batch_size}: {one_line(exc)}"
+        ) from exc
+    if not _is_batch(batch, batch_size):
+        raise UsageError(
+            f"`batch` of workload {workload.name} returned {_describe(batch)} for batch size {batch_size}; it"
+            f" must return (inputs, targets), two tensors with {batch_size} rows each"
+        )
+    return batch
+
+
+def _is_batch(batch: object, batch_size: int) -> bool:
+    return (
+        isinstance(batch, tuple)
+        and len(batch) == 2
+        and all(isinstance(part, Tensor) and part.shape[:1] == (batch_size,) for part in batch)
+    )
+
+
+def _describe(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    if isinstance(value, tuple):
+        return f"({', '.join(_describe(part) for part in value)})"
+    return type(value).__name__

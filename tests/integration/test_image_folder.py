@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from bench.errors import UsageError
+from models.data import BatchSource, check_folder, open_source
+from models.folder import MAX_CHECKED, list_images
+from models.registry import resnet_workload
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+
+WORKLOAD = resnet_workload("resnet20", 8)
+MEAN_RED, STD_RED = 0.485, 0.229
+
+
+def _paint(path: Path, red: int, size: tuple[int, int] = (12, 9), mode: str = "RGB") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, (red, 0, 0)).convert(mode).save(path)
+
+
+def _fill(folder: Path, num_images: int) -> Path:
+    """Images of one colour each: no crop or flip hides which image a batch holds."""
+    for red in range(num_images):
+        _paint(folder / f"{red:03}.png", red)
+    return folder
+
+
+def _truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def _open(folder: Path, **changes: Any) -> BatchSource:
+    settings: dict[str, Any] = {"batch_size": 2, "rank": 0, "world_size": 1, "seed": 0} | changes
+    return open_source(WORKLOAD, data=str(folder), device=torch.device("cpu"), **settings)
+
+
+def _reds(images: torch.Tensor) -> list[int]:
+    return (255 * (images[:, 0, 4, 4] * STD_RED + MEAN_RED)).round().int().tolist()
+
+
+def _epoch(source: BatchSource, num_steps: int) -> list[int]:
+    return [red for _ in range(num_steps) for red in _reds(source.next()[0])]
+
+
+def test_images_arrive_at_the_workloads_size_normalised(tmp_path: Path) -> None:
+    source = _open(_fill(tmp_path, 4))
+    images, targets = source.next()
+    assert images.shape == (2, 3, 8, 8)
+    assert images.dtype == torch.float32
+    assert targets.tolist() == [0, 0]
+    torch.testing.assert_close(images[:, 1], torch.full((2, 8, 8), (0 - 0.456) / 0.224))
+    source.close()
+
+
+def test_an_epoch_is_every_image_once_and_the_next_is_reshuffled(tmp_path: Path) -> None:
+    source = _open(_fill(tmp_path, 12))
+    first, second = _epoch(source, 6), _epoch(source, 6)
+    assert sorted(first) == sorted(second) == list(range(12))
+    assert first != second
+    assert first != sorted(first)
+
+
+def test_the_order_follows_the_seed(tmp_path: Path) -> None:
+    _fill(tmp_path, 12)
+    first, again, other = (_epoch(_open(tmp_path, seed=seed), 6) for seed in (1, 1, 2))
+    assert first == again != other
+
+
+def test_shards_of_the_ranks_are_disjoint_in_every_epoch(tmp_path: Path) -> None:
+    _fill(tmp_path, 13)
+    sources = [_open(tmp_path, rank=rank, world_size=3) for rank in range(3)]
+    for _ in range(3):
+        shards = [_epoch(source, 2) for source in sources]
+        seen = [red for shard in shards for red in shard]
+        assert len(seen) == len(set(seen)) == 12, "the thirteenth image does not fill a global batch"
+
+
+def test_worker_processes_give_the_same_shard_and_end_on_close(tmp_path: Path) -> None:
+    _fill(tmp_path, 8)
+    alone, source = _open(tmp_path), _open(tmp_path, num_workers=1)
+    assert _epoch(source, 4) == _epoch(alone, 4)
+    workers = multiprocessing.active_children()
+    assert len(workers) == 1
+    assert _epoch(source, 4) == _epoch(alone, 4)
+    assert multiprocessing.active_children() == workers, "workers must outlive the epoch"
+    source.close()
+    assert not multiprocessing.active_children()
+
+
+def test_classes_are_the_subfolders_with_images(tmp_path: Path) -> None:
+    _paint(tmp_path / "dog" / "a.png", 1)
+    _paint(tmp_path / "cat" / "deep" / "b.jpg", 0)
+    _paint(tmp_path / "ignored.png", 9)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "cat" / "notes.txt").write_text("no image")
+    listing = list_images(tmp_path)
+    assert listing.num_classes == 2
+    assert listing.samples == (
+        (str(tmp_path / "cat" / "deep" / "b.jpg"), 0),
+        (str(tmp_path / "dog" / "a.png"), 1),
+    )
+    images, targets = _open(tmp_path).next()
+    assert dict(zip(_reds(images), targets.tolist(), strict=True)) == {0: 0, 1: 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"), [("a.png", "L"), ("a.png", "RGBA"), ("a.jpg", "CMYK"), ("a.gif.bmp", "P")]
+)
+def test_every_colour_mode_becomes_rgb(tmp_path: Path, name: str, mode: str) -> None:
+    _paint(tmp_path / name, 200, mode=mode)
+    assert check_folder(tmp_path) == 1
+    assert _open(tmp_path, batch_size=1).next()[0].shape == (1, 3, 8, 8)
+
+
+def test_check_folder_counts_images(tmp_path: Path) -> None:
+    assert check_folder(_fill(tmp_path, 5)) == 5
+
+
+def test_a_missing_folder_names_the_choices(tmp_path: Path) -> None:
+    for call in (check_folder, _open):
+        with pytest.raises(UsageError, match=r"no folder '.*nowhere'; data is `device`, `host` or"):
+            call(tmp_path / "nowhere")
+
+
+def test_a_folder_without_images(tmp_path: Path) -> None:
+    (tmp_path / "readme.txt").write_text("no image")
+    for call in (check_folder, _open):
+        with pytest.raises(UsageError, match=r"has no images; put \.jpg \.jpeg \.png"):
+            call(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["bad.png", "bad.jpg"])
+@pytest.mark.parametrize("damage", ["truncated", "text", "empty"])
+def test_a_corrupt_image_is_named(tmp_path: Path, name: str, damage: str) -> None:
+    path = _fill(tmp_path, 3) / name
+    Image.effect_noise((90, 60), 80).save(path)
+    assert check_folder(tmp_path) == 4
+    if damage == "truncated":
+        _truncate(path)
+    else:
+        path.write_text("not an image" if damage == "text" else "")
+    for call in (lambda: check_folder(tmp_path), lambda: _epoch(_open(tmp_path), 2)):
+        with pytest.raises(UsageError, match=f"cannot read image '.*{name}' .*; delete it or put") as caught:
+            call()
+        assert "\n" not in str(caught.value)
+
+
+def test_a_corrupt_image_is_named_through_a_worker_process(tmp_path: Path) -> None:
+    _truncate(_fill(tmp_path, 4) / "002.png")
+    source = _open(tmp_path, num_workers=1)
+    with pytest.raises(UsageError, match=r"cannot read image '.*002\.png'") as caught:
+        _epoch(source, 2)
+    assert "\n" not in str(caught.value)
+    source.close()
+    assert not multiprocessing.active_children()
+
+
+def test_a_large_folder_is_checked_in_an_even_sample(tmp_path: Path) -> None:
+    first = tmp_path / "0000.bmp"
+    _paint(first, 0, size=(1, 1))
+    for index in range(1, 2 * MAX_CHECKED):
+        (tmp_path / f"{index:04}.bmp").hardlink_to(first)
+    unchecked, checked = tmp_path / "1001.bmp", tmp_path / "1002.bmp"
+    unchecked.unlink()
+    unchecked.write_text("corrupt")
+    assert check_folder(tmp_path) == 2 * MAX_CHECKED
+    checked.unlink()
+    checked.write_text("corrupt")
+    with pytest.raises(UsageError, match=r"1002\.bmp"):
+        check_folder(tmp_path)
+
+
+def test_fewer_images_than_one_global_batch(tmp_path: Path) -> None:
+    _fill(tmp_path, 5)
+    with pytest.raises(UsageError, match=r"has 5 images, one global batch needs 6 \(2 x 3 ranks\)"):
+        _open(tmp_path, world_size=3)
+    assert len(_epoch(_open(tmp_path, batch_size=1, world_size=5), 1)) == 1
+
+
+def test_more_classes_than_the_model_has_outputs(tmp_path: Path) -> None:
+    for index in range(11):
+        _paint(tmp_path / f"class{index:02}" / "a.png", index)
+    with pytest.raises(UsageError, match="has 11 classes, resnet20 has 10 outputs; use a model"):
+        _open(tmp_path)

@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench.errors import UsageError, UserCodeError
+from models.registry import ARCHS, default_image_size, load_workload, resnet_workload
+from models.workload import Workload
+
+WriteModule = Callable[[str], None]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WriteModule]:
+    """Write `user/net.py` into the current folder, as a user has it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+
+    def write_module(source: str) -> None:
+        (tmp_path / "user").mkdir()
+        (tmp_path / "user" / "net.py").write_text(
+            "import torch\nfrom torch import nn\n" + textwrap.dedent(source)
+        )
+
+    yield write_module
+    for name in [name for name in sys.modules if name.split(".")[0] == "user"]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_every_architecture_takes_its_own_batches(arch: str) -> None:
+    workload = resnet_workload(arch, 40)
+    inputs, targets = workload.batch(3, torch.Generator().manual_seed(0))
+    with torch.device("meta"):
+        outputs = workload.module()(inputs.to("meta"))
+    assert (workload.name, workload.image_size) == (arch, 40)
+    assert inputs.shape == (3, 3, 40, 40)
+    assert targets.shape == (3,)
+    assert outputs.shape == (3, 10 if arch == "resnet20" else 1000)
+    assert int(targets.max()) < outputs.shape[1]
+
+
+def test_batches_follow_the_generator() -> None:
+    batch = resnet_workload("resnet20", 8).batch
+    first, again, other = (batch(4, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not torch.equal(first[0], other[0])
+
+
+@pytest.mark.parametrize(
+    ("arch", "device_type", "pixels"),
+    [("resnet20", "cpu", 32), ("resnet20", "cuda", 32), ("resnet50", "cpu", 64), ("resnet50", "cuda", 224)],
+)
+def test_default_image_size(arch: str, device_type: str, pixels: int) -> None:
+    assert default_image_size(arch, device_type) == pixels
+
+
+def test_an_unknown_architecture_names_the_nearest_and_all() -> None:
+    with pytest.raises(UsageError, match=r"'resnet5O', did you mean 'resnet50'.*known: resnet20, resnet18"):
+        resnet_workload("resnet5O", 64)
+    with pytest.raises(UsageError, match="'zzz'; known:"):
+        resnet_workload("zzz", 64)
+
+
+def test_an_image_size_below_one_is_refused() -> None:
+    with pytest.raises(UsageError, match="image size 0 is below 1"):
+        resnet_workload("resnet18", 0)
+
+
+def test_a_function_that_makes_a_module(write: WriteModule) -> None:
+    write("def make():\n    return nn.Sequential(nn.Flatten(), nn.Linear(3 * 6 * 6, 7))")
+    torch.manual_seed(0)
+    expected = torch.rand(1)
+    torch.manual_seed(0)
+    workload = load_workload("user.net:make", 6)
+    assert torch.equal(torch.rand(1), expected), "loading must not move the global random state"
+    inputs, targets = workload.batch(64, torch.Generator().manual_seed(0))
+    assert (workload.name, workload.image_size) == ("user.net:make", 6)
+    assert set(targets.tolist()) == set(range(7)), "targets must cover the seven classes of the module"
+    assert workload.loss(workload.module()(inputs), targets).isfinite()
+    assert workload.module() is not workload.module()
+
+
+def test_a_class_that_needs_no_arguments(write: WriteModule) -> None:
+    write("""
+        class Net(nn.Module):
+            def __init__(self, classes=5):
+                super().__init__()
+                self.fc = nn.Linear(3, classes)
+            def forward(self, x):
+                assert not self.training
+                return self.fc(x.mean(dim=(2, 3)))
+    """)
+    _, targets = load_workload("user.net:Net", 4).batch(64, torch.Generator().manual_seed(0))
+    assert int(targets.max()) == 4
+
+
+WORKLOAD = """
+    from models import Workload
+    def batch(n, generator):
+        return torch.randn(n, 4, generator=generator), torch.randn(n, 2, generator=generator)
+    def make():
+        return Workload(name="mine", module=lambda: nn.Linear(4, 2), batch=batch, loss=nn.functional.mse_loss)
+    workload = make()
+"""
+
+
+@pytest.mark.parametrize("name", ["workload", "make"])
+def test_a_workload_or_a_function_that_returns_one(write: WriteModule, name: str) -> None:
+    write(WORKLOAD)
+    workload = load_workload(f"user.net:{name}", 6)
+    assert isinstance(workload, Workload)
+    assert (workload.name, workload.image_size) == ("mine", None)
+    assert workload.batch(5, torch.Generator())[1].shape == (5, 2)
+
+
+@pytest.mark.parametrize(
+    "spec", ["", "user.net", "user.net:", ":make", "user/net.py:make", "user.net:a:b", "1a:b"]
+)
+def test_a_malformed_spec_shows_the_form(spec: str) -> None:
+    with pytest.raises(UsageError, match=r"malformed workload .* write package\.module:name"):
+        load_workload(spec, 6)
+
+
+@pytest.mark.parametrize(
+    ("spec", "missing"), [("nowhere.net:make", "'nowhere'"), ("user.nets:make", "'user.nets'")]
+)
+def test_a_module_that_is_not_found(write: WriteModule, spec: str, missing: str) -> None:
+    write("")
+    with pytest.raises(UsageError, match=f"no module {missing} found") as caught:
+        load_workload(spec, 6)
+    assert not isinstance(caught.value, UserCodeError)
+
+
+@pytest.mark.parametrize(
+    ("source", "cause"),
+    [
+        ("1 / 0", ZeroDivisionError),
+        ("import not_installed_here", ModuleNotFoundError),
+        ("raise SystemExit(2)", SystemExit),
+        ("def broken(:", SyntaxError),
+    ],
+)
+def test_a_module_that_raises_on_import(write: WriteModule, source: str, cause: type[BaseException]) -> None:
+    write(source)
+    with pytest.raises(
+        UserCodeError, match=f"module user.net cannot be imported: {cause.__name__}"
+    ) as caught:
+        load_workload("user.net:make", 6)
+    assert isinstance(caught.value.__cause__, cause)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("def make_net(): ...", "has no 'make', did you mean 'make_net'"),
+        ("make = 3", "is of type int; it must be a models.Workload or a function"),
+        ("make = None", "is None; it must be"),
+        ("make = nn.Linear(3, 3)", "is one module; every mode needs a fresh one"),
+        ("def make(classes): ...", r"needs arguments \(missing a required argument: 'classes'\)"),
+        ("def make(): ...", "returned None; it must return an nn.Module or a models.Workload"),
+        ("def make(): return [1]", "returned of type list; it must"),
+        ("def make(): return nn.Identity()", r"to shape \(2, 3, 6, 6\); it must return logits"),
+        ("def make(): return nn.Flatten(0)", r"to shape \(216,\); it must return logits"),
+        (
+            "def make(): return nn.Sequential(nn.Flatten(0), nn.Unflatten(0, (4, 54)))",
+            r"to shape \(4, 54\); it",
+        ),
+        ("def make(): return nn.AdaptiveMaxPool2d(1, return_indices=True)", "value of type tuple; it must"),
+    ],
+)
+def test_a_target_of_the_wrong_kind(write: WriteModule, source: str, message: str) -> None:
+    write(source)
+    with pytest.raises(UsageError, match=message) as caught:
+        load_workload("user.net:make", 6)
+    assert not isinstance(caught.value, UserCodeError)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("def make(): raise KeyError('x')", "user.net:make cannot be called: KeyError: 'x'"),
+        ("def make(): return nn.Linear(5, 2)", r"raised on images of shape \(2, 3, 6, 6\): RuntimeError"),
+        (
+            WORKLOAD.replace("nn.Linear(4, 2)", "nn.Linear(4)"),
+            "module of workload mine cannot be made: TypeError",
+        ),
+        (WORKLOAD.replace("(n, 4,", "(n, 4, 1j,"), "workload mine cannot make a batch of 2: TypeError"),
+    ],
+)
+def test_a_target_that_raises(write: WriteModule, source: str, message: str) -> None:
+    write(source)
+    with pytest.raises(UserCodeError, match=message) as caught:
+        load_workload("user.net:make", 6)
+    assert caught.value.__cause__ is not None
+    assert "\n" not in str(caught.value)
+
+
+def test_a_workload_with_a_malformed_batch(write: WriteModule) -> None:
+    write(WORKLOAD.replace("torch.randn(n, 2", "torch.randn(n + 1, 2"))
+    with pytest.raises(UsageError, match=r"shape \(3, 2\)\) for batch size 2; it must"):
+        load_workload("user.net:workload", 6)
