@@ -14,15 +14,17 @@ MODE_NAMES = {"single": "single", "dp": "DataParallel", "ddp": "DDP"}
 
 def findings(cases: pd.DataFrame, blocks: pd.DataFrame) -> list[str]:
     """Sentences about the measured cases: fastest mode at each count, then bucket caps."""
-    ok = cases[cases["status"] == "ok"]
+    ok = cases[(cases["status"] == "ok") & cases["images_per_s"].notna()]
     if ok.empty:
         return ["Nothing was measured: no case ended with status ok."]
     throughput = images_per_s_by_round(blocks, dict(zip(ok["case_id"], ok["global_batch"], strict=True)))
+    shared = ok["oversubscribed"].fillna(value=False).groupby(ok["num_devices"].astype(int)).any()
+    # The largest count that owns its devices is what a reader came for; shared ones come last.
+    counts = sorted(shared.index, key=lambda n: (bool(shared[n]), -n))
     sentences = []
-    for count in sorted(int(n) for n in ok["num_devices"].unique()):
-        here = ok[ok["num_devices"] == count]
-        sentences += _fastest_mode(here, throughput, count)
-    for count in sorted(int(n) for n in ok["num_devices"].unique()):
+    for count in counts:
+        sentences += _fastest_mode(ok[ok["num_devices"] == count], throughput, count)
+    for count in counts:
         ddp = _plain(ok[(ok["num_devices"] == count) & (ok["mode"] == "ddp")])
         sentences += _best_cap(ddp, throughput, count)
     return sentences
@@ -35,6 +37,8 @@ def devices(count: int, device_type: str) -> str:
 
 
 def _fastest_mode(here: pd.DataFrame, throughput: dict[str, ByRound], count: int) -> list[str]:
+    if not set(here["case_id"]) <= throughput.keys():
+        return [f"On {count} devices, blocks.csv lacks blocks of measured cases; nothing is said of them."]
     # DDP stands with the settings a user gets by default, not with the luckiest of many.
     chosen = here.drop_duplicates("mode").sort_values("images_per_s", ascending=False)
     where = f"On {devices(count, str(here['device_type'].iloc[0]))}"
@@ -42,7 +46,7 @@ def _fastest_mode(here: pd.DataFrame, throughput: dict[str, ByRound], count: int
         where += " (oversubscribed: they share fewer cores or GPUs)"
     best = chosen.iloc[0]
     name = _mode_name(best)
-    rate = f"{best['images_per_s']:.4g}{_range(best, 'images_per_s')} images/s"
+    rate = f"{_figures(best['images_per_s'])}{_range(best, 'images_per_s')} images/s"
     scaled = "" if count == 1 else f", {best['speedup']:.2f}x{_range(best, 'speedup')} single"
     if len(chosen) == 1:
         return [f"{where}, {name} gives {rate}{scaled}; no other mode was measured there."]
@@ -60,7 +64,7 @@ def _fastest_mode(here: pd.DataFrame, throughput: dict[str, ByRound], count: int
 
 
 def _best_cap(ddp: pd.DataFrame, throughput: dict[str, ByRound], count: int) -> list[str]:
-    if len(ddp) < 2:
+    if len(ddp) < 2 or not set(ddp["case_id"]) <= throughput.keys():
         return []
     where = f"DDP on {devices(count, str(ddp['device_type'].iloc[0]))}"
     reference = ddp[ddp["bucket_cap_mb"] == "default"]
@@ -98,18 +102,24 @@ def _plain(ddp: pd.DataFrame) -> pd.DataFrame:
         "comm_hook",
         "accumulate",
     ]
-    first = ddp.iloc[0]
-    return ddp[(ddp[other] == first[other]).all(axis=1)]
+    settings = ddp[other].astype(object).fillna("")
+    return ddp[(settings == settings.iloc[0]).all(axis=1)]
 
 
 def _mode_name(row: pd.Series) -> str:
-    name = MODE_NAMES[row["mode"]]
-    return f"{name} (CPU stand-in)" if row["impl"] == "cpu_standin" else name
+    name = MODE_NAMES.get(row["mode"], str(row["mode"]))
+    return f"{name} (CPU stand-in)" if str(row["impl"]) == "cpu_standin" else name
 
 
 def _range(row: pd.Series, column: str) -> str:
     low, high = row[f"{column}_low"], row[f"{column}_high"]
-    return "" if pd.isna(low) else f" [{low:.4g}, {high:.4g}]"
+    return "" if pd.isna(low) else f" [{_figures(low)}, {_figures(high)}]"
+
+
+def _figures(value: float) -> str:
+    """Four significant figures, thousands separated, never in powers of ten."""
+    decimals = max(3 - math.floor(math.log10(abs(value))), 0) if value else 0
+    return f"{value:,.{decimals}f}"
 
 
 def _times(ratio: Interval) -> str:

@@ -1,0 +1,7 @@
+"""The page people review: one self-contained HTML file from one or more runs."""
+
+from __future__ import annotations
+
+from report.build import build
+
+__all__ = ["build"]

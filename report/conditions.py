@@ -1,0 +1,136 @@
+"""The conditions of a run, from its manifest: any key may be missing, and then nothing is shown. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from report.model import Column, Fact, Group, Table
+from report.numbers import TIMES, count, duration, finite, mib, plain, quantity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+Manifest = dict[str, Any]
+_RANK_COLUMNS = ("rank", "host", "local_rank", "device", "device_name", "link")
+_DIFFERENCES_NOTE = (
+    "Conditions that are not the same in every run; read the numbers below with these in mind."
+)
+
+
+def section(manifest: Mapping[str, Any], key: str) -> Manifest:
+    """A part of the manifest that should be a table; empty where it is missing or something else."""
+    value = manifest.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def groups(manifest: Manifest) -> tuple[Group, ...]:
+    """The conditions, grouped, without empty facts and groups."""
+    environment = section(manifest, "environment")
+    made = (
+        Group("Run", _run(manifest)),
+        Group("Settings", _facts(section(manifest, "settings").items())),
+        Group("Model", _model(section(manifest, "model"))),
+        Group("Machine", _machine(manifest, environment)),
+        Group("Versions", _facts(section(manifest, "versions").items())),
+        Group("Source", _facts(section(manifest, "git").items())),
+        Group("Environment variables", _facts(section(environment, "env").items(), code=True)),
+    )
+    return tuple(group for group in made if group.facts)
+
+
+def ranks(manifest: Manifest) -> Table | None:
+    """Where every rank ran."""
+    entries = manifest.get("ranks")
+    known = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+    names = [name for name in _RANK_COLUMNS if any(plain(entry.get(name)) for entry in known)]
+    columns = tuple(
+        Column(name.replace("_", " ").capitalize(), "number" if name in {"rank", "local_rank"} else "")
+        for name in names
+    )
+    rows = tuple(tuple(plain(entry.get(name)) for name in names) for entry in known)
+    return Table("Ranks", "Where every rank ran.", columns, rows) if names else None
+
+
+def topology(manifest: Manifest) -> str:
+    """The topology as the machine printed it; empty when unknown."""
+    return plain(section(manifest, "environment").get("topology")).strip("\n")
+
+
+def differences(titles: Sequence[str], conditions: Sequence[tuple[Group, ...]]) -> Table | None:
+    """The conditions that differ between runs, side by side; None where nothing differs."""
+    by_run = [{(g.title, f.name): f.value for g in groups for f in g.facts} for groups in conditions]
+    keys = dict.fromkeys(key for values in by_run for key in values)
+    rows = tuple(
+        (f"{group}: {name}", *shown)
+        for group, name in keys
+        if len(set(shown := [values.get((group, name), "") for values in by_run])) > 1
+    )
+    columns = (Column("Condition"), *(Column(title) for title in titles))
+    return Table("What differs between the runs", _DIFFERENCES_NOTE, columns, rows) if rows else None
+
+
+def _run(manifest: Manifest) -> tuple[Fact, ...]:
+    timing = section(manifest, "timing")
+    argv = manifest.get("argv")
+    command = plain(manifest.get("command")) or (" ".join(map(plain, argv)) if isinstance(argv, list) else "")
+    return (
+        *_facts(
+            (
+                ("name", manifest.get("name")),
+                ("started (UTC)", manifest.get("created_utc")),
+                ("total time", duration(finite(timing.get("total_s")))),
+                ("start-up", duration(finite(timing.get("startup_s")))),
+                ("share of time measured", quantity(finite(timing.get("timed_share_pct")), "%")),
+                ("rounds", timing.get("rounds")),
+                ("stopped because", timing.get("stopped_because")),
+                ("seed", manifest.get("seed")),
+                ("results schema", manifest.get("schema_version")),
+            )
+        ),
+        *_facts((("plan", manifest.get("plan_hash")), ("command", command)), code=True),
+    )
+
+
+def _model(model: Manifest) -> tuple[Fact, ...]:
+    flops = finite(model.get("forward_flops_per_image"))
+    return _facts(
+        (
+            ("model", model.get("arch")),
+            ("parameters", count(finite(model.get("num_params")))),
+            ("gradients per step", mib(finite(model.get("gradient_bytes")))),
+            ("forward pass", quantity(None if flops is None else flops / 1e9, "GFLOP/image")),
+        )
+    )
+
+
+def _machine(manifest: Manifest, environment: Manifest) -> tuple[Fact, ...]:
+    return _facts(
+        (
+            ("host", environment.get("host")),
+            ("system", environment.get("os")),
+            ("CPU", environment.get("cpu_model")),
+            ("CPU cores", count(finite(environment.get("num_cores")))),
+            ("memory", quantity(finite(environment.get("memory_gib")), "GiB")),
+            ("GPUs", _gpus(environment.get("gpus"))),
+            ("link between hosts", manifest.get("link")),
+            ("devices shared", manifest.get("oversubscription")),
+        )
+    )
+
+
+def _gpus(gpus: Any) -> str:
+    """`2 x NVIDIA H200, 143,771 MiB`, equal ones counted together."""
+    known = [gpu for gpu in gpus if isinstance(gpu, dict)] if isinstance(gpus, list) else []
+    names = (
+        ", ".join(
+            part for part in (plain(gpu.get("name")), quantity(finite(gpu.get("memory_mib")), "MiB")) if part
+        )
+        for gpu in known
+    )
+    return "; ".join(f"{how_many} {TIMES} {name}" for name, how_many in Counter(names).items() if name)
+
+
+def _facts(pairs: Iterable[tuple[Any, Any]], *, code: bool = False) -> tuple[Fact, ...]:
+    shown = ((str(name).replace("_", " ") if not code else str(name), plain(value)) for name, value in pairs)
+    return tuple(Fact(name, value, code) for name, value in shown if value)

@@ -1,0 +1,135 @@
+"""Which rows of cases.csv belong in one figure, and the names they go by. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from report.numbers import TIMES, finite
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    Row = Mapping[Any, Any]
+
+DDP_DEFAULTS: dict[str, Any] = {
+    "bucket_cap_mb": "default",
+    "gradient_as_bucket_view": False,
+    "static_graph": False,
+    "find_unused_parameters": False,
+    "sync_buffers": True,
+    "sync_batchnorm": False,
+    "comm_hook": "none",
+    "accumulate": 1,
+}
+_WORKLOAD = ("device_type", "arch", "image_size", "scaling", "precision", "data", "batch")
+_NO_UNIT_CAPS = {"", "default"}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What stays the same while modes, device counts and DDP settings vary."""
+
+    label: str
+    device: str
+    scaling: str
+    cases: pd.DataFrame
+
+
+def records(cases: pd.DataFrame) -> list[Row]:
+    """The rows as mappings from column to cell."""
+    return list(cases.to_dict("records"))
+
+
+def text(value: Any) -> str:
+    """A cell as text; empty where missing."""
+    return "" if pd.isna(value) else str(value)
+
+
+def truth(value: Any) -> bool:
+    """Whether a boolean cell is known and true."""
+    return not pd.isna(value) and bool(value)
+
+
+def mode_label(row: Row) -> str:
+    """`single`, `DP`, `DDP`; DP on CPU cores says that it is a stand-in."""
+    mode = text(row["mode"])
+    if mode == "dp" and (text(row["impl"]) == "cpu_standin" or text(row["device_type"]) == "cpu"):
+        return "DP (CPU stand-in)"
+    return mode.upper() if mode in {"dp", "ddp"} else mode
+
+
+def cap_label(cap: str) -> str:
+    """A bucket cap with its unit."""
+    return cap if cap in _NO_UNIT_CAPS else f"{cap} MiB"
+
+
+def settings_label(row: Row, *, with_cap: bool = True) -> str:
+    """The DDP settings of a case that are not PyTorch's defaults, and its bucket cap if asked for."""
+    if text(row["mode"]) != "ddp":
+        return ""
+    parts = (
+        [f"cap {cap_label(text(row['bucket_cap_mb']))}"] if with_cap and text(row["bucket_cap_mb"]) else []
+    )
+    for name, default in DDP_DEFAULTS.items():
+        value = row[name]
+        if name == "bucket_cap_mb" or pd.isna(value) or value == default:
+            continue
+        words = name.replace("_", " ")
+        switch = isinstance(default, bool)
+        parts.append((words if truth(value) else f"no {words}") if switch else f"{words} {value}")
+    return ", ".join(parts)
+
+
+def workloads(cases: pd.DataFrame) -> list[Workload]:
+    """The cases that worked, one entry per workload in order of appearance."""
+    ok = cases[cases["status"] == "ok"].copy()
+    if ok.empty:
+        return []
+    per_step = ok["batch_per_device"].where(
+        ok["scaling"] != "strong", ok["batch_per_device"] * ok["num_devices"]
+    )
+    ok["batch"] = per_step
+    return [
+        Workload(
+            label=_workload_label(records(group)[0]),
+            device="CPU core" if text(group["device_type"].iloc[0]) == "cpu" else "GPU",
+            scaling=text(group["scaling"].iloc[0]),
+            cases=group,
+        )
+        for _, group in ok.groupby(list(_WORKLOAD), sort=False, dropna=False)
+    ]
+
+
+def _workload_label(row: Row) -> str:
+    size, batch, scaling = finite(row["image_size"]), finite(row["batch"]), text(row["scaling"])
+    where = "in all" if scaling == "strong" else "per device"
+    parts = [
+        text(row["arch"]),
+        f"{size:.0f} {TIMES} {size:.0f} px" if size else "",
+        f"{batch:,.0f} images {where}" if batch else "",
+        f"{scaling} scaling" if scaling else "",
+        text(row["precision"]),
+        f"batches from {text(row['data'])}" if text(row["data"]) else "",
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+def usual_settings(ddp: pd.DataFrame, *, every_cap: bool = False) -> pd.DataFrame:
+    """DDP cases at PyTorch's defaults; where a default was not measured, at the first value that was."""
+    for name, default in DDP_DEFAULTS.items():
+        if ddp.empty or (every_cap and name == "bucket_cap_mb"):
+            continue
+        column = ddp[name]
+        usual = (column == default).fillna(value=False).astype(bool) | column.isna()
+        ddp = ddp[usual] if usual.any() else ddp[column == column.iloc[0]]
+    return ddp
+
+
+def by_mode(cases: pd.DataFrame, mode: str) -> pd.DataFrame:
+    """One case per device count: plain `single` or `dp` cases, or DDP at its usual settings."""
+    rows = cases[cases["mode"] == mode]
+    rows = usual_settings(rows) if mode == "ddp" else rows
+    return rows.drop_duplicates("num_devices").sort_values("num_devices")

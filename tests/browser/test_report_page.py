@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from report import build
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.browser
+WIDTHS = (1440, 390)
+
+
+@pytest.fixture(scope="module")
+def page_file(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build([run_folder], tmp_path_factory.mktemp("page") / "report.html")
+
+
+@pytest.fixture
+def open_page(browser: Any, page_file: Path) -> Iterator[Callable[..., Any]]:
+    """Opens the page from disk; a request for anything else or a word on the console fails the test."""
+    contexts, asked, said = [], [], []
+
+    def answer(route: Any) -> None:
+        if route.request.url == page_file.as_uri():
+            route.continue_()
+        else:
+            asked.append(route.request.url)
+            route.abort()
+
+    def opened(width: int, scheme: str = "light") -> Any:
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        contexts.append(context)
+        context.route("**/*", answer)
+        tab = context.new_page()
+        tab.on("console", lambda message: said.append(message.text))
+        tab.on("pageerror", lambda error: said.append(str(error)))
+        tab.goto(page_file.as_uri(), wait_until="networkidle")
+        return tab
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert asked == []
+    assert said == []
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_figure_is_visible_and_fits(open_page: Callable[..., Any], width: int) -> None:
+    tab = open_page(width)
+    figures = tab.locator("figure > svg[role=img]")
+    assert figures.count() == 3
+    for i in range(3):
+        figure = figures.nth(i)
+        assert figure.is_visible()
+        box = figure.bounding_box()
+        assert box["width"] > 300
+        assert box["height"] > 150
+        assert box["x"] + box["width"] <= width
+        assert len(figure.get_attribute("aria-label")) > 40
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_page_never_scrolls_sideways(open_page: Callable[..., Any], width: int) -> None:
+    tab = open_page(width)
+    assert tab.evaluate("document.documentElement.scrollWidth") == width
+
+
+def test_wide_tables_scroll_inside_their_box_and_by_keyboard(open_page: Callable[..., Any]) -> None:
+    tab = open_page(390)
+    box = tab.locator(".scroll").first
+    assert box.evaluate("e => e.scrollWidth > e.clientWidth")
+    box.focus()
+    scrolled = box.evaluate_handle(
+        "e => ({done: new Promise(done => { e.onscroll = () => done(e.scrollLeft) })})"
+    )
+    tab.keyboard.press("ArrowRight")
+    assert scrolled.evaluate("s => s.done") > 0
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_and_marks_stand_out_from_the_paper(open_page: Callable[..., Any], scheme: str) -> None:
+    """WCAG 2.2 contrast: 4.5 for text, 3 for graphics, computed from what the browser resolved."""
+    tab = open_page(1440, scheme)
+    paper = tab.evaluate("getComputedStyle(document.body).backgroundColor")
+    selectors = {".caption": 4.5, ".note": 4.5, "dt": 4.5, "th": 4.5, "td": 4.5, "figure svg text": 4.5}
+    for selector, least in selectors.items():
+        property_name = "fill" if "svg" in selector else "color"
+        colours = computed(tab, selector, property_name)
+        assert colours
+        assert min(contrast(colour, paper) for colour in colours) >= least, selector
+    marks = computed(tab, "figure svg use", "stroke")
+    assert min(contrast(colour, paper) for colour in marks if colour != "none") >= 3
+
+
+def test_figures_follow_the_colour_scheme(open_page: Callable[..., Any]) -> None:
+    light, dark = (
+        computed(open_page(1440, scheme), "figure svg text", "fill") for scheme in ("light", "dark")
+    )
+    assert set(light).isdisjoint(dark)
+
+
+def test_labels_of_a_figure_do_not_overlap(open_page: Callable[..., Any]) -> None:
+    tab = open_page(1440)
+    for figure in tab.locator("figure > svg").all():
+        boxes = figure.locator("text").evaluate_all(
+            "all => all.map(e => e.getBoundingClientRect()).map(b => [b.left, b.top, b.right, b.bottom])"
+        )
+        assert not [
+            (a, b)
+            for i, a in enumerate(boxes)
+            for b in boxes[i + 1 :]
+            if a[0] < b[2] - 1 and b[0] < a[2] - 1 and a[1] < b[3] - 3 and b[1] < a[3] - 3
+        ]
+
+
+def computed(tab: Any, selector: str, name: str) -> list[str]:
+    """A style property of every matching element, as the browser resolved it."""
+    return tab.locator(selector).evaluate_all(f"all => all.map(e => getComputedStyle(e).{name})")
+
+
+def contrast(one: str, other: str) -> float:
+    lighter, darker = sorted((luminance(one), luminance(other)), reverse=True)
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def luminance(colour: str) -> float:
+    channels = [int(part) / 255 for part in colour[colour.index("(") + 1 : -1].split(",")[:3]]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

@@ -1,0 +1,156 @@
+"""Real process groups: layouts, gradients, and a timed pass without instrumentation."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torchvision.models import resnet18
+
+from bench.modes import Place, build_mode
+from bench.modes.dp import HostDataParallel
+from bench.plan import Case
+
+COMMON = """
+from bench.cluster import Cluster
+from bench.modes import build_mode
+from bench.plan import Case
+from torch.nn import functional
+from torchvision.models import resnet18
+cluster = Cluster("cpu")
+def case(**settings):
+    base = dict(mode="ddp", num_devices=2, arch="resnet18", image_size=32, batch_per_device=2, scaling="weak",
+                precision="fp32", data="device", device_type="cpu", backend="gloo", bucket_cap_mb="default")
+    return Case(**{**base, **settings})
+def step(mode):
+    mode.wrapped.zero_grad(set_to_none=True)
+    functional.cross_entropy(mode.wrapped(torch.randn(2, 3, 32, 32)), torch.tensor([1, 2])).backward()
+"""
+
+RESNET18_LAYOUTS = {
+    "default": [2052000, 28852224, 15853824],
+    "25": [30904224, 15853824],
+    "5": [11493280, 9441280, 9969664, 7084032, 6037504, 2732288],
+    "100": [46758048],
+}
+"""Read off PyTorch's reducer by hand, without this suite (torch 2.15)."""
+
+
+def test_recorded_layouts_are_the_reducers(ranks) -> None:  # noqa: ANN001
+    found = ranks(
+        COMMON
+        + """
+layouts = {}
+for cap in ("default", "25", "5", "100"):
+    mode = build_mode(case(bucket_cap_mb=cap), resnet18(), cluster.place, cluster.group(2, "gloo"))
+    for _ in range(3):
+        step(mode)
+    layout = mode.bucket_layout()
+    assert sorted(i for bucket in layout.parameters for i in bucket) == list(range(62))
+    layouts[cap] = layout.num_bytes
+report(layouts)
+cluster.close()
+""",
+        2,
+    )
+    assert found == [RESNET18_LAYOUTS, RESNET18_LAYOUTS]
+
+
+def test_a_list_of_caps_is_honoured_or_skipped_with_the_reason(ranks) -> None:  # noqa: ANN001
+    found = ranks(
+        COMMON
+        + """
+from bench.modes import Unsupported
+try:
+    mode = build_mode(case(bucket_cap_mb="1/40"), resnet18(), cluster.place, cluster.group(2, "gloo"))
+    for _ in range(3):
+        step(mode)
+    report(mode.bucket_layout().num_bytes)
+except Unsupported as reason:
+    report(str(reason))
+cluster.close()
+""",
+        2,
+    )
+    if isinstance(found[0], str):
+        assert "bucket_cap_mb_list" in found[0]
+    else:
+        assert found[0] == [2052000, 41973760, 2732288], "40 MiB close after the parameter that reaches them"
+
+
+def test_ddps_own_sampling_is_silent_once_settled(ranks) -> None:  # noqa: ANN001
+    """DDP's logger synchronises the device in every iteration it samples, the first ten by default."""
+    found = ranks(
+        COMMON
+        + """
+mode = build_mode(case(), resnet18(), cluster.place, cluster.group(2, "gloo"))
+for _ in range(3):
+    step(mode)
+before = mode.ddp._get_ddp_logging_data()["iteration"]
+mode.settle()
+for _ in range(4):
+    step(mode)
+report([before, mode.ddp._get_ddp_logging_data()["iteration"], mode.bucket_layout().num_bytes])
+cluster.close()
+""",
+        2,
+    )
+    for before, after, layout in found:
+        assert before >= 2, "it does sample before, or this test could not fail"
+        assert after == before
+        assert layout == RESNET18_LAYOUTS["default"], "the rebuilt layout survives"
+
+
+def dp_case(num_devices: int) -> Case:
+    return Case(
+        mode="dp",
+        num_devices=num_devices,
+        arch="resnet18",
+        image_size=32,
+        batch_per_device=2,
+        scaling="weak",
+        precision="fp32",
+        data="device",
+        device_type="cpu",
+    )
+
+
+PLACE = Place(rank=0, local_rank=0, device=torch.device("cpu"), cores=(0,))
+
+
+@pytest.mark.parametrize("num_devices", [2, 3])
+def test_the_stand_in_computes_the_modules_gradients(num_devices: int) -> None:
+    torch.manual_seed(0)
+    plain = resnet18(num_classes=10).double().eval()
+    mode = build_mode(dp_case(num_devices), copy.deepcopy(plain), PLACE, None)
+    inputs = torch.randn(2 * num_devices + 1, 3, 32, 32, dtype=torch.float64)
+    targets = torch.arange(2 * num_devices + 1) % 10
+    for _ in range(2):  # the second step would show gradients left over from the first
+        mode.wrapped.zero_grad(set_to_none=True)
+        functional.cross_entropy(mode.wrapped(inputs), targets).backward()
+    functional.cross_entropy(plain(inputs), targets).backward()
+    for expected, found in zip(plain.parameters(), mode.module.parameters(), strict=True):
+        torch.testing.assert_close(found.grad, expected.grad)
+    resnet18(num_classes=10).double().load_state_dict(mode.state_dict(), strict=True)
+    mode.close()
+
+
+def test_the_stand_in_really_splits_the_batch() -> None:
+    """Like nn.DataParallel, replica 0 sees its own chunk only, and its BatchNorm statistics are the ones kept."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.BatchNorm1d(1, momentum=1.0), nn.Linear(1, 2))
+    parallel = HostDataParallel(module, (0, 0))
+    parallel(torch.tensor([[1.0], [3.0], [10.0], [30.0]]))
+    assert isinstance(module[0].running_mean, torch.Tensor)
+    assert module[0].running_mean.item() == pytest.approx(2.0)
+    parallel.close()
+
+
+def test_the_stand_in_without_gradients_and_under_autocast() -> None:
+    parallel = HostDataParallel(nn.Linear(4, 2), (0, 0))
+    with torch.no_grad():
+        assert not parallel(torch.randn(4, 4)).requires_grad
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert parallel(torch.randn(4, 4)).dtype == torch.bfloat16
+    parallel.close()

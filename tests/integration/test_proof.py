@@ -1,0 +1,128 @@
+"""The proof passes on what is right and, more to the point, fails on what is wrong."""
+
+import copy
+
+import pytest
+import torch
+
+from bench.modes import Place
+from bench.modes.dp import HostDataParallel
+from bench.plan import Case
+from bench.proof import ProofError, Prover
+from models.registry import resnet_workload
+
+PLACE = Place(rank=0, local_rank=0, device=torch.device("cpu"), cores=(0,))
+CASE = Case(
+    mode="dp",
+    num_devices=2,
+    arch="resnet20",
+    image_size=32,
+    batch_per_device=2,
+    scaling="weak",
+    precision="fp32",
+    data="device",
+    device_type="cpu",
+)
+
+
+def prover() -> Prover:
+    torch.manual_seed(0)
+    workload = resnet_workload("resnet20", 32)
+    return Prover(workload, workload.module(), PLACE, 0)
+
+
+def test_dp_is_proven_to_rounding() -> None:
+    made = prover()
+    assert made.dtype == torch.float64
+    assert made.prove(CASE, None) < 1e-12
+
+
+def test_a_lost_replica_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HostDataParallel, "reduce_gradients", lambda _self: None)
+    with pytest.raises(ProofError, match="gradients differ"):
+        prover().prove(CASE, None)
+
+
+def test_stale_weights_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = prover()
+
+    def stale(self: HostDataParallel) -> list[torch.nn.Module]:
+        other = copy.deepcopy(self.module)
+        torch.nn.init.normal_(next(other.parameters()))
+        return [self.module, other]
+
+    monkeypatch.setattr(HostDataParallel, "replicate_weights", stale)
+    with pytest.raises(ProofError, match="gradients differ"):
+        made.prove(CASE, None)
+
+
+def test_a_prefix_in_the_state_dict_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    from bench.modes.base import Mode  # noqa: PLC0415 - patched in this test alone
+
+    def prefixed(self: Mode) -> dict[str, torch.Tensor]:
+        return {f"module.{k}": v for k, v in self.module.state_dict().items()}
+
+    monkeypatch.setattr(Mode, "state_dict", prefixed)
+    with pytest.raises(ProofError, match="does not load into the plain module"):
+        prover().prove(CASE, None)
+
+
+DDP_PROOF = """
+from bench.cluster import Cluster
+from bench.plan import Case
+from bench.proof import ProofError, Prover
+from models.registry import resnet_workload
+cluster = Cluster("cpu")
+workload = resnet_workload("resnet20", 32)
+torch.manual_seed(0)
+prover = Prover(workload, workload.module(), cluster.place, 0)
+group = cluster.group(2, "gloo")
+def error(**settings):
+    base = dict(mode="ddp", num_devices=2, arch="resnet20", image_size=32, batch_per_device=2, scaling="weak",
+                precision="fp32", data="device", device_type="cpu", backend="gloo", bucket_cap_mb="default")
+    return prover.prove(Case(**{**base, **settings}), group)
+"""
+
+
+def test_ddp_is_proven_under_every_setting(ranks) -> None:  # noqa: ANN001
+    settings = [
+        {},
+        {"bucket_cap_mb": "0.1"},
+        {"gradient_as_bucket_view": True},
+        {"static_graph": True},
+        {"find_unused_parameters": True},
+        {"sync_buffers": False},
+        {"accumulate": 3},
+        {"comm_hook": "fp16"},
+        {"comm_hook": "bf16"},
+        {"comm_hook": "powersgd"},
+    ]
+    found = ranks(DDP_PROOF + f"report([error(**s) for s in {settings!r}])\ncluster.close()\n", 2)
+    for errors in found:
+        by_setting = list(zip(settings, errors, strict=True))
+        exact = [e for s, e in by_setting if s.get("comm_hook") not in ("fp16", "bf16")]
+        lossy = [e for s, e in by_setting if s.get("comm_hook") in ("fp16", "bf16")]
+        assert max(exact) < 1e-12
+        assert all(1e-6 < e < 2e-2 for e in lossy), "a hook that rounds must be seen to round"
+
+
+def test_ddp_that_does_not_communicate_is_caught(ranks) -> None:  # noqa: ANN001
+    found = ranks(
+        DDP_PROOF
+        + """
+from bench.modes.ddp import DistributedMode
+built = DistributedMode.__init__
+def silent(self, *arguments):
+    built(self, *arguments)
+    self.ddp.require_backward_grad_sync = False
+DistributedMode.__init__ = silent
+try:
+    error()
+    report("passed")
+except ProofError as caught:
+    report(str(caught))
+cluster.close()
+""",
+        2,
+    )
+    assert all("gradients differ" in text for text in found)

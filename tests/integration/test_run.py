@@ -1,0 +1,183 @@
+"""The command as a user types it: a real run, its files, and everything it refuses."""
+
+import json
+from pathlib import Path
+
+import pytest
+from conftest import SMALL, bench_run
+
+from bench.run import main
+from models import Workload
+
+
+def test_every_planned_case_has_exactly_one_row(small_run) -> None:  # noqa: ANN001
+    run, _ = small_run
+    status = [(c.mode, c.num_devices, c.bucket_cap_mb, c.status) for c in run.cases.fillna("").itertuples()]
+    assert status == [
+        ("single", 1, "", "ok"),
+        ("dp", 1, "", "skipped"),
+        ("dp", 2, "", "ok"),
+        ("ddp", 1, "default", "ok"),
+        ("ddp", 2, "default", "ok"),
+        ("ddp", 2, "0.25", "ok"),
+        ("ddp", 2, "50", "ok"),
+        ("ddp", 2, "100", "skipped"),
+    ]
+
+
+def test_equal_layouts_are_measured_once(small_run) -> None:  # noqa: ANN001
+    run, _ = small_run
+    caps = run.cases.set_index("bucket_cap_mb")
+    assert caps.loc["50", "num_buckets"] == 1
+    assert "same bucket layout as ddp-n2-cap50" in caps.loc["100", "reason"]
+    assert caps.loc["0.25", "num_buckets"] > 1
+    sizes = [int(size) for size in str(caps.loc["0.25", "bucket_bytes"]).split("/")]
+    assert sum(sizes) == run.manifest["model"]["gradient_bytes"]
+
+
+def test_the_numbers_hang_together(small_run) -> None:  # noqa: ANN001
+    run, _ = small_run
+    ok = run.cases[run.cases["status"] == "ok"]
+    assert (ok["images_per_s"] * ok["step_ms_p50"] / 1000 / ok["global_batch"]).tolist() == pytest.approx(
+        [1] * len(ok), rel=0.01
+    )
+    for name in ("images_per_s", "speedup", "efficiency"):
+        assert (ok[f"{name}_low"] <= ok[name]).all()
+        assert (ok[name] <= ok[f"{name}_high"]).all()
+    assert ok["num_rounds"].tolist() == [3] * len(ok)
+
+
+def test_blocks_tell_rounds_order_ranks_and_warm_up(small_run) -> None:  # noqa: ANN001
+    run, _ = small_run
+    timed = run.blocks[run.blocks["phase"] == "timed"]
+    assert set(timed["round"]) == {1, 2, 3}
+    for _, one_round in timed.groupby("round"):
+        by_case = one_round.groupby("case_id")
+        assert sorted(by_case["position"].first()) == list(range(by_case.ngroups))
+        assert by_case["rank"].apply(sorted).map(len).max() == 2
+    orders = {tuple(r.drop_duplicates("case_id")["case_id"]) for _, r in timed.groupby("round")}
+    assert len(orders) > 1, "a fresh random order each round"
+    warmup = run.blocks[run.blocks["phase"] == "warmup"]
+    assert set(warmup["case_id"]) >= set(timed["case_id"])
+    assert (warmup["num_steps"] >= 3).all()
+    for block in run.blocks.itertuples():
+        steps = [float(part) for part in block.steps_ms.split()]
+        assert len(steps) == block.num_steps
+        assert sum(steps) == pytest.approx(block.block_ms, rel=0.02)
+
+
+def test_the_manifest_says_under_what_conditions(small_run) -> None:  # noqa: ANN001
+    run, _ = small_run
+    manifest = run.manifest
+    assert manifest["settings"]["arch"] == "resnet20"
+    assert manifest["settings"]["device"] == "cpu"
+    assert manifest["versions"]["torch"]
+    assert [r["rank"] for r in manifest["ranks"]] == [0, 1]
+    assert manifest["timing"]["rounds"] == 3
+    assert manifest["timing"]["stopped_because"] == "all rounds done"
+    assert 0 < manifest["timing"]["timed_share_pct"] < 100
+
+
+def test_the_summary_and_the_page(small_run) -> None:  # noqa: ANN001
+    run, done = small_run
+    lines = done.stdout.splitlines()
+    assert lines[-1] == f"Report: {run.path / 'report.html'}"
+    assert any(line.startswith("On 2 CPU cores") for line in lines)
+    assert any("bucket cap" in line for line in lines)
+    assert "CPU core standing in for a GPU" in done.stdout
+    assert "preparing" in done.stderr
+    assert "<svg" in (run.path / "report.html").read_text(encoding="utf-8")
+
+
+def test_json_is_json_and_quiet_is_quiet(tmp_path: Path) -> None:
+    sweep = ("--modes", "ddp", "--gpus", "1", "--rounds", "2", "--steps", "1")
+    done = bench_run(*SMALL, *sweep, "--json", "--quiet", "--out", str(tmp_path / "run"))
+    assert done.returncode == 0
+    assert done.stderr == ""
+    summary = json.loads(done.stdout)
+    assert [c["mode"] for c in summary["cases"]] == ["single", "ddp"]
+    assert summary["findings"]
+
+
+def test_a_model_that_raises_fails_its_run_without_a_number(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text(
+        "import torch\n"
+        "class Model(torch.nn.Linear):\n"
+        "    def forward(self, x):\n"
+        "        if self.training and torch.is_grad_enabled(): raise ValueError('no such luck')\n"
+        "        return super().forward(x.flatten(1))\n"
+        "def model(): return Model(3 * 8 * 8, 4)\n"
+    )
+    done = bench_run(
+        *("--workload", "broken:model", "--image-size", "8", "--device", "cpu", "--modes", "ddp", "--gpus", "1"),
+        *("--rounds", "1", "--out", str(tmp_path / "run")),
+        env={"PYTHONPATH": str(tmp_path)},
+    )
+    assert done.returncode == 1
+    rows = (tmp_path / "run" / "cases.csv").read_text().splitlines()[1:]
+    assert len(rows) == 2
+    assert all("failed,ValueError: no such luck" in row for row in rows)
+
+
+BAD = [
+    (["--modes", "ddp,fsdp"], "unknown value 'fsdp'"),
+    (["--arch", "resnet19"], "resnet1"),
+    (["--preset", "quik"], "did you mean 'quick'"),
+    (["--gpus", "0"], "at least 1"),
+    (["--gpus", "-1"], "at least 1"),
+    (["--gpus", "a"], "at least 1"),
+    (["--gpus", ""], "empty value"),
+    (["--gpus", "2,2"], "given twice"),
+    (["--bucket-cap-mb", "0"], "above 0"),
+    (["--scaling", "strong", "--batch-size", "16", "--gpus", "3"], "does not divide"),
+    (["--precision", "fp16"], "needs a CUDA device"),
+    (["--backend", "nccl"], "needs CUDA devices"),
+    (["--data", "/nowhere/at/all"], "/nowhere/at/all"),
+    (["--workload", "no.such.module:name"], "no module 'no'"),
+    (["--workload", "json:loads"], "json:loads"),
+    (["--config", "/nowhere.toml"], "/nowhere.toml"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD)
+def test_bad_input_is_one_line_and_exit_2(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    assert main(["--device", "cpu", *arguments, "--out", str(out)]) == 2
+    error = capsys.readouterr().err.strip()
+    assert message in error.splitlines()[-1]
+    assert error.splitlines()[-1].startswith("bench.run: error: ")
+    if "json:loads" not in message:  # the user's own code raised: its traceback is shown before the line
+        assert "\n" not in error
+    assert not out.exists(), "nothing is written"
+
+
+def test_cuda_where_there_is_none(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert main(["--device", "cuda"]) == 2
+    assert "finds no CUDA device" in capsys.readouterr().err
+
+
+def test_a_folder_that_holds_a_run_is_left_alone(small_run, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: ANN001
+    run, _ = small_run
+    before = {p.name: p.stat().st_mtime_ns for p in run.path.iterdir()}
+    assert main([*SMALL, "--gpus", "1", "--out", str(run.path)]) == 2
+    assert "already holds a run" in capsys.readouterr().err
+    assert {p.name: p.stat().st_mtime_ns for p in run.path.iterdir()} == before
+
+
+def test_dry_run_prints_the_plan_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    arguments = [*SMALL, "--gpus", "1,2", "--bucket-cap-mb", "default,1"]
+    assert main([*arguments, "--dry-run", "--out", str(out)]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("6 cases, 5 to measure")
+    assert "skipped: DataParallel on one device is the plain module" in text
+    assert "place 1 in round 1" in text
+    assert "Expected time: about" in text
+    assert not out.exists()
+
+
+def test_workload_is_public() -> None:
+    assert Workload.__dataclass_params__.frozen  # type: ignore[attr-defined]

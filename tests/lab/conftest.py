@@ -1,0 +1,47 @@
+"""Fixtures of the lab's tests: they need root or user namespaces, and say so where there is neither."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from real_lab import Lab
+
+from bench import netns
+from bench.errors import UsageError
+
+
+@pytest.fixture
+def start_lab(tmp_path: Path) -> Iterator[Callable[..., Lab]]:
+    """Starts labs, each in a folder of its own below `tmp_path`."""
+    try:
+        netns.require_support()
+    except UsageError as missing:
+        pytest.skip(str(missing))
+    labs: list[Lab] = []
+
+    def start(rate: str, *arguments: str, options: tuple[str, ...] = ()) -> Lab:
+        labs.append(Lab(tmp_path / f"lab{len(labs)}", rate, *arguments, options=options))
+        return labs[-1]
+
+    yield start
+    for lab in labs:
+        lab.kill()
+
+
+@pytest.fixture
+def foreign_namespace() -> Iterator[str]:
+    """A network namespace that no lab made, with an interface and an address a lab uses too."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("needs root and ip to make a named network namespace")
+    name = f"foreign-{uuid.uuid4().hex[:8]}"
+    subprocess.run(["ip", "netns", "add", name], check=True)
+    subprocess.run(["ip", "-n", name, "link", "add", "eth0", "type", "bridge"], check=True)
+    subprocess.run(["ip", "-n", name, "address", "add", "10.77.0.1/24", "dev", "eth0"], check=True)
+    yield name
+    subprocess.run(["ip", "netns", "del", name], check=True)

@@ -1,0 +1,117 @@
+"""Real labs, the program of their ranks, and what the machine shows of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = """
+import json, os, pathlib, sys, time
+host, rank = os.environ["BENCH_HOST"], int(os.environ["RANK"])
+folder, action = pathlib.Path(sys.argv[1]), sys.argv[2]
+facts = dict(os.environ)
+facts |= {"NETNS": os.readlink("/proc/self/ns/net"), "CORES": sorted(os.sched_getaffinity(0))}
+def tell(**more):
+    path = folder / f"rank{rank}.json"
+    path.with_suffix(".part").write_text(json.dumps(facts | more))
+    path.with_suffix(".part").rename(path)
+if action == "transfer":
+    import torch
+    import torch.distributed as dist
+    dist.init_process_group("gloo")
+    data, times_s = torch.ones(int(sys.argv[3]) // 4), []
+    for _ in range(int(sys.argv[4])):
+        dist.barrier()
+        started = time.perf_counter()
+        dist.all_reduce(data)
+        times_s.append(time.perf_counter() - started)
+    tell(times_s=times_s, sum=float(data[0]))
+    dist.destroy_process_group()
+elif action == "exit":
+    tell()
+    sys.stdout.write(f"said by rank {rank}\\n")
+    codes = sys.argv[3].split(",")
+    if codes[rank] != "wait":
+        sys.exit(int(codes[rank]))
+    time.sleep(600)
+else:
+    tell()
+    time.sleep(600)
+"""
+
+
+def namespaces_in_use() -> set[str]:
+    """Network namespaces that any process of the machine is in."""
+    found = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            found.add(str((process / "ns/net").readlink()))
+        except OSError:
+            continue
+    return found
+
+
+def eventually(condition: Callable[[], bool]) -> bool:
+    """Whether `condition` comes true; the limit only ends a test that has failed."""
+    deadline_s = time.monotonic() + 60
+    while not condition():
+        if time.monotonic() > deadline_s:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+class Lab:
+    """A started `bench.lab` of 2 hosts whose ranks run PROGRAM."""
+
+    def __init__(self, folder: Path, rate: str, *arguments: str, options: tuple[str, ...] = ()) -> None:
+        folder.mkdir(exist_ok=True)
+        self.folder = folder
+        module = f"lab_program_{uuid.uuid4().hex}"
+        (folder / f"{module}.py").write_text(PROGRAM)
+        lab = [sys.executable, "-m", "bench.lab", "--hosts", "2", "--rate", rate, *options]
+        self.process = subprocess.Popen(
+            [*lab, "--", "python", "-m", module, str(folder), *arguments],
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def ranks_started(self, num_ranks: int = 2) -> bool:
+        return all((self.folder / f"rank{rank}.json").exists() for rank in range(num_ranks))
+
+    def namespaces(self) -> set[str]:
+        """The ranks' network namespaces."""
+        return {facts["NETNS"] for facts in self.ranks()}
+
+    def ranks(self, num_ranks: int = 2) -> list[dict[str, Any]]:
+        """What each rank wrote down: its environment, namespace, cores and times."""
+        return [json.loads((self.folder / f"rank{rank}.json").read_text()) for rank in range(num_ranks)]
+
+    def end(self) -> tuple[int, str, str]:
+        """Exit code, standard output and standard error."""
+        out, err = self.process.communicate(timeout=120)
+        return self.process.returncode, out, err
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGKILL)
+            self.process.communicate(timeout=60)
+
+
+def machine_network() -> str:
+    """What the machine's own namespace and its named ones look like."""
+    views = (["ip", "-brief", "link"], ["ip", "-brief", "address"], ["ip", "netns", "list"])
+    seen = [subprocess.run(view, capture_output=True, text=True, check=True).stdout for view in views]
+    return "".join(seen)

@@ -1,0 +1,80 @@
+"""The lab's command line: whatever cannot be done is one line on stderr and exit code 2."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench import lab, labplan, netns
+from bench.errors import UsageError
+
+COMMAND = ["--", "python", "-m", "bench.run", "--rate", "x"]
+
+
+def test_options_end_at_the_dashes() -> None:
+    settings = lab.parse(["--hosts", "3", "--rate", "200mbit", "--ranks-per-host", "2", "--quiet", *COMMAND])
+    assert settings == lab.Settings(
+        num_hosts=3,
+        link=labplan.Link(200_000_000),
+        ranks_per_host=2,
+        module_arguments=["bench.run", "--rate", "x"],
+        quiet=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--rate", "1gbit", *COMMAND], "--hosts"),
+        (["--hosts", "2", *COMMAND], "--rate"),
+        (["--hosts", "1", "--rate", "1gbit", *COMMAND], "2 to 64"),
+        (["--hosts", "65", "--rate", "1gbit", *COMMAND], "2 to 64"),
+        (["--hosts", "two", "--rate", "1gbit", *COMMAND], "2 to 64"),
+        (["--hosts", "2", "--rate", "1gb", *COMMAND], "200mbit"),
+        (["--hosts", "2", "--rate", "1gbit", "--delay", "soon", *COMMAND], "1ms"),
+        (["--hosts", "2", "--rate", "1gbit", "--ranks-per-host", "0", *COMMAND], "at least 1"),
+        (["--hosts", "2", "--rate", "1gbit", "--rnaks", "2", *COMMAND], "--rnaks"),
+        (["--hosts", "2", "--rate", "1gbit"], "python -m MODULE"),
+        (["--hosts", "2", "--rate", "1gbit", "--", "ls"], "python -m MODULE"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    options: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert lab.main(options) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("error: ")
+    assert printed.err.count("\n") == 1
+    assert named in printed.err
+
+
+def test_help_explains_the_link(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        lab.main(["--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    assert "-- python -m MODULE" in text
+    assert "95.6%" in text
+    assert "--ranks-per-host" in text
+
+
+@pytest.mark.parametrize("missing", ["ip", "tc", "nsenter", "setpriv", "unshare"])
+def test_a_missing_tool_is_named_with_its_package(
+    missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    for tool in {"ip", "tc", "nsenter", "setpriv", "unshare"} - {missing}:
+        (tmp_path / tool).write_text("#!/bin/sh\n")
+        (tmp_path / tool).chmod(0o755)
+    with pytest.raises(UsageError, match=rf"'{missing}'.*install (iproute2|util-linux)"):
+        netns.require_support(os.fspath(tmp_path))
+
+
+def test_other_systems_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(UsageError, match="needs Linux"):
+        netns.require_support()

@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import matplotlib as mpl
+import pytest
+from report_runs import blocks, case, run, usual_cases
+
+from bench.errors import UsageError
+from bench.schema import CASES
+from bench.store import RunWriter
+from report import build
+from report.__main__ import main
+from report.build import render
+from report.figures import svg
+from report.select import DDP_DEFAULTS
+from report.view import page
+
+HOSTILE = (
+    "<script>alert(1)</script>\"'><img src=x onerror=alert(2)> =cmd|'/C calc'!A0 $\\frac{$ &amp; \x1b[31m 火"
+)
+ENUMERATED = {"status", "mode", "impl", "device_type", "scaling"}
+
+
+class Elements(HTMLParser):
+    """Every element and the text of a page, as a browser would take it."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def write(folder: Path, cases: list[dict], manifest: dict | None = None) -> Path:
+    folder.mkdir()
+    (folder / "manifest.json").write_text(json.dumps(manifest or {}), encoding="utf-8")
+    writer = RunWriter(folder)
+    writer.append("blocks.csv", blocks(cases))
+    writer.write_cases(run(cases).cases)
+    return folder
+
+
+@pytest.fixture
+def usual(tmp_path: Path) -> Path:
+    return write(tmp_path / "usual", usual_cases(), {"name": "usual"})
+
+
+def test_same_run_gives_the_same_bytes(usual: Path, tmp_path: Path) -> None:
+    first, second = (build([usual], tmp_path / name).read_bytes() for name in ("a.html", "b.html"))
+    assert first == second
+    assert first.count(b"<svg") == 3
+
+
+def test_users_matplotlib_settings_change_nothing(usual: Path, tmp_path: Path) -> None:
+    before = build([usual], tmp_path / "a.html").read_bytes()
+    with mpl.rc_context({"axes.spines.bottom": False, "svg.fonttype": "path"}):
+        assert build([usual], tmp_path / "b.html").read_bytes() == before
+
+
+def test_page_is_self_contained(usual: Path, tmp_path: Path) -> None:
+    elements = Elements(build([usual], tmp_path / "a.html").read_text(encoding="utf-8"))
+    references = [
+        value
+        for _, attributes in elements.tags
+        for name, value in attributes.items()
+        if name in {"src", "href", "srcset", "data", "action", "poster"}
+    ]
+    assert references
+    assert all(reference == "data:," or reference.startswith("#") for reference in references)
+    policy = next(
+        a["content"] for tag, a in elements.tags if a.get("http-equiv") == "Content-Security-Policy"
+    )
+    assert policy.startswith("default-src 'none';")
+    assert "script" not in {tag for tag, _ in elements.tags}
+
+
+def test_ids_are_unique_and_every_reference_is_met(usual: Path, tmp_path: Path) -> None:
+    html = build([usual, usual], tmp_path / "a.html").read_text(encoding="utf-8")
+    attributes = [a for _, a in Elements(html).tags]
+    ids = [a["id"] for a in attributes if "id" in a]
+    assert len(ids) == len(set(ids))
+    wanted = {a["href"][1:] for a in attributes if a.get("href", "").startswith("#")}
+    wanted |= {a["clip-path"][5:-1] for a in attributes if "clip-path" in a}
+    assert wanted
+    assert wanted <= set(ids)
+
+
+def test_hostile_text_is_shown_and_never_becomes_markup(tmp_path: Path) -> None:
+    text_columns = [c.name for c in CASES if c.kind == "text" and c.name not in ENUMERATED]
+    hostile = dict.fromkeys(text_columns, HOSTILE)
+    cases = [
+        case("single", 1, 100.0, **hostile | {"case_id": f"a{HOSTILE}"}),
+        case("ddp", 2, 150.0, **hostile | {"case_id": f"b{HOSTILE}"}),
+        case("ddp", 2, 160.0, **hostile | {"case_id": f"c{HOSTILE}", "bucket_cap_mb": f"1{HOSTILE}"}),
+        case("dp", 1, **hostile | {"case_id": f"d{HOSTILE}"}, status="failed"),
+    ]
+    part = {HOSTILE: HOSTILE}
+    manifest = {
+        **dict.fromkeys(("name", "created_utc", "command", "plan_hash", "link", "seed"), HOSTILE),
+        **dict.fromkeys(("settings", "versions", "git"), part),
+        "environment": {
+            **dict.fromkeys(("host", "os", "cpu_model", "topology"), HOSTILE),
+            "gpus": [{"name": HOSTILE}],
+            "env": part,
+        },
+        "model": {"arch": HOSTILE},
+        "ranks": [{"rank": HOSTILE, "host": HOSTILE, "device_name": HOSTILE}],
+        "timing": {"stopped_because": HOSTILE},
+    }
+    usual_tags = {tag for tag, _ in Elements(render(page([run(usual_cases(), {"seed": 1})]))).tags}
+    html = build([write(tmp_path / "run", cases, manifest)], tmp_path / "a.html").read_text(encoding="utf-8")
+    elements = Elements(html)
+    assert {tag for tag, _ in elements.tags} - usual_tags <= {"pre", "code"}
+    assert not [name for _, a in elements.tags for name in a if name.startswith("on")]
+    assert elements.text.count(HOSTILE) > 20
+    assert "<script" not in html
+
+
+def test_drawing_is_named_themed_and_well_formed() -> None:
+    figure = page([run(usual_cases())]).runs[0].figures[0]
+    drawing = svg(figure)
+    root = ET.fromstring(drawing)  # noqa: S314 - drawn a line above
+    assert root.attrib["role"] == "img"
+    assert root.attrib["aria-label"] == figure.alt
+    assert {"viewBox"} <= set(root.attrib)
+    assert {"width", "height"}.isdisjoint(root.attrib)
+    assert "DDP" in "".join(root.itertext())
+    assert "var(--ddp)" in drawing
+    assert "#0" not in drawing.replace(f"#{figure.key}", "")
+
+
+def test_shared_devices_are_drawn_hollow() -> None:
+    hollow, full = (
+        svg(
+            page([run([case("single", 1, 100.0), case("ddp", 2, 150.0, oversubscribed=shared)])])
+            .runs[0]
+            .figures[0]
+        )
+        for shared in (True, False)
+    )
+    assert "fill: var(--paper)" in hollow
+    assert "hollow: shared" in hollow
+    assert "var(--paper)" not in full
+    assert "hollow" not in full
+
+
+def test_run_of_an_older_schema_builds(usual: Path, tmp_path: Path) -> None:
+    kept = ["case_id", "status", "mode", "impl", "num_devices", "device_type", "global_batch", "images_per_s"]
+    cases = run(usual_cases()).cases[[*kept, "speedup", *DDP_DEFAULTS]]
+    cases.to_csv(usual / "cases.csv", index=False)
+    (usual / "buckets.csv").unlink()
+    html = build([usual], tmp_path / "a.html").read_text(encoding="utf-8")
+    assert "180 images/s" in html
+
+
+def test_run_with_nothing_measured_builds(tmp_path: Path) -> None:
+    folder = write(tmp_path / "run", [case("ddp", 2, status="oom", reason="out of memory")])
+    text = Elements(build([folder], tmp_path / "a.html").read_text(encoding="utf-8")).text
+    assert "out of memory" in text
+    assert "Nothing to draw" in text
+
+
+def test_page_that_cannot_be_written_leaves_nothing_behind(usual: Path, tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(UsageError, match="--out"):
+        build([usual], tmp_path / "taken")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_command_line_writes_beside_the_run(usual: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(usual)]) == 0
+    assert capsys.readouterr().out.strip() == str(usual / "report.html")
+    assert (usual / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+def test_several_runs_make_one_page(usual: Path, tmp_path: Path) -> None:
+    other = write(tmp_path / "other", [case("single", 1, 50.0)], {"name": "other"})
+    assert main([str(usual), str(other), "--out", str(tmp_path / "both.html")]) == 0
+    text = Elements((tmp_path / "both.html").read_text(encoding="utf-8")).text
+    assert "What differs between the runs" in text
+    assert "50.0 [49.5, 50.5] images/s" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["{usual}", "{usual}"], "--out"),
+        (["{usual}/missing"], "missing"),
+        ([], "RUN"),
+        (["{usual}", "--colour"], "--colour"),
+        (["{usual}", "--out", "{usual}/no/such/folder.html"], "--out"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_2(
+    arguments: list[str], named: str, usual: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([a.format(usual=usual) for a in arguments]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("report: error: ")
+    assert err.count("\n") == 1
+    assert named in err

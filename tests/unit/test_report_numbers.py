@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import math
+
+import pandas as pd
+import pytest
+
+from report.numbers import TIMES, count, duration, finite, interval, mib, plain, plural, quantity
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (70.12, "70.1 ms"),
+        (0.001234, "0.00123 ms"),
+        (0.0, "0 ms"),
+        (24479.0, "24,479 ms"),
+        (-3.14159, "-3.14 ms"),
+        (None, ""),
+    ],
+)
+def test_quantity_keeps_three_significant_digits(value: float | None, shown: str) -> None:
+    assert quantity(value, "ms") == shown
+
+
+@pytest.mark.parametrize(
+    ("values", "unit", "shown"),
+    [
+        ((70.12, 69.23, 70.88), "images/s", "70.1 [69.2, 70.9] images/s"),
+        ((0.0, -1.24, 1.31), "ms", "0.00 [-1.24, 1.31] ms"),
+        ((1.734, 1.7, 1.76), TIMES, f"1.73 [1.70, 1.76]{TIMES}"),
+        ((99.5, 98.4, 100.7), "%", "100 [98, 101]%"),
+        ((70.12, None, None), "images/s", "70.1 images/s"),
+        ((None, 1.0, 2.0), "images/s", ""),
+    ],
+)
+def test_interval_shares_decimals_and_needs_an_estimate(
+    values: tuple[float | None, ...], unit: str, shown: str
+) -> None:
+    assert interval(*values, unit) == shown
+
+
+@pytest.mark.parametrize("missing", [None, math.nan, math.inf, pd.NA, "", "x"])
+def test_missing_is_never_a_number(missing: object) -> None:
+    assert finite(missing) is None
+
+
+def test_small_words() -> None:
+    assert (count(11689512), count(None)) == ("11,689,512", "")
+    assert (mib(2**20 * 44.6), mib(None)) == ("44.6 MiB", "")
+    assert (plural(1, "GPU"), plural(2, "GPU")) == ("1 GPU", "2 GPUs")
+    assert (duration(42.0), duration(125.0), duration(None)) == ("42.0 s", "2 min 05 s", "")
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (None, ""),
+        (True, "yes"),
+        (0.02, "0.02"),
+        (["dp", "ddp"], "dp, ddp"),
+        ({"a": 1, "b": [True]}, "a: 1, b: yes"),
+        (math.nan, ""),
+    ],
+)
+def test_plain_writes_settings_as_a_person_would(value: object, shown: str) -> None:
+    assert plain(value) == shown

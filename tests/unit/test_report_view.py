@@ -1,0 +1,290 @@
+from __future__ import annotations
+
+import ast
+import inspect
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from report_runs import case, run, usual_cases
+
+import report.view
+from bench.findings import findings
+from report import charts, conditions, model, numbers, select, tables
+from report.model import Column, Fact, Group, Panel, Point, RunView, Series, Table, Tick
+from report.select import DDP_DEFAULTS, workloads
+from report.view import CPU_WARNING, SHARED_WARNING, page
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+
+def view(cases: list[dict[str, Any]], manifest: dict[str, Any] | None = None) -> RunView:
+    return page([run(cases, manifest)]).runs[0]
+
+
+def column(table: Table | None, name: str) -> list[str]:
+    assert table is not None
+    index = [c.name for c in table.columns].index(name)
+    return [row[index] for row in table.rows]
+
+
+def point(x: float, y: float, **more: Any) -> Point:
+    """A point whose interval is 1% either way."""
+    return Point(float(x), pytest.approx(y), pytest.approx(0.99 * y), pytest.approx(1.01 * y), **more)
+
+
+def test_verdict_comes_from_the_findings() -> None:
+    data = run(usual_cases())
+    assert page([data]).runs[0].verdict == tuple(findings(data.cases, data.blocks))
+
+
+def test_throughput_figure_of_the_usual_run() -> None:
+    figure = view(usual_cases()).figures[0]
+    assert figure.ticks == (Tick(1.0, "1"), Tick(2.0, "2"), Tick(4.0, "4"))
+    assert figure.panels == (
+        Panel(
+            "",
+            (
+                Series("single", "single", (point(1, 100),)),
+                Series("DP", "dp", (point(2, 150), point(4, 160, hollow=True))),
+                Series("DDP", "ddp", (point(1, 98), point(2, 180), point(4, 240, hollow=True))),
+                Series("ideal", "ideal", (Point(1.0, 100.0), Point(2.0, 200.0), Point(4.0, 400.0))),
+            ),
+        ),
+    )
+    assert (figure.x_label, figure.y_label) == ("devices (GPUs), weak scaling", "throughput (images/s)")
+    assert (
+        figure.caption == "At 2 GPUs: DDP 180 [178, 182] images/s, 90% of ideal; DP 150 [148, 152] images/s."
+    )
+    assert figure.caption in figure.alt
+    assert "Hollow marks" in figure.how_to_read
+    assert not figure.log_x
+
+
+def test_efficiency_figure_of_the_usual_run() -> None:
+    figure = view(usual_cases()).figures[1]
+    (panel,) = figure.panels
+    assert [s.label for s in panel.series] == ["DP", "DDP", "ideal"]
+    assert panel.series[1].points == (point(1, 98), point(2, 90), point(4, 60, hollow=True))
+    assert {p.y for p in panel.series[2].points} == {100.0}
+    assert figure.y_label == "efficiency, weak scaling (%)"
+    assert figure.caption == "Kept of ideal at 2 GPUs: DDP 90.0 [89.1, 90.9]%, DP 75.0 [74.2, 75.8]%."
+
+
+def test_bucket_figure_has_a_panel_where_caps_can_be_compared() -> None:
+    figure = view(usual_cases()).figures[2]
+    assert [tick.label for tick in figure.ticks] == ["default", "1", "25"]
+    (panel,) = figure.panels
+    assert panel.title == "2 GPUs"
+    marks = panel.series[0].points
+    assert [(p.x, p.y, p.note) for p in marks] == [
+        (0.0, pytest.approx(20_000 / 180), "3"),
+        (1.0, pytest.approx(20_000 / 160), "12"),
+        (2.0, pytest.approx(100.0), "2"),
+    ]
+    assert (marks[2].low, marks[2].high) == (pytest.approx(100 / 1.01), pytest.approx(100 / 0.99))
+    assert figure.caption == "2 GPUs: shortest at 25 MiB, 100 [99, 101] ms, default 111 [110, 112] ms."
+
+
+def test_tables_of_the_usual_run() -> None:
+    shown = view(usual_cases())
+    results, layouts = shown.tables
+    assert results.columns[:4] == (
+        Column("Mode"),
+        Column("Devices", "number"),
+        Column("Sharing"),
+        Column("DDP settings"),
+    )
+    assert results.rows[4][:7] == (
+        "DDP", "2", "", "cap default", "180 [178, 182] images/s", "1.80 [1.78, 1.82]\N{MULTIPLICATION SIGN}",
+        "90.0 [89.1, 90.9]%",
+    )  # fmt: skip
+    assert column(results, "Sharing") == ["", "", "shared", "", "", "", "", "shared"]
+    assert column(layouts, "Sizes in all-reduce order")[1] == "1.00 + 2.00 + 10.0 MiB"
+    assert column(shown.unmeasured, "Reason") == [
+        "DataParallel on one device is the plain module",
+        "rank 3 died: exit code 9",
+    ]
+
+
+def test_warnings_name_what_a_reader_must_know_first() -> None:
+    assert view(usual_cases()).warnings == (
+        SHARED_WARNING,
+        "1 case of 10 did not finish: see “Not measured”.",
+    )
+    assert view([case("single", 1, 9.0, device_type="cpu")]).warnings == (CPU_WARNING,)
+    assert view([case("single", 1, 9.0)]).warnings == ()
+
+
+def test_cpu_stand_in_is_named_wherever_dp_shows() -> None:
+    cpu = {"device_type": "cpu", "device_name": "Test CPU"}
+    shown = view([case("single", 1, 100.0, **cpu), case("dp", 2, 150.0, impl="cpu_standin", **cpu)])
+    throughput, efficiency = shown.figures
+    assert throughput.panels[0].series[1].label == "DP (CPU stand-in)"
+    assert throughput.x_label == "devices (CPU cores), weak scaling"
+    assert "DP (CPU stand-in) 150" in throughput.caption
+    assert efficiency.panels[0].series[0].label == "DP (CPU stand-in)"
+    assert column(shown.tables[0], "Mode") == ["single", "DP (CPU stand-in)"]
+
+
+def test_one_case_only_has_a_table_and_no_figure() -> None:
+    shown = view([case("single", 1, 100.0)])
+    assert shown.figures == ()
+    assert shown.unmeasured is None
+    assert [table.title for table in shown.tables] == ["Results"]
+    assert "DDP settings" not in [c.name for c in shown.tables[0].columns]
+
+
+def test_all_failed_says_so_and_shows_every_reason() -> None:
+    failed = [case(mode, 2, status="failed", reason=f"{mode} broke") for mode in ("dp", "ddp")]
+    shown = view(failed)
+    assert (shown.figures, shown.tables) == ((), ())
+    assert len(shown.verdict) == 1
+    assert column(shown.unmeasured, "Reason") == ["dp broke", "ddp broke"]
+    assert shown.warnings == ("2 cases of 2 did not finish: see “Not measured”.",)
+
+
+def test_no_ddp_leaves_its_figure_and_tables_out() -> None:
+    shown = view([case("single", 1, 100.0), case("dp", 2, 150.0), case("dp", 4, 160.0)])
+    assert [figure.key for figure in shown.figures] == ["run1-1-throughput", "run1-1-efficiency"]
+    assert [table.title for table in shown.tables] == ["Results"]
+
+
+def test_without_single_there_is_no_ideal_line() -> None:
+    figure = view([case("ddp", 2, 150.0)]).figures[0]
+    assert [s.style for s in figure.panels[0].series] == ["ddp"]
+    assert figure.caption == "At 2 GPUs: DDP 150 [148, 152] images/s."
+
+
+def test_one_round_shows_the_estimate_without_an_interval() -> None:
+    bare = case("ddp", 2, 150.0, images_per_s_low=None, images_per_s_high=None)
+    shown = view([case("single", 1, 100.0), bare])
+    assert shown.figures[0].panels[0].series[1].points == (Point(2.0, 150.0),)
+    assert column(shown.tables[0], "Throughput")[1] == "150 images/s"
+
+
+def test_figures_compare_modes_at_default_settings_only() -> None:
+    static = case("ddp", 2, 300.0, static_graph=True, case_id="static")
+    plain = case("ddp", 2, 150.0, static_graph=False)
+    shown = view([case("single", 1, 100.0), static, plain])
+    assert shown.figures[0].panels[0].series[1].points == (point(2, 150),)
+    assert column(shown.tables[0], "DDP settings") == ["", "cap default, static graph", "cap default"]
+
+
+def test_settings_that_replace_a_default_are_named() -> None:
+    hooked = case("ddp", 2, 150.0, bucket_cap_mb="25", comm_hook="bf16", sync_buffers=False)
+    figure = view([case("single", 1, 100.0), hooked]).figures[0]
+    assert figure.panels[0].series[1].label == "DDP, cap 25 MiB, no sync buffers, comm hook bf16"
+
+
+def test_workloads_are_never_mixed_in_a_figure() -> None:
+    small = [case("single", 1, 100.0, case_id="a"), case("ddp", 2, 150.0, case_id="b")]
+    large = [
+        case("single", 1, 10.0, case_id="c", arch="vit"),
+        case("ddp", 2, 15.0, case_id="d", arch="vit"),
+    ]
+    shown = view([*small, *large])
+    assert len(shown.figures) == 4
+    assert len({figure.key for figure in shown.figures}) == 4
+    assert shown.figures[2].title.startswith("Throughput against devices: vit")
+    assert shown.figures[2].panels[0].series[0].points == (point(1, 10),)
+    assert [w.split(" · ")[0] for w in column(shown.tables[0], "Workload")] == ["resnet50"] * 2 + ["vit"] * 2
+
+
+def test_strong_scaling_is_one_workload_and_is_named() -> None:
+    strong = {"scaling": "strong", "global_batch": 20}
+    shown = view(
+        [
+            case("single", 1, 100.0, batch_per_device=20, **strong),
+            case("ddp", 2, 150.0, batch_per_device=10, **strong),
+        ]
+    )
+    throughput, efficiency = shown.figures
+    assert throughput.x_label == "devices (GPUs), strong scaling"
+    assert efficiency.y_label == "efficiency, strong scaling (%)"
+    assert "20 images in all" in shown.subtitle[0]
+
+
+def test_many_devices_are_drawn_on_logarithmic_axes() -> None:
+    throughput, efficiency = view([case("single", 1, 100.0), case("ddp", 64, 6000.0)]).figures
+    assert (throughput.log_x, throughput.log_y) == (True, True)
+    assert (efficiency.log_x, efficiency.log_y) == (True, False)
+
+
+def test_conditions_show_what_is_known_and_nothing_else() -> None:
+    manifest = {
+        "name": "nightly",
+        "settings": {"gpus": [1, 2], "static_graph": False, "rounds": None},
+        "model": {"num_params": 11_689_512, "gradient_bytes": 46_758_048},
+        "environment": {
+            "gpus": [{"name": "A", "memory_mib": 1000}] * 2,
+            "topology": "GPU0 GPU1\n NV18",
+            "env": {"NCCL_DEBUG": "WARN"},
+        },
+        "timing": {"total_s": 186.2},
+        "ranks": [{"rank": 0, "host": "h", "link": None}],
+        "git": "not a table",
+    }
+    shown = view(usual_cases(), manifest)
+    assert shown.title == "nightly"
+    assert shown.conditions == (
+        Group("Run", (Fact("name", "nightly"), Fact("total time", "3 min 06 s"))),
+        Group("Settings", (Fact("gpus", "1, 2"), Fact("static graph", "no"))),
+        Group("Model", (Fact("parameters", "11,689,512"), Fact("gradients per step", "44.6 MiB"))),
+        Group("Machine", (Fact("GPUs", "2 \N{MULTIPLICATION SIGN} A, 1,000 MiB"),)),
+        Group("Environment variables", (Fact("NCCL_DEBUG", "WARN", code=True),)),
+    )
+    assert [c.name for c in shown.condition_tables[0].columns] == ["Rank", "Host"]
+    assert shown.topology == "GPU0 GPU1\n NV18"
+
+
+def test_empty_manifest_shows_no_condition() -> None:
+    shown = view(usual_cases())
+    assert (shown.title, shown.conditions, shown.condition_tables, shown.topology) == ("by-hand", (), (), "")
+
+
+def test_several_runs_stand_side_by_side_with_their_differences() -> None:
+    first = run(usual_cases(), {"name": "a", "seed": 0, "versions": {"torch": "2.11"}})
+    second = run(usual_cases(), {"name": "b", "seed": 0, "versions": {"torch": "2.15", "cuda": "13"}})
+    shown = page([first, second])
+    assert [r.key for r in shown.runs] == ["run1", "run2"]
+    assert shown.differences.columns == (Column("Condition"), Column("a"), Column("b"))
+    assert shown.differences.rows == (
+        ("Run: name", "a", "b"),
+        ("Versions: torch", "2.11", "2.15"),
+        ("Versions: cuda", "", "13"),
+    )
+    assert page([first]).differences is None
+
+
+def test_settings_an_older_run_does_not_have_count_as_usual() -> None:
+    old = [case("single", 1, 100.0), case("ddp", 2, 150.0) | dict.fromkeys(DDP_DEFAULTS)]
+    (workload,) = workloads(run(old).cases)
+    throughput, _ = charts.figures(workload, key="k")
+    assert throughput.panels[0].series[1] == Series("DDP", "ddp", (point(2, 150),))
+
+
+def test_report_never_imports_torch() -> None:
+    code = "import sys, report.__main__; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("module", [charts, conditions, model, numbers, select, tables, report.view])
+def test_view_model_neither_plots_nor_reads_files(module: ModuleType) -> None:
+    tree = ast.parse(inspect.getsource(module))
+    imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    imported |= {a.name for node in ast.walk(tree) if isinstance(node, ast.Import) for a in node.names}
+    roots = {name.split(".")[0] for name in imported if name}
+    assert roots <= {
+        "__future__",
+        "bench",
+        "collections",
+        "dataclasses",
+        "math",
+        "pandas",
+        "report",
+        "typing",
+    }
+    assert {"report.figures", "report.build"}.isdisjoint(imported)

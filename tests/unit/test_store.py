@@ -1,0 +1,111 @@
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from bench.errors import UsageError
+from bench.schema import BLOCKS, CASES, FILES
+from bench.store import RunWriter, check_claimable, claim, load_run, typed_frame
+
+BLOCK = {
+    "case_id": "single-n1",
+    "phase": "timed",
+    "round": 1,
+    "position": 0,
+    "rank": 0,
+    "host": 'a,"b"\nc',
+    "started_s": 1.5,
+    "num_steps": 2,
+    "block_ms": 20.25,
+    "steps_ms": "10 10.25",
+}
+
+
+def written(folder: Path) -> RunWriter:
+    writer = RunWriter(claim(folder))
+    writer.write_manifest({"seed": 7})
+    return writer
+
+
+def test_what_is_written_comes_back_with_its_types(tmp_path: Path) -> None:
+    writer = written(tmp_path / "run")
+    writer.append("blocks.csv", [BLOCK, {**BLOCK, "round": 2}])
+    case = {"case_id": "single-n1", "status": "ok", "num_devices": 1, "oversubscribed": False, "images_per_s": 1 / 3}
+    writer.write_cases(typed_frame([case], CASES))
+    run = load_run(tmp_path / "run")
+    assert run.manifest["seed"] == 7
+    assert run.blocks["host"].tolist() == [BLOCK["host"]] * 2
+    assert run.blocks["round"].tolist() == [1, 2]
+    assert run.cases["images_per_s"].iloc[0] == pytest.approx(1 / 3)
+    assert run.cases["oversubscribed"].iloc[0] is False or not run.cases["oversubscribed"].iloc[0]
+    assert pd.isna(run.cases["comm_ms"].iloc[0]), "missing is empty, never 0"
+    assert list(run.buckets.columns) == [c.name for c in FILES["buckets.csv"]]
+
+
+def test_missing_is_an_empty_field(tmp_path: Path) -> None:
+    writer = written(tmp_path / "run")
+    writer.write_cases(typed_frame([{"case_id": "x", "images_per_s": float("nan")}], CASES))
+    line = (tmp_path / "run" / "cases.csv").read_text().splitlines()[1]
+    assert line == "x" + "," * (len(CASES) - 1)
+
+
+def test_a_folder_is_claimed_once(tmp_path: Path) -> None:
+    folder = claim(tmp_path / "a" / "run")
+    with pytest.raises(UsageError, match="already holds"):
+        claim(folder)
+
+
+def test_a_folder_with_other_files_or_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(UsageError, match="already holds"):
+        check_claimable(tmp_path)
+    with pytest.raises(UsageError, match="cannot be written"):
+        check_claimable(tmp_path / "notes.txt" / "run")
+    with pytest.raises(UsageError):
+        check_claimable(tmp_path / "notes.txt")
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_checking_leaves_no_trace(tmp_path: Path) -> None:
+    check_claimable(tmp_path / "x" / "y")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_columns_of_an_older_schema_are_empty(tmp_path: Path) -> None:
+    writer = written(tmp_path / "run")
+    writer.write_manifest({})
+    (tmp_path / "run" / "cases.csv").write_text("case_id,status,mode\nsingle-n1,ok,single\n")
+    cases = load_run(tmp_path / "run").cases
+    assert cases["mode"].tolist() == ["single"]
+    assert cases["images_per_s"].isna().all()
+
+
+def test_what_is_not_a_run_is_refused_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="not a results folder"):
+        load_run(tmp_path)
+    folder = tmp_path / "run"
+    writer = written(folder)
+    writer.append("blocks.csv", [BLOCK])
+    with (folder / "blocks.csv").open("a") as file:
+        file.write("single-n1,timed,one,0,0,h,0,1,1,1,\n")
+    with pytest.raises(UsageError, match=r"blocks\.csv cannot be read") as caught:
+        load_run(folder)
+    assert "\n" not in str(caught.value)
+    writer.write_manifest({"schema_version": 99})
+    with pytest.raises(UsageError, match="schema 99"):
+        load_run(folder)
+    (folder / "manifest.json").write_text("{")
+    with pytest.raises(UsageError, match="not valid JSON"):
+        load_run(folder)
+
+
+def test_every_column_is_documented() -> None:
+    text = (Path(__file__).resolve().parents[2] / "results" / "README.md").read_text(encoding="utf-8")
+    for name, columns in FILES.items():
+        assert f"`{name}`" in text
+        missing = [c.name for c in columns if f"| `{c.name}` |" not in text]
+        assert not missing, f"{name}: not in results/README.md: {missing}"
+
+
+def test_blocks_hold_no_unknown_key() -> None:
+    assert set(BLOCK) <= {c.name for c in BLOCKS}
