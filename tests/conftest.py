@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import ROOT, SMALL, bench_run
 
 from bench.store import RunData, load_run
 
-ROOT = Path(__file__).resolve().parent.parent
 Ranks = Callable[[str, int], list[Any]]
 
 PROLOGUE = """
@@ -47,22 +47,6 @@ def ranks(tmp_path: Path) -> Ranks:
         return [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(num_ranks)]
 
     return run
-
-
-def bench_run(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """The command as a user types it."""
-    return subprocess.run(
-        [sys.executable, "-m", "bench.run", *arguments],
-        cwd=ROOT,
-        env={**os.environ, **(env or {})},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-
-
-SMALL = ("--arch", "resnet20", "--batch-size", "8", "--device", "cpu")
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """Real process groups: layouts, gradients, and a timed pass without instrumentation."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -37,7 +38,7 @@ RESNET18_LAYOUTS = {
 """Read off PyTorch's reducer by hand, without this suite (torch 2.15)."""
 
 
-def test_recorded_layouts_are_the_reducers(ranks) -> None:  # noqa: ANN001
+def test_recorded_layouts_are_the_reducers(ranks: Any) -> None:
     found = ranks(
         COMMON
         + """
@@ -57,7 +58,7 @@ cluster.close()
     assert found == [RESNET18_LAYOUTS, RESNET18_LAYOUTS]
 
 
-def test_a_list_of_caps_is_honoured_or_skipped_with_the_reason(ranks) -> None:  # noqa: ANN001
+def test_a_list_of_caps_is_honoured_or_skipped_with_the_reason(ranks: Any) -> None:
     found = ranks(
         COMMON
         + """
@@ -79,7 +80,7 @@ cluster.close()
         assert found[0] == [2052000, 41973760, 2732288], "40 MiB close after the parameter that reaches them"
 
 
-def test_ddps_own_sampling_is_silent_once_settled(ranks) -> None:  # noqa: ANN001
+def test_ddps_own_sampling_is_silent_once_settled(ranks: Any) -> None:
     """DDP's logger synchronises the device in every iteration it samples, the first ten by default."""
     found = ranks(
         COMMON
@@ -137,7 +138,7 @@ def test_the_stand_in_computes_the_modules_gradients(num_devices: int) -> None:
 
 
 def test_the_stand_in_really_splits_the_batch() -> None:
-    """Like nn.DataParallel, replica 0 sees its own chunk only, and its BatchNorm statistics are the ones kept."""
+    """As in nn.DataParallel, replica 0 sees its chunk only, and its BatchNorm statistics are kept."""
     torch.manual_seed(0)
     module = nn.Sequential(nn.BatchNorm1d(1, momentum=1.0), nn.Linear(1, 2))
     parallel = HostDataParallel(module, (0, 0))

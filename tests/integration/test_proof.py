@@ -1,6 +1,7 @@
 """The proof passes on what is right and, more to the point, fails on what is wrong."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -84,7 +85,7 @@ def error(**settings):
 """
 
 
-def test_ddp_is_proven_under_every_setting(ranks) -> None:  # noqa: ANN001
+def test_ddp_is_proven_under_every_setting(ranks: Any) -> None:
     settings = [
         {},
         {"bucket_cap_mb": "0.1"},
@@ -106,7 +107,7 @@ def test_ddp_is_proven_under_every_setting(ranks) -> None:  # noqa: ANN001
         assert all(1e-6 < e < 2e-2 for e in lossy), "a hook that rounds must be seen to round"
 
 
-def test_ddp_that_does_not_communicate_is_caught(ranks) -> None:  # noqa: ANN001
+def test_ddp_that_does_not_communicate_is_caught(ranks: Any) -> None:
     found = ranks(
         DDP_PROOF
         + """

@@ -2,17 +2,21 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
-from conftest import SMALL, bench_run
+from commands import SMALL, bench_run
 
 from bench.run import main
 from models import Workload
 
 
-def test_every_planned_case_has_exactly_one_row(small_run) -> None:  # noqa: ANN001
+def test_every_planned_case_has_exactly_one_row(small_run: Any) -> None:
     run, _ = small_run
-    status = [(c.mode, c.num_devices, c.bucket_cap_mb, c.status) for c in run.cases.fillna("").itertuples()]
+    status = [
+        (c.mode, c.num_devices, c.bucket_cap_mb, c.status)
+        for c in run.cases.astype(object).fillna("").itertuples()
+    ]
     assert status == [
         ("single", 1, "", "ok"),
         ("dp", 1, "", "skipped"),
@@ -25,7 +29,7 @@ def test_every_planned_case_has_exactly_one_row(small_run) -> None:  # noqa: ANN
     ]
 
 
-def test_equal_layouts_are_measured_once(small_run) -> None:  # noqa: ANN001
+def test_equal_layouts_are_measured_once(small_run: Any) -> None:
     run, _ = small_run
     caps = run.cases.set_index("bucket_cap_mb")
     assert caps.loc["50", "num_buckets"] == 1
@@ -35,7 +39,7 @@ def test_equal_layouts_are_measured_once(small_run) -> None:  # noqa: ANN001
     assert sum(sizes) == run.manifest["model"]["gradient_bytes"]
 
 
-def test_the_numbers_hang_together(small_run) -> None:  # noqa: ANN001
+def test_the_numbers_hang_together(small_run: Any) -> None:
     run, _ = small_run
     ok = run.cases[run.cases["status"] == "ok"]
     assert (ok["images_per_s"] * ok["step_ms_p50"] / 1000 / ok["global_batch"]).tolist() == pytest.approx(
@@ -47,7 +51,7 @@ def test_the_numbers_hang_together(small_run) -> None:  # noqa: ANN001
     assert ok["num_rounds"].tolist() == [3] * len(ok)
 
 
-def test_blocks_tell_rounds_order_ranks_and_warm_up(small_run) -> None:  # noqa: ANN001
+def test_blocks_tell_rounds_order_ranks_and_warm_up(small_run: Any) -> None:
     run, _ = small_run
     timed = run.blocks[run.blocks["phase"] == "timed"]
     assert set(timed["round"]) == {1, 2, 3}
@@ -66,7 +70,7 @@ def test_blocks_tell_rounds_order_ranks_and_warm_up(small_run) -> None:  # noqa:
         assert sum(steps) == pytest.approx(block.block_ms, rel=0.02)
 
 
-def test_the_manifest_says_under_what_conditions(small_run) -> None:  # noqa: ANN001
+def test_the_manifest_says_under_what_conditions(small_run: Any) -> None:
     run, _ = small_run
     manifest = run.manifest
     assert manifest["settings"]["arch"] == "resnet20"
@@ -78,7 +82,7 @@ def test_the_manifest_says_under_what_conditions(small_run) -> None:  # noqa: AN
     assert 0 < manifest["timing"]["timed_share_pct"] < 100
 
 
-def test_the_summary_and_the_page(small_run) -> None:  # noqa: ANN001
+def test_the_summary_and_the_page(small_run: Any) -> None:
     run, done = small_run
     lines = done.stdout.splitlines()
     assert lines[-1] == f"Report: {run.path / 'report.html'}"
@@ -109,7 +113,18 @@ def test_a_model_that_raises_fails_its_run_without_a_number(tmp_path: Path) -> N
         "def model(): return Model(3 * 8 * 8, 4)\n"
     )
     done = bench_run(
-        *("--workload", "broken:model", "--image-size", "8", "--device", "cpu", "--modes", "ddp", "--gpus", "1"),
+        *(
+            "--workload",
+            "broken:model",
+            "--image-size",
+            "8",
+            "--device",
+            "cpu",
+            "--modes",
+            "ddp",
+            "--gpus",
+            "1",
+        ),
         *("--rounds", "1", "--out", str(tmp_path / "run")),
         env={"PYTHONPATH": str(tmp_path)},
     )
@@ -153,13 +168,15 @@ def test_bad_input_is_one_line_and_exit_2(
     assert not out.exists(), "nothing is written"
 
 
-def test_cuda_where_there_is_none(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_where_there_is_none(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert main(["--device", "cuda"]) == 2
     assert "finds no CUDA device" in capsys.readouterr().err
 
 
-def test_a_folder_that_holds_a_run_is_left_alone(small_run, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: ANN001
+def test_a_folder_that_holds_a_run_is_left_alone(small_run: Any, capsys: pytest.CaptureFixture[str]) -> None:
     run, _ = small_run
     before = {p.name: p.stat().st_mtime_ns for p in run.path.iterdir()}
     assert main([*SMALL, "--gpus", "1", "--out", str(run.path)]) == 2
@@ -167,7 +184,9 @@ def test_a_folder_that_holds_a_run_is_left_alone(small_run, capsys: pytest.Captu
     assert {p.name: p.stat().st_mtime_ns for p in run.path.iterdir()} == before
 
 
-def test_dry_run_prints_the_plan_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_prints_the_plan_and_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "run"
     arguments = [*SMALL, "--gpus", "1,2", "--bucket-cap-mb", "default,1"]
     assert main([*arguments, "--dry-run", "--out", str(out)]) == 0

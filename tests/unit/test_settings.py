@@ -12,7 +12,9 @@ def test_later_layers_win(tmp_path: Path) -> None:
     settings = resolve({"batch_size": "8"}, preset="quick", config=config)
     assert (settings.arch, settings.batch_size, settings.gpus) == ("resnet34", 8, (1, 2))
     assert settings.max_time == 120
-    assert settings.bucket_cap_mb == ("default", "0.25"), "the preset's value stands where nothing overrides it"
+    assert settings.bucket_cap_mb == ("default", "0.25"), (
+        "the preset's value stands where nothing overrides it"
+    )
 
 
 def test_a_workload_replaces_the_presets_architecture() -> None:
@@ -23,7 +25,9 @@ def test_a_workload_replaces_the_presets_architecture() -> None:
 
 def test_toml_values_of_every_kind(tmp_path: Path) -> None:
     config = tmp_path / "a.toml"
-    config.write_text("static_graph = [true, false]\nbucket_cap_mb = ['default', 0.5, 25]\nsync-buffers = false\n")
+    config.write_text(
+        "static_graph = [true, false]\nbucket_cap_mb = ['default', 0.5, 25]\nsync-buffers = false\n"
+    )
     settings = resolve({}, config=config)
     assert settings.static_graph == (True, False)
     assert settings.bucket_cap_mb == ("default", "0.5", "25")
@@ -87,6 +91,11 @@ def test_device_defaults() -> None:
     on_cpu = with_device_defaults(Settings(), device_type="cpu", num_local_devices=2)
     assert (on_cpu.arch, on_cpu.batch_size, on_cpu.backend, on_cpu.gpus) == ("resnet18", 16, "gloo", (1, 2))
     on_gpu = with_device_defaults(Settings(), device_type="cuda", num_local_devices=6)
-    assert (on_gpu.arch, on_gpu.batch_size, on_gpu.backend, on_gpu.gpus) == ("resnet50", 64, "nccl", (1, 2, 4))
+    assert (on_gpu.arch, on_gpu.batch_size, on_gpu.backend, on_gpu.gpus) == (
+        "resnet50",
+        64,
+        "nccl",
+        (1, 2, 4),
+    )
     fixed = with_device_defaults(Settings(rounds=3), device_type="cpu", num_local_devices=1)
     assert fixed.max_time is None, "a number of rounds is not cut short by a time nobody gave"

@@ -30,7 +30,13 @@ def written(folder: Path) -> RunWriter:
 def test_what_is_written_comes_back_with_its_types(tmp_path: Path) -> None:
     writer = written(tmp_path / "run")
     writer.append("blocks.csv", [BLOCK, {**BLOCK, "round": 2}])
-    case = {"case_id": "single-n1", "status": "ok", "num_devices": 1, "oversubscribed": False, "images_per_s": 1 / 3}
+    case = {
+        "case_id": "single-n1",
+        "status": "ok",
+        "num_devices": 1,
+        "oversubscribed": False,
+        "images_per_s": 1 / 3,
+    }
     writer.write_cases(typed_frame([case], CASES))
     run = load_run(tmp_path / "run")
     assert run.manifest["seed"] == 7

@@ -1,0 +1,78 @@
+"""What the suite adds to a training step: its block against a bare hand-written loop, interleaved.
+
+Both drive the same module, optimizer and batch, so nothing but the harness differs. Run with
+`python -m pytest tests/benchmarks --benchmark-only`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bench.stats import median_interval
+
+LOOPS = """
+import random, time
+from bench.cluster import Cluster
+from bench.measure.clock import make_clock
+from bench.measure.timed import Trainer, run_block
+from bench.modes import build_mode
+from bench.plan import Case
+from models.data import open_source
+from models.registry import resnet_workload
+from torch.nn import functional
+
+cluster = Cluster("cpu")
+n = cluster.world_size
+case = Case(mode="ddp" if n > 1 else "single", num_devices=n, arch="resnet18", image_size=64,
+            batch_per_device=16, scaling="weak", precision="fp32", data="device", device_type="cpu", backend="gloo",
+            bucket_cap_mb="default")
+workload = resnet_workload("resnet18", 64)
+mode = build_mode(case, workload.module(), cluster.place, cluster.group(n, "gloo"))
+source = open_source(workload, data="device", batch_size=16, rank=cluster.rank, world_size=n,
+                     device=cluster.place.device, seed=0)
+trainer = Trainer(case, mode, workload, source)
+inputs, targets = source.next()
+model, optimizer, clock = mode.wrapped, trainer.optimizer, make_clock(cluster.place.device)
+
+def suite(steps):
+    return run_block(trainer.step, steps, clock).block_ms
+
+def bare(steps):
+    start = time.perf_counter()
+    for _ in range(steps):
+        optimizer.zero_grad(set_to_none=True)
+        loss = functional.cross_entropy(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+    return (time.perf_counter() - start) * 1000
+
+for _ in range(4):
+    suite(1)
+mode.settle()
+order, pairs = random.Random(0), []
+for _ in range(ROUNDS):
+    times = {}
+    for loop in order.sample([suite, bare], 2):
+        cluster.barrier()
+        times[loop.__name__] = max(cluster.gather(loop(2)))
+    pairs.append([times["suite"], times["bare"]])
+report(pairs)
+cluster.close()
+"""
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("mode", "num_ranks"), [("single", 1), ("ddp", 2)])
+def test_the_harness_costs_nothing(benchmark: Any, ranks: Any, mode: str, num_ranks: int) -> None:
+    rounds = 80 if num_ranks == 1 else 60
+    pairs = benchmark.pedantic(lambda: ranks(LOOPS.replace("ROUNDS", str(rounds)), num_ranks)[0], rounds=1)
+    ratio = median_interval([bare / suite for suite, bare in pairs])
+    interval = f"{ratio.estimate:.4f} [{ratio.low:.4f}, {ratio.high:.4f}]"
+    text = f"{mode}: images/s of the suite / bare loop = {interval}"
+    benchmark.extra_info["ratio"] = text
+    print(text)
+    assert ratio.low <= 1.01
+    assert ratio.high >= 0.99
+    assert abs(ratio.estimate - 1) < 0.01
