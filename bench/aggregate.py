@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from bench.plan import Planned
-from bench.schema import CASES
+from bench.plan import DDP_AXES, BucketLayout, Planned
+from bench.schema import BUCKETS, CASES
 from bench.stats import Interval, median_interval, paired_ratio
 from bench.store import typed_frame
 
 ByRound = dict[int, float]
+
+SHARES = ("hidden_pct", "overlap_trace_pct", "overlap_window_pct", "dp_device0_pct")
+"""Columns that cannot leave 0-100, nor can their intervals."""
 
 
 @dataclass(frozen=True)
@@ -30,15 +34,22 @@ class Outcome:
 
 def step_ms_by_round(blocks: pd.DataFrame, phase: str) -> dict[str, ByRound]:
     """Milliseconds per step of every case and round: the longest rank's block time over its steps."""
+    return _by_round(blocks, phase, lambda ranks: ranks.max())
+
+
+def skew_ms_by_round(blocks: pd.DataFrame) -> dict[str, ByRound]:
+    """Slowest minus fastest rank's step under `no_sync`, where no rank waits for another, by round."""
+    return _by_round(blocks, "no_sync", lambda ranks: ranks.max() - ranks.min())
+
+
+def _by_round(
+    blocks: pd.DataFrame, phase: str, over_ranks: Callable[[Any], pd.Series[float]]
+) -> dict[str, ByRound]:
     chosen = blocks[blocks["phase"] == phase]
-    if chosen.empty:
-        return {}
-    per_step = (chosen["block_ms"] / chosen["num_steps"].astype("float64")).groupby(
-        [chosen["case_id"], chosen["round"]], sort=True
-    )
+    per_step = chosen["block_ms"] / chosen["num_steps"].astype("float64")
+    grouped = over_ranks(per_step.groupby([chosen["case_id"], chosen["round"]], sort=True))
     result: dict[str, ByRound] = {}
-    longest = per_step.max().reset_index(name="ms")
-    for case_id, round_index, ms in longest.itertuples(index=False):
+    for case_id, round_index, ms in grouped.reset_index(name="ms").itertuples(index=False):
         result.setdefault(str(case_id), {})[int(round_index)] = float(ms)
     return result
 
@@ -59,7 +70,10 @@ def case_rows(outcomes: Sequence[Outcome], blocks: pd.DataFrame) -> pd.DataFrame
     timed = step_ms_by_round(blocks, "timed")
     no_sync = step_ms_by_round(blocks, "no_sync")
     comm = step_ms_by_round(blocks, "comm")
+    anatomy = step_ms_by_round(blocks, "anatomy")
+    skew = skew_ms_by_round(blocks)
     single = next((throughput.get(c, {}) for c, o in _by_id(outcomes) if o.planned.case.mode == "single"), {})
+    details = _details(blocks)
     steps = _single_steps(blocks)
     rows = []
     for case_id, outcome in _by_id(outcomes):
@@ -77,6 +91,10 @@ def case_rows(outcomes: Sequence[Outcome], blocks: pd.DataFrame) -> pd.DataFrame
                 "num_rounds": len(timed[case_id]),
             }
             row |= _communication(timed[case_id], no_sync.get(case_id, {}), comm.get(case_id, {}))
+            row |= _slowdown(timed[case_id], anatomy.get(case_id, {}))
+            row |= _columns("rank_skew_ms", median_interval(list(skew.get(case_id, {}).values())))
+            for name, by_round in details.get(case_id, {}).items():
+                row |= _columns(name, median_interval(list(by_round.values())))
         rows.append(row)
     return typed_frame(rows, CASES)
 
@@ -87,13 +105,105 @@ def _communication(timed: ByRound, no_sync: ByRound, comm: ByRound) -> dict[str,
     hidden = [100 * min(max(1 - exposed[r] / comm[r], 0.0), 1.0) for r in both if comm.get(r, 0.0) > 0]
     row: dict[str, Any] = {}
     if exposed:
-        row["no_sync_step_ms"] = float(np.median([no_sync[r] for r in both]))
+        row |= _columns("no_sync_step_ms", median_interval([no_sync[r] for r in both]))
         row |= _columns("exposed_comm_ms", median_interval(list(exposed.values())))
     if comm:
         row |= _columns("comm_ms", median_interval(list(comm.values())))
     if hidden:
         row |= _columns("hidden_pct", median_interval(hidden))
     return row
+
+
+def _slowdown(timed: ByRound, anatomy: ByRound) -> dict[str, float]:
+    ratio = paired_ratio(anatomy, timed)
+    low, estimate, high = (100 * (value - 1) for value in (ratio.low, ratio.estimate, ratio.high))
+    return _columns("anatomy_slowdown_pct", Interval(estimate, low, high))
+
+
+def _details(blocks: pd.DataFrame) -> dict[str, dict[str, ByRound]]:
+    """Columns that blocks carry in their detail: by case, column and round, the median over ranks."""
+    samples: dict[str, dict[str, dict[int, list[float]]]] = {}
+    known = {column.name for column in CASES}
+    for block in _with_detail(blocks):
+        detail = block.content
+        if "local_last_ready_ms" in detail:
+            detail["compute_slowdown"] = detail["last_ready_ms"] / detail["local_last_ready_ms"]
+        for name, value in detail.items():
+            if name in known:
+                by_round = samples.setdefault(block.case_id, {}).setdefault(name, {})
+                by_round.setdefault(block.round, []).append(float(value))
+    return {
+        case_id: {
+            name: {r: float(np.median(values)) for r, values in by_round.items()}
+            for name, by_round in columns.items()
+        }
+        for case_id, columns in samples.items()
+    }
+
+
+@dataclass(frozen=True)
+class _Detail:
+    case_id: str
+    rank: int
+    round: int
+    content: dict[str, Any]
+
+
+def _with_detail(blocks: pd.DataFrame) -> list[_Detail]:
+    chosen = blocks[blocks["detail"].notna()]
+    columns = (chosen[name] for name in ("case_id", "rank", "round", "detail"))
+    return [_Detail(str(c), int(k), int(r), json.loads(d)) for c, k, r, d in zip(*columns, strict=True)]
+
+
+def bucket_rows(layouts: Mapping[str, BucketLayout], blocks: pd.DataFrame) -> pd.DataFrame:
+    """buckets.csv: every bucket of every DDP case and rank, its moments as medians over rounds."""
+    moments: dict[tuple[str, int], dict[str, list[list[float]]]] = {}
+    for block in _with_detail(blocks):
+        for name in ("ready_ms", "start_ms", "done_ms"):
+            if name in block.content:
+                found = moments.setdefault((block.case_id, block.rank), {}).setdefault(name, [])
+                found.append(block.content[name])
+    rows = []
+    for (case_id, rank), found_by_name in sorted(moments.items()):
+        layout = layouts.get(case_id)
+        if layout is None:
+            continue
+        medians = {name: np.median(np.array(found), axis=0) for name, found in found_by_name.items()}
+        if "ready_ms" in medians:
+            # DDP launches a bucket once it and every bucket before it is ready (reducer.cpp).
+            medians["launch_ms"] = np.maximum.accumulate(medians["ready_ms"])
+        for index, num_bytes in enumerate(layout.num_bytes):
+            rows.append(
+                {
+                    "case_id": case_id,
+                    "rank": rank,
+                    "bucket": index,
+                    "bytes": num_bytes,
+                    "num_params": len(layout.parameters[index]) if layout.parameters else None,
+                    **{name: round(float(values[index]), 4) for name, values in medians.items()},
+                }
+            )
+    return typed_frame(rows, BUCKETS)
+
+
+def allreduce_rows(
+    num_ranks: int, backend: str, times_ms: Mapping[int, Sequence[float]]
+) -> list[dict[str, Any]]:
+    """allreduce.csv: time of one message by size, with nccl-tests' bus bandwidth.
+
+    busbw = bytes / time x 2 (n - 1) / n: the rate that each link must carry, comparable over rank counts.
+    """
+    return [
+        {
+            "num_devices": num_ranks,
+            "backend": backend,
+            "bytes": num_bytes,
+            **_columns("time_ms", median_interval(samples)),
+            "busbw_gb_per_s": num_bytes / float(np.median(samples)) / 1e6 * 2 * (num_ranks - 1) / num_ranks,
+            "num_samples": len(samples),
+        }
+        for num_bytes, samples in sorted(times_ms.items())
+    ]
 
 
 def _single_steps(blocks: pd.DataFrame) -> dict[str, list[float]]:
@@ -119,16 +229,7 @@ def _identity(outcome: Outcome) -> dict[str, Any]:
         **outcome.facts,
     }
     if case.mode != "ddp":
-        for ddp_only in (
-            "backend",
-            "bucket_cap_mb",
-            "gradient_as_bucket_view",
-            "static_graph",
-            "find_unused_parameters",
-            "sync_buffers",
-            "sync_batchnorm",
-            "comm_hook",
-        ):
+        for ddp_only in ("backend", *(axis for axis in DDP_AXES if axis != "accumulate")):
             row[ddp_only] = None
     return {key: None if value == "" else value for key, value in row.items()}
 
@@ -138,7 +239,10 @@ def _by_id(outcomes: Iterable[Outcome]) -> list[tuple[str, Outcome]]:
 
 
 def _columns(name: str, interval: Interval) -> dict[str, float]:
-    return {name: interval.estimate, f"{name}_low": interval.low, f"{name}_high": interval.high}
+    low, high = interval.low, interval.high
+    if name in SHARES:
+        low, high = max(low, 0.0), min(high, 100.0)
+    return {name: interval.estimate, f"{name}_low": low, f"{name}_high": high}
 
 
 def worst_half_width(rows: pd.DataFrame) -> float:

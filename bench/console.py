@@ -77,6 +77,8 @@ def print_cases(cases: pd.DataFrame) -> None:
         ("p95 ms", True),
         ("speed-up [95%]", True),
         ("efficiency", True),
+        ("exposed ms [95%]", True),
+        ("hidden", True),
     ):
         table.add_column(name, justify="right" if right else "left", no_wrap=True)
     for row in cases.to_dict("records"):
@@ -93,9 +95,11 @@ def print_cases(cases: pd.DataFrame) -> None:
                 _number(row["step_ms_p95"], ".1f"),
                 _ranged(row, "speedup", ".2f"),
                 _number(row["efficiency"] * 100, ".0f", "%"),
+                _ranged(row, "exposed_comm_ms", ".0f"),
+                _number(row["hidden_pct"], ".0f", "%"),
             )
     # Without a terminal rich would cut the table at 80 columns.
-    console = RichConsole(file=sys.stdout, width=None if sys.stdout.isatty() else 140)
+    console = RichConsole(file=sys.stdout, width=None if sys.stdout.isatty() else 160)
     console.print(table)
     for row in cases[cases["status"] != "ok"].to_dict("records"):
         print(f"{row['case_id']}: {row['status']}: {row['reason']}")

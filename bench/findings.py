@@ -7,6 +7,7 @@ import math
 import pandas as pd
 
 from bench.aggregate import ByRound, images_per_s_by_round
+from bench.plan import DDP_AXES
 from bench.stats import Interval, paired_ratio
 
 MODE_NAMES = {"single": "single", "dp": "DataParallel", "ddp": "DDP"}
@@ -27,6 +28,8 @@ def findings(cases: pd.DataFrame, blocks: pd.DataFrame) -> list[str]:
     for count in counts:
         ddp = _plain(ok[(ok["num_devices"] == count) & (ok["mode"] == "ddp")])
         sentences += _best_cap(ddp, throughput, count)
+    for count in counts:
+        sentences += _communication(_plain(ok[(ok["num_devices"] == count) & (ok["mode"] == "ddp")]), count)
     return sentences
 
 
@@ -89,19 +92,25 @@ def _best_cap(ddp: pd.DataFrame, throughput: dict[str, ByRound], count: int) -> 
     return [f"{where}: no bucket cap beats {base_name} beyond the noise; {nearest}"]
 
 
+def _communication(ddp: pd.DataFrame, count: int) -> list[str]:
+    measured = ddp[ddp["exposed_comm_ms"].notna() & ddp["comm_ms"].notna()]
+    if measured.empty:
+        return []
+    row = measured.iloc[0]
+    link = "" if pd.isna(row["link"]) else f" over {row['link']}"
+    layout = "the default buckets" if row["bucket_cap_mb"] == "default" else f"cap {row['bucket_cap_mb']} MiB"
+    alone = f"{_figures(row['comm_ms'])}{_range(row, 'comm_ms')} ms"
+    added = f"{_figures(row['exposed_comm_ms'])}{_range(row, 'exposed_comm_ms')} ms"
+    share = 100 * row["exposed_comm_ms"] / row["step_ms_p50"]
+    where = f"DDP on {devices(count, str(row['device_type']))}{link} with {layout}"
+    return [f"{where}: communication alone takes {alone}; it adds {added} to the step ({share:.0f}% of it)."]
+
+
 def _plain(ddp: pd.DataFrame) -> pd.DataFrame:
     """The cases that differ from the first only in their bucket cap."""
     if ddp.empty:
         return ddp
-    other = [
-        "gradient_as_bucket_view",
-        "static_graph",
-        "find_unused_parameters",
-        "sync_buffers",
-        "sync_batchnorm",
-        "comm_hook",
-        "accumulate",
-    ]
+    other = [axis for axis in DDP_AXES if axis != "bucket_cap_mb"]
     settings = ddp[other].astype(object).fillna("")
     return ddp[(settings == settings.iloc[0]).all(axis=1)]
 

@@ -115,7 +115,6 @@ def run_rank(job: Job, arguments: Sequence[str], *, quiet: bool, as_json: bool) 
         manifest = _manifest(job, arguments, infos)
         writer.write_manifest(manifest)
         recorder = Recorder(job.plan, writer)
-        recorder.write_cases()
     startup_s = time.time() - started_s
     begun = time.perf_counter()
     session = Session(
@@ -131,7 +130,7 @@ def run_rank(job: Job, arguments: Sequence[str], *, quiet: bool, as_json: bool) 
     cluster.close()
     if recorder is None:
         return 0
-    cases = recorder.write_cases()
+    cases = recorder.write()
     manifest["timing"] = timing = {
         "startup_s": round(startup_s, 2),
         "measuring_s": round(time.perf_counter() - begun, 2),
@@ -165,7 +164,7 @@ def _print_summary(
     recorder: Recorder,
 ) -> None:
     print_cases(cases)
-    width = recorder.half_width(cases)
+    width = recorder.half_width()
     if job.settings.rounds is None and not width <= job.settings.precision_target:
         known = f"± {100 * width:.1f}%" if width == width else "without an interval"  # noqa: PLR0124
         print(

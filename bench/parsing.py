@@ -90,15 +90,15 @@ def fraction(text: str) -> float:
 
 
 def bucket_cap(text: str) -> str:
-    """`default`, a number of MiB above 0, or a `/`-separated list of them, one per bucket."""
-    if text == "default":
+    """`default`, a number of MiB, 0 (a bucket per parameter), or a `/`-separated list, one per bucket."""
+    if text in ("default", "0"):
         return text
     caps = []
     for part in text.split("/"):
         if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", part) or float(part) <= 0:
             raise UsageError(
-                f"bucket cap {text!r} is not a number of MiB above 0; write default, 25, or a list "
-                "per bucket as 1/25/25"
+                f"bucket cap {text!r} is not a number of MiB above 0; write default, 25, 0 for a bucket per "
+                "parameter, or a list per bucket as 1/25/25"
             )
         caps.append(f"{float(part):g}")
     return "/".join(caps)

@@ -9,9 +9,22 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from bench.errors import UsageError
 from bench.settings import Settings
+
+DDP_AXES = (
+    "bucket_cap_mb",
+    "gradient_as_bucket_view",
+    "static_graph",
+    "find_unused_parameters",
+    "sync_buffers",
+    "sync_batchnorm",
+    "comm_hook",
+    "accumulate",
+)
+"""Settings of DDP that a run may vary; each names a field of Case and of Settings."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +83,14 @@ class Case:
         return "-".join([*parts, digest])
 
 
+@dataclass(frozen=True)
+class BucketLayout:
+    """DDP's buckets in all-reduce order: bytes, and the parameter indices in each."""
+
+    num_bytes: tuple[int, ...]
+    parameters: tuple[tuple[int, ...], ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Machine:
     """What there is to run on."""
@@ -103,7 +124,7 @@ def expand(settings: Settings, machine: Machine, *, arch: str, image_size: int |
                 f"use a multiple of {' and '.join(str(n) for n in counts)}"
             )
 
-    def case(mode: str, n: int, **extra: object) -> Case:
+    def case(mode: str, n: int, **extra: Any) -> Case:
         return Case(
             mode=mode,
             num_devices=n,
@@ -114,7 +135,7 @@ def expand(settings: Settings, machine: Machine, *, arch: str, image_size: int |
             precision=settings.precision,
             data=settings.data,
             device_type=machine.device_type,
-            **extra,  # type: ignore[arg-type]
+            **extra,
         )
 
     cases = [case("single", 1)]
@@ -122,34 +143,22 @@ def expand(settings: Settings, machine: Machine, *, arch: str, image_size: int |
         cases += [case("dp", n) for n in counts]
     if "ddp" in settings.modes:
         for n in counts:
-            axes = itertools.product(
-                # Without communication the bucket layout changes nothing: one cap is enough.
-                settings.bucket_cap_mb if n > 1 else settings.bucket_cap_mb[:1],
-                settings.gradient_as_bucket_view,
-                settings.static_graph,
-                settings.find_unused_parameters,
-                settings.sync_buffers,
-                settings.sync_batchnorm,
-                settings.comm_hook,
-                settings.accumulate,
-            )
-            for cap, view, static, unused, buffers, batchnorm, hook, accumulate in axes:
-                cases.append(
-                    case(
-                        "ddp",
-                        n,
-                        backend=settings.backend,
-                        bucket_cap_mb=cap,
-                        gradient_as_bucket_view=view,
-                        static_graph=static,
-                        find_unused_parameters=unused,
-                        sync_buffers=buffers,
-                        sync_batchnorm=batchnorm,
-                        comm_hook=hook,
-                        accumulate=accumulate,
-                    )
-                )
+            cases += [case("ddp", n, backend=settings.backend, **point) for point in _ddp_points(settings, n)]
     return [_placed(c, machine) for c in cases]
+
+
+def _ddp_points(settings: Settings, num_devices: int) -> list[dict[str, Any]]:
+    """DDP settings to measure at one device count: all combinations, or one varied at a time."""
+    axes = {name: getattr(settings, name) for name in DDP_AXES}
+    if num_devices == 1:
+        # Without communication the bucket layout changes nothing: one cap is enough.
+        axes["bucket_cap_mb"] = axes["bucket_cap_mb"][:1]
+    if settings.sweep == "grid":
+        return [dict(zip(axes, point, strict=True)) for point in itertools.product(*axes.values())]
+    base = {name: values[0] for name, values in axes.items()}
+    if num_devices == 1:
+        return [base]
+    return [base, *({**base, name: value} for name, values in axes.items() for value in values[1:])]
 
 
 def _placed(case: Case, machine: Machine) -> Planned:

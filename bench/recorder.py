@@ -7,8 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from bench.aggregate import Outcome, case_rows, worst_half_width
-from bench.plan import Planned
+from bench.aggregate import Outcome, allreduce_rows, bucket_rows, case_rows, worst_half_width
+from bench.plan import BucketLayout, Planned
 from bench.schema import BLOCKS
 from bench.store import RunWriter, typed_frame
 
@@ -21,8 +21,10 @@ class Recorder:
     def __init__(self, plan: Sequence[Planned], writer: RunWriter) -> None:
         self._writer = writer
         self._rows: list[dict[str, Any]] = []
+        self._layouts: dict[str, BucketLayout] = {}
         self._outcomes = [Outcome(p, "skipped", p.skip_reason or NOT_REACHED) for p in plan]
         self.timed_s = 0.0
+        self.cases = self.write()
 
     def set_outcome(
         self, index: int, status: str, reason: str = "", facts: Mapping[str, Any] | None = None
@@ -31,6 +33,11 @@ class Recorder:
         old = self._outcomes[index]
         self._outcomes[index] = Outcome(old.planned, status, reason, {**old.facts, **(facts or {})})
 
+    def set_layout(self, case_id: str, layout: BucketLayout | None) -> None:
+        """The gradient buckets of a DDP case."""
+        if layout is not None:
+            self._layouts[case_id] = layout
+
     def add_block(self, rows: Sequence[dict[str, Any]]) -> None:
         """The rows of one block, one per rank that took part."""
         self._writer.append("blocks.csv", rows)
@@ -38,16 +45,20 @@ class Recorder:
         if rows[0]["phase"] in ("timed", "no_sync"):
             self.timed_s += max(row["block_ms"] for row in rows) / 1000
 
-    def add_buckets(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Rows of buckets.csv."""
-        self._writer.append("buckets.csv", rows)
+    def add_trace(self, case_id: str, rank: int, trace: bytes) -> None:
+        """A gzipped Chrome trace of one rank; a later one of the same case replaces it."""
+        self._writer.write_trace(f"{case_id}-rank{rank}.json.gz", trace)
+
+    def add_allreduce(self, num_ranks: int, backend: str, times_ms: Mapping[int, Sequence[float]]) -> None:
+        """Times of the all-reduce by itself, by message size in bytes."""
+        self._writer.append("allreduce.csv", allreduce_rows(num_ranks, backend, times_ms))
 
     def blocks(self) -> pd.DataFrame:
         """All blocks so far."""
         return typed_frame(self._rows, BLOCKS)
 
-    def write_cases(self) -> pd.DataFrame:
-        """Bring cases.csv up to date; the frame written."""
+    def write(self) -> pd.DataFrame:
+        """Bring cases.csv and buckets.csv up to date; the frame of cases."""
         measured = {row["case_id"] for row in self._rows if row["phase"] == "timed"}
         shown = [
             Outcome(o.planned, "skipped", NOT_REACHED, o.facts)
@@ -55,10 +66,12 @@ class Recorder:
             else o
             for o in self._outcomes
         ]
-        frame = case_rows(shown, self.blocks())
-        self._writer.write_cases(frame)
-        return frame
+        blocks = self.blocks()
+        self.cases = case_rows(shown, blocks)
+        self._writer.replace("cases.csv", self.cases)
+        self._writer.replace("buckets.csv", bucket_rows(self._layouts, blocks))
+        return self.cases
 
-    def half_width(self, cases: pd.DataFrame) -> float:
-        """The widest throughput interval, a fraction; NaN before two rounds."""
-        return worst_half_width(cases)
+    def half_width(self) -> float:
+        """The widest throughput interval as last written, a fraction; NaN before two rounds."""
+        return worst_half_width(self.cases)

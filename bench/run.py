@@ -24,8 +24,12 @@ def parser() -> argparse.ArgumentParser:
         epilog="Settings come from defaults, then --preset, then --config, then these options.",
     )
     for setting in fields(Settings):
+        switch: dict[str, Any] = {}
+        if isinstance(setting.default, bool):
+            switch = {"nargs": "?", "const": "on"}
         made.add_argument(
             f"--{setting.name.replace('_', '-')}",
+            **switch,
             metavar=setting.metadata["metavar"],
             help=setting.metadata["help"],
             default=argparse.SUPPRESS,
@@ -61,6 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(arguments: list[str], options: dict[str, Any]) -> int:
     how = {name: options.pop(name) for name in ("preset", "config", "dry_run", "quiet", "json")}
     settings = resolve(options, preset=how["preset"], config=how["config"])
+    # Kineto, inside torch.profiler, would write of its own starts and stops to stderr.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     # Torch takes seconds to import: a typing mistake is answered before that.
     from bench import job  # noqa: PLC0415
 

@@ -12,7 +12,7 @@ SCHEMA_VERSION = 1
 STATUSES = ("ok", "skipped", "oom", "failed", "timeout")
 """Every planned case ends in exactly one of these."""
 
-PHASES = ("warmup", "timed", "no_sync", "anatomy", "comm")
+PHASES = ("warmup", "timed", "no_sync", "comm", "anatomy", "trace")
 """What a block measured; only `timed` blocks make throughput."""
 
 
@@ -44,6 +44,7 @@ IDENTITY: tuple[Column, ...] = (
     Column("backend", "text", "process-group backend of the gradients, `nccl` or `gloo`; empty without one"),
     Column("num_devices", "int", "devices the case trains on (DDP: world size)"),
     Column("num_nodes", "int", "machines those devices are on"),
+    Column("link", "text", "rate of the link between the hosts of a lab; empty on a real network"),
     Column("oversubscribed", "bool", "more devices than physical ones on a machine: shared cores or GPUs"),
     Column("arch", "text", "model architecture, or the user's workload"),
     Column("image_size", "int", "height and width of an image, in pixels"),
@@ -71,29 +72,29 @@ MEASURED: tuple[Column, ...] = (
     Column("step_ms_p95", "float", "95th percentile of the step time"),
     *_interval("speedup", "throughput over that of `single` in the same round, median over rounds"),
     *_interval("efficiency", "speed-up / number of devices"),
-    Column("forward_ms", "float", "forward and loss, from the anatomy pass"),
-    Column("backward_ms", "float", "backward, from the anatomy pass; includes exposed communication"),
-    Column("optimizer_ms", "float", "optimizer step, from the anatomy pass"),
-    Column("data_ms", "float", "fetching the batch, from the anatomy pass"),
+    *_interval("forward_ms", "forward and loss per step, from the anatomy pass"),
+    *_interval("backward_ms", "backward per step, from the anatomy pass; includes exposed communication"),
+    *_interval("optimizer_ms", "optimizer step and `zero_grad`, from the anatomy pass"),
+    *_interval("data_ms", "fetching the batch, from the anatomy pass"),
     *_interval("comm_ms", "all-reduce of the recorded bucket sizes back to back, no compute, per step"),
-    Column("no_sync_step_ms", "float", "step time of the same case under `no_sync`: the compute"),
+    *_interval("no_sync_step_ms", "step time of the same case under `no_sync`: the compute"),
     *_interval("exposed_comm_ms", "step minus step under `no_sync`, same round: time communication adds"),
     *_interval("hidden_pct", "100 x (1 - exposed / comm), clamped to 0-100"),
-    Column("overlap_trace_pct", "float", "time both compute and communication run / communication, trace"),
-    Column("overlap_window_pct", "float", "DDP logger: communication window inside the backward"),
-    Column("compute_slowdown", "float", "compute beside communication over compute alone (ratio)"),
-    Column("anatomy_slowdown_pct", "float", "how much slower the instrumented pass is than the timed one"),
+    *_interval("overlap_trace_pct", "time both compute and communication run / communication, trace"),
+    *_interval("overlap_window_pct", "DDP logger: its communication window inside the backward"),
+    *_interval("compute_slowdown", "time to the last gradient beside communication / without it"),
+    *_interval("anatomy_slowdown_pct", "how much slower the instrumented step is than the timed one"),
     Column(
         "peak_mem_mib", "float", "most GPU memory in use by this case's tensors, worst rank; empty on a CPU"
     ),
-    Column("rank_skew_ms", "float", "slowest minus fastest rank's own work per step, median"),
-    Column("dp_scatter_ms", "float", "DP: splitting the batch over the devices"),
-    Column("dp_replicate_ms", "float", "DP: copying the model to every device"),
-    Column("dp_apply_ms", "float", "DP: the replicas' forward"),
-    Column("dp_gather_ms", "float", "DP: collecting the outputs on device 0"),
-    Column("dp_backward_ms", "float", "DP: the replicas' backward"),
-    Column("dp_reduce_ms", "float", "DP: adding the replicas' gradients on device 0"),
-    Column("dp_device0_pct", "float", "share of the step in which only device 0 works"),
+    *_interval("rank_skew_ms", "slowest minus fastest rank's own work per step (under `no_sync`)"),
+    *_interval("dp_scatter_ms", "DP: splitting the batch over the devices"),
+    *_interval("dp_replicate_ms", "DP: copying the model to every device"),
+    *_interval("dp_apply_ms", "DP: the replicas' forward"),
+    *_interval("dp_gather_ms", "DP: collecting the outputs on device 0"),
+    *_interval("dp_backward_ms", "DP: the replicas' backward (on GPUs with the reduction)"),
+    *_interval("dp_reduce_ms", "DP: adding the replicas' gradients on device 0 (empty on GPUs)"),
+    *_interval("dp_device0_pct", "DP: share of the step in which only device 0 works"),
     Column("num_rounds", "int", "rounds with a timed block of this case"),
 )
 
@@ -101,7 +102,7 @@ CASES: tuple[Column, ...] = IDENTITY + MEASURED
 
 BLOCKS: tuple[Column, ...] = (
     Column("case_id", "text", "the case, as in cases.csv"),
-    Column("phase", "text", "`warmup`, `timed`, `no_sync`, `anatomy` or `comm`"),
+    Column("phase", "text", "`warmup`, `timed`, `no_sync`, `comm`, `anatomy` or `trace`"),
     Column("round", "int", "1, 2, ...; 0 for warm-up before the first round"),
     Column("position", "int", "place of the block in its round's random order, from 0"),
     Column("rank", "int", "global rank that took the times"),
@@ -120,12 +121,25 @@ BUCKETS: tuple[Column, ...] = (
     Column("bytes", "int", "gradient bytes in the bucket"),
     Column("num_params", "int", "parameters in the bucket"),
     Column("ready_ms", "float", "last gradient ready, since the start of the backward, median over steps"),
-    Column("launch_ms", "float", "all-reduce launched, same clock, median over steps"),
-    Column("done_ms", "float", "all-reduce done, same clock, median over steps"),
+    Column(
+        "launch_ms", "float", "all-reduce launched: DDP does so once this bucket and all before it are ready"
+    ),
+    Column("start_ms", "float", "all-reduce taken up by gloo or NCCL, from the trace, median over steps"),
+    Column("done_ms", "float", "all-reduce done, from the trace, median over steps"),
+)
+
+ALLREDUCE: tuple[Column, ...] = (
+    Column("num_devices", "int", "ranks of the all-reduce"),
+    Column("backend", "text", "`nccl` or `gloo`"),
+    Column("bytes", "int", "message size"),
+    *_interval("time_ms", "one all-reduce of that size alone, longest rank, median over repetitions"),
+    Column("busbw_gb_per_s", "float", "bus bandwidth, bytes / time x 2 (n - 1) / n, in 10^9 bytes/s"),
+    Column("num_samples", "int", "repetitions"),
 )
 
 FILES: dict[str, tuple[Column, ...]] = {
     "cases.csv": CASES,
     "blocks.csv": BLOCKS,
     "buckets.csv": BUCKETS,
+    "allreduce.csv": ALLREDUCE,
 }

@@ -16,6 +16,7 @@ from bench.errors import UsageError
 
 MODES = ("single", "dp", "ddp")
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+NO = False
 COMM_HOOKS = ("none", "fp16", "bf16", "powersgd")
 
 
@@ -96,7 +97,17 @@ class Settings:
         "start no block after this long (CPU 3m, GPU 10m; with --rounds none)",
         "10m",
     )
-    steps: int | None = _setting(None, parsing.positive_int, "steps per block (CPU 4, GPU 10)", "N")
+    steps: int | None = _setting(None, parsing.positive_int, "steps per block (CPU 3, GPU 10)", "N")
+    trace: bool = _setting(NO, parsing.switch, "keep a Chrome trace per case and rank", "on")
+    allreduce_curve: bool = _setting(
+        NO, parsing.switch, "also time the all-reduce by itself over message sizes", "on"
+    )
+    sweep: str = _setting(
+        "grid",
+        parsing.choice(("grid", "star")),
+        "DDP settings: every combination, or one varied at a time from the first of each",
+        "grid|star",
+    )
     seed: int = _setting(0, parsing.whole_number, "seed of weights, batches and order", "N")
     name: str = _setting("run", str, "label in the results folder's name", "NAME")
     out: str | None = _setting(None, str, "results folder (default: results/<time>-<host>-<name>)", "DIR")
@@ -116,6 +127,13 @@ class Settings:
 
 PRESETS: dict[str, dict[str, Any]] = {
     "quick": {"arch": "resnet20", "batch_size": 32, "max_time": "30s", "bucket_cap_mb": "default,0.25"},
+    "ddp-paper": {
+        "modes": "ddp",
+        "sweep": "star",
+        "bucket_cap_mb": "default,0,1,5,10,25,50,100",
+        "accumulate": "1,2,4,8",
+        "allreduce_curve": True,
+    },
     "full": {"precision_target": "1%", "max_time": "30m", "bucket_cap_mb": "default,1,5,10,25,50,100"},
 }
 
@@ -166,7 +184,7 @@ def with_device_defaults(settings: Settings, *, device_type: str, num_local_devi
         arch=arch,
         batch_size=settings.batch_size or (16 if on_cpu else 64),
         max_time=settings.max_time or (None if settings.rounds else 180.0 if on_cpu else 600.0),
-        steps=settings.steps or (4 if on_cpu else 10),
+        steps=settings.steps or (3 if on_cpu else 10),
     )
 
 

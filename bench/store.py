@@ -31,6 +31,7 @@ class RunData:
     cases: pd.DataFrame
     blocks: pd.DataFrame
     buckets: pd.DataFrame
+    allreduce: pd.DataFrame
 
 
 def default_folder(*, host: str, name: str, root: Path = Path("results")) -> Path:
@@ -73,11 +74,11 @@ class RunWriter:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        for name in ("blocks.csv", "buckets.csv"):
+        for name in ("blocks.csv", "allreduce.csv"):
             self._append(name, [[column.name for column in FILES[name]]])
 
     def append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Append rows to `blocks.csv` or `buckets.csv` and sync them to disk before returning."""
+        """Append rows to `blocks.csv` or `allreduce.csv` and sync them to disk before returning."""
         columns = FILES[name]
         self._append(name, [[_cell(row.get(column.name)) for column in columns] for row in rows])
 
@@ -87,10 +88,16 @@ class RunWriter:
             file.flush()
             os.fsync(file.fileno())
 
-    def write_cases(self, cases: pd.DataFrame) -> None:
-        """Replace `cases.csv` as a whole, so that a reader never sees half a table."""
-        names = [column.name for column in FILES["cases.csv"]]
-        lines = [names, *([_cell(v) for v in row] for row in cases[names].itertuples(index=False))]
+    def write_trace(self, name: str, content: bytes) -> None:
+        """Put a file into `traces/`."""
+        folder = self.folder / "traces"
+        folder.mkdir(exist_ok=True)
+        replace_file(folder / name, lambda path: path.write_bytes(content))
+
+    def replace(self, name: str, rows: pd.DataFrame) -> None:
+        """Replace `cases.csv` or `buckets.csv` as a whole, so that a reader never sees half a table."""
+        names = [column.name for column in FILES[name]]
+        lines = [names, *([_cell(v) for v in row] for row in rows[names].itertuples(index=False))]
 
         def write(path: Path) -> None:
             with path.open("w", newline="", encoding="utf-8") as file:
@@ -98,7 +105,7 @@ class RunWriter:
                 file.flush()
                 os.fsync(file.fileno())
 
-        replace_file(self.folder / "cases.csv", write)
+        replace_file(self.folder / name, write)
 
     def write_manifest(self, manifest: Mapping[str, Any]) -> None:
         """Replace `manifest.json`."""
@@ -136,7 +143,14 @@ def load_run(path: Path) -> RunData:
     if isinstance(version, int) and version > SCHEMA_VERSION:
         raise UsageError(f"{path} has schema {version}, this version reads up to {SCHEMA_VERSION}; upgrade")
     frames = {name: _read_csv(path / name, columns) for name, columns in FILES.items()}
-    return RunData(path, manifest, frames["cases.csv"], frames["blocks.csv"], frames["buckets.csv"])
+    return RunData(
+        path,
+        manifest,
+        frames["cases.csv"],
+        frames["blocks.csv"],
+        frames["buckets.csv"],
+        frames["allreduce.csv"],
+    )
 
 
 def typed_frame(rows: Iterable[Mapping[str, Any]], columns: tuple[Column, ...]) -> pd.DataFrame:

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from bench.measure.clock import Clock
 from bench.modes import Mode
 from bench.plan import Case
 from models.data import BatchSource
-from models.workload import Workload
+from models.workload import Batch, Workload
 
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
 class BlockTimes:
-    """Durations of a block on one rank: whole, and of each step."""
+    """Durations of a block on one rank: whole, of each step, and what else its phase measured."""
 
     block_ms: float
     steps_ms: tuple[float, ...]
+    detail: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Trainer:
@@ -46,27 +49,34 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         for _ in range(self._accumulate - 1):
             with self.mode.no_sync():
-                self._backward()
-        self._backward()
+                self._train(self._fetch())
+        self._train(self._fetch())
         self._update()
 
     def local_step(self) -> None:
         """The same step without communication: gradients stay local to the rank."""
         self.optimizer.zero_grad(set_to_none=True)
-        with self.mode.no_sync():
+        with self.mode.without_communication():
             for _ in range(self._accumulate):
-                self._backward()
+                self._train(self._fetch())
         self._update()
 
-    def _backward(self) -> None:
-        inputs, targets = self._source.next()
+    def _fetch(self) -> Batch:
+        return self._source.next()
+
+    def _train(self, batch: Batch) -> None:
+        self._propagate(self._evaluate(batch))
+
+    def _evaluate(self, batch: Batch) -> Tensor:
+        inputs, targets = batch
         if self._autocast_dtype is None:
             loss = self._loss(self._forward(inputs), targets)
         else:
             with torch.autocast(self._device_type, dtype=self._autocast_dtype):
                 loss = self._loss(self._forward(inputs), targets)
-        if self._accumulate > 1:
-            loss = loss / self._accumulate
+        return loss / self._accumulate if self._accumulate > 1 else loss
+
+    def _propagate(self, loss: Tensor) -> None:
         if self._scaler is not None:
             loss = self._scaler.scale(loss)
         loss.backward()
@@ -86,7 +96,7 @@ class Trainer:
 
 def run_block(step: Callable[[], None], num_steps: int, clock: Clock) -> BlockTimes:
     """Run and time `num_steps` steps. The caller puts a barrier before it."""
-    with _no_gc():
+    with no_gc():
         clock.mark()
         for _ in range(num_steps):
             step()
@@ -96,8 +106,8 @@ def run_block(step: Callable[[], None], num_steps: int, clock: Clock) -> BlockTi
 
 
 @contextlib.contextmanager
-def _no_gc() -> Iterator[None]:
-    # A collection in the middle of a step is a stall that has nothing to do with the case.
+def no_gc() -> Iterator[None]:
+    """Hold garbage collection back: one in the middle of a step has nothing to do with the case."""
     enabled = gc.isenabled()
     gc.disable()
     try:

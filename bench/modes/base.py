@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from bench.plan import BucketLayout
+
 
 class Unsupported(RuntimeError):  # noqa: N818 - a reason to skip, not an error
     """The installed torch or this machine cannot run the case; the text is the reason."""
@@ -24,14 +26,6 @@ class Place:
     cores: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class BucketLayout:
-    """DDP's buckets in all-reduce order: bytes, and the parameter indices in each."""
-
-    num_bytes: tuple[int, ...]
-    parameters: tuple[tuple[int, ...], ...]
-
-
 class Mode(ABC):
     """A module made ready to train in one of the modes."""
 
@@ -44,6 +38,10 @@ class Mode(ABC):
     @abstractmethod
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         """Within it, a backward leaves gradients local to the rank."""
+
+    def without_communication(self) -> contextlib.AbstractContextManager[None]:
+        """Within it, a whole step does no communication at all; after it, steps are as before."""
+        return self.no_sync()
 
     def bucket_layout(self) -> BucketLayout | None:
         """The gradient buckets in use; None where the mode has none."""

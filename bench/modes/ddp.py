@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,11 +14,14 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersgd
 from torch.nn.parallel import DistributedDataParallel
 
-from bench.modes.base import BucketLayout, Mode, Place, Unsupported
-from bench.plan import Case
+from bench.modes.base import Mode, Place, Unsupported
+from bench.plan import BucketLayout, Case
 
 NEVER = 2**31 - 1
 """A logging sample rate that no run reaches."""
+
+ONE_BYTE_MB = 2**-20
+"""A cap that every parameter reaches by itself."""
 
 LOGGED_ITERATIONS = 10
 """DDP samples its own timings in these first iterations whatever the rate."""
@@ -43,6 +47,16 @@ class DistributedMode(Mode):
         """DDP's own `no_sync`."""
         return self.ddp.no_sync()
 
+    @contextlib.contextmanager
+    def without_communication(self) -> Iterator[None]:
+        """`no_sync` without the buffer broadcast that DDP would still do in its first forward."""
+        self.ddp.require_forward_param_sync = False
+        try:
+            with self.ddp.no_sync():
+                yield
+        finally:
+            self.ddp.require_forward_param_sync = True
+
     def bucket_layout(self) -> BucketLayout:
         """The layout that DDP's reducer reports; the rebuilt one once it has rebuilt."""
         data = self.ddp._get_ddp_logging_data()  # noqa: SLF001 - the reducer's only account of its buckets
@@ -56,9 +70,24 @@ class DistributedMode(Mode):
 
     def settle(self) -> None:
         """Take DDP's logger, which synchronises the device, out of the timed steps."""
-        self.ddp._set_ddp_runtime_logging_sample_rate(NEVER)  # noqa: SLF001 - no public way
+        self.sample_every(NEVER)
         for _ in range(LOGGED_ITERATIONS):
             self.ddp.reducer.prepare_for_forward()
+
+    def sample_every(self, iterations: int) -> None:
+        """Have DDP's logger sample every so many iterations."""
+        self.ddp._set_ddp_runtime_logging_sample_rate(iterations)  # noqa: SLF001 - no public way
+
+    def logged_window(self) -> float | None:
+        """DDP's own overlap of the last published iteration, percent; None while unset.
+
+        Its communication window inside the backward over the window. It is published at the next forward, so
+        it speaks of the iteration before; the logger says 0 for unset.
+        """
+        data = self.ddp._get_ddp_logging_data()  # noqa: SLF001 - no public way
+        window_ns = int(data.get("backward_comm_time", 0))
+        inside_ns = int(data.get("backward_compute_comm_overlap_time", 0))
+        return 100 * inside_ns / window_ns if window_ns > 0 else None
 
 
 def _constructor_settings(case: Case) -> dict[str, Any]:
@@ -76,7 +105,7 @@ def _constructor_settings(case: Case) -> dict[str, Any]:
             raise Unsupported(f"torch {torch.__version__} has no bucket_cap_mb_list (2.15 has)")
         settings["bucket_cap_mb_list"] = [float(cap) for cap in caps]
     elif caps[0] != "default":
-        settings["bucket_cap_mb"] = float(caps[0])
+        settings["bucket_cap_mb"] = float(caps[0]) or ONE_BYTE_MB
     return settings
 
 

@@ -112,18 +112,18 @@ def test_exposed_and_hidden_communication_by_definition() -> None:
 
 def test_findings_say_who_is_fastest_and_by_how_much() -> None:
     text = findings(*frames(DRIFTING))
-    assert "single is fastest" in text[0]
-    assert "On 1 CPU core" in text[0]
-    assert "DDP is fastest" in text[1]
-    assert "1.600x" in text[1]
-    assert "DataParallel (CPU stand-in)" in text[1]
+    assert "On 2 CPU cores" in text[0], "the largest count first"
+    assert "DDP is fastest" in text[0]
+    assert "1.600x" in text[0]
+    assert "DataParallel (CPU stand-in)" in text[0]
+    assert "On 1 CPU core, single is fastest" in text[1]
     assert "bucket cap 1 MiB is best" in text[2]
     assert "1.111x" in text[2]
 
 
 def test_findings_never_prefer_ddp_by_rule() -> None:
     slow = {**DRIFTING, ("ddp", 2, "default"): [300.0, 330, 360, 390, 420]}
-    assert "DataParallel (CPU stand-in) is fastest" in findings(*frames(slow))[1]
+    assert "DataParallel (CPU stand-in) is fastest" in findings(*frames(slow))[0]
 
 
 def test_noise_is_called_noise() -> None:

@@ -1,0 +1,231 @@
+"""The anatomy pass: where a step's time goes. Never mixed with the timed pass.
+
+An `AnatomyTrainer` takes the steps of an ordinary one with a mark after each phase; hooks on the parameters
+note when each gradient is ready; DP's stages are wrapped for the duration of the pass and unwrapped after.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bench.measure.timed import BlockTimes, Trainer, no_gc
+from bench.modes.ddp import NEVER, DistributedMode
+from bench.modes.dp import HostDataParallel
+from models.workload import Batch
+
+PHASES = ("data", "forward", "backward", "optimizer")
+
+HOST_STAGES = {
+    "scatter_batch": "dp_scatter_ms",
+    "replicate_weights": "dp_replicate_ms",
+    "apply_replicas": "dp_apply_ms",
+    "gather_outputs": "dp_gather_ms",
+    "backward_replicas": "dp_backward_ms",
+    "reduce_gradients": "dp_reduce_ms",
+}
+CUDA_STAGES = {
+    "scatter": "dp_scatter_ms",
+    "replicate": "dp_replicate_ms",
+    "parallel_apply": "dp_apply_ms",
+    "gather": "dp_gather_ms",
+}
+
+
+class Moments:
+    """Moments on the device's own clock: host time on a CPU, events on a GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+
+    def now(self) -> Any:
+        """This moment; cheap, does not wait."""
+        if not self._cuda:
+            return time.perf_counter_ns()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def ms(self, start: Any, end: Any) -> float:
+        """Milliseconds from `start` to `end`; on a GPU only after the device has been waited for."""
+        return float(start.elapsed_time(end)) if self._cuda else (end - start) / 1e6
+
+    def wait(self) -> None:
+        """Until the device has done all it was given."""
+        if self._cuda:
+            torch.cuda.synchronize()
+
+
+class AnatomyTrainer(Trainer):
+    """The steps of `trainer`, same module and batches, with a mark after every phase."""
+
+    def __init__(self, trainer: Trainer, device: torch.device) -> None:
+        self.__dict__.update(trainer.__dict__)
+        self.moments = Moments(device)
+        self._phases: list[tuple[str, Any]] = []
+        self._ready: dict[int, Any] = {}
+
+    def measured(self, step: Callable[[], None]) -> tuple[dict[str, float], dict[int, float], float]:
+        """Run one step: milliseconds by phase, of each gradient since the backward began, and in all."""
+        self._ready.clear()
+        self._phases = [("", self.moments.now())]
+        step()
+        self.moments.wait()
+        phases = dict.fromkeys(PHASES, 0.0)
+        ms = self.moments.ms
+        backward_start = self._phases[0][1]
+        for (_, start), (name, end) in zip(self._phases, self._phases[1:], strict=False):
+            phases[name] += ms(start, end)
+            if name == "backward":
+                backward_start = start  # with accumulation the last micro-batch's, the one that communicates
+        ready = {index: ms(backward_start, moment) for index, moment in self._ready.items()}
+        return phases, ready, ms(self._phases[0][1], self._phases[-1][1])
+
+    def note_ready(self, index: int) -> None:
+        """Parameter `index` has its gradient."""
+        self._ready[index] = self.moments.now()
+
+    def _mark(self, phase: str) -> None:
+        self._phases.append((phase, self.moments.now()))
+
+    def _fetch(self) -> Batch:
+        self._mark("optimizer")  # what came since the last mark is zero_grad
+        batch = super()._fetch()
+        self._mark("data")
+        return batch
+
+    def _evaluate(self, batch: Batch) -> Tensor:
+        loss = super()._evaluate(batch)
+        self._mark("forward")
+        return loss
+
+    def _propagate(self, loss: Tensor) -> None:
+        super()._propagate(loss)
+        self._mark("backward")
+
+    def _update(self) -> None:
+        super()._update()
+        self._mark("optimizer")
+
+
+def run_anatomy(trainer: Trainer, num_steps: int, device: torch.device, *, local: bool) -> BlockTimes:
+    """`num_steps` instrumented steps, then as many without communication where `local` asks for them.
+
+    The detail holds medians over the steps in ms: the phases, the DP stages, `last_ready_ms` (gradient
+    computation ends, since the backward began) with and without communication, and `ready_ms` by parameter.
+    """
+    anatomy = AnatomyTrainer(trainer, device)
+    steps: list[float] = []
+    samples: dict[str, list[float]] = {}
+    ready: dict[int, list[float]] = {}
+    with (
+        no_gc(),
+        _ready_hooks(anatomy),
+        _dp_stages(anatomy, samples),
+        _ddp_window(trainer, samples) as window,
+    ):
+        for _ in range(num_steps):
+            phases, moments, total = anatomy.measured(anatomy.step)
+            window()
+            steps.append(total)
+            for phase, value in phases.items():
+                samples.setdefault(f"{phase}_ms", []).append(value)
+            for index, value in moments.items():
+                ready.setdefault(index, []).append(value)
+            samples.setdefault("last_ready_ms", []).append(max(moments.values()))
+        if local:
+            for _ in range(num_steps):
+                _, moments, _ = anatomy.measured(anatomy.local_step)
+                samples.setdefault("local_last_ready_ms", []).append(max(moments.values()))
+    detail: dict[str, Any] = {name: round(median(values), 4) for name, values in samples.items()}
+    if "dp_apply_ms" in detail and "dp_reduce_ms" in detail:
+        parallel_ms = detail["dp_apply_ms"] + detail["dp_backward_ms"]
+        detail["dp_device0_pct"] = round(100 * (1 - parallel_ms / median(steps)), 3)
+    detail["ready_ms"] = {index: round(median(values), 4) for index, values in sorted(ready.items())}
+    return BlockTimes(sum(steps), tuple(steps), detail)
+
+
+@contextlib.contextmanager
+def _ready_hooks(anatomy: AnatomyTrainer) -> Iterator[None]:
+    handles = []
+    for index, parameter in enumerate(p for p in anatomy.mode.module.parameters() if p.requires_grad):
+
+        def note(_: Tensor, index: int = index) -> None:
+            anatomy.note_ready(index)
+
+        handles.append(parameter.register_post_accumulate_grad_hook(note))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextlib.contextmanager
+def _dp_stages(anatomy: AnatomyTrainer, samples: dict[str, list[float]]) -> Iterator[None]:
+    parallel = anatomy.mode.wrapped
+    if not isinstance(parallel, torch.nn.DataParallel):
+        yield
+        return
+    stages = HOST_STAGES if isinstance(parallel, HostDataParallel) else CUDA_STAGES
+    for method, column in stages.items():
+        setattr(parallel, method, _timed(getattr(parallel, method), samples.setdefault(column, [])))
+    try:
+        yield
+        if stages is CUDA_STAGES:
+            samples["dp_backward_ms"] = samples["backward_ms"]
+    finally:
+        for method in stages:
+            delattr(parallel, method)  # the class's own method shows again
+
+
+def _timed(stage: Callable[..., Any], into: list[float]) -> Callable[..., Any]:
+    def run(*arguments: Any, **named: Any) -> Any:
+        _wait_for_all()
+        start = time.perf_counter_ns()
+        result = stage(*arguments, **named)
+        _wait_for_all()
+        into.append((time.perf_counter_ns() - start) / 1e6)
+        return result
+
+    return run
+
+
+def _wait_for_all() -> None:
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            torch.cuda.synchronize(index)
+
+
+@contextlib.contextmanager
+def _ddp_window(trainer: Trainer, samples: dict[str, list[float]]) -> Iterator[Callable[[], None]]:
+    """DDP's logger, sampling for the length of the pass; the yielded function reads the last it published."""
+    mode = trainer.mode
+    if not isinstance(mode, DistributedMode):
+        yield lambda: None
+        return
+
+    windows: list[float | None] = []
+
+    def read() -> None:
+        windows.append(mode.logged_window())
+        # The first tells of an iteration before this pass.
+        if len(windows) > 1 and windows[-1] is not None:
+            samples.setdefault("overlap_window_pct", []).append(windows[-1])
+
+    mode.sample_every(1)
+    try:
+        yield read
+    finally:
+        mode.sample_every(NEVER)
+
+
+def bucket_ready_ms(ready_ms: dict[int, float], parameters: Sequence[Sequence[int]]) -> list[float]:
+    """When the last gradient of each bucket is ready, from the ready time of each parameter."""
+    return [max(ready_ms[index] for index in bucket) for bucket in parameters]

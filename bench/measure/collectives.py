@@ -1,0 +1,50 @@
+"""All-reduce by itself: a case's buckets back to back, and the time of one message by its size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from bench.measure.clock import Clock
+from bench.measure.timed import run_block
+
+HALF_HOOKS = ("fp16", "bf16")
+"""Hooks that send two bytes for every gradient element of four."""
+
+CURVE_BYTES = tuple(4096 * 4**i for i in range(9))
+"""4 KiB to 256 MiB."""
+
+CURVE_REPETITIONS = 5
+
+
+class BucketReplay:
+    """All-reduces tensors of a case's bucket sizes as DDP does: launched in order, then waited for."""
+
+    def __init__(
+        self,
+        bucket_bytes: Sequence[int],
+        comm_hook: str,
+        group: dist.ProcessGroup | None,
+        device: torch.device,
+    ) -> None:
+        half = comm_hook in HALF_HOOKS
+        dtype = torch.float16 if comm_hook == "fp16" else torch.bfloat16 if half else torch.float32
+        self._buckets = [torch.zeros(size // 4, dtype=dtype, device=device) for size in bucket_bytes]
+        self._group = group
+
+    def step(self) -> None:
+        """The communication of one step, with no compute."""
+        works = [dist.all_reduce(bucket, group=self._group, async_op=True) for bucket in self._buckets]
+        for work in works:
+            if work is not None:
+                work.wait()
+
+
+def allreduce_times(
+    num_bytes: int, group: dist.ProcessGroup | None, device: torch.device, clock: Clock
+) -> float:
+    """Milliseconds of one all-reduce of `num_bytes` of float32, by itself, after a small untimed one."""
+    BucketReplay([CURVE_BYTES[0]], "none", group, device).step()
+    return run_block(BucketReplay([num_bytes], "none", group, device).step, 1, clock).block_ms

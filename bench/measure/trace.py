@@ -1,0 +1,151 @@
+"""The trace pass: a few steps under `torch.profiler`, as a Chrome trace and as overlap by intersection.
+
+On CPUs gloo's collectives are annotations on gloo's own threads, from the moment a thread takes them up until
+they are done; on GPUs NCCL's are kernels. Compute is every operator of the training thread, or every other
+kernel.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from bench.measure.clock import make_clock
+from bench.measure.overlap import Span, overlap_pct
+from bench.measure.timed import BlockTimes, Trainer, run_block
+from models.workload import Batch
+
+NCCL_KERNELS = ("ncclDevKernel", "ncclKernel")
+GLOO = "gloo:"
+ALL_REDUCE = ("gloo:all_reduce", "ncclDevKernel_AllReduce", "ncclKernel_AllReduce")
+
+Event = Mapping[str, Any]
+
+
+class TracedTrainer(Trainer):
+    """The steps of `trainer` with an annotation around the step and each of its phases."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.__dict__.update(trainer.__dict__)
+
+    def step(self) -> None:
+        """One annotated optimizer step."""
+        with record_function("step"):
+            super().step()
+
+    def _fetch(self) -> Batch:
+        with record_function("data"):
+            return super()._fetch()
+
+    def _evaluate(self, batch: Batch) -> Tensor:
+        with record_function("forward"):
+            return super()._evaluate(batch)
+
+    def _propagate(self, loss: Tensor) -> None:
+        with record_function("backward"):
+            super()._propagate(loss)
+
+    def _update(self) -> None:
+        with record_function("optimizer"):
+            super()._update()
+
+
+def run_trace(
+    trainer: Trainer, num_steps: int, device: torch.device, bucket_bytes: Sequence[int], *, keep: bool
+) -> BlockTimes:
+    """Profile `num_steps` steps.
+
+    The detail holds `overlap_trace_pct`, and `start_ms` and `done_ms` of each bucket's all-reduce since the
+    start of the backward (medians over steps; absent where the trace does not show one per bucket); with
+    `keep` also `trace`, the gzipped Chrome trace with the buckets drawn in.
+    """
+    activities = [ProfilerActivity.CPU]
+    if device.type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+    traced = TracedTrainer(trainer)
+    with profile(activities=activities, acc_events=True) as profiler:
+        times = run_block(traced.step, num_steps, make_clock(device))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "trace.json")
+        profiler.export_chrome_trace(str(path))
+        trace = json.loads(path.read_text(encoding="utf-8"))
+    events = [e for e in trace["traceEvents"] if e.get("ph") == "X"]
+    detail: dict[str, Any] = {}
+    overlap = overlap_pct(*communication_and_compute(events))
+    if overlap is not None:
+        detail["overlap_trace_pct"] = round(overlap, 3)
+    runs = bucket_runs(events, len(bucket_bytes))
+    if runs:
+        for which, name in enumerate(("start_ms", "done_ms")):
+            per_bucket = zip(
+                *([(span[which] - begun) / 1000 for span in spans] for begun, spans in runs), strict=True
+            )
+            detail[name] = [round(median(values), 4) for values in per_bucket]
+    if keep:
+        trace["traceEvents"] += _bucket_events(runs, bucket_bytes)
+        detail["trace"] = gzip.compress(json.dumps(trace).encode(), mtime=0)
+    return BlockTimes(times.block_ms, times.steps_ms, detail)
+
+
+def communication_and_compute(events: Sequence[Event]) -> tuple[list[Span], list[Span]]:
+    """Spans of communication and of compute, in the trace's microseconds."""
+    kernels = [e for e in events if e.get("cat") == "kernel"]
+    if any(str(e["name"]).startswith(NCCL_KERNELS) for e in kernels):
+        comm = [_span(e) for e in kernels if str(e["name"]).startswith(NCCL_KERNELS)]
+        return comm, [_span(e) for e in kernels if not str(e["name"]).startswith(NCCL_KERNELS)]
+    comm = [_span(e) for e in events if str(e["name"]).startswith(GLOO)]
+    compute = [e for e in events if e.get("cat") in ("cpu_op", "kernel")]
+    return comm, [_span(e) for e in compute if not str(e["name"]).startswith("c10d::")]
+
+
+def bucket_runs(events: Sequence[Event], num_buckets: int) -> list[tuple[float, list[Span]]]:
+    """For each step the start of its last backward and the spans of its bucket all-reduces, microseconds.
+
+    Empty where a step does not show exactly one all-reduce per bucket (DDP adds one of its own under
+    `find_unused_parameters`): which is whose cannot be told then.
+    """
+    # A GPU runs behind the host, so its own view of the annotation counts where there is one.
+    annotations = [e for e in events if e.get("cat") == "gpu_user_annotation"] or events
+    backwards = sorted(_span(e) for e in annotations if e["name"] == "backward")
+    steps = sorted(_span(e) for e in events if e["name"] == "step")
+    reductions = sorted(_span(e) for e in events if str(e["name"]).startswith(ALL_REDUCE))
+    runs = []
+    for i, (start, _) in enumerate(steps):
+        end = steps[i + 1][0] if i + 1 < len(steps) else float("inf")
+        begun = [b[0] for b in backwards if start <= b[0] < end]
+        spans = [s for s in reductions if start <= s[0] < end]
+        if not begun or len(spans) != num_buckets:
+            return []
+        runs.append((begun[-1], spans))
+    return runs
+
+
+def _bucket_events(runs: Sequence[tuple[float, Sequence[Span]]], bucket_bytes: Sequence[int]) -> list[Event]:
+    return [
+        {
+            "ph": "X",
+            "cat": "bucket",
+            "name": f"bucket {index}: {num_bytes / 2**20:.2f} MiB",
+            "pid": os.getpid(),
+            "tid": "DDP buckets",
+            "ts": start,
+            "dur": end - start,
+        }
+        for _, spans in runs
+        for index, ((start, end), num_bytes) in enumerate(zip(spans, bucket_bytes, strict=True))
+    ]
+
+
+def _span(event: Event) -> Span:
+    start = float(event["ts"])
+    return start, start + float(event.get("dur", 0.0))

@@ -1,0 +1,170 @@
+"""The instrumented passes on real ranks: what they find, and that they leave nothing behind."""
+
+from typing import Any
+
+import torch
+
+from bench.measure.anatomy import run_anatomy
+from bench.measure.timed import Trainer
+from bench.modes import Place, build_mode
+from bench.modes.dp import HostDataParallel
+from bench.plan import Case
+from models.data import open_source
+from models.registry import resnet_workload
+
+BASE = {
+    "arch": "resnet20",
+    "image_size": 32,
+    "batch_per_device": 4,
+    "scaling": "weak",
+    "precision": "fp32",
+    "data": "device",
+    "device_type": "cpu",
+}
+DEVICE = torch.device("cpu")
+PLACE = Place(rank=0, local_rank=0, device=DEVICE, cores=(0,))
+
+
+def trainer(mode: str, num_devices: int) -> Trainer:
+    workload = resnet_workload("resnet20", 32)
+    case = Case(mode=mode, num_devices=num_devices, **BASE)
+    source = open_source(workload, data="device", batch_size=8, rank=0, world_size=1, device=DEVICE, seed=0)
+    return Trainer(case, build_mode(case, workload.module(), PLACE, None), workload, source)
+
+
+def test_phases_and_dp_stages_make_up_the_step() -> None:
+    made = trainer("dp", 2)
+    made.step()
+    times = run_anatomy(made, 3, DEVICE, local=False)
+    detail = times.detail
+    step = sorted(times.steps_ms)[1]
+    phases = sum(detail[f"{phase}_ms"] for phase in ("data", "forward", "backward", "optimizer"))
+    assert abs(phases - step) < 0.2 * step
+    forward = sum(detail[f"dp_{stage}_ms"] for stage in ("scatter", "replicate", "apply", "gather"))
+    assert 0 < forward <= detail["forward_ms"] * 1.2
+    assert 0 < detail["dp_backward_ms"] + detail["dp_reduce_ms"] <= detail["backward_ms"] * 1.2
+    assert 0 < detail["dp_device0_pct"] < 100
+    made.close()
+
+
+def test_nothing_is_left_in_the_timed_step() -> None:
+    made = trainer("dp", 2)
+    made.step()
+    run_anatomy(made, 1, DEVICE, local=False)
+    assert isinstance(made.mode.wrapped, HostDataParallel)
+    assert "apply_replicas" not in vars(made.mode.wrapped), "the class's own method shows again"
+    assert type(made) is Trainer
+    for parameter in made.mode.module.parameters():
+        assert not parameter._post_accumulate_grad_hooks
+    made.close()
+
+
+RANKS = """
+from bench.cluster import Cluster
+from bench.measure.anatomy import bucket_ready_ms, run_anatomy
+from bench.measure.timed import Trainer
+from bench.measure.trace import run_trace
+from bench.modes import build_mode
+from bench.plan import Case
+from models.data import open_source
+from models.registry import resnet_workload
+cluster = Cluster("cpu")
+workload = resnet_workload("resnet20", 32)
+def made(**settings):
+    base = dict(mode="ddp", num_devices=2, arch="resnet20", image_size=32, batch_per_device=4, scaling="weak",
+                precision="fp32", data="device", device_type="cpu", backend="gloo", bucket_cap_mb="0.25")
+    case = Case(**{**base, **settings})
+    mode = build_mode(case, workload.module(), cluster.place, cluster.group(2, "gloo"))
+    source = open_source(workload, data="device", batch_size=4, rank=cluster.rank, world_size=2,
+                         device=cluster.place.device, seed=0)
+    trainer = Trainer(case, mode, workload, source)
+    for _ in range(3):
+        trainer.step()
+    mode.settle()
+    return trainer
+def gradients(trainer):
+    return torch.cat([p.grad.flatten() for p in trainer.mode.module.parameters()])
+"""
+
+
+def test_anatomy_and_trace_of_ddp(ranks: Any) -> None:
+    found = ranks(
+        RANKS
+        + """
+trainer = made()
+layout = trainer.mode.bucket_layout()
+before = trainer.mode.ddp._get_ddp_logging_data()["iteration"]
+anatomy = run_anatomy(trainer, 4, cluster.place.device, local=True)
+sampled = trainer.mode.ddp._get_ddp_logging_data()["iteration"]
+trace = run_trace(trainer, 2, cluster.place.device, layout.num_bytes, keep=True)
+for _ in range(3):
+    trainer.step()
+after = trainer.mode.ddp._get_ddp_logging_data()["iteration"]
+hooks = sum(len(p._post_accumulate_grad_hooks or ()) for p in trainer.mode.module.parameters())
+detail = dict(anatomy.detail)
+ready = bucket_ready_ms(detail.pop("ready_ms"), layout.parameters)
+import gzip
+chrome = json.loads(gzip.decompress(trace.detail.pop("trace")))
+names = [e["name"] for e in chrome["traceEvents"] if e.get("ph") == "X"]
+report([detail, ready, trace.detail, names, hooks, [before, sampled, after], len(layout.num_bytes)])
+cluster.close()
+""",
+        2,
+    )
+    for detail, ready, trace, names, hooks, (before, sampled, after), num_buckets in found:
+        assert num_buckets > 1
+        assert ready == sorted(ready), "buckets become ready in all-reduce order"
+        assert abs(max(ready) - detail["last_ready_ms"]) < 1.0
+        assert 0 < detail["local_last_ready_ms"] < detail["forward_ms"] + detail["backward_ms"]
+        assert 0 <= detail["overlap_window_pct"] <= 100
+        assert 0 <= trace["overlap_trace_pct"] <= 100
+        assert len(trace["start_ms"]) == len(trace["done_ms"]) == num_buckets
+        assert all(s < d for s, d in zip(trace["start_ms"], trace["done_ms"], strict=True))
+        for name in ("step", "data", "forward", "backward", "optimizer"):
+            assert names.count(name) == 2
+        assert sum(name.startswith("bucket ") for name in names) == 2 * num_buckets
+        assert hooks == 0
+        assert before < sampled, "the logger samples during the pass"
+        assert after <= sampled + 1, "and is silent again after it"
+
+
+def test_a_step_without_communication_leaves_gradients_local_and_the_next_step_whole(ranks: Any) -> None:
+    found = ranks(
+        RANKS
+        + """
+out = []
+for settings in ({}, {"static_graph": True}, {"gradient_as_bucket_view": True}, {"accumulate": 2}):
+    trainer = made(**settings)
+    trainer.local_step()
+    local = cluster.gather(gradients(trainer).norm().item())
+    assert trainer.mode.ddp.require_forward_param_sync, "the next forward broadcasts buffers again"
+    trainer.step()
+    whole = cluster.gather(gradients(trainer).norm().item())
+    out.append([local, whole])
+report(out)
+cluster.close()
+""",
+        2,
+    )
+    for local, whole in found[0]:
+        assert local[0] != local[1], "each rank has its own batch, so its own gradient"
+        assert whole[0] == whole[1]
+
+
+def test_replayed_buckets_move_their_bytes_in_their_type(ranks: Any) -> None:
+    found = ranks(
+        RANKS
+        + """
+from bench.measure.collectives import BucketReplay
+sizes = [4000, 2048000]
+moved = {}
+for hook in ("none", "fp16", "bf16"):
+    replay = BucketReplay(sizes, hook, cluster.group(2, "gloo"), cluster.place.device)
+    replay.step()
+    moved[hook] = sum(b.numel() * b.element_size() for b in replay._buckets)
+report(moved)
+cluster.close()
+""",
+        2,
+    )
+    assert found[0] == {"none": 2052000, "fp16": 1026000, "bf16": 1026000}
