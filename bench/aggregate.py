@@ -42,6 +42,12 @@ def skew_ms_by_round(blocks: pd.DataFrame) -> dict[str, ByRound]:
     return _by_round(blocks, "no_sync", lambda ranks: ranks.max() - ranks.min())
 
 
+def _slowest_rank(blocks: pd.DataFrame) -> dict[str, int]:
+    chosen = blocks[blocks["phase"] == "no_sync"]
+    longest = chosen.loc[chosen.groupby(["case_id", "round"])["block_ms"].idxmax()]
+    return {str(case_id): int(ranks.mode().iloc[0]) for case_id, ranks in longest.groupby("case_id")["rank"]}
+
+
 def _by_round(
     blocks: pd.DataFrame, phase: str, over_ranks: Callable[[Any], pd.Series[float]]
 ) -> dict[str, ByRound]:
@@ -72,6 +78,7 @@ def case_rows(outcomes: Sequence[Outcome], blocks: pd.DataFrame) -> pd.DataFrame
     comm = step_ms_by_round(blocks, "comm")
     anatomy = step_ms_by_round(blocks, "anatomy")
     skew = skew_ms_by_round(blocks)
+    slowest = _slowest_rank(blocks)
     single = next((throughput.get(c, {}) for c, o in _by_id(outcomes) if o.planned.case.mode == "single"), {})
     details = _details(blocks)
     steps = _single_steps(blocks)
@@ -93,6 +100,7 @@ def case_rows(outcomes: Sequence[Outcome], blocks: pd.DataFrame) -> pd.DataFrame
             row |= _communication(timed[case_id], no_sync.get(case_id, {}), comm.get(case_id, {}))
             row |= _slowdown(timed[case_id], anatomy.get(case_id, {}))
             row |= _columns("rank_skew_ms", median_interval(list(skew.get(case_id, {}).values())))
+            row["slowest_rank"] = slowest.get(case_id)
             for name, by_round in details.get(case_id, {}).items():
                 row |= _columns(name, median_interval(list(by_round.values())))
         rows.append(row)

@@ -192,6 +192,7 @@ def _manifest(job: Job, arguments: Sequence[str], infos: Sequence[RankInfo]) -> 
     profile = profile_workload(job.workload)
     return {
         "name": job.settings.name,
+        "preset": job.settings.preset,
         "created_utc": datetime.now(UTC).isoformat(timespec="seconds"),
         "argv": list(arguments),
         "command": shlex.join(["python", "-m", "bench.run", *arguments]),

@@ -8,12 +8,11 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from bench.errors import USAGE_EXIT_CODE, UsageError, UserCodeError
-from bench.settings import PRESETS, Settings, resolve
+from bench.settings import PRESETS, options_of, resolve
 
 
 def parser() -> argparse.ArgumentParser:
@@ -23,7 +22,7 @@ def parser() -> argparse.ArgumentParser:
         description=__doc__,
         epilog="Settings come from defaults, then --preset, then --config, then these options.",
     )
-    for setting in fields(Settings):
+    for setting in options_of():
         switch: dict[str, Any] = {}
         if isinstance(setting.default, bool):
             switch = {"nargs": "?", "const": "on"}
@@ -57,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"bench.run: error: {error}", file=sys.stderr)
         return USAGE_EXIT_CODE
     except UsageError as error:
-        if first or "while training" in str(error):
+        if first:
             print(f"bench.run: error: {error}", file=sys.stderr)
         return USAGE_EXIT_CODE
 
@@ -75,7 +74,12 @@ def _main(arguments: list[str], options: dict[str, Any]) -> int:
         job.print_plan(prepared)
         return 0
     if job.is_rank():
-        return job.run_rank(prepared, arguments, quiet=how["quiet"], as_json=how["json"])
+        try:
+            return job.run_rank(prepared, arguments, quiet=how["quiet"], as_json=how["json"])
+        except UsageError as error:
+            # Unlike the checks above, which fail alike everywhere, this may be news from one rank alone.
+            print(f"bench.run: error: {error}", file=sys.stderr)
+            return USAGE_EXIT_CODE
     os.environ.setdefault(job.STARTED_ENV, str(time.time()))
     return job.launch_here(prepared, arguments)
 

@@ -88,6 +88,7 @@ MEASURED: tuple[Column, ...] = (
         "peak_mem_mib", "float", "most GPU memory in use by this case's tensors, worst rank; empty on a CPU"
     ),
     *_interval("rank_skew_ms", "slowest minus fastest rank's own work per step (under `no_sync`)"),
+    Column("slowest_rank", "int", "the rank whose own work most often took longest: the one others wait for"),
     *_interval("dp_scatter_ms", "DP: splitting the batch over the devices"),
     *_interval("dp_replicate_ms", "DP: copying the model to every device"),
     *_interval("dp_apply_ms", "DP: the replicas' forward"),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +110,8 @@ class Settings:
     )
     seed: int = _setting(0, parsing.whole_number, "seed of weights, batches and order", "N")
     name: str = _setting("run", str, "label in the results folder's name", "NAME")
+    preset: str | None = None
+    """Where values came from; not an option of its own."""
     out: str | None = _setting(None, str, "results folder (default: results/<time>-<host>-<name>)", "DIR")
 
     def __post_init__(self) -> None:
@@ -133,6 +135,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "bucket_cap_mb": "default,0,1,5,10,25,50,100",
         "accumulate": "1,2,4,8",
         "allreduce_curve": True,
+        "max_time": "8m",
     },
     "full": {"precision_target": "1%", "max_time": "30m", "bucket_cap_mb": "default,1,5,10,25,50,100"},
 }
@@ -153,7 +156,7 @@ def resolve(
     if config is not None:
         layers.append((f"{config}: ", _read_toml(config)))
     layers.append(("", command_line))
-    known = {f.name: f for f in fields(Settings)}
+    known = {f.name: f for f in options_of()}
     values: dict[str, Any] = {}
     for where, layer in layers:
         for raw_key, raw in layer.items():
@@ -166,7 +169,12 @@ def resolve(
                 raise UsageError(f"{where}--{key.replace('_', '-')}: {error}") from None
         if "workload" in layer:
             values.pop("arch", None) if "arch" not in layer else None
-    return Settings(**values)
+    return Settings(**values, preset=preset)
+
+
+def options_of() -> list[Field[Any]]:
+    """The settings that a user can give, as dataclass fields with parser and help in their metadata."""
+    return [f for f in fields(Settings) if f.metadata]
 
 
 def with_device_defaults(settings: Settings, *, device_type: str, num_local_devices: int) -> Settings:
@@ -186,12 +194,6 @@ def with_device_defaults(settings: Settings, *, device_type: str, num_local_devi
         max_time=settings.max_time or (None if settings.rounds else 180.0 if on_cpu else 600.0),
         steps=settings.steps or (3 if on_cpu else 10),
     )
-
-
-def default_of(name: str) -> Any:
-    """The built-in default of a setting."""
-    value = next(f.default for f in fields(Settings) if f.name == name)
-    return None if value is MISSING else value
 
 
 def _as_text(raw: Any) -> str:

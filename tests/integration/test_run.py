@@ -143,7 +143,7 @@ BAD = [
     (["--gpus", "a"], "at least 1"),
     (["--gpus", ""], "empty value"),
     (["--gpus", "2,2"], "given twice"),
-    (["--bucket-cap-mb", "0"], "above 0"),
+    (["--bucket-cap-mb", "-1"], "above 0"),
     (["--scaling", "strong", "--batch-size", "16", "--gpus", "3"], "does not divide"),
     (["--precision", "fp16"], "needs a CUDA device"),
     (["--backend", "nccl"], "needs CUDA devices"),

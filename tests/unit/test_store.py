@@ -37,7 +37,7 @@ def test_what_is_written_comes_back_with_its_types(tmp_path: Path) -> None:
         "oversubscribed": False,
         "images_per_s": 1 / 3,
     }
-    writer.write_cases(typed_frame([case], CASES))
+    writer.replace("cases.csv", typed_frame([case], CASES))
     run = load_run(tmp_path / "run")
     assert run.manifest["seed"] == 7
     assert run.blocks["host"].tolist() == [BLOCK["host"]] * 2
@@ -50,7 +50,7 @@ def test_what_is_written_comes_back_with_its_types(tmp_path: Path) -> None:
 
 def test_missing_is_an_empty_field(tmp_path: Path) -> None:
     writer = written(tmp_path / "run")
-    writer.write_cases(typed_frame([{"case_id": "x", "images_per_s": float("nan")}], CASES))
+    writer.replace("cases.csv", typed_frame([{"case_id": "x", "images_per_s": float("nan")}], CASES))
     line = (tmp_path / "run" / "cases.csv").read_text().splitlines()[1]
     assert line == "x" + "," * (len(CASES) - 1)
 
