@@ -46,7 +46,10 @@ class HostDataParallel(nn.DataParallel[nn.Module]):
     """`nn.DataParallel` over CPU cores: `cores[i]` runs replica i, replica 0 is the master itself."""
 
     def __init__(self, module: nn.Module, cores: Sequence[int]) -> None:
-        super().__init__(module)
+        # Past DataParallel's own constructor, which would take whatever GPUs it finds.
+        super(nn.DataParallel, self).__init__()
+        self.module = module
+        self.device_ids = []
         self.dim = 0
         self._copies = [copy.deepcopy(module) for _ in cores[1:]]
         self._threads = [ThreadPoolExecutor(1, initializer=_pin, initargs=(core,)) for core in cores]
