@@ -40,5 +40,8 @@ def render(page: Page) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    drawings = {figure.key: figures.svg(figure) for run in page.runs for figure in run.figures}
+    drawn = [
+        figure for run in page.runs for figure in (*run.figures, *(run.paper.figures if run.paper else ()))
+    ]
+    drawings = {figure.key: figures.svg(figure) for figure in drawn}
     return environment.get_template("report.html.j2").render(page=page, drawings=drawings)

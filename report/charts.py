@@ -5,13 +5,25 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from report.model import Figure, Panel, Point, Series, Tick
+from report.model import Chart, Panel, Point, Series, Tick
 from report.numbers import finite, interval, plural, quantity
-from report.select import by_mode, cap_label, mode_label, records, settings_label, text, truth, usual_settings
+from report.select import (
+    by_mode,
+    cap_label,
+    estimate,
+    mode_label,
+    records,
+    settings_label,
+    step_time,
+    text,
+    truth,
+    usual_settings,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from report.numbers import Estimate
     from report.select import Row, Workload
 
 _LOG_FROM = 16
@@ -19,13 +31,7 @@ _SHARED = " Hollow marks: more devices than the machine has, so they share cores
 _BARS = "Bars are 95% intervals over rounds."
 
 
-def figures(workload: Workload, *, key: str, heading: str = "") -> tuple[Figure, ...]:
-    """Every figure the workload has data for; `heading` names the workload where a page has several."""
-    made = (throughput(workload, key=key), efficiency(workload, key=key), bucket_caps(workload, key=key))
-    return tuple(_headed(figure, heading) for figure in made if figure is not None)
-
-
-def throughput(workload: Workload, *, key: str) -> Figure | None:
+def throughput(workload: Workload, *, key: str) -> Chart | None:
     """Throughput against devices, with the ideal line from “single”; None without a multi-device case."""
     series = _by_devices(workload, "images_per_s", 1.0)
     if all(s.style == "single" for s in series):
@@ -35,7 +41,7 @@ def throughput(workload: Workload, *, key: str) -> Figure | None:
     if single is not None:
         ideal = tuple(Point(float(n), single * n) for n in sorted({1, *counts}))
         series = (*series, Series("ideal", "ideal", ideal))
-    return Figure(
+    return Chart(
         key=f"{key}-throughput",
         title="Throughput against devices",
         x_label=f"devices ({workload.device}s), {workload.scaling} scaling",
@@ -44,20 +50,20 @@ def throughput(workload: Workload, *, key: str) -> Figure | None:
         panels=(Panel("", series),),
         caption=_throughput_caption(series, workload.device, single),
         how_to_read="Higher is better. On the dotted line every device adds as much as one alone gives. "
-        f"{_BARS}{_hollow_note(series)}",
+        f"{_BARS}{hollow_note(series)}",
         log_x=max(counts) > _LOG_FROM,
         log_y=max(counts) > _LOG_FROM,
     )
 
 
-def efficiency(workload: Workload, *, key: str) -> Figure | None:
+def efficiency(workload: Workload, *, key: str) -> Chart | None:
     """Efficiency in percent against devices, 100 being ideal; None without a multi-device case."""
     series = tuple(s for s in _by_devices(workload, "efficiency", 100.0) if s.style != "single")
     if not series:
         return None
     counts = _counts(series)
     ideal = Series("ideal", "ideal", tuple(Point(float(n), 100.0) for n in sorted({1, *counts})))
-    return Figure(
+    return Chart(
         key=f"{key}-efficiency",
         title="Scaling efficiency",
         x_label=f"devices ({workload.device}s)",
@@ -66,14 +72,14 @@ def efficiency(workload: Workload, *, key: str) -> Figure | None:
         panels=(Panel("", (*series, ideal)),),
         caption=_efficiency_caption(series, workload.device),
         how_to_read="Efficiency is throughput over that of “single”, divided by the number of devices; "
-        f"100% is ideal, and what is missing was lost on the way. {_BARS}{_hollow_note(series)}",
+        f"100% is ideal, and what is missing was lost on the way. {_BARS}{hollow_note(series)}",
         log_x=max(counts) > _LOG_FROM,
     )
 
 
-def bucket_caps(workload: Workload, *, key: str) -> Figure | None:
+def bucket_caps(workload: Workload, *, key: str) -> Chart | None:
     """Step time against bucket cap, a panel per device count; None where no count has two caps."""
-    ddp = usual_settings(workload.cases[workload.cases["mode"] == "ddp"], every_cap=True)
+    ddp = usual_settings(workload.cases[workload.cases["mode"] == "ddp"], free="bucket_cap_mb")
     caps = sorted({text(cap) for cap in ddp["bucket_cap_mb"]} - {""}, key=_cap_order)
     panels, said = [], []
     for num_devices in sorted(set(ddp["num_devices"].dropna())):
@@ -91,8 +97,9 @@ def bucket_caps(workload: Workload, *, key: str) -> Figure | None:
         said.append(f"{devices}: {_cap_finding(points)}")
     if not panels:
         return None
-    hollow = _hollow_note(s for panel in panels for s in panel.series)
-    return Figure(
+    hollow = hollow_note(s for panel in panels for s in panel.series)
+    each = " Cap 0 gives every parameter a bucket of its own." if "0" in caps else ""
+    return Chart(
         key=f"{key}-buckets",
         title="Step time against bucket cap",
         x_label="bucket cap (MiB)",
@@ -100,9 +107,9 @@ def bucket_caps(workload: Workload, *, key: str) -> Figure | None:
         ticks=tuple(Tick(float(i), _short(cap)) for i, cap in enumerate(caps)),
         panels=tuple(panels),
         caption="; ".join(said) + ".",
-        how_to_read="Lower is better. The number beside a mark counts the buckets that its cap makes. Step "
-        f"time is global batch / throughput. {_BARS} Each panel has its own scale, which does not start at "
-        f"zero.{hollow}",
+        how_to_read="Lower is better. The number beside a mark counts the buckets that its cap makes."
+        f"{each} Step time is global batch / throughput. {_BARS} Each panel has its own scale, which does "
+        f"not start at zero.{hollow}",
         from_zero=False,
     )
 
@@ -120,34 +127,25 @@ def _by_devices(workload: Workload, column: str, factor: float) -> tuple[Series,
 
 
 def _point(row: Row, column: str, factor: float) -> Point | None:
-    x, y = finite(row["num_devices"]), finite(row[column])
-    if x is None or y is None:
-        return None
-    low, high = finite(row[f"{column}_low"]), finite(row[f"{column}_high"])
-    known = low is not None and high is not None
-    return Point(
-        x=x,
-        y=y * factor,
-        low=low * factor if low is not None and known else None,
-        high=high * factor if high is not None and known else None,
-        hollow=truth(row["oversubscribed"]),
-    )
+    x, y = finite(row["num_devices"]), estimate(row, column)
+    return None if x is None or y is None else marked(x, y.times(factor), row)
 
 
 def _step_point(row: Row, x: int) -> Point | None:
-    rate, batch = _point(row, "images_per_s", 1.0), finite(row["global_batch"])
-    if rate is None or batch is None or min(rate.y, rate.low or rate.y) <= 0:
+    step, buckets = step_time(row), finite(row["num_buckets"])
+    if step is None:
         return None
-    step_ms = [None if r is None else 1000 * batch / r for r in (rate.y, rate.high, rate.low)]
-    buckets = finite(row["num_buckets"])
-    return Point(
-        x=float(x),
-        y=step_ms[0] or 0.0,
-        low=step_ms[1],
-        high=step_ms[2],
-        hollow=rate.hollow,
-        note="" if buckets is None else f"{buckets:.0f}",
-    )
+    return replace(marked(float(x), step, row), note="" if buckets is None else f"{buckets:.0f}")
+
+
+def marked(x: float, y: Estimate, row: Row) -> Point:
+    """A mark at `x`, hollow where the case's devices are shared."""
+    return Point(x=x, y=y.value, low=y.low, high=y.high, hollow=truth(row["oversubscribed"]))
+
+
+def hollow_note(series: Iterable[Series]) -> str:
+    """What hollow marks mean, where there are any."""
+    return _SHARED if any(p.hollow for s in series for p in s.points) else ""
 
 
 def _headline(series: tuple[Series, ...]) -> list[tuple[Point, str]]:
@@ -195,10 +193,6 @@ def _device_ticks(counts: list[float]) -> tuple[Tick, ...]:
     return tuple(Tick(n, f"{n:.0f}") for n in sorted({1.0, *counts}))
 
 
-def _hollow_note(series: Iterable[Series]) -> str:
-    return _SHARED if any(p.hollow for s in series for p in s.points) else ""
-
-
 def _cap_order(cap: str) -> tuple[int, float, str]:
     value = finite(cap)
     return (0, 0.0, "") if cap == "default" else (1, value, cap) if value is not None else (2, 0.0, cap)
@@ -206,7 +200,3 @@ def _cap_order(cap: str) -> tuple[int, float, str]:
 
 def _short(label: str) -> str:
     return label if len(label) <= 10 else f"{label[:9]}…"
-
-
-def _headed(figure: Figure, heading: str) -> Figure:
-    return replace(figure, title=f"{figure.title}: {heading}") if heading else figure

@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from report.model import Column, Fact, Group, Table
 from report.numbers import TIMES, count, duration, finite, mib, plain, quantity
+from report.select import text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
+    import pandas as pd
 
 Manifest = dict[str, Any]
 _RANK_COLUMNS = ("rank", "host", "local_rank", "device", "device_name", "link")
@@ -24,14 +27,20 @@ def section(manifest: Mapping[str, Any], key: str) -> Manifest:
     return value if isinstance(value, dict) else {}
 
 
-def groups(manifest: Manifest) -> tuple[Group, ...]:
+def link(manifest: Manifest, cases: pd.DataFrame) -> str:
+    """The rate of the link between the hosts of a lab; empty on a real network."""
+    known = dict.fromkeys((plain(manifest.get("link")), *(text(cell) for cell in cases["link"])))
+    return ", ".join(rate for rate in known if rate)
+
+
+def groups(manifest: Manifest, *, link: str = "") -> tuple[Group, ...]:
     """The conditions, grouped, without empty facts and groups."""
     environment = section(manifest, "environment")
     made = (
         Group("Run", _run(manifest)),
         Group("Settings", _facts(section(manifest, "settings").items())),
         Group("Model", _model(section(manifest, "model"))),
-        Group("Machine", _machine(manifest, environment)),
+        Group("Machine", _machine(manifest, environment, link)),
         Group("Versions", _facts(section(manifest, "versions").items())),
         Group("Source", _facts(section(manifest, "git").items())),
         Group("Environment variables", _facts(section(environment, "env").items(), code=True)),
@@ -104,7 +113,7 @@ def _model(model: Manifest) -> tuple[Fact, ...]:
     )
 
 
-def _machine(manifest: Manifest, environment: Manifest) -> tuple[Fact, ...]:
+def _machine(manifest: Manifest, environment: Manifest, link: str) -> tuple[Fact, ...]:
     return _facts(
         (
             ("host", environment.get("host")),
@@ -113,7 +122,7 @@ def _machine(manifest: Manifest, environment: Manifest) -> tuple[Fact, ...]:
             ("CPU cores", count(finite(environment.get("num_cores")))),
             ("memory", quantity(finite(environment.get("memory_gib")), "GiB")),
             ("GPUs", _gpus(environment.get("gpus"))),
-            ("link between hosts", manifest.get("link")),
+            ("link between hosts", link),
             ("devices shared", manifest.get("oversubscription")),
         )
     )

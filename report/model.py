@@ -19,7 +19,10 @@ class Point:
 
 @dataclass(frozen=True)
 class Series:
-    """Marks of one kind. `style` is `single`, `dp`, `ddp` or `ideal`; `joined` draws a line through them."""
+    """Marks of one kind; `style` names their look, `joined` draws a line through them.
+
+    Styles: `single`, `dp`, `ddp`, `other` and `ideal`.
+    """
 
     label: str
     style: str
@@ -29,10 +32,14 @@ class Series:
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes of a figure; panels are stacked and share the x axis."""
+    """One pair of axes of a chart; panels are stacked and share the x axis.
+
+    `y_label` replaces the chart's where panels show different quantities.
+    """
 
     title: str
     series: tuple[Series, ...]
+    y_label: str = ""
 
 
 @dataclass(frozen=True)
@@ -43,26 +50,92 @@ class Tick:
     label: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Figure:
-    """A figure and the words around it; `key` is unique on the page."""
+    """The words around a drawing; `key` is unique on the page, `beside` quotes another machine's figures."""
 
     key: str
     title: str
+    caption: str
+    how_to_read: str
+    beside: str = ""
+
+    @property
+    def alt(self) -> str:
+        """What a reader who cannot see the figure is told: what it shows, then its finding."""
+        return f"{self.title}. {self.caption}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart(Figure):
+    """Marks over a quantity."""
+
     x_label: str
     y_label: str
     ticks: tuple[Tick, ...]
     panels: tuple[Panel, ...]
-    caption: str
-    how_to_read: str
     from_zero: bool = True
     log_x: bool = False
     log_y: bool = False
 
     @property
     def alt(self) -> str:
-        """What a reader who cannot see the figure is told: its axes, then its finding."""
+        """Its axes, then its finding."""
         return f"{self.y_label} against {self.x_label}. {self.caption}"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A piece of a bar: a label of the legend and a duration."""
+
+    label: str
+    ms: float
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A case as the sum of its parts, in the order of the step."""
+
+    label: str
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bars(Figure):
+    """Stacked bars of milliseconds, one below the other."""
+
+    bars: tuple[Bar, ...]
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """One bucket's moments in milliseconds since the start of the backward; None where not measured."""
+
+    label: str
+    ready_ms: float | None
+    launch_ms: float | None
+    start_ms: float | None
+    done_ms: float | None
+
+
+@dataclass(frozen=True)
+class Track:
+    """One step of one case: its buckets, and from when to when communication was exposed."""
+
+    title: str
+    buckets: tuple[Bucket, ...]
+    compute_end_ms: float | None
+    end_ms: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeline(Figure):
+    """Steps drawn over time, one track below the other on one scale."""
+
+    tracks: tuple[Track, ...]
+
+
+Drawing = Chart | Bars | Timeline
 
 
 @dataclass(frozen=True)
@@ -75,12 +148,13 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """A titled table of final strings; a missing value is an empty string."""
+    """A titled table of final strings; a missing value is an empty string. `below` explains what it holds."""
 
     title: str
     note: str
     columns: tuple[Column, ...]
     rows: tuple[tuple[str, ...], ...]
+    below: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -101,6 +175,16 @@ class Group:
 
 
 @dataclass(frozen=True)
+class Section:
+    """Figures and tables under a heading of their own."""
+
+    title: str
+    notes: tuple[str, ...]
+    figures: tuple[Drawing, ...]
+    tables: tuple[Table, ...]
+
+
+@dataclass(frozen=True)
 class RunView:
     """One run on the page."""
 
@@ -109,7 +193,8 @@ class RunView:
     subtitle: tuple[str, ...]
     warnings: tuple[str, ...]
     verdict: tuple[str, ...]
-    figures: tuple[Figure, ...]
+    figures: tuple[Drawing, ...]
+    paper: Section | None
     tables: tuple[Table, ...]
     unmeasured: Table | None
     conditions: tuple[Group, ...]

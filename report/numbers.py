@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 MIB = 2**20
@@ -41,6 +42,24 @@ def interval(estimate: float | None, low: float | None, high: float | None, unit
     decimals = _decimals(max(abs(estimate), abs(low), abs(high)), 3)
     shown = (f"{value:,.{decimals}f}" for value in (estimate, low, high))
     return _with_unit("{} [{}, {}]".format(*shown), unit)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A measured value and its 95% interval, of which both ends are known or neither."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+    def times(self, factor: float) -> Estimate:
+        """In another unit, or per something; `factor` is positive."""
+        low, high = (None if end is None else end * factor for end in (self.low, self.high))
+        return Estimate(self.value * factor, low, high)
+
+    def shown(self, unit: str) -> str:
+        """`70.1 [69.2, 70.9] ms`."""
+        return interval(self.value, self.low, self.high, unit)
 
 
 def count(value: float | None) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from report.numbers import TIMES, finite
+from report.numbers import TIMES, Estimate, finite, plural
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,6 +53,24 @@ def truth(value: Any) -> bool:
     return not pd.isna(value) and bool(value)
 
 
+def estimate(row: Row, column: str) -> Estimate | None:
+    """A measured cell with its interval; None where missing."""
+    value = finite(row[column])
+    if value is None:
+        return None
+    low, high = finite(row[f"{column}_low"]), finite(row[f"{column}_high"])
+    return Estimate(value) if low is None or high is None else Estimate(value, low, high)
+
+
+def step_time(row: Row) -> Estimate | None:
+    """Milliseconds per optimizer step as global batch / throughput, so that it has throughput's interval."""
+    rate, batch = estimate(row, "images_per_s"), finite(row["global_batch"])
+    if rate is None or batch is None or min(rate.value, rate.low or rate.value) <= 0:
+        return None
+    low, high = (None if end is None else 1000 * batch / end for end in (rate.high, rate.low))
+    return Estimate(1000 * batch / rate.value, low, high)
+
+
 def mode_label(row: Row) -> str:
     """`single`, `DP`, `DDP`; DP on CPU cores says that it is a stand-in."""
     mode = text(row["mode"])
@@ -81,6 +99,15 @@ def settings_label(row: Row, *, with_cap: bool = True) -> str:
         switch = isinstance(default, bool)
         parts.append((words if truth(value) else f"no {words}") if switch else f"{words} {value}")
     return ", ".join(parts)
+
+
+def case_label(row: Row, device: str, *, with_cap: bool = True) -> str:
+    """`DDP, 2 GPUs, cap 25 MiB`, and whether the devices are shared."""
+    devices = finite(row["num_devices"])
+    where = "" if devices is None else plural(devices, device)
+    shared = " (shared)" if truth(row["oversubscribed"]) else ""
+    parts = (mode_label(row), f"{where}{shared}", settings_label(row, with_cap=with_cap))
+    return ", ".join(part for part in parts if part)
 
 
 def workloads(cases: pd.DataFrame) -> list[Workload]:
@@ -117,10 +144,13 @@ def _workload_label(row: Row) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def usual_settings(ddp: pd.DataFrame, *, every_cap: bool = False) -> pd.DataFrame:
-    """DDP cases at PyTorch's defaults; where a default was not measured, at the first value that was."""
+def usual_settings(ddp: pd.DataFrame, *, free: str = "") -> pd.DataFrame:
+    """DDP cases at PyTorch's defaults; where a default was not measured, at the first value that was.
+
+    `free` names the setting that may take any value.
+    """
     for name, default in DDP_DEFAULTS.items():
-        if ddp.empty or (every_cap and name == "bucket_cap_mb"):
+        if ddp.empty or name == free:
             continue
         column = ddp[name]
         usual = (column == default).fillna(value=False).astype(bool) | column.isna()
@@ -133,3 +163,17 @@ def by_mode(cases: pd.DataFrame, mode: str) -> pd.DataFrame:
     rows = cases[cases["mode"] == mode]
     rows = usual_settings(rows) if mode == "ddp" else rows
     return rows.drop_duplicates("num_devices").sort_values("num_devices")
+
+
+def headline_count(cases: pd.DataFrame) -> int | None:
+    """The largest device count whose devices are not shared, else the largest; None without several."""
+    several = cases[cases["num_devices"].fillna(0) > 1]
+    shared = several["oversubscribed"].fillna(value=False).astype(bool)
+    counts = several.loc[~shared if (~shared).any() else shared, "num_devices"]
+    return None if counts.empty else int(counts.max())
+
+
+def at_headline(cases: pd.DataFrame, *, free: str) -> pd.DataFrame:
+    """DDP at its usual settings but for one that is free, at the headline count."""
+    ddp = cases[cases["mode"] == "ddp"]
+    return usual_settings(ddp[ddp["num_devices"] == headline_count(ddp)], free=free)

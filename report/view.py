@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from bench.findings import findings
-from report import charts, conditions, tables
-from report.model import Page, RunView
+from report import anatomy, charts, conditions, paper, tables, timeline
+from report.model import Drawing, Page, RunView
 from report.numbers import plain, plural
 from report.select import Workload, text, truth, workloads
 
@@ -38,32 +39,56 @@ def _run_view(run: RunData, key: str) -> RunView:
     several = len(measured) > 1
     named = [w.cases.assign(workload=w.label if several else "") for w in measured]
     ranks = conditions.ranks(run.manifest)
+    beside = paper.section(run, measured[0], key=f"{key}-paper") if measured else None
+    drawn = [
+        _figures(workload, run, key=f"{key}-{i}", caps=beside is None)
+        for i, workload in enumerate(measured, start=1)
+    ]
+    if several:
+        drawn = [
+            tuple(replace(figure, title=f"{figure.title}: {workload.label}") for figure in figures)
+            for workload, figures in zip(measured, drawn, strict=True)
+        ]
     return RunView(
         key=key,
         title=plain(run.manifest.get("name")) or run.path.name,
         subtitle=_subtitle(run, cases, measured),
         warnings=_warnings(cases),
         verdict=tuple(findings(cases, run.blocks)) or (_nothing(cases),),
-        figures=tuple(
-            figure
-            for i, workload in enumerate(measured, start=1)
-            for figure in charts.figures(
-                workload, key=f"{key}-{i}", heading=workload.label if several else ""
-            )
-        ),
+        figures=tuple(figure for figures in drawn for figure in figures),
+        paper=beside,
         tables=tables.tables(pd.concat(named)) if named else (),
         unmeasured=tables.unmeasured(cases),
-        conditions=conditions.groups(run.manifest),
+        conditions=conditions.groups(run.manifest, link=conditions.link(run.manifest, cases)),
         condition_tables=(ranks,) if ranks else (),
         topology=conditions.topology(run.manifest),
     )
+
+
+def _figures(workload: Workload, run: RunData, *, key: str, caps: bool) -> tuple[Drawing, ...]:
+    """Every figure there is data for; bucket caps only where they are not drawn beside the paper's."""
+    made = (
+        charts.throughput(workload, key=key),
+        charts.efficiency(workload, key=key),
+        charts.bucket_caps(workload, key=key) if caps else None,
+        anatomy.breakdown(workload, key=key),
+        timeline.one_step(workload, run.buckets, key=key),
+    )
+    return tuple(figure for figure in made if figure is not None)
 
 
 def _subtitle(run: RunData, cases: pd.DataFrame, measured: list[Workload]) -> tuple[str, ...]:
     devices = dict.fromkeys(text(name) for name in cases["device_name"])
     host = plain(conditions.section(run.manifest, "environment").get("host"))
     what = measured[0].label if len(measured) == 1 else plural(len(measured), "workload") if measured else ""
-    parts = (what, *devices, f"host {host}" if host else "", plain(run.manifest.get("created_utc")))
+    link = conditions.link(run.manifest, cases)
+    parts = (
+        what,
+        *devices,
+        f"host {host}" if host else "",
+        f"link {link}" if link else "",
+        plain(run.manifest.get("created_utc")),
+    )
     return tuple(part for part in parts if part)
 
 

@@ -4,19 +4,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from report import build
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
 pytestmark = pytest.mark.browser
 WIDTHS = (1440, 390)
-
-
-@pytest.fixture(scope="module")
-def page_file(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build([run_folder], tmp_path_factory.mktemp("page") / "report.html")
 
 
 @pytest.fixture
@@ -52,9 +45,8 @@ def open_page(browser: Any, page_file: Path) -> Iterator[Callable[..., Any]]:
 def test_every_figure_is_visible_and_fits(open_page: Callable[..., Any], width: int) -> None:
     tab = open_page(width)
     figures = tab.locator("figure > svg[role=img]")
-    assert figures.count() == 3
-    for i in range(3):
-        figure = figures.nth(i)
+    assert figures.count() >= 5
+    for figure in figures.all():
         assert figure.is_visible()
         box = figure.bounding_box()
         assert box["width"] > 300
@@ -92,8 +84,26 @@ def test_text_and_marks_stand_out_from_the_paper(open_page: Callable[..., Any], 
         colours = computed(tab, selector, property_name)
         assert colours
         assert min(contrast(colour, paper) for colour in colours) >= least, selector
-    marks = computed(tab, "figure svg use", "stroke")
-    assert min(contrast(colour, paper) for colour in marks if colour != "none") >= 3
+    marks = tab.locator("figure svg use").evaluate_all(
+        "all => all.map(e => getComputedStyle(e)).map(s => [s.fill, s.stroke])"
+    )
+    assert marks
+    for fill_and_stroke in marks:
+        assert max(contrast(colour, paper) for colour in fill_and_stroke if colour != "none") >= 3
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_areas_are_hatched_and_outlined(open_page: Callable[..., Any], scheme: str) -> None:
+    """Parts of a bar are told by hatch, outline and label; colour comes on top."""
+    tab = open_page(1440, scheme)
+    paper = tab.evaluate("getComputedStyle(document.body).backgroundColor")
+    bars = tab.locator("figure[id$=anatomy] svg")
+    fills = computed(bars, "path", "fill")
+    hatches = {fill for fill in fills if fill.startswith("url")}
+    assert len(hatches) >= 3
+    assert all(bars.locator(hatch[5:-2]).count() == 1 for hatch in hatches)
+    outlines = {colour for colour in computed(bars, "path", "stroke") if colour != "none"}
+    assert max(contrast(colour, paper) for colour in outlines) >= 4.5
 
 
 def test_figures_follow_the_colour_scheme(open_page: Callable[..., Any]) -> None:
@@ -118,7 +128,7 @@ def test_labels_of_a_figure_do_not_overlap(open_page: Callable[..., Any]) -> Non
 
 
 def computed(tab: Any, selector: str, name: str) -> list[str]:
-    """A style property of every matching element, as the browser resolved it."""
+    """A style property of every matching element in a page or a part of it, as the browser resolved it."""
     return tab.locator(selector).evaluate_all(f"all => all.map(e => getComputedStyle(e).{name})")
 
 

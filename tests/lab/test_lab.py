@@ -32,7 +32,7 @@ def test_a_transfer_takes_the_time_that_the_link_demands(
     code, _, err = lab.end()
     assert code == 0, err
     assert f"lab: 2 hosts of 1 rank each, link {rate} each way" in err.splitlines()[0]
-    burst_bytes = 2 * max(16 * 1024, bit_per_s * 0.002 / 8)
+    burst_bytes = 2 * max(70_000, bit_per_s * 0.002 / 8)
     floor_s = (NUM_BYTES - burst_bytes) * 8 / bit_per_s
     for facts in lab.ranks():
         assert facts["sum"] == 2**repeats

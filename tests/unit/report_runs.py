@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.schema import BLOCKS, BUCKETS, CASES
+from bench.schema import ALLREDUCE, BLOCKS, BUCKETS, CASES
 from bench.store import RunData, typed_frame
 from report.select import DDP_DEFAULTS
 
@@ -18,7 +18,7 @@ Row = dict[str, Any]
 def case(mode: str, num_devices: int, images_per_s: float | None = None, **more: Any) -> Row:
     """A case of 10 images per device; a rate makes it `ok`, with an interval of 1% either way."""
     row: Row = {
-        "case_id": f"{mode}-n{num_devices}-{more.get('bucket_cap_mb', 'x')}",
+        "case_id": f"{mode}-n{num_devices}-{more.get('bucket_cap_mb', 'x')}-{more.get('accumulate', 1)}",
         "status": "ok",
         "mode": mode,
         "impl": "torch",
@@ -66,13 +66,37 @@ def blocks(cases: Sequence[Row]) -> list[Row]:
     ]
 
 
-def run(cases: Sequence[Row], manifest: Row | None = None, *, path: str = "runs/by-hand") -> RunData:
+def measured(**values: float) -> Row:
+    """Columns with an interval of 1% either way."""
+    return {
+        f"{name}{end}": factor * value
+        for name, value in values.items()
+        for end, factor in (("", 1.0), ("_low", 0.99), ("_high", 1.01))
+    }
+
+
+def bucket(row: Row, index: int, *moments: float | None, rank: int = 0, num_bytes: int = 2**20) -> Row:
+    """One row of buckets.csv; `moments` are ready, launch, start and done."""
+    names = ("ready_ms", "launch_ms", "start_ms", "done_ms")
+    place = {"case_id": row["case_id"], "rank": rank, "bucket": index, "bytes": num_bytes}
+    return place | dict(zip(names, moments, strict=True))
+
+
+def run(
+    cases: Sequence[Row],
+    manifest: Row | None = None,
+    *,
+    path: str = "runs/by-hand",
+    buckets: Sequence[Row] = (),
+    allreduce: Sequence[Row] = (),
+) -> RunData:
     return RunData(
         path=Path(path),
         manifest=manifest or {},
         cases=typed_frame(cases, CASES),
         blocks=typed_frame(blocks(cases), BLOCKS),
-        buckets=typed_frame([], BUCKETS),
+        buckets=typed_frame(buckets, BUCKETS),
+        allreduce=typed_frame(allreduce, ALLREDUCE),
     )
 
 
@@ -90,3 +114,47 @@ def usual_cases() -> list[Row]:
         case("ddp", 4, 240.0, oversubscribed=True, num_buckets=3),
         case("ddp", 4, None, bucket_cap_mb="25", status="failed", reason="rank 3 died: exit code 9"),
     ]
+
+
+PHASES = {"data_ms": 1.0, "forward_ms": 30.0, "backward_ms": 60.0, "optimizer_ms": 9.0}
+COMMUNICATION = {"comm_ms": 40.0, "exposed_comm_ms": 20.0, "hidden_pct": 50.0, "no_sync_step_ms": 80.0}
+
+
+def communicating(num_devices: int, images_per_s: float, **more: Any) -> Row:
+    """A DDP case with an anatomy pass and measured communication; a step of 100 ms in parts."""
+    return case(
+        "ddp", num_devices, images_per_s, **measured(**PHASES, **COMMUNICATION), **{"num_buckets": 3, **more}
+    )
+
+
+def paper_like() -> RunData:
+    """The shape of the DDP paper's sweep: caps and accumulation varied one at a time on two GPUs."""
+    default, one = communicating(2, 200.0), communicating(2, 160.0, bucket_cap_mb="100", num_buckets=1)
+    cases = [
+        case("single", 1, 100.0, **measured(**PHASES)),
+        case("ddp", 1, 98.0, num_buckets=3),
+        default,
+        communicating(2, 125.0, bucket_cap_mb="0", num_buckets=60),
+        one,
+        communicating(2, 220.0, accumulate=2, global_batch=40),
+        communicating(2, 240.0, accumulate=8, global_batch=160),
+    ]
+    return run(
+        cases,
+        {
+            "settings": {"sweep": "star"},
+            "model": {"gradient_bytes": 46_758_048},
+            "versions": {"torch": "2.15"},
+        },
+        buckets=[
+            bucket(default, 0, 10.0, 10.0, 11.0, 20.0),
+            bucket(default, 1, 50.0, 50.0, 52.0, 75.0, num_bytes=3 * 2**20),
+            bucket(one, 0, 50.0, 50.0, 50.0, 90.0, num_bytes=4 * 2**20),
+        ],
+        allreduce=[
+            {"num_devices": n, "backend": "nccl", "bytes": size, "num_samples": 5, "busbw_gb_per_s": rate}
+            | measured(time_ms=time_ms)
+            for n in (2, 4)
+            for size, time_ms, rate in ((4096, 0.1, 0.04), (2**20, 0.5, 2.1), (2**26, 20.0, 3.4))
+        ],
+    )

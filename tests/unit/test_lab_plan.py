@@ -119,7 +119,7 @@ def test_other_commands_are_refused_with_the_right_form(command: list[str]) -> N
 @given(st.integers(labplan.MIN_RATE_BIT_PER_S, labplan.MAX_RATE_BIT_PER_S))
 def test_the_bucket_holds_a_packet_and_outlasts_a_late_kernel(rate: int) -> None:
     burst = Link(rate).burst_bytes
-    assert burst >= 1514
+    assert burst > 65536 + 1514, "or the kernel cuts every large segment in software"
     assert burst * 8 / rate >= 0.00199
 
 

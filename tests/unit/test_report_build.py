@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 from html.parser import HTMLParser
 from pathlib import Path
-from xml.etree import ElementTree as ET
 
 import matplotlib as mpl
 import pytest
@@ -15,7 +14,6 @@ from bench.store import RunWriter
 from report import build
 from report.__main__ import main
 from report.build import render
-from report.figures import svg
 from report.select import DDP_DEFAULTS
 from report.view import page
 
@@ -46,7 +44,7 @@ def write(folder: Path, cases: list[dict], manifest: dict | None = None) -> Path
     (folder / "manifest.json").write_text(json.dumps(manifest or {}), encoding="utf-8")
     writer = RunWriter(folder)
     writer.append("blocks.csv", blocks(cases))
-    writer.write_cases(run(cases).cases)
+    writer.replace("cases.csv", run(cases).cases)
     return folder
 
 
@@ -126,39 +124,11 @@ def test_hostile_text_is_shown_and_never_becomes_markup(tmp_path: Path) -> None:
     assert "<script" not in html
 
 
-def test_drawing_is_named_themed_and_well_formed() -> None:
-    figure = page([run(usual_cases())]).runs[0].figures[0]
-    drawing = svg(figure)
-    root = ET.fromstring(drawing)  # noqa: S314 - drawn a line above
-    assert root.attrib["role"] == "img"
-    assert root.attrib["aria-label"] == figure.alt
-    assert {"viewBox"} <= set(root.attrib)
-    assert {"width", "height"}.isdisjoint(root.attrib)
-    assert "DDP" in "".join(root.itertext())
-    assert "var(--ddp)" in drawing
-    assert "#0" not in drawing.replace(f"#{figure.key}", "")
-
-
-def test_shared_devices_are_drawn_hollow() -> None:
-    hollow, full = (
-        svg(
-            page([run([case("single", 1, 100.0), case("ddp", 2, 150.0, oversubscribed=shared)])])
-            .runs[0]
-            .figures[0]
-        )
-        for shared in (True, False)
-    )
-    assert "fill: var(--paper)" in hollow
-    assert "hollow: shared" in hollow
-    assert "var(--paper)" not in full
-    assert "hollow" not in full
-
-
 def test_run_of_an_older_schema_builds(usual: Path, tmp_path: Path) -> None:
     kept = ["case_id", "status", "mode", "impl", "num_devices", "device_type", "global_batch", "images_per_s"]
     cases = run(usual_cases()).cases[[*kept, "speedup", *DDP_DEFAULTS]]
     cases.to_csv(usual / "cases.csv", index=False)
-    (usual / "buckets.csv").unlink()
+    (usual / "allreduce.csv").unlink()
     html = build([usual], tmp_path / "a.html").read_text(encoding="utf-8")
     assert "180 images/s" in html
 

@@ -1,0 +1,143 @@
+"""Where a step goes: each case as the sum of its parts. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from report.model import Bar, Bars, Part
+from report.numbers import finite, quantity
+from report.select import at_headline, by_mode, case_label, estimate, headline_count, records, text
+
+if TYPE_CHECKING:
+    from report.select import Row, Workload
+
+EXPOSED, MIXED = "exposed communication", "backward with communication"
+_MANY = 10
+_FASTEST_CAPS = 8
+_DP_STAGES = {
+    "scatter": "dp_scatter_ms",
+    "replicate": "dp_replicate_ms",
+    "apply (forward)": "dp_apply_ms",
+    "gather": "dp_gather_ms",
+    "backward": "dp_backward_ms",
+    "reduce": "dp_reduce_ms",
+}
+_PHASES = ("data_ms", "forward_ms", "backward_ms", "optimizer_ms")
+_HOW = (
+    "Each bar is a step, its parts in the order of the legend, and its length their sum. Medians of the "
+    "anatomy pass, which is not the timed one; the tables give their intervals and what the instruments cost."
+)
+_HOW_DDP = " Exposed communication is what synchronising adds to the step; backward is shown without it."
+_HOW_MIXED = f" “{MIXED}”: what communication adds was not measured there."
+_HOW_CHOSEN = (
+    " Of many cases the usual are drawn: default settings at every device count, the fastest bucket caps at "
+    "the most devices; steps of several micro-batches stand in the tables only."
+)
+_HOW_DP = (
+    " Outside apply and backward only device 0 works under DataParallel; its rest is the loss, the optimizer "
+    "and the batch."
+)
+
+
+def breakdown(workload: Workload, *, key: str) -> Bars | None:
+    """A stacked bar per case, the usual cases where there are many; None without an anatomy pass."""
+    chosen = _chosen(workload.cases)
+    drawn = [(row, made) for row in records(chosen) if (made := parts(row))]
+    if not drawn:
+        return None
+    shown = {part.label for _, made in drawn for part in made}
+    how = (
+        (_HOW_DDP, EXPOSED in shown),
+        (_HOW_MIXED, MIXED in shown),
+        (_HOW_DP, "rest" in shown),
+        (_HOW_CHOSEN, len(chosen) < len(workload.cases)),
+    )
+    return Bars(
+        key=f"{key}-anatomy",
+        title="Where a step goes",
+        caption=_caption([row for row, _ in drawn], workload),
+        how_to_read=_HOW + "".join(words for words, there in how if there),
+        bars=tuple(Bar(_label(row, workload.device, made), made) for row, made in drawn),
+    )
+
+
+def parts(row: Row) -> tuple[Part, ...]:
+    """A step's parts in milliseconds; none where the anatomy pass did not measure the case.
+
+    Backward is shown without exposed communication, and DataParallel by its stages.
+    """
+    stages = {name: finite(row[column]) for name, column in _DP_STAGES.items()}
+    if any(value is not None for value in stages.values()):
+        whole = _whole(row)
+        measured = sum(value for value in stages.values() if value is not None)
+        rest = None if whole is None else max(whole - measured, 0.0)
+        return _known(stages | {"rest": rest})
+    data, forward, backward, optimizer = (finite(row[name]) for name in _PHASES)
+    if forward is None or backward is None:
+        return ()
+    exposed = finite(row["exposed_comm_ms"])
+    if exposed is None:
+        alone = text(row["mode"]) != "ddp" or finite(row["num_devices"]) == 1
+        split: dict[str, float | None] = {"backward" if alone else MIXED: backward}
+    else:
+        exposed = max(exposed, 0.0)
+        split = {"backward": max(backward - exposed, 0.0), EXPOSED: exposed}
+    return _known({"data": data, "forward": forward, **split, "optimizer": optimizer})
+
+
+def _known(values: dict[str, float | None]) -> tuple[Part, ...]:
+    return tuple(Part(name, value) for name, value in values.items() if value is not None and value > 0)
+
+
+def _whole(row: Row) -> float | None:
+    phases = [finite(row[name]) for name in _PHASES]
+    known = [value for value in phases if value is not None]
+    return sum(known) if len(known) == len(phases) else finite(row["step_ms_p50"])
+
+
+def _chosen(cases: pd.DataFrame) -> pd.DataFrame:
+    # A step of several micro-batches is as many times as long, and would flatten all others.
+    once = cases[cases["accumulate"].fillna(1) == 1]
+    cases = cases if once.empty else once
+    if len(cases) <= _MANY:
+        return cases
+    caps = at_headline(cases, free="bucket_cap_mb").nlargest(_FASTEST_CAPS, "images_per_s")
+    usual = pd.concat([*(by_mode(cases, mode) for mode in ("single", "dp", "ddp")), caps])
+    return usual[~usual.index.duplicated()].sort_index()
+
+
+def _label(row: Row, device: str, made: tuple[Part, ...]) -> str:
+    return f"{case_label(row, device)}: {quantity(sum(part.ms for part in made), 'ms')}"
+
+
+def _caption(rows: list[Row], workload: Workload) -> str:
+    """The first DDP case at the most devices, and DataParallel beside it; without DDP what there is."""
+    ddp = workload.cases[workload.cases["mode"] == "ddp"]
+    at = headline_count(ddp) or headline_count(workload.cases)
+    there = [row for row in rows if finite(row["num_devices"]) == at] or rows
+    firsts = {text(row["mode"]): row for row in reversed(there)}
+    said = [_finding(firsts[mode], workload.device) for mode in ("ddp", "dp", "single") if mode in firsts]
+    return " ".join(said)
+
+
+def _finding(row: Row, device: str) -> str:
+    made = parts(row)
+    whole = sum(part.ms for part in made)
+    largest = max(made, key=lambda part: part.ms)
+    exposed, alone = estimate(row, "exposed_comm_ms"), estimate(row, "dp_device0_pct")
+    said = f"{largest.label} takes most, {_share(largest.ms, whole)} of the step"
+    if exposed is not None:
+        added = f"{exposed.shown('ms')}, {_share(max(exposed.value, 0.0), whole)} of the step"
+        if largest.label == EXPOSED:
+            said = f"{EXPOSED} takes most, {added}"
+        else:
+            said += f"; {EXPOSED} adds {added}"
+    if alone is not None:
+        said += f"; only device 0 works during {alone.shown('%')} of it"
+    return f"{case_label(row, device)}: {said}."
+
+
+def _share(part_ms: float, whole_ms: float) -> str:
+    return quantity(100 * part_ms / whole_ms, "%", 2)

@@ -1,0 +1,109 @@
+"""How things look in every figure: each colour is a variable of the page, and never stands alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+# Matplotlib needs colours it can parse; the page swaps these for variables, so that one drawing serves light,
+# dark and print. None is pure black, which matplotlib leaves out of the SVG.
+_NAMES = (
+    "ink",
+    "muted",
+    "grid",
+    "paper",
+    "dp",
+    "ddp",
+    "other",
+    "data",
+    "forward",
+    "backward",
+    "exposed",
+    "optimizer",
+    "move",
+    "rest",
+)
+_COLOURS = {name: f"#{i:02x}{i:02x}{i:02x}" for i, name in enumerate(_NAMES, start=1)}
+INK, MUTED, GRID, PAPER = (_COLOURS[name] for name in _NAMES[:4])
+
+SERIES: dict[str, dict[str, Any]] = {
+    "single": {"color": INK, "marker": "D", "linestyle": "-", "markersize": 5},
+    "dp": {"color": _COLOURS["dp"], "marker": "^", "linestyle": (0, (5, 2)), "markersize": 5.5},
+    "ddp": {"color": _COLOURS["ddp"], "marker": "o", "linestyle": "-", "markersize": 5.5},
+    "other": {"color": _COLOURS["other"], "marker": "s", "linestyle": (0, (6, 2, 1, 2)), "markersize": 5},
+    "ideal": {"color": MUTED, "marker": "", "linestyle": (0, (1, 2)), "markersize": 0},
+}
+
+
+@dataclass(frozen=True)
+class Fill:
+    """The look of an area: a colour and a hatch, so that neither has to be told alone."""
+
+    colour: str
+    hatch: str = ""
+
+
+PARTS = {
+    "data": Fill(_COLOURS["data"]),
+    "scatter": Fill(_COLOURS["move"], "||||"),
+    "replicate": Fill(_COLOURS["move"], "----"),
+    "forward": Fill(_COLOURS["forward"]),
+    "apply (forward)": Fill(_COLOURS["forward"], "--"),
+    "gather": Fill(_COLOURS["move"], "++++"),
+    "backward": Fill(_COLOURS["backward"], "////"),
+    "backward with communication": Fill(_COLOURS["backward"], "xxxx"),
+    "exposed communication": Fill(_COLOURS["exposed"], "\\\\\\\\"),
+    "reduce": Fill(_COLOURS["move"]),
+    "optimizer": Fill(_COLOURS["optimizer"], "||||"),
+    "rest": Fill(_COLOURS["rest"]),
+}
+"""Parts of a step, by the label they have in the legend, in the legend's order."""
+
+COMMUNICATION = Fill(_COLOURS["ddp"])
+EXPOSED = Fill(_COLOURS["exposed"], "////")
+
+RC: Any = {
+    "axes.edgecolor": MUTED,
+    "axes.facecolor": "none",
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.labelcolor": INK,
+    "axes.labelsize": 11,
+    "axes.spines.left": False,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlecolor": INK,
+    "axes.titlesize": 11,
+    "figure.constrained_layout.h_pad": 0.08,
+    "figure.facecolor": "none",
+    "grid.color": GRID,
+    "grid.linewidth": 0.8,
+    "hatch.linewidth": 0.8,
+    "legend.borderaxespad": 0,
+    "legend.borderpad": 0.1,
+    "legend.fontsize": 11,
+    "legend.frameon": False,
+    "legend.labelcolor": INK,
+    "svg.fonttype": "none",
+    "text.color": INK,
+    "text.parse_math": False,
+    "xtick.color": MUTED,
+    "xtick.labelcolor": INK,
+    "xtick.labelsize": 11,
+    "ytick.color": MUTED,
+    "ytick.labelcolor": INK,
+    "ytick.labelsize": 11,
+    "ytick.major.size": 0,
+}
+
+
+def themed(style: str) -> str:
+    """A CSS declaration list with the page's variables in place of the stand-in colours."""
+    for name, colour in _COLOURS.items():
+        style = style.replace(colour, f"var(--{name})")
+    return style
+
+
+def printable(text: str) -> str:
+    """Text as a drawing can hold it: XML has no way to write control characters."""
+    return "".join(c for c in text if c.isprintable())

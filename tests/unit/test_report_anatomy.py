@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from report_runs import PHASES, case, communicating, measured, run
+
+from report.anatomy import breakdown
+from report.model import Bars, Part
+from report.select import workloads
+
+
+def bars(cases: list[dict[str, Any]]) -> Bars:
+    figure = breakdown(workloads(run(cases).cases)[0], key="k")
+    assert figure is not None
+    return figure
+
+
+def parts_of(row: dict[str, Any]) -> dict[str, float]:
+    (bar,) = bars([row]).bars
+    return {part.label: part.ms for part in bar.parts}
+
+
+def test_exposed_communication_is_taken_out_of_the_backward() -> None:
+    (bar,) = bars([communicating(2, 200.0)]).bars
+    assert bar.label == "DDP, 2 GPUs, cap default: 100 ms"
+    assert bar.parts == (
+        Part("data", 1.0),
+        Part("forward", 30.0),
+        Part("backward", 40.0),
+        Part("exposed communication", 20.0),
+        Part("optimizer", 9.0),
+    )
+
+
+@pytest.mark.parametrize(
+    ("exposed_ms", "backward", "exposed"), [(80.0, None, 80.0), (-5.0, 60.0, None), (None, None, None)]
+)
+def test_exposed_communication_never_makes_a_part_negative(
+    exposed_ms: float | None, backward: float | None, exposed: float | None
+) -> None:
+    found = parts_of(communicating(2, 200.0) | {"exposed_comm_ms": exposed_ms})
+    assert found.get("backward") == backward
+    assert found.get("exposed communication") == exposed
+
+
+def test_backward_that_could_not_be_split_says_so() -> None:
+    figure = bars([communicating(2, 200.0) | {"exposed_comm_ms": None}])
+    assert Part("backward with communication", 60.0) in figure.bars[0].parts
+    assert "backward with communication" in figure.how_to_read
+    assert "backward" in parts_of(case("ddp", 1, 98.0, **measured(**PHASES)))
+
+
+def test_dp_is_shown_by_its_stages_and_what_is_left() -> None:
+    stages = {"scatter": 2.0, "replicate": 5.0, "apply": 25.0, "gather": 1.0, "backward": 50.0, "reduce": 8.0}
+    columns = {f"dp_{name}_ms": value for name, value in stages.items()}
+    dp = case("dp", 2, 150.0, impl="cpu_standin", device_type="cpu", **measured(**PHASES, **columns))
+    figure = bars([dp | measured(dp_device0_pct=25.0)])
+    (bar,) = figure.bars
+    assert bar.label == "DP (CPU stand-in), 2 CPU cores: 100 ms"
+    assert {part.label: part.ms for part in bar.parts} == {
+        "scatter": 2.0,
+        "replicate": 5.0,
+        "apply (forward)": 25.0,
+        "gather": 1.0,
+        "backward": 50.0,
+        "reduce": 8.0,
+        "rest": pytest.approx(9.0),
+    }
+    assert figure.caption == (
+        "DP (CPU stand-in), 2 CPU cores: backward takes most, 50% of the step; only device 0 works during "
+        "25.0 [24.8, 25.2]% of it."
+    )
+
+
+def test_stage_that_was_not_measured_is_left_out_not_zero() -> None:
+    dp = case("dp", 2, 150.0, dp_apply_ms=25.0, dp_backward_ms=58.0, step_ms_p50=90.0)
+    assert parts_of(dp) == {"apply (forward)": 25.0, "backward": 58.0, "rest": pytest.approx(7.0)}
+
+
+def test_caption_states_shares_with_intervals() -> None:
+    figure = bars([case("single", 1, 100.0, **measured(**PHASES)), communicating(2, 200.0)])
+    assert figure.caption == (
+        "DDP, 2 GPUs, cap default: backward takes most, 40% of the step; exposed communication adds "
+        "20.0 [19.8, 20.2] ms, 20% of the step."
+    )
+    assert figure.alt == f"Where a step goes. {figure.caption}"
+
+
+def test_nothing_measured_draws_nothing() -> None:
+    assert breakdown(workloads(run([case("ddp", 2, 150.0)]).cases)[0], key="k") is None
+
+
+def test_many_cases_leave_the_usual_ones() -> None:
+    cases = [case("single", 1, 100.0, **measured(**PHASES))]
+    cases += [communicating(n, 90.0 * n) for n in (2, 4, 8)]
+    cases += [communicating(n, 80.0 * n, bucket_cap_mb="25") for n in (2, 4, 8)]
+    cases += [communicating(n, 70.0 * n, static_graph=True, case_id=f"static{n}") for n in (2, 4, 8)]
+    cases += [communicating(16, 900.0, oversubscribed=True)]
+    figure = bars(cases)
+    assert "Of many cases the usual are drawn" in figure.how_to_read
+    shown = [bar.label.split(":")[0] for bar in figure.bars]
+    assert shown == [
+        "single, 1 GPU",
+        "DDP, 2 GPUs, cap default",
+        "DDP, 4 GPUs, cap default",
+        "DDP, 8 GPUs, cap default",
+        "DDP, 8 GPUs, cap 25 MiB",
+        "DDP, 16 GPUs (shared), cap default",
+    ]
+
+
+def test_steps_of_several_micro_batches_do_not_flatten_the_rest() -> None:
+    figure = bars([communicating(2, 200.0), communicating(2, 220.0, accumulate=8)])
+    assert [bar.label for bar in figure.bars] == ["DDP, 2 GPUs, cap default: 100 ms"]
+
+
+def test_of_many_caps_the_fastest_are_drawn() -> None:
+    caps = [communicating(2, 100.0 + cap, bucket_cap_mb=str(cap)) for cap in range(1, 41)]
+    drawn = bars([communicating(2, 90.0), *caps]).bars
+    assert [bar.label.split("cap ")[1].split(":")[0] for bar in drawn] == [
+        "default",
+        *(f"{cap} MiB" for cap in range(33, 41)),
+    ]

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+from typing import Any
+
+from report_runs import case, communicating, measured, run
+
+from report.communication import communication
+from report.model import Table
+from report.select import workloads
+from report.view import page
+
+
+def shown(*cases: dict[str, Any]) -> Table:
+    (workload,) = workloads(run(cases).cases)
+    made = communication(workload.cases.assign(workload=""))
+    assert made is not None
+    return made
+
+
+def with_trace(trace_pct: float, slowdown: float = 1.25, **more: Any) -> dict[str, Any]:
+    return communicating(2, 200.0, **more) | measured(overlap_trace_pct=trace_pct, compute_slowdown=slowdown)
+
+
+def test_every_measure_stands_side_by_side_with_its_interval() -> None:
+    row = with_trace(55.0) | measured(overlap_window_pct=80.0, rank_skew_ms=3.0)
+    table = shown(case("single", 1, 100.0), communicating(1, 98.0), row)
+    assert [column.name for column in table.columns] == [
+        "Mode",
+        "Devices",
+        "DDP settings",
+        "Communication alone",
+        "Exposed",
+        "Hidden",
+        "Overlap, trace",
+        "Overlap, DDP window",
+        "Compute slow-down",
+        "Rank skew",
+        "Step without synchronising",
+    ]
+    assert table.rows == (
+        (
+            "DDP", "2", "cap default", "40.0 [39.6, 40.4] ms", "20.0 [19.8, 20.2] ms",
+            "50.0 [49.5, 50.5]%", "55.0 [54.5, 55.5]%", "80.0 [79.2, 80.8]%",
+            "1.25 [1.24, 1.26]\N{MULTIPLICATION SIGN}", "3.00 [2.97, 3.03] ms", "80.0 [79.2, 80.8] ms",
+        ),
+    )  # fmt: skip
+
+
+def test_each_shown_column_is_explained_below_and_no_other() -> None:
+    table = shown(communicating(2, 200.0))
+    named = [line.split(":")[0] for line in table.below]
+    assert named == [column.name for column in table.columns[3:]]
+    assert "Overlap, trace" not in named
+
+
+def test_measures_that_agree_need_no_explanation() -> None:
+    assert not [line for line in shown(with_trace(59.0)).below if "points apart" in line]
+
+
+def test_disagreement_says_what_it_is_made_of_with_numbers() -> None:
+    *_, why, numbers = shown(with_trace(70.0), with_trace(52.0, bucket_cap_mb="25")).below
+    assert why.startswith("The trace's overlap and the hidden share are more than 10 points apart in 1 case.")
+    assert "compute that it slows" in why
+    assert "gaps between operators" not in why
+    assert numbers == (
+        "DDP, 2 GPUs, cap default: trace 70.0 [69.3, 70.7]%, hidden 50.0 [49.5, 50.5]%, "
+        "compute slowed 1.25 [1.24, 1.26]\N{MULTIPLICATION SIGN}."
+    )
+
+
+def test_disagreement_the_other_way_has_its_own_reason() -> None:
+    *_, why, _ = shown(with_trace(30.0)).below
+    assert "gaps between operators" in why
+    assert "compute that it slows" not in why
+
+
+def test_many_disagreements_are_counted_not_all_listed() -> None:
+    table = shown(*(with_trace(90.0, bucket_cap_mb=str(cap)) for cap in range(1, 10)))
+    assert "in 9 cases" in table.below[-2]
+    assert table.below[-1].endswith("; 3 more cases.")
+
+
+def test_page_without_communication_has_no_such_table() -> None:
+    tables = page([run([case("single", 1, 100.0), case("ddp", 1, 98.0)])]).runs[0].tables
+    assert "Communication" not in [table.title for table in tables]
+
+
+def test_dp_stages_show_intervals_and_name_the_stand_in() -> None:
+    stages = measured(dp_scatter_ms=2.0, dp_device0_pct=25.0)
+    cpu, gpu = (
+        page([run([case("dp", 2, 150.0, **stages, **more)])]).runs[0].tables[-1]
+        for more in ({"impl": "cpu_standin", "device_type": "cpu"}, {})
+    )
+    assert cpu.title == gpu.title == "DataParallel's stages"
+    assert cpu.rows == (("DP (CPU stand-in)", "2", "2.00 [1.98, 2.02] ms", "25.0 [24.8, 25.2]%"),)
+    assert "stand-in" in cpu.note
+    assert "stand-in" not in gpu.note

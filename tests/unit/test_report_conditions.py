@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+from typing import Any
+
+from report_runs import case, run, usual_cases
+
+from report.model import Fact, Group, RunView
+from report.view import page
+
+
+def view(cases: list[dict[str, Any]], manifest: dict[str, Any] | None = None) -> RunView:
+    return page([run(cases, manifest)]).runs[0]
+
+
+def test_conditions_show_what_is_known_and_nothing_else() -> None:
+    manifest = {
+        "name": "nightly",
+        "settings": {"gpus": [1, 2], "static_graph": False, "rounds": None},
+        "model": {"num_params": 11_689_512, "gradient_bytes": 46_758_048},
+        "environment": {
+            "gpus": [{"name": "A", "memory_mib": 1000}] * 2,
+            "topology": "GPU0 GPU1\n NV18",
+            "env": {"NCCL_DEBUG": "WARN"},
+        },
+        "timing": {"total_s": 186.2},
+        "ranks": [{"rank": 0, "host": "h", "link": None}],
+        "git": "not a table",
+    }
+    shown = view(usual_cases(), manifest)
+    assert shown.title == "nightly"
+    assert shown.conditions == (
+        Group("Run", (Fact("name", "nightly"), Fact("total time", "3 min 06 s"))),
+        Group("Settings", (Fact("gpus", "1, 2"), Fact("static graph", "no"))),
+        Group("Model", (Fact("parameters", "11,689,512"), Fact("gradients per step", "44.6 MiB"))),
+        Group("Machine", (Fact("GPUs", "2 \N{MULTIPLICATION SIGN} A, 1,000 MiB"),)),
+        Group("Environment variables", (Fact("NCCL_DEBUG", "WARN", code=True),)),
+    )
+    assert [c.name for c in shown.condition_tables[0].columns] == ["Rank", "Host"]
+    assert shown.topology == "GPU0 GPU1\n NV18"
+
+
+def test_link_of_a_lab_is_named_first_and_among_the_conditions() -> None:
+    shown = view([case("single", 1, 100.0, link="1gbit"), case("ddp", 2, 150.0, link="1gbit")])
+    assert "link 1gbit" in shown.subtitle
+    assert Group("Machine", (Fact("link between hosts", "1gbit"),)) in shown.conditions
+    assert not [part for part in view(usual_cases()).subtitle if "link" in part]
+
+
+def test_empty_manifest_shows_no_condition() -> None:
+    shown = view(usual_cases())
+    assert (shown.title, shown.conditions, shown.condition_tables, shown.topology) == ("by-hand", (), (), "")

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree as ET
+
+from report_runs import case, paper_like, run, usual_cases
+
+from report.build import render
+from report.figures import svg
+from report.model import Bars, Bucket, Chart, Timeline, Track
+from report.palette import PARTS, themed
+from report.view import page
+
+
+def test_drawing_is_named_themed_and_well_formed() -> None:
+    figure = page([run(usual_cases())]).runs[0].figures[0]
+    drawing = svg(figure)
+    root = ET.fromstring(drawing)  # noqa: S314 - drawn a line above
+    assert root.attrib["role"] == "img"
+    assert root.attrib["aria-label"] == figure.alt
+    assert {"viewBox"} <= set(root.attrib)
+    assert {"width", "height"}.isdisjoint(root.attrib)
+    assert "DDP" in "".join(root.itertext())
+    assert "var(--ddp)" in drawing
+    assert "#0" not in drawing.replace(f"#{figure.key}", "")
+
+
+def test_shared_devices_are_drawn_hollow() -> None:
+    hollow, full = (
+        svg(
+            page([run([case("single", 1, 100.0), case("ddp", 2, 150.0, oversubscribed=shared)])])
+            .runs[0]
+            .figures[0]
+        )
+        for shared in (True, False)
+    )
+    assert "fill: var(--paper)" in hollow
+    assert "hollow: shared" in hollow
+    assert "var(--paper)" not in full
+    assert "hollow" not in full
+
+
+def test_every_kind_of_drawing_is_well_formed_and_the_same_each_time() -> None:
+    shown = page([paper_like()]).runs[0]
+    assert shown.paper is not None
+    figures = (*shown.figures, *shown.paper.figures)
+    assert {type(figure) for figure in figures} == {Chart, Bars, Timeline}
+    for figure in figures:
+        drawing = svg(figure)
+        assert drawing == svg(figure)
+        root = ET.fromstring(drawing)  # noqa: S314 - drawn a line above
+        assert root.attrib["aria-label"] == figure.alt
+        assert figure.caption in figure.alt
+        ids = {e.attrib["id"] for e in root.iter() if "id" in e.attrib}
+        assert all(name.startswith(f"{figure.key}-") for name in ids)
+        assert set(re.findall(r"url\(#([^)]+)\)", drawing)) <= ids
+
+
+def test_areas_are_told_by_more_than_colour() -> None:
+    looks = [(fill.colour, fill.hatch) for fill in PARTS.values()]
+    assert len(set(looks)) == len(looks)
+    shown = page([paper_like()]).runs[0]
+    bars = next(figure for figure in shown.figures if isinstance(figure, Bars))
+    drawing = svg(bars)
+    assert "<pattern" in drawing
+    written = "".join(ET.fromstring(drawing).itertext())  # noqa: S314 - drawn a line above
+    for bar in bars.bars:
+        assert bar.label in written
+        assert all(part.label in written for part in bar.parts)
+
+
+def test_every_colour_of_a_drawing_is_a_variable_of_the_page_in_both_schemes() -> None:
+    html = render(page([paper_like()]))
+    used = set(re.findall(r"var\(--([a-z-]+)\)", html))
+    light, dark = (
+        set(re.findall(r"--([a-z-]+):", block)) for block in re.findall(r":root {(.*?)}", html, re.DOTALL)
+    )
+    parts = {themed(fill.colour)[len("var(--") : -1] for fill in PARTS.values()}
+    assert {"exposed", "backward", "ddp"} <= used
+    assert used | parts <= light
+    assert light == dark
+
+
+def test_track_with_two_hundred_buckets_is_drawn_at_a_bounded_height() -> None:
+    few, many = (
+        Timeline(
+            key="k",
+            title="t",
+            caption="c",
+            how_to_read="h",
+            tracks=(
+                Track("a", tuple(Bucket("1 MiB", i, i, i, i + 1.0) for i in range(n)), float(n), n + 1.0),
+            ),
+        )
+        for n in (20, 200)
+    )
+    heights = [float(ET.fromstring(svg(f)).attrib["viewBox"].split()[3]) for f in (few, many)]  # noqa: S314
+    assert heights[0] == heights[1]
+    labels = "".join(ET.fromstring(svg(many)).itertext())  # noqa: S314 - drawn here
+    assert 5 <= labels.count("1 MiB") <= 14
