@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import psutil
 import torch
 
 from bench import environment, plan, store
@@ -104,7 +105,7 @@ def run_rank(job: Job, arguments: Sequence[str], *, quiet: bool, as_json: bool) 
     """One rank's life; rank 0 also writes the results and the summary."""
     cluster = Cluster(job.machine.device_type)
     settings = job.settings
-    started_s = float(os.environ.get(STARTED_ENV, time.time()))
+    started_s = float(os.environ.get(STARTED_ENV, psutil.Process().create_time()))
     infos = cluster.gather(cluster.info())
     recorder = None
     console = Console(silent=quiet or not cluster.is_first)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -27,6 +28,7 @@ from bench.prepare import LiveCase, Prepared, prepare
 from bench.proof import Prover
 from bench.recorder import Recorder
 from bench.settings import Settings
+from bench.turns import TURNS_ENV, Player
 from bench.visit import visit
 from models.workload import Workload, make_module
 
@@ -67,6 +69,8 @@ class Session:
         self._clock = make_clock(cluster.place.device)
         self._started = time.perf_counter()
         self._live: list[LiveCase] = []
+        # Rank 0 takes the turn for all: the others wait for it at the next barrier.
+        self._player = Player(os.environ.get(TURNS_ENV) if cluster.is_first else None)
         self.rounds = 0
         self.stopped_because = ""
 
@@ -84,6 +88,7 @@ class Session:
             self._round(self.rounds)
         gc.unfreeze()
         self._console.progress_done()
+        self._player.close()
         for live in self._live:
             live.close()
 
@@ -102,8 +107,10 @@ class Session:
             def work(live: LiveCase = live) -> Prepared:
                 return prepare(live, prover=prover, settings=self._settings, clock=self._clock)
 
-            started_s = self._elapsed_s()
-            reports = self._cluster.gather(self._attempt(work if takes_part else None))
+            with self._player.turn():
+                self._cluster.barrier()
+                started_s = self._elapsed_s()
+                reports = self._cluster.gather(self._attempt(work if takes_part else None))
             if self._keep(live, reports):
                 self._live.append(live)
                 self._record_prepared(live, started_s, reports)
@@ -147,7 +154,8 @@ class Session:
         for position, live in enumerate([self._live[i] for i in order]):
             what = f"round {round_index} {live.case.case_id}"
             self._console.progress(what, position, len(order), self._left_s())
-            self._visit(live, round_index, position)
+            with self._player.turn():
+                self._visit(live, round_index, position)
             if round_index > 1 and self._cluster.from_first(self._out_of_time()):
                 break
         if self._recorder is not None:

@@ -1,0 +1,71 @@
+"""Two players and a referee over a real socket: never both at once, and nobody waits for the dead."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bench.turns import Player, Referee
+
+
+@pytest.fixture
+def referee(tmp_path: Path) -> Iterator[Referee]:
+    made = Referee(tmp_path / "turns", seed=1)
+    yield made
+    made.close()
+
+
+def test_turns_alternate_and_never_meet(referee: Referee, tmp_path: Path) -> None:
+    log: list[tuple[str, str]] = []
+    lock = threading.Lock()
+
+    def play(name: str) -> None:
+        player = Player(str(tmp_path / "turns"))
+        for _ in range(50):
+            with player.turn():
+                with lock:
+                    log.append((name, "in"))
+                with lock:
+                    log.append((name, "out"))
+        player.close()
+
+    sides = [threading.Thread(target=play, args=(name,)) for name in "ab"]
+    for side in sides:
+        side.start()
+    for side in sides:
+        side.join(timeout=30)
+        assert not side.is_alive()
+    entered = [name for name, what in log if what == "in"]
+    assert all(log[i][0] == log[i + 1][0] for i in range(0, len(log), 2)), (
+        "one leaves before the other enters"
+    )
+    pairs = [tuple(entered[i : i + 2]) for i in range(0, 96, 2)]
+    assert {frozenset(pair) for pair in pairs} == {frozenset("ab")}, "each pair of turns holds both"
+    assert len(set(pairs)) == 2, "in random order"
+    assert referee.turns >= 48
+
+
+def test_a_side_that_leaves_frees_the_other(referee: Referee, tmp_path: Path) -> None:
+    first, second = Player(str(tmp_path / "turns")), Player(str(tmp_path / "turns"))
+    first.close()
+    done = []
+
+    def go_on() -> None:
+        for i in range(3):
+            with second.turn():
+                done.append(i)
+
+    side = threading.Thread(target=go_on)
+    side.start()
+    side.join(timeout=30)
+    assert done == [0, 1, 2]
+    assert referee.turns == 0
+    second.close()
+
+
+def test_without_a_referee_every_turn_is_free() -> None:
+    player = Player(None)
+    with player.turn(), player.turn():
+        pass
+    player.close()
