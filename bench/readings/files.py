@@ -1,0 +1,98 @@
+"""Small files of /proc and /sys, under any root; None where there is no such file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+NO_LIMIT_BYTES = 2**60
+"""cgroup v1 writes "no limit" as a page-rounded 2**63; no machine has this much."""
+
+
+def text(path: Path) -> str | None:
+    """The file's content without outer blanks."""
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def number(path: Path) -> int | None:
+    """The file's content as a whole number."""
+    content = text(path)
+    try:
+        return None if content is None else int(content)
+    except ValueError:
+        return None
+
+
+def cores_in(content: str) -> frozenset[int] | None:
+    """`0-3,8` as cores 0, 1, 2, 3, 8; None where it is not such a list."""
+    found: set[int] = set()
+    try:
+        for part in filter(None, content.split(",")):
+            first, _, last = part.partition("-")
+            found.update(range(int(first), int(last or first) + 1))
+    except ValueError:
+        return None
+    return frozenset(found)
+
+
+def cpu_quota(root: Path) -> float | None:
+    """Cores that the container may use, the least over all enclosing groups; inf without a limit.
+
+    cgroup v2 `cpu.max` is "quota period", v1 has a file for each (Linux cgroup-v2 and sched-bwc documents).
+    """
+    return _least(root, "cpu", _quota)
+
+
+def memory_limit_bytes(root: Path) -> float | None:
+    """Memory that the container may use, the least over all enclosing groups; inf without a limit."""
+    return _least(root, "memory", _limit)
+
+
+def _least(root: Path, controller: str, read: Callable[[Path], float | None]) -> float | None:
+    folders = list(_groups(root, controller))
+    if not folders:
+        return None
+    found = [value for value in map(read, folders) if value is not None]
+    return min(found, default=math.inf)
+
+
+def _groups(root: Path, controller: str) -> Iterator[Path]:
+    """The process's group of this controller and all that enclose it, whichever of v1 and v2 manages it."""
+    for line in (text(root / "proc/self/cgroup") or "").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controllers and controller not in controllers.split(","):
+            continue
+        mounts = (controllers, controller) if controllers else ("", "unified")
+        for mount in dict.fromkeys(mounts):
+            base = root / "sys/fs/cgroup" / mount
+            folder = base / path.lstrip("/")
+            yield from (up for up in (folder, *folder.parents) if up.is_relative_to(base))
+
+
+def _quota(folder: Path) -> float | None:
+    words = (text(folder / "cpu.max") or "").split()
+    if not words:
+        words = [str(number(folder / f"cpu.cfs_{what}_us")) for what in ("quota", "period")]
+    try:
+        quota, period = words
+        if quota in ("max", "-1"):
+            return math.inf
+        return int(quota) / int(period)
+    except (ValueError, ZeroDivisionError):
+        return None
+
+
+def _limit(folder: Path) -> float | None:
+    content = text(folder / "memory.max")
+    if content == "max":
+        return math.inf
+    value = number(folder / "memory.max")
+    value = number(folder / "memory.limit_in_bytes") if value is None else value
+    if value is None:
+        return None
+    return math.inf if value >= NO_LIMIT_BYTES else value

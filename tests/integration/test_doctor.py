@@ -1,0 +1,101 @@
+"""The doctor on the machine the tests run on, against other tools' answers, and watched for writes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from commands import ROOT
+
+WATCHED = """
+import os, runpy, sys
+
+CHANGING = {
+    *("os." + what for what in "mkdir remove rename rmdir chmod chown truncate link symlink utime".split()),
+    *("os." + what for what in "kill killpg setxattr removexattr system exec fork posix_spawn".split()),
+    *("subprocess.Popen", "shutil.move", "shutil.rmtree", "tempfile.mkstemp", "tempfile.mkdtemp"),
+}
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+
+def watch(event, arguments):
+    # What importing torch itself does: it asks the linker's cache where libdl is.
+    listing = event == "subprocess.Popen" and arguments[1][1:] == ["-p"] and "ldconfig" in arguments[0]
+    wrote = event == "open" and arguments[0] != os.devnull and (arguments[2] or 0) & WRITING
+    if wrote or (event in CHANGING and not listing):
+        print("CHANGED", event, arguments, file=sys.stderr)
+
+sys.addaudithook(watch)
+sys.argv = ["bench.doctor", "--json"]
+runpy.run_module("bench.doctor", run_name="__main__")
+"""
+
+
+@pytest.fixture(scope="module")
+def doctor(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
+    where = tmp_path_factory.mktemp("doctor")
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", WATCHED],
+        cwd=where,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return done, where
+
+
+@pytest.fixture(scope="module")
+def report(doctor: tuple[subprocess.CompletedProcess[str], Path]) -> Any:
+    return json.loads(doctor[0].stdout)
+
+
+def test_it_changes_nothing(doctor: tuple[subprocess.CompletedProcess[str], Path]) -> None:
+    done, where = doctor
+    assert "CHANGED" not in done.stderr
+    assert list(where.iterdir()) == []
+
+
+def test_exit_code_follows_the_worst_line(
+    doctor: tuple[subprocess.CompletedProcess[str], Path], report: Any
+) -> None:
+    statuses = {finding["status"] for finding in report["findings"]}
+    assert statuses <= {"ok", "unknown", "caution", "bad"}
+    assert doctor[0].returncode == (1 if "bad" in statuses else 0)
+
+
+def test_every_question_has_its_line(report: Any) -> None:
+    names = {finding["name"] for finding in report["findings"]}
+    assert names >= {"GPUs", "cores", "governor", "turbo", "load", "steal", "NUMA", "memory", "memory stalls"}
+    assert names >= {"swap", "shared memory", "disk", "threads", "gloo network", "torch", "torchvision"}
+    with_gpus = {"GPU use", "GPU clocks", "GPU power", "GPU memory errors", "GPU heat", "GPU links"}
+    assert names & with_gpus == (with_gpus if report["readings"]["gpus"] else set())
+
+
+def test_cores_and_memory_agree_with_coreutils_and_proc(report: Any) -> None:
+    plain = {k: v for k, v in os.environ.items() if not k.startswith("OMP_")}
+    nproc = subprocess.run(["nproc"], env=plain, capture_output=True, text=True, check=True)
+    assert report["readings"]["cpu"]["allowed"] == int(nproc.stdout)
+    total_kib = re.search(r"MemTotal:\s*([0-9]+) kB", Path("/proc/meminfo").read_text())
+    assert total_kib is not None
+    assert report["readings"]["memory"]["total_bytes"] == int(total_kib[1]) * 1024
+    assert 0 <= report["readings"]["cpu"]["busy_share"] <= 1
+
+
+def test_network_and_versions_agree_with_this_process(report: Any) -> None:
+    found = {i["name"]: i["is_up"] for i in report["readings"]["network"]["interfaces"]}
+    assert found == {name: state.isup for name, state in psutil.net_if_stats().items()}
+    software = report["readings"]["software"]
+    assert software["torch"] == torch.__version__
+    assert software["num_cuda_devices"] == torch.cuda.device_count()
+    (vision,) = [f for f in report["findings"] if f["name"] == "torchvision"]
+    assert vision["status"] == "ok"

@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from doctor_machines import ETH0, H100, LOOPBACK, h100_box, laptop, nvlink_pairs, virtual_gpu, with_gpu
+
+from bench.health import Finding, Machine, diagnose
+from bench.health.gpu import ranges, span
+from bench.health.network import nccl_interfaces
+from bench.health.vitals import ClockReason, GpuPair, GpuProcess, Interface, Port, Software
+
+
+def line(machine: Machine, name: str) -> Finding:
+    (found,) = [finding for finding in diagnose(machine) if finding.name == name]
+    return found
+
+
+def test_equal_gpus_share_a_line_with_the_span_of_their_values() -> None:
+    assert line(h100_box(), "GPUs").text == "8 x NVIDIA H100 80GB HBM3"
+    assert line(h100_box(), "GPU heat").text == "29-36 C"
+    assert line(h100_box(), "GPU clocks").text == "345 of 1980 MHz, idle"
+    assert line(h100_box(), "GPU links").text == "all 28 pairs by NVLink, 18 links each"
+
+
+def test_a_power_capped_a100() -> None:
+    a100 = replace(H100, name="NVIDIA A100-SXM4-80GB", power_limit_w=250.0, default_power_limit_w=400.0)
+    found = line(replace(h100_box(), gpus=(a100,), num_gpus_present=1, pairs=()), "GPU power")
+    assert found == Finding(
+        "GPU power",
+        "caution",
+        "capped at 250 W, default 400 W",
+        "sudo nvidia-smi -pl 400; else compare only runs with this limit",
+    )
+
+
+def test_a_gpu_that_someone_else_is_computing_on() -> None:
+    theirs = (GpuProcess(pid=4242, used_mib=12034),)
+    found = line(with_gpu(h100_box(), 2, processes=theirs, busy_pct=87), "GPU use")
+    assert found.status == "bad"
+    assert found.text.startswith("GPU 2: used by process 4242 (12034 MiB), 87% busy; GPU 0-1,3-7: no other")
+    idle = with_gpu(h100_box(), 2, processes=theirs, busy_pct=0)
+    assert line(idle, "GPU use").status == "caution"
+
+
+def test_use_that_shows_no_process_is_still_use() -> None:
+    assert line(with_gpu(h100_box(), 0, busy_pct=40), "GPU use").status == "bad"
+    held = line(with_gpu(h100_box(), 0, used_mib=30000), "GPU use")
+    assert held.status == "caution"
+    assert "30000 MiB in use by a process not visible from here" in held.text
+
+
+@pytest.mark.parametrize(
+    ("reason", "status"),
+    [
+        (ClockReason.HARDWARE_HEAT, "bad"),
+        (ClockReason.SOFTWARE_HEAT, "bad"),
+        (ClockReason.POWER_BRAKE, "bad"),
+        (ClockReason.POWER_CAP, "caution"),
+        (ClockReason.APPLICATION, "caution"),
+        (ClockReason.IDLE, "ok"),
+    ],
+)
+def test_slow_clocks_are_judged_by_their_reason(reason: ClockReason, status: str) -> None:
+    found = line(with_gpu(h100_box(), 5, clock_reasons=frozenset({reason})), "GPU clocks")
+    assert found.status == status
+    assert (f"GPU 5: 345 of 1980 MHz, held down by {reason}" in found.text) == (status != "ok")
+
+
+def test_memory_errors() -> None:
+    broken = line(with_gpu(h100_box(), 1, uncorrected_errors=3), "GPU memory errors")
+    assert broken.status == "bad"
+    assert "GPU 1: 3 uncorrected errors" in broken.text
+    assert line(with_gpu(h100_box(), 1, remap_failed=True), "GPU memory errors").status == "bad"
+    assert line(with_gpu(h100_box(), 1, remap_pending=True), "GPU memory errors").status == "caution"
+    assert line(with_gpu(h100_box(), 1, ecc=False), "GPU memory errors").status == "caution"
+    assert line(with_gpu(h100_box(), 1, corrected_errors=9), "GPU memory errors").status == "ok"
+
+
+@pytest.mark.parametrize(("margin_c", "status"), [(11, "ok"), (10, "caution"), (0, "bad")])
+def test_heat_by_the_margin_to_slow_down(margin_c: int, status: str) -> None:
+    assert line(with_gpu(h100_box(), 0, margin_c=margin_c), "GPU heat").status == status
+
+
+def test_a_virtual_gpu_hides_its_readings() -> None:
+    found = {f.name: f.status for f in diagnose(virtual_gpu())}
+    assert found["GPUs"] == "caution"
+    hidden = ("GPU clocks", "GPU power", "GPU memory errors", "GPU heat", "GPU persistence", "GPU affinity")
+    assert {found[name] for name in hidden} == {"unknown"}
+
+
+def test_a_link_that_is_down_and_a_pair_without_peer_access() -> None:
+    weak = line(with_gpu(h100_box(), 3, num_nvlinks=17), "GPU links")
+    assert weak.status == "caution"
+    assert "17-18 links each: GPU 3 has fewer" in weak.text
+    pci = GpuPair(first=0, second=1, nvlink=False, peer_access=True, path="PHB")
+    two = replace(h100_box(), gpus=h100_box().gpus[:2], pairs=(pci,))
+    assert line(two, "GPU links").text == "1 of 1 pairs by PCIe through the PCIe host bridge"
+    through_host = replace(two, pairs=(replace(pci, peer_access=False),))
+    assert "by host memory, no peer access" in line(through_host, "GPU links").text
+    assert line(replace(two, pairs=nvlink_pairs(2)), "GPU links").status == "ok"
+
+
+def test_mixed_split_and_hidden_gpus() -> None:
+    assert line(with_gpu(h100_box(), 7, name="NVIDIA H200"), "GPUs").status == "caution"
+    assert "MIG" in line(with_gpu(h100_box(), 7, mig=True), "GPUs").text
+    some = replace(h100_box(), gpus=h100_box().gpus[:2])
+    assert line(some, "GPUs").text.endswith("(2 of 8 visible)")
+    none = replace(laptop(), num_gpus_present=8)
+    assert "unset CUDA_VISIBLE_DEVICES" in line(none, "GPUs").advice
+
+
+def test_a_driver_that_only_answers_an_error() -> None:
+    broken = replace(laptop(), gpus=None, gpu_error="RM has detected an NVML/RM version mismatch.")
+    found = line(broken, "GPUs")
+    assert found.status == "bad"
+    assert "version mismatch" in found.text
+    torch_sees = replace(broken, software=Software(num_cuda_devices=2))
+    assert line(torch_sees, "GPUs").status == "unknown"
+    other_maker = replace(laptop(), software=Software(num_cuda_devices=4))
+    assert line(other_maker, "GPUs").status == "unknown"
+
+
+def test_spans_and_ranges() -> None:
+    assert (span([41.2, 40.6]), span([40, 47]), span([])) == ("41", "40-47", "?")
+    assert (ranges([0, 1, 2, 3, 6]), ranges([5])) == ("0-3,6", "5")
+
+
+DOCKER = Interface(name="docker0", is_up=True, is_loopback=False, addresses=("172.17.0.1",))
+IB0 = Interface(name="ib0", is_up=True, is_loopback=False, addresses=("198.51.100.2",))
+DOWN = Interface(name="eth1", is_up=False, is_loopback=False, addresses=("203.0.113.4",))
+
+
+@pytest.mark.parametrize(
+    ("setting", "present", "chosen"),
+    [
+        (None, (LOOPBACK, DOCKER, ETH0, DOWN), ["eth0"]),
+        (None, (LOOPBACK, ETH0, IB0), ["ib0"]),
+        (None, (LOOPBACK, DOCKER), ["docker0"]),
+        (None, (LOOPBACK,), ["lo"]),
+        ("eth,ib", (LOOPBACK, ETH0, IB0, DOWN), ["eth0", "ib0"]),
+        ("=eth", (LOOPBACK, ETH0), []),
+        ("=eth0,lo", (LOOPBACK, ETH0), ["lo", "eth0"]),
+        ("^docker,lo", (LOOPBACK, DOCKER, ETH0), ["eth0"]),
+        ("^=lo", (LOOPBACK, ETH0), ["eth0"]),
+        ("eth1", (LOOPBACK, ETH0, DOWN), []),
+    ],
+)
+def test_the_interface_nccl_would_choose(
+    setting: str | None, present: tuple[Interface, ...], chosen: list[str]
+) -> None:
+    assert [interface.name for interface in nccl_interfaces(present, setting)] == chosen
+
+
+def test_nccl_line() -> None:
+    assert line(h100_box(), "NCCL network").text == (
+        "eth0 (192.0.2.7, 10000 Mbit/s); RDMA ports mlx5_0 400 Gb/sec (4X NDR)"
+    )
+    wrong = line(replace(h100_box(), env={"NCCL_SOCKET_IFNAME": "ens5"}), "NCCL network")
+    assert wrong.status == "bad"
+    assert "there are lo, eth0" in wrong.text
+    assert wrong.advice.endswith("export NCCL_SOCKET_IFNAME=eth0")
+    box = h100_box()
+    dark = replace(box, network=replace(box.network, ports=(Port(name="mlx5_0", active=False),)))
+    assert line(dark, "NCCL network").status == "caution"
+    alone = replace(box, network=replace(box.network, interfaces=(LOOPBACK,)))
+    assert line(alone, "NCCL network").status == "caution"
+
+
+def test_gloo_follows_the_hosts_name_unless_told() -> None:
+    assert line(h100_box(), "gloo network").text == "eth0 (192.0.2.7, 10000 Mbit/s)"
+    to_itself = line(laptop(), "gloo network")
+    assert to_itself.status == "caution"
+    assert "resolves to 127.0.1.1" in to_itself.text
+    assert to_itself.advice == "for several machines: export GLOO_SOCKET_IFNAME=eth0"
+    told = replace(laptop(), env={"GLOO_SOCKET_IFNAME": "eth0"})
+    assert line(told, "gloo network").status == "ok"
+    wrong = replace(laptop(), env={"GLOO_SOCKET_IFNAME": "eth"})
+    assert line(wrong, "gloo network").status == "bad"
+    slow = replace(laptop(), network=replace(laptop().network, host_addresses=None))
+    assert line(slow, "gloo network").status == "unknown"

@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+
+from bench.health.vitals import ClockReason, GpuPair, GpuProcess
+from bench.readings import nvml
+
+
+class Nvml:
+    """pynvml with given answers; everything else this GPU does not support, as virtual GPUs say."""
+
+    def __init__(self, answers: dict[str, Callable[..., Any]]) -> None:
+        self.answers = answers
+        self.absent: set[str] = set()
+        self.set_calls: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if not hasattr(pynvml, name):
+            self.absent.add(name)
+            raise AttributeError(name)
+        if not name.startswith("nvml") or not callable(getattr(pynvml, name)):
+            return getattr(pynvml, name)
+        if "Set" in name or "Reset" in name or "Clear" in name:
+            self.set_calls.append(name)
+        return self.answers.get(name, self.not_supported)
+
+    @staticmethod
+    def not_supported(*_: Any) -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+
+def two_a100(states: int = 12) -> dict[str, Callable[..., Any]]:
+    """Answers of two A100 joined by NVLink: the first shared and capped, the second idle."""
+
+    def nvlink(_: str, link: int) -> int:
+        if link >= states:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return 1
+
+    busy = {"a": 63, "b": 0}
+    process = SimpleNamespace(pid=4242, usedGpuMemory=12 * 2**30)
+    ours = SimpleNamespace(pid=os.getpid(), usedGpuMemory=None)
+    return {
+        "nvmlInit": lambda: None,
+        "nvmlShutdown": lambda: None,
+        "nvmlDeviceGetCount": lambda: 2,
+        "nvmlDeviceGetHandleByIndex": lambda i: "ab"[i],
+        "nvmlSystemGetDriverVersion": lambda: "570.86.15",
+        "nvmlSystemGetCudaDriverVersion_v2": lambda: 12080,
+        "nvmlDeviceGetName": lambda _: "NVIDIA A100-SXM4-80GB",
+        "nvmlDeviceGetUUID": lambda h: f"GPU-{h}1234567",
+        "nvmlDeviceGetPciInfo": lambda h: SimpleNamespace(busId=f"00000000:{h.upper()}7:00.0"),
+        "nvmlDeviceGetMemoryInfo": lambda _h, _v: SimpleNamespace(used=3 * 2**20),
+        "nvmlDeviceGetUtilizationRates": lambda h: SimpleNamespace(gpu=busy[h]),
+        "nvmlDeviceGetCurrentClocksThrottleReasons": lambda _: 0x5,
+        "nvmlDeviceGetEccMode": lambda _: [1, 1],
+        "nvmlDeviceGetMigMode": lambda _: [0, 0],
+        "nvmlDeviceGetTotalEccErrors": lambda _h, kind, _c: 7 if kind == 0 else 0,
+        "nvmlDeviceGetRemappedRows": lambda _: (0, 0, 1, 0),
+        "nvmlDeviceGetTemperature": lambda _h, _s: 41,
+        "nvmlDeviceGetTemperatureThreshold": lambda _h, _t: 92,
+        "nvmlDeviceGetEnforcedPowerLimit": lambda h: 250000 if h == "a" else 400000,
+        "nvmlDeviceGetPowerManagementDefaultLimit": lambda _: 400000,
+        "nvmlDeviceGetPersistenceMode": lambda _: 1,
+        "nvmlDeviceGetClockInfo": lambda _h, _c: 210,
+        "nvmlDeviceGetMaxClockInfo": lambda _h, _c: 1410,
+        "nvmlDeviceGetComputeRunningProcesses": lambda h: [process, ours] if h == "a" else [],
+        "nvmlDeviceGetNvLinkState": nvlink,
+        "nvmlDeviceGetP2PStatus": lambda _a, _b, _i: pynvml.NVML_P2P_STATUS_OK,
+        "nvmlDeviceGetTopologyCommonAncestor": lambda _a, _b: pynvml.NVML_TOPOLOGY_NODE,
+    }
+
+
+def test_gpus_as_nvml_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = Nvml(two_a100())
+    monkeypatch.setattr(nvml, "pynvml", fake)
+    for slot, node in (("0000:a7:00.0", "1\n"), ("0000:b7:00.0", "-1\n")):
+        folder = tmp_path / "sys/bus/pci/devices" / slot
+        folder.mkdir(parents=True)
+        (folder / "numa_node").write_text(node)
+    driver = nvml.read_gpus(tmp_path, {})
+    assert fake.absent == set()
+    assert fake.set_calls == []
+    assert (driver.num_present, driver.version, driver.cuda) == (2, "570.86.15", "12.8")
+    first, second = driver.gpus or ()
+    assert (first.processes, first.busy_pct) == ((GpuProcess(pid=4242, used_mib=12288),), 63)
+    assert (first.power_limit_w, first.default_power_limit_w) == (250.0, 400.0)
+    assert first.clock_reasons == {ClockReason.IDLE, ClockReason.POWER_CAP}
+    assert (first.temperature_c, first.margin_c) == (41, 51)
+    assert (first.ecc, first.corrected_errors, first.uncorrected_errors) == (True, 7, 0)
+    assert (first.remap_pending, first.remap_failed, first.num_nvlinks) == (True, False, 12)
+    assert (first.numa_node, second.numa_node, second.processes) == (1, None, ())
+    assert first.virtual is None  # not supported here
+    assert driver.pairs == (GpuPair(first=0, second=1, nvlink=True, peer_access=True, path="NODE"),)
+
+
+def test_a_gpu_that_supports_no_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = ("nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex")
+    monkeypatch.setattr(nvml, "pynvml", Nvml({name: two_a100()[name] for name in kept}))
+    driver = nvml.read_gpus(Path("/"), {})
+    assert driver.gpus == (nvml.Gpu(index=0), nvml.Gpu(index=1))
+    assert driver.pairs == (GpuPair(first=0, second=1),)
+
+
+@pytest.mark.parametrize(
+    ("code", "gpus"),
+    [
+        (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, ()),
+        (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, ()),
+        (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, None),
+        (pynvml.NVML_ERROR_GPU_IS_LOST, None),
+    ],
+)
+def test_no_driver_is_not_a_broken_driver(
+    code: int, gpus: tuple[()] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise pynvml.NVMLError(code)
+
+    where = "nvmlDeviceGetHandleByIndex" if code == pynvml.NVML_ERROR_GPU_IS_LOST else "nvmlInit"
+    monkeypatch.setattr(nvml, "pynvml", Nvml({**two_a100(), where: fail}))
+    driver = nvml.read_gpus(Path("/"), {})
+    assert driver.gpus == gpus
+    assert (driver.error is None) == (gpus is not None)
+
+
+@pytest.mark.parametrize(
+    ("setting", "chosen"),
+    [
+        (None, [0, 1, 2]),
+        ("2,0", [0, 2]),
+        ("", []),
+        ("-1", []),
+        ("1,7,0", [1]),
+        ("GPU-cc", [2]),
+        ("GPU-", []),
+        ("MIG-1234", [0, 1, 2]),
+    ],
+)
+def test_visible_devices(setting: str | None, chosen: list[int]) -> None:
+    assert nvml.visible(setting, ["GPU-aa11", "GPU-bb22", "GPU-cc33"]) == chosen
