@@ -52,7 +52,7 @@ def _work(
     if phase == "timed":
         return lambda: run_block(trainer.step, steps, clock)
     if phase == "no_sync":
-        return lambda: run_block(trainer.local_step, fewer, clock)
+        return lambda: run_block(trainer.local_step, steps, clock)
     if phase == "comm":
         return lambda: _replay(live, place, clock)
     if phase == "anatomy":
