@@ -33,6 +33,7 @@ class LiveCase:
     index: int
     case: Case
     group: dist.ProcessGroup | None
+    oversubscribed: bool
     trainer: Trainer | None = None
     layout: BucketLayout | None = None
 

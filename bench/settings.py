@@ -94,7 +94,7 @@ class Settings:
     max_time: float | None = _setting(
         None,
         parsing.duration_s,
-        "start no block after this long (CPU 3m, GPU 10m; with --rounds none)",
+        "start no block after this long (CPU 200s, GPU 10m; with --rounds none)",
         "10m",
     )
     steps: int | None = _setting(None, parsing.positive_int, "steps per block (CPU 3, GPU 10)", "N")
@@ -191,7 +191,7 @@ def with_device_defaults(settings: Settings, *, device_type: str, num_local_devi
         gpus=settings.gpus or counts or (1,),
         arch=arch,
         batch_size=settings.batch_size or (16 if on_cpu else 64),
-        max_time=settings.max_time or (None if settings.rounds else 180.0 if on_cpu else 600.0),
+        max_time=settings.max_time or (None if settings.rounds else 200.0 if on_cpu else 600.0),
         steps=settings.steps or (3 if on_cpu else 10),
     )
 

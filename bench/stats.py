@@ -72,3 +72,63 @@ def paired_ratio(
     """Median over the common rounds of the ratio formed inside each round, so that drift cancels."""
     rounds = sorted(numerator.keys() & denominator.keys())
     return median_interval([numerator[r] / denominator[r] for r in rounds], confidence=confidence)
+
+
+def ratio_of_medians(
+    numerator: Sequence[float], denominator: Sequence[float], *, confidence: float = 0.95
+) -> Interval:
+    """Median over median of two independent samples, such as the rounds of two runs.
+
+    The interval is t standard errors wide: the errors of both medians are the bootstrap's (scipy), times
+    sqrt(n/(n-1)), and t has Welch's degrees of freedom, which is the widening of `median_interval` for two
+    samples. It is formed on a log scale where every value is positive, otherwise (a difference of two times
+    can be 0 or less) by Fieller, "Some Problems in Interval Estimation" (1954): every r for which
+    numerator - r x denominator is within t standard errors of 0.
+
+    A denominator that cannot be told from 0 leaves Fieller's interval open: `high` is infinite, `low` still a
+    bound where the numerator is clearly above 0, else -infinite. The estimate is infinite, or NaN, where the
+    denominator's median is not above 0.
+
+    Args:
+        numerator: one figure per round, any unit.
+        denominator: likewise, in the same unit, of other rounds.
+        confidence: coverage of the interval, a fraction.
+    """
+    above, below = np.asarray(numerator, dtype=float), np.asarray(denominator, dtype=float)
+    if not above.size or not below.size:
+        return Interval(math.nan, math.nan, math.nan)
+    top, bottom = float(np.median(above)), max(float(np.median(below)), 0.0)
+    ratio = top / bottom if bottom else (math.inf if top > 0 else math.nan)
+    if min(above.size, below.size) < 2:
+        return Interval(ratio, math.nan, math.nan)
+    if (above > 0).all() and (below > 0).all():
+        of_above, of_below = _median_variance(np.log(above)), _median_variance(np.log(below))
+        t = _welch_t((of_above, above.size), (of_below, below.size), confidence)
+        # Beyond exp(700) a float overflows; such an interval says nothing anyway.
+        factor = math.exp(min(t * math.sqrt(of_above + of_below), 700.0))
+        return Interval(ratio, ratio / factor, ratio * factor)
+    of_above, of_below = _median_variance(above), _median_variance(below)
+    scale = ratio if math.isfinite(ratio) else 1.0
+    t = _welch_t((of_above, above.size), (scale**2 * of_below, below.size), confidence)
+    # The ends solve lead r^2 - 2 cross r + rest = 0.
+    lead, cross, rest = bottom**2 - t**2 * of_below, top * bottom, top**2 - t**2 * of_above
+    root = math.sqrt(max(cross**2 - lead * rest, 0.0))
+    if lead > 0:
+        return Interval(ratio, (cross - root) / lead, (cross + root) / lead)
+    if top > 0 and rest > 0 and cross + root > 0:
+        return Interval(ratio, rest / (cross + root), math.inf)
+    return Interval(ratio, -math.inf, math.inf)
+
+
+def _median_variance(sample: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
+    found = scipy_stats.bootstrap(
+        (sample,), np.median, n_resamples=RESAMPLES, method="percentile", rng=np.random.default_rng(0)
+    )
+    return float(found.standard_error) ** 2 * sample.size / (sample.size - 1)
+
+
+def _welch_t(first: tuple[float, int], second: tuple[float, int], confidence: float) -> float:
+    """Student's t at Welch's degrees of freedom, from the variance and size of both samples."""
+    spread = sum(variance**2 / (size - 1) for variance, size in (first, second))
+    freedom = (first[0] + second[0]) ** 2 / spread if spread else math.inf
+    return float(scipy_stats.t.ppf((1 + confidence) / 2, freedom))

@@ -14,8 +14,13 @@ from bench.modes import Place
 from bench.prepare import LiveCase
 from bench.settings import Settings
 
-INSTRUMENTED_ROUNDS = 3
-"""Anatomy and trace are taken in the first rounds only: enough for medians, and time left for throughput."""
+INSTRUMENTED_EVERY = 4
+"""Anatomy and trace are taken in the first round and every fourth after it: time is left for throughput."""
+
+ANATOMY_STEPS = 2
+"""DDP's logger tells of a step only in the next one."""
+
+TRACE_STEPS = 1
 
 COMM_REPETITIONS = 2
 
@@ -33,7 +38,8 @@ def visit(
         random.Random(f"{settings.seed}/{round_index}/{live.case.case_id}").shuffle(phases)  # noqa: S311 - a schedule
         if live.case.comm_hook != "powersgd":  # its messages are not the buckets
             phases.append("comm")
-    if round_index <= INSTRUMENTED_ROUNDS:
+    # Devices that share a core time each other: one look at those is enough.
+    if round_index == 1 or (round_index % INSTRUMENTED_EVERY == 1 and not live.oversubscribed):
         phases.append("anatomy")
         if live.communicates or settings.trace:
             phases.append("trace")
@@ -47,7 +53,6 @@ def _work(
     phase: str, live: LiveCase, trainer: Trainer, settings: Settings, place: Place, clock: Clock
 ) -> Work:
     steps = settings.steps or 1
-    fewer = max(2, steps // 2)
     sizes = live.layout.num_bytes if live.layout is not None else ()
     if phase == "timed":
         return lambda: run_block(trainer.step, steps, clock)
@@ -56,8 +61,8 @@ def _work(
     if phase == "comm":
         return lambda: _replay(live, place, clock)
     if phase == "anatomy":
-        return lambda: _anatomy(live, trainer, fewer, place)
-    return lambda: run_trace(trainer, 2, place.device, sizes, keep=settings.trace)
+        return lambda: _anatomy(live, trainer, place)
+    return lambda: run_trace(trainer, TRACE_STEPS, place.device, sizes, keep=settings.trace)
 
 
 def _replay(live: LiveCase, place: Place, clock: Clock) -> BlockTimes:
@@ -66,8 +71,9 @@ def _replay(live: LiveCase, place: Place, clock: Clock) -> BlockTimes:
     return run_block(replay.step, COMM_REPETITIONS, clock)
 
 
-def _anatomy(live: LiveCase, trainer: Trainer, steps: int, place: Place) -> BlockTimes:
-    times = run_anatomy(trainer, steps, place.device, local=live.communicates)
+def _anatomy(live: LiveCase, trainer: Trainer, place: Place) -> BlockTimes:
+    local_steps = 1 if live.communicates else 0
+    times = run_anatomy(trainer, ANATOMY_STEPS, place.device, local_steps=local_steps)
     detail = dict(times.detail)
     ready = detail.pop("ready_ms")
     if live.layout is not None and live.layout.parameters:

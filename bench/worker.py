@@ -95,13 +95,13 @@ class Session:
     def _prepare_all(self) -> None:
         torch.manual_seed(self._settings.seed)
         prover = Prover(self._workload, make_module(self._workload), self._cluster.place, self._settings.seed)
-        runnable = [(i, p.case) for i, p in enumerate(self._plan) if p.skip_reason is None]
-        for done, (index, case) in enumerate(runnable):
+        runnable = [(i, p) for i, p in enumerate(self._plan) if p.skip_reason is None]
+        for done, (index, planned) in enumerate(runnable):
+            case = planned.case
             self._console.progress(f"preparing {case.case_id}", done, len(runnable), self._left_s())
             in_ddp = case.mode == "ddp"
-            live = LiveCase(
-                index, case, self._cluster.group(case.num_devices, case.backend) if in_ddp else None
-            )
+            group = self._cluster.group(case.num_devices, case.backend) if in_ddp else None
+            live = LiveCase(index, case, group, planned.oversubscribed)
             takes_part = self._cluster.rank < (case.num_devices if in_ddp else 1)
 
             def work(live: LiveCase = live) -> Prepared:

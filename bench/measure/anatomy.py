@@ -114,8 +114,8 @@ class AnatomyTrainer(Trainer):
         self._mark("optimizer")
 
 
-def run_anatomy(trainer: Trainer, num_steps: int, device: torch.device, *, local: bool) -> BlockTimes:
-    """`num_steps` instrumented steps, then as many without communication where `local` asks for them.
+def run_anatomy(trainer: Trainer, num_steps: int, device: torch.device, *, local_steps: int) -> BlockTimes:
+    """`num_steps` instrumented steps, then `local_steps` without communication.
 
     The detail holds medians over the steps in ms: the phases, the DP stages, `last_ready_ms` (gradient
     computation ends, since the backward began) with and without communication, and `ready_ms` by parameter.
@@ -139,10 +139,9 @@ def run_anatomy(trainer: Trainer, num_steps: int, device: torch.device, *, local
             for index, value in moments.items():
                 ready.setdefault(index, []).append(value)
             samples.setdefault("last_ready_ms", []).append(max(moments.values()))
-        if local:
-            for _ in range(num_steps):
-                _, moments, _ = anatomy.measured(anatomy.local_step)
-                samples.setdefault("local_last_ready_ms", []).append(max(moments.values()))
+        for _ in range(local_steps):
+            _, moments, _ = anatomy.measured(anatomy.local_step)
+            samples.setdefault("local_last_ready_ms", []).append(max(moments.values()))
     detail: dict[str, Any] = {name: round(median(values), 4) for name, values in samples.items()}
     if "dp_apply_ms" in detail and "dp_reduce_ms" in detail:
         parallel_ms = detail["dp_apply_ms"] + detail["dp_backward_ms"]

@@ -35,7 +35,7 @@ def trainer(mode: str, num_devices: int) -> Trainer:
 def test_phases_and_dp_stages_make_up_the_step() -> None:
     made = trainer("dp", 2)
     made.step()
-    times = run_anatomy(made, 3, DEVICE, local=False)
+    times = run_anatomy(made, 3, DEVICE, local_steps=0)
     detail = times.detail
     step = sorted(times.steps_ms)[1]
     phases = sum(detail[f"{phase}_ms"] for phase in ("data", "forward", "backward", "optimizer"))
@@ -50,7 +50,7 @@ def test_phases_and_dp_stages_make_up_the_step() -> None:
 def test_nothing_is_left_in_the_timed_step() -> None:
     made = trainer("dp", 2)
     made.step()
-    run_anatomy(made, 1, DEVICE, local=False)
+    run_anatomy(made, 1, DEVICE, local_steps=0)
     assert isinstance(made.mode.wrapped, HostDataParallel)
     assert "apply_replicas" not in vars(made.mode.wrapped), "the class's own method shows again"
     assert type(made) is Trainer
@@ -94,7 +94,7 @@ def test_anatomy_and_trace_of_ddp(ranks: Any) -> None:
 trainer = made()
 layout = trainer.mode.bucket_layout()
 before = trainer.mode.ddp._get_ddp_logging_data()["iteration"]
-anatomy = run_anatomy(trainer, 4, cluster.place.device, local=True)
+anatomy = run_anatomy(trainer, 4, cluster.place.device, local_steps=2)
 sampled = trainer.mode.ddp._get_ddp_logging_data()["iteration"]
 trace = run_trace(trainer, 2, cluster.place.device, layout.num_bytes, keep=True)
 for _ in range(3):

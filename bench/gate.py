@@ -1,0 +1,143 @@
+"""Gate a run against a baseline: exit status 0 pass, 1 regression, 2 usage or bad input, 3 not comparable."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from rich.console import Console
+
+from bench import gate_output, parsing
+from bench.compare import METRICS, NOT_COMPARABLE, Gate, NotComparableError, compare
+from bench.errors import USAGE_EXIT_CODE, UsageError
+from bench.gate_input import GateRun, read_run
+
+PIPED_WIDTH = 180
+"""Without a terminal rich would wrap the table at 80 columns."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; see python -m bench.gate --help")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = _Parser(
+        prog="python -m bench.gate",
+        description=__doc__,
+        epilog="A regression needs both: an interval of candidate / baseline that excludes no change, and a "
+        "change beyond the threshold. Intervals are Bonferroni-corrected over all comparisons.",
+    )
+    made.add_argument("baseline", type=Path, metavar="BASELINE", help="results folder to hold against")
+    made.add_argument("candidate", type=Path, metavar="CANDIDATE", help="results folder to judge")
+    made.add_argument("--threshold", default="5%", metavar="SHARE", help="change that matters (default 5%%)")
+    made.add_argument(
+        "--config", type=Path, metavar="FILE.toml", help="thresholds per metric, in a table [thresholds]"
+    )
+    made.add_argument(
+        "--ratios-only",
+        action="store_true",
+        help="gate speed-up and efficiency alone: they compare across machines",
+    )
+    made.add_argument(
+        "--allow-missing", action="store_true", help="pass though cases of the baseline are missing"
+    )
+    form = made.add_mutually_exclusive_group()
+    form.add_argument("--markdown", action="store_true", help="for a job summary or a pull-request comment")
+    form.add_argument("--json", action="store_true", help="everything as JSON")
+    form.add_argument("--quiet", action="store_true", help="nothing but errors and the exit status")
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of the command; the exit status."""
+    try:
+        options = parser().parse_args(argv)
+        thresholds = read_thresholds(options.threshold, options.config)
+        baseline, candidate = _runs(options.baseline, options.candidate)
+        gate = compare(
+            baseline,
+            candidate,
+            thresholds=thresholds,
+            ratios_only=options.ratios_only,
+            allow_missing=options.allow_missing,
+        )
+    except NotComparableError as error:
+        print(f"bench.gate: not comparable: {error}", file=sys.stderr)
+        return NOT_COMPARABLE
+    except UsageError as error:
+        print(f"bench.gate: error: {error}", file=sys.stderr)
+        return USAGE_EXIT_CODE
+    on_cpu = any(c.row.get("device_type") == "cpu" for run in (baseline, candidate) for c in run.cases)
+    if options.json:
+        print(gate_output.as_json(gate, on_cpu=on_cpu))
+    elif options.markdown:
+        print(gate_output.markdown(gate, on_cpu=on_cpu))
+    elif not options.quiet:
+        _print(gate, on_cpu=on_cpu)
+    return gate.exit_code
+
+
+def read_thresholds(default: str, config: Path | None = None) -> dict[str, float]:
+    """The share allowed for every metric: `default`, then the file's `[thresholds]`.
+
+    Raises UsageError that names the key and the fix.
+    """
+    names = [metric.name for metric in METRICS]
+    found = dict.fromkeys(names, _share("--threshold", default))
+    if config is None:
+        return found
+    try:
+        content = tomllib.loads(config.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"--config {config}: {error.strerror}; name a readable TOML file") from None
+    except ValueError as error:
+        raise UsageError(f"--config {config} is not valid TOML: {error}") from None
+    other = [key for key in content if key != "thresholds"]
+    if other:
+        raise UsageError(f"--config {config}: unknown key {other[0]!r}; known: a table [thresholds]")
+    table = content.get("thresholds", {})
+    if not isinstance(table, dict):
+        raise UsageError(f"--config {config}: thresholds is no table; write [thresholds] above its lines")
+    for name, value in table.items():
+        if name not in found:
+            raise UsageError(
+                f"--config {config}: unknown metric {name!r}; {parsing.did_you_mean(name, names)}"
+            )
+        found[name] = _share(f"--config {config}: {name}", str(value))
+    return found
+
+
+def _share(where: str, text: str) -> float:
+    try:
+        return parsing.fraction(text)
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from None
+
+
+def _runs(baseline: Path, candidate: Path) -> tuple[GateRun, GateRun]:
+    runs = read_run(baseline), read_run(candidate)
+    if baseline.samefile(candidate):
+        raise UsageError(f"{baseline} and {candidate} are the same folder; name two runs")
+    return runs
+
+
+def _print(gate: Gate, *, on_cpu: bool) -> None:
+    for line in gate_output.conditions(gate):
+        print(line)
+    if gate.comparisons:
+        Console(file=sys.stdout, width=None if sys.stdout.isatty() else PIPED_WIDTH).print(
+            gate_output.table(gate)
+        )
+    for line in gate_output.notes(gate, on_cpu=on_cpu):
+        print(line)
+    print(gate_output.verdict(gate))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

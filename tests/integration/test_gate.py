@@ -1,0 +1,88 @@
+"""The gate on folders that a real run made."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from commands import ROOT
+
+COPIES = 40
+"""A real run of three rounds, repeated, is a long one whose rounds are real."""
+
+
+def gate(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "bench.gate", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def copy(run: Path, folder: Path, *, num_copies: int = 1, slower: float = 1.0) -> str:
+    """The run under another name, its rounds repeated, every time of it longer by one factor."""
+    shutil.copytree(run, folder)
+    blocks = pd.read_csv(folder / "blocks.csv", dtype="string", keep_default_na=False)
+    blocks["block_ms"] = (blocks["block_ms"].astype(float) * slower).map("{:.10g}".format)
+    rounds = blocks["round"].astype(int)
+    parts = [blocks.assign(round=rounds + k * rounds.max()) for k in range(num_copies)]
+    pd.concat(parts).to_csv(folder / "blocks.csv", index=False, lineterminator="\n")
+    cases = pd.read_csv(folder / "cases.csv", dtype="string", keep_default_na=False)
+    ok = cases["status"] == "ok"
+    cases.loc[ok, "num_rounds"] = (cases.loc[ok, "num_rounds"].astype(int) * num_copies).astype("string")
+    for name, factor in (("images_per_s", 1 / slower), ("exposed_comm_ms", slower)):
+        given = cases[name] != ""
+        cases.loc[given, name] = (cases.loc[given, name].astype(float) * factor).map("{:.10g}".format)
+    cases.to_csv(folder / "cases.csv", index=False, lineterminator="\n")
+    return str(folder)
+
+
+def test_a_run_against_its_copy_passes(small_run: Any, tmp_path: Path) -> None:
+    run, _ = small_run
+    long = copy(run.path, tmp_path / "long", num_copies=COPIES)
+    done = gate(long, copy(run.path, tmp_path / "again", num_copies=COPIES))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    assert done.stdout.splitlines()[-1].startswith("pass: ")
+    assert "regressed" not in done.stdout
+    assert "differs" not in done.stdout
+
+
+def test_a_copy_that_is_20_percent_slower_regresses(small_run: Any, tmp_path: Path) -> None:
+    run, _ = small_run
+    long = copy(run.path, tmp_path / "long", num_copies=COPIES)
+    done = gate(long, copy(run.path, tmp_path / "slow", num_copies=COPIES, slower=1.2))
+    assert done.returncode == 1, done.stdout + done.stderr
+    rates = [line for line in done.stdout.splitlines() if " images/s  " in line and "0.833x [" in line]
+    assert len(rates) == int((run.cases["status"] == "ok").sum())
+    assert all(line.startswith(" regressed") for line in rates)
+    assert not [
+        line for line in done.stdout.splitlines() if line.startswith(" regressed") and "speed-up" in line
+    ]
+
+
+@pytest.mark.parametrize("slower", [1.0, 1.2])
+def test_three_rounds_alone_never_pass_as_regressed_or_hide_behind_one(
+    small_run: Any, tmp_path: Path, slower: float
+) -> None:
+    run, _ = small_run
+    done = gate(str(run.path), copy(run.path, tmp_path / "again", slower=slower))
+    if slower == 1.0:
+        assert done.returncode in (0, 3)
+        assert "regressed" not in done.stdout
+    else:
+        assert done.returncode in (1, 3), "20% slower is caught, or said to be undecided; never a pass"
+
+
+def test_the_run_itself_is_not_its_own_baseline(small_run: Any) -> None:
+    run, _ = small_run
+    done = gate(str(run.path), str(run.path))
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,129 @@
+"""Runs made of numbers: a real results folder, or its checked cases, from step times by round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.aggregate import Outcome, case_rows
+from bench.gate_input import GateCase, GateRun
+from bench.plan import Machine, Planned, expand
+from bench.schema import BLOCKS
+from bench.settings import Settings, with_device_defaults
+from bench.store import RunWriter, claim, typed_frame
+
+Steps = Mapping[tuple[str, int], Sequence[float]]
+
+MANIFEST: dict[str, Any] = {
+    "schema_version": 1,
+    "versions": {"torch": "2.15.0", "python": "3.12.1"},
+    "environment": {"cpu_model": "Some CPU", "num_cores": 2, "gpus": [], "env": {"OMP_NUM_THREADS": "1"}},
+    "settings": {"data": "device", "steps": 2, "seed": 0},
+    "model": {"num_params": 10, "gradient_bytes": 40},
+}
+
+
+def plan(arch: str = "resnet18", **settings: Any) -> list[Planned]:
+    resolved = with_device_defaults(
+        Settings(gpus=(2,), bucket_cap_mb=("default",), **settings), device_type="cpu", num_local_devices=2
+    )
+    machine = Machine(device_type="cpu", devices_per_node=2)
+    return expand(resolved, machine, arch=arch, image_size=64)
+
+
+def noisy(
+    rng: np.random.Generator, ms: float, *, num_rounds: int, sd: float = 0.02, tail: float = 30.0
+) -> list[float]:
+    """Step times of that median, in ms: Student's t noise of `tail` degrees of freedom."""
+    return [float(ms * np.exp(sd * value)) for value in rng.standard_t(tail, size=num_rounds)]
+
+
+STEADY: Steps = {
+    ("single", 1): [100.0, 101, 99, 100.5, 99.5, 100.2],
+    ("dp", 2): [200.0, 202, 198, 201, 199, 200.4],
+    ("ddp", 2): [125.0, 126, 124, 125.6, 124.4, 125.2],
+}
+
+
+def block_rows(
+    case_id: str, mode: str, series: Sequence[float], phase: str = "timed"
+) -> list[dict[str, Any]]:
+    return [
+        {
+            "case_id": case_id,
+            "phase": phase,
+            "round": r + 1,
+            "position": 0,
+            "rank": rank,
+            "num_steps": 2,
+            "block_ms": round(2 * ms, 6),
+            "steps_ms": f"{ms:.5g} {ms:.5g}",
+        }
+        for r, ms in enumerate(series)
+        for rank in range(2 if mode == "ddp" else 1)
+    ]
+
+
+def write_run(
+    folder: Path,
+    steps: Steps = STEADY,
+    *,
+    no_sync_ms: float = 100.0,
+    peak_mem_mib: float | None = None,
+    planned: Sequence[Planned] = (),
+    **manifest: Any,
+) -> Path:
+    """A results folder as bench.run leaves it; DDP's step under no_sync takes `no_sync_ms`."""
+    writer = RunWriter(claim(folder))
+    writer.write_manifest({**MANIFEST, **manifest})
+    outcomes, rows = [], []
+    for p in planned or plan():
+        series = steps.get((p.case.mode, p.case.num_devices))
+        facts = {"device_name": "CPU core", "peak_mem_mib": peak_mem_mib}
+        outcomes.append(Outcome(p, "ok", "", facts) if series else Outcome(p, "failed", "no such luck"))
+        rows += block_rows(p.case.case_id, p.case.mode, series or [])
+        if p.case.mode == "ddp" and series:
+            rows += block_rows(p.case.case_id, "ddp", [no_sync_ms] * len(series), "no_sync")
+    writer.append("blocks.csv", rows)
+    writer.replace("cases.csv", case_rows(outcomes, typed_frame(rows, BLOCKS)))
+    return folder
+
+
+def made_run(steps: Steps, *, path: str = "made", num_images: int = 16, **manifest: Any) -> GateRun:
+    """The same without files, as `read_run` would give it."""
+    rates = {
+        key: {r: num_images * key[1] * 1000 / ms for r, ms in enumerate(series)}
+        for key, series in steps.items()
+    }
+    single = rates["single", 1]
+    cases = tuple(
+        GateCase(
+            case_id=f"{mode}-n{n}",
+            row={"mode": mode, "num_devices": str(n), "status": "ok", "device_type": "cpu"},
+            images_per_s=rates[mode, n],
+            speedup={} if mode == "single" else {r: rate / single[r] for r, rate in rates[mode, n].items()},
+            exposed_comm_ms={},
+            peak_mem_mib=None,
+        )
+        for mode, n in steps
+    )
+    return GateRun(Path(path), {**MANIFEST, **manifest}, cases)
+
+
+def failed(run: GateRun, case_id: str) -> GateRun:
+    """The run with that case failed."""
+    return replace(
+        run,
+        cases=tuple(
+            replace(
+                c, row={**c.row, "status": "failed", "reason": "no such luck"}, images_per_s={}, speedup={}
+            )
+            if c.case_id == case_id
+            else c
+            for c in run.cases
+        ),
+    )

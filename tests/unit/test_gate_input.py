@@ -1,0 +1,203 @@
+"""What the gate reads: a good folder as it is, and a bad one never as a pass."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from gate_runs import STEADY, plan, write_run
+
+from bench.gate import main, read_thresholds
+from bench.gate_input import read_run
+
+
+def edit(name: str, change: Callable[[str], str]) -> Callable[[Path], None]:
+    def apply(folder: Path) -> None:
+        text = (folder / name).read_text(encoding="utf-8")
+        changed = change(text)
+        assert changed != text, "the edit hit nothing"
+        (folder / name).write_text(changed, encoding="utf-8")
+
+    return apply
+
+
+def cell(name: str, column: str, value: str, row: int = 0) -> Callable[[Path], None]:
+    """Overwrite one cell of a CSV."""
+
+    def change(text: str) -> str:
+        header, *lines = text.splitlines()
+        cells = lines[row].split(",")
+        cells[header.split(",").index(column)] = value
+        lines[row] = ",".join(cells)
+        return "\n".join([header, *lines]) + "\n"
+
+    return edit(name, change)
+
+
+def without_line(name: str, index: int) -> Callable[[Path], None]:
+    return edit(
+        name, lambda text: "".join(x for i, x in enumerate(text.splitlines(keepends=True)) if i != index)
+    )
+
+
+def manifest(**changes: object) -> Callable[[Path], None]:
+    return edit("manifest.json", lambda text: json.dumps({**json.loads(text), **changes}))
+
+
+BAD = {
+    "no folder": (shutil.rmtree, "not a results folder"),
+    "no manifest": (lambda f: (f / "manifest.json").unlink(), "not a results folder"),
+    "cut manifest": (edit("manifest.json", lambda t: t[:-20]), "not valid JSON"),
+    "list for a manifest": (lambda f: (f / "manifest.json").write_text("[]"), "JSON object"),
+    "newer schema": (manifest(schema_version=99), "schema 99"),
+    "schema as text": (manifest(schema_version="1"), "schema_version"),
+    "no schema": (manifest(schema_version=None), "schema_version"),
+    "no cases.csv": (lambda f: (f / "cases.csv").unlink(), "cases.csv"),
+    "no blocks.csv": (lambda f: (f / "blocks.csv").unlink(), "blocks.csv"),
+    "empty cases.csv": (lambda f: (f / "cases.csv").write_text(""), "cases.csv"),
+    "header alone": (edit("cases.csv", lambda t: t.splitlines()[0] + "\n"), "no case"),
+    "cut inside a line": (edit("blocks.csv", lambda t: t[:-9]), "cut off"),
+    "cut between lines": (edit("blocks.csv", lambda t: "".join(t.splitlines(keepends=True)[:-2])), "no_sync"),
+    "a line lost": (without_line("blocks.csv", 2), "num_rounds"),
+    "a rank lost": (without_line("blocks.csv", 13), "lacks ranks"),
+    "a case lost": (without_line("cases.csv", 3), "does not hold"),
+    "a case twice": (edit("cases.csv", lambda t: t + t.splitlines(keepends=True)[1]), "stands twice"),
+    "a block twice": (edit("blocks.csv", lambda t: t + t.splitlines(keepends=True)[1]), "stands twice"),
+    "binary": (lambda f: (f / "cases.csv").write_bytes(b"\xff\xfe\x00\n"), "cases.csv"),
+    "column renamed": (edit("blocks.csv", lambda t: t.replace("block_ms", "ms", 1)), "column block_ms"),
+    "rate edited": (cell("cases.csv", "images_per_s", "170"), "has images_per_s 170 for single"),
+    "speed-up edited": (cell("cases.csv", "speedup", "1.9", 2), "has speedup 1.9"),
+    "efficiency edited": (cell("cases.csv", "efficiency", "0.99", 2), "has efficiency"),
+    "exposed edited": (cell("cases.csv", "exposed_comm_ms", "1", 2), "has exposed_comm_ms 1"),
+    "exposed removed": (cell("cases.csv", "exposed_comm_ms", "", 2), "has exposed_comm_ms"),
+    "rate not a number": (cell("cases.csv", "images_per_s", "nan"), "'nan'"),
+    "rate empty": (cell("cases.csv", "images_per_s", ""), "images_per_s is not"),
+    "rate zero": (cell("cases.csv", "images_per_s", "0"), "images_per_s is not"),
+    "rate infinite": (cell("cases.csv", "images_per_s", "inf"), "images_per_s is not"),
+    "rate in words": (cell("cases.csv", "images_per_s", "fast"), "cannot be read"),
+    "negative memory": (cell("cases.csv", "peak_mem_mib", "-1"), "peak_mem_mib"),
+    "another batch": (cell("cases.csv", "global_batch", "999"), "global_batch is not"),
+    "no devices": (cell("cases.csv", "num_devices", ""), "num_devices is not"),
+    "status unknown": (cell("cases.csv", "status", "fine"), "invalid status"),
+    "id with markup": (cell("cases.csv", "case_id", "<b>"), "invalid case_id"),
+    "block nan": (cell("blocks.csv", "block_ms", "nan"), "'nan'"),
+    "block empty": (cell("blocks.csv", "block_ms", ""), "block_ms is not"),
+    "block zero": (cell("blocks.csv", "block_ms", "0"), "block_ms is not"),
+    "block negative": (cell("blocks.csv", "block_ms", "-5"), "block_ms is not"),
+    "block infinite": (cell("blocks.csv", "block_ms", "inf"), "block_ms is not"),
+    "no steps": (cell("blocks.csv", "num_steps", "0"), "num_steps is not"),
+    "steps cut": (cell("blocks.csv", "steps_ms", "50"), "steps_ms is incomplete"),
+    "no round": (cell("blocks.csv", "round", ""), "lacks its round"),
+    "phase unknown": (cell("blocks.csv", "phase", "tim"), "invalid phase"),
+    "nothing measured": (
+        lambda f: (shutil.rmtree(f), write_run(f, {("ddp", 2): STEADY["ddp", 2]}, planned=plan()[:1])),
+        "status ok",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("good") / "run")
+
+
+def test_the_folder_to_spoil_is_good(good: Path, tmp_path: Path) -> None:
+    assert main([str(good), str(shutil.copytree(good, tmp_path / "copy"))]) == 0
+
+
+@pytest.mark.parametrize("side", [0, 1])
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_line_and_never_a_pass(
+    name: str, side: int, good: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = [shutil.copytree(good, tmp_path / label) for label in ("base", "new")]
+    spoil, message = BAD[name]
+    spoil(folders[side])
+    if name == "nothing measured" and side == 1:
+        assert main([str(f) for f in folders]) == 1, "a candidate that measured nothing lacks every case"
+        return
+    assert main([str(f) for f in folders]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert message in shown.err
+    assert shown.err.count("\n") == 1
+    assert shown.err.startswith("bench.gate: error: ")
+
+
+def test_a_good_folder_comes_as_it_is(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "run", peak_mem_mib=512.0))
+    assert [c.row["mode"] for c in run.cases] == ["single", "dp", "ddp"]
+    ddp = run.cases[2]
+    assert ddp.images_per_s[1] == pytest.approx(2 * 16 * 1000 / 125.0)
+    assert ddp.speedup[1] == pytest.approx(2 * 100 / 125)
+    assert ddp.exposed_comm_ms[1] == pytest.approx(25.0)
+    assert ddp.peak_mem_mib == 512.0
+    assert run.cases[0].speedup == {}
+
+
+def test_the_same_folder_under_two_names_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path / "run")
+    link = tmp_path / "link"
+    link.symlink_to(run)
+    for other in (run, link, tmp_path / "x" / ".." / "run"):
+        (tmp_path / "x").mkdir(exist_ok=True)
+        assert main([str(run), str(other)]) == 2
+        assert "are the same folder" in capsys.readouterr().err
+
+
+def test_a_baseline_of_an_earlier_version_without_later_columns_is_read(tmp_path: Path) -> None:
+    base, new = write_run(tmp_path / "base"), write_run(tmp_path / "new")
+    for name, column in (("cases.csv", "link"), ("blocks.csv", "detail")):
+        path = base / name
+        rows = [line.split(",") for line in path.read_text(encoding="utf-8").splitlines()]
+        at = rows[0].index(column)
+        path.write_text("".join(",".join(r[:at] + r[at + 1 :]) + "\n" for r in rows), encoding="utf-8")
+    assert main([str(base), str(new)]) == 0
+
+
+BAD_ARGUMENTS = [
+    (["--threshold", "5x"], "--threshold: '5x' is not a share"),
+    (["--threshold", "0"], "not a share"),
+    (["--config", "/nowhere.toml"], "/nowhere.toml"),
+    (["--json", "--quiet"], "not allowed with"),
+    (["--speed"], "unrecognized arguments"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD_ARGUMENTS)
+def test_bad_arguments(
+    arguments: list[str], message: str, good: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(good), str(shutil.copytree(good, tmp_path / "b")), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+BAD_CONFIGS = [
+    ("[thresholds", "not valid TOML"),
+    ("thresholds = 5", "no table"),
+    ("[threshold]\nimages_per_s = '5%'", "unknown key 'threshold'"),
+    ("[thresholds]\nimages_per_sec = '5%'", "did you mean 'images_per_s'"),
+    ("[thresholds]\nimages_per_s = 5", "not a share"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), BAD_CONFIGS)
+def test_bad_thresholds(
+    text: str, message: str, good: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "gate.toml"
+    config.write_text(text, encoding="utf-8")
+    assert main([str(good), str(good), "--config", str(config)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_thresholds_of_the_file_win(tmp_path: Path) -> None:
+    config = tmp_path / "gate.toml"
+    config.write_text("[thresholds]\nimages_per_s = '3%'\npeak_mem_mib = 0.01\n", encoding="utf-8")
+    found = read_thresholds("8%", config)
+    assert (found["images_per_s"], found["peak_mem_mib"], found["speedup"]) == (0.03, 0.01, 0.08)
