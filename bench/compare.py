@@ -17,7 +17,7 @@ from bench.aggregate import ByRound
 from bench.errors import UsageError
 from bench.gate_conditions import Difference, differences
 from bench.gate_input import SWEPT, GateCase, GateRun
-from bench.stats import Interval, ratio_of_medians
+from bench.stats import Interval, paired_ratio, ratio_of_medians
 
 MIN_ROUNDS = 3
 """Fewer rounds say nothing of their own spread."""
@@ -83,6 +83,8 @@ class Gate:
     comparisons: tuple[Comparison, ...]
     confidence: float
     """Of each single interval."""
+    interleaved: bool
+    """Whether the two runs took turns on one machine."""
     only_in_candidate: tuple[str, ...]
     exit_code: int
 
@@ -116,8 +118,12 @@ def compare(
     thresholds: Mapping[str, float],
     ratios_only: bool = False,
     allow_missing: bool = False,
+    interleaved: bool = False,
 ) -> Gate:
     """Gate `candidate` against `baseline`; `thresholds` gives the share allowed for every metric.
+
+    `interleaved` runs took turns on one machine: their rounds are compared in pairs, and what differs between
+    them is what is being tested, so it does not block.
 
     Raises NotComparableError where no case is common to both or one has too few rounds, UsageError where the
     baseline measured nothing.
@@ -135,7 +141,7 @@ def compare(
     for run, cases in ((baseline, [ours for ours, _ in both_ok]), (candidate, [c for _, c in both_ok])):
         _require_rounds(run, cases)
     differing = differences(baseline, candidate, pairs)
-    blocked = any(difference.blocking for difference in differing) and not ratios_only
+    blocked = any(difference.blocking for difference in differing) and not ratios_only and not interleaved
     metrics = [metric for metric in METRICS if not (ratios_only and metric.absolute)]
     wanted = [(a, b, metric) for a, b in both_ok for metric in metrics if _values(a, metric)]
     # Efficiency is speed-up over a constant: the two are one piece of evidence, counted once.
@@ -143,7 +149,15 @@ def compare(
     confidence = 1 - (1 - FAMILY_CONFIDENCE) / max(evidence, 1)
     found = [_missing(ours, theirs) for ours, theirs in joined if theirs is None or not theirs.ok]
     found += [
-        _compare(a, b, metric, confidence=confidence, threshold=thresholds[metric.name], blocked=blocked)
+        _compare(
+            a,
+            b,
+            metric,
+            confidence=confidence,
+            threshold=thresholds[metric.name],
+            blocked=blocked,
+            interleaved=interleaved,
+        )
         for a, b, metric in wanted
     ]
     matched = {theirs.case_id for _, theirs in pairs}
@@ -151,6 +165,7 @@ def compare(
         differences=differing,
         comparisons=tuple(sorted(found, key=_badness)),
         confidence=confidence,
+        interleaved=interleaved,
         only_in_candidate=tuple(c.case_id for c in candidate.cases if c.ok and c.case_id not in matched),
         exit_code=_exit_code(found, blocked=blocked, allow_missing=allow_missing),
     )
@@ -170,9 +185,16 @@ def judge(ratio: Interval, *, higher_is_better: bool, threshold: float) -> str:
 
 
 def _compare(
-    ours: GateCase, theirs: GateCase, metric: Metric, *, confidence: float, threshold: float, blocked: bool
+    ours: GateCase,
+    theirs: GateCase,
+    metric: Metric,
+    *,
+    confidence: float,
+    threshold: float,
+    blocked: bool,
+    interleaved: bool,
 ) -> Comparison:
-    left, right = _values(ours, metric), _values(theirs, metric)
+    left, right = list(_values(ours, metric).values()), list(_values(theirs, metric).values())
 
     def found(verdict: str, reason: str = "", ratio: Interval | None = None) -> Comparison:
         return Comparison(
@@ -194,7 +216,9 @@ def _compare(
         return found("missing", "not measured in the candidate")
     if metric.repeated and min(len(left), len(right)) < MIN_ROUNDS:
         return found("not comparable", f"{min(len(left), len(right))} rounds, needs {MIN_ROUNDS}")
-    if metric.repeated:
+    if metric.repeated and interleaved and min(*left, *right) > 0:
+        ratio = paired_ratio(_values(theirs, metric), _values(ours, metric), confidence=confidence)
+    elif metric.repeated:
         ratio = ratio_of_medians(right, left, confidence=confidence)
     else:
         ratio = Interval(right[0] / left[0], math.nan, math.nan)
@@ -220,14 +244,14 @@ def _missing(ours: GateCase, theirs: GateCase | None) -> Comparison:
     return Comparison(case_id=ours.case_id, stand_in=stand_in, metric=None, verdict="missing", reason=reason)
 
 
-def _values(case: GateCase, metric: Metric) -> list[float]:
+def _values(case: GateCase, metric: Metric) -> ByRound:
     """One figure per round, in the metric's unit; empty where the case does not have it."""
     if metric.name == "peak_mem_mib":
-        return [] if case.peak_mem_mib is None else [case.peak_mem_mib]
+        return {} if case.peak_mem_mib is None else {0: case.peak_mem_mib}
     if metric.name == "efficiency":
-        return [ratio / int(case.row["num_devices"]) for ratio in case.speedup.values()]
+        return {r: ratio / int(case.row["num_devices"]) for r, ratio in case.speedup.items()}
     by_round: ByRound = getattr(case, metric.name)
-    return list(by_round.values())
+    return by_round
 
 
 def _require_rounds(run: GateRun, cases: Sequence[GateCase]) -> None:

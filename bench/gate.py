@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
+import tempfile
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +17,8 @@ from bench import gate_output, parsing
 from bench.compare import METRICS, NOT_COMPARABLE, Gate, NotComparableError, compare
 from bench.errors import USAGE_EXIT_CODE, UsageError
 from bench.gate_input import GateRun, read_run
+from bench.interleave import checkout_of, measure_in_turns, sides_of
+from bench.store import check_claimable
 
 PIPED_WIDTH = 180
 """Without a terminal rich would wrap the table at 80 columns."""
@@ -33,8 +37,25 @@ def parser() -> argparse.ArgumentParser:
         epilog="A regression needs both: an interval of candidate / baseline that excludes no change, and a "
         "change beyond the threshold. Intervals are Bonferroni-corrected over all comparisons.",
     )
-    made.add_argument("baseline", type=Path, metavar="BASELINE", help="results folder to hold against")
-    made.add_argument("candidate", type=Path, metavar="CANDIDATE", help="results folder to judge")
+    made.add_argument(
+        "runs",
+        type=Path,
+        nargs="*",
+        metavar="BASELINE CANDIDATE",
+        help="results folders: held against, judged",
+    )
+    made.add_argument(
+        "--interleave",
+        metavar="REF",
+        help="measure now: this checkout against git reference REF (. is this one), in turns, with the "
+        "bench.run arguments after --",
+    )
+    made.add_argument(
+        "--python", metavar="PATH", help="with --interleave: the baseline's interpreter (another environment)"
+    )
+    made.add_argument(
+        "--out", type=Path, metavar="DIR", help="with --interleave: keep the two results folders here"
+    )
     made.add_argument("--threshold", default="5%", metavar="SHARE", help="change that matters (default 5%%)")
     made.add_argument(
         "--config", type=Path, metavar="FILE.toml", help="thresholds per metric, in a table [thresholds]"
@@ -56,16 +77,22 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the command; the exit status."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    split = given.index("--") if "--" in given else len(given)
     try:
-        options = parser().parse_args(argv)
+        options = parser().parse_args(given[:split])
         thresholds = read_thresholds(options.threshold, options.config)
-        baseline, candidate = _runs(options.baseline, options.candidate)
+        if options.interleave is None:
+            baseline, candidate = _runs(options, given[split:])
+        else:
+            baseline, candidate = _measured(options, given[split + 1 :])
         gate = compare(
             baseline,
             candidate,
             thresholds=thresholds,
             ratios_only=options.ratios_only,
             allow_missing=options.allow_missing,
+            interleaved=options.interleave is not None,
         )
     except NotComparableError as error:
         print(f"bench.gate: not comparable: {error}", file=sys.stderr)
@@ -120,11 +147,28 @@ def _share(where: str, text: str) -> float:
         raise UsageError(f"{where}: {error}") from None
 
 
-def _runs(baseline: Path, candidate: Path) -> tuple[GateRun, GateRun]:
+def _runs(options: argparse.Namespace, rest: Sequence[str]) -> tuple[GateRun, GateRun]:
+    if len(options.runs) != 2 or rest or options.python or options.out:
+        raise UsageError("name two results folders, or --interleave REF; see python -m bench.gate --help")
+    baseline, candidate = options.runs
     runs = read_run(baseline), read_run(candidate)
     if baseline.samefile(candidate):
         raise UsageError(f"{baseline} and {candidate} are the same folder; name two runs")
     return runs
+
+
+def _measured(options: argparse.Namespace, arguments: Sequence[str]) -> tuple[GateRun, GateRun]:
+    if options.runs:
+        raise UsageError("--interleave measures by itself; leave the results folders out")
+    with contextlib.ExitStack() as stack:
+        if options.out is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        else:
+            check_claimable(options.out)
+            folder = options.out
+        checkout = stack.enter_context(checkout_of(options.interleave))
+        first, second = measure_in_turns(sides_of(checkout, options.python), arguments, folder)
+        return read_run(first), read_run(second)
 
 
 def _print(gate: Gate, *, on_cpu: bool) -> None:

@@ -50,7 +50,11 @@ def notes(gate: Gate, *, on_cpu: bool) -> list[str]:
         lines.append(
             f"ratio: candidate / baseline, medians over rounds, {100 * gate.confidence:.4g}% intervals "
             f"({100 * FAMILY_CONFIDENCE:g}% for all together); "
-            "the runs were not interleaved, so a change may also be the machine's."
+            + (
+                "rounds compared in pairs: the two sides took turns on one machine."
+                if gate.interleaved
+                else "the runs were not interleaved, so a change may also be the machine's."
+            )
         )
     if any(c.metric is not None and not c.metric.repeated for c in gate.comparisons):
         lines.append("peak memory: one reading per run, compared exactly, no interval.")
