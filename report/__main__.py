@@ -1,4 +1,4 @@
-"""Command line: `python -m report RUN [RUN …] [--out report.html]`."""
+"""Command line: `python -m report RUN [RUN …] [--out report.html | --markdown | --png DIR | --pdf FILE]`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from bench.errors import USAGE_EXIT_CODE, UsageError
 from report.build import build
+from report.export import write_markdown, write_pdf, write_png
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,22 +21,52 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Build the page, print its path, return the exit status: 0, or 2 for a mistake of the user."""
-    parser = _Parser(prog="report", description="Write one self-contained HTML page about one or more runs.")
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="results folder of a run")
-    parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="page to write (default: RUN/report.html, for one run)"
-    )
+    """Write what was asked for, print its path, return the exit status: 0, or 2 for a mistake of the user."""
     try:
-        arguments = parser.parse_args(argv)
-        print(build(arguments.runs, _out(arguments.runs, arguments.out)))
+        arguments = _parser().parse_args(argv)
+        print(_write(arguments))
     except UsageError as error:
         print(f"report: error: {error}", file=sys.stderr)
         return USAGE_EXIT_CODE
     return 0
 
 
-def _out(runs: Sequence[Path], out: Path | None) -> Path:
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="report", description="Write one self-contained HTML page about one or more runs.")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="results folder of a run")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="page to write (default: RUN/report.html, for one run), or file of --markdown",
+    )
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument(
+        "--markdown", action="store_true", help="print verdict and results as Markdown instead, or to --out"
+    )
+    instead.add_argument("--png", type=Path, metavar="DIR", help="write each figure as DIR/*.png instead")
+    instead.add_argument(
+        "--pdf", type=Path, metavar="FILE", help="print the page to FILE with Chromium instead"
+    )
+    return parser
+
+
+def _write(arguments: argparse.Namespace) -> str:
+    runs, out = arguments.runs, arguments.out
+    if arguments.markdown:
+        return write_markdown(runs, out)
+    if arguments.png is None and arguments.pdf is None:
+        return str(build(runs, _page(runs, out)))
+    if out is not None:
+        raise UsageError(
+            "--out names the page or the file of --markdown; leave it out beside --png and --pdf"
+        )
+    if arguments.pdf is not None:
+        return str(write_pdf(runs, arguments.pdf))
+    return "\n".join(map(str, write_png(runs, arguments.png)))
+
+
+def _page(runs: Sequence[Path], out: Path | None) -> Path:
     if out is not None:
         return out
     if len(runs) > 1:

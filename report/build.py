@@ -1,20 +1,22 @@
-"""Runs in, page out: the only module of the report that reads or writes files."""
+"""Runs in, page out."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from typing import TYPE_CHECKING
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from bench.errors import UsageError
 from bench.store import load_run, replace_file
-from report import figures, view
+from report import figures, files, view
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from report.model import Page
+    from report.model import Drawing, Page
 
 
 def build(runs: Sequence[Path], out: Path) -> Path:
@@ -23,12 +25,29 @@ def build(runs: Sequence[Path], out: Path) -> Path:
     The same runs give the same bytes. Raises UsageError for a folder that is no run, or a page that
     cannot be written.
     """
-    html = render(view.page([load_run(run) for run in runs]))
+    html = render(load(runs, out.parent))
+    write(out, html)
+    return out
+
+
+def write(out: Path, text: str) -> None:
+    """Write a file whole or not at all. Raises UsageError where it cannot be written."""
     try:
-        replace_file(out, lambda part: part.write_text(html, encoding="utf-8", errors="backslashreplace"))
+        replace_file(out, lambda part: part.write_text(text, encoding="utf-8", errors="backslashreplace"))
     except OSError as error:
         raise UsageError(f"cannot write {out}: {error.strerror}; name a writable file with --out") from None
-    return out
+
+
+def load(runs: Sequence[Path], page_folder: Path) -> Page:
+    """What a page in `page_folder` shows of `runs`. Raises UsageError for a folder that is no run."""
+    return view.page([load_run(run) for run in runs], files.offered(runs, page_folder))
+
+
+def drawings(page: Page) -> list[Drawing]:
+    """Every figure of the page, in its order."""
+    return [
+        figure for run in page.runs for figure in (*run.figures, *(run.paper.figures if run.paper else ()))
+    ]
 
 
 def render(page: Page) -> str:
@@ -40,8 +59,12 @@ def render(page: Page) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    drawn = [
-        figure for run in page.runs for figure in (*run.figures, *(run.paper.figures if run.paper else ()))
-    ]
-    drawings = {figure.key: figures.svg(figure) for figure in drawn}
-    return environment.get_template("report.html.j2").render(page=page, drawings=drawings)
+    # The policy lets this one script run, by its hash; no text of a run can become another.
+    script, _, _ = PackageLoader("report").get_source(environment, "report.js")
+    sha256 = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return environment.get_template("report.html.j2").render(
+        page=page,
+        drawings={figure.key: figures.svg(figure) for figure in drawings(page)},
+        script=script,
+        script_sha256=sha256,
+    )

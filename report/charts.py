@@ -27,13 +27,14 @@ if TYPE_CHECKING:
     from report.select import Row, Workload
 
 _LOG_FROM = 16
+_MOST_CAPS = 12
 _SHARED = " Hollow marks: more devices than the machine has, so they share cores or GPUs."
 _BARS = "Bars are 95% intervals over rounds."
 
 
 def throughput(workload: Workload, *, key: str) -> Chart | None:
     """Throughput against devices, with the ideal line from “single”; None without a multi-device case."""
-    series = _by_devices(workload, "images_per_s", 1.0)
+    series = by_devices(workload, "images_per_s", 1.0)
     if all(s.style == "single" for s in series):
         return None
     single = next((s.points[0].y for s in series if s.style == "single"), None)
@@ -46,7 +47,7 @@ def throughput(workload: Workload, *, key: str) -> Chart | None:
         title="Throughput against devices",
         x_label=f"devices ({workload.device}s), {workload.scaling} scaling",
         y_label="throughput (images/s)",
-        ticks=_device_ticks(counts),
+        ticks=device_ticks(counts),
         panels=(Panel("", series),),
         caption=_throughput_caption(series, workload.device, single),
         how_to_read="Higher is better. On the dotted line every device adds as much as one alone gives. "
@@ -58,7 +59,7 @@ def throughput(workload: Workload, *, key: str) -> Chart | None:
 
 def efficiency(workload: Workload, *, key: str) -> Chart | None:
     """Efficiency in percent against devices, 100 being ideal; None without a multi-device case."""
-    series = tuple(s for s in _by_devices(workload, "efficiency", 100.0) if s.style != "single")
+    series = tuple(s for s in by_devices(workload, "efficiency", 100.0) if s.style != "single")
     if not series:
         return None
     counts = _counts(series)
@@ -68,7 +69,7 @@ def efficiency(workload: Workload, *, key: str) -> Chart | None:
         title="Scaling efficiency",
         x_label=f"devices ({workload.device}s)",
         y_label=f"efficiency, {workload.scaling} scaling (%)",
-        ticks=_device_ticks(counts),
+        ticks=device_ticks(counts),
         panels=(Panel("", (*series, ideal)),),
         caption=_efficiency_caption(series, workload.device),
         how_to_read="Efficiency is throughput over that of “single”, divided by the number of devices; "
@@ -81,30 +82,32 @@ def bucket_caps(workload: Workload, *, key: str) -> Chart | None:
     """Step time against bucket cap, a panel per device count; None where no count has two caps."""
     ddp = usual_settings(workload.cases[workload.cases["mode"] == "ddp"], free="bucket_cap_mb")
     caps = sorted({text(cap) for cap in ddp["bucket_cap_mb"]} - {""}, key=_cap_order)
+    by_count: dict[float, dict[str, Point]] = {}
+    for row in records(ddp.dropna(subset="num_devices").drop_duplicates(["num_devices", "bucket_cap_mb"])):
+        cap, point = text(row["bucket_cap_mb"]), _step_point(row)
+        if cap and point is not None:
+            by_count.setdefault(row["num_devices"], {})[cap] = point
+    drawn = _drawn(caps, by_count.values())
     panels, said = [], []
-    for num_devices in sorted(set(ddp["num_devices"].dropna())):
-        rows = ddp[ddp["num_devices"] == num_devices]
-        points = {}
-        for row in records(rows.drop_duplicates("bucket_cap_mb")):
-            cap = text(row["bucket_cap_mb"])
-            if cap and (point := _step_point(row, caps.index(cap))) is not None:
-                points[cap] = point
+    for num_devices, points in sorted(by_count.items()):
         if len(points) < 2:
             continue
-        ordered = tuple(points[cap] for cap in caps if cap in points)
+        ordered = tuple(replace(points[cap], x=float(i)) for i, cap in enumerate(drawn) if cap in points)
         devices = _devices(ordered[0], workload.device, num_devices)
         panels.append(Panel(devices, (Series("DDP", "ddp", ordered, joined=False),)))
         said.append(f"{devices}: {_cap_finding(points)}")
     if not panels:
         return None
     hollow = hollow_note(s for panel in panels for s in panel.series)
-    each = " Cap 0 gives every parameter a bucket of its own." if "0" in caps else ""
+    each = " Cap 0 gives every parameter a bucket of its own." if "0" in drawn else ""
+    if len(drawn) < len(caps):
+        each += f" Of {len(caps)} caps {len(drawn)} are drawn, the shortest step among them."
     return Chart(
         key=f"{key}-buckets",
         title="Step time against bucket cap",
         x_label="bucket cap (MiB)",
         y_label="step time (ms)",
-        ticks=tuple(Tick(float(i), _short(cap)) for i, cap in enumerate(caps)),
+        ticks=tuple(Tick(float(i), _short(cap)) for i, cap in enumerate(drawn)),
         panels=tuple(panels),
         caption="; ".join(said) + ".",
         how_to_read="Lower is better. The number beside a mark counts the buckets that its cap makes."
@@ -114,7 +117,8 @@ def bucket_caps(workload: Workload, *, key: str) -> Chart | None:
     )
 
 
-def _by_devices(workload: Workload, column: str, factor: float) -> tuple[Series, ...]:
+def by_devices(workload: Workload, column: str, factor: float) -> tuple[Series, ...]:
+    """A series per mode of `column` times `factor` over device counts, DDP at its usual settings."""
     made = []
     for mode in ("single", "dp", "ddp"):
         rows = records(by_mode(workload.cases, mode))
@@ -131,11 +135,20 @@ def _point(row: Row, column: str, factor: float) -> Point | None:
     return None if x is None or y is None else marked(x, y.times(factor), row)
 
 
-def _step_point(row: Row, x: int) -> Point | None:
+def _drawn(caps: list[str], by_count: Iterable[dict[str, Point]]) -> list[str]:
+    """As many caps as can be told apart: the default, the best at each count, and others evenly."""
+    if len(caps) <= _MOST_CAPS:
+        return caps
+    best = {min(points, key=lambda cap: points[cap].y) for points in by_count}
+    evenly = {caps[round(i * (len(caps) - 1) / (_MOST_CAPS - 1))] for i in range(_MOST_CAPS)}
+    return [cap for cap in caps if cap in best | evenly]
+
+
+def _step_point(row: Row) -> Point | None:
     step, buckets = step_time(row), finite(row["num_buckets"])
     if step is None:
         return None
-    return replace(marked(float(x), step, row), note="" if buckets is None else f"{buckets:.0f}")
+    return replace(marked(0.0, step, row), note="" if buckets is None else f"{buckets:.0f}")
 
 
 def marked(x: float, y: Estimate, row: Row) -> Point:
@@ -189,7 +202,8 @@ def _counts(series: Iterable[Series]) -> list[float]:
     return sorted({p.x for s in series for p in s.points})
 
 
-def _device_ticks(counts: list[float]) -> tuple[Tick, ...]:
+def device_ticks(counts: list[float]) -> tuple[Tick, ...]:
+    """A tick at every device count, and at one."""
     return tuple(Tick(n, f"{n:.0f}") for n in sorted({1.0, *counts}))
 
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from report.model import Chart, Panel, Point, Series
 
+_CHARACTERS_OF_THREE = 42
+
 
 def draw_chart(figure: Chart, *, width_pt: float) -> Canvas:
     """The chart as a canvas `width_pt` points wide."""
@@ -27,7 +29,11 @@ def draw_chart(figure: Chart, *, width_pt: float) -> Canvas:
     rows[-1].set_xlabel(printable(figure.x_label))
     handles = _legend([s for panel in figure.panels for s in panel.series])
     if len(handles) > 1:
-        canvas.legend(handles=handles, loc="outside upper left", ncols=3, handlelength=2.4, columnspacing=1.4)
+        longest = sorted((len(str(handle.get_label())) for handle in handles), reverse=True)[:3]
+        columns = 3 if sum(longest) <= _CHARACTERS_OF_THREE else 2
+        canvas.legend(
+            handles=handles, loc="outside upper left", ncols=columns, handlelength=2.4, columnspacing=1.4
+        )
     return canvas
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from report.model import Column, Table
+from report.model import Column, Link, Table
 from report.numbers import count, finite, quantity
 from report.select import estimate, mode_label, records, settings_label, text, truth
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from report.select import Row
 
 Field = tuple[Column, Callable[["Row"], str]]
+Links = Callable[["Row"], tuple[Link, ...]]
 
 
 def value(name: str, column: str, unit: str) -> Field:
@@ -32,6 +33,13 @@ def interval(name: str, column: str, unit: str, factor: float = 1.0) -> Field:
         return "" if cell is None else cell.times(factor).shown(unit)
 
     return Column(name, "number"), shown
+
+
+def linked(name: str, column: str, links: Links) -> Field:
+    """A count, or where it leads on to."""
+    return Column(
+        name, "links"
+    ), lambda row: " ".join(link.label for link in links(row)) or count(finite(row[column]))
 
 
 def whole(name: str, column: str) -> Field:
@@ -51,18 +59,25 @@ NAME: tuple[Field, ...] = (
 
 
 def table(
-    title: str, note: str, cases: pd.DataFrame, name: Sequence[Field], values: Sequence[Field]
+    title: str,
+    note: str,
+    cases: pd.DataFrame,
+    name: Sequence[Field],
+    values: Sequence[Field],
+    *,
+    links: Links | None = None,
 ) -> Table | None:
     """The table without rows and columns that are blank throughout; None when nothing is left."""
-    rows = [
-        [show(row) for _, show in (*name, *values)]
-        for row in records(cases)
-        if any(show(row) for _, show in values)
-    ]
-    fields = [column for column, _ in (*name, *values)]
-    kept = [i for i in range(len(fields)) if any(row[i] for row in rows)]
-    if not rows:
+    fields = (*name, *values)
+    every = [(row, [show(row) for _, show in fields]) for row in records(cases)]
+    shown = [(row, cells) for row, cells in every if any(cells[len(name) :])]
+    if not shown:
         return None
+    kept = [i for i in range(len(fields)) if any(cells[i] for _, cells in shown)]
     return Table(
-        title, note, tuple(fields[i] for i in kept), tuple(tuple(row[i] for i in kept) for row in rows)
+        title,
+        note,
+        columns=tuple(fields[i][0] for i in kept),
+        rows=tuple(tuple(cells[i] for i in kept) for _, cells in shown),
+        links=tuple(links(row) for row, _ in shown) if links is not None else (),
     )

@@ -1,19 +1,23 @@
-"""Figures of the view model as inline SVG: deterministic bytes, colours left to the page's style sheet."""
+"""Figures of the view model as inline SVG, colours left to the page's style sheet, or PNG; the same bytes."""
 
 from __future__ import annotations
 
 import io
 import warnings
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import resources
+from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
 
 import matplotlib as mpl
 
 from report.draw_bars import draw_bars
 from report.draw_chart import draw_chart
+from report.draw_spread import draw_spread
 from report.draw_timeline import draw_timeline
-from report.model import Bars, Chart
-from report.palette import RC, themed
+from report.model import Bars, Chart, Spreads
+from report.palette import PAPER, RC, light, printable, stand_ins, themed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
@@ -21,21 +25,42 @@ if TYPE_CHECKING:
     from report.model import Drawing
 
 WIDTH_PT = 400
+_SLIDE_DPI = 300
+_MARGIN: dict[str, Any] = {"bbox_inches": "tight", "pad_inches": 0.15}
 _SVG = "http://www.w3.org/2000/svg"
 _HREF = "{http://www.w3.org/1999/xlink}href"
 
 
 def svg(figure: Drawing) -> str:
     """The figure as one `<svg>` element for an HTML page, named by its alt text."""
+    raw = io.StringIO()
+    with _look(stand_ins(), figure.key):
+        _draw(figure).savefig(raw, format="svg", metadata={"Date": None})
+    return _inline(raw.getvalue(), figure)
+
+
+def png(figure: Drawing) -> bytes:
+    """The figure for a slide: in the page's light colours on white, its alt text in the metadata."""
+    style_sheet = (resources.files("report") / "templates" / "report.css").read_text(encoding="utf-8")
+    words = {"Title": printable(figure.title), "Description": printable(figure.alt), "Software": None}
+    raw = io.BytesIO()
+    with _look(light(style_sheet), figure.key):
+        _draw(figure).savefig(raw, format="png", dpi=_SLIDE_DPI, facecolor=PAPER, metadata=words, **_MARGIN)
+    return raw.getvalue()
+
+
+@contextmanager
+def _look(colours: Any, salt: str) -> Iterator[None]:
+    """Matplotlib as it comes plus our own look, whatever the user has configured."""
     with mpl.rc_context(), warnings.catch_warnings():
         # Browsers have their own fonts: a glyph that matplotlib's font lacks is no reason to complain.
         warnings.filterwarnings("ignore", message=".*[Gg]lyph.* missing from")
         mpl.rcdefaults()
+        # The cycle first: the other settings name its colours.
+        mpl.rcParams["axes.prop_cycle"] = colours
         mpl.rcParams.update(RC)
-        mpl.rcParams["svg.hashsalt"] = figure.key
-        raw = io.StringIO()
-        _draw(figure).savefig(raw, format="svg", metadata={"Date": None})
-    return _inline(raw.getvalue(), figure)
+        mpl.rcParams["svg.hashsalt"] = salt
+        yield
 
 
 def _draw(figure: Drawing) -> Canvas:
@@ -43,6 +68,8 @@ def _draw(figure: Drawing) -> Canvas:
         return draw_chart(figure, width_pt=WIDTH_PT)
     if isinstance(figure, Bars):
         return draw_bars(figure, width_pt=WIDTH_PT)
+    if isinstance(figure, Spreads):
+        return draw_spread(figure, width_pt=WIDTH_PT)
     return draw_timeline(figure, width_pt=WIDTH_PT)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -135,26 +136,97 @@ class Timeline(Figure):
     tracks: tuple[Track, ...]
 
 
-Drawing = Chart | Bars | Timeline
+@dataclass(frozen=True)
+class Spread:
+    """Step times of one rank: percentiles 5, 25, 50, 75 and 95, and the longest; `style` as of a series."""
+
+    label: str
+    style: str
+    num_steps: int
+    low_ms: float
+    quarter_ms: float
+    median_ms: float
+    three_quarters_ms: float
+    high_ms: float
+    longest_ms: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spreads(Figure):
+    """Distributions of step times, one below the other on one scale."""
+
+    rows: tuple[Spread, ...]
+
+
+Drawing = Chart | Bars | Timeline | Spreads
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table; `kind` is empty, `number` (aligned to the right) or `long` (broken into lines)."""
+    """A column of a table.
+
+    `kind` is empty, `number` (aligned to the right), `long` (broken into lines) or `links`.
+    """
 
     name: str
     kind: str = ""
 
 
 @dataclass(frozen=True)
+class Link:
+    """A place on the page, or a file beside it."""
+
+    label: str
+    href: str
+
+
+@dataclass(frozen=True)
 class Table:
-    """A titled table of final strings; a missing value is an empty string. `below` explains what it holds."""
+    """A titled table of final strings; a missing value is an empty string.
+
+    `below` explains what it holds; `links` are those of each row, shown in the column of that kind.
+    """
 
     title: str
     note: str
     columns: tuple[Column, ...]
     rows: tuple[tuple[str, ...], ...]
     below: tuple[str, ...] = ()
+    links: tuple[tuple[Link, ...], ...] = ()
+
+
+@dataclass(frozen=True)
+class CaseRounds:
+    """The timed blocks of one case: `rows` by round under `columns`, or in a `line` where there are many."""
+
+    key: str
+    label: str
+    case_id: str
+    num_rounds: int
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    line: str
+    traces: tuple[Link, ...]
+
+
+@dataclass(frozen=True)
+class Download:
+    """A file of the run, carried by the page as it is on disk."""
+
+    key: str
+    name: str
+    media_type: str
+    size: str
+    text: str
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """What the page offers of a run's files: traces by case; `left_out` says what is not carried and why."""
+
+    downloads: tuple[Download, ...] = ()
+    left_out: tuple[str, ...] = ()
+    traces: Mapping[str, tuple[Link, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -196,6 +268,8 @@ class RunView:
     figures: tuple[Drawing, ...]
     paper: Section | None
     tables: tuple[Table, ...]
+    rounds: tuple[CaseRounds, ...]
+    files: RunFiles
     unmeasured: Table | None
     conditions: tuple[Group, ...]
     condition_tables: tuple[Table, ...]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
-# Matplotlib needs colours it can parse; the page swaps these for variables, so that one drawing serves light,
-# dark and print. None is pure black, which matplotlib leaves out of the SVG.
-_NAMES = (
+from cycler import cycler
+
+NAMES = (
     "ink",
     "muted",
     "grid",
@@ -23,8 +24,13 @@ _NAMES = (
     "move",
     "rest",
 )
-_COLOURS = {name: f"#{i:02x}{i:02x}{i:02x}" for i, name in enumerate(_NAMES, start=1)}
-INK, MUTED, GRID, PAPER = (_COLOURS[name] for name in _NAMES[:4])
+"""The page's variables, in the order of the colours that a drawing names `C0`, `C1`, …"""
+
+# Matplotlib needs colours it can parse; the page swaps these for variables, so that one drawing serves light,
+# dark and print. None is pure black, which matplotlib leaves out of the SVG.
+_STAND_INS = {name: f"#{i:02x}{i:02x}{i:02x}" for i, name in enumerate(NAMES, start=1)}
+_COLOURS = {name: f"C{i}" for i, name in enumerate(NAMES)}
+INK, MUTED, GRID, PAPER = (_COLOURS[name] for name in NAMES[:4])
 
 SERIES: dict[str, dict[str, Any]] = {
     "single": {"color": INK, "marker": "D", "linestyle": "-", "markersize": 5},
@@ -97,9 +103,20 @@ RC: Any = {
 }
 
 
+def stand_ins() -> Any:
+    """The cycle that `C0`, `C1`, … are taken from where the page's style sheet colours the drawing."""
+    return cycler(color=list(_STAND_INS.values()))
+
+
+def light(style_sheet: str) -> Any:
+    """The cycle of the page's own light colours, for a drawing that has no style sheet."""
+    colours = dict(re.findall(r"--([a-z-]+): light-dark\((#[0-9a-f]{6}),", style_sheet))
+    return cycler(color=[colours[name] for name in NAMES])
+
+
 def themed(style: str) -> str:
     """A CSS declaration list with the page's variables in place of the stand-in colours."""
-    for name, colour in _COLOURS.items():
+    for name, colour in _STAND_INS.items():
         style = style.replace(colour, f"var(--{name})")
     return style
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
-from bench.aggregate import images_per_s_by_round
-from bench.stats import paired_ratio
 from report.anatomy import parts
 from report.charts import hollow_note, marked
 from report.model import Bar, Bars, Chart, Panel, Part, Point, Series, Tick
 from report.numbers import TIMES, Estimate, finite, plural
+from report.paired import throughput_ratio
 from report.select import at_headline, by_mode, case_label, estimate, records, step_time, text
 
 if TYPE_CHECKING:
@@ -32,7 +30,7 @@ def overlap(workload: Workload, blocks: pd.DataFrame, *, key: str) -> Bars | Non
     with_overlap, without = step_time(usual), step_time(whole)
     if with_overlap is None or without is None:
         return None
-    faster = _ratio(usual, whole, blocks)
+    faster = throughput_ratio(usual, whole, blocks)
     times = f"{with_overlap.shown('ms')} per step with default buckets, {without.shown('ms')} with one"
     gain = "" if faster is None else f"overlap makes DDP {faster.shown(TIMES)} as fast: "
     bars = (
@@ -167,16 +165,6 @@ def size_label(num_bytes: float | None) -> str:
 
 def _parts(row: Row, step: Estimate) -> tuple[Part, ...]:
     return parts(row) or (Part("rest", step.value),)
-
-
-def _ratio(usual: Row, whole: Row, blocks: pd.DataFrame) -> Estimate | None:
-    batches = {text(row["case_id"]): int(row["global_batch"]) for row in (usual, whole)}
-    by_round = images_per_s_by_round(blocks, batches)
-    if by_round.keys() != batches.keys():
-        return None
-    ratio = paired_ratio(*(by_round[text(row["case_id"])] for row in (usual, whole)))
-    known = not math.isnan(ratio.low)
-    return Estimate(ratio.estimate, ratio.low, ratio.high) if known else Estimate(ratio.estimate)
 
 
 def _time_point(row: Row) -> Point:

@@ -54,11 +54,11 @@ def truth(value: Any) -> bool:
 
 
 def estimate(row: Row, column: str) -> Estimate | None:
-    """A measured cell with its interval; None where missing."""
+    """A measured cell, with its interval if it has one; None where missing."""
     value = finite(row[column])
     if value is None:
         return None
-    low, high = finite(row[f"{column}_low"]), finite(row[f"{column}_high"])
+    low, high = finite(row.get(f"{column}_low")), finite(row.get(f"{column}_high"))
     return Estimate(value) if low is None or high is None else Estimate(value, low, high)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from report.communication import communication
-from report.fields import CASE_ID, NAME, SHARED, Field, interval, table, value, whole
+from report.fields import CASE_ID, NAME, SHARED, Field, Links, interval, linked, table, value, whole
 from report.model import Column, Table
 from report.numbers import MIB, TIMES, finite, number
 from report.select import mode_label, settings_label, text
@@ -22,7 +22,6 @@ RESULTS: tuple[Field, ...] = (
     value("Step, median", "step_ms_p50", "ms"),
     value("Step, p95", "step_ms_p95", "ms"),
     value("Peak memory", "peak_mem_mib", "MiB"),
-    whole("Rounds", "num_rounds"),
 )
 ANATOMY: tuple[Field, ...] = (
     interval("Data", "data_ms", "ms"),
@@ -61,7 +60,7 @@ UNMEASURED: tuple[Field, ...] = (
 
 _RESULTS_NOTE = (
     "Estimate [95% interval over rounds]. Speed-up is throughput over that of “single” in the same round; "
-    "efficiency is speed-up over devices. cases.csv holds the same numbers under the name in the last column."
+    "efficiency is speed-up over devices. cases.csv holds the same numbers under the name in column “Case”."
 )
 _ANATOMY_NOTE = (
     "Per step, from the anatomy pass, which is not the timed one: the last column says how much slower its "
@@ -72,12 +71,16 @@ _STAND_IN = " “CPU stand-in”: the same stages, carried out on CPU cores and 
 _BUCKETS_NOTE = "DDP's buckets after the rebuild. Caps that make equal sizes are the same layout."
 
 
-def tables(ok: pd.DataFrame) -> tuple[Table, ...]:
-    """Tables of the measured cases; `ok` has a column `workload`, blank where naming it says nothing."""
+def tables(ok: pd.DataFrame, links: Links) -> tuple[Table, ...]:
+    """Tables of the measured cases; `ok` has a column `workload`, blank where naming it says nothing.
+
+    `links` leads from a case's row of the results to its rounds and trace.
+    """
     dp = ok[ok["mode"] == "dp"]
     dp_note = _DP_NOTE + (_STAND_IN if (dp["device_type"] == "cpu").any() else "")
+    results = (*RESULTS, linked("Rounds", "num_rounds", links), CASE_ID)
     made = (
-        table("Results", _RESULTS_NOTE, ok, NAME, (*RESULTS, CASE_ID)),
+        table("Results", _RESULTS_NOTE, ok, NAME, results, links=links),
         table("Where the step goes", _ANATOMY_NOTE, ok, NAME, ANATOMY),
         communication(ok),
         table("DataParallel's stages", dp_note, dp, NAME, DP_STAGES),

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from bench.findings import findings
-from report import anatomy, charts, conditions, paper, tables, timeline
-from report.model import Drawing, Page, RunView
+from report import anatomy, charts, conditions, devices, drift, paper, rounds, spread, tables, timeline
+from report.model import Drawing, Page, RunFiles, RunView
 from report.numbers import plain, plural
 from report.select import Workload, text, truth, workloads
 
@@ -25,20 +25,27 @@ SHARED_WARNING = (
 )
 
 
-def page(runs: Sequence[RunData]) -> Page:
-    """The whole page; several runs stand one after another, their differences first."""
-    views = tuple(_run_view(run, f"run{i}") for i, run in enumerate(runs, start=1))
+def page(runs: Sequence[RunData], files: Sequence[RunFiles] = ()) -> Page:
+    """The whole page; several runs stand one after another, their differences first.
+
+    `files` are what the page offers of each run's files, in the order of the runs.
+    """
+    offered = files or [RunFiles()] * len(runs)
+    views = tuple(
+        _run_view(run, own, f"run{i}") for i, (run, own) in enumerate(zip(runs, offered, strict=True), 1)
+    )
     differences = conditions.differences([v.title for v in views], [v.conditions for v in views])
     title = views[0].title if len(views) == 1 else " · ".join(view.title for view in views)
     return Page(title=title, runs=views, differences=differences)
 
 
-def _run_view(run: RunData, key: str) -> RunView:
+def _run_view(run: RunData, files: RunFiles, key: str) -> RunView:
     cases = run.cases
     measured = workloads(cases)
     several = len(measured) > 1
     named = [w.cases.assign(workload=w.label if several else "") for w in measured]
     ranks = conditions.ranks(run.manifest)
+    by_case = rounds.by_case(measured, run.blocks, files.traces, key=key)
     beside = paper.section(run, measured[0], key=f"{key}-paper") if measured else None
     drawn = [
         _figures(workload, run, key=f"{key}-{i}", caps=beside is None)
@@ -57,7 +64,9 @@ def _run_view(run: RunData, key: str) -> RunView:
         verdict=tuple(findings(cases, run.blocks)) or (_nothing(cases),),
         figures=tuple(figure for figures in drawn for figure in figures),
         paper=beside,
-        tables=tables.tables(pd.concat(named)) if named else (),
+        tables=tables.tables(pd.concat(named), rounds.links(by_case)) if named else (),
+        rounds=by_case,
+        files=files,
         unmeasured=tables.unmeasured(cases),
         conditions=conditions.groups(run.manifest, link=conditions.link(run.manifest, cases)),
         condition_tables=(ranks,) if ranks else (),
@@ -70,21 +79,25 @@ def _figures(workload: Workload, run: RunData, *, key: str, caps: bool) -> tuple
     made = (
         charts.throughput(workload, key=key),
         charts.efficiency(workload, key=key),
+        devices.dp_against_ddp(workload, run.blocks, key=key),
         charts.bucket_caps(workload, key=key) if caps else None,
         anatomy.breakdown(workload, key=key),
         timeline.one_step(workload, run.buckets, key=key),
+        spread.step_times(workload, run.blocks, key=key),
+        devices.memory(workload, key=key),
+        drift.rounds(workload, run.blocks, key=key),
     )
     return tuple(figure for figure in made if figure is not None)
 
 
 def _subtitle(run: RunData, cases: pd.DataFrame, measured: list[Workload]) -> tuple[str, ...]:
-    devices = dict.fromkeys(text(name) for name in cases["device_name"])
+    hardware = dict.fromkeys(text(name) for name in cases["device_name"])
     host = plain(conditions.section(run.manifest, "environment").get("host"))
     what = measured[0].label if len(measured) == 1 else plural(len(measured), "workload") if measured else ""
     link = conditions.link(run.manifest, cases)
     parts = (
         what,
-        *devices,
+        *hardware,
         f"host {host}" if host else "",
         f"link {link}" if link else "",
         plain(run.manifest.get("created_utc")),

@@ -12,7 +12,7 @@ from made_runs import default_run, paper_run
 from report import build
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 FLAGS = (
     "--no-sandbox",
@@ -27,7 +27,7 @@ FLAGS = (
 @pytest.fixture(scope="session", params=[default_run, paper_run], ids=["default", "paper"])
 def page_file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = request.param(tmp_path_factory.mktemp("runs") / "first-look")
-    return build([folder], tmp_path_factory.mktemp("page") / "report.html")
+    return build([folder], folder / "report.html")
 
 
 @pytest.fixture(scope="session")
@@ -42,3 +42,33 @@ def browser() -> Iterator[Any]:
         running = started.chromium.launch(executable_path=chromium, args=list(FLAGS))
         yield running
         running.close()
+
+
+@pytest.fixture
+def open_page(browser: Any, page_file: Path) -> Iterator[Callable[..., Any]]:
+    """Opens the page from disk; a request for anything else or a word on the console fails the test."""
+    contexts, asked, said = [], [], []
+
+    def answer(route: Any) -> None:
+        traces = (page_file.parent / "traces").as_uri()
+        if route.request.url == page_file.as_uri() or route.request.url.startswith(f"{traces}/"):
+            route.continue_()
+        else:
+            asked.append(route.request.url)
+            route.abort()
+
+    def opened(width: int = 1440, scheme: str = "light", **more: Any) -> Any:
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, **more)
+        contexts.append(context)
+        context.route("**/*", answer)
+        tab = context.new_page()
+        tab.on("console", lambda message: said.append(message.text))
+        tab.on("pageerror", lambda error: said.append(str(error)))
+        tab.goto(page_file.as_uri(), wait_until="networkidle")
+        return tab
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert asked == []
+    assert said == []

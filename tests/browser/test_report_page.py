@@ -5,40 +5,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
+    from collections.abc import Callable
 
 pytestmark = pytest.mark.browser
 WIDTHS = (1440, 390)
-
-
-@pytest.fixture
-def open_page(browser: Any, page_file: Path) -> Iterator[Callable[..., Any]]:
-    """Opens the page from disk; a request for anything else or a word on the console fails the test."""
-    contexts, asked, said = [], [], []
-
-    def answer(route: Any) -> None:
-        if route.request.url == page_file.as_uri():
-            route.continue_()
-        else:
-            asked.append(route.request.url)
-            route.abort()
-
-    def opened(width: int, scheme: str = "light") -> Any:
-        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        contexts.append(context)
-        context.route("**/*", answer)
-        tab = context.new_page()
-        tab.on("console", lambda message: said.append(message.text))
-        tab.on("pageerror", lambda error: said.append(str(error)))
-        tab.goto(page_file.as_uri(), wait_until="networkidle")
-        return tab
-
-    yield opened
-    for context in contexts:
-        context.close()
-    assert asked == []
-    assert said == []
 
 
 @pytest.mark.parametrize("width", WIDTHS)

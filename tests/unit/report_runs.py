@@ -66,6 +66,21 @@ def blocks(cases: Sequence[Row]) -> list[Row]:
     ]
 
 
+def timed(row: Row, round_index: int, *steps_ms: float, rank: int = 0, **more: Any) -> Row:
+    """A timed block of the given steps."""
+    return {
+        "case_id": row["case_id"],
+        "phase": "timed",
+        "round": round_index,
+        "position": 0,
+        "rank": rank,
+        "host": "h",
+        "num_steps": len(steps_ms),
+        "block_ms": sum(steps_ms),
+        "steps_ms": " ".join(map(str, steps_ms)),
+    } | more
+
+
 def measured(**values: float) -> Row:
     """Columns with an interval of 1% either way."""
     return {
@@ -89,12 +104,13 @@ def run(
     path: str = "runs/by-hand",
     buckets: Sequence[Row] = (),
     allreduce: Sequence[Row] = (),
+    timed_blocks: Sequence[Row] | None = None,
 ) -> RunData:
     return RunData(
         path=Path(path),
         manifest=manifest or {},
         cases=typed_frame(cases, CASES),
-        blocks=typed_frame(blocks(cases), BLOCKS),
+        blocks=typed_frame(blocks(cases) if timed_blocks is None else timed_blocks, BLOCKS),
         buckets=typed_frame(buckets, BUCKETS),
         allreduce=typed_frame(allreduce, ALLREDUCE),
     )

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -13,9 +16,7 @@ from bench.schema import CASES
 from bench.store import RunWriter
 from report import build
 from report.__main__ import main
-from report.build import render
 from report.select import DDP_DEFAULTS
-from report.view import page
 
 HOSTILE = (
     "<script>alert(1)</script>\"'><img src=x onerror=alert(2)> =cmd|'/C calc'!A0 $\\frac{$ &amp; \x1b[31m 火"
@@ -56,7 +57,7 @@ def usual(tmp_path: Path) -> Path:
 def test_same_run_gives_the_same_bytes(usual: Path, tmp_path: Path) -> None:
     first, second = (build([usual], tmp_path / name).read_bytes() for name in ("a.html", "b.html"))
     assert first == second
-    assert first.count(b"<svg") == 3
+    assert first.count(b"<svg") == 4
 
 
 def test_users_matplotlib_settings_change_nothing(usual: Path, tmp_path: Path) -> None:
@@ -79,7 +80,24 @@ def test_page_is_self_contained(usual: Path, tmp_path: Path) -> None:
         a["content"] for tag, a in elements.tags if a.get("http-equiv") == "Content-Security-Policy"
     )
     assert policy.startswith("default-src 'none';")
-    assert "script" not in {tag for tag, _ in elements.tags}
+
+
+def test_policy_lets_one_script_run_by_its_hash(usual: Path, tmp_path: Path) -> None:
+    html = build([usual], tmp_path / "a.html").read_text(encoding="utf-8")
+    (script,) = re.findall(r"<script>(.*?)</script>", html, re.DOTALL)
+    sha256 = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{sha256}';" in html
+    assert script.count("\n") < 150
+    kinds = [attributes.get("type") for tag, attributes in Elements(html).tags if tag == "script"]
+    assert kinds == ["application/json"] * 3 + [None]
+
+
+def test_without_the_script_there_are_no_dead_controls(usual: Path, tmp_path: Path) -> None:
+    tags = Elements(build([usual], tmp_path / "a.html").read_text(encoding="utf-8")).tags
+    assert {"input", "select"}.isdisjoint(tag for tag, _ in tags)
+    hidden = [i for i, (_, a) in enumerate(tags) if a.get("class") == "downloads" and "hidden" in a]
+    buttons = [i for i, (tag, _) in enumerate(tags) if tag == "button"]
+    assert buttons == [hidden[0] + 1 + i for i in range(3)]
 
 
 def test_ids_are_unique_and_every_reference_is_met(usual: Path, tmp_path: Path) -> None:
@@ -115,13 +133,18 @@ def test_hostile_text_is_shown_and_never_becomes_markup(tmp_path: Path) -> None:
         "ranks": [{"rank": HOSTILE, "host": HOSTILE, "device_name": HOSTILE}],
         "timing": {"stopped_because": HOSTILE},
     }
-    usual_tags = {tag for tag, _ in Elements(render(page([run(usual_cases(), {"seed": 1})]))).tags}
+    plain = build([write(tmp_path / "plain", usual_cases(), {"seed": 1})], tmp_path / "b.html")
+    usual_tags = {tag for tag, _ in Elements(plain.read_text(encoding="utf-8")).tags}
     html = build([write(tmp_path / "run", cases, manifest)], tmp_path / "a.html").read_text(encoding="utf-8")
     elements = Elements(html)
     assert {tag for tag, _ in elements.tags} - usual_tags <= {"pre", "code"}
     assert not [name for _, a in elements.tags for name in a if name.startswith("on")]
     assert elements.text.count(HOSTILE) > 20
-    assert "<script" not in html
+    assert [tag for tag, _ in elements.tags].count("script") == 4
+    for name in ("cases.csv", "manifest.json"):
+        pattern = rf'<script type="application/json" id="run1-{name.replace(".", "-")}">(.*?)</script>'
+        (carried,) = re.findall(pattern, html, re.DOTALL)
+        assert json.loads(carried) == (tmp_path / "run" / name).read_text(encoding="utf-8")
 
 
 def test_run_of_an_older_schema_builds(usual: Path, tmp_path: Path) -> None:

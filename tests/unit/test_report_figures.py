@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+import io
 import re
 from xml.etree import ElementTree as ET
 
+from PIL import Image
 from report_runs import case, paper_like, run, usual_cases
 
 from report.build import render
-from report.figures import svg
-from report.model import Bars, Bucket, Chart, Timeline, Track
-from report.palette import PARTS, themed
+from report.figures import png, svg
+from report.model import Bars, Bucket, Chart, Spread, Spreads, Timeline, Track
+from report.palette import NAMES, PARTS
 from report.view import page
 
 
@@ -43,8 +45,10 @@ def test_shared_devices_are_drawn_hollow() -> None:
 def test_every_kind_of_drawing_is_well_formed_and_the_same_each_time() -> None:
     shown = page([paper_like()]).runs[0]
     assert shown.paper is not None
-    figures = (*shown.figures, *shown.paper.figures)
-    assert {type(figure) for figure in figures} == {Chart, Bars, Timeline}
+    spread = Spread("rank 0", "ddp", 9, 1.0, 2.0, 3.0, 4.0, 5.0, 9.0)
+    spreads = Spreads(key="k", title="t", caption="c", how_to_read="h", rows=(spread, spread))
+    figures = (*shown.figures, *shown.paper.figures, spreads)
+    assert {type(figure) for figure in figures} == {Chart, Bars, Timeline, Spreads}
     for figure in figures:
         drawing = svg(figure)
         assert drawing == svg(figure)
@@ -72,13 +76,9 @@ def test_areas_are_told_by_more_than_colour() -> None:
 def test_every_colour_of_a_drawing_is_a_variable_of_the_page_in_both_schemes() -> None:
     html = render(page([paper_like()]))
     used = set(re.findall(r"var\(--([a-z-]+)\)", html))
-    light, dark = (
-        set(re.findall(r"--([a-z-]+):", block)) for block in re.findall(r":root {(.*?)}", html, re.DOTALL)
-    )
-    parts = {themed(fill.colour)[len("var(--") : -1] for fill in PARTS.values()}
+    both = set(re.findall(r"--([a-z-]+): light-dark\(#[0-9a-f]{6}, #[0-9a-f]{6}\);", html))
     assert {"exposed", "backward", "ddp"} <= used
-    assert used | parts <= light
-    assert light == dark
+    assert used | set(NAMES) <= both
 
 
 def test_track_with_two_hundred_buckets_is_drawn_at_a_bounded_height() -> None:
@@ -98,3 +98,14 @@ def test_track_with_two_hundred_buckets_is_drawn_at_a_bounded_height() -> None:
     assert heights[0] == heights[1]
     labels = "".join(ET.fromstring(svg(many)).itertext())  # noqa: S314 - drawn here
     assert 5 <= labels.count("1 MiB") <= 14
+
+
+def test_slide_has_the_pages_light_colours_on_white_and_says_what_it_shows() -> None:
+    figure = page([run(usual_cases())]).runs[0].figures[0]
+    image = Image.open(io.BytesIO(png(figure)))
+    assert image.width > 1500
+    assert image.text["Description"] == figure.alt
+    colours = {colour for _, colour in image.convert("RGB").getcolors(maxcolors=1_000_000)}
+    assert image.convert("RGB").getpixel((0, 0)) == (255, 255, 255)
+    assert {(0xB8, 0x4A, 0x00), (0x00, 0x72, 0xB2)} <= colours
+    assert png(figure) == png(figure)

@@ -66,7 +66,7 @@ def test_efficiency_figure_of_the_usual_run() -> None:
 
 
 def test_bucket_figure_has_a_panel_where_caps_can_be_compared() -> None:
-    figure = view(usual_cases()).figures[2]
+    figure = view(usual_cases()).figures[3]
     assert [tick.label for tick in figure.ticks] == ["default", "1", "25"]
     (panel,) = figure.panels
     assert panel.title == "2 GPUs"
@@ -78,6 +78,20 @@ def test_bucket_figure_has_a_panel_where_caps_can_be_compared() -> None:
     ]
     assert (marks[2].low, marks[2].high) == (pytest.approx(100 / 1.01), pytest.approx(100 / 0.99))
     assert figure.caption == "2 GPUs: shortest at 25 MiB, 100 [99, 101] ms, default 111 [110, 112] ms."
+
+
+def test_of_many_caps_the_best_and_an_even_choice_are_drawn() -> None:
+    caps = [case("ddp", 2, 150.0 + (cap == 77), bucket_cap_mb=str(cap)) for cap in range(1, 201)]
+    figure = charts.bucket_caps(workloads(run([case("ddp", 2, 140.0), *caps]).cases)[0], key="k")
+    assert figure is not None
+    labels = [tick.label for tick in figure.ticks]
+    assert len(labels) == 13
+    assert {"default", "77", "200"} <= set(labels)
+    marks = figure.panels[0].series[0].points
+    assert [p.x for p in marks] == [float(i) for i in range(13)]
+    assert min(marks, key=lambda p: p.y).x == labels.index("77")
+    assert "Of 201 caps 13 are drawn" in figure.how_to_read
+    assert figure.caption.startswith("2 GPUs: shortest at 77 MiB")
 
 
 def test_tables_of_the_usual_run() -> None:

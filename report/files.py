@@ -1,0 +1,66 @@
+"""What the page can offer of a run's own files: texts that fit into it, traces that lie beside it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from report.model import Download, Link, RunFiles
+from report.numbers import mib, number
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MOST_BYTES = 2 * 2**20
+"""A larger file is not carried: the page has to stay light enough to send."""
+
+_CARRIED = {
+    "cases.csv": "text/csv",
+    "blocks.csv": "text/csv",
+    "manifest.json": "application/json",
+}
+_TRACE = re.compile(r"(?P<case_id>.+)-rank(?P<rank>\d+)\.json\.gz")
+
+
+def offered(folders: Sequence[Path], page_folder: Path) -> tuple[RunFiles, ...]:
+    """The files of every run in `folders` that a page in `page_folder` can carry or link to."""
+    return tuple(_of_run(folder, page_folder, f"run{i}") for i, folder in enumerate(folders, start=1))
+
+
+def _of_run(folder: Path, page_folder: Path, key: str) -> RunFiles:
+    downloads, left_out = [], []
+    for name, media_type in _CARRIED.items():
+        path = folder / name
+        if not path.is_file():
+            continue
+        num_bytes = path.stat().st_size
+        if num_bytes > MOST_BYTES:
+            left_out.append(
+                f"{name} is not carried by this page: it has {mib(num_bytes)}, and {mib(MOST_BYTES)} is the "
+                "most that is. It lies in the run's folder."
+            )
+            continue
+        written = path.read_bytes().decode("utf-8", errors="replace")
+        size = f"{number(num_bytes / 1024)} KiB"
+        downloads.append(Download(f"{key}-{name.replace('.', '-')}", name, media_type, size, written))
+    return RunFiles(tuple(downloads), tuple(left_out), _traces(folder, page_folder))
+
+
+def _traces(folder: Path, page_folder: Path) -> dict[str, tuple[Link, ...]]:
+    """Links by case, lowest rank first; none unless the run lies in the page's folder, so that both move."""
+    try:
+        below = folder.resolve().relative_to(page_folder.resolve())
+    except ValueError:
+        return {}
+    found: dict[str, list[tuple[int, Link]]] = {}
+    for path in sorted((folder / "traces").glob("*.json.gz")):
+        if (match := _TRACE.fullmatch(path.name)) is not None:
+            href = quote((below / "traces" / path.name).as_posix())
+            rank = int(match["rank"])
+            found.setdefault(match["case_id"], []).append((rank, Link(f"rank {rank}", f"./{href}")))
+    return {
+        case_id: tuple(link for _, link in sorted(of_case, key=lambda pair: pair[0]))
+        for case_id, of_case in found.items()
+    }

@@ -1,0 +1,109 @@
+"use strict";
+// The page is whole without this script, which adds sorting, filtering, a theme switch and downloads.
+(() => {
+  const make = (tag, properties = {}, ...children) => {
+    const element = Object.assign(document.createElement(tag), properties);
+    element.append(...children);
+    return element;
+  };
+
+  const UNITS = { KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30 };
+
+  /** The first number of a cell such as "1,234 [1,200, 1,300] images/s"; NaN for a blank. */
+  const numeric = (text) => {
+    const digits = /^-?[\d,]*\.?\d+/.exec(text);
+    const unit = /\b[KMG]iB\b/.exec(text);
+    return digits ? parseFloat(digits[0].replaceAll(",", "")) * (unit ? UNITS[unit[0]] : 1) : NaN;
+  };
+
+  /** Orders cells; blanks stay last whichever way the column is sorted. */
+  const comparison = (isNumber, sign) => {
+    const collator = new Intl.Collator("en", { numeric: true });
+    return ({ text: a }, { text: b }) => {
+      if (!a || !b) return Number(!a) - Number(!b);
+      return sign * (isNumber ? numeric(a) - numeric(b) : collator.compare(a, b));
+    };
+  };
+
+  const NEXT = { none: "ascending", ascending: "descending", descending: "none" };
+
+  const sortable = (table) => {
+    const body = table.tBodies[0];
+    const given = [...body.rows];
+    const headers = [...table.tHead.rows[0].cells];
+    headers.forEach((header, column) => {
+      if (header.classList.contains("links")) return;
+      const button = make("button", { type: "button", textContent: header.textContent });
+      header.replaceChildren(button);
+      button.addEventListener("click", () => {
+        const order = NEXT[header.getAttribute("aria-sort") ?? "none"];
+        for (const other of headers) other.removeAttribute("aria-sort");
+        let rows = given;
+        if (order !== "none") {
+          header.setAttribute("aria-sort", order);
+          const compare = comparison(header.classList.contains("number"), order === "ascending" ? 1 : -1);
+          rows = given.map((row) => ({ row, text: row.cells[column].textContent.trim() }));
+          rows = rows.sort(compare).map(({ row }) => row);
+        }
+        const fragment = document.createDocumentFragment();
+        for (const row of rows) fragment.append(row);
+        body.append(fragment);
+      });
+    });
+  };
+
+  const filterable = (table, head, title) => {
+    const rows = [...table.tBodies[0].rows];
+    const texts = rows.map((row) => [...row.cells].map((cell) => cell.textContent).join(" ").toLowerCase());
+    const box = make("input", { type: "search", placeholder: "Filter rows", autocomplete: "off" });
+    box.setAttribute("aria-label", `Filter rows of ${title}`);
+    const status = make("span", { className: "status" });
+    status.setAttribute("role", "status");
+    box.addEventListener("input", () => {
+      const words = box.value.toLowerCase().split(/\s+/).filter(Boolean);
+      let shown = 0;
+      rows.forEach((row, i) => {
+        row.hidden = !words.every((word) => texts[i].includes(word));
+        shown += Number(!row.hidden);
+      });
+      status.textContent = words.length ? `${shown} of ${rows.length} rows` : "";
+    });
+    head.append(make("span", { className: "filter" }, status, box));
+  };
+
+  const download = (button) => {
+    const source = document.getElementById(button.dataset.source);
+    const blob = new Blob([JSON.parse(source.textContent)], { type: button.dataset.type });
+    const href = URL.createObjectURL(blob);
+    make("a", { href, download: button.dataset.name }).click();
+    setTimeout(() => URL.revokeObjectURL(href), 10000);
+  };
+
+  const themeSwitch = () => {
+    const choice = make("select", {}, ...["auto", "light", "dark"].map((name) => new Option(name, name)));
+    choice.addEventListener("change", () => {
+      document.documentElement.dataset.theme = choice.value;
+    });
+    return make("label", { className: "theme" }, "Theme ", choice);
+  };
+
+  for (const section of document.querySelectorAll("[data-grid]")) {
+    const table = section.querySelector("table");
+    if (table.tBodies[0].rows.length < 2) continue;
+    sortable(table);
+    filterable(table, section.querySelector(".head"), section.querySelector("h3").textContent);
+  }
+  for (const list of document.querySelectorAll(".downloads")) {
+    list.hidden = false;
+    for (const button of list.querySelectorAll("button")) {
+      button.addEventListener("click", () => download(button));
+    }
+  }
+  // Browsers that do not open what a link leads into by themselves.
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest?.('a[href^="#"]');
+    const inside = link && document.getElementById(link.hash.slice(1))?.closest("details");
+    if (inside) inside.open = true;
+  });
+  document.body.prepend(themeSwitch());
+})();

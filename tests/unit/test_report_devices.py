@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from report_runs import case, run, timed, usual_cases
+
+from report.devices import dp_against_ddp, memory
+from report.model import Chart, Point
+from report.numbers import TIMES
+from report.select import workloads
+
+
+def ratio(cases: list[dict[str, Any]], blocks: list[dict[str, Any]]) -> Chart | None:
+    data = run(cases, timed_blocks=blocks)
+    return dp_against_ddp(workloads(data.cases)[0], data.blocks, key="k")
+
+
+def test_ratio_is_formed_inside_each_round_so_that_drift_cancels() -> None:
+    dp, ddp = case("dp", 2, 150.0), case("ddp", 2, 180.0)
+    # The machine slows threefold from round to round, and DDP takes 80% of DP's time in each of them.
+    slowed = [(1, 100.0), (2, 300.0), (3, 900.0), (4, 2700.0)]
+    blocks = [timed(dp, r, ms) for r, ms in slowed] + [timed(ddp, r, 0.8 * ms) for r, ms in slowed]
+    figure = ratio([case("single", 1, 100.0), dp, ddp], blocks)
+    assert figure is not None
+    series, equal = figure.panels[0].series
+    assert series.points == (Point(2.0, *[pytest.approx(1.25)] * 3),)
+    assert equal.style == "ideal"
+    assert equal.points == (Point(1.0, 1.0), Point(2.0, 1.0))
+    assert figure.caption == f"Throughput of DDP over DP: 1.25 [1.25, 1.25]{TIMES} on 2 GPUs."
+
+
+def test_slower_ddp_lies_below_the_line_and_stand_ins_are_named() -> None:
+    cpu = {"device_type": "cpu"}
+    dp, ddp = (
+        case("dp", 2, 150.0, impl="cpu_standin", **cpu),
+        case("ddp", 2, 100.0, oversubscribed=True, **cpu),
+    )
+    figure = ratio([dp, ddp], [timed(dp, 1, 100.0), timed(ddp, 1, 200.0)])
+    assert figure is not None
+    assert figure.panels[0].series[0].points == (Point(2.0, 0.5, hollow=True),)
+    assert (
+        figure.caption == f"Throughput of DDP over DP (CPU stand-in): 0.500{TIMES} on 2 CPU cores (shared)."
+    )
+    assert "Hollow marks" in figure.how_to_read
+
+
+def test_ratio_needs_both_modes_at_one_count_and_common_rounds() -> None:
+    dp, ddp = case("dp", 2, 150.0), case("ddp", 4, 180.0)
+    assert ratio([dp, ddp], [timed(dp, 1, 100.0), timed(ddp, 1, 90.0)]) is None
+    ddp = case("ddp", 2, 180.0)
+    assert ratio([dp, ddp], [timed(dp, 1, 100.0), timed(ddp, 2, 90.0)]) is None
+    assert ratio([dp, ddp], []) is None
+
+
+def test_memory_is_drawn_where_it_is_known_and_never_as_zero() -> None:
+    assert memory(workloads(run(usual_cases()).cases)[0], key="k") is None
+    cases = [
+        case("single", 1, 100.0, peak_mem_mib=1000.0),
+        case("dp", 2, 150.0, peak_mem_mib=1600.0),
+        case("ddp", 2, 180.0, peak_mem_mib=1100.0),
+        case("ddp", 4, 300.0),
+    ]
+    figure = memory(workloads(run(cases).cases)[0], key="k")
+    assert figure is not None
+    assert [(s.label, s.points) for s in figure.panels[0].series] == [
+        ("single", (Point(1.0, 1000.0),)),
+        ("DP", (Point(2.0, 1600.0),)),
+        ("DDP", (Point(2.0, 1100.0),)),
+    ]
+    assert figure.caption == "On 2 GPUs: DP 1,600 MiB, DDP 1,100 MiB."

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from report_runs import blocks, case, run, usual_cases
+
+from bench.store import RunWriter
+from report import export
+from report.__main__ import main
+from report.markdown import markdown
+from report.view import page
+
+
+@pytest.fixture
+def usual(tmp_path: Path) -> Path:
+    folder = tmp_path / "usual"
+    folder.mkdir()
+    (folder / "manifest.json").write_text(json.dumps({"name": "nightly"}), encoding="utf-8")
+    writer = RunWriter(folder)
+    writer.append("blocks.csv", blocks(usual_cases()))
+    writer.replace("cases.csv", run(usual_cases()).cases)
+    return folder
+
+
+def test_markdown_has_the_verdict_and_every_case(usual: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(usual), "--markdown"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "## nightly"
+    shown = page([run(usual_cases())]).runs[0]
+    assert [line[2:] for line in lines if line.startswith("- ")] == list(shown.verdict)
+    assert any(line.startswith("| DDP | 2 |  | cap default | 180 [178, 182] images/s |") for line in lines)
+    assert any("rank 3 died: exit code 9" in line for line in lines)
+    assert not (usual / "report.html").exists()
+
+
+def test_markdown_goes_into_a_file(usual: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "summary.md"
+    assert main([str(usual), "--markdown", "--out", str(out)]) == 0
+    assert capsys.readouterr().out.strip() == str(out)
+    assert out.read_text(encoding="utf-8").startswith("## nightly\n")
+
+
+def test_hostile_text_cannot_leave_its_cell() -> None:
+    hostile = "a|b\n| c | [x](javascript:1) <img src=x> `d` @someone $x$ ~~e~~ https://x.y **f** \\| #1"
+    text = markdown(page([run([case("ddp", 2, status="failed", reason=hostile)], {"name": hostile})]))
+    (row,) = [line for line in text.splitlines() if line.startswith("| failed ")]
+    assert row.count("|") == 7
+    assert "a&#124;b &#124; c &#124; [x&#93;(javascript:1)" in row
+    assert not set("<`@$~*\\#") & set(row.replace("&#", ""))
+    assert "://" not in text
+    assert text.count("\n## ") == 0
+
+
+def test_several_runs_begin_with_their_differences() -> None:
+    first, second = (run(usual_cases(), {"name": name}) for name in "ab")
+    text = markdown(page([first, second]))
+    assert text.startswith("## What differs between the runs\n\n| Condition | a | b |\n| --- | --- | --- |\n")
+    assert text.index("## a") < text.index("## b")
+
+
+def test_every_figure_becomes_a_picture(
+    usual: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(usual), "--png", str(tmp_path / "slides")]) == 0
+    keys = [figure.key for figure in page([run(usual_cases())]).runs[0].figures]
+    assert capsys.readouterr().out.split() == [str(tmp_path / "slides" / f"{key}.png") for key in keys]
+    assert sorted(p.name for p in (tmp_path / "slides").iterdir()) == sorted(f"{key}.png" for key in keys)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--markdown", "--png", "x"], "--png"),
+        (["--png", "{folder}/x", "--out", "y"], "--out"),
+        (["--png", "{folder}/usual/cases.csv"], "--png"),
+        (["--markdown", "--out", "{folder}/none/a.md"], "--out"),
+        (["--pdf", "{folder}/a.pdf"], "chromium"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_2(
+    arguments: list[str],
+    named: str,
+    usual: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(export.shutil, "which", lambda _: None)
+    assert main([str(usual), *(a.format(folder=usual.parent) for a in arguments)]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("report: error: ")
+    assert err.count("\n") == 1
+    assert named in err
+
+
+@pytest.mark.parametrize("exit_status", [0, 3])
+def test_browser_that_prints_nothing_is_a_mistake_and_leaves_nothing(
+    exit_status: int,
+    usual: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    browser = tmp_path / "chromium"
+    browser.write_text(f"#!/bin/sh\nexit {exit_status}\n")
+    browser.chmod(0o755)
+    monkeypatch.setattr(export.shutil, "which", lambda _: str(browser))
+    (tmp_path / "out").mkdir()
+    assert main([str(usual), "--pdf", str(tmp_path / "out" / "a.pdf")]) == 2
+    assert f"exit status {exit_status}" in capsys.readouterr().err
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_run_without_figures_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "manifest.json").write_text("{}", encoding="utf-8")
+    RunWriter(tmp_path / "run").replace("cases.csv", run([case("single", 1, 100.0)]).cases)
+    assert main([str(tmp_path / "run"), "--png", str(tmp_path / "slides")]) == 2
+    assert "no figure" in capsys.readouterr().err
+    assert not (tmp_path / "slides").exists()
