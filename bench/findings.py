@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pandas as pd
 
 from bench.aggregate import ByRound, images_per_s_by_round
 from bench.plan import DDP_AXES
 from bench.stats import Interval, paired_ratio
+
+TCP_OVERHEAD = 1514 / 1448
+"""Bytes on the wire for each byte that TCP delivers, full Ethernet frames."""
+
+LINK_SLACK = 1.08
 
 MODE_NAMES = {"single": "single", "dp": "DataParallel", "ddp": "DDP"}
 
@@ -103,7 +109,22 @@ def _communication(ddp: pd.DataFrame, count: int) -> list[str]:
     added = f"{_figures(row['exposed_comm_ms'])}{_range(row, 'exposed_comm_ms')} ms"
     share = 100 * row["exposed_comm_ms"] / row["step_ms_p50"]
     where = f"DDP on {devices(count, str(row['device_type']))}{link} with {layout}"
-    return [f"{where}: communication alone takes {alone}; it adds {added} to the step ({share:.0f}% of it)."]
+    sentence = (
+        f"{where}: communication alone takes {alone}; it adds {added} to the step ({share:.0f}% of it)."
+    )
+    allowed_ms = _link_ms(str(row["link"]), str(row["bucket_bytes"]), count)
+    if allowed_ms is not None and row["comm_ms"] > LINK_SLACK * allowed_ms:
+        sentence += f" The link would allow {_figures(allowed_ms)} ms: here the cores limit communication."
+    return [sentence]
+
+
+def _link_ms(link: str, bucket_bytes: str, num_ranks: int) -> float | None:
+    """Least milliseconds of a ring all-reduce over a lab's link: 2 (n - 1) / n of the bytes, with headers."""
+    rate = re.fullmatch(r"([0-9.]+)([mg])bit(\+.*)?", link)
+    if rate is None or not re.fullmatch(r"[0-9/]+", bucket_bytes):
+        return None
+    num_bytes = sum(int(size) for size in bucket_bytes.split("/")) * 2 * (num_ranks - 1) / num_ranks
+    return num_bytes * TCP_OVERHEAD * 8 / (float(rate[1]) * (1e6 if rate[2] == "m" else 1e9)) * 1000
 
 
 def _plain(ddp: pd.DataFrame) -> pd.DataFrame:

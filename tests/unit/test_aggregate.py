@@ -140,3 +140,23 @@ def test_noise_is_called_noise() -> None:
 
 def test_nothing_measured() -> None:
     assert findings(*frames({})) == ["Nothing was measured: no case ended with status ok."]
+
+
+def test_communication_slower_than_its_link_is_said() -> None:
+    key = ("ddp", 2, "default")
+    rows = []
+    for r in (1, 2, 3):
+        rows += [block(("single", 1, ""), r, 200.0), block(key, r, 900.0)]
+        rows += [block(key, r, 200.0, phase="no_sync"), block(key, r, 700.0, phase="comm")]
+    facts = {"link": "1gbit", "bucket_bytes": "46758048"}
+    outcomes = [
+        Outcome(p, "ok", facts=facts)
+        if p.case.case_id in {IDS["single", 1, ""], IDS[key]}
+        else Outcome(p, "skipped")
+        for p in PLAN
+    ]
+    blocks = typed_frame(rows, BLOCKS)
+    text = findings(case_rows(outcomes, blocks), blocks)[-1]
+    assert "The link would allow 391.1 ms" in text, "46.8 MB x 1514 / 1448 at 1 Gbit/s"
+    faster = [{**row, "block_ms": 2 * 395.0} if row["phase"] == "comm" else row for row in rows]
+    assert "would allow" not in findings(case_rows(outcomes, typed_frame(faster, BLOCKS)), blocks)[-1]
