@@ -14,15 +14,15 @@ from bench.modes import Place
 from bench.prepare import LiveCase
 from bench.settings import Settings
 
-INSTRUMENTED_EVERY = 4
-"""Anatomy and trace are taken in the first round and every fourth after it: time is left for throughput."""
+INSTRUMENTED_EVERY = 5
+"""Anatomy and trace are taken in the first round and every fifth after it: time is left for throughput."""
 
 ANATOMY_STEPS = 2
 """DDP's logger tells of a step only in the next one."""
 
 TRACE_STEPS = 1
 
-COMM_REPETITIONS = 2
+COMM_REPETITIONS = 1
 
 Work = Callable[[], BlockTimes]
 
