@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import sys
 import tempfile
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -119,12 +118,7 @@ def read_thresholds(default: str, config: Path | None = None) -> dict[str, float
     found = dict.fromkeys(names, _share("--threshold", default))
     if config is None:
         return found
-    try:
-        content = tomllib.loads(config.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"--config {config}: {error.strerror}; name a readable TOML file") from None
-    except ValueError as error:
-        raise UsageError(f"--config {config} is not valid TOML: {error}") from None
+    content = parsing.read_toml(config)
     other = [key for key in content if key != "thresholds"]
     if other:
         raise UsageError(f"--config {config}: unknown key {other[0]!r}; known: a table [thresholds]")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import difflib
 import re
+import tomllib
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 from bench.errors import UsageError
 
@@ -102,3 +104,14 @@ def bucket_cap(text: str) -> str:
             )
         caps.append(f"{float(part):g}")
     return "/".join(caps)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A `--config` file as a dictionary. Raises UsageError where it cannot be read or is no TOML."""
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        raise UsageError(f"--config {path}: {error.strerror}; name a readable TOML file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"--config {path} is not valid TOML: {error}") from None

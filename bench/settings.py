@@ -5,7 +5,6 @@ Defaults, then the preset, then the TOML file, then the command line; later laye
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
@@ -154,7 +153,7 @@ def resolve(
     if preset is not None:
         layers.append((f"preset {preset}: ", PRESETS[preset]))
     if config is not None:
-        layers.append((f"{config}: ", _read_toml(config)))
+        layers.append((f"{config}: ", parsing.read_toml(config)))
     layers.append(("", command_line))
     known = {f.name: f for f in options_of()}
     values: dict[str, Any] = {}
@@ -202,13 +201,3 @@ def _as_text(raw: Any) -> str:
     if isinstance(raw, list | tuple):
         return ",".join(_as_text(item) for item in raw)
     return str(raw)
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        with path.open("rb") as file:
-            return tomllib.load(file)
-    except OSError as error:
-        raise UsageError(f"--config {path}: {error.strerror}; name a readable TOML file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"--config {path} is not valid TOML: {error}") from None
