@@ -12,9 +12,8 @@ import numpy as np
 import pandas as pd
 
 from bench.plan import DDP_AXES, BucketLayout, Planned
-from bench.schema import BUCKETS, CASES
+from bench.schema import BUCKETS, CASES, typed_frame
 from bench.stats import Interval, median_interval, paired_ratio
-from bench.store import typed_frame
 
 ByRound = dict[int, float]
 

@@ -9,8 +9,8 @@ import pandas as pd
 
 from bench.aggregate import Outcome, allreduce_rows, bucket_rows, case_rows, worst_half_width
 from bench.plan import BucketLayout, Planned
-from bench.schema import BLOCKS
-from bench.store import RunWriter, typed_frame
+from bench.schema import BLOCKS, typed_frame
+from bench.store import RunWriter
 
 NOT_REACHED = "not measured: the run ended before this case's first block"
 

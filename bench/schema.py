@@ -5,7 +5,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
 
 SCHEMA_VERSION = 1
 
@@ -144,3 +148,12 @@ FILES: dict[str, tuple[Column, ...]] = {
     "buckets.csv": BUCKETS,
     "allreduce.csv": ALLREDUCE,
 }
+
+_DTYPES = {"text": "string", "int": "Int64", "float": "float64", "bool": "boolean"}
+
+
+def typed_frame(rows: Iterable[Mapping[str, Any]], columns: tuple[Column, ...]) -> pd.DataFrame:
+    """Rows as a frame with the schema's columns and types; absent values become NA."""
+    rows = list(rows)
+    data = {c.name: pd.Series([row.get(c.name) for row in rows], dtype=_DTYPES[c.kind]) for c in columns}
+    return pd.DataFrame(data)

@@ -15,11 +15,9 @@ from typing import Any
 import pandas as pd
 
 from bench.errors import UsageError
-from bench.schema import FILES, SCHEMA_VERSION, Column
+from bench.schema import FILES, SCHEMA_VERSION, Column, typed_frame
 
 MANIFEST = "manifest.json"
-
-_DTYPES = {"text": "string", "int": "Int64", "float": "float64", "bool": "boolean"}
 
 
 @dataclass(frozen=True)
@@ -151,13 +149,6 @@ def load_run(path: Path) -> RunData:
         frames["buckets.csv"],
         frames["allreduce.csv"],
     )
-
-
-def typed_frame(rows: Iterable[Mapping[str, Any]], columns: tuple[Column, ...]) -> pd.DataFrame:
-    """Rows as a frame with the schema's columns and types; absent values become NA."""
-    rows = list(rows)
-    data = {c.name: pd.Series([row.get(c.name) for row in rows], dtype=_DTYPES[c.kind]) for c in columns}
-    return pd.DataFrame(data)
 
 
 def _read_csv(path: Path, columns: tuple[Column, ...]) -> pd.DataFrame:

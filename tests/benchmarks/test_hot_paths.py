@@ -10,9 +10,9 @@ import pytest
 
 from bench.aggregate import Outcome, case_rows
 from bench.plan import Machine, Planned, expand
-from bench.schema import BLOCKS
+from bench.schema import BLOCKS, typed_frame
 from bench.settings import Settings, with_device_defaults
-from bench.store import RunWriter, claim, typed_frame
+from bench.store import RunWriter, claim
 from report import build
 
 MACHINE = Machine(device_type="cpu", devices_per_node=8)

@@ -6,9 +6,8 @@ import pytest
 from bench.aggregate import Outcome, case_rows, step_ms_by_round
 from bench.findings import findings
 from bench.plan import Machine, expand
-from bench.schema import BLOCKS
+from bench.schema import BLOCKS, typed_frame
 from bench.settings import Settings, with_device_defaults
-from bench.store import typed_frame
 
 SETTINGS = with_device_defaults(
     Settings(gpus=(1, 2), bucket_cap_mb=("default", "1")), device_type="cpu", num_local_devices=2
