@@ -17,7 +17,8 @@ from bench.aggregate import ByRound
 from bench.errors import UsageError
 from bench.gate_conditions import Difference, differences
 from bench.gate_input import SWEPT, GateCase, GateRun
-from bench.stats import Interval, paired_ratio, ratio_of_medians
+from bench.launches import launch_ratio
+from bench.stats import Interval, ratio_of_medians
 
 MIN_ROUNDS = 3
 """Fewer rounds say nothing of their own spread."""
@@ -217,7 +218,7 @@ def _compare(
     if metric.repeated and min(len(left), len(right)) < MIN_ROUNDS:
         return found("not comparable", f"{min(len(left), len(right))} rounds, needs {MIN_ROUNDS}")
     if metric.repeated and interleaved and min(*left, *right) > 0:
-        ratio = paired_ratio(_values(theirs, metric), _values(ours, metric), confidence=confidence)
+        ratio = launch_ratio(_values(theirs, metric), _values(ours, metric), confidence=confidence)
     elif metric.repeated:
         ratio = ratio_of_medians(right, left, confidence=confidence)
     else:

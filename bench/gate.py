@@ -17,7 +17,10 @@ from bench.compare import METRICS, NOT_COMPARABLE, Gate, NotComparableError, com
 from bench.errors import USAGE_EXIT_CODE, UsageError
 from bench.gate_input import GateRun, read_run
 from bench.interleave import checkout_of, measure_in_turns, sides_of
+from bench.launches import merged
 from bench.store import check_claimable
+
+DEFAULT_LAUNCHES = 3
 
 PIPED_WIDTH = 180
 """Without a terminal rich would wrap the table at 80 columns."""
@@ -53,7 +56,14 @@ def parser() -> argparse.ArgumentParser:
         "--python", metavar="PATH", help="with --interleave: the baseline's interpreter (another environment)"
     )
     made.add_argument(
-        "--out", type=Path, metavar="DIR", help="with --interleave: keep the two results folders here"
+        "--launches",
+        type=int,
+        metavar="N",
+        help=f"with --interleave: start both anew N times (default {DEFAULT_LAUNCHES}); a process can be "
+        "a few percent faster or slower for as long as it lives",
+    )
+    made.add_argument(
+        "--out", type=Path, metavar="DIR", help="with --interleave: keep the results folders here"
     )
     made.add_argument("--threshold", default="5%", metavar="SHARE", help="change that matters (default 5%%)")
     made.add_argument(
@@ -142,7 +152,7 @@ def _share(where: str, text: str) -> float:
 
 
 def _runs(options: argparse.Namespace, rest: Sequence[str]) -> tuple[GateRun, GateRun]:
-    if len(options.runs) != 2 or rest or options.python or options.out:
+    if len(options.runs) != 2 or rest or options.python or options.out or options.launches:
         raise UsageError("name two results folders, or --interleave REF; see python -m bench.gate --help")
     baseline, candidate = options.runs
     runs = read_run(baseline), read_run(candidate)
@@ -154,15 +164,22 @@ def _runs(options: argparse.Namespace, rest: Sequence[str]) -> tuple[GateRun, Ga
 def _measured(options: argparse.Namespace, arguments: Sequence[str]) -> tuple[GateRun, GateRun]:
     if options.runs:
         raise UsageError("--interleave measures by itself; leave the results folders out")
+    num_launches = DEFAULT_LAUNCHES if options.launches is None else options.launches
+    if num_launches < 1:
+        raise UsageError(f"--launches {num_launches}: give 1 or more")
     with contextlib.ExitStack() as stack:
         if options.out is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         else:
             check_claimable(options.out)
             folder = options.out
-        checkout = stack.enter_context(checkout_of(options.interleave))
-        first, second = measure_in_turns(sides_of(checkout, options.python), arguments, folder)
-        return read_run(first), read_run(second)
+        sides = sides_of(stack.enter_context(checkout_of(options.interleave)), options.python)
+        launches = []
+        for number in range(1, num_launches + 1):
+            place = folder / f"launch{number}"
+            launches.append([read_run(out) for out in measure_in_turns(sides, arguments, place, seed=number)])
+        first, second = (merged(runs) for runs in zip(*launches, strict=True))
+        return first, second
 
 
 def _print(gate: Gate, *, on_cpu: bool) -> None:

@@ -1,0 +1,93 @@
+"""Power trials: how they are cut from launches, judged by the gate itself, recorded and read back."""
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from bench.errors import UsageError
+from bench.power.rates import SLOW_DOWNS, Launch, rates, regressed, trials_of
+from bench.power.side import Step, slowed
+from bench.power.trials import Side, append, load, measure_launch
+
+
+def launch(slow_down: float, *, noise: float, seed: int, num_rounds: int = 25) -> Launch:
+    rng = np.random.default_rng(seed)
+    sides = [np.exp(rng.normal(0, noise, num_rounds)) * 20 for _ in range(2)]
+    baseline, candidate = (dict(enumerate(map(float, side))) for side in sides)
+    slower = {r: ms * (1 + slow_down) for r, ms in candidate.items()}
+    return Launch(slow_down=slow_down, baseline_ms=baseline, candidate_ms=slower)
+
+
+def test_the_gate_judges_a_trial() -> None:
+    assert regressed([launch(0.10, noise=0.02, seed=s) for s in range(3)], threshold=0.05)
+    assert not regressed([launch(0.0, noise=0.02, seed=s) for s in range(3)], threshold=0.05)
+    assert not regressed([launch(0.10, noise=0.02, seed=s) for s in range(3)], threshold=0.15)
+
+
+def test_trials_share_no_launch() -> None:
+    launches = [[launch(0.0, noise=0.1, seed=s), launch(0.1, noise=0.1, seed=s + 100)] for s in range(7)]
+    trials = list(trials_of(launches, 3))
+    assert [len(trial) for trial in trials] == [3, 3, 3, 3]
+    assert len({id(one) for trial in trials for one in trial}) == 12
+    assert all(len({one.slow_down for one in trial}) == 1 for trial in trials)
+
+
+def test_rates_have_exact_intervals() -> None:
+    trials = [[launch(s, noise=0.02, seed=i)] for i in range(10) for s in (0.0, 0.10)]
+    found = {rate.slow_down: rate for rate in rates(trials, threshold=0.05)}
+    assert found[0.0].num_trials == found[0.10].num_trials == 10
+    assert found[0.10].num_regressed == 10
+    assert found[0.10].low == pytest.approx(stats.beta.ppf(0.025, 10, 1)), "Clopper-Pearson at all of ten"
+
+
+def test_launches_come_back_from_their_file(tmp_path: Path) -> None:
+    path = tmp_path / "power.csv"
+    first = [launch(s, noise=0.1, seed=1) for s in SLOW_DOWNS]
+    append(path, 1, first)
+    append(path, 2, first[:1])
+    back = load(path)
+    assert [len(of_launch) for of_launch in back] == [len(SLOW_DOWNS), 1]
+    assert back[0][3].slow_down == pytest.approx(SLOW_DOWNS[3])
+    assert back[0][3].candidate_ms == pytest.approx(first[3].candidate_ms, abs=1e-5)
+
+
+@pytest.mark.parametrize("content", ["", "a,b\n1,2\n", "launch,slow_down_pct,round,baseline_ms\n1,x,1,2\n"])
+def test_another_file_is_refused(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "power.csv"
+    path.write_text(content)
+    with pytest.raises(UsageError, match="no file of power trials"):
+        load(path)
+
+
+def test_a_slowed_step_is_slower_by_the_share() -> None:
+    def step() -> None:
+        time.sleep(0.002)
+
+    def median_s(share: float) -> float:
+        run = slowed(step, share, torch.device("cpu"))
+        times = []
+        for _ in range(15):
+            begun = time.perf_counter()
+            run()
+            times.append(time.perf_counter() - begun)
+        return float(np.median(times))
+
+    assert median_s(0.5) / median_s(0.0) == pytest.approx(1.5, rel=0.15)
+
+
+def test_a_real_launch_measures_every_slow_down() -> None:
+    step = Step(batch_size=2, steps=1)
+    sides = [Side(step), Side(step)]
+    try:
+        launches = measure_launch(sides, step, num_rounds=2, seed=0)
+    finally:
+        for side in sides:
+            side.close()
+    assert tuple(one.slow_down for one in launches) == SLOW_DOWNS
+    for one in launches:
+        assert set(one.baseline_ms) == set(one.candidate_ms) == {1, 2}
+        assert min(*one.baseline_ms.values(), *one.candidate_ms.values()) > 0
