@@ -140,7 +140,7 @@ def compare(
         )
     both_ok = [(ours, theirs) for ours, theirs in pairs if theirs.ok]
     for run, cases in ((baseline, [ours for ours, _ in both_ok]), (candidate, [c for _, c in both_ok])):
-        _require_rounds(run, cases)
+        require_rounds(run, cases)
     differing = differences(baseline, candidate, pairs)
     blocked = any(difference.blocking for difference in differing) and not ratios_only and not interleaved
     metrics = [metric for metric in METRICS if not (ratios_only and metric.absolute)]
@@ -255,7 +255,8 @@ def _values(case: GateCase, metric: Metric) -> ByRound:
     return by_round
 
 
-def _require_rounds(run: GateRun, cases: Sequence[GateCase]) -> None:
+def require_rounds(run: GateRun, cases: Sequence[GateCase]) -> None:
+    """Raise NotComparableError where a case has too few rounds for an interval."""
     for case in cases:
         if len(case.images_per_s) < MIN_ROUNDS:
             raise NotComparableError(

@@ -12,8 +12,8 @@ from typing import NoReturn
 
 from rich.console import Console
 
-from bench import gate_output, parsing
-from bench.compare import METRICS, NOT_COMPARABLE, Gate, NotComparableError, compare
+from bench import baseline, gate_output, parsing
+from bench.compare import METRICS, NOT_COMPARABLE, PASS, Gate, NotComparableError, compare
 from bench.errors import USAGE_EXIT_CODE, UsageError
 from bench.gate_input import GateRun, read_run
 from bench.interleave import checkout_of, measure_in_turns, sides_of
@@ -21,6 +21,8 @@ from bench.launches import merged
 from bench.store import check_claimable
 
 DEFAULT_LAUNCHES = 3
+
+AUTO = "auto"
 
 PIPED_WIDTH = 180
 """Without a terminal rich would wrap the table at 80 columns."""
@@ -44,7 +46,20 @@ def parser() -> argparse.ArgumentParser:
         type=Path,
         nargs="*",
         metavar="BASELINE CANDIDATE",
-        help="results folders: held against, judged",
+        help="results folders: held against, judged; BASELINE may be auto, this machine's in --baselines",
+    )
+    made.add_argument(
+        "--baselines",
+        type=Path,
+        default=baseline.ROOT,
+        metavar="DIR",
+        help=f"a baseline per kind of machine (default {baseline.ROOT})",
+    )
+    made.add_argument(
+        "--save-baseline",
+        type=Path,
+        metavar="RUN",
+        help="keep RUN in --baselines as its machine's; nothing else",
     )
     made.add_argument(
         "--interleave",
@@ -90,14 +105,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     split = given.index("--") if "--" in given else len(given)
     try:
         options = parser().parse_args(given[:split])
+        if options.save_baseline is not None:
+            return _save(options, given[split:])
         thresholds = read_thresholds(options.threshold, options.config)
         if options.interleave is None:
-            baseline, candidate = _runs(options, given[split:])
+            first, second = _runs(options, given[split:])
         else:
-            baseline, candidate = _measured(options, given[split + 1 :])
+            first, second = _measured(options, given[split + 1 :])
         gate = compare(
-            baseline,
-            candidate,
+            first,
+            second,
             thresholds=thresholds,
             ratios_only=options.ratios_only,
             allow_missing=options.allow_missing,
@@ -109,7 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UsageError as error:
         print(f"bench.gate: error: {error}", file=sys.stderr)
         return USAGE_EXIT_CODE
-    on_cpu = any(c.row.get("device_type") == "cpu" for run in (baseline, candidate) for c in run.cases)
+    on_cpu = any(c.row.get("device_type") == "cpu" for run in (first, second) for c in run.cases)
     if options.json:
         print(gate_output.as_json(gate, on_cpu=on_cpu))
     elif options.markdown:
@@ -151,13 +168,22 @@ def _share(where: str, text: str) -> float:
         raise UsageError(f"{where}: {error}") from None
 
 
+def _save(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    if options.runs or rest or options.interleave is not None:
+        raise UsageError("--save-baseline RUN stands alone; gate in a command of its own")
+    print(f"Baseline of this kind of machine: {baseline.save(options.save_baseline, options.baselines)}")
+    return PASS
+
+
 def _runs(options: argparse.Namespace, rest: Sequence[str]) -> tuple[GateRun, GateRun]:
     if len(options.runs) != 2 or rest or options.python or options.out or options.launches:
         raise UsageError("name two results folders, or --interleave REF; see python -m bench.gate --help")
-    baseline, candidate = options.runs
-    runs = read_run(baseline), read_run(candidate)
-    if baseline.samefile(candidate):
-        raise UsageError(f"{baseline} and {candidate} are the same folder; name two runs")
+    first, second = options.runs
+    if first == Path(AUTO):
+        first = baseline.find(second, options.baselines)
+    runs = read_run(first), read_run(second)
+    if first.samefile(second):
+        raise UsageError(f"{first} and {second} are the same folder; name two runs")
     return runs
 
 

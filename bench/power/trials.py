@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.errors import UsageError
-from bench.power.rates import SLOW_DOWNS, Launch
+from bench.power.rates import Launch
 from bench.power.side import Step, command
 
 COLUMNS = ("launch", "slow_down_pct", "round", "baseline_ms", "candidate_ms")
@@ -62,14 +62,16 @@ class Side:
             self._process.communicate()
 
 
-def measure_launch(sides: Sequence[Side], step: Step, *, num_rounds: int, seed: int) -> list[Launch]:
+def measure_launch(
+    sides: Sequence[Side], step: Step, *, slow_downs: Sequence[float], num_rounds: int, seed: int
+) -> list[Launch]:
     """One launch of every slow-down by two fresh processes, `num_rounds` rounds each."""
     schedule = random.Random(seed)  # noqa: S311 - a schedule
-    times: dict[float, tuple[dict[int, float], dict[int, float]]] = {s: ({}, {}) for s in SLOW_DOWNS}
+    times: dict[float, tuple[dict[int, float], dict[int, float]]] = {s: ({}, {}) for s in slow_downs}
     for side in sides:
         side.warm_up()
     for round_index in range(1, num_rounds + 1):
-        for slow_down in schedule.sample(SLOW_DOWNS, len(SLOW_DOWNS)):
+        for slow_down in schedule.sample(slow_downs, len(slow_downs)):
             for candidate in schedule.sample((0, 1), 2):
                 block_ms = sides[candidate].block_ms(slow_down if candidate else 0.0)
                 times[slow_down][candidate][round_index] = block_ms / step.steps

@@ -9,6 +9,7 @@ import torch
 from scipy import stats
 
 from bench.errors import UsageError
+from bench.power import campaign
 from bench.power.rates import SLOW_DOWNS, Launch, rates, regressed, trials_of
 from bench.power.side import Step, slowed
 from bench.power.trials import Side, append, load, measure_launch
@@ -63,27 +64,29 @@ def test_another_file_is_refused(content: str, tmp_path: Path) -> None:
         load(path)
 
 
-def test_a_slowed_step_is_slower_by_the_share() -> None:
+@pytest.mark.parametrize("share", [0.0, 0.02, 0.5])
+def test_a_slowed_step_is_slower_by_the_share(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_ns = 0
+
+    def clock() -> int:
+        nonlocal now_ns
+        now_ns += 100
+        return now_ns
+
     def step() -> None:
-        time.sleep(0.002)
+        nonlocal now_ns
+        now_ns += 2_000_000
 
-    def median_s(share: float) -> float:
-        run = slowed(step, share, torch.device("cpu"))
-        times = []
-        for _ in range(15):
-            begun = time.perf_counter()
-            run()
-            times.append(time.perf_counter() - begun)
-        return float(np.median(times))
-
-    assert median_s(0.5) / median_s(0.0) == pytest.approx(1.5, rel=0.15)
+    monkeypatch.setattr(time, "perf_counter_ns", clock)
+    slowed(step, share, torch.device("cpu"))()
+    assert now_ns == pytest.approx(2_000_000 * (1 + share), abs=1000)
 
 
 def test_a_real_launch_measures_every_slow_down() -> None:
     step = Step(batch_size=2, steps=1)
     sides = [Side(step), Side(step)]
     try:
-        launches = measure_launch(sides, step, num_rounds=2, seed=0)
+        launches = measure_launch(sides, step, slow_downs=SLOW_DOWNS, num_rounds=2, seed=0)
     finally:
         for side in sides:
             side.close()
@@ -91,3 +94,20 @@ def test_a_real_launch_measures_every_slow_down() -> None:
     for one in launches:
         assert set(one.baseline_ms) == set(one.candidate_ms) == {1, 2}
         assert min(*one.baseline_ms.values(), *one.candidate_ms.values()) > 0
+
+
+def test_the_table_names_every_rate() -> None:
+    trials = [[launch(s, noise=0.02, seed=i)] for i in range(4) for s in (0.0, 0.10)]
+    text = campaign.report(rates(trials, threshold=0.05))
+    assert "| none (A/A) | 0 | 4 | 0% [0, 60] |" in text
+    assert "| 10% | 4 | 4 | 100% [40, 100] |" in text
+
+
+def test_a_finished_record_is_only_judged(tmp_path: Path) -> None:
+    record = tmp_path / "power.csv"
+    for number in range(1, campaign.LAUNCHES_PER_TRIAL + 1):
+        append(record, number, [launch(s, noise=0.02, seed=number) for s in (0.0, 0.10)])
+    before = record.read_bytes()
+    found = campaign.run(record, num_trials=1, quiet=True)
+    assert [rate.num_regressed for rate in found] == [0, 1]
+    assert record.read_bytes() == before

@@ -1,0 +1,73 @@
+"""The power of the gate on this machine: trial after trial, recorded as it goes, then the two rates."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from bench.console import Console
+from bench.power.rates import SLOW_DOWNS, Rate, rates, trials_of
+from bench.power.side import Step
+from bench.power.trials import Side, append, load, measure_launch
+
+LAUNCHES_PER_TRIAL = 3
+ROUNDS_PER_LAUNCH = 25
+THRESHOLD = 0.05
+STEP = Step(batch_size=4, steps=1)
+
+
+def run(record: Path, *, num_trials: int, quiet: bool = False) -> list[Rate]:
+    """Measure until `record`, a CSV file that an earlier call may have begun, holds `num_trials` trials.
+
+    Raises UsageError where the file is another's or a side ends early.
+    """
+    console = Console(silent=quiet)
+    done = len(load(record)) if record.exists() else 0
+    wanted = num_trials * LAUNCHES_PER_TRIAL
+    begun = time.monotonic()
+    try:
+        for number in range(done + 1, wanted + 1):
+            took_s = (time.monotonic() - begun) / max(number - 1 - done, 1)
+            left_s = took_s * (wanted - number + 1) if number > done + 1 else None
+            console.progress(f"power trials, launch {number} of {wanted}", number - 1, wanted, left_s)
+            with contextlib.ExitStack() as opened:
+                sides = [opened.enter_context(contextlib.closing(Side(STEP))) for _ in range(2)]
+                launches = measure_launch(
+                    sides[:: 1 if number % 2 else -1],
+                    STEP,
+                    slow_downs=SLOW_DOWNS,
+                    num_rounds=ROUNDS_PER_LAUNCH,
+                    seed=number,
+                )
+            append(record, number, launches)
+    finally:
+        console.progress_done()
+    return rates(trials_of(load(record), LAUNCHES_PER_TRIAL), threshold=THRESHOLD)
+
+
+def report(found: Sequence[Rate]) -> str:
+    """The rates as a Markdown table, and what a trial is."""
+    lines = [
+        (
+            f"A trial is a gate of {LAUNCHES_PER_TRIAL} launches of {ROUNDS_PER_LAUNCH} rounds, threshold "
+            f"{100 * THRESHOLD:g}%; {STEP.arch}, batch {STEP.batch_size}, {STEP.steps} step per block."
+        ),
+        "",
+        "| injected slow-down | called a regression | trials | rate [95%] |",
+        "|---:|---:|---:|---:|",
+    ]
+    for rate in found:
+        what = f"{100 * rate.slow_down:g}%" if rate.slow_down else "none (A/A)"
+        share = f"{100 * rate.share:.0f}% [{100 * rate.low:.0f}, {100 * rate.high:.0f}]"
+        lines.append(f"| {what} | {rate.num_regressed} | {rate.num_trials} | {share} |")
+    return "\n".join(lines)
+
+
+def as_json(found: Sequence[Rate]) -> str:
+    """The same for a program: slow-downs and rates as shares."""
+    setup = {"launches": LAUNCHES_PER_TRIAL, "rounds_per_launch": ROUNDS_PER_LAUNCH, "threshold": THRESHOLD}
+    return json.dumps({**setup, "step": asdict(STEP), "rates": [asdict(rate) for rate in found]}, indent=2)

@@ -1,0 +1,121 @@
+"""One baseline per kind of machine: saved, found by fingerprint, gated against."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gate_runs import STEADY, write_run
+
+from bench import gate
+from bench.baseline import find, fingerprint, save
+from bench.compare import NotComparableError
+from bench.errors import UsageError
+from bench.store import load_run
+
+CPU: dict[str, Any] = {
+    "versions": {"torch": "2.15.0+cpu"},
+    "environment": {"host": "a", "cpu_model": "Intel(R) Xeon(R) @ 2.20GHz", "num_cores": 2, "gpus": []},
+    "settings": {"device": "cpu", "data": "device", "out": "/home/someone/run"},
+}
+
+
+def gpus(*names: str, **more: Any) -> dict[str, Any]:
+    environment = {**CPU["environment"], "gpus": [{"name": name} for name in names], **more}
+    return {**CPU, "environment": environment, "settings": {"device": "cuda"}}
+
+
+def test_a_fingerprint_reads_and_tells_machines_apart() -> None:
+    assert fingerprint(CPU).startswith("2-cores-intel-r-xeon-r-2-20ghz-torch2.15-")
+    assert fingerprint(gpus("NVIDIA H200", "NVIDIA H200")).startswith("2x-nvidia-h200-torch2.15-")
+    made = [
+        CPU,
+        {**CPU, "versions": {"torch": "2.16.0"}},
+        {**CPU, "environment": {**CPU["environment"], "num_cores": 4}},
+        {**CPU, "environment": {**CPU["environment"], "cpu_model": "Another"}},
+        gpus("NVIDIA H200"),
+        gpus("NVIDIA H200", "NVIDIA H200"),
+        gpus("NVIDIA H100", "NVIDIA H200"),
+        {},
+    ]
+    assert len({fingerprint(manifest) for manifest in made}) == len(made)
+
+
+def test_a_fingerprint_is_the_same_for_what_the_gate_compares_itself() -> None:
+    other_host = {**CPU, "environment": {**CPU["environment"], "host": "b", "os": "Linux"}}
+    assert (
+        fingerprint(other_host) == fingerprint({**CPU, "versions": {"torch": "2.15.1"}}) == fingerprint(CPU)
+    )
+    assert fingerprint(gpus("A", "B")) == fingerprint(gpus("B", "A"))
+
+
+@pytest.mark.parametrize("strange", [{"environment": 3, "versions": None}, {"environment": {"gpus": [None]}}])
+def test_any_manifest_has_one_that_is_a_folder_name(strange: dict[str, Any]) -> None:
+    name = fingerprint({**strange, "settings": {"device": "../../x"}})
+    assert Path(name).name == name
+
+
+def test_a_saved_baseline_is_found_and_gated_against(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, good = tmp_path / "baselines", write_run(tmp_path / "good")
+    assert gate.main(["--save-baseline", str(good), "--baselines", str(root)]) == 0
+    assert str(find(good, root)) in capsys.readouterr().out
+    slower = {key: [1.3 * ms for ms in series] for key, series in STEADY.items()}
+    same, slow = write_run(tmp_path / "same"), write_run(tmp_path / "slow", slower)
+    codes = [gate.main(["auto", str(run), "--baselines", str(root)]) for run in (same, slow)]
+    assert codes == [0, 1]
+
+
+def test_without_one_the_gate_names_the_command_that_makes_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path / "run")
+    assert gate.main(["auto", str(run), "--baselines", str(tmp_path / "none")]) == 3
+    said = capsys.readouterr().err
+    assert "no baseline for this machine" in said
+    assert f"python -m bench.gate --save-baseline RUN --baselines {tmp_path / 'none'}" in said
+    with pytest.raises(NotComparableError):
+        find(run, tmp_path)
+
+
+def test_a_baseline_keeps_the_tables_and_no_ones_paths(tmp_path: Path) -> None:
+    run = write_run(
+        tmp_path / "run",
+        settings={"data": "device", "out": "/home/someone/run"},
+        argv=["--out", "/home/someone/run"],
+        command="python -m bench.run --out /home/someone/run",
+    )
+    (run / "report.html").write_text("large", encoding="utf-8")
+    kept = save(run, tmp_path / "baselines")
+    assert sorted(path.name for path in kept.iterdir()) == [
+        "allreduce.csv",
+        "blocks.csv",
+        "cases.csv",
+        "manifest.json",
+    ]
+    assert "someone" not in (kept / "manifest.json").read_text(encoding="utf-8")
+    assert json.loads((kept / "manifest.json").read_text())["settings"]["data"] == "device"
+    assert load_run(kept).cases.equals(load_run(run).cases)
+
+
+def test_what_cannot_serve_is_refused(tmp_path: Path) -> None:
+    root = tmp_path / "baselines"
+    good = write_run(tmp_path / "good")
+    save(good, root)
+    with pytest.raises(UsageError, match="baseline already; remove it first"):
+        save(good, root)
+    short = write_run(tmp_path / "short", {key: series[:2] for key, series in STEADY.items()})
+    with pytest.raises(UsageError, match="2 rounds"):
+        save(short, tmp_path / "other")
+    with pytest.raises(UsageError, match="no case with status ok"):
+        save(write_run(tmp_path / "nothing", {}), tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("more", [["a", "b"], ["--interleave", "main"], ["--", "--rounds", "3"]])
+def test_saving_stands_alone(more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert gate.main(["--save-baseline", "run", *more]) == 2
+    assert "stands alone" in capsys.readouterr().err
