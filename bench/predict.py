@@ -1,0 +1,184 @@
+"""Scaling on hardware you do not have: step time, throughput and exposed communication, with intervals."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from bench import parsing, predict_output
+from bench.errors import USAGE_EXIT_CODE, UsageError
+from bench.predict_input import Source, read_network, read_source
+from bench.scaling.breaks import curve
+from bench.scaling.calibration import check_same
+from bench.scaling.cost import CostCurve
+from bench.scaling.from_run import ddp_cases, identity
+from bench.scaling.networks import NETWORKS, Network
+from bench.scaling.outlook import Outlook
+from bench.scaling.predict import predict
+from bench.scaling.scenario import HALF_HOOKS, Scenario
+from bench.scaling.validate import HeldOut, held_out, model_error_pct
+from bench.settings import PRECISIONS
+from bench.store import load_run
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; see python -m bench.predict --help")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = _Parser(
+        prog="python -m bench.predict",
+        description=__doc__,
+        epilog=f"Networks: {', '.join(NETWORKS)}, link:RATE such as link:350mbit, or the text file that "
+        "nccl-tests' all_reduce_perf printed.",
+    )
+    add = made.add_argument
+    add("run", type=Path, metavar="RUN", help="results folder with calibration.json or a measured DDP case")
+    add("--gpus", metavar="N,N", help="devices to predict, up to 4096")
+    add("--network", metavar="NAME,NAME", help="what joins the nodes; default: as measured in RUN")
+    add("--intra", metavar="NAME", help="what joins the GPUs of a node, such as nvlink-h100")
+    add("--gpus-per-node", metavar="N", help="default 1, with --intra 8")
+    add("--nics-per-node", metavar="N", help="network ports that a node's GPUs share; default one per GPU")
+    add(
+        "--bucket-cap-mb",
+        default="default",
+        metavar="CAPS",
+        help="as in bench.run; several by comma",
+    )
+    add("--batch-size", metavar="N", help="per device (weak) or global (strong); default as measured")
+    add("--precision", metavar="NAME", help="checked against RUN's: a precision has to be measured")
+    add("--comm-hook", default="none", metavar="NAME", help="none, fp16 or bf16: half the bytes on the wire")
+    add("--accumulate", default="1", metavar="K", help="micro-batches per optimizer step (default 1)")
+    add("--scaling", default="weak", metavar="NAME", help="weak (default) or strong")
+    add("--fit-cap", metavar="CAP", help="without calibration.json: fit on RUN's case of this cap")
+    add(
+        "--validate",
+        nargs="?",
+        type=Path,
+        const=Path(),
+        metavar="RUN",
+        help="predict the measured cases of this run or another that nothing was fitted to, print the "
+        "errors and widen the intervals by the largest",
+    )
+    add("--accept", action="store_true", help="use a calibration of another machine, torch or workload")
+    add("--csv", type=Path, metavar="FILE", help="one row per prediction")
+    add(
+        "--out", type=Path, metavar="FILE", help="everything as JSON: python -m report RUN --predictions FILE"
+    )
+    add("--json", action="store_true", help="the same JSON to the terminal, instead of tables")
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of the command; the exit status."""
+    try:
+        options = parser().parse_args(argv)
+        scenarios = _scenarios(options)
+        source = read_source(options.run, cap=options.fit_cap, accept=options.accept)
+        _check_precision(options, source)
+        validated = None if options.validate is None else _validated(options, source)
+        error = None if validated is None else model_error_pct(validated)
+        groups = [[predict(source.calibration, s, model_error_pct=error) for s in g] for g in scenarios]
+        fill = options.json or options.out is not None
+        curves = [curve(source.calibration, group, fill=fill, model_error_pct=error) for group in groups]
+        if options.csv is not None:
+            predict_output.write_csv(options.csv, [p for group in groups for p in group])
+        document = predict_output.outlook(source, curves, groups, validated)
+        if options.out is not None:
+            predict_output.write_json(options.out, predict_output.as_json(document, groups))
+    except UsageError as error:
+        print(f"bench.predict: error: {error}", file=sys.stderr)
+        return USAGE_EXIT_CODE
+    try:
+        _show(options, document, groups)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read, as `head` does, has seen enough; Python would complain once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _show(options: argparse.Namespace, document: Outlook, groups: predict_output.Asked) -> None:
+    if options.json:
+        print(predict_output.as_json(document, groups), end="")
+        return
+    if document.validation is not None:
+        predict_output.show_validation(document.validation)
+    if groups:
+        predict_output.show([p for group in groups for p in group])
+        print(f"{document.rule}:")
+    for text in (*(f"- {line.verdict}" for line in document.lines), *document.notes):
+        print(text)
+    if options.out is not None:
+        print(f"Wrote {options.out}; to draw it: python -m report {options.run} --predictions {options.out}")
+
+
+def _check_precision(options: argparse.Namespace, source: Source) -> None:
+    if options.precision is None:
+        return
+    asked, measured = parsing.choice(PRECISIONS)(options.precision), source.calibration.identity.precision
+    if asked != measured:
+        raise UsageError(
+            f"{options.run} was measured in {measured}, not {asked}; measure it with --precision {asked}"
+        )
+
+
+def _scenarios(options: argparse.Namespace) -> list[list[Scenario]]:
+    """What is asked for, in groups that differ in devices alone."""
+    if options.gpus is None and options.validate is None:
+        raise UsageError("nothing to predict; give --gpus 8,64 or --validate")
+    if options.gpus is None:
+        return []
+    intra = read_network(options.intra, level="intra")[0]
+    return [
+        [
+            Scenario(
+                num_devices=n,
+                network=network,
+                intra=intra,
+                curve=measured,
+                gpus_per_node=_whole(options.gpus_per_node),
+                nics_per_node=_whole(options.nics_per_node),
+                bucket_cap_mb=cap,
+                batch_per_device=_whole(options.batch_size),
+                scaling=parsing.choice(("weak", "strong"))(options.scaling),
+                comm_hook=parsing.choice(("none", *HALF_HOOKS))(options.comm_hook),
+                accumulate=parsing.positive_int(options.accumulate),
+            )
+            for n in parsing.csv(parsing.positive_int)(options.gpus)
+        ]
+        for network, measured in _networks(options.network)
+        for cap in parsing.csv(parsing.bucket_cap)(options.bucket_cap_mb)
+    ]
+
+
+def _networks(text: str | None) -> list[tuple[Network | None, tuple[int, CostCurve] | None]]:
+    """Several by comma, unless a file is called that."""
+    names = [text] if text is None or Path(text).is_file() else text.split(",")
+    return [read_network(name) for name in dict.fromkeys(names)]
+
+
+def _whole(text: str | None) -> int | None:
+    return None if text is None else parsing.positive_int(text)
+
+
+def _validated(options: argparse.Namespace, source: Source) -> list[HeldOut]:
+    if options.validate == Path():
+        run = load_run(options.run)
+        return held_out(source.calibration, run, fitted=source.fitted)
+    run = load_run(options.validate)
+    cases = ddp_cases(run)
+    if cases:
+        check_same(source.calibration.identity, identity(run, cases[0]), accept=options.accept)
+    same = options.validate.resolve() == options.run.resolve()
+    return held_out(source.calibration, run, fitted=source.fitted if same else None)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""Where scaling breaks: the first device count whose efficiency is below 80%, and what breaks it. Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from bench.scaling.calibration import Calibration
+from bench.scaling.predict import Prediction, predict
+from bench.scaling.scenario import Scenario
+
+LEAST_EFFICIENCY = 0.8
+RULE = f"Scaling breaks where predicted efficiency is first below {LEAST_EFFICIENCY:.0%}"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One scenario over device counts, 1 to the most asked for; `broken` is where it breaks, if it does."""
+
+    predictions: tuple[Prediction, ...]
+    broken: Prediction | None
+
+    @property
+    def most_devices(self) -> int:
+        """The end of the curve."""
+        return max(p.scenario.num_devices for p in self.predictions)
+
+
+def curve(
+    calibration: Calibration,
+    asked: Sequence[Prediction],
+    *,
+    fill: bool = False,
+    model_error_pct: float | None = None,
+) -> Curve:
+    """The curve through predictions of one scenario at several device counts, and its break.
+
+    Args:
+        calibration: what they were made from.
+        asked: predictions that differ in `num_devices` alone, at least one.
+        fill: predict the powers of two up to the largest, and the break, in between: a line to draw.
+        model_error_pct: as given to `predict`.
+    """
+    scenario, most = asked[0].scenario, max(p.scenario.num_devices for p in asked)
+    counts = _possible(calibration, scenario, most)
+
+    def whole(num_devices: int) -> Prediction:
+        return predict(
+            calibration, replace(scenario, num_devices=num_devices), model_error_pct=model_error_pct
+        )
+
+    found = {p.scenario.num_devices: p for p in asked}
+    first = _first_below(calibration, scenario, counts)
+    broken = None if first is None else found.get(first) or whole(first)
+    if fill:
+        wanted = {2**i for i in range(most.bit_length())} & set(counts)
+        found |= {n: whole(n) for n in sorted(wanted - found.keys())}
+        found |= {} if broken is None else {broken.scenario.num_devices: broken}
+    return Curve(tuple(found[n] for n in sorted(found)), broken)
+
+
+def sentence(found: Curve, *, where: str, device: str = "device") -> str:
+    """One sentence: where it breaks and the causes with their shares, or that it does not."""
+    if found.broken is None:
+        least, most = f"{LEAST_EFFICIENCY:.0%}", found.most_devices
+        return f"On {where} efficiency stays at {least} or above up to {most} {device}s."
+    p = found.broken
+    percent = f"{p.efficiency.estimate:.0%} [{p.efficiency.low:.0%}, {p.efficiency.high:.0%}]"
+    causes = p.lost.shares_pct()
+    rest = "".join(f", {share:.0f}% {cause}" for cause, share in causes[1:] if share >= 1)
+    plural = "" if p.scenario.num_devices == 1 else "s"
+    return (
+        f"On {where} scaling breaks at {p.scenario.num_devices} {device}{plural}, efficiency {percent}; "
+        f"what breaks it: {causes[0][0]} ({causes[0][1]:.0f}% of the time lost{rest})."
+    )
+
+
+def _possible(calibration: Calibration, scenario: Scenario, most: int) -> list[int]:
+    """Device counts that can be predicted: all, or those that divide a global batch."""
+    if scenario.scaling == "weak":
+        return list(range(1, most + 1))
+    batch = scenario.batch_per_device or calibration.identity.batch_per_device
+    return [n for n in range(1, most + 1) if batch % n == 0]
+
+
+def _first_below(calibration: Calibration, scenario: Scenario, counts: Sequence[int]) -> int | None:
+    """By doubling, then halving: efficiency falls as devices are added, but for steps at whole nodes."""
+
+    def below(place: int) -> int:
+        found = predict(calibration, replace(scenario, num_devices=counts[place]), resamples=0)
+        return int(found.efficiency.estimate < LEAST_EFFICIENCY)
+
+    last = len(counts) - 1
+    probes = sorted({min(2**i - 1, last) for i in range(len(counts).bit_length() + 1)})
+    end = next((place for place in probes if below(place)), None)
+    if end is None:
+        return None
+    start = max((place for place in probes if place < end), default=-1) + 1
+    return counts[start + bisect_left(range(start, end), 1, key=below)]

@@ -1,0 +1,145 @@
+"""Time of an all-reduce by message size, on other rank counts and over several levels of network. Pure."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import isotonic_regression
+
+
+@dataclass(frozen=True)
+class CostCurve:
+    """All-reduce time by size: points of (bytes, ms), both rising; call it with bytes.
+
+    Between points it is a line on log-log axes. Below the first it stays at the first (latency), beyond the
+    last it goes on with the bandwidth of the last two points. The time of 0 bytes, and of a curve without
+    points (one rank), is 0.
+    """
+
+    points: tuple[tuple[float, float], ...] = ()
+
+    def __call__(self, num_bytes: float) -> float:
+        """Milliseconds of one all-reduce of `num_bytes`."""
+        if num_bytes <= 0 or not self.points:
+            return 0.0
+        at = bisect_left(self.points, (num_bytes, -math.inf))
+        if at == 0:
+            return self.points[0][1]
+        if at == len(self.points):
+            (last_bytes, last_ms) = self.points[-1]
+            return last_ms + (num_bytes - last_bytes) * self._ms_per_byte
+        (b0, t0), (b1, t1) = self.points[at - 1], self.points[at]
+        if t0 <= 0:
+            return t1 * (num_bytes - b0) / (b1 - b0)
+        share = math.log(num_bytes / b0) / math.log(b1 / b0)
+        return t0 * math.exp(share * math.log(t1 / t0))
+
+    @property
+    def _ms_per_byte(self) -> float:
+        if len(self.points) == 1:
+            return self.points[0][1] / self.points[0][0]
+        (b0, t0), (b1, t1) = self.points[-2:]
+        # Never dearer than the last point's own average, which holds the latency too.
+        return min((t1 - t0) / (b1 - b0), t1 / b1) or t1 / b1
+
+    def scaled(self, factor: float) -> CostCurve:
+        """The same curve with every time multiplied."""
+        return CostCurve(tuple((size, ms * factor) for size, ms in self.points))
+
+    def with_lanes(self, lanes: int) -> CostCurve:
+        """The same network in parallel: each lane carries its share of the bytes."""
+        return CostCurve(tuple((size * lanes, ms) for size, ms in self.points))
+
+
+@dataclass(frozen=True)
+class CostBand:
+    """A curve and the curves that bound it; the ends of what is known of the network."""
+
+    estimate: CostCurve
+    low: CostCurve
+    high: CostCurve
+
+    @classmethod
+    def exact(cls, curve: CostCurve) -> CostBand:
+        """A curve of which no uncertainty is known."""
+        return cls(curve, curve, curve)
+
+    def at(self, position: float) -> CostCurve:
+        """The curve at -1 (`low`), 0 (`estimate`), 1 (`high`), and geometrically between."""
+        other = self.low if position < 0 else self.high
+        share = min(abs(position), 1.0)
+        if share == 0 or other is self.estimate:
+            return self.estimate
+        sizes = sorted({size for size, _ in (*self.estimate.points, *other.points)})
+        return CostCurve(
+            tuple((s, _between(self.estimate(s), other(s), share)) for s in sizes if self.estimate(s) > 0)
+        )
+
+
+def measured_curve(points: Iterable[tuple[int, Sequence[float]]]) -> CostCurve:
+    """The curve of measured (bytes, ms of each repetition): medians, made non-decreasing in size.
+
+    A larger message is never faster; where noise says so, neighbours are pooled (isotonic, on logs). A size
+    that comes several times has the median of all.
+    """
+    by_size: dict[int, list[float]] = {}
+    for size, times in points:
+        by_size.setdefault(size, []).extend(times)
+    medians = sorted((float(size), float(np.median(times))) for size, times in by_size.items() if times)
+    if not medians or medians[-1][1] <= 0:
+        return CostCurve()
+    logs = np.log([max(ms, 1e-6) for _, ms in medians])
+    rising = np.exp(isotonic_regression(logs).x)
+    return CostCurve(tuple((size, float(ms)) for (size, _), ms in zip(medians, rising, strict=True)))
+
+
+def ring_factor(num_ranks: int) -> float:
+    """2 (n - 1) / n: bytes that each rank of a ring sends per byte of message (nccl-tests PERFORMANCE.md)."""
+    return 2 * (num_ranks - 1) / num_ranks
+
+
+def at_ranks(
+    curve: CostCurve, *, measured: int, wanted: int, hop_ms: float, steps: Sequence[int] | None = None
+) -> CostCurve:
+    """A curve of `measured` ranks carried over to `wanted`: ring law by size, `hop_ms` per latency step.
+
+    Args:
+        curve: measured over at least 2 ranks.
+        measured: its ranks.
+        wanted: the ranks asked for; 1 gives a curve of no time.
+        hop_ms: latency of one step between neighbours.
+        steps: latency steps at `measured` and `wanted` ranks; by default those of a ring, 2 (n - 1).
+    """
+    if wanted < 2 or not curve.points:
+        return CostCurve()
+    before, after = steps or (2 * (measured - 1), 2 * (wanted - 1))
+    ratio = ring_factor(wanted) / ring_factor(measured)
+    # The latency within the measured curve, which the ring law must not stretch.
+    floor_ms = min(before * hop_ms, curve.points[0][1])
+    latency_ms = floor_ms * after / before
+    return CostCurve(tuple((size, (ms - floor_ms) * ratio + latency_ms) for size, ms in curve.points))
+
+
+def tree_steps(num_ranks: int) -> int:
+    """Latency steps of a double binary tree up and down (NCCL 2.4): 2 log2 n."""
+    return 2 * math.ceil(math.log2(num_ranks)) if num_ranks > 1 else 0
+
+
+def hierarchical(intra: CostCurve, inter: CostCurve, *, overlap: float) -> CostCurve:
+    """All-reduce over nodes: reduce-scatter inside, all-reduce between, all-gather inside.
+
+    The two inside are the two halves of a ring all-reduce, so they cost what `intra` does. `overlap` is the
+    share of the shorter level hidden behind the longer one: 0 is one after the other, 1 perfectly pipelined.
+    """
+    sizes = sorted({size for size, _ in (*intra.points, *inter.points)})
+    if not intra.points or not inter.points:
+        return intra if intra.points else inter
+    return CostCurve(tuple((s, intra(s) + inter(s) - overlap * min(intra(s), inter(s))) for s in sizes))
+
+
+def _between(first: float, second: float, share: float) -> float:
+    return first ** (1 - share) * second**share if first > 0 and second > 0 else first

@@ -1,0 +1,216 @@
+"""A calibration from a run's calibration pass (`--calibrate`). Pure.
+
+The pass gives every parameter's ready time and both slow-downs; the lengths of a step come from the `no_sync`
+blocks, which nothing instrumented; what then is missing to a measured step with the least overlap is the cost
+of finishing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from bench.aggregate import step_ms_by_round
+from bench.errors import UsageError
+from bench.scaling.buckets import assign_cap, bucket_bytes
+from bench.scaling.calibration import AllReduceTimes, Calibration, Parameter, Samples
+from bench.scaling.cost import measured_curve
+from bench.scaling.from_run import allreduce_times, ddp_cases, identity, rank_steps
+from bench.scaling.timeline import Compute, Slowdown, make_work, simulate
+from bench.scaling.validate import held_out, model_error_pct
+from bench.store import RunData
+
+PHASE = "calibration"
+
+Trainable = tuple[str, int, str]
+"""A trainable parameter: name, bytes, kind."""
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """The calibration blocks of a case: details by round, one per rank."""
+
+    by_round: Mapping[int, Sequence[Mapping[str, Any]]]
+
+    def middle(self, name: str) -> float:
+        return median(float(d[name]) for details in self.by_round.values() for d in details)
+
+    @property
+    def all(self) -> list[Mapping[str, Any]]:
+        return [d for details in self.by_round.values() for d in details]
+
+
+def slowdowns(
+    *, compute_alone_ms: float, comm_alone_ms: float, compute_end_ms: float, comm_end_ms: float
+) -> Slowdown:
+    """Both slow-downs from one measurement: compute and communication that began together.
+
+    Both run until the first ends; what the other still has to do then goes at full speed, so the shared time
+    over the work that each got done in it is its slow-down. Never below 1.
+    """
+    together = min(compute_end_ms, comm_end_ms)
+    compute_done = compute_alone_ms - (compute_end_ms - together)
+    comm_done = comm_alone_ms - (comm_end_ms - together)
+    return Slowdown(
+        compute=max(together / compute_done, 1.0) if compute_done > 0 else 1.0,
+        comm=max(together / comm_done, 1.0) if comm_done > 0 else 1.0,
+    )
+
+
+def calibrated_case(run: RunData) -> dict[str, Any]:
+    """The case that the calibration pass looked into. Raises UsageError where there was none."""
+    seen = set(run.blocks.loc[run.blocks["phase"] == PHASE, "case_id"])
+    found = [case for case in ddp_cases(run) if case["case_id"] in seen]
+    if not found:
+        raise UsageError(
+            f"{run.path} has no calibration blocks; run bench.run --calibrate on with 2 devices or more"
+        )
+    return found[0]
+
+
+def calibration_of(run: RunData, trainable: Sequence[Trainable]) -> Calibration:
+    """The calibration of a run's pass, its model error measured on the run's other cases.
+
+    Args:
+        run: with a calibration pass.
+        trainable: the model's parameters as registered.
+
+    Raises UsageError where the run has no such pass, or blocks of it are missing.
+    """
+    case = calibrated_case(run)
+    blocks = run.blocks[run.blocks["case_id"] == case["case_id"]]
+    where = f"{run.path}: {case['case_id']}"
+    looked = _looked(blocks)
+    local = rank_steps(blocks, "no_sync")
+    if not local:
+        raise UsageError(f"{where} has no no_sync blocks; measure it again")
+    typical = {r: float(np.median(np.concatenate(list(ranks.values())))) for r, ranks in local.items()}
+    accumulate = int(case["accumulate"])
+    split = {name: looked.middle(f"{name}_ms") for name in ("data", "forward", "backward", "optimizer")}
+    total = sum(split.values())
+
+    def lengths(name: str, times: int = accumulate) -> Samples:
+        return tuple(typical[r] * split[name] / total / times for r in sorted(typical))
+
+    backward_ms = lengths("backward")
+    found = Calibration(
+        identity=identity(run, case),
+        num_ranks=int(case["num_devices"]),
+        num_nodes=int(case["num_nodes"]),
+        parameters=_parameters(looked, trainable, accumulate, median(backward_ms), where),
+        data_ms=lengths("data"),
+        forward_ms=lengths("forward"),
+        backward_ms=backward_ms,
+        optimizer_ms=lengths("optimizer", 1),
+        allreduce=(_curve(run, case, blocks, where),),
+        compute_slowdown=_slow(looked, "compute"),
+        comm_slowdown=_slow(looked, "comm"),
+        rank_spread=tuple(
+            ms / typical[r] for r, ranks in local.items() for steps in ranks.values() for ms in steps
+        ),
+        single_step_ms=_single(run),
+        notes=(f"measured by the calibration pass on {case['case_id']}",),
+    )
+    return _with_finish(found, run)
+
+
+def _looked(blocks: pd.DataFrame) -> _Pass:
+    by_round: dict[int, list[Mapping[str, Any]]] = {}
+    chosen = blocks[(blocks["phase"] == PHASE) & blocks["detail"].notna()]
+    for r, text in zip(chosen["round"], chosen["detail"], strict=True):
+        by_round.setdefault(int(r), []).append(json.loads(text)["calibration"])
+    return _Pass(by_round)
+
+
+def _parameters(
+    looked: _Pass, trainable: Sequence[Trainable], accumulate: int, backward_ms: float, where: str
+) -> tuple[Parameter, ...]:
+    order = looked.all[0]["order"]
+    if sorted(order) != list(range(len(trainable))):
+        raise UsageError(
+            f"{where} has {len(order)} parameters, the workload {len(trainable)}; calibrate again"
+        )
+    shares = np.median([np.divide(d["ready_ms"], d["backward_ms"] / accumulate) for d in looked.all], axis=0)
+    return tuple(
+        Parameter(
+            name=trainable[i][0],
+            num_bytes=trainable[i][1],
+            kind=trainable[i][2],
+            ready_ms=min(float(share), 1.0) * backward_ms,
+        )
+        for i, share in zip(order, shares, strict=True)
+    )
+
+
+def _curve(run: RunData, case: Mapping[str, Any], blocks: pd.DataFrame, where: str) -> AllReduceTimes:
+    sizes = [int(size) for size in str(case["bucket_bytes"]).split("/")]
+    return allreduce_times(run, case, sizes, blocks, where)
+
+
+def _slow(looked: _Pass, side: str) -> Samples:
+    names = ("compute_alone_ms", "comm_alone_ms", "compute_end_ms", "comm_end_ms")
+    return tuple(
+        median(getattr(slowdowns(**{name: float(d[name]) for name in names}), side) for d in details)
+        for _, details in sorted(looked.by_round.items())
+    )
+
+
+def _single(run: RunData) -> Samples:
+    singles = run.cases.loc[(run.cases["mode"] == "single") & (run.cases["status"] == "ok"), "case_id"]
+    timed = step_ms_by_round(run.blocks, "timed")
+    return tuple(timed.get(str(singles.iloc[0]), {}).values()) if len(singles) else ()
+
+
+def _with_finish(found: Calibration, run: RunData) -> Calibration:
+    """With the cost of finishing, from the case of fewest buckets, and the error on the other cases."""
+    rows = [
+        row
+        for row in ddp_cases(run)
+        if (row["num_devices"], row["comm_hook"], row["accumulate"]) == (found.num_ranks, "none", 1)
+    ]
+    if not rows:
+        return found
+    case = min(rows, key=lambda row: int(row["num_buckets"]))
+    samples = _finish_ms(found, run, case)
+    if samples:
+        found = replace(found, finish_ms=samples)
+    try:
+        error = model_error_pct(held_out(found, run, fitted=str(case["case_id"])))
+    except UsageError:  # no other case
+        return found
+    return replace(found, model_error_pct=error)
+
+
+def _finish_ms(found: Calibration, run: RunData, case: Mapping[str, Any]) -> Samples:
+    """By round, what a case's step takes beyond the simulated one, at least 0."""
+    case_id = str(case["case_id"])
+    timed, comm, local = (
+        step_ms_by_round(run.blocks, phase).get(case_id, {}) for phase in ("timed", "comm", "no_sync")
+    )
+    sizes = [p.num_bytes for p in found.parameters]
+    layout = assign_cap(sizes, str(case["bucket_cap_mb"]), kinds=[p.kind for p in found.parameters])
+    in_layout = bucket_bytes(sizes, layout)
+    if "/".join(map(str, in_layout)) != str(case["bucket_bytes"]):
+        return ()
+    curve = measured_curve(found.allreduce[0].points)
+    alone_ms = sum(curve(size) for size in in_layout)
+    compute = Compute(
+        before_ms=median(found.data_ms) + median(found.forward_ms),
+        backward_ms=median(found.backward_ms),
+        after_ms=median(found.optimizer_ms),
+    )
+    slow = Slowdown(compute=median(found.compute_slowdown), comm=median(found.comm_slowdown))
+    samples = []
+    for r in sorted(timed.keys() & comm.keys() & local.keys()):
+        # The longest rank's own step in this round, and what its buckets took by themselves.
+        factor = local[r] / compute.total_ms
+        cost = curve.scaled(comm[r] / alone_ms)
+        work = make_work(sizes, [p.ready_ms * factor for p in found.parameters], layout, cost)
+        samples.append(max(timed[r] - simulate(work, compute.scaled(factor), slowdown=slow).step_ms, 0.0))
+    return tuple(samples)

@@ -1,0 +1,235 @@
+"""Step time, throughput and exposed communication elsewhere, with intervals. Pure.
+
+An interval holds what the calibration's own rounds leave open (every input resampled), what is not known of
+the network (the band of its curve), and the model's error on held-out cases where that was measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy import stats as scipy_stats
+
+from bench.errors import UsageError
+from bench.scaling.buckets import assign_cap
+from bench.scaling.calibration import Calibration, Samples
+from bench.scaling.cost import CostBand, CostCurve
+from bench.scaling.lost import Lost, lost
+from bench.scaling.scenario import Scenario, cost_band, own_curves
+from bench.scaling.spread import expected_max
+from bench.scaling.timeline import Compute, Slowdown, Step, make_work, simulate
+from bench.stats import Interval
+
+RESAMPLES = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """One scenario's outcome; `step` is the drawable timeline of the estimate, on the slowest rank."""
+
+    scenario: Scenario
+    step_ms: Interval
+    images_per_s: Interval
+    efficiency: Interval
+    """Throughput over n times that of one device."""
+    exposed_comm_ms: Interval
+    wait_ms: float
+    """Of the step: waiting for the slowest rank."""
+    lost: Lost
+    """What the step takes beyond the same work on one device alone."""
+    num_buckets: int
+    step: Step
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """One reading of a calibration: its medians, or those of a resample."""
+
+    compute: Compute
+    ready_ms: tuple[float, ...]
+    single_ms: float
+    slowdown: Slowdown
+    copy_ms: float
+    finish_ms: float
+    spread: Samples
+    comm: CostCurve
+
+
+def predict(
+    calibration: Calibration,
+    scenario: Scenario,
+    *,
+    resamples: int = RESAMPLES,
+    model_error_pct: float | None = None,
+) -> Prediction:
+    """Predict one scenario. Deterministic: resampling is seeded.
+
+    Args:
+        calibration: what was measured.
+        scenario: what is asked for.
+        resamples: draws behind the intervals.
+        model_error_pct: half-width of the model's error, instead of the calibration's own.
+
+    Raises UsageError where the scenario asks for what its network or batch cannot give.
+    """
+    batch = batch_per_device(calibration, scenario)
+    estimate = _step(calibration, scenario, _read(calibration, scenario, None), batch)
+    rng = np.random.default_rng(0)
+    draws = [_step(calibration, scenario, _read(calibration, scenario, rng), batch) for _ in range(resamples)]
+    error = calibration.model_error_pct if model_error_pct is None else model_error_pct
+    widening = _widening(calibration)
+
+    def interval(index: int, *, share: float = 1.0) -> Interval:
+        return _interval(
+            estimate[1][index], [d[1][index] for d in draws], widening, (error or 0.0) / 100 * share
+        )
+
+    step_ms = interval(0)
+    exposed = interval(3, share=0.0)
+    # The model's error is one of the step; the part that is communication carries all of it.
+    reach = (error or 0.0) / 100 * step_ms.estimate
+    return Prediction(
+        scenario=scenario,
+        step_ms=step_ms,
+        images_per_s=interval(1),
+        efficiency=interval(2),
+        exposed_comm_ms=replace(
+            exposed,
+            low=max(exposed.estimate - math.hypot(exposed.estimate - exposed.low, reach), 0.0),
+            high=exposed.estimate + math.hypot(exposed.high - exposed.estimate, reach),
+        ),
+        wait_ms=estimate[2].rank_spread_ms,
+        lost=estimate[2],
+        num_buckets=len(estimate[0].buckets),
+        step=estimate[0],
+    )
+
+
+def batch_per_device(calibration: Calibration, scenario: Scenario) -> int:
+    """Images per device and micro-batch; strong scaling divides the batch size over the devices.
+
+    Raises UsageError where it does not divide.
+    """
+    batch = scenario.batch_per_device or calibration.identity.batch_per_device
+    if scenario.scaling == "weak":
+        return batch
+    if batch % scenario.num_devices:
+        raise UsageError(
+            f"the global batch of {batch} does not divide over {scenario.num_devices} devices; "
+            f"give --batch-size a multiple of {scenario.num_devices}"
+        )
+    return batch // scenario.num_devices
+
+
+def _read(calibration: Calibration, scenario: Scenario, rng: np.random.Generator | None) -> _Inputs:
+    def value(samples: Samples) -> float:
+        return float(np.median(_resampled(samples, rng)))
+
+    c = calibration
+    curves = own_curves(
+        tuple(
+            replace(t, points=tuple((size, _resampled(times, rng)) for size, times in t.points))
+            for t in c.allreduce
+        )
+    )
+    band: CostBand = cost_band(c, scenario, curves)
+    backward_ms, central_ms = value(c.backward_ms), float(np.median(c.backward_ms))
+    scale = backward_ms / central_ms if central_ms else 1.0
+    compute = Compute(
+        before_ms=value(c.forward_ms) + value(c.data_ms),
+        backward_ms=backward_ms,
+        after_ms=value(c.optimizer_ms),
+    )
+    return _Inputs(
+        compute=compute,
+        ready_ms=tuple(min(p.ready_ms * scale, backward_ms) for p in c.parameters),
+        single_ms=value(c.single_step_ms) if c.single_step_ms else compute.total_ms,
+        slowdown=Slowdown(compute=value(c.compute_slowdown), comm=value(c.comm_slowdown)),
+        copy_ms=value(c.copy_ms),
+        finish_ms=value(c.finish_ms),
+        spread=_resampled(c.rank_spread, rng),
+        comm=band.at(float(rng.triangular(-1, 0, 1)) if rng is not None else 0.0),
+    )
+
+
+def _step(
+    calibration: Calibration, scenario: Scenario, inputs: _Inputs, batch: int
+) -> tuple[Step, tuple[float, float, float, float], Lost]:
+    """The step; its ms, images/s, efficiency and exposed communication; what it loses."""
+    n, calibrated = scenario.num_devices, calibration.identity.batch_per_device
+    layout = assign_cap(
+        [p.num_bytes for p in calibration.parameters],
+        scenario.bucket_cap_mb,
+        kinds=[p.kind for p in calibration.parameters],
+    )
+    size = batch / calibrated
+    alone = n == 1
+    # A rank's compute was measured beside other ranks, which may slow it; one device has no others.
+    quiet = inputs.single_ms / inputs.compute.total_ms if alone else 1.0
+    micro = inputs.compute.scaled(quiet)
+    own = Compute(
+        before_ms=size
+        * (micro.before_ms + (scenario.accumulate - 1) * (micro.before_ms + micro.backward_ms)),
+        backward_ms=size * micro.backward_ms,
+        after_ms=micro.after_ms,
+    )
+    # Relative to a typical rank; one rank waits for none.
+    slowest = expected_max(inputs.spread, n) if n > 1 else 1.0
+    work = make_work(
+        [p.num_bytes for p in calibration.parameters],
+        [ready * quiet * size * slowest for ready in inputs.ready_ms],
+        layout,
+        inputs.comm,
+        wire_share=scenario.wire_share,
+    )
+    copy_ms, finish_ms = (0.0, 0.0) if alone else (inputs.copy_ms, inputs.finish_ms)
+    step = simulate(
+        work,
+        own.scaled(slowest),
+        slowdown=inputs.slowdown,
+        copy_ms=copy_ms,
+        finish_ms=finish_ms,
+    )
+    images_per_s = batch * n * scenario.accumulate * 1000 / step.step_ms
+    single = calibrated * 1000 / inputs.single_ms
+    losses = lost(
+        exposed_ms=step.exposed_comm_ms,
+        handling_ms=finish_ms + copy_ms * len(layout),
+        latency_ms=inputs.comm(1.0) * len(layout),
+        comm_ms=step.comm_ms,
+        rank_spread_ms=own.total_ms * (slowest - 1),
+        sharing_ms=own.total_ms - size * scenario.accumulate * inputs.single_ms,
+    )
+    return step, (step.step_ms, images_per_s, images_per_s / n / single, step.exposed_comm_ms), losses
+
+
+def _resampled(samples: Samples, rng: np.random.Generator | None) -> Samples:
+    if rng is None or len(samples) < 2:
+        return samples
+    return tuple(rng.choice(samples, len(samples)))
+
+
+def _widening(calibration: Calibration) -> float:
+    """Hesterberg's factor for few rounds, as in `bench.stats.median_interval`."""
+    rounds = min((len(s) for s in (calibration.backward_ms, calibration.forward_ms) if len(s) > 1), default=0)
+    if not rounds:
+        return 1.0
+    factor = scipy_stats.t.ppf(0.975, rounds - 1) / scipy_stats.norm.ppf(0.975)
+    return float(factor * math.sqrt(rounds / (rounds - 1)))
+
+
+def _interval(estimate: float, draws: Sequence[float], widening: float, error: float) -> Interval:
+    low, high = np.quantile(draws, (0.025, 0.975)) if draws else (estimate, estimate)
+    if estimate <= 0:
+        return Interval(estimate, min(float(low), estimate), max(float(high), estimate))
+    below = math.log(estimate / min(float(low), estimate)) * widening if low > 0 else math.inf
+    above = math.log(max(float(high), estimate) / estimate) * widening
+    model = math.log1p(error)
+    return Interval(
+        estimate,
+        estimate * math.exp(-math.hypot(below, model)),
+        estimate * math.exp(math.hypot(above, model)),
+    )

@@ -1,0 +1,133 @@
+"""What is asked for: devices, network, batch, and what it means for the cost of an all-reduce. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bench.errors import UsageError
+from bench.scaling.calibration import AllReduceTimes, Calibration
+from bench.scaling.cost import CostBand, CostCurve, at_ranks, hierarchical, measured_curve, tree_steps
+from bench.scaling.networks import Network
+
+MAX_DEVICES = 4096
+HALF_HOOKS = ("fp16", "bf16")
+PIPELINED = 0.5
+"""Share of the shorter network level hidden behind the longer; unknown between 0 and 1: the band is both."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """One point to predict.
+
+    `network` joins the nodes, `intra` the GPUs of a node. Without a network the calibration's own all-reduce
+    curve is carried over to `num_devices` by the ring law. `curve` replaces both: a measured curve (say of
+    nccl-tests) with the ranks it was measured over.
+    """
+
+    num_devices: int
+    network: Network | None = None
+    intra: Network | None = None
+    gpus_per_node: int | None = None
+    nics_per_node: int | None = None
+    """NICs that share a node's work; by default the network's own count, or one per GPU."""
+    curve: tuple[int, CostCurve] | None = None
+    bucket_cap_mb: str = "default"
+    batch_per_device: int | None = None
+    scaling: str = "weak"
+    comm_hook: str = "none"
+    accumulate: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.num_devices <= MAX_DEVICES:
+            raise UsageError(f"{self.num_devices} devices cannot be predicted; give 1 to {MAX_DEVICES}")
+        if self.comm_hook not in ("none", *HALF_HOOKS):
+            raise UsageError(f"--comm-hook {self.comm_hook} cannot be predicted; give none, fp16 or bf16")
+        if self.scaling not in ("weak", "strong"):
+            raise UsageError(f"unknown scaling {self.scaling!r}; give weak or strong")
+        if self.accumulate < 1 or (self.gpus_per_node or 1) < 1 or (self.batch_per_device or 1) < 1:
+            raise UsageError("--accumulate, --gpus-per-node and --batch-size start at 1")
+
+    @property
+    def wire_share(self) -> float:
+        """Share of fp32 gradients' bytes that is sent."""
+        return 0.5 if self.comm_hook in HALF_HOOKS else 1.0
+
+
+def cost_band(calibration: Calibration, scenario: Scenario, curves: dict[int, CostCurve]) -> CostBand:
+    """The all-reduce cost of a scenario. `curves` are the calibration's, by ranks (see `own_curves`).
+
+    Raises UsageError where the scenario names no network for what it asks.
+    """
+    n = scenario.num_devices
+    if n == 1:
+        return CostBand.exact(CostCurve())
+    if scenario.curve is not None:
+        ranks, curve = scenario.curve
+        return _carried(curve, ranks, n, backend="nccl")
+    if scenario.network is None and scenario.intra is None:
+        return _own(calibration, curves, n)
+    per_node = min(_per_node(scenario), n)
+    nodes = -(-n // per_node)
+    network = scenario.network
+    if nodes > 1 and (network is None or network.level == "intra"):
+        inner = network or scenario.intra
+        name = inner.name if inner is not None else "the network"
+        raise UsageError(
+            f"{name} joins the GPUs of one node, {n} GPUs at {per_node} per node are {nodes}; "
+            "name what joins the nodes, as --network ib-400g"
+        )
+    inside = scenario.intra or (network if network is not None and network.level == "intra" else None)
+    if nodes > 1 and network is not None and network.whole_job:
+        return network.job_band(n, nodes)
+    if per_node > 1 and inside is None:
+        raise UsageError(f"{per_node} GPUs per node need --intra, what joins them, such as nvlink-h100")
+    intra = inside.band(per_node) if inside is not None else CostBand.exact(CostCurve())
+    if nodes == 1 or network is None:
+        return intra
+    inter = network.band(nodes, nics=scenario.nics_per_node or network.nics or per_node)
+    return CostBand(
+        hierarchical(intra.estimate, inter.estimate, overlap=PIPELINED),
+        hierarchical(intra.low, inter.low, overlap=1.0),
+        hierarchical(intra.high, inter.high, overlap=0.0),
+    )
+
+
+def own_curves(allreduce: tuple[AllReduceTimes, ...]) -> dict[int, CostCurve]:
+    """The measured curves by number of ranks."""
+    return {times.num_ranks: measured_curve(times.points) for times in allreduce if times.num_ranks > 1}
+
+
+def _per_node(scenario: Scenario) -> int:
+    if scenario.gpus_per_node is not None:
+        return scenario.gpus_per_node
+    inside = scenario.intra is not None or (
+        scenario.network is not None and scenario.network.level == "intra"
+    )
+    alone = scenario.network is None or scenario.network.level == "intra"
+    return scenario.num_devices if inside and alone else 8 if inside else 1
+
+
+def _own(calibration: Calibration, curves: dict[int, CostCurve], wanted: int) -> CostBand:
+    if not curves:
+        raise UsageError(
+            "the calibration holds no all-reduce over 2 ranks or more; name one, as --network ib-400g"
+        )
+    nearest = min(curves, key=lambda n: (abs(n - wanted), n))
+    backend = next(times.backend for times in calibration.allreduce if times.num_ranks == nearest)
+    return _carried(curves[nearest], nearest, wanted, backend=backend)
+
+
+def _carried(curve: CostCurve, measured: int, wanted: int, *, backend: str) -> CostBand:
+    """From `measured` to `wanted` ranks: latency grows as a tree's or a ring's steps, at best not at all."""
+    if measured == wanted or not curve.points:
+        return CostBand.exact(curve)
+    ring = 2 * (measured - 1), 2 * (wanted - 1)
+    tree = tree_steps(measured), tree_steps(wanted)
+
+    def carried(steps: tuple[int, int]) -> CostCurve:
+        hop_ms = curve.points[0][1] / steps[0]
+        return at_ranks(curve, measured=measured, wanted=wanted, hop_ms=hop_ms, steps=steps)
+
+    slow, quick = carried(ring), carried(tree)
+    estimate = quick if backend == "nccl" else slow
+    return CostBand(estimate, quick, slow) if wanted > measured else CostBand.exact(estimate)

@@ -1,0 +1,78 @@
+"""Predictions against what was measured, on cases that nothing was fitted to. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import pandas as pd
+
+from bench.errors import UsageError
+from bench.scaling.calibration import Calibration
+from bench.scaling.from_run import ddp_cases
+from bench.scaling.predict import predict
+from bench.scaling.scenario import HALF_HOOKS, Scenario
+from bench.stats import Interval
+from bench.store import RunData
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """One measured case and its prediction."""
+
+    case_id: str
+    num_devices: int
+    bucket_cap_mb: str
+    measured_ms: float
+    """Global batch over images per second."""
+    predicted_ms: Interval
+
+    @property
+    def error_pct(self) -> float:
+        """Predicted over measured, less 1, percent."""
+        return 100 * (self.predicted_ms.estimate / self.measured_ms - 1)
+
+
+def held_out(calibration: Calibration, run: RunData, *, fitted: str | None) -> list[HeldOut]:
+    """Every measured DDP case of `run` but `fitted` that a scenario can describe, predicted.
+
+    Raises UsageError where none is left.
+    """
+    found = []
+    for row in ddp_cases(run):
+        if row["case_id"] == fitted or row["comm_hook"] not in ("none", *HALF_HOOKS) or row["sync_batchnorm"]:
+            continue
+        scenario = Scenario(
+            num_devices=int(row["num_devices"]),
+            bucket_cap_mb=str(row["bucket_cap_mb"]),
+            batch_per_device=int(row["batch_per_device"]),
+            comm_hook=str(row["comm_hook"]),
+            accumulate=int(row["accumulate"]),
+        )
+        if pd.isna(row["images_per_s"]):
+            continue
+        found.append(
+            HeldOut(
+                str(row["case_id"]),
+                scenario.num_devices,
+                scenario.bucket_cap_mb,
+                float(row["global_batch"]) * 1000 / float(row["images_per_s"]),
+                predict(calibration, scenario).step_ms,
+            )
+        )
+    if not found:
+        raise UsageError(
+            f"{run.path} has no measured DDP case besides the one fitted to; measure more caps or counts"
+        )
+    return found
+
+
+def model_error_pct(cases: Sequence[HeldOut]) -> float:
+    """The largest error of any held-out case, percent: what a prediction may be off by."""
+    return max(abs(case.error_pct) for case in cases)
+
+
+def median_error_pct(cases: Sequence[HeldOut]) -> float:
+    """The median of the errors' sizes, percent."""
+    return float(median(abs(case.error_pct) for case in cases))

@@ -1,0 +1,215 @@
+"""Predictions beside what was measured: scaling on hardware that was not at hand. Pure."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import TYPE_CHECKING
+
+from bench.scaling.calibration import differences
+from bench.scaling.from_run import ddp_cases, identity
+from bench.wording import link_name
+from report.charts import device_ticks, marked, shown
+from report.model import MOST_RUNS, Chart, Column, Panel, Point, Section, Series, Table
+from report.numbers import Estimate, count, number, plural, quantity
+from report.select import DDP_DEFAULTS, cap_label, estimate, text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from bench.scaling.outlook import Line, Mark, Outlook
+    from bench.stats import Interval
+    from bench.store import RunData
+
+_LOG_FROM = 16
+_NOTE = "Predicted by python -m bench.predict, not measured: a simulation of one step, fed by a calibration."
+_HOW = (
+    "Lines are predictions, their areas 95% intervals: where an area is wide, little is known. Diamonds with "
+    "bars were measured in this run, over its own network. A cross marks where scaling breaks: the first "
+    "number of devices with a predicted efficiency below 80%."
+)
+_COLUMNS = (
+    Column("Network"),
+    Column("Bucket cap"),
+    Column("Devices", "number"),
+    Column("Step", "number"),
+    Column("Throughput", "number"),
+    Column("Efficiency", "number"),
+    Column("Exposed communication", "number"),
+    Column("Waiting for the slowest", "number"),
+)
+_TABLE_NOTE = (
+    "Prediction [95% interval]. Exposed communication is the step less the same step without communication; "
+    "efficiency is throughput over devices times that of one."
+)
+_CHECKED = (
+    Column("Case"),
+    Column("Devices", "number"),
+    Column("Bucket cap"),
+    Column("Measured step", "number"),
+    Column("Predicted step", "number"),
+    Column("Error", "number"),
+)
+_CHECKED_NOTE = (
+    "Measured cases that nothing was fitted to, and what the same model predicts for them. Error is "
+    "predicted over measured, less one."
+)
+_UNCHECKED = "How far predictions are off was not measured: bench.predict --validate predicts measured cases."
+
+
+def section(run: RunData, outlook: Outlook, *, key: str) -> Section:
+    """The section that shows `outlook` beside the cases of `run`."""
+    caps = dict.fromkeys(line.bucket_cap_mb for line in outlook.lines)
+    by_cap = [[line for line in outlook.lines if line.bucket_cap_mb == cap][:MOST_RUNS] for cap in caps]
+    unchecked = () if outlook.validation else (_UNCHECKED,)
+    made = (_predictions(outlook), _validation(outlook))
+    return Section(
+        title="On hardware you do not have",
+        notes=(
+            _NOTE,
+            *(line.verdict for line in outlook.lines),
+            *_unlike(run, outlook),
+            *outlook.notes,
+            *unchecked,
+        ),
+        figures=tuple(
+            _figure(run, outlook, lines, name, f"{key}-{i}", several=len(caps) > 1)
+            for i, lines in enumerate(by_cap, start=1)
+            for name in ("images_per_s", "efficiency")
+        ),
+        tables=tuple(table for table in made if table is not None),
+    )
+
+
+def _figure(
+    run: RunData, outlook: Outlook, lines: Sequence[Line], name: str, key: str, *, several: bool
+) -> Chart:
+    """Throughput or efficiency against devices; `several` bucket caps are told apart by the title."""
+    rate = name == "images_per_s"
+    device = "CPU core" if outlook.identity.device_type == "cpu" else "GPU"
+    suffix = f", bucket cap {cap_label(lines[0].bucket_cap_mb)}" if several else ""
+    factor, unit = (1.0, "images/s") if rate else (100.0, "%")
+    predicted = [
+        Series(line.network, f"run{i}", tuple(_point(m, name, factor) for m in line.marks), area=True)
+        for i, line in enumerate(lines, start=1)
+    ]
+    at_break = [
+        point
+        for line, series in zip(lines, predicted, strict=True)
+        for point in series.points
+        if point.x == line.broken_at
+    ]
+    broken = Series("breaks here", "break", tuple(Point(p.x, p.y) for p in at_break), joined=False)
+    measured = Series(
+        f"measured, {link_name(outlook.identity.link)}" if outlook.identity.link else "measured",
+        "single",
+        _measured(run, outlook, lines[0], name, factor),
+        joined=False,
+    )
+    counts = sorted({p.x for s in (*predicted, measured) for p in s.points})
+    mark = lines[0].marks[0]
+    one = mark.images_per_s.estimate / mark.efficiency.estimate / mark.num_devices if rate else 100.0
+    ideal = Series(
+        "ideal", "ideal", tuple(Point(n, one * n if rate else one) for n in sorted({1.0, *counts}))
+    )
+    drawn = [series for series in (*predicted, measured, broken) if series.points]
+    said = "; ".join(f"{s.label} {shown(s.points[-1], unit)}" for s in predicted)
+    most = plural(predicted[0].points[-1].x, device)
+    return Chart(
+        key=f"{key}-{'throughput' if rate else 'efficiency'}",
+        title=f"Predicted {'throughput' if rate else 'efficiency'}{suffix}",
+        x_label=f"devices ({device}s), {lines[0].scaling} scaling",
+        y_label="throughput (images/s)" if rate else "efficiency (%)",
+        ticks=device_ticks([n for n in counts if n not in {p.x for p in at_break} or n.bit_count() == 1]),
+        panels=(Panel("", (*drawn, ideal)),),
+        caption=f"Predicted on {most}: {said}. {_breaks(lines, device)}",
+        how_to_read=f"Higher is better; the dotted line is ideal. {_HOW}",
+        log_x=max(counts) > _LOG_FROM,
+        log_y=rate and max(counts) > _LOG_FROM,
+    )
+
+
+def _breaks(lines: Sequence[Line], device: str) -> str:
+    where = [
+        f"on {line.network} "
+        + (f"at {plural(line.broken_at, device)}" if line.broken_at is not None else "nowhere")
+        for line in lines
+    ]
+    return f"Scaling breaks {', '.join(where)}."
+
+
+def _point(mark: Mark, name: str, factor: float) -> Point:
+    value: Interval = getattr(mark, name)
+    return Point(mark.num_devices, *(factor * x for x in (value.estimate, value.low, value.high)))
+
+
+def _measured(run: RunData, outlook: Outlook, line: Line, name: str, factor: float) -> tuple[Point, ...]:
+    """The run's own cases of what the line predicts, on another network maybe."""
+    usual = {
+        **DDP_DEFAULTS,
+        "bucket_cap_mb": line.bucket_cap_mb,
+        "comm_hook": line.comm_hook,
+        "accumulate": line.accumulate,
+    }
+    rows = [
+        row
+        for row in ddp_cases(run)
+        if not differences(identity(run, row), outlook.identity)
+        and (text(row["scaling"]), int(row["batch_per_device"])) == (line.scaling, line.batch_size)
+        and all(row[setting] == value for setting, value in usual.items())
+    ]
+    found = [(row, estimate(row, name)) for row in sorted(rows, key=lambda row: int(row["num_devices"]))]
+    return tuple(
+        marked(float(row["num_devices"]), value.times(factor), row)
+        for row, value in found
+        if value is not None
+    )
+
+
+def _unlike(run: RunData, outlook: Outlook) -> list[str]:
+    cases = ddp_cases(run)
+    unlike = [differences(outlook.identity, identity(run, case)) for case in cases]
+    if not unlike or not all(unlike):
+        return []
+    return [f"The calibration is not of this run: {'; '.join(min(unlike, key=len))}."]
+
+
+def _predictions(outlook: Outlook) -> Table | None:
+    rows = tuple(
+        (
+            line.network,
+            cap_label(line.bucket_cap_mb),
+            count(mark.num_devices),
+            _shown(mark.step_ms, "ms"),
+            _shown(mark.images_per_s, "images/s"),
+            _shown(mark.efficiency, "%", 100.0),
+            _shown(mark.exposed_comm_ms, "ms"),
+            quantity(mark.wait_ms, "ms"),
+        )
+        for line in outlook.lines
+        for mark in line.marks
+        if mark.asked
+    )
+    return Table("Predictions", _TABLE_NOTE, _COLUMNS, rows) if rows else None
+
+
+def _validation(outlook: Outlook) -> Table | None:
+    if not outlook.validation:
+        return None
+    rows = tuple(
+        (
+            case.case_id,
+            count(case.num_devices),
+            cap_label(case.bucket_cap_mb),
+            quantity(case.measured_ms, "ms"),
+            _shown(case.predicted_ms, "ms"),
+            f"{case.error_pct:+.1f}%",
+        )
+        for case in outlook.validation
+    )
+    sizes = [abs(case.error_pct) for case in outlook.validation]
+    below = f"Median error {number(median(sizes), 2)}%, worst {number(max(sizes), 2)}%, without signs."
+    return Table("Error of the predictions", _CHECKED_NOTE, _CHECKED, rows, below=(below,))
+
+
+def _shown(value: Interval, unit: str, factor: float = 1.0) -> str:
+    return Estimate(value.estimate, value.low, value.high).times(factor).shown(unit)

@@ -1,0 +1,162 @@
+"""`bench.predict` as a command: what it says, what it writes, and what it refuses."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from commands import ROOT
+
+from bench import predict as command
+from bench.predict_input import read_source, save_calibration
+from bench.scaling.networks import NETWORKS, network
+from bench.scaling.outlook import Outlook
+
+SAMPLE = ROOT / "results" / "samples" / "cpu-lab-1gbit-2hosts"
+LOG = """#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
+     1048576        262144     float     sum      -1   900.00    1.17    1.17      0   100.00   10.49   10.49      0
+    67108864      16777216     float     sum      -1  9000.00    7.46    7.46      0  6000.00   11.18   11.18      0
+# Out of bounds values : 0 OK
+# Avg bus bandwidth    : 7.5
+"""  # noqa: E501 - as nccl-tests prints it
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    folder = tmp_path / "run"
+    shutil.copytree(SAMPLE, folder)
+    return folder
+
+
+def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    assert command.main(arguments) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    return said
+
+
+@pytest.mark.parametrize(
+    ("change", "difference"),
+    [
+        ({"host": "a machine of 64 cores"}, "host 'a machine of 64 cores' is not"),
+        ({"torch": "2.11.0"}, "torch '2.11.0' is not '2.15.0'"),
+        ({"batch_per_device": 7}, "batch_per_device 7 is not 16"),
+        ({"precision": "bf16"}, "precision 'bf16' is not 'fp32'"),
+    ],
+)
+def test_a_calibration_of_something_else_is_refused_until_accepted(
+    run: Path, change: dict[str, object], difference: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = read_source(run).calibration
+    save_calibration(run, replace(own, identity=replace(own.identity, **change)))  # type: ignore[arg-type]
+    asked = [str(run), "--gpus", "2"]
+    said = refused(asked, capsys)
+    assert difference in said
+    assert said.count(" is not ") == 1
+    assert "--accept" in said
+    assert command.main([*asked, "--accept"]) == 0
+
+
+def test_a_calibration_that_is_broken_off_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = save_calibration(run, read_source(run).calibration)
+    path.write_text(path.read_text()[:-9])
+    assert "calibration.json is not valid JSON" in refused([str(run), "--gpus", "2"], capsys)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (LOG[: LOG.rindex("# Out")], "is cut off before its last line"),
+        (LOG.replace("11.18   11.18      0", "11.18"), "cut off"),
+        (LOG.replace("6000.00", "nan"), "impossible number"),
+        (LOG.replace("11.18   11.18", "11.18   5.59"), "one rank"),
+        ("hello", "no log of nccl-tests"),
+    ],
+)
+def test_a_log_that_is_not_whole_is_refused(
+    tmp_path: Path, text: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "log").write_text(text)
+    assert message in refused([str(SAMPLE), "--gpus", "2", "--network", str(tmp_path / "log")], capsys)
+
+
+def test_a_logs_in_place_times_are_what_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Out of place the messages took longer; DDP reduces in place."""
+    exposed = []
+    for text in (LOG, LOG.replace("  9000.00", " 90000.00"), LOG.replace("  6000.00", " 60000.00")):
+        (tmp_path / "log").write_text(text)
+        given = [str(SAMPLE), "--gpus", "2", "--network", str(tmp_path / "log"), "--json"]
+        assert command.main(given) == 0
+        exposed.append(json.loads(capsys.readouterr().out)["predictions"][0]["exposed_comm_ms"])
+    assert exposed[0] == exposed[1] < exposed[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--gpus", "0"], "at least 1"),
+        (["--gpus", "2", "--network", "ib-100g,nope"], "unknown network 'nope'"),
+        (["--gpus", "2", "--network", "ib-100g,"], "unknown network ''"),
+        (["--gpus", "2", "--out", "/nowhere/p.json"], "--out /nowhere/p.json cannot be written"),
+    ],
+)
+def test_mistakes(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert message in refused([str(SAMPLE), *arguments], capsys)
+
+
+def test_the_text_says_where_it_breaks_what_is_assumed_and_how_far_off(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table, document = tmp_path / "p.csv", tmp_path / "p.json"
+    given = [str(SAMPLE), "--gpus", "2,8", "--network", "link:350mbit,ib-100g", "--validate"]
+    assert command.main([*given, "--csv", str(table), "--out", str(document)]) == 0
+    said = capsys.readouterr().out
+    for name in ("link:350mbit", "ib-100g"):
+        verdicts = [text for text in said.splitlines() if text.startswith(f"- On {name}, ")]
+        assert len(verdicts) == 1
+        assert "breaks at 2 CPU cores" in verdicts[0]
+        assert "what breaks it: " in verdicts[0]
+        assert f"Network: {name}: {network(name).source}." in said
+    assert "at the median" in said
+    with table.open() as file:
+        header, *rows = csv.reader(file)
+    assert header[:8] == [
+        "num_devices", "bucket_cap_mb", "step_ms_p50", "step_ms_low", "step_ms_high", "images_per_s",
+        "efficiency", "exposed_comm_ms",
+    ]  # fmt: skip
+    assert len(rows) == 4
+    found = Outlook.from_json(document.read_text())
+    assert [line.network for line in found.lines] == ["link:350mbit", "ib-100g"]
+    assert [mark.num_devices for mark in found.lines[0].marks if mark.asked] == [2, 8]
+    assert [mark.num_devices for mark in found.lines[0].marks] == [1, 2, 4, 8]
+    assert found.validation is not None
+    assert len(found.validation) == 2
+    # The CSV and the document give the same figures.
+    assert float(rows[0][2]) == pytest.approx(found.lines[0].marks[1].step_ms.estimate)
+
+
+@pytest.mark.parametrize("name", [*NETWORKS, "link:1gbit"])
+def test_every_network_says_what_is_assumed(name: str) -> None:
+    assert "assumed" in network(name).source
+
+
+def test_a_reader_that_stops_early_is_no_error() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bench.predict", str(SAMPLE), "--gpus", "2"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait() in {0, 1}  # 1 where rich noticed first

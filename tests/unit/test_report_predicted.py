@@ -1,0 +1,145 @@
+"""The section of predictions: what it draws, beside which measured points, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from commands import ROOT
+
+from bench.scaling.calibration import Identity
+from bench.scaling.outlook import Line, Mark, Outlook
+from bench.scaling.validate import HeldOut
+from bench.stats import Interval
+from bench.store import load_run
+from report import __main__ as command
+from report import figures
+from report.model import Chart, Series
+from report.predicted import section
+
+SAMPLE = ROOT / "results" / "samples" / "cpu-lab-1gbit-2hosts"
+RUN = load_run(SAMPLE)
+
+
+def wide(value: float) -> Interval:
+    return Interval(value, 0.9 * value, 1.2 * value)
+
+
+def mark(num_devices: int, efficiency: float, *, asked: bool = True) -> Mark:
+    return Mark(
+        num_devices=num_devices, asked=asked, step_ms=wide(200 / efficiency), num_buckets=3, wait_ms=1.0,
+        images_per_s=wide(80 * num_devices * efficiency), efficiency=wide(efficiency),
+        exposed_comm_ms=wide(10.0),
+    )  # fmt: skip
+
+
+def made(**more: object) -> Outlook:
+    line = Line(
+        network="ib-100g", bucket_cap_mb="default", scaling="weak", batch_size=16, comm_hook="none",
+        accumulate=1, broken_at=32, verdict="On ib-100g scaling breaks at 32.",
+        marks=(mark(1, 1.0, asked=False), mark(32, 0.75, asked=False), mark(64, 0.7)),
+    )  # fmt: skip
+    case = RUN.cases[(RUN.cases["mode"] == "ddp") & (RUN.cases["status"] == "ok")].iloc[0]
+    cpu = RUN.manifest["environment"]
+    identity = Identity(
+        arch="resnet18", image_size=64, batch_per_device=16, precision="fp32", device_type="cpu",
+        device_name=case["device_name"], torch="2.15.0", link="1gbit",
+        host=f"{cpu['cpu_model']} x {cpu['num_cores']}, 0 GPUs",
+    )  # fmt: skip
+    outlook = Outlook(
+        identity=identity, fitted=None, rule="the rule", notes=("Network: x; assumed: y.",), lines=(line,),
+        validation=tuple(
+            HeldOut(f"case-{error}", 2, "25", 100.0, wide(100.0 + error)) for error in (-1.0, 2.0, 6.0)
+        ),
+    )  # fmt: skip
+    return replace(outlook, **more)  # type: ignore[arg-type]
+
+
+def series(figure: object, label: str) -> Series:
+    assert isinstance(figure, Chart)
+    return next(s for s in figure.panels[0].series if s.label.startswith(label))
+
+
+def test_throughput_and_efficiency_with_measured_points_area_ideal_and_break() -> None:
+    throughput, efficiency = section(RUN, made(), key="k").figures
+    assert series(efficiency, "ib-100g").area
+    assert [(p.x, p.y) for p in series(efficiency, "ib-100g").points] == [(1, 100.0), (32, 75.0), (64, 70.0)]
+    assert [(p.x, p.y) for p in series(efficiency, "breaks").points] == [(32, 75.0)]
+    assert [(p.x, p.y) for p in series(throughput, "ideal").points][-1] == (64, 80 * 64)
+    case = RUN.cases[(RUN.cases["bucket_cap_mb"] == "default") & (RUN.cases["mode"] == "ddp")].iloc[0]
+    assert [(p.x, p.y) for p in series(throughput, "measured").points] == [(2, case["images_per_s"])]
+    assert "Predicted on 64 CPU cores: ib-100g 70.0 [63.0, 84.0]%" in efficiency.alt
+    assert "Scaling breaks on ib-100g at 32 CPU cores." in efficiency.alt
+    for figure in (throughput, efficiency):
+        assert "fill-opacity" in figures.svg(figure)
+
+
+def test_a_line_that_does_not_break_has_no_cross() -> None:
+    line = replace(made().lines[0], broken_at=None)
+    _, efficiency = section(RUN, made(lines=(line,)), key="k").figures
+    assert isinstance(efficiency, Chart)
+    assert not [s for s in efficiency.panels[0].series if s.style == "break"]
+    assert "nowhere" in efficiency.caption
+
+
+def test_only_what_was_asked_is_tabled_and_errors_have_their_median_and_worst() -> None:
+    predictions, errors = section(RUN, made(), key="k").tables
+    assert [row[:3] for row in predictions.rows] == [("ib-100g", "default", "64")]
+    assert [row[-1] for row in errors.rows] == ["-1.0%", "+2.0%", "+6.0%"]
+    assert errors.below == ("Median error 2.0%, worst 6.0%, without signs.",)
+
+
+def test_the_notes_hold_the_verdict_the_assumptions_and_a_missing_validation() -> None:
+    shown = section(RUN, made(validation=None), key="k")
+    assert "On ib-100g scaling breaks at 32." in shown.notes
+    assert "Network: x; assumed: y." in shown.notes
+    assert any("was not measured" in note for note in shown.notes)
+    assert len(shown.tables) == 1
+
+
+def test_predictions_from_another_machine_are_drawn_without_measured_points_and_say_so() -> None:
+    other = replace(made().identity, torch="1.0")
+    shown = section(RUN, made(identity=other), key="k")
+    figure = shown.figures[0]
+    assert isinstance(figure, Chart)
+    assert not [s for s in figure.panels[0].series if s.label.startswith("measured")]
+    assert "The calibration is not of this run: torch '1.0' is not '2.15.0'." in shown.notes
+
+
+def test_the_document_survives_its_file_and_is_drawn_on_the_page(tmp_path: Path) -> None:
+    path, page = tmp_path / "p.json", tmp_path / "r.html"
+    path.write_text(made().to_json(more=[1]))
+    assert Outlook.from_json(path.read_text()) == made()
+    assert command.main([str(SAMPLE), "--predictions", str(path), "--out", str(page)]) == 0
+    html = page.read_text()
+    assert "On hardware you do not have" in html
+    assert 'id="run1-predicted-1-efficiency"' in html
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "not valid JSON"),
+        ("[]", "holds no predictions"),
+        (json.dumps({**json.loads(made().to_json()), "schema_version": 9}), "schema 9"),
+        (made().to_json().replace('"broken_at": 32', '"broken_at": 33'), "breaks where it has none"),
+        (made().to_json().replace('"measured_ms": 100.0', '"measured_ms": 0'), "measured at 0.0 ms"),
+    ],
+)
+def test_a_file_of_something_else_is_refused(
+    tmp_path: Path, text: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "p.json"
+    path.write_text(text)
+    out = str(tmp_path / "r.html")
+    assert command.main([str(SAMPLE), "--predictions", str(path), "--out", out]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+
+
+def test_predictions_belong_to_one_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main([str(SAMPLE), str(SAMPLE), "--predictions", "p.json", "--out", "r.html"]) == 2
+    assert "with one run" in capsys.readouterr().err

@@ -1,0 +1,80 @@
+"""DDP's bucket rule against lists read off PyTorch's reducer by hand."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.errors import UsageError
+from bench.scaling.buckets import assign, assign_cap, bucket_bytes, cap_limits, caps_for
+from models.gradients import gradients_in_backward_order
+from models.registry import resnet_workload
+
+# torch 2.15, ResNet-18
+LAYOUTS = {
+    "default": (2052000, 28852224, 15853824),
+    "25": (30904224, 15853824),
+    "5": (11493280, 9441280, 9969664, 7084032, 6037504, 2732288),
+    "100": (46758048,),
+}
+
+SIZES = st.lists(st.integers(1, 2**22), min_size=1, max_size=40)
+
+
+@pytest.fixture(scope="module")
+def resnet18() -> list[int]:
+    return [g.num_bytes for g in gradients_in_backward_order(resnet_workload("resnet18", 64))]
+
+
+@pytest.mark.parametrize("cap", LAYOUTS)
+def test_resnet18(resnet18: list[int], cap: str) -> None:
+    assert bucket_bytes(resnet18, assign_cap(resnet18, cap)) == LAYOUTS[cap]
+
+
+def test_cap_zero_is_a_bucket_per_parameter(resnet18: list[int]) -> None:
+    assert assign_cap(resnet18, "0") == tuple((i,) for i in range(62))
+
+
+def test_a_bucket_closes_once_it_reaches_its_cap() -> None:
+    assert assign([4, 4, 4, 4, 4], [8]) == ((0, 1), (2, 3), (4,))
+    assert assign([4, 5, 4, 4], [8]) == ((0, 1), (2, 3))
+
+
+def test_the_last_cap_serves_what_follows() -> None:
+    assert assign([1] * 7, [1, 2]) == ((0,), (1, 2), (3, 4), (5, 6))
+
+
+def test_kinds_do_not_mix_and_count_their_own_caps() -> None:
+    assert assign([1, 1, 1, 1], [1, 9], kinds=["a", "b", "a", "a"]) == ((0,), (1,), (2, 3))
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "1//2", "nan", "inf"])
+def test_no_cap(text: str) -> None:
+    with pytest.raises(UsageError, match="bucket cap"):
+        cap_limits(text)
+
+
+@given(SIZES, st.lists(st.integers(1, 2**23), min_size=1, max_size=4))
+def test_every_parameter_is_in_one_bucket_in_order(sizes: list[int], limits: list[int]) -> None:
+    layout = assign(sizes, limits)
+    assert [i for bucket in layout for i in bucket] == list(range(len(sizes)))
+    for number, bucket in enumerate(layout[:-1]):
+        cap = limits[min(number, len(limits) - 1)]
+        assert sum(sizes[i] for i in bucket) >= cap > sum(sizes[i] for i in bucket[:-1])
+
+
+@given(SIZES, st.data())
+def test_caps_for_leads_back_to_its_layout(sizes: list[int], data: st.DataObject) -> None:
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(sizes) - 1)))) if len(sizes) > 1 else []
+    edges = [0, *cuts, len(sizes)]
+    layout = tuple(tuple(range(a, b)) for a, b in itertools.pairwise(edges))
+    caps = "/".join(repr(cap) for cap in caps_for(sizes, layout))
+    assert assign_cap(sizes, caps) == layout
+
+
+def test_caps_for_needs_a_contiguous_layout() -> None:
+    with pytest.raises(UsageError, match="order"):
+        caps_for([1, 1], ((1,), (0,)))

@@ -1,0 +1,258 @@
+"""Predictions against published tables, against a run whose truth is known, and as a command."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import ROOT
+
+from bench import predict as command
+from bench.errors import UsageError
+from bench.predict_input import load_calibration, model_shapes, read_source, save_calibration
+from bench.scaling.approximate import from_throughput, refined
+from bench.scaling.calibration import AllReduceTimes, Calibration, Identity, Parameter, check_same
+from bench.scaling.fit import RoundFit, fit
+from bench.scaling.networks import network
+from bench.scaling.predict import predict
+from bench.scaling.scenario import Scenario
+from bench.scaling.timeline import Compute, Slowdown, Work, simulate
+
+SAMPLE = ROOT / "results" / "samples" / "cpu-lab-1gbit-2hosts"
+
+MACHINE = Identity(
+    arch="resnet50", image_size=224, batch_per_device=32, precision="fp32", device_type="cuda",
+    device_name="V100", torch="1.4", host="DGX-1",
+)  # fmt: skip
+
+SMALL = Calibration(
+    identity=MACHINE,
+    num_ranks=2,
+    num_nodes=1,
+    parameters=tuple(
+        Parameter(name=f"p{i}", num_bytes=2**20 * (i + 1), ready_ms=10.0 * (i + 1)) for i in range(8)
+    ),
+    forward_ms=(39.0, 40.0, 41.0),
+    backward_ms=(79.0, 80.0, 82.0),
+    optimizer_ms=(5.0, 5.0, 5.1),
+    allreduce=(
+        AllReduceTimes(num_ranks=2, backend="nccl", points=((4096, (0.1, 0.11)), (2**26, (60.0, 61.0)))),
+    ),
+    rank_spread=(0.99, 1.0, 1.0, 1.02),
+)
+
+
+@pytest.fixture(scope="module")
+def resnet50() -> Any:
+    return model_shapes("resnet50", 224)
+
+
+@pytest.mark.parametrize(("num_devices", "published"), [(2, 310.0), (4, 310.0), (8, 307.0), (16, 306.0)])
+def test_pytorch_ddp_table_from_its_one_gpu_row(resnet50: Any, num_devices: int, published: float) -> None:
+    """ResNet-50 on V100s, batch 32, images/s per GPU: within 3% of pytorch/benchmarks/distributed/ddp.
+
+    Assumed: the row of DDP on 1 GPU (319 at the median, 318 at the 75th percentile: the spread of a rank);
+    ready times from FLOPs; compute beside communication 18.9% slower, the published average; the topology
+    printed with the table: one NVLink between GPUs 0 and 1, six per GPU in a machine, 4 x 100 Gbit/s
+    InfiniBand per machine of 8.
+    """
+    one_gpu = from_throughput(MACHINE, resnet50, images_per_s=319.0)
+    calibration = replace(one_gpu, rank_spread=(1.0,) * 50 + (319 / 318,) * 50)
+    inside = network("nvlink2-link" if num_devices == 2 else "nvlink-v100")
+    between = network("ib-100g") if num_devices > 8 else None
+    scenario = Scenario(
+        num_devices=num_devices,
+        intra=inside,
+        network=between,
+        gpus_per_node=min(num_devices, 8),
+        nics_per_node=4,
+    )
+    found = predict(calibration, scenario).images_per_s.estimate / num_devices
+    assert found == pytest.approx(published, rel=0.03)
+
+
+@pytest.mark.parametrize("batch", [64, 128, 256])
+def test_eight_h200s_from_one(resnet50: Any, batch: int) -> None:
+    """Lambda: 3,079 images/s (fp16) on one H200, 24,479 on eight: within 2%, whatever the batch was.
+
+    Assumed: as above, with the bus bandwidth that nccl-tests gives on 8 x H200; gradients are fp32.
+    """
+    identity = replace(MACHINE, batch_per_device=batch, precision="fp16", device_name="H200")
+    calibration = from_throughput(identity, resnet50, images_per_s=3079.0)
+    found = predict(calibration, Scenario(num_devices=8, intra=network("nvlink-h200")))
+    assert found.images_per_s.estimate == pytest.approx(24479, rel=0.02)
+    assert found.efficiency.estimate < 1
+
+
+def test_the_fit_finds_the_slow_down_and_the_finish_that_made_a_run() -> None:
+    compute = Compute(before_ms=50.0, backward_ms=100.0, after_ms=10.0)
+    work = [Work(num_bytes=1, ready_ms=r, comm_ms=25.0) for r in (5.0, 40.0, 70.0, 100.0)]
+    true = simulate(work, compute, slowdown=Slowdown(compute=1.5), finish_ms=7.0)
+    rounds = [RoundFit(true.step_ms, compute)] * 3
+    ratio = true.compute_end_ms / 100
+    found = fit(rounds, work, end_ms=100.0, beside=[ratio], spread=[], num_ranks=2)
+    assert found.compute_slowdown == pytest.approx((1.5,) * 3, rel=1e-3)
+    assert found.finish_ms == pytest.approx((7.0,) * 3, rel=1e-2)
+
+
+def test_with_the_finish_known_the_fit_finds_both_slow_downs() -> None:
+    compute = Compute(before_ms=50.0, backward_ms=100.0, after_ms=10.0)
+    work = [Work(num_bytes=1, ready_ms=r, comm_ms=25.0) for r in (5.0, 40.0, 70.0, 100.0)]
+    true = simulate(work, compute, slowdown=Slowdown(compute=1.3, comm=1.4), finish_ms=7.0)
+    rounds = [RoundFit(true.step_ms, compute)]
+    ratio = true.compute_end_ms / 100
+    found = fit(rounds, work, end_ms=100.0, beside=[ratio], spread=[], num_ranks=2, finish_ms=7.0)
+    again = Slowdown(compute=found.compute_slowdown[0], comm=found.comm_slowdown[0])
+    refit = simulate(work, compute, slowdown=again, finish_ms=7.0)
+    assert refit.step_ms == pytest.approx(true.step_ms, rel=1e-3)
+    assert refit.compute_end_ms == pytest.approx(true.compute_end_ms, rel=1e-2)
+
+
+def test_intervals_hold_their_estimate_and_widen_with_the_models_error() -> None:
+    scenario = Scenario(num_devices=16, bucket_cap_mb="5")
+    narrow, wide = predict(SMALL, scenario), predict(SMALL, scenario, model_error_pct=8.0)
+    for interval in (narrow.step_ms, narrow.images_per_s, narrow.efficiency, narrow.exposed_comm_ms):
+        assert interval.low <= interval.estimate <= interval.high
+    assert narrow.step_ms.low < narrow.step_ms.high
+    assert wide.step_ms.high - wide.step_ms.low > narrow.step_ms.high - narrow.step_ms.low
+    assert wide.step_ms.high >= 1.08 * wide.step_ms.estimate
+    assert predict(SMALL, scenario) == narrow
+
+
+def test_more_ranks_wait_longer_for_the_slowest() -> None:
+    waits = [predict(SMALL, Scenario(num_devices=n)).wait_ms for n in (1, 2, 64, 4096)]
+    assert waits[0] == 0
+    assert waits == sorted(waits)
+
+
+def test_accumulation_halves_the_communication_per_image() -> None:
+    once, twice = (predict(SMALL, Scenario(num_devices=8, accumulate=k)) for k in (1, 2))
+    assert twice.step_ms.estimate > once.step_ms.estimate
+    assert twice.images_per_s.estimate > once.images_per_s.estimate
+
+
+def test_a_half_precision_hook_is_never_slower_and_strong_scaling_divides_the_batch() -> None:
+    plain, half = (predict(SMALL, Scenario(num_devices=8, comm_hook=hook)) for hook in ("none", "fp16"))
+    assert half.step_ms.estimate < plain.step_ms.estimate
+    strong = predict(SMALL, Scenario(num_devices=8, scaling="strong"))
+    assert strong.images_per_s.estimate == pytest.approx(32 * 1000 / strong.step_ms.estimate)
+    with pytest.raises(UsageError, match="does not divide over 12"):
+        predict(SMALL, Scenario(num_devices=12, scaling="strong"))
+
+
+@pytest.mark.parametrize(
+    ("scenario", "message"),
+    [
+        ({"num_devices": 0}, "give 1 to 4096"),
+        ({"num_devices": 16, "gpus_per_node": 8, "intra": "nvlink-h100"}, "name what joins the nodes"),
+        ({"num_devices": 16, "gpus_per_node": 8, "network": "ib-400g"}, "need --intra"),
+        ({"num_devices": 16, "comm_hook": "powersgd"}, "cannot be predicted"),
+    ],
+)
+def test_scenarios_that_cannot_be(scenario: dict[str, Any], message: str) -> None:
+    named = {k: network(v) if k in ("network", "intra") else v for k, v in scenario.items()}
+    with pytest.raises(UsageError, match=message):
+        predict(SMALL, Scenario(**named), resamples=1)
+
+
+def test_a_calibration_survives_its_file(tmp_path: Path) -> None:
+    save_calibration(tmp_path, SMALL)
+    assert load_calibration(tmp_path) == SMALL
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"schema_version": 99}, "schema 99"),
+        ({"parameters": []}, "every parameter"),
+        ({"identity": {}}, "not a calibration"),
+        ({"compute_slowdown": [0.5]}, "below 1"),
+        ({"forward_ms": []}, "forward_ms"),
+    ],
+)
+def test_a_file_that_is_no_calibration(change: dict[str, Any], message: str) -> None:
+    text = json.dumps({**json.loads(SMALL.to_json()), **change})
+    with pytest.raises(UsageError, match=message):
+        Calibration.from_json(text)
+
+
+def test_another_machine_is_refused_with_the_difference() -> None:
+    with pytest.raises(UsageError, match=r"torch '1.4' is not '2.15'.*--accept"):
+        check_same(MACHINE, replace(MACHINE, torch="2.15"))
+    check_same(MACHINE, replace(MACHINE, torch="2.15"), accept=True)
+
+
+def test_refining_keeps_known_moments_and_refuses_another_model() -> None:
+    known = [
+        Parameter(name="a", num_bytes=30, ready_ms=10.0),
+        Parameter(name="b", num_bytes=10, ready_ms=14.0),
+    ]
+    shapes = [("w", 10, 1.0), ("x", 20, 3.0), ("y", 4, 0.0), ("z", 6, 5.0)]
+    fine = refined(known, shapes)
+    assert fine is not None
+    assert [p.ready_ms for p in fine] == [2.5, 10.0, 10.0, 14.0]
+    assert refined(known, [("w", 25, 1.0), ("x", 15, 1.0)]) is None
+
+
+def test_the_sample_run_predicts_its_other_caps(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main([str(SAMPLE), "--validate", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["fitted"].startswith("ddp-n2-cap1-")
+    assert {case["bucket_cap_mb"] for case in found["validation"]} == {"default", "100"}
+    assert all(abs(case["error_pct"]) < 5 for case in found["validation"])
+
+
+def test_the_table_the_csv_and_what_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "p.csv"
+    given = [str(SAMPLE), "--gpus", "8,64", "--network", "ib-400g", "--bucket-cap-mb", "default,25"]
+    assert command.main([*given, "--csv", str(out)]) == 0
+    shown = capsys.readouterr().out
+    assert "InfiniBand NDR" in shown
+    assert "one CPU core standing in for a GPU" in shown
+    assert "--validate does" in shown
+    with out.open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["num_devices"], row["bucket_cap_mb"]) for row in rows] == [
+        ("8", "default"), ("64", "default"), ("8", "25"), ("64", "25"),
+    ]  # fmt: skip
+    assert all(
+        float(row["step_ms_low"]) <= float(row["step_ms_p50"]) <= float(row["step_ms_high"]) for row in rows
+    )
+
+
+def test_a_calibration_in_the_folder_is_used_unless_it_is_of_something_else(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(SAMPLE, folder)
+    own = read_source(folder).calibration
+    save_calibration(folder, replace(own, notes=("calibrated",)))
+    assert read_source(folder).calibration.notes == ("calibrated",)
+    save_calibration(folder, SMALL)
+    with pytest.raises(UsageError, match="arch 'resnet50' is not 'resnet18'"):
+        read_source(folder)
+    assert read_source(folder, accept=True).calibration == SMALL
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--gpus", "0"], "not a whole number of at least 1"),
+        (["--gpus", "8", "--network", "ib-400"], "did you mean 'ib-400g'"),
+        (["--gpus", "8", "--precision", "bf16"], "measured in fp32"),
+        (["--gpus", "8192", "--network", "ib-400g"], "give 1 to 4096"),
+        (["--gpus", "8", "--fit-cap", "7"], "it has: default, 1, 100"),
+        ([], "nothing to predict"),
+        (["--gpus", "8", "--csv", "/nowhere/x.csv"], "cannot be written"),
+    ],
+)
+def test_mistakes_are_one_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main([str(SAMPLE), *arguments]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1

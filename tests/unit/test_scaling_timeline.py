@@ -1,0 +1,108 @@
+"""The event simulation against closed forms worked out by hand, and what must hold for any step."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.scaling.timeline import Compute, Slowdown, Work, simulate
+
+COMPUTE = Compute(before_ms=50.0, backward_ms=100.0, after_ms=10.0)
+
+
+def work(*buckets: tuple[float, float]) -> list[Work]:
+    return [Work(num_bytes=4, ready_ms=ready, comm_ms=comm) for ready, comm in buckets]
+
+
+def test_without_overlap_a_step_is_compute_plus_communication() -> None:
+    step = simulate(work((100.0, 30.0)), COMPUTE, slowdown=Slowdown(compute=3.0, comm=3.0))
+    assert step.step_ms == 190.0
+    assert step.exposed_comm_ms == step.comm_ms == 30.0
+
+
+def test_with_infinite_bandwidth_a_step_is_compute() -> None:
+    step = simulate(work((10.0, 0.0), (100.0, 0.0)), COMPUTE)
+    assert (step.step_ms, step.exposed_comm_ms) == (COMPUTE.total_ms, 0.0)
+
+
+def test_only_the_last_bucket_is_exposed_where_the_others_fit_inside() -> None:
+    step = simulate(work((20.0, 30.0), (60.0, 30.0), (100.0, 7.0)), COMPUTE)
+    assert step.exposed_comm_ms == pytest.approx(7.0)
+    assert [b.start_ms for b in step.buckets] == [20.0, 60.0, 100.0]
+    assert step.comm_end_ms == 107.0
+
+
+def test_all_reduces_queue_in_order() -> None:
+    step = simulate(work((10.0, 50.0), (20.0, 5.0), (100.0, 1.0)), COMPUTE)
+    assert [(b.launch_ms, b.start_ms, b.done_ms) for b in step.buckets[:2]] == [(10, 10, 60), (20, 60, 65)]
+
+
+def test_a_bucket_waits_for_those_before_it() -> None:
+    step = simulate(work((80.0, 5.0), (10.0, 5.0)), COMPUTE)
+    assert [(b.ready_ms, b.launch_ms, b.start_ms) for b in step.buckets] == [(80, 80, 80), (10, 80, 85)]
+
+
+def test_mutual_slow_down_by_hand() -> None:
+    """From 40 ms on both run: compute at 1/2, communication at 1/3.
+
+    20 ms of all-reduce take 60 ms, in which 30 ms of compute are done: 70 at wall time 100. The remaining
+    30 ms run alone until 130. Then the last bucket's 10 ms: 140.
+    """
+    step = simulate(work((40.0, 20.0), (100.0, 10.0)), COMPUTE, slowdown=Slowdown(compute=2.0, comm=3.0))
+    assert step.buckets[0].done_ms == pytest.approx(100.0)
+    assert step.compute_end_ms == pytest.approx(130.0)
+    assert step.comm_end_ms == pytest.approx(140.0)
+    assert step.exposed_comm_ms == pytest.approx(40.0)
+
+
+def test_communication_speeds_up_once_compute_is_over() -> None:
+    """At 90 ms 10 ms of compute are left: 20 ms at half speed, in which 20/4 = 5 ms of 12 are sent."""
+    step = simulate(work((90.0, 12.0)), COMPUTE, slowdown=Slowdown(compute=2.0, comm=4.0))
+    assert step.compute_end_ms == pytest.approx(110.0)
+    assert step.comm_end_ms == pytest.approx(117.0)
+
+
+def test_moments_inside_a_slowed_stretch_are_drawn_where_they_happen() -> None:
+    """Bucket 1 is ready at progress 60, 20 past the start of an all-reduce that halves compute: 40 + 40."""
+    step = simulate(work((40.0, 50.0), (60.0, 1.0)), COMPUTE, slowdown=Slowdown(compute=2.0))
+    assert step.buckets[1].ready_ms == pytest.approx(80.0)
+    assert step.buckets[1].start_ms == pytest.approx(90.0)
+
+
+def test_copies_lengthen_the_backward_and_finishing_the_step() -> None:
+    step = simulate(work((50.0, 1.0), (100.0, 5.0)), COMPUTE, copy_ms=2.0, finish_ms=3.0)
+    assert [b.ready_ms for b in step.buckets] == [52.0, 104.0]
+    assert step.exposed_comm_ms == pytest.approx(4.0 + 5.0 + 3.0)
+
+
+BUCKETS = st.lists(st.tuples(st.floats(0, 100), st.floats(0, 200)), min_size=1, max_size=12)
+SLOWDOWNS = st.builds(lambda a, b: Slowdown(compute=a, comm=b), st.floats(1, 4), st.floats(1, 4))
+
+
+@given(BUCKETS, SLOWDOWNS)
+def test_bounds_of_any_step(buckets: list[tuple[float, float]], slow: Slowdown) -> None:
+    step = simulate(work(*buckets), COMPUTE, slowdown=slow)
+    communication = sum(comm for _, comm in buckets)
+    overlapped = min(communication * slow.comm, COMPUTE.backward_ms * slow.compute)
+    assert step.exposed_comm_ms >= 0
+    assert step.step_ms >= COMPUTE.total_ms - 1e-9
+    assert step.step_ms >= COMPUTE.before_ms + max(r for r, _ in buckets) + buckets[-1][1] + 10 - 1e-6
+    assert step.step_ms >= COMPUTE.before_ms + buckets[0][0] + communication + 10 - 1e-6
+    # Never worse than all compute and all communication one after the other, what overlaps twice over.
+    assert step.step_ms <= COMPUTE.total_ms + communication + overlapped + 1e-6
+
+
+@given(BUCKETS)
+def test_undisturbed_overlap_never_costs(buckets: list[tuple[float, float]]) -> None:
+    step = simulate(work(*buckets), COMPUTE)
+    assert step.step_ms <= COMPUTE.total_ms + sum(comm for _, comm in buckets) + 1e-6
+
+
+@given(BUCKETS, SLOWDOWNS, st.floats(1, 10))
+def test_more_bandwidth_is_never_slower(
+    buckets: list[tuple[float, float]], slow: Slowdown, factor: float
+) -> None:
+    faster = [(ready, comm / factor) for ready, comm in buckets]
+    slower_ms = simulate(work(*buckets), COMPUTE, slowdown=slow).step_ms
+    assert simulate(work(*faster), COMPUTE, slowdown=slow).step_ms <= slower_ms + 1e-6
