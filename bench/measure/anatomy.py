@@ -126,7 +126,7 @@ def run_anatomy(trainer: Trainer, num_steps: int, device: torch.device, *, local
     ready: dict[int, list[float]] = {}
     with (
         no_gc(),
-        _ready_hooks(anatomy),
+        ready_hooks(anatomy),
         _dp_stages(anatomy, samples),
         _ddp_window(trainer, samples) as window,
     ):
@@ -151,7 +151,8 @@ def run_anatomy(trainer: Trainer, num_steps: int, device: torch.device, *, local
 
 
 @contextlib.contextmanager
-def _ready_hooks(anatomy: AnatomyTrainer) -> Iterator[None]:
+def ready_hooks(anatomy: AnatomyTrainer) -> Iterator[None]:
+    """Within it, `anatomy` notes when each gradient is ready."""
     handles = []
     for index, parameter in enumerate(p for p in anatomy.mode.module.parameters() if p.requires_grad):
 

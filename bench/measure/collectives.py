@@ -34,12 +34,15 @@ class BucketReplay:
         self._buckets = [torch.zeros(size // 4, dtype=dtype, device=device) for size in bucket_bytes]
         self._group = group
 
+    def launch(self) -> list[dist.Work]:
+        """Begin the communication of one step."""
+        works = [dist.all_reduce(bucket, group=self._group, async_op=True) for bucket in self._buckets]
+        return [work for work in works if work is not None]
+
     def step(self) -> None:
         """The communication of one step, with no compute."""
-        works = [dist.all_reduce(bucket, group=self._group, async_op=True) for bucket in self._buckets]
-        for work in works:
-            if work is not None:
-                work.wait()
+        for work in self.launch():
+            work.wait()
 
 
 def allreduce_times(

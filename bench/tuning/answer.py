@@ -1,0 +1,98 @@
+"""What to use, from what was measured in turns. Pure.
+
+Throughputs are compared inside each round. All intervals together cover the truth with 95% (Bonferroni), so
+that the best of several is not best by chance. A more complicated setting has to beat the simpler one by more
+than noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from bench.aggregate import ByRound
+from bench.stats import Interval, median_interval, paired_ratio
+from bench.tuning.candidates import KINDS, Candidate
+
+FAMILY_CONFIDENCE = 0.95
+
+LEAST_GAIN = 0.01
+"""Two equal cases of one process differ by up to this for as long as it lives: less is not worth a change."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """A candidate and its throughput by round."""
+
+    candidate: Candidate
+    images_per_s: ByRound
+    step_ms: Interval
+    """Of one optimizer step."""
+    ratio: Interval
+    """Throughput over the default's in the same round; 1 for the default itself."""
+
+    @property
+    def above_bound(self) -> float:
+        """Step over the least that any layout can reach, less 1; below 0 where noise or the model says so."""
+        return self.step_ms.estimate / self.candidate.bound_ms - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """The choice, what it was chosen from (the default first), and the confidence of each interval."""
+
+    chosen: Measured
+    best: Measured
+    """Of the highest throughput, whether or not it can be told from the default."""
+    measured: tuple[Measured, ...]
+    confidence: float
+
+    @property
+    def default(self) -> Measured:
+        """What DDP does when nothing is said."""
+        return self.measured[0]
+
+    @property
+    def changes(self) -> bool:
+        """Whether anything but the default is worth using."""
+        return self.chosen is not self.default
+
+
+def decide(
+    candidates: Sequence[Candidate], rates: Mapping[Candidate, ByRound], global_batch: Mapping[Candidate, int]
+) -> Answer:
+    """Choose among `candidates`, the default first; those without a rate were not measured.
+
+    Args:
+        candidates: as planned.
+        rates: images/s by round; the default's must be there.
+        global_batch: images per optimizer step.
+    """
+    levels = sorted({_complexity(c, candidates[0]) for c in candidates if c in rates})
+    comparisons = max(len(rates) - 1 + len(levels) - 1, 1)
+    confidence = 1 - (1 - FAMILY_CONFIDENCE) / comparisons
+    measured = [
+        Measured(
+            candidate=c,
+            images_per_s=rates[c],
+            step_ms=median_interval([global_batch[c] * 1000 / rate for rate in rates[c].values()]),
+            ratio=paired_ratio(rates[c], rates[candidates[0]], confidence=confidence),
+        )
+        for c in candidates
+        if c in rates
+    ]
+    chosen = measured[0]
+    for level in levels[1:]:
+        equals = [m for m in measured if _complexity(m.candidate, candidates[0]) == level]
+        best = max(equals, key=lambda m: m.ratio.estimate)
+        over = paired_ratio(best.images_per_s, chosen.images_per_s, confidence=confidence)
+        if over.low > 1 and over.estimate >= 1 + LEAST_GAIN:
+            chosen = best
+    best = max(measured, key=lambda m: m.ratio.estimate)
+    return Answer(chosen=chosen, best=best, measured=tuple(measured), confidence=confidence)
+
+
+def _complexity(candidate: Candidate, default: Candidate) -> tuple[int, int]:
+    """How many other settings change, then the kind of cap."""
+    others = sum(a != b for a, b in zip(candidate.point[1:], default.point[1:], strict=True))
+    return others, KINDS.index(candidate.kind)

@@ -1,0 +1,105 @@
+"""What a layout is searched for in: one reading of a calibration. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from bench.errors import UsageError
+from bench.scaling.buckets import Layout
+from bench.scaling.calibration import Calibration
+from bench.scaling.scenario import Scenario, cost_band, own_curves
+from bench.scaling.search import CostMs, best_layout, lower_bound_ms
+from bench.scaling.spread import expected_max
+from bench.scaling.timeline import Compute, Slowdown, make_work, simulate
+
+EXACT_PARAMETERS = 200
+"""Above, the search takes states as one that are closer than a thousandth of a percent of the step."""
+
+TOLERANCE = 1e-5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """One step of the slowest of `num_ranks` ranks; times in ms."""
+
+    num_bytes: tuple[int, ...]
+    ready_ms: tuple[float, ...]
+    kinds: tuple[str, ...]
+    comm_ms: CostMs
+    compute: Compute
+    slowdown: Slowdown
+    copy_ms: float
+    finish_ms: float
+    wire_share: float
+
+    @classmethod
+    def of(cls, calibration: Calibration, *, num_ranks: int, comm_hook: str, accumulate: int) -> Problem:
+        """The medians of a calibration, as `bench.scaling.predict` reads them.
+
+        Raises UsageError for a hook whose messages are not the buckets.
+        """
+        c = calibration
+        scenario = Scenario(num_devices=num_ranks, comm_hook=comm_hook, accumulate=accumulate)
+        slowest = expected_max(c.rank_spread, num_ranks)
+        backward_ms, before_ms = median(c.backward_ms), median(c.forward_ms) + median(c.data_ms)
+        compute = Compute(
+            before_ms=before_ms + (accumulate - 1) * (before_ms + backward_ms),
+            backward_ms=backward_ms,
+            after_ms=median(c.optimizer_ms),
+        )
+        return cls(
+            num_bytes=tuple(p.num_bytes for p in c.parameters),
+            ready_ms=tuple(min(p.ready_ms, backward_ms) * slowest for p in c.parameters),
+            kinds=tuple(p.kind for p in c.parameters),
+            comm_ms=cost_band(c, scenario, own_curves(c.allreduce)).estimate,
+            compute=compute.scaled(slowest),
+            slowdown=Slowdown(compute=median(c.compute_slowdown), comm=median(c.comm_slowdown)),
+            copy_ms=median(c.copy_ms),
+            finish_ms=median(c.finish_ms),
+            wire_share=scenario.wire_share,
+        )
+
+    def step_ms(self, layout: Layout) -> float:
+        """The simulated step under `layout`."""
+        work = make_work(self.num_bytes, self.ready_ms, layout, self.comm_ms, wire_share=self.wire_share)
+        step = simulate(
+            work, self.compute, slowdown=self.slowdown, copy_ms=self.copy_ms, finish_ms=self.finish_ms
+        )
+        return step.step_ms
+
+    def best_layout(self, *, bucket_ms: float = 0.0) -> Layout | None:
+        """The contiguous layout with the shortest step; None for parameters of several kinds.
+
+        With `bucket_ms` every bucket is taken to cost so much more than it does: a coarser layout results.
+        """
+        if len(set(self.kinds)) > 1:
+            return None
+        exact = len(self.num_bytes) <= EXACT_PARAMETERS
+        found = best_layout(
+            self.num_bytes,
+            self.ready_ms,
+            lambda num_bytes: self.comm_ms(num_bytes) + bucket_ms,
+            self.compute,
+            slowdown=self.slowdown,
+            wire_share=self.wire_share,
+            tolerance_ms=0.0 if exact else TOLERANCE * self.compute.total_ms,
+        )
+        return found.layout
+
+    def bound_ms(self) -> float:
+        """The least step that any layout can reach: compute and communication each at full speed."""
+        least = lower_bound_ms(
+            self.num_bytes, self.ready_ms, self.comm_ms, self.compute, wire_share=self.wire_share
+        )
+        return least + self.finish_ms
+
+
+def check_hooks(hooks: Sequence[str]) -> None:
+    """Raise UsageError for a hook that has no buckets to lay out."""
+    if "powersgd" in hooks:
+        raise UsageError(
+            "--comm-hook powersgd: its messages are not the buckets, so no layout can be searched for; "
+            "give none, fp16 or bf16"
+        )

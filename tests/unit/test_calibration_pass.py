@@ -1,0 +1,144 @@
+"""What the calibration pass tells: recovered from steps that a known machine would have taken."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.errors import UsageError
+from bench.plan import Case
+from bench.scaling.buckets import assign_cap, bucket_bytes
+from bench.scaling.cost import CostCurve
+from bench.scaling.from_pass import calibration_of, slowdowns
+from bench.scaling.timeline import Compute, Slowdown, Work, make_work, simulate
+from bench.schema import ALLREDUCE, BLOCKS, BUCKETS, CASES, typed_frame
+from bench.store import RunData
+
+SIZES = (2_000_000, 6_000_000, 12_000_000, 4_000_000)
+READY_MS = (20.0, 45.0, 70.0, 100.0)
+COMPUTE = Compute(before_ms=50.0, backward_ms=100.0, after_ms=10.0)
+SLOW = Slowdown(compute=1.25, comm=1.4)
+FINISH_MS = 6.0
+CURVE = CostCurve(((4096.0, 0.5), (1e8, 800.0)))
+ORDER = (3, 2, 1, 0)
+TRAINABLE = [(f"p{i}", SIZES[ORDER[i]], "") for i in range(4)]
+
+
+@given(st.floats(1, 4), st.floats(1, 4), st.floats(1, 500), st.floats(1, 500))
+def test_slow_downs_from_compute_and_communication_that_began_together(
+    compute: float, comm: float, compute_ms: float, comm_ms: float
+) -> None:
+    """Oracle: the simulation of one bucket that is ready at once."""
+    work = [Work(num_bytes=1, ready_ms=0.0, comm_ms=comm_ms)]
+    alone = Compute(before_ms=0.0, backward_ms=compute_ms, after_ms=0.0)
+    step = simulate(work, alone, slowdown=Slowdown(compute=compute, comm=comm))
+    found = slowdowns(
+        compute_alone_ms=compute_ms,
+        comm_alone_ms=comm_ms,
+        compute_end_ms=step.compute_end_ms,
+        comm_end_ms=step.comm_end_ms,
+    )
+    assert found.compute == pytest.approx(compute, rel=1e-6)
+    assert found.comm == pytest.approx(comm, rel=1e-6)
+
+
+def test_noise_never_makes_a_slow_down_below_one() -> None:
+    found = slowdowns(compute_alone_ms=100, comm_alone_ms=200, compute_end_ms=95, comm_end_ms=190)
+    assert found == Slowdown(compute=1.0, comm=1.0)
+
+
+def known_run(tmp_path: Path, *, with_pass: bool = True) -> RunData:
+    """Two caps over three rounds of a machine that is 10% slower in each round than before."""
+    cases, blocks = [], []
+    for cap in ("default", "1000"):
+        case = Case(
+            mode="ddp", num_devices=2, arch="net", image_size=32, batch_per_device=8, scaling="weak",
+            precision="fp32", data="device", device_type="cpu", backend="gloo", bucket_cap_mb=cap,
+        )  # fmt: skip
+        layout = assign_cap(SIZES, cap)
+        sizes = bucket_bytes(SIZES, layout)
+        first = _first_round(layout)
+        for r in (1, 2, 3):
+            pace = 1.1 ** (r - 1)
+            comm = sum(CURVE(size) for size in sizes)
+            found = {"timed": first * pace, "no_sync": COMPUTE.total_ms * pace, "comm": comm * pace}
+            blocks += [_block(case, r, phase, ms) for phase, ms in found.items()]
+            if with_pass and cap == "default":
+                blocks.append(_block(case, r, "calibration", 320.0 * pace, _detail(pace)))
+        cases.append(
+            {
+                **vars(case), "case_id": case.case_id, "status": "ok", "num_nodes": 1,
+                "num_buckets": len(sizes), "bucket_bytes": "/".join(map(str, sizes)),
+                "device_name": "CPU core", "global_batch": case.global_batch, "images_per_s": 16_000 / first,
+            }
+        )  # fmt: skip
+    curve = [
+        {"num_devices": 2, "backend": "gloo", "bytes": int(size), "time_ms": ms, "num_samples": 1}
+        for size, ms in CURVE.points
+    ]
+    return RunData(
+        tmp_path, {"environment": {}, "versions": {"torch": "2.15"}}, typed_frame(cases, CASES),
+        typed_frame(blocks, BLOCKS), typed_frame([], BUCKETS), typed_frame(curve, ALLREDUCE),
+    )  # fmt: skip
+
+
+def _first_round(layout: Any) -> float:
+    work = make_work(SIZES, READY_MS, layout, CURVE)
+    return simulate(work, COMPUTE, slowdown=SLOW, finish_ms=FINISH_MS).step_ms
+
+
+def _block(case: Case, r: int, phase: str, ms: float, detail: Any = None) -> dict[str, Any]:
+    return {
+        "case_id": case.case_id, "phase": phase, "round": r, "rank": 0, "num_steps": 1, "block_ms": ms,
+        "steps_ms": f"{ms}", "detail": detail and json.dumps({"calibration": detail}),
+    }  # fmt: skip
+
+
+def _detail(pace: float) -> dict[str, Any]:
+    """As instruments show it that make a step 5% longer."""
+    work = [Work(num_bytes=1, ready_ms=0.0, comm_ms=800.0)]
+    beside = simulate(work, Compute(before_ms=0, backward_ms=320.0, after_ms=0), slowdown=SLOW)
+    longer = 1.05 * pace
+    return {
+        "order": list(ORDER),
+        "ready_ms": [at * longer for at in READY_MS],
+        "data_ms": 10.0 * longer, "forward_ms": 40.0 * longer, "backward_ms": 100.0 * longer,
+        "optimizer_ms": 10.0 * longer,
+        "compute_alone_ms": 320.0 * pace, "comm_alone_ms": 800.0 * pace,
+        "compute_end_ms": beside.compute_end_ms * pace, "comm_end_ms": beside.comm_end_ms * pace,
+    }  # fmt: skip
+
+
+def test_the_machine_that_made_a_run_is_found_again(tmp_path: Path) -> None:
+    found = calibration_of(known_run(tmp_path), TRAINABLE)
+    assert [p.num_bytes for p in found.parameters] == list(SIZES), "in the reducer's order"
+    assert [p.name for p in found.parameters] == ["p3", "p2", "p1", "p0"]
+    assert found.compute_slowdown == pytest.approx((SLOW.compute,) * 3)
+    assert found.comm_slowdown == pytest.approx((SLOW.comm,) * 3)
+    # The middle round is 1.1 times the first.
+    assert [p.ready_ms for p in found.parameters] == pytest.approx([1.1 * at for at in READY_MS])
+    assert found.backward_ms == pytest.approx((100.0, 110.0, 121.0))
+    assert found.forward_ms[0] + found.data_ms[0] == pytest.approx(50.0)
+    assert found.optimizer_ms[0] == pytest.approx(10.0)
+    assert found.finish_ms == pytest.approx((FINISH_MS, 1.1 * FINISH_MS, 1.21 * FINISH_MS), rel=0.02)
+    assert found.model_error_pct is not None
+
+
+def test_a_run_without_the_pass_or_of_another_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--calibrate"):
+        calibration_of(known_run(tmp_path, with_pass=False), TRAINABLE)
+    with pytest.raises(UsageError, match="4 parameters, the workload 3"):
+        calibration_of(known_run(tmp_path), TRAINABLE[:3])
+
+
+def test_a_run_whose_communication_was_not_measured_is_refused(tmp_path: Path) -> None:
+    run = known_run(tmp_path)
+    lacking = replace(run, blocks=run.blocks[run.blocks["phase"] != "no_sync"])
+    with pytest.raises(UsageError, match="no_sync"):
+        calibration_of(lacking, TRAINABLE)

@@ -1,0 +1,122 @@
+"""The decision, on rounds whose truth is known."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+
+import pytest
+
+from bench.aggregate import ByRound
+from bench.tuning.answer import Answer, decide
+from bench.tuning.candidates import Candidate
+from bench.tuning.wording import as_json, name, paste, rows, sentence
+
+DEFAULT = Candidate(bucket_cap_mb="default", kind="default", bound_ms=400.0)
+FOUR = Candidate(bucket_cap_mb="4", kind="uniform", bound_ms=400.0)
+ZERO = Candidate(bucket_cap_mb="0", kind="uniform", bound_ms=400.0)
+LIST = Candidate(bucket_cap_mb="1/5/12.5", kind="list", bound_ms=400.0)
+VIEW = Candidate(bucket_cap_mb="4", kind="uniform", gradient_as_bucket_view=True, bound_ms=400.0)
+HALF = Candidate(bucket_cap_mb="4", kind="uniform", comm_hook="fp16", bound_ms=300.0)
+
+GLOBAL_BATCH = 32
+
+
+def measured(
+    gains: Mapping[Candidate, float], *, num_rounds: int = 12, noise: float = 0.004, seed: int = 0
+) -> Answer:
+    """Rounds of a machine that becomes a third slower on the way, the default taking 500 ms at first."""
+    chance = random.Random(seed)  # noqa: S311 - noise, not a secret
+
+    def rates(gain: float) -> ByRound:
+        base = GLOBAL_BATCH * 1000 / 500
+        return {
+            r: base * gain * (1 - r / num_rounds / 3) * chance.gauss(1, noise)
+            for r in range(1, num_rounds + 1)
+        }
+
+    every = {candidate: rates(gain) for candidate, gain in gains.items()}
+    return decide(list(gains), every, dict.fromkeys(gains, GLOBAL_BATCH))
+
+
+def test_the_best_is_chosen_and_its_gain_told_although_the_machine_drifts() -> None:
+    answer = measured({DEFAULT: 1.0, ZERO: 0.97, FOUR: 1.08})
+    assert answer.chosen.candidate is FOUR
+    assert answer.changes
+    assert answer.chosen.ratio.low < 1.08 < answer.chosen.ratio.high
+    assert answer.chosen.ratio.high - answer.chosen.ratio.low < 0.02, "drift cancels in a round"
+    said = sentence(answer)
+    assert said.startswith(("use bucket_cap_mb=4: 8.", "use bucket_cap_mb=4: 7."))
+    assert "% faster than the default" not in said.split("[", maxsplit=1)[0], "an interval stands before it"
+    assert "above the bound of 400 ms" in said
+    assert paste(answer) == "model = DistributedDataParallel(model, bucket_cap_mb=4)"
+
+
+def test_no_change_where_the_best_is_within_noise() -> None:
+    answer = measured({DEFAULT: 1.0, FOUR: 1.01, LIST: 0.99}, noise=0.03)
+    assert not answer.changes
+    assert "within noise" in sentence(answer)
+    assert "change nothing" in sentence(answer)
+    assert paste(answer) == ""
+
+
+def test_no_change_for_a_gain_that_is_real_but_tiny() -> None:
+    answer = measured({DEFAULT: 1.0, FOUR: 1.004}, noise=0.0005)
+    assert answer.best.ratio.low > 1
+    assert not answer.changes
+    assert "less than 1%" in sentence(answer)
+
+
+def test_no_change_where_the_default_is_the_best() -> None:
+    answer = measured({DEFAULT: 1.0, FOUR: 0.9, ZERO: 0.8})
+    assert not answer.changes
+    assert "nothing measured is faster than the default: change nothing" in sentence(answer)
+    assert not measured({DEFAULT: 1.0}).changes
+
+
+@pytest.mark.parametrize(("list_gain", "chosen"), [(1.082, FOUR), (1.15, LIST)])
+def test_a_list_has_to_beat_the_uniform_cap_by_more_than_noise(list_gain: float, chosen: Candidate) -> None:
+    answer = measured({DEFAULT: 1.0, FOUR: 1.08, LIST: list_gain}, noise=0.01)
+    assert answer.chosen.candidate is chosen
+
+
+def test_further_settings_have_to_as_well() -> None:
+    assert measured({DEFAULT: 1.0, FOUR: 1.08, VIEW: 1.081, HALF: 1.08}).chosen.candidate is FOUR
+    answer = measured({DEFAULT: 1.0, FOUR: 1.08, VIEW: 1.12, HALF: 1.3})
+    assert answer.chosen.candidate is HALF
+    assert name(HALF, DEFAULT) == "bucket_cap_mb=4 with the fp16 hook"
+    assert "register_comm_hook(None, default_hooks.fp16_compress_hook)" in paste(answer)
+    assert "the bound of 300 ms" in sentence(answer)
+
+
+def test_two_rounds_decide_nothing() -> None:
+    answer = measured({DEFAULT: 1.0, FOUR: 1.3}, num_rounds=2, noise=0.05)
+    assert not answer.changes
+    assert "too few rounds" in sentence(answer)
+    assert "[unknown]" in sentence(answer)
+
+
+def test_a_candidate_that_was_not_measured_is_left_out() -> None:
+    rates = {DEFAULT: {1: 10.0, 2: 10.0}, FOUR: {1: 9.0, 2: 9.0}}
+    answer = decide([DEFAULT, LIST, FOUR], rates, dict.fromkeys(rates, GLOBAL_BATCH))
+    assert [m.candidate for m in answer.measured] == [DEFAULT, FOUR]
+
+
+def test_equal_layouts_are_rarely_told_apart() -> None:
+    """Five equal candidates, 200 times: all intervals together cover the truth in at least 95%."""
+    wrong = 0
+    for seed in range(200):
+        answer = measured({DEFAULT: 1.0, FOUR: 1.0, ZERO: 1.0, LIST: 1.0, VIEW: 1.0}, noise=0.02, seed=seed)
+        wrong += answer.changes
+    assert wrong <= 10
+
+
+def test_lines_to_paste() -> None:
+    answer = measured({DEFAULT: 1.0, LIST: 1.2})
+    assert paste(answer) == "model = DistributedDataParallel(model, bucket_cap_mb_list=[1, 5, 12.5])"
+    assert "bucket_cap_mb=1e-6" in paste(measured({DEFAULT: 1.0, ZERO: 1.2}))
+    assert "gradient_as_bucket_view=True" in paste(measured({DEFAULT: 1.0, VIEW: 1.2}))
+    found = as_json(answer)
+    assert found["change"] is True
+    assert found["chosen"]["bucket_cap_mb"] == "1/5/12.5"
+    assert [c["name"] for c in found["candidates"]] == [row[0] for row in rows(answer)]

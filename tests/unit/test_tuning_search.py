@@ -1,0 +1,154 @@
+"""Caps as text, and what is worth measuring: against DDP's rule, against `predict`, against every layout."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.errors import UsageError
+from bench.parsing import bucket_cap
+from bench.scaling.buckets import MIB, Layout, assign_cap
+from bench.scaling.calibration import AllReduceTimes, Calibration, Identity, Parameter
+from bench.scaling.predict import predict
+from bench.scaling.scenario import Scenario
+from bench.tuning.candidates import Axes, Candidate, choose
+from bench.tuning.caps import list_caps, uniform_caps
+from bench.tuning.problem import Problem, check_hooks
+
+SIZES_MIB = (1, 4, 2, 8, 1, 6, 3)
+
+SLOW_LINK = Calibration(
+    identity=Identity(
+        arch="net", image_size=32, batch_per_device=8, precision="fp32", device_type="cpu",
+        device_name="CPU core", torch="2.15", host="here",
+    ),
+    num_ranks=2,
+    num_nodes=1,
+    parameters=tuple(
+        Parameter(name=f"p{i}", num_bytes=size * MIB, ready_ms=10.0 * (i + 1))
+        for i, size in enumerate(SIZES_MIB)
+    ),
+    forward_ms=(30.0, 31.0, 32.0),
+    backward_ms=(70.0, 71.0, 72.0),
+    optimizer_ms=(4.0, 5.0, 6.0),
+    allreduce=(
+        AllReduceTimes(num_ranks=2, backend="gloo", points=((4096, (0.5,)), (MIB, (3.0,)), (2**25, (80.0,)))),
+    ),
+    compute_slowdown=(1.2,),
+    comm_slowdown=(1.1,),
+    finish_ms=(3.0,),
+    rank_spread=(0.98, 1.0, 1.0, 1.03),
+)  # fmt: skip
+FREE = replace(
+    SLOW_LINK,
+    allreduce=(AllReduceTimes(num_ranks=2, backend="gloo", points=((4096, (1e-9,)), (2**25, (1e-9,)))),),
+    compute_slowdown=(1.0,),
+)
+
+
+def tuned(calibration: Calibration, *, lists: bool = True, axes: Axes | None = None) -> list[Candidate]:
+    return choose(calibration, num_ranks=2, axes=axes or Axes(), lists=lists)
+
+
+def every_layout(count: int) -> list[Layout]:
+    found = []
+    for cuts in itertools.product((0, 1), repeat=count - 1):
+        ends = [*(i + 1 for i, cut in enumerate(cuts) if cut), count]
+        found.append(tuple(tuple(range(a, b)) for a, b in zip([0, *ends], ends, strict=False)))
+    return found
+
+
+@given(st.data())
+def test_ddp_arrives_at_the_layout_of_a_list(data: st.DataObject) -> None:
+    sizes = data.draw(st.lists(st.integers(128, 40_000_000).map(lambda n: 4 * n), min_size=1, max_size=9))
+    layout = data.draw(st.sampled_from(every_layout(len(sizes))))
+    caps = list_caps(sizes, layout)
+    assert assign_cap(sizes, caps) == layout
+    assert bucket_cap(caps) == caps, "the text survives the command line"
+
+
+@pytest.mark.parametrize(
+    ("sizes_mib", "layout", "caps"),
+    [
+        ((1, 1, 1, 1, 1, 1), ((0,), (1, 2), (3, 4), (5,)), "1/2"),
+        ((1, 1, 1, 1), ((0, 1), (2, 3)), "2"),
+        ((3.7, 4, 9, 1), ((0,), (1, 2), (3,)), "3/13"),
+        ((1, 1, 10, 1), ((0, 1), (2,), (3,)), "2"),
+    ],
+)
+def test_lists_are_as_short_as_they_can_be(sizes_mib: tuple[float, ...], layout: Layout, caps: str) -> None:
+    assert list_caps([int(size * MIB) for size in sizes_mib], layout) == caps
+
+
+@pytest.mark.parametrize("total_bytes", [300_000, 1_080_424, 46_758_048, 100_000_000])
+def test_uniform_caps_cover_models_of_any_size(total_bytes: int) -> None:
+    caps = uniform_caps(total_bytes)
+    assert caps[0] == "default"
+    assert len(set(caps)) == len(caps)
+    assert [bucket_cap(cap) for cap in caps] == caps
+    inside = [float(cap) for cap in caps[1:] if 0 < float(cap) * MIB < total_bytes]
+    assert min(inside) * MIB < total_bytes / 100
+    assert max(inside) * MIB > total_bytes / 2
+
+
+@pytest.mark.parametrize(("hook", "accumulate"), [("none", 1), ("fp16", 1), ("none", 4)])
+@pytest.mark.parametrize("cap", ["default", "0", "4", "1/9"])
+def test_a_problem_reads_a_calibration_as_predict_does(cap: str, hook: str, accumulate: int) -> None:
+    problem = Problem.of(SLOW_LINK, num_ranks=2, comm_hook=hook, accumulate=accumulate)
+    layout = assign_cap(problem.num_bytes, cap)
+    scenario = Scenario(num_devices=2, bucket_cap_mb=cap, comm_hook=hook, accumulate=accumulate)
+    predicted = predict(SLOW_LINK, scenario, resamples=2).step_ms.estimate
+    assert problem.step_ms(layout) == pytest.approx(predicted, rel=1e-9)
+
+
+def test_the_list_is_the_best_of_every_layout_and_none_beats_the_bound() -> None:
+    found = tuned(SLOW_LINK)
+    problem = Problem.of(SLOW_LINK, num_ranks=2, comm_hook="none", accumulate=1)
+    steps = [problem.step_ms(layout) for layout in every_layout(len(SIZES_MIB))]
+    assert min(c.predicted_ms for c in found) == pytest.approx(min(steps))
+    assert [c.kind for c in found].count("list") == 1
+    assert all(c.bound_ms <= step for c in found for step in steps)
+
+
+def test_the_default_comes_first_and_no_layout_twice() -> None:
+    found = tuned(SLOW_LINK)
+    assert found[0].bucket_cap_mb == "default"
+    assert 2 <= len(found) <= 5
+    sizes = [p.num_bytes for p in SLOW_LINK.parameters]
+    assert len({assign_cap(sizes, c.bucket_cap_mb) for c in found}) == len(found)
+    assert "list" not in {c.kind for c in tuned(SLOW_LINK, lists=False)}
+
+
+def test_without_communication_no_layout_is_promised_more_than_the_default() -> None:
+    found = tuned(FREE)
+    assert found[0].predicted_ms == pytest.approx(min(c.predicted_ms for c in found), rel=1e-6)
+    assert found[0].predicted_ms == pytest.approx(found[0].bound_ms, rel=1e-6)
+
+
+def test_further_axes_are_added_on_request() -> None:
+    plain = tuned(SLOW_LINK)
+    axes = Axes(gradient_as_bucket_view=(False, True), comm_hook=("none", "fp16"), accumulate=(1, 2))
+    found = tuned(SLOW_LINK, axes=axes)
+    assert found[: len(plain)] == plain
+    assert {c.point[1:] for c in found} == {
+        (False, "none", 1), (False, "none", 2), (False, "fp16", 1), (False, "fp16", 2), (True, "none", 1),
+    }  # fmt: skip
+    least = {(c.comm_hook, c.accumulate): c.bound_ms for c in found}
+    assert least["fp16", 1] < least["none", 1], "half the bytes"
+    assert least["none", 2] > least["none", 1], "a second micro-batch"
+    fixed = tuned(SLOW_LINK, axes=Axes(gradient_as_bucket_view=(True,), comm_hook=("fp16",)))
+    assert {c.point[1:] for c in fixed} == {(True, "fp16", 1)}
+
+
+def test_parameters_of_several_kinds_get_no_list() -> None:
+    kinds = [replace(p, kind="a" if i % 2 else "b") for i, p in enumerate(SLOW_LINK.parameters)]
+    assert {c.kind for c in tuned(replace(SLOW_LINK, parameters=tuple(kinds)))} <= {"default", "uniform"}
+
+
+def test_a_hook_without_buckets_is_refused() -> None:
+    with pytest.raises(UsageError, match="powersgd"):
+        check_hooks(("none", "powersgd"))
