@@ -2,157 +2,98 @@
 
 from __future__ import annotations
 
-import math
-import re
-
 import pandas as pd
 
+from bench.advice import advice, reference_case
 from bench.aggregate import ByRound, images_per_s_by_round
-from bench.plan import DDP_AXES
-from bench.stats import Interval, paired_ratio
+from bench.doubts import not_tried, uncertain, unmeasured
+from bench.escape import visible
+from bench.limits import communication, slow_rank
+from bench.stats import paired_ratio
+from bench.wording import devices, mode_name, place, ranged, times, truth
 
-TCP_OVERHEAD = 1514 / 1448
-"""Bytes on the wire for each byte that TCP delivers, full Ethernet frames."""
+__all__ = ["devices", "findings"]
 
-LINK_SLACK = 1.08
-
-MODE_NAMES = {"single": "single", "dp": "DataParallel", "ddp": "DDP"}
+_MOST_COUNTS = 4
 
 
 def findings(cases: pd.DataFrame, blocks: pd.DataFrame) -> list[str]:
-    """Sentences about the measured cases: fastest mode at each count, then bucket caps."""
+    """Sentences about the cases of a run, at least one.
+
+    In this order: the fastest mode at each device count, scaling efficiency, what to change and its gain,
+    what communication adds, slow ranks, what is uncertain, what has no number, what was not tried.
+    """
     ok = cases[(cases["status"] == "ok") & cases["images_per_s"].notna()]
     if ok.empty:
-        return ["Nothing was measured: no case ended with status ok."]
+        return ["Nothing was measured: no case ended with status ok.", *map(visible, unmeasured(cases))]
     throughput = images_per_s_by_round(blocks, dict(zip(ok["case_id"], ok["global_batch"], strict=True)))
+    lacking = set(ok["case_id"]) - throughput.keys()
+    if lacking:
+        ok = ok[ok["case_id"].isin(list(throughput))]
     shared = ok["oversubscribed"].fillna(value=False).groupby(ok["num_devices"].astype(int)).any()
     # The largest count that owns its devices is what a reader came for; shared ones come last.
     counts = sorted(shared.index, key=lambda n: (bool(shared[n]), -n))
-    sentences = []
-    for count in counts:
-        sentences += _fastest_mode(ok[ok["num_devices"] == count], throughput, count)
-    for count in counts:
-        ddp = _plain(ok[(ok["num_devices"] == count) & (ok["mode"] == "ddp")])
-        sentences += _best_cap(ddp, throughput, count)
-    for count in counts:
-        sentences += _communication(_plain(ok[(ok["num_devices"] == count) & (ok["mode"] == "ddp")]), count)
-    return sentences
+    at = {count: ok[ok["num_devices"] == count] for count in counts}
+    ddp = {count: here[here["mode"] == "ddp"] for count, here in at.items()}
+    sentences = [
+        *(_fastest_mode(here, throughput) for here in at.values()),
+        *(
+            [f"blocks.csv lacks blocks of {len(lacking)} measured cases; nothing is said of them."]
+            if lacking
+            else []
+        ),
+        *_efficiency(at),
+        *(sentence for count in counts for sentence in advice(ok, throughput, count)),
+        *(sentence for rows in ddp.values() for sentence in communication(rows)),
+        *(sentence for rows in ddp.values() for sentence in slow_rank(rows, blocks)),
+        *(uncertain(ok, throughput, blocks, counts) if len(ok) else []),
+        *unmeasured(cases),
+        *not_tried(cases),
+    ]
+    # Reasons and hosts are text of others, and this goes to a terminal.
+    return [visible(sentence) for sentence in sentences]
 
 
-def devices(count: int, device_type: str) -> str:
-    """`2 GPUs`, `1 CPU core`."""
-    noun = "GPU" if device_type == "cuda" else "CPU core"
-    return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
-def _fastest_mode(here: pd.DataFrame, throughput: dict[str, ByRound], count: int) -> list[str]:
-    if not set(here["case_id"]) <= throughput.keys():
-        return [f"On {count} devices, blocks.csv lacks blocks of measured cases; nothing is said of them."]
+def _fastest_mode(here: pd.DataFrame, throughput: dict[str, ByRound]) -> str:
     # DDP stands with the settings a user gets by default, not with the luckiest of many.
-    chosen = here.drop_duplicates("mode").sort_values("images_per_s", ascending=False)
-    where = f"On {devices(count, str(here['device_type'].iloc[0]))}"
-    if bool(here["oversubscribed"].fillna(value=False).any()):
-        where += " (oversubscribed: they share fewer cores or GPUs)"
+    chosen = pd.DataFrame(reference_case(rows) for _, rows in here.groupby("mode", sort=False))
+    chosen = chosen.sort_values("images_per_s", ascending=False)
     best = chosen.iloc[0]
-    name = _mode_name(best)
-    rate = f"{_figures(best['images_per_s'])}{_range(best, 'images_per_s')} images/s"
-    scaled = "" if count == 1 else f", {best['speedup']:.2f}x{_range(best, 'speedup')} single"
+    shared = ", which share fewer cores or GPUs" if truth(best["oversubscribed"]) else ""
+    where = f"On {place(best)}{shared}"
+    name = mode_name(best)
+    rate = f"{ranged(best, 'images_per_s')} images/s{_against_single(best)}"
     if len(chosen) == 1:
-        return [f"{where}, {name} gives {rate}{scaled}; no other mode was measured there."]
+        return f"{where}, {name} gives {rate}; no other mode was measured there."
     other = chosen.iloc[1]
     ratio = paired_ratio(throughput[best["case_id"]], throughput[other["case_id"]])
     if ratio.excludes(1.0):
-        verdict = f"{name} is fastest: {rate}{scaled}, {_times(ratio)} the rate of {_mode_name(other)}."
-    else:
-        verdict = (
-            f"{name} and {_mode_name(other)} cannot be told apart: {_times(ratio)}"
-            f"{' (one round gives no interval)' if math.isnan(ratio.low) else ''}; "
-            f"{name} gives {rate}{scaled}."
-        )
-    return [f"{where}, {verdict}"]
+        return f"{where}, {name} is fastest: {rate}, {times(ratio)} the rate of {mode_name(other)}."
+    return (
+        f"{where}, {name} and {mode_name(other)} cannot be told apart: {times(ratio)}; {name} gives {rate}."
+    )
 
 
-def _best_cap(ddp: pd.DataFrame, throughput: dict[str, ByRound], count: int) -> list[str]:
-    if len(ddp) < 2 or not set(ddp["case_id"]) <= throughput.keys():
+def _against_single(row: pd.Series) -> str:
+    if row["num_devices"] == 1 or pd.isna(row["speedup"]):
+        return ""
+    said = f", {ranged(row, 'speedup')}x single"
+    return f"{said}: slower than one device alone" if row["speedup_high"] < 1 else said
+
+
+def _efficiency(at: dict[int, pd.DataFrame]) -> list[str]:
+    """Of the larger counts, those that own their devices first."""
+    counts = [count for count in at if count > 1][:_MOST_COUNTS]
+    by_mode: dict[str, list[str]] = {}
+    for count in counts:
+        for _, rows in at[count].groupby("mode", sort=False):
+            row = reference_case(rows)
+            if pd.notna(row["efficiency"]):
+                kept = f"{ranged(row, 'efficiency', 100)}% on {place(row)}"
+                by_mode.setdefault(mode_name(row), []).append(kept)
+    if not by_mode:
         return []
-    where = f"DDP on {devices(count, str(ddp['device_type'].iloc[0]))}"
-    reference = ddp[ddp["bucket_cap_mb"] == "default"]
-    base = (reference if len(reference) else ddp).iloc[0]
-    rivals = ddp[ddp["case_id"] != base["case_id"]]
-    best = rivals.sort_values("images_per_s", ascending=False).iloc[0]
-    # The best of several is picked after the fact: Bonferroni keeps the claim at 95%.
-    ratio = paired_ratio(
-        throughput[best["case_id"]], throughput[base["case_id"]], confidence=1 - 0.05 / len(rivals)
-    )
-    base_name = (
-        "PyTorch's default" if base["bucket_cap_mb"] == "default" else f"cap {base['bucket_cap_mb']} MiB"
-    )
-    cap = f"bucket cap {best['bucket_cap_mb']} MiB"
-    if ratio.low > 1:
-        return [f"{where}: {cap} is best, {_times(ratio)} the rate of {base_name}; that is beyond the noise."]
-    if ratio.high < 1:
-        return [
-            f"{where}: {base_name} is the best bucket cap; the next, {cap}, runs at {_times(ratio)} its rate."
-        ]
-    nearest = f"the fastest other, {cap}, runs at {_times(ratio)} its rate."
-    return [f"{where}: no bucket cap beats {base_name} beyond the noise; {nearest}"]
-
-
-def _communication(ddp: pd.DataFrame, count: int) -> list[str]:
-    measured = ddp[ddp["exposed_comm_ms"].notna() & ddp["comm_ms"].notna()]
-    if measured.empty:
-        return []
-    row = measured.iloc[0]
-    link = "" if pd.isna(row["link"]) else f" over {row['link']}"
-    layout = "the default buckets" if row["bucket_cap_mb"] == "default" else f"cap {row['bucket_cap_mb']} MiB"
-    alone = f"{_figures(row['comm_ms'])}{_range(row, 'comm_ms')} ms"
-    added = f"{_figures(row['exposed_comm_ms'])}{_range(row, 'exposed_comm_ms')} ms"
-    share = 100 * row["exposed_comm_ms"] / row["step_ms_p50"]
-    where = f"DDP on {devices(count, str(row['device_type']))}{link} with {layout}"
-    sentence = (
-        f"{where}: communication alone takes {alone}; it adds {added} to the step ({share:.0f}% of it)."
-    )
-    allowed_ms = _link_ms(str(row["link"]), str(row["bucket_bytes"]), count)
-    if allowed_ms is not None and row["comm_ms"] > LINK_SLACK * allowed_ms:
-        sentence += f" The link would allow {_figures(allowed_ms)} ms: here the cores limit communication."
-    return [sentence]
-
-
-def _link_ms(link: str, bucket_bytes: str, num_ranks: int) -> float | None:
-    """Least milliseconds of a ring all-reduce over a lab's link: 2 (n - 1) / n of the bytes, with headers."""
-    rate = re.fullmatch(r"([0-9.]+)([mg])bit(\+.*)?", link)
-    if rate is None or not re.fullmatch(r"[0-9/]+", bucket_bytes):
-        return None
-    num_bytes = sum(int(size) for size in bucket_bytes.split("/")) * 2 * (num_ranks - 1) / num_ranks
-    return num_bytes * TCP_OVERHEAD * 8 / (float(rate[1]) * (1e6 if rate[2] == "m" else 1e9)) * 1000
-
-
-def _plain(ddp: pd.DataFrame) -> pd.DataFrame:
-    """The cases that differ from the first only in their bucket cap."""
-    if ddp.empty:
-        return ddp
-    other = [axis for axis in DDP_AXES if axis != "bucket_cap_mb"]
-    settings = ddp[other].astype(object).fillna("")
-    return ddp[(settings == settings.iloc[0]).all(axis=1)]
-
-
-def _mode_name(row: pd.Series) -> str:
-    name = MODE_NAMES.get(row["mode"], str(row["mode"]))
-    return f"{name} (CPU stand-in)" if str(row["impl"]) == "cpu_standin" else name
-
-
-def _range(row: pd.Series, column: str) -> str:
-    low, high = row[f"{column}_low"], row[f"{column}_high"]
-    return "" if pd.isna(low) else f" [{_figures(low)}, {_figures(high)}]"
-
-
-def _figures(value: float) -> str:
-    """Four significant figures, thousands separated, never in powers of ten."""
-    decimals = max(3 - math.floor(math.log10(abs(value))), 0) if value else 0
-    return f"{value:,.{decimals}f}"
-
-
-def _times(ratio: Interval) -> str:
-    if math.isnan(ratio.low):
-        return f"{ratio.estimate:.3f}x"
-    return f"{ratio.estimate:.3f}x [{ratio.low:.3f}, {ratio.high:.3f}]"
+    scaling = str(at[counts[0]]["scaling"].iloc[0])
+    meaning = f"under {scaling} scaling, where 100% is every device adding as much as the first"
+    said = "; ".join(f"{name} keeps {', '.join(kept)}" for name, kept in by_mode.items())
+    return [f"Scaling efficiency: {meaning}, {said}."]

@@ -40,6 +40,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="page to write (default: RUN/report.html, for one run), or file of --markdown",
     )
+    parser.add_argument(
+        "--predictions",
+        type=Path,
+        metavar="FILE",
+        help="draw what `python -m bench.predict RUN --out FILE` predicted from this run",
+    )
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument(
         "--markdown", action="store_true", help="print verdict and results as Markdown instead, or to --out"
@@ -52,18 +58,20 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _write(arguments: argparse.Namespace) -> str:
-    runs, out = arguments.runs, arguments.out
+    runs, out, predictions = arguments.runs, arguments.out, arguments.predictions
+    if predictions is not None and (arguments.markdown or len(runs) > 1):
+        raise UsageError("--predictions are drawn with one run; leave --markdown and the other runs out")
     if arguments.markdown:
         return write_markdown(runs, out)
     if arguments.png is None and arguments.pdf is None:
-        return str(build(runs, _page(runs, out)))
+        return str(build(runs, _page(runs, out), predictions=predictions))
     if out is not None:
         raise UsageError(
             "--out names the page or the file of --markdown; leave it out beside --png and --pdf"
         )
     if arguments.pdf is not None:
-        return str(write_pdf(runs, arguments.pdf))
-    return "\n".join(map(str, write_png(runs, arguments.png)))
+        return str(write_pdf(runs, arguments.pdf, predictions=predictions))
+    return "\n".join(map(str, write_png(runs, arguments.png, predictions=predictions)))
 
 
 def _page(runs: Sequence[Path], out: Path | None) -> Path:

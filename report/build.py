@@ -19,13 +19,14 @@ if TYPE_CHECKING:
     from report.model import Drawing, Page
 
 
-def build(runs: Sequence[Path], out: Path) -> Path:
+def build(runs: Sequence[Path], out: Path, *, predictions: Path | None = None) -> Path:
     """Write one self-contained page of `runs` to `out`, whole or not at all, and return its path.
 
-    The same runs give the same bytes. Raises UsageError for a folder that is no run, or a page that
-    cannot be written.
+    The same runs give the same bytes. `predictions` is a file that `bench.predict --out` wrote. Raises
+    UsageError for a folder that is no run, a file that holds no predictions, or a page that cannot be
+    written.
     """
-    html = render(load(runs, out.parent))
+    html = render(load(runs, out.parent, predictions=predictions))
     write(out, html)
     return out
 
@@ -38,16 +39,21 @@ def write(out: Path, text: str) -> None:
         raise UsageError(f"cannot write {out}: {error.strerror}; name a writable file with --out") from None
 
 
-def load(runs: Sequence[Path], page_folder: Path) -> Page:
+def load(runs: Sequence[Path], page_folder: Path, *, predictions: Path | None = None) -> Page:
     """What a page in `page_folder` shows of `runs`. Raises UsageError for a folder that is no run."""
-    return view.page([load_run(run) for run in runs], files.offered(runs, page_folder))
+    outlook = None if predictions is None else files.predictions(predictions)
+    return view.page([load_run(run) for run in runs], files.offered(runs, page_folder), outlook)
 
 
 def drawings(page: Page) -> list[Drawing]:
     """Every figure of the page, in its order."""
-    return [
-        figure for run in page.runs for figure in (*run.figures, *(run.paper.figures if run.paper else ()))
+    own = [
+        figure
+        for run in page.runs
+        for figures in (run.figures, *(s.figures for s in (run.paper, run.predicted) if s is not None))
+        for figure in figures
     ]
+    return [*(page.together.figures if page.together else ()), *own]
 
 
 def render(page: Page) -> str:

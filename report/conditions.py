@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from bench.stability import cautions
+from bench.wording import link_name
 from report.model import Column, Fact, Group, Table
 from report.numbers import TIMES, count, duration, finite, mib, plain, quantity
 from report.select import text
@@ -16,6 +18,20 @@ if TYPE_CHECKING:
 
 Manifest = dict[str, Any]
 _RANK_COLUMNS = ("rank", "host", "local_rank", "device", "device_name", "link")
+_DIFFER_FIRST = {
+    title: place
+    for place, title in enumerate(
+        ("Settings", "Model", "Machine", "Versions", "Source", "Environment variables")
+    )
+}
+_TRIVIAL = {
+    ("Run", "name"),
+    ("Run", "started (UTC)"),
+    ("Run", "command"),
+    ("Settings", "name"),
+    ("Settings", "out"),
+}
+"""Conditions that tell runs apart and say nothing about their numbers."""
 _DIFFERENCES_NOTE = (
     "Conditions that are not the same in every run; read the numbers below with these in mind."
 )
@@ -30,7 +46,16 @@ def section(manifest: Mapping[str, Any], key: str) -> Manifest:
 def link(manifest: Manifest, cases: pd.DataFrame) -> str:
     """The rate of the link between the hosts of a lab; empty on a real network."""
     known = dict.fromkeys((plain(manifest.get("link")), *(text(cell) for cell in cases["link"])))
-    return ", ".join(rate for rate in known if rate)
+    return ", ".join(link_name(rate) for rate in known if rate)
+
+
+def hosts(manifest: Manifest) -> list[str]:
+    """Every host of the run, once; the one that wrote the results first."""
+    entries = manifest.get("ranks")
+    ranks = entries if isinstance(entries, list) else []
+    own = plain(section(manifest, "environment").get("host"))
+    others = (plain(entry.get("host")) for entry in ranks if isinstance(entry, dict))
+    return [name for name in dict.fromkeys((own, *others)) if name]
 
 
 def groups(manifest: Manifest, *, link: str = "") -> tuple[Group, ...]:
@@ -48,6 +73,15 @@ def groups(manifest: Manifest, *, link: str = "") -> tuple[Group, ...]:
     return tuple(group for group in made if group.facts)
 
 
+def stability(manifest: Manifest, cases: pd.DataFrame, blocks: pd.DataFrame) -> tuple[Group, ...]:
+    """What speaks against trusting the rounds, with the next command; no group where nothing does."""
+    settings = section(manifest, "settings")
+    target = None if settings.get("rounds") else finite(settings.get("precision_target"))
+    found = cautions(cases, blocks, target=target)
+    facts = _facts((caution.kind, caution.sentence) for caution in found)
+    return (Group("Stability of the rounds", facts),) if facts else ()
+
+
 def ranks(manifest: Manifest) -> Table | None:
     """Where every rank ran."""
     entries = manifest.get("ranks")
@@ -57,7 +91,12 @@ def ranks(manifest: Manifest) -> Table | None:
         Column(name.replace("_", " ").capitalize(), "number" if name in {"rank", "local_rank"} else "")
         for name in names
     )
-    rows = tuple(tuple(plain(entry.get(name)) for name in names) for entry in known)
+    rows = tuple(
+        tuple(
+            link_name(cell) if name == "link" else cell for name in names for cell in [plain(entry.get(name))]
+        )
+        for entry in known
+    )
     return Table("Ranks", "Where every rank ran.", columns, rows) if names else None
 
 
@@ -69,7 +108,10 @@ def topology(manifest: Manifest) -> str:
 def differences(titles: Sequence[str], conditions: Sequence[tuple[Group, ...]]) -> Table | None:
     """The conditions that differ between runs, side by side; None where nothing differs."""
     by_run = [{(g.title, f.name): f.value for g in groups for f in g.facts} for groups in conditions]
-    keys = dict.fromkeys(key for values in by_run for key in values)
+    known = dict.fromkeys(key for values in by_run for key in values)
+    keys = sorted(
+        known.keys() - _TRIVIAL, key=lambda key: (_DIFFER_FIRST.get(key[0], len(_DIFFER_FIRST)), *key)
+    )
     rows = tuple(
         (f"{group}: {name}", *shown)
         for group, name in keys

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from report.model import Chart, Panel, Point, Series
 
 _CHARACTERS_OF_THREE = 42
+_AREA_ALPHA = 0.18
 
 
 def draw_chart(figure: Chart, *, width_pt: float) -> Canvas:
@@ -30,7 +31,7 @@ def draw_chart(figure: Chart, *, width_pt: float) -> Canvas:
     handles = _legend([s for panel in figure.panels for s in panel.series])
     if len(handles) > 1:
         longest = sorted((len(str(handle.get_label())) for handle in handles), reverse=True)[:3]
-        columns = 3 if sum(longest) <= _CHARACTERS_OF_THREE else 2
+        columns = 3 if sum(longest) <= _CHARACTERS_OF_THREE and len(handles) != 4 else 2
         canvas.legend(
             handles=handles, loc="outside upper left", ncols=columns, handlelength=2.4, columnspacing=1.4
         )
@@ -43,7 +44,7 @@ def _draw_panel(axes: Any, panel: Panel, figure: Chart) -> None:
     axes.set_title(printable(title), loc="left", pad=8)
     _scale_x(axes, figure)
     _scale_y(axes, panel, figure)
-    measured = [s for s in panel.series if s.style != "ideal"]
+    measured = [s for s in panel.series if s.style not in {"ideal", "break"} and not s.area]
     for series in panel.series:
         # Marks of different modes at one device count stand side by side, not on top of each other.
         place = measured.index(series) - (len(measured) - 1) / 2 if series in measured else 0.0
@@ -57,8 +58,11 @@ def _draw_series(axes: Any, series: Series, *, dodge_pt: float) -> None:
     if series.joined:
         line = {"color": style["color"], "linestyle": style["linestyle"], "linewidth": 1.5}
         axes.plot([p.x for p in series.points], [p.y for p in series.points], transform=where, **line)
+    if series.area:
+        known = [(p.x, p.low, p.high) for p in series.points if p.low is not None and p.high is not None]
+        axes.fill_between(*zip(*known, strict=True), color=style["color"], alpha=_AREA_ALPHA, linewidth=0)
     for point in series.points:
-        if point.low is not None and point.high is not None:
+        if not series.area and point.low is not None and point.high is not None:
             bar = {"color": style["color"], "transform": where, "markersize": 7, "linewidth": 1.3}
             axes.plot([point.x] * 2, [point.low, point.high], marker="_", **bar)
         axes.plot([point.x], [point.y], transform=where, **_mark(style, hollow=point.hollow))

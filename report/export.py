@@ -31,9 +31,9 @@ def write_markdown(runs: Sequence[Path], out: Path | None) -> str:
     return str(out)
 
 
-def write_png(runs: Sequence[Path], folder: Path) -> list[Path]:
+def write_png(runs: Sequence[Path], folder: Path, *, predictions: Path | None = None) -> list[Path]:
     """Every figure of `runs` as `folder`/KEY.png, on white; raises UsageError if one cannot be written."""
-    drawn = drawings(load(runs, folder))
+    drawn = drawings(load(runs, folder, predictions=predictions))
     if not drawn:
         raise UsageError("there is no figure to write: no case on several devices has a measurement")
     try:
@@ -46,7 +46,7 @@ def write_png(runs: Sequence[Path], folder: Path) -> list[Path]:
     return [folder / f"{figure.key}.png" for figure in drawn]
 
 
-def write_pdf(runs: Sequence[Path], out: Path) -> Path:
+def write_pdf(runs: Sequence[Path], out: Path, *, predictions: Path | None = None) -> Path:
     """The page of `runs` as Chromium prints it. Raises UsageError without a browser, or if it fails."""
     browser = next((path for name in _BROWSERS if (path := shutil.which(name)) is not None), None)
     if browser is None:
@@ -55,7 +55,7 @@ def write_pdf(runs: Sequence[Path], out: Path) -> Path:
         # Beside the result, not in /tmp: a browser from a snap sees nothing of that.
         with tempfile.TemporaryDirectory(dir=out.absolute().parent, prefix="report-") as name:
             scratch = Path(name)
-            page = build(runs, scratch / "report.html")
+            page = build(runs, scratch / "report.html", predictions=predictions)
             _print(browser, page, scratch / "report.pdf", scratch / "profile")
             (scratch / "report.pdf").replace(out)
     except OSError as error:

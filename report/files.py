@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+from bench import bounded
+from bench.escape import csv_cell, csv_text
+from bench.scaling.outlook import Outlook
 from report.model import Download, Link, RunFiles
 from report.numbers import mib, number
 
@@ -15,6 +20,8 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 2 * 2**20
 """A larger file is not carried: the page has to stay light enough to send."""
+
+_MOST_PREDICTIONS_BYTES = 64 * 2**20
 
 _CARRIED = {
     "cases.csv": "text/csv",
@@ -27,6 +34,11 @@ _TRACE = re.compile(r"(?P<case_id>.+)-rank(?P<rank>\d+)\.json\.gz")
 def offered(folders: Sequence[Path], page_folder: Path) -> tuple[RunFiles, ...]:
     """The files of every run in `folders` that a page in `page_folder` can carry or link to."""
     return tuple(_of_run(folder, page_folder, f"run{i}") for i, folder in enumerate(folders, start=1))
+
+
+def predictions(path: Path) -> Outlook:
+    """What `bench.predict --out` wrote. Raises UsageError where the file holds something else."""
+    return Outlook.from_json(bounded.read_bytes(path, most_bytes=_MOST_PREDICTIONS_BYTES), source=str(path))
 
 
 def _of_run(folder: Path, page_folder: Path, key: str) -> RunFiles:
@@ -43,9 +55,22 @@ def _of_run(folder: Path, page_folder: Path, key: str) -> RunFiles:
             )
             continue
         written = path.read_bytes().decode("utf-8", errors="replace")
+        if media_type == "text/csv":
+            written = _without_formulas(written)
         size = f"{number(num_bytes / 1024)} KiB"
         downloads.append(Download(f"{key}-{name.replace('.', '-')}", name, media_type, size, written))
     return RunFiles(tuple(downloads), tuple(left_out), _traces(folder, page_folder))
+
+
+def _without_formulas(table: str) -> str:
+    """The table as `bench.store` writes it, should someone else have written it."""
+    safe = io.StringIO()
+    try:
+        rows = ([csv_cell(csv_text(cell)) for cell in row] for row in csv.reader(io.StringIO(table)))
+        csv.writer(safe, lineterminator="\n").writerows(rows)
+    except csv.Error:
+        return ""
+    return safe.getvalue()
 
 
 def _traces(folder: Path, page_folder: Path) -> dict[str, tuple[Link, ...]]:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+MOST_RUNS = 8
+"""Runs that one drawing can tell apart by mark, line and colour."""
+
 
 @dataclass(frozen=True)
 class Point:
@@ -22,13 +25,15 @@ class Point:
 class Series:
     """Marks of one kind; `style` names their look, `joined` draws a line through them.
 
-    Styles: `single`, `dp`, `ddp`, `other` and `ideal`.
+    Styles: `single`, `dp`, `ddp`, `other`, `ideal`, `break`, and `run1`, `run2`, … for one of several.
+    `area` draws intervals as an area along the line instead of bars.
     """
 
     label: str
     style: str
     points: tuple[Point, ...]
     joined: bool = True
+    area: bool = False
 
 
 @dataclass(frozen=True)
@@ -274,12 +279,14 @@ class RunView:
     conditions: tuple[Group, ...]
     condition_tables: tuple[Table, ...]
     topology: str
+    predicted: Section | None = None
 
 
 @dataclass(frozen=True)
 class Page:
-    """The whole page; `differences` compares the conditions of several runs."""
+    """The whole page; `differences` compares the conditions of several runs, `together` their numbers."""
 
     title: str
     runs: tuple[RunView, ...]
     differences: Table | None
+    together: Section | None = None

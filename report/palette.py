@@ -37,7 +37,23 @@ SERIES: dict[str, dict[str, Any]] = {
     "dp": {"color": _COLOURS["dp"], "marker": "^", "linestyle": (0, (5, 2)), "markersize": 5.5},
     "ddp": {"color": _COLOURS["ddp"], "marker": "o", "linestyle": "-", "markersize": 5.5},
     "other": {"color": _COLOURS["other"], "marker": "s", "linestyle": (0, (6, 2, 1, 2)), "markersize": 5},
+    "break": {"color": INK, "marker": "x", "linestyle": "", "markersize": 11},
     "ideal": {"color": MUTED, "marker": "", "linestyle": (0, (1, 2)), "markersize": 0},
+}
+
+_RUNS = (
+    ("ddp", "o", "-"),
+    ("dp", "^", (0, (5, 2))),
+    ("other", "s", (0, (6, 2, 1, 2))),
+    ("ink", "D", (0, (2, 1.5))),
+    ("ddp", "v", (0, (8, 2))),
+    ("dp", "P", (0, (4, 1, 1, 1, 1, 1))),
+    ("other", "X", (0, (1, 1))),
+    ("ink", "*", (0, (10, 3))),
+)
+SERIES |= {
+    f"run{i}": {"color": _COLOURS[colour], "marker": marker, "linestyle": line, "markersize": 5.5}
+    for i, (colour, marker, line) in enumerate(_RUNS, start=1)
 }
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from bench.wording import link_name
 from report import conditions
-from report.charts import bucket_caps
+from report.caps import bucket_caps
 from report.fields import Field, interval, table, value, whole
 from report.model import Column, Section, Table
 from report.numbers import finite, mib, plain, plural
@@ -87,7 +88,7 @@ def _differences(run: RunData, workload: Workload) -> Table:
 def _hardware(workload: Workload) -> str:
     cases = workload.cases
     count, hosts = headline_count(cases), finite(cases["num_nodes"].max())
-    link = _once(cases, "link")
+    link = ", ".join(dict.fromkeys(link_name(text(cell)) for cell in cases["link"] if text(cell)))
     parts = (
         plural(count or 1, workload.device),
         f"on {plural(hosts, 'host')}" if hosts is not None and hosts > 1 else "",

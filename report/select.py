@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -10,8 +12,6 @@ import pandas as pd
 from report.numbers import TIMES, Estimate, finite, plural
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     Row = Mapping[Any, Any]
 
 DDP_DEFAULTS: dict[str, Any] = {
@@ -26,6 +26,7 @@ DDP_DEFAULTS: dict[str, Any] = {
 }
 _WORKLOAD = ("device_type", "arch", "image_size", "scaling", "precision", "data", "batch")
 _NO_UNIT_CAPS = {"", "default"}
+_SAME_LAYOUT = re.compile(r"same bucket layout as (\S+);")
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class Workload:
     device: str
     scaling: str
     cases: pd.DataFrame
+    twins: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By bucket cap, the caps that make the same buckets and were therefore not measured again."""
 
 
 def records(cases: pd.DataFrame) -> list[Row]:
@@ -125,9 +128,22 @@ def workloads(cases: pd.DataFrame) -> list[Workload]:
             device="CPU core" if text(group["device_type"].iloc[0]) == "cpu" else "GPU",
             scaling=text(group["scaling"].iloc[0]),
             cases=group,
+            twins=_twins(group, cases),
         )
         for _, group in ok.groupby(list(_WORKLOAD), sort=False, dropna=False)
     ]
+
+
+def _twins(ok: pd.DataFrame, cases: pd.DataFrame) -> dict[str, tuple[str, ...]]:
+    """Equal layouts, from the reasons of cases that were skipped for them."""
+    cap_of = {text(row["case_id"]): text(row["bucket_cap_mb"]) for row in records(ok)}
+    skipped = cases[cases["status"] == "skipped"]
+    found: dict[str, dict[str, None]] = {}
+    for row in records(skipped):
+        same = _SAME_LAYOUT.match(text(row["reason"]))
+        if same is not None and same[1] in cap_of:
+            found.setdefault(cap_of[same[1]], {})[text(row["bucket_cap_mb"])] = None
+    return {cap: tuple(others) for cap, others in found.items()}
 
 
 def _workload_label(row: Row) -> str:

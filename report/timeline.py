@@ -18,7 +18,9 @@ _HOW = (
     "with its size. DDP launches a bucket once it and all before it are ready. Right of the dashed line no "
     "gradient is left to compute, so what is hatched there is waited for. Of several ranks, the one that "
     "finishes last is drawn. Medians over steps: readiness comes from the anatomy pass, the all-reduces "
-    "from the trace, whose profiler slows the step a little, so marks and bars can be slightly apart."
+    "from the trace, whose profiler slows the step a little, so marks and bars can be slightly apart. What "
+    "is hatched is the wait of one rank in a few traced steps; the exposed time of verdict and tables comes "
+    "from all timed steps, so the two can differ."
 )
 
 
@@ -55,7 +57,11 @@ def _chosen(cases: pd.DataFrame, buckets: pd.DataFrame) -> list[tuple[Row, str]]
     default = next((row for row in rows if text(row["bucket_cap_mb"]) == "default"), rows[0])
     single = next((row for row in rows if finite(row["num_buckets"]) == 1), None)
     chosen: dict[str, tuple[Row, list[str]]] = {}
-    for row, what in ((default, ""), (best, "fastest" if len(rows) > 1 else ""), (single, "one bucket")):
+    for row, what in (
+        (default, ""),
+        (best, "shortest median step" if len(rows) > 1 else ""),
+        (single, "one bucket"),
+    ):
         if row is not None:
             chosen.setdefault(text(row["case_id"]), (row, []))[1].append(what)
     return [

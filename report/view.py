@@ -8,7 +8,21 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from bench.findings import findings
-from report import anatomy, charts, conditions, devices, drift, paper, rounds, spread, tables, timeline
+from report import (
+    anatomy,
+    charts,
+    conditions,
+    devices,
+    drift,
+    paper,
+    predicted,
+    rounds,
+    spread,
+    tables,
+    timeline,
+    together,
+)
+from report import caps as buckets
 from report.model import Drawing, Page, RunFiles, RunView
 from report.numbers import plain, plural
 from report.select import Workload, text, truth, workloads
@@ -16,8 +30,10 @@ from report.select import Workload, text, truth, workloads
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from bench.scaling.outlook import Outlook
     from bench.store import RunData
 
+_MOST_HOSTS = 4
 CPU_WARNING = "Devices are CPU cores standing in for GPUs: read ratios with care, not absolute numbers."
 SHARED_WARNING = (
     "Some cases use more devices than the machine has, so devices share cores or GPUs: such numbers say "
@@ -25,21 +41,45 @@ SHARED_WARNING = (
 )
 
 
-def page(runs: Sequence[RunData], files: Sequence[RunFiles] = ()) -> Page:
+def page(runs: Sequence[RunData], files: Sequence[RunFiles] = (), outlook: Outlook | None = None) -> Page:
     """The whole page; several runs stand one after another, their differences first.
 
-    `files` are what the page offers of each run's files, in the order of the runs.
+    `files` are what the page offers of each run's files, in the order of the runs; `outlook` are predictions,
+    shown with the first run.
     """
     offered = files or [RunFiles()] * len(runs)
+    titles = _titles(runs)
+    outlooks = [outlook, *([None] * (len(runs) - 1))]
     views = tuple(
-        _run_view(run, own, f"run{i}") for i, (run, own) in enumerate(zip(runs, offered, strict=True), 1)
+        _run_view(run, own, title, f"run{i}", predictions)
+        for i, (run, own, title, predictions) in enumerate(
+            zip(runs, offered, titles, outlooks, strict=True), 1
+        )
     )
-    differences = conditions.differences([v.title for v in views], [v.conditions for v in views])
-    title = views[0].title if len(views) == 1 else " · ".join(view.title for view in views)
-    return Page(title=title, runs=views, differences=differences)
+    if len(views) == 1:
+        return Page(title=titles[0], runs=views, differences=None)
+    return Page(
+        title=" · ".join(titles),
+        runs=views,
+        differences=conditions.differences(titles, [view.conditions for view in views]),
+        together=together.section(titles, [workloads(run.cases) for run in runs]),
+    )
 
 
-def _run_view(run: RunData, files: RunFiles, key: str) -> RunView:
+def _titles(runs: Sequence[RunData]) -> list[str]:
+    """The name of each run; runs that share one go by their folder too, or by a number."""
+    names = [plain(run.manifest.get("name")) or run.path.name for run in runs]
+    names = [
+        name if names.count(name) == 1 else f"{name} ({run.path.name})"
+        for name, run in zip(names, runs, strict=True)
+    ]
+    return [
+        name if names.count(name) == 1 else f"{name}, {names[: i + 1].count(name)}"
+        for i, name in enumerate(names)
+    ]
+
+
+def _run_view(run: RunData, files: RunFiles, title: str, key: str, outlook: Outlook | None = None) -> RunView:
     cases = run.cases
     measured = workloads(cases)
     several = len(measured) > 1
@@ -58,19 +98,23 @@ def _run_view(run: RunData, files: RunFiles, key: str) -> RunView:
         ]
     return RunView(
         key=key,
-        title=plain(run.manifest.get("name")) or run.path.name,
+        title=title,
         subtitle=_subtitle(run, cases, measured),
         warnings=_warnings(cases),
-        verdict=tuple(findings(cases, run.blocks)) or (_nothing(cases),),
+        verdict=tuple(findings(cases, run.blocks)),
         figures=tuple(figure for figures in drawn for figure in figures),
         paper=beside,
         tables=tables.tables(pd.concat(named), rounds.links(by_case)) if named else (),
         rounds=by_case,
         files=files,
         unmeasured=tables.unmeasured(cases),
-        conditions=conditions.groups(run.manifest, link=conditions.link(run.manifest, cases)),
+        conditions=(
+            *conditions.groups(run.manifest, link=conditions.link(run.manifest, cases)),
+            *conditions.stability(run.manifest, cases, run.blocks),
+        ),
         condition_tables=(ranks,) if ranks else (),
         topology=conditions.topology(run.manifest),
+        predicted=None if outlook is None else predicted.section(run, outlook, key=f"{key}-predicted"),
     )
 
 
@@ -80,7 +124,7 @@ def _figures(workload: Workload, run: RunData, *, key: str, caps: bool) -> tuple
         charts.throughput(workload, key=key),
         charts.efficiency(workload, key=key),
         devices.dp_against_ddp(workload, run.blocks, key=key),
-        charts.bucket_caps(workload, key=key) if caps else None,
+        buckets.bucket_caps(workload, key=key) if caps else None,
         anatomy.breakdown(workload, key=key),
         timeline.one_step(workload, run.buckets, key=key),
         spread.step_times(workload, run.blocks, key=key),
@@ -92,17 +136,22 @@ def _figures(workload: Workload, run: RunData, *, key: str, caps: bool) -> tuple
 
 def _subtitle(run: RunData, cases: pd.DataFrame, measured: list[Workload]) -> tuple[str, ...]:
     hardware = dict.fromkeys(text(name) for name in cases["device_name"])
-    host = plain(conditions.section(run.manifest, "environment").get("host"))
+    hosts = conditions.hosts(run.manifest)
     what = measured[0].label if len(measured) == 1 else plural(len(measured), "workload") if measured else ""
     link = conditions.link(run.manifest, cases)
     parts = (
         what,
         *hardware,
-        f"host {host}" if host else "",
+        f"{'hosts' if len(hosts) > 1 else 'host'} {_listed(hosts)}" if hosts else "",
         f"link {link}" if link else "",
         plain(run.manifest.get("created_utc")),
     )
     return tuple(part for part in parts if part)
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_HOSTS
+    return ", ".join(names[:_MOST_HOSTS]) + (f" and {plural(more, 'other')}" if more > 0 else "")
 
 
 def _warnings(cases: pd.DataFrame) -> tuple[str, ...]:
@@ -116,7 +165,3 @@ def _warnings(cases: pd.DataFrame) -> tuple[str, ...]:
         else "",
     )
     return tuple(warning for warning in made if warning)
-
-
-def _nothing(cases: pd.DataFrame) -> str:
-    return f"Nothing was measured: none of {plural(len(cases), 'planned case')} finished."

@@ -82,7 +82,7 @@ def test_caption_states_shares_with_intervals() -> None:
     figure = bars([case("single", 1, 100.0, **measured(**PHASES)), communicating(2, 200.0)])
     assert figure.caption == (
         "DDP, 2 GPUs, cap default: backward takes most, 40% of the step; exposed communication adds "
-        "20.0 [19.8, 20.2] ms, 20% of the step."
+        "20.0 [19.8, 20.2] ms, 20% of the timed step."
     )
     assert figure.alt == f"Where a step goes. {figure.caption}"
 

@@ -28,7 +28,10 @@ def test_conditions_show_what_is_known_and_nothing_else() -> None:
     }
     shown = view(usual_cases(), manifest)
     assert shown.title == "nightly"
-    assert shown.conditions == (
+    *told, stability = shown.conditions
+    assert [fact.name for fact in stability.facts] == ["few rounds"]
+    assert "bench.run --rounds 10" in stability.facts[0].value
+    assert tuple(told) == (
         Group("Run", (Fact("name", "nightly"), Fact("total time", "3 min 06 s"))),
         Group("Settings", (Fact("gpus", "1, 2"), Fact("static graph", "no"))),
         Group("Model", (Fact("parameters", "11,689,512"), Fact("gradients per step", "44.6 MiB"))),
@@ -41,11 +44,12 @@ def test_conditions_show_what_is_known_and_nothing_else() -> None:
 
 def test_link_of_a_lab_is_named_first_and_among_the_conditions() -> None:
     shown = view([case("single", 1, 100.0, link="1gbit"), case("ddp", 2, 150.0, link="1gbit")])
-    assert "link 1gbit" in shown.subtitle
-    assert Group("Machine", (Fact("link between hosts", "1gbit"),)) in shown.conditions
+    assert "link 1 Gbit/s" in shown.subtitle
+    assert Group("Machine", (Fact("link between hosts", "1 Gbit/s"),)) in shown.conditions
     assert not [part for part in view(usual_cases()).subtitle if "link" in part]
 
 
 def test_empty_manifest_shows_no_condition() -> None:
     shown = view(usual_cases())
-    assert (shown.title, shown.conditions, shown.condition_tables, shown.topology) == ("by-hand", (), (), "")
+    assert (shown.title, shown.condition_tables, shown.topology) == ("by-hand", (), "")
+    assert [group.title for group in shown.conditions] == ["Stability of the rounds"]

@@ -11,6 +11,7 @@ import pytest
 import report.view
 from report import (
     anatomy,
+    caps,
     charts,
     communication,
     conditions,
@@ -23,11 +24,13 @@ from report import (
     paired,
     paper,
     paper_figures,
+    predicted,
     rounds,
     select,
     spread,
     tables,
     timeline,
+    together,
 )
 
 
@@ -40,6 +43,7 @@ def test_report_never_imports_torch() -> None:
     "module",
     [
         anatomy,
+        caps,
         charts,
         communication,
         conditions,
@@ -52,11 +56,13 @@ def test_report_never_imports_torch() -> None:
         paired,
         paper,
         paper_figures,
+        predicted,
         rounds,
         select,
         spread,
         tables,
         timeline,
+        together,
         report.view,
     ],
     ids=lambda module: module.__name__,

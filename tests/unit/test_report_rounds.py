@@ -72,14 +72,15 @@ def test_run_in_the_pages_folder_offers_its_traces_by_rank(tmp_path: Path) -> No
     assert elsewhere == {}
 
 
-def test_files_are_carried_as_they_are_and_large_ones_named(tmp_path: Path) -> None:
-    given = 'case_id,"a\r\n</script>"\n火'
+def test_files_are_carried_made_safe_and_large_ones_named(tmp_path: Path) -> None:
+    given = 'case_id,"a\r\n</script>",=1+1\n火'
+    safe = "case_id,a\\x0d\\x0a</script>,'=1+1\n火\n"
     (tmp_path / "cases.csv").write_bytes(given.encode())
     (tmp_path / "blocks.csv").write_bytes(b"x" * (files.MOST_BYTES + 1))
     (tmp_path / "manifest.json").write_text(json.dumps({"name": "a"}), encoding="utf-8")
     (offered,) = files.offered([tmp_path], tmp_path)
     assert [(d.key, d.name, d.text) for d in offered.downloads] == [
-        ("run1-cases-csv", "cases.csv", given),
+        ("run1-cases-csv", "cases.csv", safe),
         ("run1-manifest-json", "manifest.json", '{"name": "a"}'),
     ]
     (left_out,) = offered.left_out

@@ -1,0 +1,238 @@
+"""Several runs in one drawing: machines, versions or settings side by side. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from report import caps
+from report.charts import BARS, by_devices, device_ticks, hollow_note, shown
+from report.model import MOST_RUNS, Chart, Column, Panel, Point, Section, Series, Table, Tick
+from report.numbers import TIMES, plural
+from report.select import case_label, estimate, mode_label, records, text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from report.select import Row, Workload
+
+_MODES = ("dp", "ddp")
+_HOW = (
+    "Each run has its colour, mark and line. Runs were not measured in turns, so a difference holds for the "
+    "whole of the conditions above, time of day included; python -m bench.gate compares two runs strictly. "
+)
+_NOTE = "The same cases of every run, beside each other."
+_UNLIKE = "The runs do not measure the same work, so only ratios compare: "
+_TABLE_NOTE = (
+    f"Throughput with its 95% interval over rounds, of cases that several runs measured. {TIMES} is over the "
+    "first run's."
+)
+
+
+@dataclass(frozen=True)
+class _Run:
+    title: str
+    style: str
+    workload: Workload
+
+
+def section(titles: Sequence[str], measured: Sequence[Sequence[Workload]]) -> Section | None:
+    """What can be drawn of several runs together, run by run in the order given; None for fewer than two.
+
+    Workloads of one name belong together; runs that have one workload each are compared whatever its name.
+    """
+    labels = dict.fromkeys(workload.label for own in measured for workload in own)
+    alone = all(len(own) <= 1 for own in measured)
+    groups = [
+        [
+            _Run(title, f"run{i}", workload)
+            for i, (title, own) in enumerate(zip(titles, measured, strict=True), start=1)
+            for workload in own
+            if alone or workload.label == label
+        ]
+        for label in ([""] if alone else labels)
+    ]
+    groups = [group for group in groups if len(group) > 1]
+    if not groups:
+        return None
+    drawn = [_figures(group[:MOST_RUNS], f"together-{i}") for i, group in enumerate(groups, 1)]
+    tables = [made for group in groups if (made := _table(group)) is not None]
+    if len(groups) > 1:
+        names = [group[0].workload.label for group in groups]
+        drawn = [
+            [replace(figure, title=f"{figure.title}: {name}") for figure in figures]
+            for figures, name in zip(drawn, names, strict=True)
+        ]
+    return Section(
+        title="The runs side by side",
+        notes=(_NOTE, *(note for group in groups for note in _notes(group))),
+        figures=tuple(figure for figures in drawn for figure in figures),
+        tables=tuple(tables),
+    )
+
+
+def _notes(group: Sequence[_Run]) -> list[str]:
+    labels = {run.workload.label for run in group}
+    said = [_UNLIKE + "; ".join(f"{run.title}: {run.workload.label}" for run in group) + "."]
+    more = [f"Of {len(group)} runs the first {MOST_RUNS} are drawn."] if len(group) > MOST_RUNS else []
+    return [*(said if len(labels) > 1 else []), *more]
+
+
+def _figures(group: Sequence[_Run], key: str) -> list[Chart]:
+    device = _device(group)
+    made = (
+        _against_devices(
+            group,
+            column=("images_per_s", 1.0, "images/s"),
+            words=(f"{key}-throughput", "Throughput of every run", "throughput (images/s)"),
+            device=device,
+            how="Higher is better. ",
+        ),
+        _against_devices(
+            group,
+            column=("efficiency", 100.0, "%"),
+            words=(f"{key}-efficiency", "Scaling efficiency of every run", "efficiency (%)"),
+            device=device,
+            how="Efficiency is throughput over that of the run's own “single”, divided by the number of "
+            "devices: it compares machines of different speed. ",
+        ),
+        _caps(group, key, device),
+    )
+    return [figure for figure in made if figure is not None]
+
+
+def _against_devices(
+    group: Sequence[_Run],
+    *,
+    column: tuple[str, float, str],
+    words: tuple[str, str, str],
+    device: str,
+    how: str,
+) -> Chart | None:
+    """A panel per mode, a series per run."""
+    name, factor, unit = column
+    key, title, y_label = words
+    found = [
+        (run, series) for run in group for series in by_devices(run.workload, name, factor) if series.points
+    ]
+    modes = [mode for mode in _MODES if sum(series.style == mode for _, series in found) > 1]
+    panels = tuple(
+        Panel(
+            _mode_name(group, mode),
+            tuple(
+                replace(series, label=run.title, style=run.style)
+                for run, series in found
+                if series.style == mode
+            ),
+        )
+        for mode in modes
+    )
+    counts = sorted({p.x for panel in panels for s in panel.series for p in s.points})
+    if not counts or counts == [1.0]:
+        return None
+    return Chart(
+        key=key,
+        title=title,
+        x_label=f"devices ({device}s)",
+        y_label=y_label,
+        ticks=device_ticks(counts),
+        panels=panels,
+        caption=" ".join(f"{_finding(panel, device, unit)}." for panel in panels),
+        how_to_read=f"{how}{_HOW}{BARS}{hollow_note(s for panel in panels for s in panel.series)}",
+        log_x=counts[-1] > 16,
+    )
+
+
+def _caps(group: Sequence[_Run], key: str, device: str) -> Chart | None:
+    """A panel per device count that several runs swept."""
+    by_run = [(run, caps.points(run.workload)) for run in group]
+    counts = sorted({n for _, by_count in by_run for n, marks in by_count.items() if len(marks) > 1})
+    several = {n: [run for run, by_count in by_run if len(by_count.get(n, {})) > 1] for n in counts}
+    counts = [n for n in counts if len(several[n]) > 1]
+    order = caps.in_order(by_count[n] for _, by_count in by_run for n in counts if n in by_count)
+    panels = tuple(
+        Panel(
+            f"DDP, {plural(n, device)}",
+            tuple(
+                Series(run.title, run.style, _bare(caps.placed(by_count[n], order)), joined=False)
+                for run, by_count in by_run
+                if run in several[n]
+            ),
+        )
+        for n in counts
+    )
+    if not panels:
+        return None
+    said = [
+        f"{panel.title}: "
+        + "; ".join(
+            f"{series.label} has its shortest median at {_best(series, order)}" for series in panel.series
+        )
+        for panel in panels
+    ]
+    return Chart(
+        key=f"{key}-buckets",
+        title="Step time against bucket cap, every run",
+        x_label="bucket cap (MiB)",
+        y_label="step time (ms)",
+        ticks=tuple(Tick(float(i), cap) for i, cap in enumerate(order)),
+        panels=panels,
+        caption=". ".join(said) + ".",
+        how_to_read=f"Lower is better. {_HOW}{BARS} Each panel has its own scale, not from zero."
+        f"{hollow_note(s for panel in panels for s in panel.series)}",
+        from_zero=False,
+    )
+
+
+def _bare(points: Sequence[Point]) -> tuple[Point, ...]:
+    """Marks of several runs leave no room for the number of buckets beside each."""
+    return tuple(replace(point, note="") for point in points)
+
+
+def _best(series: Series, order: Sequence[str]) -> str:
+    best = min(series.points, key=lambda point: point.y)
+    cap = order[int(best.x)]
+    return f"{cap if cap == 'default' else f'{cap} MiB'}, {shown(best, 'ms')}"
+
+
+def _finding(panel: Panel, device: str, unit: str) -> str:
+    """The most devices of their own that most runs have, and each run there, best first."""
+    counts = [p.x for series in panel.series for p in series.points]
+    shared = {p.x for series in panel.series for p in series.points if p.hollow}
+    at = max(set(counts), key=lambda n: (counts.count(n), n not in shared, n))
+    there = [(p, series.label) for series in panel.series for p in series.points if p.x == at]
+    each = [f"{label} {shown(p, unit)}" for p, label in sorted(there, key=lambda mark: -mark[0].y)]
+    return f"{panel.title} on {plural(at, device)}: {', '.join(each)}"
+
+
+def _table(group: Sequence[_Run]) -> Table | None:
+    """Throughput of every case that several runs have, a column per run."""
+    device = _device(group)
+    by_run = [{case_label(row, device): row for row in records(run.workload.cases)} for run in group]
+    names = dict.fromkeys(name for rows in by_run for name in rows)
+    kept = [name for name in names if sum(name in rows for rows in by_run) > 1]
+    rows = tuple((name, *_cells([rows.get(name) for rows in by_run])) for name in kept)
+    columns = (Column("Case"), *(Column(run.title, "number") for run in group))
+    return Table("Throughput side by side", _TABLE_NOTE, columns, rows) if rows else None
+
+
+def _cells(rows: Sequence[Row | None]) -> list[str]:
+    rates = [None if row is None else estimate(row, "images_per_s") for row in rows]
+    first = rates[0]
+    cells = []
+    for i, rate in enumerate(rates):
+        ratio = "" if not i or rate is None or not first else f" ({rate.value / first.value:.2f}{TIMES})"
+        cells.append("" if rate is None else f"{rate.shown('images/s')}{ratio}")
+    return cells
+
+
+def _mode_name(group: Sequence[_Run], mode: str) -> str:
+    labels = dict.fromkeys(
+        mode_label(row) for run in group for row in records(run.workload.cases) if text(row["mode"]) == mode
+    )
+    return " and ".join(labels)
+
+
+def _device(group: Sequence[_Run]) -> str:
+    kinds = {run.workload.device for run in group}
+    return kinds.pop() if len(kinds) == 1 else "device"

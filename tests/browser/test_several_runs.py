@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from made_runs import default_run
+
+from report import build
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = pytest.mark.browser
+VERSIONS = ("2.11.0", "2.15.0", "2.15.0")
+
+
+@pytest.fixture(scope="session")
+def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three runs that differ in PyTorch and host, and share their name."""
+    folder = tmp_path_factory.mktemp("several")
+    runs = []
+    for i, torch in enumerate(VERSIONS):
+        made = default_run(folder / f"machine{i}" / "nightly")
+        manifest = json.loads((made / "manifest.json").read_text(encoding="utf-8"))
+        manifest["versions"]["torch"] = torch
+        manifest["environment"]["host"] = f"machine{i}"
+        (made / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+        runs.append(made)
+    return build(runs, folder / "report.html")
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_runs_side_by_side_fit_the_page(open_page: Callable[..., Any], width: int) -> None:
+    tab = open_page(width)
+    assert tab.evaluate("document.documentElement.scrollWidth") == width
+    drawn = tab.locator(".together figure > svg")
+    assert drawn.count() == 3
+    for figure in drawn.all():
+        box = figure.bounding_box()
+        assert box["x"] + box["width"] <= width
+        assert "nightly" in figure.get_attribute("aria-label")
+
+
+def test_differences_stand_above_every_number(open_page: Callable[..., Any]) -> None:
+    tab = open_page()
+    differences = tab.locator(".differences td")
+    assert "2.11.0" in differences.all_inner_texts()
+    assert tab.locator(".differences").bounding_box()["y"] < tab.locator(".together").bounding_box()["y"]
+    assert tab.locator(".together").bounding_box()["y"] < tab.locator("article").first.bounding_box()["y"]
+
+
+def test_series_of_the_runs_have_colours_of_their_own(open_page: Callable[..., Any]) -> None:
+    colours = {
+        scheme: open_page(1440, scheme)
+        .locator(".together figure")
+        .first.locator("svg use")
+        .evaluate_all("all => [...new Set(all.map(e => getComputedStyle(e).stroke))]")
+        for scheme in ("light", "dark")
+    }
+    assert all(len(found) >= len(VERSIONS) for found in colours.values())

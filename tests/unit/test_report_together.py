@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import pytest
+from report_runs import Row, case, run, usual_cases
+
+from bench.store import RunData
+from report.build import render
+from report.markdown import markdown
+from report.model import MOST_RUNS, Chart, Page, Series
+from report.palette import SERIES
+from report.view import page
+
+
+def faster(factor: float, name: str, **manifest: object) -> RunData:
+    scaled = (
+        row | {key: row[key] * factor for key in row if key.startswith("images_per_s")}
+        for row in usual_cases()
+    )
+    return run(list(scaled), {"name": name, **manifest}, path=f"runs/{name}")
+
+
+def chart(shown: Page, key: str) -> Chart:
+    assert shown.together is not None
+    (found,) = (figure for figure in shown.together.figures if figure.key == f"together-1-{key}")
+    assert isinstance(found, Chart)
+    return found
+
+
+def marks(series: Series) -> list[tuple[float, float]]:
+    return [(p.x, round(p.y, 6)) for p in series.points]
+
+
+@pytest.fixture(scope="module")
+def three() -> Page:
+    return page(
+        [
+            faster(1.0, "old", versions={"torch": "2.11"}, environment={"host": "a"}),
+            faster(1.1, "new", versions={"torch": "2.15"}, environment={"host": "a"}),
+            faster(0.5, "other box", versions={"torch": "2.15"}, environment={"host": "b"}),
+        ]
+    )
+
+
+def test_throughput_has_a_panel_per_mode_and_a_series_per_run(three: Page) -> None:
+    figure = chart(three, "throughput")
+    assert [panel.title for panel in figure.panels] == ["DP", "DDP"]
+    assert [(s.label, s.style) for s in figure.panels[1].series] == [
+        ("old", "run1"),
+        ("new", "run2"),
+        ("other box", "run3"),
+    ]
+    assert marks(figure.panels[1].series[2]) == [(1, 49), (2, 90), (4, 120)]
+    assert "DDP on 2 GPUs: new 198 [196, 200] images/s, old 180" in figure.caption
+    assert figure.caption in figure.alt
+    assert "Hollow marks" in figure.how_to_read
+
+
+def test_efficiency_compares_machines_of_different_speed(three: Page) -> None:
+    figure = chart(three, "efficiency")
+    assert [marks(s) for s in figure.panels[1].series] == [[(1, 98), (2, 90), (4, 60)]] * 3
+
+
+def test_caps_have_a_panel_per_count_that_several_runs_swept(three: Page) -> None:
+    figure = chart(three, "buckets")
+    (panel,) = figure.panels
+    assert panel.title == "DDP, 2 GPUs"
+    assert [tick.label for tick in figure.ticks] == ["default", "1", "25"]
+    assert marks(panel.series[2])[2] == (2, 200)
+    assert "other box has its shortest median at 25 MiB, 200" in figure.caption
+
+
+def test_table_sets_equal_cases_beside_each_other(three: Page) -> None:
+    assert three.together is not None
+    (table,) = three.together.tables
+    assert [column.name for column in table.columns] == ["Case", "old", "new", "other box"]
+    cells = {row[0]: row[1:] for row in table.rows}
+    assert cells["DDP, 2 GPUs, cap 25 MiB"] == (
+        "200 [198, 202] images/s",
+        "220 [218, 222] images/s (1.10\N{MULTIPLICATION SIGN})",
+        "100 [99, 101] images/s (0.50\N{MULTIPLICATION SIGN})",
+    )
+
+
+def test_page_and_markdown_put_differences_before_numbers(three: Page) -> None:
+    html = render(three)
+    places = [html.index(text) for text in ("What differs between", "The runs side by side", "Verdict")]
+    assert places == sorted(places)
+    assert html.count("<svg") == len(three.together.figures if three.together else ()) + 3 * len(
+        three.runs[0].figures
+    )
+    text = markdown(three)
+    assert text.index("What differs") < text.index("Throughput side by side") < text.index("## old")
+
+
+def test_settings_come_first_and_names_and_dates_do_not_count() -> None:
+    same = {"created_utc": "1", "settings": {"precision": "fp32", "out": "x"}, "versions": {"torch": "2.11"}}
+    other = {"created_utc": "2", "settings": {"precision": "bf16", "out": "y"}, "versions": {"torch": "2.15"}}
+    shown = page([faster(1.0, "a", **same), faster(1.0, "b", **other)])
+    assert shown.differences is not None
+    assert [row[0] for row in shown.differences.rows] == ["Settings: precision", "Versions: torch"]
+
+
+def test_runs_of_one_name_are_told_apart() -> None:
+    first, second = (
+        run(usual_cases(), {"name": "run"}, path="a/x"),
+        run(usual_cases(), {"name": "run"}, path="b/y"),
+    )
+    assert [view.title for view in page([first, second]).runs] == ["run (x)", "run (y)"]
+    assert [view.title for view in page([first, first]).runs] == ["run (x), 1", "run (x), 2"]
+
+
+def test_runs_of_other_work_are_drawn_with_a_word_of_warning() -> None:
+    half: list[Row] = [row | {"precision": "bf16"} for row in usual_cases()]
+    shown = page([run(usual_cases(), {"name": "a"}), run(half, {"name": "b"})])
+    assert shown.together is not None
+    assert "only ratios compare" in shown.together.notes[1]
+    assert len(shown.together.figures) == 3
+
+
+def test_a_run_without_a_measurement_leaves_the_others_side_by_side() -> None:
+    broken = run([case("ddp", 2, status="failed", reason="x")], {"name": "broken"})
+    shown = page([faster(1.0, "a"), broken, faster(1.0, "b")])
+    assert [s.style for s in chart(shown, "throughput").panels[0].series] == ["run1", "run3"]
+    assert page([faster(1.0, "a"), broken]).together is None
+
+
+def test_every_run_has_a_look_of_its_own() -> None:
+    styles = [SERIES[f"run{i}"] for i in range(1, MOST_RUNS + 1)]
+    assert len({style["marker"] for style in styles}) == MOST_RUNS
+    assert len({str(style["linestyle"]) for style in styles}) == MOST_RUNS
+    many = page([faster(1.0 + i, f"r{i}") for i in range(MOST_RUNS + 2)])
+    assert len(chart(many, "throughput").panels[0].series) == MOST_RUNS
+    assert many.together is not None
+    assert "Of 10 runs the first 8 are drawn." in many.together.notes
+
+
+def test_one_run_is_compared_with_nothing() -> None:
+    assert page([faster(1.0, "a")]).together is None
