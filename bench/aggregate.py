@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
 
+from bench.ledger import Ledger
 from bench.plan import DDP_AXES, BucketLayout, Planned
 from bench.schema import BUCKETS, CASES, typed_frame
 from bench.stats import Interval, median_interval, paired_ratio
 
-ByRound = dict[int, float]
+ByRound: TypeAlias = dict[int, float]
 
 SHARES = ("hidden_pct", "overlap_trace_pct", "overlap_window_pct", "dp_device0_pct")
 """Columns that cannot leave 0-100, nor can their intervals."""
@@ -31,35 +31,22 @@ class Outcome:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
-def step_ms_by_round(blocks: pd.DataFrame, phase: str) -> dict[str, ByRound]:
+def step_ms_by_round(blocks: pd.DataFrame | Ledger, phase: str) -> dict[str, ByRound]:
     """Milliseconds per step of every case and round: the longest rank's block time over its steps."""
-    return _by_round(blocks, phase, lambda ranks: ranks.max())
-
-
-def skew_ms_by_round(blocks: pd.DataFrame) -> dict[str, ByRound]:
-    """Slowest minus fastest rank's step under `no_sync`, where no rank waits for another, by round."""
-    return _by_round(blocks, "no_sync", lambda ranks: ranks.max() - ranks.min())
-
-
-def _slowest_rank(blocks: pd.DataFrame) -> dict[str, int]:
-    chosen = blocks[blocks["phase"] == "no_sync"]
-    longest = chosen.loc[chosen.groupby(["case_id", "round"])["block_ms"].idxmax()]
-    return {str(case_id): int(ranks.mode().iloc[0]) for case_id, ranks in longest.groupby("case_id")["rank"]}
-
-
-def _by_round(
-    blocks: pd.DataFrame, phase: str, over_ranks: Callable[[Any], pd.Series[float]]
-) -> dict[str, ByRound]:
+    if isinstance(blocks, Ledger):
+        return blocks.step_ms(phase)
     chosen = blocks[blocks["phase"] == phase]
     per_step = chosen["block_ms"] / chosen["num_steps"].astype("float64")
-    grouped = over_ranks(per_step.groupby([chosen["case_id"], chosen["round"]], sort=True))
+    longest = per_step.groupby([chosen["case_id"], chosen["round"]], sort=True).max()
     result: dict[str, ByRound] = {}
-    for case_id, round_index, ms in grouped.reset_index(name="ms").itertuples(index=False):
+    for case_id, round_index, ms in longest.reset_index(name="ms").itertuples(index=False):
         result.setdefault(str(case_id), {})[int(round_index)] = float(ms)
     return result
 
 
-def images_per_s_by_round(blocks: pd.DataFrame, global_batch: Mapping[str, int]) -> dict[str, ByRound]:
+def images_per_s_by_round(
+    blocks: pd.DataFrame | Ledger, global_batch: Mapping[str, int]
+) -> dict[str, ByRound]:
     """Throughput of every case and round: global batch x steps / longest rank's block time."""
     return {
         case_id: {r: global_batch[case_id] * 1000 / ms for r, ms in rounds.items()}
@@ -68,39 +55,34 @@ def images_per_s_by_round(blocks: pd.DataFrame, global_batch: Mapping[str, int])
     }
 
 
-def case_rows(outcomes: Sequence[Outcome], blocks: pd.DataFrame) -> pd.DataFrame:
+def case_rows(outcomes: Sequence[Outcome], blocks: pd.DataFrame | Ledger) -> pd.DataFrame:
     """cases.csv: one row per planned case, measured or not."""
+    ledger = blocks if isinstance(blocks, Ledger) else Ledger.of(blocks)
     global_batch = {o.planned.case.case_id: o.planned.case.global_batch for o in outcomes}
-    throughput = images_per_s_by_round(blocks, global_batch)
-    timed = step_ms_by_round(blocks, "timed")
-    no_sync = step_ms_by_round(blocks, "no_sync")
-    comm = step_ms_by_round(blocks, "comm")
-    anatomy = step_ms_by_round(blocks, "anatomy")
-    skew = skew_ms_by_round(blocks)
-    slowest = _slowest_rank(blocks)
+    throughput = images_per_s_by_round(ledger, global_batch)
     single = next((throughput.get(c, {}) for c, o in _by_id(outcomes) if o.planned.case.mode == "single"), {})
-    details = _details(blocks)
-    steps = _single_steps(blocks)
     rows = []
     for case_id, outcome in _by_id(outcomes):
         row = _identity(outcome)
         if case_id in throughput:
+            found = ledger.of_case(case_id)
+            timed = found.step_ms["timed"]
             speedup = paired_ratio(throughput[case_id], single)
             n = outcome.planned.case.num_devices
             row |= _columns("images_per_s", median_interval(list(throughput[case_id].values())))
             row |= _columns("speedup", speedup)
             row |= _columns("efficiency", Interval(speedup.estimate / n, speedup.low / n, speedup.high / n))
             row |= {
-                "step_ms_p50": float(np.median(list(timed[case_id].values()))),
-                "step_ms_p75": float(np.percentile(steps[case_id], 75)),
-                "step_ms_p95": float(np.percentile(steps[case_id], 95)),
-                "num_rounds": len(timed[case_id]),
+                "step_ms_p50": float(np.median(list(timed.values()))),
+                "step_ms_p75": found.percentile_ms(75),
+                "step_ms_p95": found.percentile_ms(95),
+                "num_rounds": len(timed),
             }
-            row |= _communication(timed[case_id], no_sync.get(case_id, {}), comm.get(case_id, {}))
-            row |= _slowdown(timed[case_id], anatomy.get(case_id, {}))
-            row |= _columns("rank_skew_ms", median_interval(list(skew.get(case_id, {}).values())))
-            row["slowest_rank"] = slowest.get(case_id)
-            for name, by_round in details.get(case_id, {}).items():
+            row |= _communication(timed, found.step_ms.get("no_sync", {}), found.step_ms.get("comm", {}))
+            row |= _slowdown(timed, found.step_ms.get("anatomy", {}))
+            row |= _columns("rank_skew_ms", median_interval(list(found.skew_ms.values())))
+            row["slowest_rank"] = found.slowest_rank()
+            for name, by_round in found.details.items():
                 row |= _columns(name, median_interval(list(by_round.values())))
         rows.append(row)
     return typed_frame(rows, CASES)
@@ -127,70 +109,34 @@ def _slowdown(timed: ByRound, anatomy: ByRound) -> dict[str, float]:
     return _columns("anatomy_slowdown_pct", Interval(estimate, low, high))
 
 
-def _details(blocks: pd.DataFrame) -> dict[str, dict[str, ByRound]]:
-    """Columns that blocks carry in their detail: by case, column and round, the median over ranks."""
-    samples: dict[str, dict[str, dict[int, list[float]]]] = {}
-    known = {column.name for column in CASES}
-    for block in _with_detail(blocks):
-        detail = block.content
-        if "local_last_ready_ms" in detail:
-            detail["compute_slowdown"] = detail["last_ready_ms"] / detail["local_last_ready_ms"]
-        for name, value in detail.items():
-            if name in known:
-                by_round = samples.setdefault(block.case_id, {}).setdefault(name, {})
-                by_round.setdefault(block.round, []).append(float(value))
-    return {
-        case_id: {
-            name: {r: float(np.median(values)) for r, values in by_round.items()}
-            for name, by_round in columns.items()
-        }
-        for case_id, columns in samples.items()
-    }
-
-
-@dataclass(frozen=True)
-class _Detail:
-    case_id: str
-    rank: int
-    round: int
-    content: dict[str, Any]
-
-
-def _with_detail(blocks: pd.DataFrame) -> list[_Detail]:
-    chosen = blocks[blocks["detail"].notna()]
-    columns = (chosen[name] for name in ("case_id", "rank", "round", "detail"))
-    return [_Detail(str(c), int(k), int(r), json.loads(d)) for c, k, r, d in zip(*columns, strict=True)]
-
-
-def bucket_rows(layouts: Mapping[str, BucketLayout], blocks: pd.DataFrame) -> pd.DataFrame:
+def bucket_rows(layouts: Mapping[str, BucketLayout], blocks: pd.DataFrame | Ledger) -> pd.DataFrame:
     """buckets.csv: every bucket of every DDP case and rank, its moments as medians over rounds."""
-    moments: dict[tuple[str, int], dict[str, list[list[float]]]] = {}
-    for block in _with_detail(blocks):
-        for name in ("ready_ms", "start_ms", "done_ms"):
-            if name in block.content:
-                found = moments.setdefault((block.case_id, block.rank), {}).setdefault(name, [])
-                found.append(block.content[name])
+    ledger = blocks if isinstance(blocks, Ledger) else Ledger.of(blocks)
     rows = []
-    for (case_id, rank), found_by_name in sorted(moments.items()):
-        layout = layouts.get(case_id)
-        if layout is None:
-            continue
-        medians = {name: np.median(np.array(found), axis=0) for name, found in found_by_name.items()}
-        if "ready_ms" in medians:
-            # DDP launches a bucket once it and every bucket before it is ready (reducer.cpp).
-            medians["launch_ms"] = np.maximum.accumulate(medians["ready_ms"])
-        for index, num_bytes in enumerate(layout.num_bytes):
-            rows.append(
-                {
-                    "case_id": case_id,
-                    "rank": rank,
-                    "bucket": index,
-                    "bytes": num_bytes,
-                    "num_params": len(layout.parameters[index]) if layout.parameters else None,
-                    **{name: round(float(values[index]), 4) for name, values in medians.items()},
-                }
-            )
+    for case_id, layout in sorted(layouts.items()):
+        for rank, medians in sorted(ledger.of_case(case_id).bucket_moments().items()):
+            rows += _buckets(case_id, rank, layout, medians)
     return typed_frame(rows, BUCKETS)
+
+
+def _buckets(
+    case_id: str, rank: int, layout: BucketLayout, medians: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    moments = dict(medians)
+    if "ready_ms" in moments:
+        # DDP launches a bucket once it and every bucket before it is ready (reducer.cpp).
+        moments["launch_ms"] = np.maximum.accumulate(moments["ready_ms"])
+    return [
+        {
+            "case_id": case_id,
+            "rank": rank,
+            "bucket": index,
+            "bytes": num_bytes,
+            "num_params": len(layout.parameters[index]) if layout.parameters else None,
+            **{name: round(float(values[index]), 4) for name, values in moments.items()},
+        }
+        for index, num_bytes in enumerate(layout.num_bytes)
+    ]
 
 
 def allreduce_rows(
@@ -211,15 +157,6 @@ def allreduce_rows(
         }
         for num_bytes, samples in sorted(times_ms.items())
     ]
-
-
-def _single_steps(blocks: pd.DataFrame) -> dict[str, list[float]]:
-    timed = blocks[blocks["phase"] == "timed"]
-    steps: dict[str, list[float]] = {}
-    for case_id, text in zip(timed["case_id"], timed["steps_ms"], strict=True):
-        if isinstance(text, str):
-            steps.setdefault(str(case_id), []).extend(float(part) for part in text.split())
-    return steps
 
 
 def _identity(outcome: Outcome) -> dict[str, Any]:

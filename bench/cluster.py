@@ -6,26 +6,116 @@ stays idle. Gradients go through subgroups of the case's own backend.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # torch's stub forgets them
+from torch.distributed.rendezvous import rendezvous
 
+from bench.errors import USAGE_EXIT_CODE, UsageError
 from bench.modes import Place
 
 T = TypeVar("T")
 
-COLLECTIVE_TIMEOUT = timedelta(minutes=5)
-"""After this a collective whose peer is gone fails instead of waiting on."""
+COLLECTIVE_TIMEOUT = timedelta(days=1)
+"""The watchdog ends what hangs, and knows what it was; a collective's own limit must not come before it."""
+
+MEETING_LIMIT_S = 600.0
+POLL_S = 0.02
+
+
+class PeerLostError(RuntimeError):
+    """Another rank has gone; its own end tells why."""
 
 
 def is_rank() -> bool:
-    """Whether this process was started by PyTorch's elastic launcher (bench.run itself, or torchrun)."""
+    """Whether this process was started as a rank: by bench.run itself, torchrun or srun."""
     return "TORCHELASTIC_RUN_ID" in os.environ and "RANK" in os.environ
+
+
+def meet() -> None:
+    """Join the other ranks, once. Raises UsageError for a port that is taken or ranks that do not come."""
+    if dist.is_initialized():
+        return
+    where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+    late = threading.Timer(MEETING_LIMIT_S, _nobody_came, (where,))
+    late.daemon = True
+    late.start()
+    try:
+        store, rank, world_size = next(rendezvous("env://"))
+        own = PrefixStore(_agreed_prefix(store, rank, world_size), store)
+        dist.init_process_group(
+            "gloo", store=own, rank=rank, world_size=world_size, timeout=COLLECTIVE_TIMEOUT
+        )
+    except (RuntimeError, ValueError) as error:
+        if "EADDRINUSE" in str(error) or "address already in use" in str(error):
+            raise UsageError(f"{where} is already in use; choose another port with MASTER_PORT") from None
+        first = str(error).strip().splitlines()[0]
+        raise UsageError(
+            f"the ranks cannot meet at {where}: {first}; check MASTER_ADDR and the network"
+        ) from None
+    finally:
+        late.cancel()
+
+
+def _agreed_prefix(store: Store, rank: int, world_size: int) -> str:
+    """A name that only the ranks of this attempt know.
+
+    torchrun keeps one store through its restarts, and gloo would find the addresses of ranks that died there.
+    """
+    me = uuid.uuid4().hex
+    store.set(f"bench/here{rank}", me)
+    if rank != 0:
+        while True:
+            prefix, *known = _read(store, "bench/all").split()
+            if known[rank : rank + 1] == [me]:
+                store.set(f"{prefix}/{rank}", "seen")
+                return prefix
+            time.sleep(POLL_S)
+    waiting = set(range(1, world_size))
+    while waiting:
+        store.set("bench/all", " ".join([me, *(_read(store, f"bench/here{r}") for r in range(world_size))]))
+        time.sleep(POLL_S)
+        waiting = {r for r in waiting if not store.check([f"{me}/{r}"])}
+    return me
+
+
+def _read(store: Store, key: str) -> str:
+    return bytes(store.get(key)).decode() if store.check([key]) else "-"
+
+
+def _nobody_came(where: str) -> None:
+    print(f"bench.run: error: not all ranks came to {where} within {MEETING_LIMIT_S:g} s", file=sys.stderr)
+    sys.stderr.flush()
+    os._exit(USAGE_EXIT_CODE)
+
+
+@contextlib.contextmanager
+def _peers() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise PeerLostError(str(error)) from error
+
+
+def from_first(value: T | None) -> T:
+    """Rank 0's `value`, on every rank."""
+    box: list[Any] = [value]
+    with _peers():
+        dist.broadcast_object_list(box, src=0)
+    result: T = box[0]
+    return result
 
 
 def host_name() -> str:
@@ -43,6 +133,7 @@ class RankInfo:
     device: str
     device_name: str
     link: str | None
+    pid: int = 0
 
 
 class Cluster:
@@ -62,7 +153,7 @@ class Cluster:
             torch.set_num_threads(1)
             _pin(cores[self.local_rank % len(cores)])
         self.place = Place(rank=self.rank, local_rank=self.local_rank, device=device, cores=cores)
-        dist.init_process_group("gloo", timeout=COLLECTIVE_TIMEOUT)
+        meet()
         self._groups: dict[tuple[int, str], dist.ProcessGroup | None] = {}
 
     @property
@@ -80,20 +171,19 @@ class Cluster:
 
     def barrier(self) -> None:
         """Wait for every rank, asleep."""
-        dist.barrier()
+        with _peers():
+            dist.barrier()
 
     def gather(self, value: T) -> list[T]:
         """Every rank's `value`, in rank order, on every rank."""
         values: list[Any] = [None] * self.world_size
-        dist.all_gather_object(values, value)
+        with _peers():
+            dist.all_gather_object(values, value)
         return values
 
     def from_first(self, value: T | None) -> T:
         """Rank 0's `value`, on every rank."""
-        box: list[Any] = [value]
-        dist.broadcast_object_list(box, src=0)
-        result: T = box[0]
-        return result
+        return from_first(value)
 
     def info(self) -> RankInfo:
         """This rank, for the manifest."""
@@ -105,6 +195,7 @@ class Cluster:
             device=str(device) if device.type == "cuda" else f"core {min(_allowed_cores())}",
             device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU core",
             link=os.environ.get("BENCH_LINK"),
+            pid=os.getpid(),
         )
 
     def close(self) -> None:

@@ -12,6 +12,8 @@ from rich.console import Console as RichConsole
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
+from bench.escape import visible
+
 PLAIN_EVERY_S = 10.0
 
 
@@ -34,6 +36,7 @@ class Console:
         """A line that stays."""
         if self._silent:
             return
+        text = visible(text)
         if self._live is not None:
             self._live.console.print(text, markup=False, highlight=False)
         else:
@@ -46,12 +49,16 @@ class Console:
         left = "" if left_s is None else f"at most {format_s(left_s)} left"
         if self._rich.is_terminal:
             if self._live is None:
-                columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[left]}")
+                columns = (
+                    TextColumn("{task.description}", markup=False),
+                    BarColumn(),
+                    TextColumn("{task.fields[left]}"),
+                )
                 self._live = Progress(*columns, console=self._rich, transient=True)
                 self._live.start()
                 self._live.add_task("", total=total, left="")
             self._live.update(
-                self._live.task_ids[0], description=what, completed=done, total=total, left=left
+                self._live.task_ids[0], description=visible(what), completed=done, total=total, left=left
             )
         elif time.monotonic() - self._last_plain >= PLAIN_EVERY_S:
             self._last_plain = time.monotonic()
@@ -102,7 +109,7 @@ def print_cases(cases: pd.DataFrame) -> None:
     console = RichConsole(file=sys.stdout, width=None if sys.stdout.isatty() else 160)
     console.print(table)
     for row in cases[cases["status"] != "ok"].to_dict("records"):
-        print(f"{row['case_id']}: {row['status']}: {row['reason']}")
+        print(visible(f"{row['case_id']}: {row['status']}: {row['reason']}"))
     if bool(cases["oversubscribed"].any()):
         print("* oversubscribed: more devices than there are; they share cores or GPUs")
     if (cases["device_type"] == "cpu").any():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ NEEDED = {
     ),
     "blocks.csv": ("case_id", "phase", "round", "rank", "num_steps", "block_ms", "steps_ms"),
 }
+
+_MOST_HEADER_BYTES = 2**16
 
 RESTORE = "restore the folder or measure again"
 
@@ -83,6 +86,8 @@ def checked(run: RunData) -> GateRun:
     _check_cases(where, cases)
     used = blocks[blocks["phase"].isin(["timed", "no_sync"])]
     _check_blocks(where, cases, blocks, used)
+    if not run.longest_only:
+        _check_ranks(where, cases, used)
     throughput = images_per_s_by_round(used, dict(zip(cases["case_id"], cases["global_batch"], strict=True)))
     timed, no_sync = step_ms_by_round(used, "timed"), step_ms_by_round(used, "no_sync")
     single = next((throughput.get(i, {}) for i in cases.loc[cases["mode"] == "single", "case_id"]), {})
@@ -109,12 +114,15 @@ def checked(run: RunData) -> GateRun:
 
 def _check_text(path: Path, columns: Iterable[str]) -> None:
     try:
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            header = file.readline(_MOST_HEADER_BYTES).decode("utf-8", "replace").strip().split(",")
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(size - 1, 0))
+            last = file.read(1)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}; {RESTORE}") from None
-    if not content.endswith(b"\n"):
+    if last != b"\n":
         raise UsageError(f"{path} is empty or cut off in the middle of a line; {RESTORE}")
-    header = content.split(b"\n", 1)[0].decode("utf-8", "replace").strip().split(",")
     missing = [name for name in columns if name not in header]
     if missing:
         raise UsageError(f"{path} lacks the column {missing[0]}; {RESTORE}")
@@ -153,6 +161,9 @@ def _check_blocks(where: str, cases: pd.DataFrame, blocks: pd.DataFrame, used: p
     refuse(~_positive(used["block_ms"]), "block_ms is not a number above 0")
     refuse(used["steps_ms"].fillna("").str.split().map(len) != used["num_steps"], "steps_ms is incomplete")
     refuse(used.duplicated(["case_id", "phase", "round", "rank"]), "a block stands twice")
+
+
+def _check_ranks(where: str, cases: pd.DataFrame, used: pd.DataFrame) -> None:
     ok = cases[cases["status"] == "ok"]
     ranks = ok["num_devices"].where(ok["mode"] == "ddp", 1)
     wanted = dict(zip(ok["case_id"], ranks, strict=True))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from dataclasses import asdict
 from typing import Any
 
@@ -13,6 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from bench.compare import FAMILY_CONFIDENCE, NOT_COMPARABLE, PASS, REGRESSION, Comparison, Gate
+from bench.escape import markdown as markdown_text
+from bench.escape import visible
 
 WORDS = {PASS: "pass", REGRESSION: "regression", NOT_COMPARABLE: "not comparable"}
 
@@ -31,14 +32,14 @@ def table(gate: Gate) -> Table:
         right = heading in ("baseline", "candidate", "ratio [interval]", "allowed")
         made.add_column(Text(heading), justify="right" if right else "left", overflow="fold")
     for comparison in gate.comparisons:
-        made.add_row(*(Text(cell) for cell in _cells(comparison)))
+        made.add_row(*(Text(visible(cell)) for cell in _cells(comparison)))
     return made
 
 
 def conditions(gate: Gate) -> list[str]:
     """The settings that differ, one line each, to be read before any number."""
     return [
-        _plain(f"{'differs' if d.blocking else 'also differs'}: {d.name}: {d.baseline} -> {d.candidate}")
+        visible(f"{'differs' if d.blocking else 'also differs'}: {d.name}: {d.baseline} -> {d.candidate}")
         for d in gate.differences
     ]
 
@@ -92,11 +93,11 @@ def verdict(gate: Gate) -> str:
 
 def markdown(gate: Gate, *, on_cpu: bool) -> str:
     """The same for a job summary or a pull-request comment."""
-    lines = [f"### bench.gate: {_escaped(verdict(gate))}", ""]
-    lines += [f"- {_escaped(line)}" for line in conditions(gate)]
+    lines = [f"### bench.gate: {markdown_text(verdict(gate))}", ""]
+    lines += [f"- {markdown_text(line)}" for line in conditions(gate)]
     lines += ["", f"| {' | '.join(HEADINGS)} |", f"|{' --- |' * len(HEADINGS)}"]
-    lines += [f"| {' | '.join(_escaped(cell) for cell in _cells(c))} |" for c in gate.comparisons]
-    return "\n".join([*lines, "", *(f"{_escaped(line)}\n" for line in notes(gate, on_cpu=on_cpu))])
+    lines += [f"| {' | '.join(markdown_text(cell) for cell in _cells(c))} |" for c in gate.comparisons]
+    return "\n".join([*lines, "", *(f"{markdown_text(line)}\n" for line in notes(gate, on_cpu=on_cpu))])
 
 
 def as_json(gate: Gate, *, on_cpu: bool) -> str:
@@ -121,7 +122,7 @@ def _cells(c: Comparison) -> tuple[str, ...]:
     label = c.metric.label if c.metric is not None else ""
     allowed = "" if c.threshold is None else f"± {100 * c.threshold:g}%"
     both = (_amount(c, c.baseline), _amount(c, c.candidate))
-    return (c.verdict, name, label, *both, _ratio(c), allowed, _plain(c.reason))
+    return (c.verdict, name, label, *both, _ratio(c), allowed, c.reason)
 
 
 def _amount(c: Comparison, value: float | None) -> str:
@@ -154,7 +155,7 @@ def _bound(value: float) -> str:
 def _named(c: Comparison) -> str:
     if c.metric is None or c.ratio is None:
         what = f" {c.metric.label}" if c.metric else ""
-        return f"{c.case_id}{what} is missing ({_plain(c.reason)})"
+        return f"{c.case_id}{what} is missing ({visible(c.reason)})"
     return f"{c.case_id} {c.metric.label} {_amount(c, c.baseline)} -> {_amount(c, c.candidate)}, {_ratio(c)}"
 
 
@@ -171,16 +172,6 @@ def _longer(gate: Gate) -> str:
         return "measure both on a quieter machine and with more --rounds"
     num_rounds = max(most, 10)
     return f"measure both with up to about {num_rounds} rounds (bench.run --rounds {num_rounds})"
-
-
-def _plain(text: str) -> str:
-    """On one line and without control characters: reasons come from whatever a model raised."""
-    return "".join(character if character.isprintable() else " " for character in text)
-
-
-def _escaped(text: str) -> str:
-    """Text as entities wherever Markdown, HTML or GitHub's links and mentions could take it for theirs."""
-    return re.sub(r"[^A-Za-z0-9 ,.%+-]|(?<=[A-Za-z])\.", lambda found: f"&#{ord(found[0])};", text)
 
 
 def _finite(value: Any) -> Any:

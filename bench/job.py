@@ -1,40 +1,33 @@
-"""A run from its settings to its results: prepare it, show its plan, launch its ranks, be one of them."""
+"""A run before its ranks: validated, planned, shown, launched."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
-import shlex
-import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-import psutil
 import torch
 
 from bench import environment, plan, store
-from bench.cluster import Cluster, RankInfo, host_name, is_rank
-from bench.console import Console, format_s, print_cases
+from bench.cluster import from_first, host_name, is_rank, meet
+from bench.console import format_s
 from bench.errors import UsageError
-from bench.findings import devices, findings
+from bench.faults import STARTED_ENV
+from bench.findings import devices
+from bench.journal import read
 from bench.launch import launch
+from bench.lock import FolderLock
 from bench.measure.probe import step_seconds
 from bench.plan import Machine, Planned
-from bench.recorder import Recorder
+from bench.resume import check_same, manifest_of, settings_of
+from bench.resume import is_complete as resume_is_complete
 from bench.settings import Settings, with_device_defaults
-from bench.worker import Session
 from models.data import check_folder
-from models.profile import profile_workload
 from models.registry import default_image_size, load_workload, resnet_workload
 from models.workload import Workload
-
-STARTED_ENV = "BENCH_STARTED_S"
-"""When the command began (epoch seconds), handed to the ranks so that start-up can be told."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +52,7 @@ def prepare(settings: Settings) -> Job:
     if settings.data not in ("device", "host"):
         check_folder(Path(settings.data))
     planned = plan.expand(settings, machine, arch=workload.name, image_size=workload.image_size)
-    if settings.out is not None:
+    if settings.out is not None and not is_rank():
         store.check_claimable(Path(settings.out))
     return Job(settings=settings, machine=machine, workload=workload, plan=planned)
 
@@ -88,125 +81,51 @@ def print_plan(job: Job) -> None:
     print(f"Expected time: about {format_s(expected)} of measuring{limit}, plus start-up.")
 
 
-def launch_here(job: Job, arguments: Sequence[str]) -> int:
+def resumed_settings(folder: Path, changes: Mapping[str, Any]) -> Settings:
+    """The settings of the run in `folder` with `changes`; of many ranks only the first needs the folder.
+
+    Raises UsageError, on every rank, where there is no such run.
+    """
+    if not is_rank():
+        return settings_of(folder, changes)
+    meet()
+    found: Settings | None = None
+    refusal: UsageError | None = None
+    if os.environ["RANK"] == "0":
+        try:
+            found = settings_of(folder, changes)
+        except UsageError as error:
+            refusal = error
+    found, refusal = from_first((found, refusal))
+    if refusal is not None:
+        raise refusal
+    assert found is not None  # noqa: S101 - the first rank has found one or the other
+    return found
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether the run in `folder` has nothing left to do; every rank hears the same."""
+    mine = resume_is_complete(read(folder)) if os.environ.get("RANK", "0") == "0" else None
+    return from_first(mine) if is_rank() else bool(mine)
+
+
+def launch_here(job: Job, arguments: Sequence[str], *, resume: Path | None) -> int:
     """Start the ranks on this machine; their exit code."""
     settings = job.settings
-    out = Path(settings.out) if settings.out else store.default_folder(host=host_name(), name=settings.name)
-    store.check_claimable(out)
-    # A later --out wins, so every rank gets the one folder.
-    return launch(
-        [*arguments, "--out", str(out)],
-        num_ranks=plan.world_size(job.plan),
-        device_type=job.machine.device_type,
-    )
-
-
-def run_rank(job: Job, arguments: Sequence[str], *, quiet: bool, as_json: bool) -> int:
-    """One rank's life; rank 0 also writes the results and the summary."""
-    cluster = Cluster(job.machine.device_type)
-    settings = job.settings
-    started_s = float(os.environ.get(STARTED_ENV, psutil.Process().create_time()))
-    infos = cluster.gather(cluster.info())
-    recorder = None
-    console = Console(silent=quiet or not cluster.is_first)
-    if cluster.is_first:
-        default = store.default_folder(host=host_name(), name=settings.name)
-        folder = store.claim(Path(settings.out) if settings.out else default)
-        writer = store.RunWriter(folder)
-        manifest = _manifest(job, arguments, infos)
-        writer.write_manifest(manifest)
-        recorder = Recorder(job.plan, writer)
-    startup_s = time.time() - started_s
-    begun = time.perf_counter()
-    session = Session(
-        cluster=cluster,
-        settings=settings,
-        plan=job.plan,
-        workload=job.workload,
-        infos=infos,
-        recorder=recorder,
-        console=console,
-    )
-    session.run()
-    cluster.close()
-    if recorder is None:
-        return 0
-    cases = recorder.write()
-    manifest["timing"] = timing = {
-        "startup_s": round(startup_s, 2),
-        "measuring_s": round(time.perf_counter() - begun, 2),
-        "timed_steps_s": round(recorder.timed_s, 2),
-        "rounds": session.rounds,
-        "stopped_because": session.stopped_because,
-    }
-    writer.write_manifest(manifest)
-    # The report is a separate package that never imports torch; only a finished run reaches for it.
-    from report import build  # noqa: PLC0415
-
-    page = build([folder], folder / "report.html")
-    after_startup_s = time.perf_counter() - begun
-    timing["total_s"] = round(startup_s + after_startup_s, 2)
-    timing["timed_share_pct"] = round(100 * recorder.timed_s / after_startup_s, 1)
-    writer.write_manifest(manifest)
-    sentences = findings(cases, recorder.blocks())
-    if as_json:
-        print(_summary_json(folder, cases, sentences, timing))
-    elif not quiet:
-        _print_summary(job, cases, sentences, timing, page, recorder)
-    return 0 if bool((cases["status"] == "ok").any()) else 1
-
-
-def _print_summary(
-    job: Job,
-    cases: pd.DataFrame,
-    sentences: list[str],
-    timing: dict[str, Any],
-    page: Path,
-    recorder: Recorder,
-) -> None:
-    print_cases(cases)
-    width = recorder.half_width()
-    if job.settings.rounds is None and not width <= job.settings.precision_target:
-        known = f"± {100 * width:.1f}%" if width == width else "without an interval"  # noqa: PLR0124
-        print(
-            f"Target precision ± {100 * job.settings.precision_target:g}% not reached ({known} at worst); "
-            "a longer --max-time narrows the intervals"
+    given = list(arguments)
+    if resume is None:
+        out = (
+            Path(settings.out) if settings.out else store.default_folder(host=host_name(), name=settings.name)
         )
-    print(
-        f"{timing['rounds']} rounds ({timing['stopped_because']}); start-up {timing['startup_s']:.0f} s, "
-        f"{timing['timed_share_pct']:.0f}% of the {timing['total_s'] - timing['startup_s']:.0f} s after it "
-        "were timed steps"
-    )
-    for sentence in sentences:
-        print(sentence)
-    print(f"Report: {page}")
-
-
-def _summary_json(folder: Path, cases: pd.DataFrame, sentences: list[str], timing: dict[str, Any]) -> str:
-    rows = json.loads(cases.to_json(orient="records"))
-    return json.dumps(
-        {"results": str(folder), "findings": sentences, "timing": timing, "cases": rows}, indent=2
-    )
-
-
-def _manifest(job: Job, arguments: Sequence[str], infos: Sequence[RankInfo]) -> dict[str, Any]:
-    profile = profile_workload(job.workload)
-    return {
-        "name": job.settings.name,
-        "preset": job.settings.preset,
-        "created_utc": datetime.now(UTC).isoformat(timespec="seconds"),
-        "argv": list(arguments),
-        "command": shlex.join(["python", "-m", "bench.run", *arguments]),
-        "settings": asdict(job.settings),
-        "seed": job.settings.seed,
-        "plan_hash": plan.plan_hash(job.plan),
-        "versions": environment.versions(),
-        "git": environment.git_state(),
-        "environment": environment.machine(host_name()),
-        "model": {"arch": job.workload.name, **asdict(profile)},
-        "ranks": [asdict(info) for info in infos],
-        "link": infos[0].link,
-    }
+        store.check_claimable(out)
+        # A later --out wins, so every rank gets the one folder.
+        given += ["--out", str(out)]
+    else:
+        out = resume
+        now = {"plan_hash": plan.plan_hash(job.plan), "versions": environment.versions()}
+        check_same(out, manifest_of(out), now | {"environment": environment.machine(host_name())})
+        FolderLock(out).release()
+    return launch(given, folder=out, num_ranks=plan.world_size(job.plan), device_type=job.machine.device_type)
 
 
 def _workload(settings: Settings) -> Workload:
@@ -243,4 +162,4 @@ def _check_precision(settings: Settings) -> None:
         raise UsageError("--backend nccl needs CUDA devices; use gloo on a CPU")
 
 
-__all__ = ["Job", "is_rank", "launch_here", "prepare", "print_plan", "run_rank"]
+__all__ = ["Job", "is_complete", "is_rank", "launch_here", "prepare", "print_plan", "resumed_settings"]

@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import json
 import logging
-import os
+import signal
 import sys
 
 from torch.distributed import DistError
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousError
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from torch.distributed.launcher.api import LaunchConfig
 
+from bench.agent import run_ranks
 from bench.labplan import RENDEZVOUS_PORT, HostJob, address, job_exit_code
+
+RESUMING_MODULE = "bench.run"
+"""Its ranks go on where those before them died; of other programs nobody knows."""
+
+MOST_RESTARTS = 100
 
 
 def run(job: HostJob) -> int:
@@ -31,23 +36,20 @@ def run(job: HostJob) -> int:
         rdzv_endpoint=f"{address(0)}:{RENDEZVOUS_PORT}",
         rdzv_configs={"is_host": job.host == 0},
         local_addr=address(job.host),
-        max_restarts=0,
-        logs_specs=DefaultLogsSpecs(log_dir=os.devnull),
+        max_restarts=MOST_RESTARTS if job.module_arguments[0] == RESUMING_MODULE else 0,
     )
     try:
-        elastic_launch(config, sys.executable)("-u", "-m", *job.module_arguments)
-    except ChildFailedError as error:
-        failures = sorted(error.failures.items(), key=lambda item: item[1].timestamp)
-        for rank, failure in failures:
-            if failure.exitcode < 0:
-                print(f"rank {rank} was killed by {failure.signal_name()}", file=sys.stderr)
-        return job_exit_code([failure.exitcode for _, failure in failures])
+        failures = run_ranks(config, ["-u", "-m", *job.module_arguments], stop_signal=signal.SIGTERM)
     except SignalException as stopped:
         return 128 + int(stopped.sigval)
     except (RendezvousError, DistError) as error:
         print(f"the hosts lost each other: {str(error).splitlines()[0]}", file=sys.stderr)
         return 1
-    return 0
+    in_order = sorted(failures.items(), key=lambda item: item[1].timestamp)
+    for rank, failure in in_order:
+        if failure.exitcode < 0:
+            print(f"rank {rank} was killed by {failure.signal_name()}", file=sys.stderr)
+    return job_exit_code([failure.exitcode for _, failure in in_order])
 
 
 def main() -> int:

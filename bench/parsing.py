@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import re
 import tomllib
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from bench.errors import UsageError
+from bench.escape import visible
 
 T = TypeVar("T")
 
+MOST_TOML_BYTES = 2**20
+
 _DURATION_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
+
+
+class Parser(argparse.ArgumentParser):
+    """A command line whose refusals repeat the user's text without its control characters."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong and exit with status 2."""
+        super().error(visible(message))
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -76,7 +88,7 @@ def switch(text: str) -> bool:
 
 def duration_s(text: str) -> float:
     """`90s`, `10m` or `1.5h`, in seconds; a bare number is seconds."""
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smh]?)", text)
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]+)?)([smh]?)", text)
     if not match or float(match[1]) <= 0:
         raise UsageError(f"{text!r} is not a duration; write it as 90s, 10m or 1.5h")
     return float(match[1]) * _DURATION_S[match[2]]
@@ -102,7 +114,7 @@ def bucket_cap(text: str) -> str:
                 f"bucket cap {text!r} is not a number of MiB above 0; write default, 25, 0 for a bucket per "
                 "parameter, or a list per bucket as 1/25/25"
             )
-        caps.append(f"{float(part):g}")
+        caps.append(f"{float(part):.12g}")
     return "/".join(caps)
 
 
@@ -110,8 +122,16 @@ def read_toml(path: Path) -> dict[str, Any]:
     """A `--config` file as a dictionary. Raises UsageError where it cannot be read or is no TOML."""
     try:
         with path.open("rb") as file:
-            return tomllib.load(file)
+            content = file.read(MOST_TOML_BYTES + 1)
     except OSError as error:
         raise UsageError(f"--config {path}: {error.strerror}; name a readable TOML file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
+        raise UsageError(f"--config {str(path)!r}: {error}; name a readable TOML file") from None
+    if len(content) > MOST_TOML_BYTES:
+        raise UsageError(f"--config {path} has more than {MOST_TOML_BYTES} bytes; name a file of settings")
+    try:
+        return tomllib.loads(content.decode("utf-8"))
+    except RecursionError:
+        raise UsageError(f"--config {path} is not valid TOML: it is nested too deeply") from None
+    except ValueError as error:
         raise UsageError(f"--config {path} is not valid TOML: {error}") from None

@@ -56,6 +56,11 @@ class Case:
         return self.batch_per_device * self.num_devices * self.accumulate
 
     @property
+    def communicates(self) -> bool:
+        """Whether its ranks exchange gradients."""
+        return self.mode == "ddp" and self.num_devices > 1
+
+    @property
     def impl(self) -> str:
         """`cpu_standin` where DataParallel's stages run on CPU cores, else `torch`."""
         return "cpu_standin" if self.mode == "dp" and self.device_type == "cpu" else "torch"

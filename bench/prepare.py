@@ -36,11 +36,13 @@ class LiveCase:
     oversubscribed: bool
     trainer: Trainer | None = None
     layout: BucketLayout | None = None
+    longest_step_s: float = 0.0
+    """Of the warm-up, over all ranks."""
 
     @property
     def communicates(self) -> bool:
         """Whether its ranks exchange gradients."""
-        return self.case.mode == "ddp" and self.case.num_devices > 1
+        return self.case.communicates
 
     def close(self) -> None:
         """Release what it holds."""
@@ -66,6 +68,7 @@ def prepare(live: LiveCase, *, prover: Prover, settings: Settings, clock: Clock)
     mode = build_mode(case, module, place, live.group)
     live.trainer = Trainer(case, mode, prover.workload, _source(case, prover, settings))
     warmup = _warm_up(live.trainer, live.group, place, clock)
+    live.trainer.check_loss()
     live.layout = mode.bucket_layout()
     mode.settle()
     return Prepared(warmup, peak_mib(place.device, before))

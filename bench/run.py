@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import USAGE_EXIT_CODE, UsageError, UserCodeError
+from bench.faults import INTERRUPTED_EXIT_CODE, STARTED_ENV, AgreedError
+from bench.parsing import Parser
 from bench.settings import PRESETS, options_of, resolve
+from bench.slurm import ranks_environment
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The command line: one option per setting, plus how to invoke."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog="python -m bench.run",
         description=__doc__,
         epilog="Settings come from defaults, then --preset, then --config, then these options.",
@@ -35,6 +38,7 @@ def parser() -> argparse.ArgumentParser:
         )
     made.add_argument("--preset", metavar="NAME", help=f"a named bundle of settings: {', '.join(PRESETS)}")
     made.add_argument("--config", type=Path, metavar="FILE.toml", help="settings from a TOML file")
+    made.add_argument("--resume", type=Path, metavar="DIR", help="finish what is missing in a run's folder")
     made.add_argument(
         "--dry-run", action="store_true", help="print the plan and its expected time; run nothing"
     )
@@ -47,9 +51,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the command and of every rank; the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     options = vars(parser().parse_args(arguments))
-    first = os.environ.get("RANK", "0") == "0"
+    first = True
     try:
-        return _main(arguments, options)
+        os.environ.update(ranks_environment(os.environ))
+        first = os.environ.get("RANK", "0") == "0"
+        return _main(arguments, options, first=first)
     except UserCodeError as error:
         if first:
             traceback.print_exception(error.__cause__)
@@ -58,30 +64,49 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UsageError as error:
         if first:
             print(f"bench.run: error: {error}", file=sys.stderr)
-        return USAGE_EXIT_CODE
+        return int(getattr(error, "exit_code", USAGE_EXIT_CODE))
+    except KeyboardInterrupt:
+        return INTERRUPTED_EXIT_CODE
 
 
-def _main(arguments: list[str], options: dict[str, Any]) -> int:
-    how = {name: options.pop(name) for name in ("preset", "config", "dry_run", "quiet", "json")}
+def _main(arguments: list[str], options: dict[str, Any], *, first: bool) -> int:
+    began_s = time.monotonic()
+    how = {name: options.pop(name) for name in ("preset", "config", "resume", "dry_run", "quiet", "json")}
+    resume: Path | None = how["resume"]
+    if resume is not None and (how["preset"] or how["config"] or how["dry_run"]):
+        raise UsageError(
+            f"--resume takes its settings from {resume}: leave out --preset, --config and --dry-run"
+        )
     settings = resolve(options, preset=how["preset"], config=how["config"])
     # Kineto, inside torch.profiler, would write of its own starts and stops to stderr.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     # Torch takes seconds to import: a typing mistake is answered before that.
     from bench import job  # noqa: PLC0415
 
+    if resume is not None:
+        changes = {name: getattr(settings, name) for name in options}
+        settings = job.resumed_settings(resume, changes)
+        if not changes and job.is_complete(resume):
+            if first:
+                print(f"bench.run: {resume} is complete: nothing is left to do", file=sys.stderr)
+            return 0
     prepared = job.prepare(settings)
     if how["dry_run"]:
         job.print_plan(prepared)
         return 0
-    if job.is_rank():
-        try:
-            return job.run_rank(prepared, arguments, quiet=how["quiet"], as_json=how["json"])
-        except UsageError as error:
-            # Unlike the checks above, which fail alike everywhere, this may be news from one rank alone.
-            print(f"bench.run: error: {error}", file=sys.stderr)
-            return USAGE_EXIT_CODE
-    os.environ.setdefault(job.STARTED_ENV, str(time.time()))
-    return job.launch_here(prepared, arguments)
+    if not job.is_rank():
+        os.environ[STARTED_ENV] = str(began_s)
+        return job.launch_here(prepared, arguments, resume=resume)
+    from bench.rank import Rank  # noqa: PLC0415
+
+    try:
+        return Rank(prepared, arguments, resume=resume, quiet=how["quiet"], as_json=how["json"]).run()
+    except AgreedError:
+        raise
+    except UsageError as error:
+        # Unlike the checks before, which fail alike everywhere, this may be news from one rank alone.
+        print(f"bench.run: error: {error}", file=sys.stderr)
+        return int(getattr(error, "exit_code", USAGE_EXIT_CODE))
 
 
 if __name__ == "__main__":

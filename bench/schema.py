@@ -16,7 +16,7 @@ SCHEMA_VERSION = 1
 STATUSES = ("ok", "skipped", "oom", "failed", "timeout")
 """Every planned case ends in exactly one of these."""
 
-PHASES = ("warmup", "timed", "no_sync", "comm", "anatomy", "trace")
+PHASES = ("warmup", "timed", "no_sync", "comm", "anatomy", "trace", "calibration")
 """What a block measured; only `timed` blocks make throughput."""
 
 

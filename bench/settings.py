@@ -16,6 +16,7 @@ from bench.errors import UsageError
 MODES = ("single", "dp", "ddp")
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 NO = False
+PASSES = ("no_sync", "comm", "anatomy", "trace")
 COMM_HOOKS = ("none", "fp16", "bf16", "powersgd")
 
 
@@ -96,10 +97,22 @@ class Settings:
         "start no block after this long (CPU 200s, GPU 10m; with --rounds none)",
         "10m",
     )
+    case_timeout: float | None = _setting(
+        None, parsing.duration_s, "give a case up that takes this long in one go (20 times the usual)", "60s"
+    )
     steps: int | None = _setting(None, parsing.positive_int, "steps per block (CPU 3, GPU 10)", "N")
     trace: bool = _setting(NO, parsing.switch, "keep a Chrome trace per case and rank", "on")
     allreduce_curve: bool = _setting(
         NO, parsing.switch, "also time the all-reduce by itself over message sizes", "on"
+    )
+    calibrate: bool = _setting(
+        NO, parsing.switch, "also measure what bench.predict and bench.tune need: calibration.json", "on"
+    )
+    passes: tuple[str, ...] = _setting(
+        PASSES,
+        parsing.csv(parsing.choice((*PASSES, "none"))),
+        "what to measure beside throughput: fewer leave time for more rounds; none: throughput alone",
+        "PASS,…",
     )
     sweep: str = _setting(
         "grid",

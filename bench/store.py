@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import errno
+import io
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -14,8 +18,11 @@ from typing import Any
 
 import pandas as pd
 
+from bench import bounded
 from bench.errors import UsageError
-from bench.schema import FILES, SCHEMA_VERSION, Column, typed_frame
+from bench.escape import csv_cell
+from bench.schema import FILES, SCHEMA_VERSION
+from bench.tables import is_large, load_blocks, read_table
 
 MANIFEST = "manifest.json"
 
@@ -30,6 +37,8 @@ class RunData:
     blocks: pd.DataFrame
     buckets: pd.DataFrame
     allreduce: pd.DataFrame
+    longest_only: bool = False
+    """Whether `blocks` has only the longest rank of each block: all of them would not fit into memory."""
 
 
 def default_folder(*, host: str, name: str, root: Path = Path("results")) -> Path:
@@ -68,23 +77,60 @@ def claim(folder: Path) -> Path:
 
 
 class RunWriter:
-    """Writes one run's files; only rank 0 has one."""
+    """Writes one run's files; only rank 0 has one.
+
+    Every method raises OSError where the disk is full or the folder has gone. The growing tables stay open:
+    what was written is at hand even where somebody has removed the folder.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._manifest: Mapping[str, Any] = {}
+        self._tables: dict[str, int] = {}
         for name in ("blocks.csv", "allreduce.csv"):
-            self._append(name, [[column.name for column in FILES[name]]])
+            self._tables[name] = os.open(
+                folder / name, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644
+            )
+            if os.fstat(self._tables[name]).st_size == 0:
+                self._append(name, [[column.name for column in FILES[name]]])
 
     def append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Append rows to `blocks.csv` or `allreduce.csv` and sync them to disk before returning."""
+        """Append rows to `blocks.csv` or `allreduce.csv`, all or none, and sync them before returning."""
         columns = FILES[name]
         self._append(name, [[_cell(row.get(column.name)) for column in columns] for row in rows])
 
     def _append(self, name: str, lines: list[list[str]]) -> None:
-        with (self.folder / name).open("a", newline="", encoding="utf-8") as file:
-            csv.writer(file, lineterminator="\n").writerows(lines)
-            file.flush()
-            os.fsync(file.fileno())
+        text = io.StringIO(newline="")
+        csv.writer(text, lineterminator="\n").writerows(lines)
+        content = text.getvalue().encode("utf-8")
+        table = self._tables[name]
+        before = os.fstat(table)
+        if before.st_nlink == 0:
+            raise FileNotFoundError(errno.ENOENT, "it has been removed", str(self.folder))
+        try:
+            _write_all(table, content)
+            os.fsync(table)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(table, before.st_size)
+            raise
+
+    def restore(self) -> None:
+        """Make the folder anew where it has been removed, with the tables and the manifest."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for name, table in self._tables.items():
+            with (self.folder / name).open("wb") as copy, os.fdopen(os.dup(table), "rb") as file:
+                file.seek(0)
+                shutil.copyfileobj(file, copy)
+                copy.flush()
+                os.fsync(copy.fileno())
+        self.write_manifest(self._manifest)
+
+    def close(self) -> None:
+        """Let go of the files."""
+        for table in self._tables.values():
+            os.close(table)
+        self._tables.clear()
 
     def write_trace(self, name: str, content: bytes) -> None:
         """Put a file into `traces/`."""
@@ -107,8 +153,14 @@ class RunWriter:
 
     def write_manifest(self, manifest: Mapping[str, Any]) -> None:
         """Replace `manifest.json`."""
+        self._manifest = manifest
         text = json.dumps({"schema_version": SCHEMA_VERSION, **manifest}, indent=2, default=str) + "\n"
         replace_file(self.folder / MANIFEST, lambda path: path.write_text(text, encoding="utf-8"))
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    if os.write(descriptor, content) < len(content):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def replace_file(target: Path, write: Any) -> None:
@@ -127,49 +179,23 @@ def replace_file(target: Path, write: Any) -> None:
 def load_run(path: Path) -> RunData:
     """Read a results folder. Raises UsageError where it is not one, or is of a newer schema."""
     manifest_path = path / MANIFEST
-    try:
-        manifest = json.loads(manifest_path.read_text(encoding="utf-8"))
-    except OSError:
-        raise UsageError(
-            f"{path} is not a results folder: it has no {MANIFEST}; name a run's folder"
-        ) from None
-    except ValueError:
-        raise UsageError(f"{manifest_path} is not valid JSON: the run broke off before it began") from None
+    if not manifest_path.is_file():
+        raise UsageError(f"{path} is not a results folder: it has no {MANIFEST}; name a run's folder")
+    manifest = bounded.read_json(manifest_path)
     if not isinstance(manifest, dict):
         raise UsageError(f"{manifest_path} does not hold a JSON object")
     version = manifest.get("schema_version")
     if isinstance(version, int) and version > SCHEMA_VERSION:
         raise UsageError(f"{path} has schema {version}, this version reads up to {SCHEMA_VERSION}; upgrade")
-    frames = {name: _read_csv(path / name, columns) for name, columns in FILES.items()}
     return RunData(
         path,
         manifest,
-        frames["cases.csv"],
-        frames["blocks.csv"],
-        frames["buckets.csv"],
-        frames["allreduce.csv"],
+        read_table(path / "cases.csv", FILES["cases.csv"]),
+        load_blocks(path / "blocks.csv"),
+        read_table(path / "buckets.csv", FILES["buckets.csv"]),
+        read_table(path / "allreduce.csv", FILES["allreduce.csv"]),
+        longest_only=is_large(path / "blocks.csv"),
     )
-
-
-def _read_csv(path: Path, columns: tuple[Column, ...]) -> pd.DataFrame:
-    if not path.exists():
-        return typed_frame([], columns)
-    try:
-        raw = pd.read_csv(path, dtype="string", keep_default_na=False, na_values=[""])
-        frame = pd.DataFrame(index=raw.index)
-        for column in columns:
-            values = raw[column.name] if column.name in raw else pd.Series(pd.NA, raw.index, dtype="string")
-            if column.kind == "bool":
-                frame[column.name] = values.map({"True": True, "False": False}).astype("boolean")
-            elif column.kind in ("int", "float"):
-                numbers = pd.to_numeric(values)
-                frame[column.name] = numbers.astype("Int64" if column.kind == "int" else "float64")
-            else:
-                frame[column.name] = values
-    except (ValueError, TypeError, pd.errors.ParserError, OSError) as error:
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UsageError(f"{path} cannot be read: {first}; restore the file or leave the run out") from None
-    return frame
 
 
 def _cell(value: Any) -> str:
@@ -177,4 +203,4 @@ def _cell(value: Any) -> str:
         return ""
     if isinstance(value, float):
         return "" if value != value else f"{value:.10g}"  # noqa: PLR0124 - NaN alone differs from itself
-    return str(value)
+    return csv_cell(value) if isinstance(value, str) else str(value)

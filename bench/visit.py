@@ -1,17 +1,20 @@
-"""What a visit to a case measures: its blocks of this round, in order, the same list on every rank."""
+"""What a visit to a case measures: its blocks of a round, in order, the same on every rank."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 from bench.measure.anatomy import bucket_ready_ms, run_anatomy
+from bench.measure.calibration import run_calibration
 from bench.measure.clock import Clock
 from bench.measure.collectives import BucketReplay
 from bench.measure.timed import BlockTimes, Trainer, run_block
 from bench.measure.trace import run_trace
 from bench.modes import Place
+from bench.plan import DDP_AXES, Case, Planned
 from bench.prepare import LiveCase
+from bench.recorder import Block
 from bench.settings import Settings
 
 INSTRUMENTED_EVERY = 5
@@ -27,26 +30,57 @@ COMM_REPETITIONS = 1
 Work = Callable[[], BlockTimes]
 
 
-def visit(
-    live: LiveCase, *, round_index: int, settings: Settings, place: Place, clock: Clock
-) -> list[tuple[str, Work | None]]:
-    """Phase and work of each block; the work is None where this rank only waits."""
-    phases = ["timed"]
-    if live.communicates:
-        phases.append("no_sync")
+def phases(case: Case, *, oversubscribed: bool, round_index: int, settings: Settings) -> list[str]:
+    """The phases of a case's visit in a round, in their order."""
+    found = ["timed"]
+    if case.communicates:
+        found.append("no_sync")
         # Neither of the two always follows the other: what a block leaves behind would look like exposure.
-        random.Random(f"{settings.seed}/{round_index}/{live.case.case_id}").shuffle(phases)  # noqa: S311 - a schedule
-        if live.case.comm_hook != "powersgd":  # its messages are not the buckets
-            phases.append("comm")
+        random.Random(f"{settings.seed}/{round_index}/{case.case_id}").shuffle(found)  # noqa: S311 - a schedule
+        if case.comm_hook != "powersgd":  # its messages are not the buckets
+            found.append("comm")
     # Devices that share a core time each other: one look at those is enough.
-    if round_index == 1 or (round_index % INSTRUMENTED_EVERY == 1 and not live.oversubscribed):
-        phases.append("anatomy")
-        if live.communicates or settings.trace:
-            phases.append("trace")
+    if round_index == 1 or (round_index % INSTRUMENTED_EVERY == 1 and not oversubscribed):
+        found.append("anatomy")
+        if case.communicates or settings.trace:
+            found.append("trace")
+    found = [phase for phase in found if phase == "timed" or phase in settings.passes]
+    return [*found, "calibration"] if is_calibrated(case, settings) else found
+
+
+def is_calibrated(case: Case, settings: Settings) -> bool:
+    """Whether the calibration pass looks into it: the largest count, the first value of each axis."""
+    return (
+        settings.calibrate
+        and case.communicates
+        and case.num_devices == max(settings.counts)
+        and all(getattr(case, axis) == getattr(settings, axis)[0] for axis in DDP_AXES)
+    )
+
+
+def is_complete(planned: Planned, settings: Settings, measured: Container[Block]) -> bool:
+    """Whether every block that a run of fixed length wants of a case is there."""
+    case = planned.case
+    return settings.rounds is not None and all(
+        (case.case_id, phase, r) in measured
+        for r in range(1, settings.rounds + 1)
+        for phase in phases(case, oversubscribed=planned.oversubscribed, round_index=r, settings=settings)
+    )
+
+
+def work_of(phase: str, live: LiveCase, settings: Settings, place: Place, clock: Clock) -> Work | None:
+    """What this rank does in a block of `phase`; None where it only waits."""
     trainer = live.trainer
     if trainer is None:
-        return [(phase, None) for phase in phases]
-    return [(phase, _work(phase, live, trainer, settings, place, clock)) for phase in phases]
+        return None
+    work = _work(phase, live, trainer, settings, place, clock)
+
+    def checked() -> BlockTimes:
+        times = work()
+        trainer.check_loss()
+        return times
+
+    return checked
 
 
 def _work(
@@ -62,6 +96,8 @@ def _work(
         return lambda: _replay(live, place, clock)
     if phase == "anatomy":
         return lambda: _anatomy(live, trainer, place)
+    if phase == "calibration":
+        return lambda: _calibration(live, trainer, place, clock)
     return lambda: run_trace(trainer, TRACE_STEPS, place.device, sizes, keep=settings.trace)
 
 
@@ -69,6 +105,11 @@ def _replay(live: LiveCase, place: Place, clock: Clock) -> BlockTimes:
     assert live.layout is not None  # noqa: S101 - a case that communicates has buckets
     replay = BucketReplay(live.layout.num_bytes, live.case.comm_hook, live.group, place.device)
     return run_block(replay.step, COMM_REPETITIONS, clock)
+
+
+def _calibration(live: LiveCase, trainer: Trainer, place: Place, clock: Clock) -> BlockTimes:
+    assert live.layout is not None  # noqa: S101 - a case that communicates has buckets
+    return run_calibration(trainer, live.layout, live.group, place.device, clock)
 
 
 def _anatomy(live: LiveCase, trainer: Trainer, place: Place) -> BlockTimes:

@@ -6,43 +6,42 @@ All ranks walk the same plan; rank 0 conducts, records and decides when to stop.
 from __future__ import annotations
 
 import gc
-import json
 import os
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
 
 from bench.cluster import Cluster, RankInfo
 from bench.console import Console
-from bench.errors import UsageError
+from bench.curves import measure_curves
+from bench.faults import Blame
+from bench.job import Job
 from bench.measure.clock import make_clock
-from bench.measure.collectives import CURVE_BYTES, CURVE_REPETITIONS, allreduce_times
 from bench.measure.device import set_precision
 from bench.measure.timed import BlockTimes
-from bench.modes import Unsupported
+from bench.opening import Past, blame_case
+from bench.piece import Pieces, Report, block_rows
 from bench.plan import Case, Planned, round_order
 from bench.prepare import LiveCase, Prepared, prepare
 from bench.proof import Prover
 from bench.recorder import Recorder
-from bench.settings import Settings
 from bench.turns import TURNS_ENV, Player
-from bench.visit import visit
-from models.workload import Workload, make_module
+from bench.visit import is_complete, phases, work_of
+from bench.watchdog import Watchdog
+from models.workload import make_module
 
 MIN_ROUNDS_FOR_TARGET = 5
 """Fewer rounds can agree by chance."""
 
+PREPARING_LIMIT_S = 600.0
+LEAST_LIMIT_S = 60.0
+PATIENCE = 20
+"""A block may take this many times what its steps took in the warm-up."""
 
-@dataclass(frozen=True)
-class Report:
-    """What one rank says after a piece of work: its result, or what went wrong."""
-
-    status: str = "ok"
-    reason: str = ""
-    value: Any = None
+INTERLEAVED_LIMIT_S = 900.0
+"""Beside another run a block waits for its turn."""
 
 
 class Session:
@@ -52,22 +51,24 @@ class Session:
         self,
         *,
         cluster: Cluster,
-        settings: Settings,
-        plan: Sequence[Planned],
-        workload: Workload,
+        job: Job,
         infos: Sequence[RankInfo],
         recorder: Recorder | None,
         console: Console,
+        watchdog: Watchdog,
+        past: Past,
     ) -> None:
         self._cluster = cluster
-        self._settings = settings
-        self._plan = plan
-        self._workload = workload
+        self._settings = job.settings
+        self._plan = job.plan
+        self._workload = job.workload
         self._infos = infos
         self._recorder = recorder
         self._console = console
         self._clock = make_clock(cluster.place.device)
-        self._started = time.perf_counter()
+        self._past = past
+        self._pieces = Pieces(cluster, watchdog, recorder, past.elapsed_s)
+        self._extra_limit_s = INTERLEAVED_LIMIT_S if TURNS_ENV in os.environ else 0.0
         self._live: list[LiveCase] = []
         # Rank 0 takes the turn for all: the others wait for it at the next barrier.
         self._player = Player(os.environ.get(TURNS_ENV) if cluster.is_first else None)
@@ -81,11 +82,22 @@ class Session:
         self._drop_equal_layouts()
         gc.collect()
         gc.freeze()
-        if self._settings.allreduce_curve:
-            self._allreduce_curves()
+        if self._settings.allreduce_curve or self._settings.calibrate:
+            measure_curves(
+                self._live,
+                self._pieces,
+                self._cluster,
+                self._recorder,
+                done=self._past.curves,
+                limit_s=self._settings.case_timeout or PREPARING_LIMIT_S,
+            )
+        for round_index in range(1, self._past.last_round + 1):
+            self.rounds = round_index
+            self._round(round_index)
         while self._live and not self._finished():
             self.rounds += 1
             self._round(self.rounds)
+        self.stopped_because = self.stopped_because or "no case is left to measure"
         gc.unfreeze()
         self._console.progress_done()
         self._player.close()
@@ -94,11 +106,14 @@ class Session:
 
     def _prepare_all(self) -> None:
         torch.manual_seed(self._settings.seed)
+        wanted = self._wanted()
+        if not wanted:
+            return
+        self._pieces.idle()
         prover = Prover(self._workload, make_module(self._workload), self._cluster.place, self._settings.seed)
-        runnable = [(i, p) for i, p in enumerate(self._plan) if p.skip_reason is None]
-        for done, (index, planned) in enumerate(runnable):
+        for done, (index, planned) in enumerate(wanted):
             case = planned.case
-            self._console.progress(f"preparing {case.case_id}", done, len(runnable), self._left_s())
+            self._console.progress(f"preparing {case.case_id}", done, len(wanted), self._left_s())
             in_ddp = case.mode == "ddp"
             group = self._cluster.group(case.num_devices, case.backend) if in_ddp else None
             live = LiveCase(index, case, group, planned.oversubscribed)
@@ -107,13 +122,29 @@ class Session:
             def work(live: LiveCase = live) -> Prepared:
                 return prepare(live, prover=prover, settings=self._settings, clock=self._clock)
 
+            limit_s = self._settings.case_timeout or PREPARING_LIMIT_S
             with self._player.turn():
-                self._cluster.barrier()
-                started_s = self._elapsed_s()
-                reports = self._cluster.gather(self._attempt(work if takes_part else None))
+                started_s, reports = self._pieces.run(
+                    index,
+                    "its preparation",
+                    work if takes_part else None,
+                    limit_s=limit_s + self._extra_limit_s,
+                )
             if self._keep(live, reports):
+                steps_ms = (ms for r in reports if r.value for ms in r.value.warmup.steps_ms)
+                live.longest_step_s = max(steps_ms) / 1000
                 self._live.append(live)
                 self._record_prepared(live, started_s, reports)
+
+    def _wanted(self) -> list[tuple[int, Planned]]:
+        """The cases that have something left to measure."""
+        return [
+            (i, p)
+            for i, p in enumerate(self._plan)
+            if p.skip_reason is None
+            and i not in self._past.dropped
+            and not is_complete(p, self._settings, self._past.measured)
+        ]
 
     def _record_prepared(self, live: LiveCase, started_s: float, reports: Sequence[Report]) -> None:
         if self._recorder is None:
@@ -136,10 +167,13 @@ class Session:
     def _drop_equal_layouts(self) -> None:
         """Different caps can give one bucket layout: measure it once."""
         seen: dict[tuple[Any, ...], str] = {}
+        live_indices = {live.index for live in self._live}
+        for index, sizes in (self._past.layouts or {}).items():
+            if index not in live_indices:
+                seen[_apart_from_cap(self._plan[index].case, sizes)] = self._plan[index].case.case_id
         for live in list(self._live):
             sizes = self._cluster.from_first(live.layout.num_bytes if live.layout is not None else None)
-            key = (*(v for k, v in asdict(live.case).items() if k != "bucket_cap_mb"), sizes)
-            twin = seen.setdefault(key, live.case.case_id)
+            twin = seen.setdefault(_apart_from_cap(live.case, sizes), live.case.case_id)
             if sizes is None or twin == live.case.case_id:
                 continue
             live.close()
@@ -150,69 +184,47 @@ class Session:
                 )
 
     def _round(self, round_index: int) -> None:
-        order = round_order(len(self._live), seed=self._settings.seed, round_index=round_index)
-        for position, live in enumerate([self._live[i] for i in order]):
+        """Visit every case that lacks a block of this round, in the order that the seed gives."""
+        runnable = [i for i, p in enumerate(self._plan) if p.skip_reason is None]
+        order = round_order(len(runnable), seed=self._settings.seed, round_index=round_index)
+        by_index = {live.index: live for live in self._live}
+        visits = [by_index[runnable[i]] for i in order if runnable[i] in by_index]
+        missing = {live.index: self._missing(live, round_index) for live in visits}
+        if not any(missing.values()):
+            return
+        for position, live in enumerate(visits):
             what = f"round {round_index} {live.case.case_id}"
-            self._console.progress(what, position, len(order), self._left_s())
-            with self._player.turn():
-                self._visit(live, round_index, position)
+            self._console.progress(what, position, len(visits), self._left_s())
+            if missing[live.index]:
+                with self._player.turn():
+                    self._visit(live, round_index, position, missing[live.index])
             if round_index > 1 and self._cluster.from_first(self._out_of_time()):
                 break
+        self._pieces.between()
         if self._recorder is not None:
             self._recorder.write()
 
-    def _visit(self, live: LiveCase, round_index: int, position: int) -> None:
-        blocks = visit(
-            live,
-            round_index=round_index,
-            settings=self._settings,
-            place=self._cluster.place,
-            clock=self._clock,
+    def _missing(self, live: LiveCase, round_index: int) -> list[str]:
+        found = phases(
+            live.case, oversubscribed=live.oversubscribed, round_index=round_index, settings=self._settings
         )
-        for phase, work in blocks:
-            self._cluster.barrier()
-            started_s = self._elapsed_s()
-            reports = self._cluster.gather(self._attempt(work))
+        return [p for p in found if (live.case.case_id, p, round_index) not in self._past.measured]
+
+    def _visit(self, live: LiveCase, round_index: int, position: int, wanted: Sequence[str]) -> None:
+        usual_s = live.longest_step_s * max(self._settings.steps or 1, 4)
+        limit_s = self._settings.case_timeout or max(LEAST_LIMIT_S, PATIENCE * usual_s)
+        for phase in wanted:
+            started_s, reports = self._pieces.run(
+                live.index,
+                f"round {round_index} ({phase})",
+                work_of(phase, live, self._settings, self._cluster.place, self._clock),
+                limit_s=limit_s + self._extra_limit_s,
+            )
             if not self._keep(live, reports):
                 self._live.remove(live)
                 return
             times = [(rank, r.value) for rank, r in enumerate(reports) if r.value is not None]
             self._record(live.case, phase, round_index, position, started_s, times)
-
-    def _allreduce_curves(self) -> None:
-        """All-reduce by itself at every rank count, up to the size of all gradients in one message."""
-        groups = {(c.case.num_devices, c.case.backend): c.group for c in self._live if c.communicates}
-        gradient_bytes = max((sum(c.layout.num_bytes) for c in self._live if c.layout is not None), default=0)
-        largest = self._cluster.from_first(gradient_bytes)
-        sizes = [size for size in CURVE_BYTES if size < 2 * largest]
-        for (num_ranks, backend), group in sorted(groups.items(), key=lambda item: item[0]):
-            times: dict[int, list[float]] = {size: [] for size in sizes}
-            self._console.progress(f"all-reduce curve of {num_ranks} ranks", 0, 1, self._left_s())
-            for repetition in range(CURVE_REPETITIONS):
-                for size in sizes if repetition % 2 else sizes[::-1]:
-                    self._cluster.barrier()
-                    mine = None
-                    if self._cluster.rank < num_ranks:
-                        mine = allreduce_times(size, group, self._cluster.place.device, self._clock)
-                    times[size].append(max(ms for ms in self._cluster.gather(mine) if ms is not None))
-            if self._recorder is not None:
-                self._recorder.add_allreduce(num_ranks, backend, times)
-
-    def _attempt(self, work: Callable[[], Any] | None) -> Report:
-        """Run `work`, turning what can go wrong with one case into a report about it."""
-        if work is None:
-            return Report()
-        try:
-            return Report(value=work())
-        except UsageError:
-            raise
-        except Unsupported as reason:
-            return Report("skipped", str(reason))
-        except torch.OutOfMemoryError:
-            return Report("oom", "out of GPU memory; use a smaller --batch-size or --image-size")
-        except Exception as error:  # noqa: BLE001 - whatever a model raises fails its case, not the run
-            first = str(error).strip().splitlines()
-            return Report("failed", f"{type(error).__name__}: {first[0] if first else ''}")
 
     def _keep(self, live: LiveCase, reports: Sequence[Report]) -> bool:
         """Whether every rank fared well; otherwise the case ends here, on all of them."""
@@ -223,8 +235,7 @@ class Session:
         if self._cluster.place.device.type == "cuda":
             torch.cuda.empty_cache()
         if self._recorder is not None:
-            self._recorder.set_outcome(live.index, bad.status, bad.reason)
-        self._console.note(f"{live.case.case_id}: {bad.status}: {bad.reason}")
+            self._console.note(blame_case(self._recorder, live.index, Blame(bad.status, bad.reason)))
         return False
 
     def _record(
@@ -236,30 +247,13 @@ class Session:
         started_s: float,
         times: Sequence[tuple[int, BlockTimes]],
     ) -> None:
-        if self._recorder is None:
+        if self._recorder is None or (case.case_id, phase, round_index) in self._past.measured:
             return
-        rows = []
         for rank, block in times:
-            detail = dict(block.detail)
-            trace = detail.pop("trace", None)
-            if trace is not None:
-                self._recorder.add_trace(case.case_id, rank, trace)
-            rows.append(
-                {
-                    "case_id": case.case_id,
-                    "phase": phase,
-                    "round": round_index,
-                    "position": position,
-                    "rank": rank,
-                    "host": self._infos[rank].host,
-                    "started_s": round(started_s, 4),
-                    "num_steps": len(block.steps_ms),
-                    "block_ms": round(block.block_ms, 4),
-                    "steps_ms": " ".join(f"{ms:.5g}" for ms in block.steps_ms),
-                    "detail": json.dumps(detail) if detail else None,
-                }
-            )
-        self._recorder.add_block(rows)
+            if "trace" in block.detail:
+                self._recorder.add_trace(case.case_id, rank, block.detail["trace"])
+        found = [(self._infos[rank].host, rank, block) for rank, block in times]
+        self._recorder.add_block(block_rows(case.case_id, phase, round_index, position, started_s, found))
 
     def _finished(self) -> bool:
         reason = ""
@@ -274,14 +268,17 @@ class Session:
         self.stopped_because = self._cluster.from_first(reason)
         return bool(self.stopped_because)
 
-    def _elapsed_s(self) -> float:
-        return time.perf_counter() - self._started
-
     def _left_s(self) -> float | None:
         """Seconds until the time limit; None without one."""
         limit = self._settings.max_time
-        return None if limit is None else limit - self._elapsed_s()
+        return None if limit is None else limit - self._pieces.elapsed_s()
 
     def _out_of_time(self) -> bool:
         left = self._left_s()
         return left is not None and left <= 0
+
+
+def _apart_from_cap(case: Case, sizes: Sequence[int] | None) -> tuple[Any, ...]:
+    """Equal for cases that differ in nothing but the cap that led to the same buckets."""
+    settings = (v for k, v in asdict(case).items() if k != "bucket_cap_mb")
+    return (*settings, None if sizes is None else tuple(sizes))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +30,10 @@ class BlockTimes:
     detail: Mapping[str, Any] = field(default_factory=dict)
 
 
+class NonFiniteLossError(ArithmeticError):
+    """Training has diverged: what follows would time arithmetic on NaN."""
+
+
 class Trainer:
     """One rank's training step of one case: the loop a user would write, the same in every mode."""
 
@@ -43,6 +48,8 @@ class Trainer:
         self.optimizer = workload.optimizer(mode.module.parameters())
         # Loss scaling is part of fp16 training, so its cost belongs to the step.
         self._scaler = torch.amp.GradScaler(case.device_type) if case.precision == "fp16" else None
+        self._last_loss: Tensor | None = None
+        self._num_steps = 0
 
     def step(self) -> None:
         """One optimizer step; gradients synchronise in the last of `accumulate` micro-batches."""
@@ -64,8 +71,18 @@ class Trainer:
     def _fetch(self) -> Batch:
         return self._source.next()
 
+    def check_loss(self) -> None:
+        """Raise NonFiniteLossError unless the last loss is finite. Waits for the device."""
+        if self._last_loss is None:
+            return
+        loss = float(self._last_loss)
+        if not math.isfinite(loss):
+            raise NonFiniteLossError(f"loss is {loss} after {self._num_steps} steps")
+
     def _train(self, batch: Batch) -> None:
-        self._propagate(self._evaluate(batch))
+        loss = self._evaluate(batch)
+        self._last_loss = loss.detach()
+        self._propagate(loss)
 
     def _evaluate(self, batch: Batch) -> Tensor:
         inputs, targets = batch
@@ -82,6 +99,7 @@ class Trainer:
         loss.backward()
 
     def _update(self) -> None:
+        self._num_steps += 1
         if self._scaler is None:
             self.optimizer.step()
         else:

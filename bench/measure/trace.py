@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from bench import bounded
+from bench.errors import UsageError
 from bench.measure.clock import make_clock
 from bench.measure.overlap import Span, overlap_pct
 from bench.measure.timed import BlockTimes, Trainer, run_block
@@ -28,6 +30,8 @@ from models.workload import Batch
 NCCL_KERNELS = ("ncclDevKernel", "ncclKernel")
 GLOO = "gloo:"
 ALL_REDUCE = ("gloo:all_reduce", "ncclDevKernel_AllReduce", "ncclKernel_AllReduce")
+
+_END_US = 1e18
 
 Event = Mapping[str, Any]
 
@@ -78,8 +82,8 @@ def run_trace(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "trace.json")
         profiler.export_chrome_trace(str(path))
-        trace = json.loads(path.read_text(encoding="utf-8"))
-    events = [e for e in trace["traceEvents"] if e.get("ph") == "X"]
+        trace = bounded.read_json(path, most_bytes=bounded.MOST_TRACE_BYTES)
+    events = spans_of(trace, "the profiler's trace")
     detail: dict[str, Any] = {}
     overlap = overlap_pct(*communication_and_compute(events))
     if overlap is not None:
@@ -95,6 +99,24 @@ def run_trace(
         trace["traceEvents"] += _bucket_events(runs, bucket_bytes)
         detail["trace"] = gzip.compress(json.dumps(trace).encode(), mtime=0)
     return BlockTimes(times.block_ms, times.steps_ms, detail)
+
+
+def read_trace(path: Path) -> list[Event]:
+    """The events with a duration of a gzipped Chrome trace; UsageError where it is none, or too large."""
+    return spans_of(bounded.parse_json(bounded.gunzip(path), path), path)
+
+
+def spans_of(trace: Any, where: Path | str) -> list[Event]:
+    """The events with a duration, checked; a trace from elsewhere may hold anything."""
+    events = trace.get("traceEvents") if isinstance(trace, dict) else None
+    if not isinstance(events, list):
+        raise UsageError(f"{where} is no Chrome trace: it has no list of traceEvents; keep one with --trace")
+    found: list[Event] = [e for e in events if isinstance(e, dict) and e.get("ph") == "X"]
+    for event in found:
+        moments = (event.get("ts"), event.get("dur", 0.0))
+        if "name" not in event or not all(isinstance(m, int | float) and abs(m) < _END_US for m in moments):
+            raise UsageError(f"{where} has an event without a name or a time; keep a trace with --trace")
+    return found
 
 
 def communication_and_compute(events: Sequence[Event]) -> tuple[list[Span], list[Span]]:

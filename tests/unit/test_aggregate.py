@@ -4,7 +4,6 @@ import pandas as pd
 import pytest
 
 from bench.aggregate import Outcome, case_rows, step_ms_by_round
-from bench.findings import findings
 from bench.plan import Machine, expand
 from bench.schema import BLOCKS, typed_frame
 from bench.settings import Settings, with_device_defaults
@@ -107,55 +106,3 @@ def test_exposed_and_hidden_communication_by_definition() -> None:
     assert row["comm_ms"] == pytest.approx(40.0)
     assert row["hidden_pct"] == pytest.approx(25.0)
     assert row["no_sync_step_ms"] == pytest.approx(100.0)
-
-
-def test_findings_say_who_is_fastest_and_by_how_much() -> None:
-    text = findings(*frames(DRIFTING))
-    assert "On 2 CPU cores" in text[0], "the largest count first"
-    assert "DDP is fastest" in text[0]
-    assert "1.600x" in text[0]
-    assert "DataParallel (CPU stand-in)" in text[0]
-    assert "On 1 CPU core, single is fastest" in text[1]
-    assert "bucket cap 1 MiB is best" in text[2]
-    assert "1.111x" in text[2]
-
-
-def test_findings_never_prefer_ddp_by_rule() -> None:
-    slow = {**DRIFTING, ("ddp", 2, "default"): [300.0, 330, 360, 390, 420]}
-    assert "DataParallel (CPU stand-in) is fastest" in findings(*frames(slow))[0]
-
-
-def test_noise_is_called_noise() -> None:
-    noisy = {
-        ("single", 1, ""): [100.0, 100, 100, 100],
-        ("dp", 2, ""): [125.0, 90, 140, 110],
-        ("ddp", 2, "default"): [110.0, 130, 95, 120],
-        ("ddp", 2, "1"): [120.0, 110, 105, 115],
-    }
-    text = " ".join(findings(*frames(noisy)))
-    assert "cannot be told apart" in text
-    assert "no bucket cap beats PyTorch's default beyond the noise" in text
-
-
-def test_nothing_measured() -> None:
-    assert findings(*frames({})) == ["Nothing was measured: no case ended with status ok."]
-
-
-def test_communication_slower_than_its_link_is_said() -> None:
-    key = ("ddp", 2, "default")
-    rows = []
-    for r in (1, 2, 3):
-        rows += [block(("single", 1, ""), r, 200.0), block(key, r, 900.0)]
-        rows += [block(key, r, 200.0, phase="no_sync"), block(key, r, 700.0, phase="comm")]
-    facts = {"link": "1gbit", "bucket_bytes": "46758048"}
-    outcomes = [
-        Outcome(p, "ok", facts=facts)
-        if p.case.case_id in {IDS["single", 1, ""], IDS[key]}
-        else Outcome(p, "skipped")
-        for p in PLAN
-    ]
-    blocks = typed_frame(rows, BLOCKS)
-    text = findings(case_rows(outcomes, blocks), blocks)[-1]
-    assert "The link would allow 391.1 ms" in text, "46.8 MB x 1514 / 1448 at 1 Gbit/s"
-    faster = [{**row, "block_ms": 2 * 395.0} if row["phase"] == "comm" else row for row in rows]
-    assert "would allow" not in findings(case_rows(outcomes, typed_frame(faster, BLOCKS)), blocks)[-1]

@@ -1,0 +1,66 @@
+"""Text that others wrote, made harmless for the place it is shown in: CSV, terminal, Markdown. Pure.
+
+HTML needs nothing of this: the page's template escapes by itself.
+"""
+
+from __future__ import annotations
+
+import re
+
+_FORMULA = re.compile(r"'*[=+\-@\uff1d\uff0b\uff0d\uff20]")
+_NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?")
+_QUOTED_FORMULA = re.compile(r"'+[=+\-@\uff1d\uff0b\uff0d\uff20]")
+_CODED = re.compile(r"\\(\\|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})")
+_MARKUP = re.compile(r"[\\`*_<>#!|~&$@]|\](?=[\[(:])|://|(?<=[wW]{3})\.")
+
+
+def visible(text: str) -> str:
+    r"""Text on one line for a terminal: control, escape and bidirectional characters as `\x1b`, `\u202e`.
+
+    Idempotent; printable text, `\` included, stays as it is.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else _code(c) for c in text)
+
+
+def csv_cell(text: str) -> str:
+    r"""Text as a cell that no spreadsheet takes for a formula and that holds no control character.
+
+    What would begin a formula (`=`, `+`, `-`, `@` and their full-width forms) and is no number gets a leading
+    apostrophe; characters that do not print become `\x0a` or `\u202e`, and `\` itself `\\`. `csv_text` undoes
+    both.
+    """
+    if "\\" in text or not text.isprintable():
+        text = visible(text.replace("\\", "\\\\"))
+    if text[:1] in _STARTS and _FORMULA.match(text) and not _NUMBER.fullmatch(text):
+        return f"'{text}"
+    return text
+
+
+def csv_text(cell: str) -> str:
+    """The text of which `csv_cell` made `cell`."""
+    if cell[:1] == "'" and _QUOTED_FORMULA.match(cell):
+        cell = cell[1:]
+    return _CODED.sub(_decoded, cell) if "\\" in cell else cell
+
+
+def markdown(text: str) -> str:
+    """Text on one line in which nothing is markup, a mention or a link; it fits into a table's cell."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    # Entities rather than backslashes: GitHub reads mentions and dollars after it has taken backslashes out.
+    return _MARKUP.sub(lambda found: "".join(f"&#{ord(c)};" for c in found[0]), line)
+
+
+_STARTS = frozenset("'=+-@\uff1d\uff0b\uff0d\uff20")
+
+
+def _code(character: str) -> str:
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def _decoded(found: re.Match[str]) -> str:
+    what = found[1]
+    code = 0x5C if what == "\\" else int(what[1:], 16)
+    return chr(code) if code <= 0x10FFFF else found[0]

@@ -1,0 +1,97 @@
+"""What can befall a rank: from how a process ended to the status and reason of a case."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.errors import UsageError
+
+RESTART_EXIT_CODE = 75
+"""A rank that cannot go on alone (EX_TEMPFAIL): the launcher is to start all ranks again."""
+
+TIMEOUT_EXIT_CODE = 76
+"""A rank whose watchdog ended it because the first rank did not."""
+
+INTERRUPTED_EXIT_CODE = 130
+
+STARTED_ENV = "BENCH_STARTED_S"
+"""When this attempt began, in seconds of the monotonic clock: set where bench.run starts its own ranks."""
+
+FAILURE_ENV = "BENCH_FAILURE"
+"""How the ranks ended last time, as JSON from rank to exit code: from the launcher to the ranks after."""
+
+
+class AgreedError(UsageError):
+    """Every rank of the job raises it; the first says it."""
+
+
+@dataclass(frozen=True)
+class Blame:
+    """Status and reason of a case that a fault ended."""
+
+    status: str
+    reason: str
+
+
+def is_restartable(exit_codes: Mapping[int, int]) -> bool:
+    """Whether ranks that ended so are to be started again: none with a code it chose itself, such as 2."""
+    return all(code < 0 or code in (0, RESTART_EXIT_CODE, TIMEOUT_EXIT_CODE) for code in exit_codes.values())
+
+
+def blame(exit_codes: Mapping[int, int], *, what: str, out_of_memory: bool) -> Blame:
+    """Status and reason of the case in whose `what` (`round 3 (timed)`) the ranks ended.
+
+    `exit_codes` may be empty where the launcher does not tell; `out_of_memory` says that the kernel's OOM
+    killer struck meanwhile.
+    """
+    # The launcher ends the survivors with SIGTERM: that tells of no cause.
+    killed = {rank: -code for rank, code in exit_codes.items() if code < 0 and code != -signal.SIGTERM}
+    # A rank that has lost a peer leaves with RESTART_EXIT_CODE; only who died first is the cause.
+    who = f"rank {min(killed)}" if killed else "a rank"
+    if out_of_memory and (not killed or signal.SIGKILL in killed.values()):
+        return Blame("oom", f"{who} was killed by the kernel for want of host memory in {what}")
+    if killed:
+        number = killed[min(killed)]
+        return Blame("failed", f"{who} was killed by signal {number} ({_signal_name(number)}) in {what}")
+    late = [rank for rank, code in exit_codes.items() if code == TIMEOUT_EXIT_CODE]
+    if late:
+        return Blame("timeout", f"rank 0 did not answer in {what}; stacks are on standard error")
+    if exit_codes.get(0) == -signal.SIGTERM or any(code == -signal.SIGTERM for code in exit_codes.values()):
+        return Blame("failed", f"a rank was ended by signal 15 (SIGTERM) in {what}")
+    return Blame("failed", f"a rank ended unexpectedly in {what}")
+
+
+def oom_kills() -> int | None:
+    """Processes that the kernel has ended for want of memory, here or in this group; None if unknown."""
+    text = "\n".join(map(_read, _oom_files()))
+    counts = [int(number) for number in re.findall(r"^oom_kill (\d+)$", text, re.MULTILINE)]
+    return sum(counts) if counts else None
+
+
+def _oom_files() -> list[Path]:
+    groups = re.findall(r"^(\d+):([^:]*):(.*)$", _read(Path("/proc/self/cgroup")), re.MULTILINE)
+    root = Path("/sys/fs/cgroup")
+    files = [Path("/proc/vmstat")]
+    files += [root / path.lstrip("/") / "memory.events" for _, names, path in groups if not names]
+    files += [
+        root / "memory" / path.lstrip("/") / "memory.oom_control" for _, n, path in groups if n == "memory"
+    ]
+    return files
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "unknown"

@@ -1,0 +1,112 @@
+"""A run of recorded blocks without a device: planned, stored round by round, resumed and summarised.
+
+    python tests/benchmarks/records.py NUM_CAPS NUM_ROUNDS NUM_RANKS FOLDER
+
+prints the number of blocks, the processor time of every part and the peak memory as one line of JSON. Step
+times come from a fixed pattern. `os.fsync` is left out: its time is the disk's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from bench.aggregate import Outcome, case_rows
+from bench.findings import findings
+from bench.ledger import Ledger
+from bench.plan import Machine, Planned, expand, round_order
+from bench.settings import Settings, with_device_defaults
+from bench.store import RunWriter, claim
+from bench.tables import read_ledger, read_longest
+
+NUM_STEPS = 3
+CASES_PER_CAP = 48
+
+
+def plan(num_caps: int, num_ranks: int) -> list[Planned]:
+    settings = Settings(
+        modes=("ddp",),
+        gpus=(num_ranks,),
+        bucket_cap_mb=tuple(str(cap) for cap in range(1, num_caps + 1)),
+        gradient_as_bucket_view=(False, True),
+        static_graph=(False, True),
+        comm_hook=("none", "fp16", "bf16"),
+        accumulate=(1, 2, 4, 8),
+    )
+    machine = Machine(device_type="cuda", devices_per_node=8, num_nodes=num_ranks // 8, ranks_per_node=8)
+    resolved = with_device_defaults(settings, device_type="cuda", num_local_devices=8)
+    return expand(resolved, machine, arch="resnet50", image_size=224)
+
+
+def block(case_id: str, index: int, round_index: int, num_ranks: int) -> list[dict[str, Any]]:
+    rows = []
+    for rank in range(num_ranks):
+        steps = [100 + (7 * index + 3 * round_index + rank + step) % 11 / 10 for step in range(NUM_STEPS)]
+        rows.append(
+            {
+                "case_id": case_id,
+                "phase": "timed",
+                "round": round_index,
+                "position": index,
+                "rank": rank,
+                "host": f"node-{rank // 8}",
+                "started_s": 10.0 * round_index,
+                "num_steps": NUM_STEPS,
+                "block_ms": round(sum(steps), 4),
+                "steps_ms": " ".join(f"{ms:.5g}" for ms in steps),
+                "detail": None,
+            }
+        )
+    return rows
+
+
+def main(num_caps: int, num_rounds: int, num_ranks: int, folder: Path) -> dict[str, Any]:
+    os.fsync = lambda _descriptor: None
+    cpu_s: dict[str, float] = {}
+
+    @contextmanager
+    def timed(part: str) -> Iterator[None]:
+        begun = time.process_time()
+        yield
+        cpu_s[part] = cpu_s.get(part, 0.0) + time.process_time() - begun
+
+    with timed("plan"):
+        planned = plan(num_caps, num_ranks)
+        ids = [p.case.case_id for p in planned]
+    ranks = [p.case.num_devices for p in planned]
+    outcomes = [Outcome(p) for p in planned]
+    writer, ledger = RunWriter(claim(folder)), Ledger()
+    writer.write_manifest({})
+    for round_index in range(1, num_rounds + 1):
+        for index in round_order(len(planned), seed=0, round_index=round_index):
+            rows = block(ids[index], index, round_index, ranks[index])
+            with timed("store"):
+                writer.append("blocks.csv", rows)
+                ledger.add(rows)
+        with timed("summarise"):
+            writer.replace("cases.csv", case_rows(outcomes, ledger))
+    del ledger
+    with timed("resume"):
+        ledger = read_ledger(folder / "blocks.csv")
+        cases = case_rows(outcomes, ledger)
+    with timed("findings"):
+        sentences = findings(cases, read_longest(folder / "blocks.csv"))
+    assert len(cases) == len(planned)
+    assert sentences
+    return {
+        "cases": len(planned),
+        "blocks": sum(ranks) * num_rounds,
+        "cpu_s": cpu_s,
+        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(*map(int, sys.argv[1:4]), folder=Path(sys.argv[4]))))

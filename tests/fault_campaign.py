@@ -1,0 +1,182 @@
+"""One results folder through faults and resumes, and what is asked of it after each."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import psutil
+from commands import ROOT
+
+from bench.schema import IDENTITY
+from bench.store import load_run
+
+HERE = Path(__file__).parent
+SWEEP = (
+    *("--workload", "faulty_workload:model", "--image-size", "8", "--batch-size", "4", "--device", "cpu"),
+    *("--modes", "ddp", "--gpus", "1,2", "--bucket-cap-mb", "default", "--rounds", "3", "--steps", "1"),
+    *("--gradient-as-bucket-view", "off,on", "--sync-buffers", "on,off"),
+)
+TWO_DEVICES = (5, 6, 7, 8)
+"""Indices of the cases of SWEEP that both ranks train."""
+
+SAME = [column.name for column in IDENTITY] + ["num_buckets", "bucket_bytes", "num_rounds"]
+GONE_LIMIT_S = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deed:
+    """A fault: `kind-moment`, what is done, and when: at the `nth` piece of work that fits."""
+
+    name: str
+    act: str
+    argument: Any = None
+    ranks: Sequence[int] = (0,)
+    where: str = "forward"
+    what: str = ""
+    cases: Sequence[int] = ()
+    nth: int = 1
+
+
+def deed(kind: str, moment: str, act: str, argument: Any = None, **more: Any) -> Deed:
+    """A deed at a named moment; which block of those that fit is drawn from the name."""
+    name = f"{kind}-{moment}"
+    when = {
+        "before_first_block": {"what": "preparation"},
+        "in_timed_block": {"what": "(timed)"},
+        "in_no_sync_block": {"what": "(no_sync)"},
+        "between_rounds": {"where": "between"},
+        "while_writing": {"where": "write", "what": "round"},
+    }[moment]
+    nth = 1 if moment == "between_rounds" else random.Random(name).randint(1, 3)  # noqa: S311 - a seeded choice
+    return Deed(name=name, act=act, argument=argument, **{"nth": nth, **when, **more})
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How one start of the command ended, and what was in the folder then."""
+
+    code: int
+    error: str
+    cases: pd.DataFrame
+    rows: frozenset[str]
+    manifest: dict[str, Any]
+
+
+@dataclass
+class Campaign:
+    """A run in `folder/run` that goes on from start to start."""
+
+    folder: Path
+    sweep: Sequence[str] = SWEEP
+    out: Path = field(init=False)
+    ended: dict[str, Ended] = field(default_factory=dict)
+    """By the name of the deed that ended it; the last one is `end`."""
+
+    def __post_init__(self) -> None:
+        self.out = self.folder / "run"
+        self.markers.mkdir(parents=True)
+
+    @property
+    def markers(self) -> Path:
+        return self.folder / "markers"
+
+    def environment(self, *deeds: Deed) -> dict[str, str]:
+        return {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(HERE), str(ROOT)]),
+            "FAULTS_OUT": str(self.out),
+            "FAULTS_MARKERS": str(self.markers),
+            "FAULTS_DEEDS": json.dumps([asdict(d) for d in deeds]),
+        }
+
+    def command(self, *more: str) -> list[str]:
+        """A new run where there is none yet, else its resume."""
+        begun = (self.out / "manifest.json").exists()
+        how = ("--resume", str(self.out)) if begun else (*self.sweep, "--out", str(self.out))
+        return [sys.executable, "-m", "bench.run", *how, "--quiet", *more]
+
+    def start(self, *deeds: Deed, within: Sequence[str] = (), more: Sequence[str] = ()) -> Ended:
+        """Run or resume with `deeds`; returns when every process has gone."""
+        with (self.folder / "stderr.txt").open("w+") as log:
+            done = subprocess.run(
+                [*within, *self.command(*more)],
+                cwd=ROOT,
+                env=self.environment(*deeds),
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                timeout=240,
+                check=False,
+            )
+            self.await_end()
+            log.seek(0)
+            error = log.read()
+        ended = self.look(done.returncode, error)
+        self.ended.update({d.name: ended for d in deeds} or {"end": ended})
+        return ended
+
+    def look(self, code: int, error: str) -> Ended:
+        run = load_run(self.out)
+        return Ended(code, error, run.cases, frozenset(lines(self.out / "blocks.csv")), run.manifest)
+
+    def await_end(self) -> None:
+        """Wait until no process of this run is left."""
+        deadline_s = time.monotonic() + GONE_LIMIT_S
+        while left := [p for p in psutil.process_iter() if self._is_ours(p)]:
+            assert time.monotonic() < deadline_s, f"still there: {[(p.pid, p.cmdline()) for p in left]}"
+            time.sleep(0.05)
+
+    def _is_ours(self, process: psutil.Process) -> bool:
+        try:
+            return process.environ().get("FAULTS_MARKERS") == str(self.markers)
+        except psutil.Error:
+            return False
+
+    def check(self, name: str, undisturbed: pd.DataFrame) -> Ended:
+        """The fault happened, cost nothing that was finished, and the resumed run is an undisturbed one."""
+        proofs = sorted(self.markers.glob(f"{name}.*.csv"))
+        assert proofs, f"{name} never happened: {self.ended[name].error}"
+        ended, end = self.ended[name], self.ended["end"]
+        for proof in proofs:
+            before = set(lines(proof))
+            assert before <= ended.rows
+            assert before <= end.rows
+        assert ended.cases["case_id"].tolist() == undisturbed["case_id"].tolist()
+        assert end.code == 0, end.error
+        pd.testing.assert_frame_equal(end.cases[SAME], undisturbed)
+        blocks = load_run(self.out).blocks
+        assert not blocks.duplicated(["case_id", "phase", "round", "rank"]).any()
+        return ended
+
+    def reasons(self, name: str) -> str:
+        """Reasons of the cases that did not end well in the start in which `name` was done."""
+        cases = self.ended[name].cases
+        return "\n".join(
+            f"{case_id}: {status}: {reason}"
+            for case_id, status, reason in zip(
+                cases["case_id"], cases["status"], cases["reason"].fillna(""), strict=True
+            )
+            if status != "ok"
+        )
+
+    def blamed(self, name: str, undisturbed: pd.DataFrame) -> tuple[str, str]:
+        """Status and reason of the case in which `name` was done, right after that start."""
+        marker = next(self.markers.glob(f"{name}.*.json"))
+        index = json.loads(marker.read_text())["now"]["index"]
+        row = self.ended[name].cases.set_index("case_id").loc[undisturbed["case_id"][index]]
+        return str(row["status"]), str(row["reason"])
+
+
+def lines(path: Path) -> list[str]:
+    """Whole lines of a table."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    return [line for line in text.splitlines(keepends=True) if line.endswith("\n")]

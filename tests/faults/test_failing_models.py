@@ -1,0 +1,44 @@
+"""What a user's model can do: raise on every rank, diverge, run out of memory; each costs its case alone."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+from fault_campaign import TWO_DEVICES, Campaign, Deed, deed
+
+MOMENTS = ("before_first_block", "in_timed_block", "in_no_sync_block")
+
+
+def both_ranks(kind: str, act: str) -> list[Deed]:
+    return [deed(kind, moment, act, ranks=[0, 1], cases=TWO_DEVICES) for moment in MOMENTS]
+
+
+EVERYWHERE = both_ranks("exception_on_every_rank", "raise")
+DIVERGED = both_ranks("loss_is_nan", "not a number")
+OUT_OF_MEMORY = both_ranks("allocator_out_of_memory", "out of memory")
+SAID = {
+    "exception_on_every_rank": ("failed", "ValueError: no such sample"),
+    "loss_is_nan": ("failed", "loss is nan after"),
+    "allocator_out_of_memory": ("oom", "out of GPU memory; use a smaller --batch-size or --image-size"),
+}
+
+
+@pytest.fixture(scope="module")
+def campaign(tmp_path_factory: pytest.TempPathFactory) -> Campaign:
+    made = Campaign(tmp_path_factory.mktemp("failing"))
+    for faults in (EVERYWHERE, DIVERGED, OUT_OF_MEMORY):
+        made.start(*faults)
+    made.start()
+    return made
+
+
+@pytest.mark.parametrize("fault", EVERYWHERE + DIVERGED + OUT_OF_MEMORY, ids=lambda fault: fault.name)
+def test_survives(campaign: Campaign, undisturbed: pd.DataFrame, fault: Deed) -> None:
+    ended = campaign.check(fault.name, undisturbed)
+    assert ended.code == 0, ended.error
+    assert "restarts" not in ended.manifest, "an error on every rank needs no restart"
+    status, reason = campaign.blamed(fault.name, undisturbed)
+    expected, sentence = SAID[fault.name.split("-")[0]]
+    assert status == expected
+    assert sentence in reason
+    assert ended.cases["status"].ne("ok").sum() == len(MOMENTS), campaign.reasons(fault.name)

@@ -1,0 +1,53 @@
+"""Ranks that leave the others waiting: stopped ones, and ones that raise alone."""
+
+from __future__ import annotations
+
+import signal
+
+import pandas as pd
+import pytest
+from fault_campaign import TWO_DEVICES, Campaign, Deed, deed
+
+TIMEOUT_S = 8
+"""Enough for a preparation; the ranks sit idle through most of it."""
+
+STOPPED = [
+    deed("rank_stopped", "before_first_block", "signal", signal.SIGSTOP, ranks=[1], cases=TWO_DEVICES),
+    deed("rank_stopped", "in_timed_block", "signal", signal.SIGSTOP, ranks=[1], cases=TWO_DEVICES),
+    deed("rank_stopped", "in_no_sync_block", "signal", signal.SIGSTOP, ranks=[0], cases=TWO_DEVICES),
+]
+ALONE = [
+    deed("exception_on_one_rank", moment, "raise", ranks=[1], cases=TWO_DEVICES)
+    for moment in ("before_first_block", "in_timed_block", "in_no_sync_block")
+]
+
+
+@pytest.fixture(scope="module")
+def campaign(tmp_path_factory: pytest.TempPathFactory) -> Campaign:
+    made = Campaign(tmp_path_factory.mktemp("stuck"))
+    made.start(*STOPPED, more=("--case-timeout", str(TIMEOUT_S)))
+    made.start(*ALONE, more=("--case-timeout", "120"))
+    made.start()
+    return made
+
+
+@pytest.mark.parametrize("fault", STOPPED, ids=lambda fault: fault.name)
+def test_a_stopped_rank_is_ended(campaign: Campaign, undisturbed: pd.DataFrame, fault: Deed) -> None:
+    ended = campaign.check(fault.name, undisturbed)
+    assert ended.code == 0, ended.error
+    status, reason = campaign.blamed(fault.name, undisturbed)
+    assert status == "timeout", reason
+    if fault.ranks == [1]:
+        assert "rank 1 gave no answer" in reason
+        assert f"within {TIMEOUT_S} s" in reason
+        assert "Thread" in (campaign.out / "logs" / "rank0.txt").read_text()
+    else:
+        assert "rank 0 did not answer" in reason
+
+
+@pytest.mark.parametrize("fault", ALONE, ids=lambda fault: fault.name)
+def test_an_exception_on_one_rank(campaign: Campaign, undisturbed: pd.DataFrame, fault: Deed) -> None:
+    ended = campaign.check(fault.name, undisturbed)
+    assert ended.code == 0, ended.error
+    status, reason = campaign.blamed(fault.name, undisturbed)
+    assert (status, "ValueError: no such sample (rank 1)" in reason) == ("failed", True), reason

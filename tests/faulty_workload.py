@@ -1,0 +1,163 @@
+"""A user's workload that does deeds: each once, on chosen ranks, at a moment that the journal names."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import resource
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from bench.piece import Pieces
+
+OUT = Path(os.environ["FAULTS_OUT"])
+MARKERS = Path(os.environ["FAULTS_MARKERS"])
+DEEDS: list[dict[str, Any]] = json.loads(os.environ["FAULTS_DEEDS"])
+RANK = int(os.environ.get("RANK", "-1"))
+CLOCK = MARKERS / "clock_s"
+
+_seen: dict[str, list[Any]] = {deed["name"]: [] for deed in DEEDS}
+_write = os.write
+_time = time.time
+
+
+class Model(torch.nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        factor = 1.0
+        if torch.is_grad_enabled() and x.dtype == torch.float32:
+            factor = strike("forward") or 1.0
+        return super().forward(x.flatten(1)) * factor
+
+
+def model() -> Model:
+    return Model(3 * 8 * 8, 4)
+
+
+def strike(where: str, content: bytes = b"", descriptor: int = -1) -> float | None:
+    """Do the first deed whose moment has come; a factor for the model's output if that is the deed."""
+    now: dict[str, Any] = {} if where == "between" else under_way()
+    for deed in DEEDS:
+        fits = deed["where"] == where and RANK in deed["ranks"]
+        if not fits or deed["what"] not in now.get("what", deed["what"]):
+            continue
+        if deed["cases"] and now.get("index") not in deed["cases"]:
+            continue
+        seen = _seen[deed["name"]]
+        if where == "between" or not seen or seen[-1] != now:
+            seen.append(now)
+        if len(seen) < deed["nth"] or not mark(deed["name"], now):
+            continue
+        if where == "write":
+            _write(descriptor, content[: len(content) // 2])
+        return act(deed)
+    return None
+
+
+def under_way() -> dict[str, Any]:
+    """What the journal's last note says; rank 0 wrote it before the ranks began."""
+    for line in reversed((OUT / "journal.jsonl").read_text(errors="replace").splitlines()):
+        if line.startswith('{"on"'):
+            found: dict[str, Any] = json.loads(line)["on"]
+            return found
+    return {}
+
+
+def mark(name: str, now: dict[str, Any]) -> bool:
+    """Leave proof of the deed, with what was on disk before it; False if it was done already."""
+    try:
+        with (MARKERS / f"{name}.{RANK}.json").open("x") as file:
+            json.dump({"now": now, "parent": os.getppid()}, file)
+    except FileExistsError:
+        return False
+    shutil.copyfile(OUT / "blocks.csv", MARKERS / f"{name}.{RANK}.csv")
+    return True
+
+
+def act(deed: dict[str, Any]) -> float | None:
+    """Do it. What ends this process, or waits for its end, does not return."""
+    argument = deed["argument"]
+    acts: dict[str, Callable[[], Any]] = {
+        "signal": lambda: os.kill(os.getpid(), argument),
+        "signal parent": lambda: signal_parent(argument, die=deed["where"] == "write"),
+        "raise": raise_error,
+        "out of memory": raise_out_of_memory,
+        "not a number": lambda: math.nan,
+        "eat memory": eat_memory,
+        "fill disk": lambda: fill_disk(OUT.parent / "filler"),
+        "remove folder": lambda: shutil.rmtree(OUT),
+        "rename folder": lambda: OUT.rename(OUT.with_name(f"{OUT.name}-{argument}")) and None,
+        "wait": lambda: wait_for(MARKERS / f"{deed['name']}.go"),
+        "turn clock": lambda: CLOCK.write_text(str(argument)) and None,
+    }
+    result: float | None = acts[deed["act"]]()
+    return result
+
+
+def signal_parent(number: int, *, die: bool) -> None:
+    os.kill(os.getppid(), number)
+    if die:
+        os.kill(os.getpid(), signal.SIGKILL)
+    wait_for(MARKERS / "never")
+
+
+def raise_error() -> NoReturn:
+    raise ValueError("no such sample")
+
+
+def raise_out_of_memory() -> NoReturn:
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def eat_memory() -> NoReturn:
+    eaten = [bytearray(b"x" * 2**24) for _ in range(300)]
+    raise AssertionError(f"{len(eaten)} pieces of 16 MiB fitted in")
+
+
+def fill_disk(filler: Path) -> None:
+    """Leave no room: on a disk of its own, or else for this process alone, by its limit of file sizes."""
+    if not filler.parent.is_mount():
+        size = (OUT / "blocks.csv").stat().st_size + 10
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+        return
+    with filler.open("wb", buffering=0) as file:
+        try:
+            while file.write(b"\0" * 1024):
+                pass
+        except OSError:
+            return
+
+
+def wait_for(path: Path) -> None:
+    deadline_s = time.monotonic() + 200
+    while not path.exists():
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(path.name)
+        time.sleep(0.02)
+
+
+def _hooked_write(descriptor: int, content: bytes) -> int:
+    if DEEDS and RANK == 0 and Path(f"/proc/self/fd/{descriptor}").readlink() == OUT / "blocks.csv":
+        strike("write", content, descriptor)
+    return _write(descriptor, content)
+
+
+def _hooked_between(self: Pieces, _between: Any = Pieces.between) -> None:
+    _between(self)
+    strike("between")
+
+
+def _hooked_time() -> float:
+    return _time() + (float(CLOCK.read_text() or 0) if CLOCK.exists() else 0.0)
+
+
+os.write = _hooked_write
+time.time = _hooked_time
+Pieces.between = _hooked_between  # type: ignore[method-assign]

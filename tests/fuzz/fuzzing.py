@@ -1,0 +1,97 @@
+"""What the fuzz tests share: the same bounded examples every time, and text that means harm."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+from bench.errors import UsageError
+
+HOSTILE_TEXT = st.one_of(
+    st.text(max_size=12),
+    st.sampled_from(
+        [
+            "",
+            "nan",
+            "inf",
+            "-1",
+            "1e999",
+            "9" * 5000,
+            "\x00",
+            "\x1b[31m",
+            "\u202e",
+            "../..",
+            "=1+1",
+            "%s{0}",
+            "[x",
+        ]
+    ),
+)
+
+
+def bounded(num_examples: int) -> Callable[[Any], Any]:
+    """`num_examples` examples, the same in every run, kept nowhere."""
+    return settings(
+        derandomize=True,
+        database=None,
+        deadline=None,
+        max_examples=num_examples,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+class Reached(BaseException):
+    """A command accepted its arguments and would now do its work."""
+
+
+def reached(*_arguments: object, **_options: object) -> None:
+    raise Reached
+
+
+def read_or_refused(reading: Callable[[], object]) -> bool:
+    """Whether it was read; a refusal must be one harmless line."""
+    refusal = None
+    try:
+        reading()
+    except UsageError as error:
+        refusal = str(error)
+    assert refusal is None or refusal.isprintable()
+    return refusal is None
+
+
+@contextlib.contextmanager
+def empty_folder(path: Path) -> Iterator[Path]:
+    """The current folder; it must be as empty afterwards."""
+    before = Path.cwd()
+    path.mkdir(exist_ok=True)
+    os.chdir(path)
+    try:
+        yield path
+        assert list(path.iterdir()) == []
+    finally:
+        os.chdir(before)
+
+
+def refused_or_reached(command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> None:
+    """A command either would work, or says in one harmless last line what is wrong and exits with 2."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+            code = command(arguments)
+    except Reached:
+        return
+    except SystemExit as stopped:
+        code = stopped.code if isinstance(stopped.code, int) else 1
+        if code == 0:
+            return  # --help
+    assert code == 2
+    last = said.getvalue().splitlines()[-1]
+    assert "error: " in last
+    assert last.isprintable()

@@ -1,0 +1,76 @@
+import gzip
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from bench import bounded, tables
+from bench.errors import UsageError
+from bench.store import RunWriter, claim, load_run
+
+
+def refused(path: Path, reading: object, **limits: int) -> str:
+    assert callable(reading)
+    with pytest.raises(UsageError) as caught:
+        reading(path, **limits)
+    assert str(path) in str(caught.value)
+    assert str(caught.value).isprintable()
+    return str(caught.value)
+
+
+def test_a_trace_comes_back_whole(tmp_path: Path) -> None:
+    content = os.urandom(3 * 2**20) + b"0" * 2**22
+    path = tmp_path / "t.json.gz"
+    path.write_bytes(gzip.compress(content))
+    assert bounded.gunzip(path) == content
+
+
+def test_a_bomb_is_not_unpacked(tmp_path: Path) -> None:
+    path = tmp_path / "t.json.gz"
+    path.write_bytes(gzip.compress(b"0" * (64 * 2**20)))
+    assert path.stat().st_size < 2**17
+    assert "unpacks to more than 1048576 bytes" in refused(path, bounded.gunzip, most_bytes=2**20)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{}", gzip.compress(b"x" * 999)[:-9], b"\x1f\x8b\x08" + b"\0" * 99]
+)
+def test_what_is_no_whole_gzip_file_is_refused(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "t.json.gz"
+    path.write_bytes(content)
+    assert "no whole gzip file" in refused(path, bounded.gunzip)
+
+
+def test_json_too_deep_too_long_or_broken_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "manifest.json"
+    path.write_text("[" * 100_000)
+    assert "nested too deeply" in refused(path, bounded.read_json)
+    path.write_text("1" * 10_000)
+    assert "not valid JSON" in refused(path, bounded.read_json)
+    path.write_bytes(b'{"a": "\xff"}')
+    assert "not valid JSON" in refused(path, bounded.read_json)
+    path.write_text(json.dumps("x" * 1000))
+    assert "too large" in refused(path, bounded.read_json, most_bytes=1000)
+
+
+def test_a_pipe_cannot_hang_a_reader(tmp_path: Path) -> None:
+    folder = claim(tmp_path / "run")
+    (folder / "manifest.json").unlink()
+    os.mkfifo(folder / "manifest.json")
+    with pytest.raises(UsageError, match="not a results folder"):
+        load_run(folder)
+    (folder / "manifest.json").unlink()
+    (folder / "manifest.json").write_text("{}")
+    os.mkfifo(folder / "cases.csv")
+    with pytest.raises(UsageError, match="no regular file"):
+        load_run(folder)
+
+
+def test_a_table_beyond_the_limit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = RunWriter(claim(tmp_path / "run"))
+    writer.write_manifest({})
+    writer.append("allreduce.csv", [{"num_devices": 2, "backend": "gloo"}] * 50)
+    monkeypatch.setattr(tables, "MOST_TABLE_BYTES", 300)
+    with pytest.raises(UsageError, match=r"allreduce\.csv is too large: \d+ bytes, at most 300"):
+        load_run(tmp_path / "run")

@@ -1,0 +1,71 @@
+"""The journal tells what a killed process can no longer tell, from any prefix of its bytes."""
+
+from pathlib import Path
+
+import pytest
+
+from bench.errors import UsageError
+from bench.journal import JOURNAL, Journal, read
+from bench.plan import BucketLayout, Case, Planned
+
+CASE = Case(
+    mode="ddp",
+    num_devices=2,
+    arch="resnet20",
+    image_size=32,
+    batch_per_device=4,
+    scaling="weak",
+    precision="fp32",
+    data="device",
+    device_type="cpu",
+    backend="gloo",
+    bucket_cap_mb="1/25",
+)
+PLAN = [Planned(case=CASE, num_nodes=1, oversubscribed=True, skip_reason=None)]
+
+
+def written(folder: Path) -> Journal:
+    journal = Journal(folder)
+    journal.begin(PLAN)
+    journal.write({"attempt": {"run_id": "a"}})
+    journal.note(0, "its preparation")
+    journal.write({"outcome": [0, "ok", "", {"num_buckets": 2}]})
+    journal.write({"layout": [CASE.case_id, (8, 4), ((0,), (1, 2))]})
+    journal.note(0, "round 1 (timed)")
+    return journal
+
+
+def test_what_is_written_comes_back(tmp_path: Path) -> None:
+    assert written(tmp_path).state == read(tmp_path)
+    state = read(tmp_path)
+    assert state.plan == PLAN
+    assert state.settled[0].facts == {"num_buckets": 2}
+    assert state.layouts[CASE.case_id] == BucketLayout((8, 4), ((0,), (1, 2)))
+    assert state.under_way == {"index": 0, "what": "round 1 (timed)"}
+    assert not state.ended
+
+
+def test_every_prefix_is_a_journal(tmp_path: Path) -> None:
+    written(tmp_path)
+    path = tmp_path / JOURNAL
+    whole = path.read_bytes()
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        known = read(tmp_path)
+        Journal(tmp_path).write({"end": "interrupted"})
+        again = read(tmp_path)
+        assert again.ended == "interrupted", "a line after a cut one is a line of its own"
+        assert (again.plan, again.settled, again.layouts) == (known.plan, known.settled, known.layouts)
+
+
+def test_a_case_that_failed_is_no_longer_under_way_and_can_be_tried_again(tmp_path: Path) -> None:
+    journal = written(tmp_path)
+    journal.write({"outcome": [0, "failed", "ValueError", {}]})
+    assert read(tmp_path).under_way is None
+    journal.write({"retry": [0]})
+    assert read(tmp_path).settled == {}
+
+
+def test_a_folder_without_one_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"journal\.jsonl"):
+        read(tmp_path)

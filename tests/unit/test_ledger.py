@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from gate_runs import STEADY, write_run
+
+from bench import tables
+from bench.aggregate import step_ms_by_round
+from bench.errors import UsageError
+from bench.gate_input import checked, read_run
+from bench.ledger import Ledger
+from bench.schema import BLOCKS, typed_frame
+from bench.store import RunWriter, load_run
+
+RNG = np.random.default_rng(3)
+
+
+def block(case_id: str, phase: str, round_index: int, *, num_ranks: int = 4) -> list[dict[str, Any]]:
+    rows = []
+    for rank in range(num_ranks):
+        steps = RNG.uniform(90, 110, size=3)
+        detail = {"last_ready_ms": 50.0 + rank, "local_last_ready_ms": 40.0, "ready_ms": [1.0 + rank, 2.0]}
+        rows.append(
+            {
+                "case_id": case_id,
+                "phase": phase,
+                "round": round_index,
+                "rank": rank,
+                "host": "h",
+                "num_steps": 3,
+                "block_ms": round(float(steps.sum()), 4),
+                "steps_ms": " ".join(f"{ms:.5g}" for ms in steps),
+                "detail": json.dumps(detail) if phase == "anatomy" else None,
+            }
+        )
+    return rows
+
+
+BLOCKS_MADE = [
+    block(case_id, phase, round_index)
+    for round_index in (1, 2, 3)
+    for case_id in ("a", "b")
+    for phase in ("timed", "no_sync", "anatomy")
+]
+FRAME = typed_frame([row for rows in BLOCKS_MADE for row in rows], BLOCKS)
+
+
+def test_it_says_of_every_block_what_pandas_says_of_all_rows() -> None:
+    ledger = Ledger(BLOCKS_MADE)
+    for phase in ("timed", "no_sync", "anatomy"):
+        expected = step_ms_by_round(FRAME, phase)
+        found = ledger.step_ms(phase)
+        assert {c: pytest.approx(r) for c, r in expected.items()} == found
+    own = FRAME[(FRAME["case_id"] == "a") & (FRAME["phase"] == "no_sync")]
+    per_step = own["block_ms"] / 3
+    spread = per_step.groupby(own["round"]).max() - per_step.groupby(own["round"]).min()
+    assert ledger.of_case("a").skew_ms == pytest.approx(dict(spread))
+    slowest = own.loc[own.groupby("round")["block_ms"].idxmax(), "rank"].mode().iloc[0]
+    assert ledger.of_case("a").slowest_rank() == slowest
+    steps = [
+        float(ms)
+        for text in FRAME[(FRAME["case_id"] == "a") & (FRAME["phase"] == "timed")]["steps_ms"]
+        for ms in text.split()
+    ]
+    assert ledger.of_case("a").percentile_ms(95) == pytest.approx(np.percentile(steps, 95), rel=1e-5)
+
+
+def test_details_are_medians_over_ranks_and_moments_medians_over_rounds() -> None:
+    case = Ledger(BLOCKS_MADE).of_case("b")
+    assert case.details == {"compute_slowdown": pytest.approx(dict.fromkeys((1, 2, 3), 51.5 / 40))}
+    assert case.bucket_moments()[3]["ready_ms"].tolist() == [4.0, 2.0]
+
+
+def test_a_frame_in_any_order_gives_the_same() -> None:
+    mixed = Ledger.of(FRAME.sample(frac=1, random_state=1))
+    for case_id, case in Ledger.of(FRAME).cases.items():
+        other = mixed.of_case(case_id)
+        assert other.step_ms == case.step_ms
+        assert other.skew_ms == pytest.approx(case.skew_ms)
+        assert sorted(other.steps_ms) == sorted(case.steps_ms)
+
+
+def test_a_case_without_blocks_has_nothing() -> None:
+    case = Ledger().of_case("a")
+    assert case.slowest_rank() is None
+    assert np.isnan(case.percentile_ms(50))
+    assert case.bucket_moments() == {}
+
+
+def test_a_file_read_block_by_block_gives_the_same_ledger(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path)
+    for rows in BLOCKS_MADE:
+        writer.append("blocks.csv", rows)
+    read, kept = tables.read_ledger(tmp_path / "blocks.csv"), Ledger(BLOCKS_MADE)
+    assert read.cases.keys() == kept.cases.keys()
+    for case_id, case in kept.cases.items():
+        assert read.of_case(case_id).step_ms == case.step_ms
+        assert read.of_case(case_id).steps_ms == case.steps_ms
+        assert read.of_case(case_id).details == case.details
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "a,timed,1,0,0,h,0,0,1,1,",
+        "a,timed,1,0,0,h,0,1,nan,1,",
+        "a,timed,one,0,0,h,0,1,1,1,",
+        "a,timed,1,0,0,h,0,1,1,one,",
+        "a,anatomy,1,0,0,h,0,1,1,1,{",
+        "a,timed,1,0",
+        f"a,timed,1,0,0,{'h' * 200_000},0,1,1,1,",
+    ],
+)
+def test_a_file_that_is_not_whole_is_refused(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "blocks.csv"
+    path.write_text(",".join(c.name for c in BLOCKS) + "\n" + line + "\n")
+    with pytest.raises(UsageError, match=r"blocks\.csv cannot be read"):
+        tables.read_ledger(path)
+
+
+def test_of_a_run_too_large_for_memory_the_longest_ranks_are_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_run(tmp_path / "run", {key: [*series] * 20 for key, series in STEADY.items()})
+    whole = load_run(folder)
+    gate = read_run(folder)
+    size = (folder / "blocks.csv").stat().st_size
+    assert size > (folder / "cases.csv").stat().st_size
+    monkeypatch.setattr(tables, "MOST_TABLE_BYTES", size - 1)
+    large = load_run(folder)
+    assert (whole.longest_only, large.longest_only) == (False, True)
+    assert len(large.blocks) < len(whole.blocks)
+    assert step_ms_by_round(large.blocks, "timed") == step_ms_by_round(whole.blocks, "timed")
+    pd.testing.assert_frame_equal(large.cases, whole.cases)
+    assert checked(large).cases == gate.cases, "the gate judges it all the same"

@@ -1,0 +1,33 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.errors import UsageError
+from bench.lock import FolderLock
+
+
+def test_one_at_a_time(tmp_path: Path) -> None:
+    lock = FolderLock(tmp_path)
+    with pytest.raises(UsageError, match=f"in use by another run .process {os.getpid()} "):
+        FolderLock(tmp_path)
+    lock.release()
+    FolderLock(tmp_path).release()
+
+
+def test_the_lock_of_a_killed_process_holds_nobody_up(tmp_path: Path) -> None:
+    code = (
+        "import sys, pathlib; from bench.lock import FolderLock; x = FolderLock(pathlib.Path(sys.argv[1]));"
+        "print('held', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(UsageError, match=f"process {other.pid}"):
+            FolderLock(tmp_path)
+        other.kill()
+        other.wait()
+    FolderLock(tmp_path).release()

@@ -1,0 +1,70 @@
+"""blocks.csv cut at any byte: whole blocks stay, of the last nothing or all."""
+
+from pathlib import Path
+
+import pytest
+
+from bench.repair import repair_allreduce, repair_blocks
+from bench.store import RunWriter
+from bench.tables import read_blocks
+
+RANKS = {"a": 1, "b": 3}
+
+
+def write(folder: Path, num_rounds: int = 3) -> bytes:
+    writer = RunWriter(folder)
+    for round_index in range(1, num_rounds + 1):
+        for case_id, phase in (("a", "timed"), ("b", "timed"), ("b", "no_sync")):
+            row = {
+                "case_id": case_id,
+                "phase": phase,
+                "round": round_index,
+                "position": 0,
+                "host": 'a,"b"\nc',
+                "started_s": 1.0,
+                "num_steps": 1,
+                "block_ms": 2.5,
+                "steps_ms": "2.5",
+            }
+            writer.append("blocks.csv", [{**row, "rank": rank} for rank in range(RANKS[case_id])])
+    writer.close()
+    return (folder / "blocks.csv").read_bytes()
+
+
+def test_a_cut_at_every_byte(tmp_path: Path) -> None:
+    whole = write(tmp_path)
+    path = tmp_path / "blocks.csv"
+    all_blocks = [[r["rank"] for r in rows] for rows in read_blocks(path)]
+    assert repair_blocks(path, RANKS) == 0
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        repair_blocks(path, RANKS)
+        kept = path.read_bytes()
+        assert whole.startswith(kept)
+        if not kept:
+            continue
+        blocks = [[r["rank"] for r in rows] for rows in read_blocks(path)]
+        assert blocks == all_blocks[: len(blocks)]
+        next_block_ends = len(whole) if len(blocks) == len(all_blocks) else None
+        assert next_block_ends in (None, len(kept)), "nothing whole is cut"
+        assert length - len(kept) < len(whole) / len(all_blocks) * 2
+
+
+def test_zeros_after_a_power_loss_and_a_tail_longer_than_one_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bench.repair._TAIL_BYTES", 16)
+    whole = write(tmp_path, num_rounds=30)
+    path = tmp_path / "blocks.csv"
+    path.write_bytes(whole + b"\0" * 50)
+    assert repair_blocks(path, RANKS) == 50
+    assert path.read_bytes() == whole
+
+
+def test_curves_that_were_not_finished_go(tmp_path: Path) -> None:
+    write(tmp_path)
+    path = tmp_path / "allreduce.csv"
+    header = path.read_bytes()
+    path.write_bytes(header + b"2,gloo,4096,1,1,1,1,5\n2,gloo,16384,1,1,1,1,5\n4,gloo,4096,1,1,1,1,5\n4,gl")
+    repair_allreduce(path, {(2, "gloo")})
+    assert path.read_bytes() == header + b"2,gloo,4096,1,1,1,1,5\n2,gloo,16384,1,1,1,1,5\n"
