@@ -153,12 +153,13 @@ def notes(
     if any((p.scenario.batch_per_device or 0) != 0 or p.scenario.scaling == "strong" for p in predictions):
         lines.append("Compute is taken as proportional to the batch; a small batch on a GPU takes longer.")
     if any(share >= 5 for p in predictions for cause, share in p.lost.shares_pct() if cause == SHARING):
-        lines.append(f"Assumed: {SHARING}, stays as much slower as on the calibrated machine.")
+        lines.append(f"Assumed: {SHARING} stays as much slower than alone as on the calibrated machine.")
     if validated is not None:
         largest, middle = model_error_pct(validated), median_error_pct(validated)
         lines.append(
             f"Error on {len(validated)} held-out cases: {middle:.1f}% at the median, {largest:.1f}% at the "
-            "largest; intervals include the largest."
+            "largest; intervals include the largest. None has more than "
+            f"{max(case.num_devices for case in validated)} devices: beyond, the error was not measured."
         )
     elif calibration.model_error_pct is not None:
         lines.append(

@@ -64,13 +64,7 @@ def section(run: RunData, outlook: Outlook, *, key: str) -> Section:
     made = (_predictions(outlook), _validation(outlook))
     return Section(
         title="On hardware you do not have",
-        notes=(
-            _NOTE,
-            *(line.verdict for line in outlook.lines),
-            *_unlike(run, outlook),
-            *outlook.notes,
-            *unchecked,
-        ),
+        notes=(_NOTE, *_unlike(run, outlook), *unchecked, *(() if made[0] else outlook.notes)),
         figures=tuple(
             _figure(run, outlook, lines, name, f"{key}-{i}", several=len(caps) > 1)
             for i, lines in enumerate(by_cap, start=1)
@@ -119,9 +113,12 @@ def _figure(
         title=f"Predicted {'throughput' if rate else 'efficiency'}{suffix}",
         x_label=f"devices ({device}s), {lines[0].scaling} scaling",
         y_label="throughput (images/s)" if rate else "efficiency (%)",
-        ticks=device_ticks([n for n in counts if n not in {p.x for p in at_break} or n.bit_count() == 1]),
+        ticks=device_ticks(
+            [n for n in counts if n not in {p.x for p in at_break} or int(n).bit_count() == 1]
+        ),
         panels=(Panel("", (*drawn, ideal)),),
-        caption=f"Predicted on {most}: {said}. {_breaks(lines, device)}",
+        caption=f"Predicted on {most}: {said}. "
+        + (_breaks(lines, device) if rate else " ".join(line.verdict for line in lines)),
         how_to_read=f"Higher is better; the dotted line is ideal. {_HOW}",
         log_x=max(counts) > _LOG_FROM,
         log_y=rate and max(counts) > _LOG_FROM,
@@ -139,7 +136,7 @@ def _breaks(lines: Sequence[Line], device: str) -> str:
 
 def _point(mark: Mark, name: str, factor: float) -> Point:
     value: Interval = getattr(mark, name)
-    return Point(mark.num_devices, *(factor * x for x in (value.estimate, value.low, value.high)))
+    return Point(mark.num_devices, factor * value.estimate, factor * value.low, factor * value.high)
 
 
 def _measured(run: RunData, outlook: Outlook, line: Line, name: str, factor: float) -> tuple[Point, ...]:
@@ -170,7 +167,8 @@ def _unlike(run: RunData, outlook: Outlook) -> list[str]:
     unlike = [differences(outlook.identity, identity(run, case)) for case in cases]
     if not unlike or not all(unlike):
         return []
-    return [f"The calibration is not of this run: {'; '.join(min(unlike, key=len))}."]
+    nearest = next(found for found in unlike if len(found) == min(map(len, unlike)))
+    return [f"The calibration is not of this run: {'; '.join(nearest)}."]
 
 
 def _predictions(outlook: Outlook) -> Table | None:
@@ -189,7 +187,7 @@ def _predictions(outlook: Outlook) -> Table | None:
         for mark in line.marks
         if mark.asked
     )
-    return Table("Predictions", _TABLE_NOTE, _COLUMNS, rows) if rows else None
+    return Table("Predictions", _TABLE_NOTE, _COLUMNS, rows, below=outlook.notes) if rows else None
 
 
 def _validation(outlook: Outlook) -> Table | None:

@@ -43,10 +43,10 @@ def model() -> Model:
 
 def strike(where: str, content: bytes = b"", descriptor: int = -1) -> float | None:
     """Do the first deed whose moment has come; a factor for the model's output if that is the deed."""
-    now: dict[str, Any] = {} if where == "between" else under_way()
+    now = {"what": ""} if where == "between" else under_way()
     for deed in DEEDS:
         fits = deed["where"] == where and RANK in deed["ranks"]
-        if not fits or deed["what"] not in now.get("what", deed["what"]):
+        if not fits or deed["what"] not in now["what"]:
             continue
         if deed["cases"] and now.get("index") not in deed["cases"]:
             continue
@@ -63,11 +63,14 @@ def strike(where: str, content: bytes = b"", descriptor: int = -1) -> float | No
 
 def under_way() -> dict[str, Any]:
     """What the journal's last note says; rank 0 wrote it before the ranks began."""
-    for line in reversed((OUT / "journal.jsonl").read_text(errors="replace").splitlines()):
+    journal = OUT / "journal.jsonl"
+    if not journal.exists():
+        return {"what": "opening the folder"}
+    for line in reversed(journal.read_text(errors="replace").splitlines()):
         if line.startswith('{"on"'):
             found: dict[str, Any] = json.loads(line)["on"]
             return found
-    return {}
+    return {"what": "opening the folder"}
 
 
 def mark(name: str, now: dict[str, Any]) -> bool:

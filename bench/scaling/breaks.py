@@ -68,11 +68,12 @@ def sentence(found: Curve, *, where: str, device: str = "device") -> str:
     p = found.broken
     percent = f"{p.efficiency.estimate:.0%} [{p.efficiency.low:.0%}, {p.efficiency.high:.0%}]"
     causes = p.lost.shares_pct()
-    rest = "".join(f", {share:.0f}% {cause}" for cause, share in causes[1:] if share >= 1)
+    others = "; ".join(f"{share:.0f}% {cause}" for cause, share in causes[1:] if share >= 1)
     plural = "" if p.scenario.num_devices == 1 else "s"
+    then = f" (then {others})" if others else ""
     return (
         f"On {where} scaling breaks at {p.scenario.num_devices} {device}{plural}, efficiency {percent}; "
-        f"what breaks it: {causes[0][0]} ({causes[0][1]:.0f}% of the time lost{rest})."
+        f"what breaks it: {causes[0][0]}, {causes[0][1]:.0f}% of the time lost{then}."
     )
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-BANDWIDTH = "exposed communication (bandwidth)"
-LATENCY = "exposed communication (latency of the all-reduces)"
-HANDLING = "copying and averaging buckets, whatever the network"
-RANK_SPREAD = "rank spread (waiting for the slowest)"
-SHARING = "compute of a rank beside others, slower than alone"
+BANDWIDTH = "exposed communication for bandwidth"
+LATENCY = "exposed communication for latency"
+HANDLING = "copying and averaging buckets"
+RANK_SPREAD = "rank spread, waiting for the slowest"
+SHARING = "compute of a rank beside others"
 
 
 @dataclass(frozen=True, kw_only=True)

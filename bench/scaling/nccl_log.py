@@ -15,6 +15,8 @@ _RANK = re.compile(r"#\s+Rank\s+(\d+)\b")
 _UNITS = re.compile(r"#\s+\(B\)\s+\(elements\).*\((?P<time>us|ms|s)\)")
 _MS = {"us": 1e-3, "ms": 1.0, "s": 1e3}
 _MOST_BYTES = 2**50
+_OUT_OF_PLACE, _BOTH = 9, 13
+"""Columns of a line: size, count, type, redop, root, then time, algbw, busbw, #wrong once or twice."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +45,12 @@ def parse_nccl_log(text: str, *, source: str = "the log") -> NcclLog:
     units = next((found["time"] for line in lines if (found := _UNITS.search(line))), "us")
     points: list[tuple[int, tuple[float]]] = []
     ratios = []
-    for line in lines:
-        if not re.match(r"\s*\d", line):
-            continue
+    rows = [line for line in lines if re.match(r"\s*\d", line)]
+    if len({len(row.split()) for row in rows}) > 1:
+        raise UsageError(
+            f"{source} is cut off: its lines have more and less columns; run all_reduce_perf again"
+        )
+    for line in rows:
         size, ms, ratio = _row(line, units, source)
         if size > 0:
             points.append((size, (ms,)))
@@ -69,12 +74,12 @@ def parse_nccl_log(text: str, *, source: str = "the log") -> NcclLog:
 def _row(line: str, units: str, source: str) -> tuple[int, float, float]:
     """Bytes, in-place ms (out-of-place where there is none), bus over algorithm bandwidth."""
     cells = line.split()
-    if len(cells) < 9 or cells[3] not in ("sum", "prod", "min", "max", "avg"):
+    if len(cells) not in (_OUT_OF_PLACE, _BOTH) or cells[3] not in ("sum", "prod", "min", "max", "avg"):
         raise UsageError(
             f"{source}: the line {line.strip()!r} is not all_reduce_perf's or is cut off; run it again"
         )
     try:
-        place = 9 if len(cells) >= 12 else 5
+        place = 9 if len(cells) == _BOTH else 5
         size = int(cells[0])
         time, algbw, busbw = (float(cell) for cell in cells[place : place + 3])
     except ValueError:

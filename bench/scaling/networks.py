@@ -18,12 +18,10 @@ SIZES = tuple(4096 * 2**i for i in range(20))
 """4 KiB to 2 GiB, where a curve is made from a rate."""
 
 NCCL_NET_HOP_MS = 0.014
-"""One step of a Tree of NCCL's Simple protocol across the network, as `src/graph/tuning.cc` of NCCL 2.27 has
-it (`hwLatencies`, 14 us; 4 across NVLink). What NCCL chooses by, not a measurement: assumed."""
+"""A step of NCCL's Tree, protocol Simple, across the network: `hwLatencies` in `src/graph/tuning.cc`. NCCL
+chooses by it; for us it is assumed, not measured."""
 
-NCCL_NVLINK_HOP_MS = 0.004
-"""The same across NVLink, from the same table; assumed."""
-
+NCCL_NVLINK_HOP_MS = 0.004  # across NVLink, from the same table
 TCP_SHARE = 1448 / 1514
 """Payload of a full Ethernet frame under TCP over IPv4 with timestamps."""
 

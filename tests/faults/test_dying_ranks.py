@@ -15,8 +15,8 @@ RANK_1 = [
 ] + [deed("rank1_killed", "between_rounds", "signal", signal.SIGKILL, ranks=[1])]
 RANK_0 = [
     deed("rank0_killed", moment, "signal", signal.SIGKILL)
-    for moment in ("before_first_block", "in_timed_block", "between_rounds", "while_writing")
-]
+    for moment in ("before_first_block", "in_timed_block", "while_writing")
+] + [deed("rank0_killed", "between_rounds", "signal", signal.SIGKILL, nth=2)]
 
 
 @pytest.fixture(scope="module")

@@ -87,7 +87,7 @@ def test_the_summary_and_the_page(small_run: Any) -> None:
     lines = done.stdout.splitlines()
     assert lines[-1] == f"Report: {run.path / 'report.html'}"
     assert any(line.startswith("On 2 CPU cores") for line in lines)
-    assert any("bucket cap" in line for line in lines)
+    assert any("bucket_cap_mb" in line for line in lines)
     assert "CPU core standing in for a GPU" in done.stdout
     assert "preparing" in done.stderr
     assert "<svg" in (run.path / "report.html").read_text(encoding="utf-8")

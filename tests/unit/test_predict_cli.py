@@ -125,6 +125,7 @@ def test_the_text_says_where_it_breaks_what_is_assumed_and_how_far_off(
         assert "what breaks it: " in verdicts[0]
         assert f"Network: {name}: {network(name).source}." in said
     assert "at the median" in said
+    assert "None has more than 2 devices: beyond, the error was not measured." in said
     with table.open() as file:
         header, *rows = csv.reader(file)
     assert header[:8] == [

@@ -71,17 +71,18 @@ def test_throughput_and_efficiency_with_measured_points_area_ideal_and_break() -
     case = RUN.cases[(RUN.cases["bucket_cap_mb"] == "default") & (RUN.cases["mode"] == "ddp")].iloc[0]
     assert [(p.x, p.y) for p in series(throughput, "measured").points] == [(2, case["images_per_s"])]
     assert "Predicted on 64 CPU cores: ib-100g 70.0 [63.0, 84.0]%" in efficiency.alt
-    assert "Scaling breaks on ib-100g at 32 CPU cores." in efficiency.alt
+    assert "On ib-100g scaling breaks at 32." in efficiency.alt
+    assert "Scaling breaks on ib-100g at 32 CPU cores." in throughput.alt
     for figure in (throughput, efficiency):
         assert "fill-opacity" in figures.svg(figure)
 
 
 def test_a_line_that_does_not_break_has_no_cross() -> None:
     line = replace(made().lines[0], broken_at=None)
-    _, efficiency = section(RUN, made(lines=(line,)), key="k").figures
+    throughput, efficiency = section(RUN, made(lines=(line,)), key="k").figures
     assert isinstance(efficiency, Chart)
     assert not [s for s in efficiency.panels[0].series if s.style == "break"]
-    assert "nowhere" in efficiency.caption
+    assert "Scaling breaks on ib-100g nowhere." in throughput.caption
 
 
 def test_only_what_was_asked_is_tabled_and_errors_have_their_median_and_worst() -> None:
@@ -91,12 +92,19 @@ def test_only_what_was_asked_is_tabled_and_errors_have_their_median_and_worst() 
     assert errors.below == ("Median error 2.0%, worst 6.0%, without signs.",)
 
 
-def test_the_notes_hold_the_verdict_the_assumptions_and_a_missing_validation() -> None:
+def test_assumptions_stand_below_the_predictions_and_a_missing_validation_is_said() -> None:
     shown = section(RUN, made(validation=None), key="k")
-    assert "On ib-100g scaling breaks at 32." in shown.notes
-    assert "Network: x; assumed: y." in shown.notes
+    assert shown.tables[0].below == ("Network: x; assumed: y.",)
     assert any("was not measured" in note for note in shown.notes)
     assert len(shown.tables) == 1
+    assert not any("was not measured" in note for note in section(RUN, made(), key="k").notes)
+
+
+def test_errors_without_predictions_keep_their_notes() -> None:
+    shown = section(RUN, made(lines=()), key="k")
+    assert "Network: x; assumed: y." in shown.notes
+    assert not shown.figures
+    assert [table.title for table in shown.tables] == ["Error of the predictions"]
 
 
 def test_predictions_from_another_machine_are_drawn_without_measured_points_and_say_so() -> None:

@@ -73,7 +73,7 @@ def test_each_cause_is_told_from_the_others(change: dict[str, object], name: str
     found = curve(calibration, [asked])
     assert cause(found) == expected
     said = sentence(found, where="it", device="GPU")
-    assert f"what breaks it: {expected} (" in said
+    assert f"what breaks it: {expected}, " in said
     assert found.broken is not None
     assert f"breaks at {found.broken.scenario.num_devices} GPUs, efficiency" in said
 
