@@ -16,7 +16,7 @@ from bench.store import MANIFEST
 MAY_CHANGE = ("rounds", "max_time", "precision_target", "case_timeout")
 """How long to measure may be said anew; what is measured may not."""
 
-DONE = ("all rounds done", "precision target reached", "time limit reached")
+DONE = ("all rounds done", "precision target reached", "time limit reached", "no case is left to measure")
 """Ends after which a run without a failed case has nothing left to do."""
 
 

@@ -1,8 +1,8 @@
 """Two runs taking turns on one machine, block by block: only one of them computes at any moment.
 
-Each run's rank 0 asks a referee for the turn before a visit to a case and gives it back after. The referee
-waits until both have asked, then lets them go one after the other, in random order, so that whatever the
-machine does in that minute meets both.
+Each run's rank 0 asks a referee for the turn before a visit to a case and holds it until the next visit. The
+referee waits until both have asked, then lets them go one after the other, in random order, so that whatever
+the machine does in that minute meets both.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import contextlib
 import random
 import socket
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 TURNS_ENV = "BENCH_TURNS"
@@ -25,28 +24,28 @@ class Player:
 
     def __init__(self, path: str | None) -> None:
         self._socket: socket.socket | None = None
+        self._holds = False
         if path is not None:
             self._socket = socket.socket(socket.AF_UNIX)
             self._socket.connect(path)
 
-    @contextlib.contextmanager
-    def turn(self) -> Iterator[None]:
-        """Hold the machine; a referee that is gone holds nobody up."""
+    def next_turn(self) -> None:
+        """Give the turn back and wait for the next one; a referee that is gone holds nobody up.
+
+        A turn lasts until the next is asked for: what a side writes down after its block would else take
+        the cores from the other side's block.
+        """
         if self._socket is None:
-            yield
             return
         with contextlib.suppress(OSError):
-            self._socket.sendall(ASK)
+            self._socket.sendall(DONE + ASK if self._holds else ASK)
             self._socket.recv(1)
-        try:
-            yield
-        finally:
-            with contextlib.suppress(OSError):
-                self._socket.sendall(DONE)
+        self._holds = True
 
     def close(self) -> None:
-        """Leave the game: the other side goes on alone."""
+        """Leave the game once the other side is between two of its turns; it goes on alone."""
         if self._socket is not None:
+            self.next_turn()
             self._socket.close()
             self._socket = None
 

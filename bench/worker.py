@@ -123,13 +123,13 @@ class Session:
                 return prepare(live, prover=prover, settings=self._settings, clock=self._clock)
 
             limit_s = self._settings.case_timeout or PREPARING_LIMIT_S
-            with self._player.turn():
-                started_s, reports = self._pieces.run(
-                    index,
-                    "its preparation",
-                    work if takes_part else None,
-                    limit_s=limit_s + self._extra_limit_s,
-                )
+            self._player.next_turn()
+            started_s, reports = self._pieces.run(
+                index,
+                "its preparation",
+                work if takes_part else None,
+                limit_s=limit_s + self._extra_limit_s,
+            )
             if self._keep(live, reports):
                 steps_ms = (ms for r in reports if r.value for ms in r.value.warmup.steps_ms)
                 live.longest_step_s = max(steps_ms) / 1000
@@ -196,8 +196,8 @@ class Session:
             what = f"round {round_index} {live.case.case_id}"
             self._console.progress(what, position, len(visits), self._left_s())
             if missing[live.index]:
-                with self._player.turn():
-                    self._visit(live, round_index, position, missing[live.index])
+                self._player.next_turn()
+                self._visit(live, round_index, position, missing[live.index])
             if round_index > 1 and self._cluster.from_first(self._out_of_time()):
                 break
         self._pieces.between()

@@ -10,7 +10,6 @@ from typing import Protocol
 import torch
 
 from bench.errors import UsageError
-from models.folder import FolderSource, check_folder, list_images
 from models.profile import num_outputs
 from models.workload import Batch, Workload, make_batch
 
@@ -95,6 +94,9 @@ def open_source(
         raise UsageError(
             f"workload {workload.name} sets no image_size; set it, or use `device` or `host` data"
         )
+    # torchvision takes seconds to import: only a folder of images needs it.
+    from models.folder import FolderSource, list_images  # noqa: PLC0415
+
     listing = list_images(Path(data))
     num_images, global_batch = len(listing.samples), batch_size * world_size
     if num_images < global_batch:
@@ -118,6 +120,13 @@ def open_source(
         seed=seed,
         num_workers=num_workers,
     )
+
+
+def check_folder(folder: Path) -> int:
+    """As `models.folder.check_folder`, which imports torchvision."""
+    from models.folder import check_folder as check  # noqa: PLC0415 - see open_source
+
+    return check(folder)
 
 
 def _mix(seed: int, rank: int) -> int:

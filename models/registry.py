@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torchvision.models import get_model
 
 from bench.errors import UsageError, UserCodeError
 from models.resnet import RESNET20_CLASSES, resnet20
@@ -38,6 +37,14 @@ ARCHS: tuple[str, ...] = ("resnet20", *_TORCHVISION_ARCHS)
 _SPEC = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<name>[^\W\d]\w*)")
 
 
+def _torchvision_model(arch: str) -> nn.Module:
+    # torchvision imports PyTorch's compiler, seconds that the launcher and other models do without.
+    from torchvision.models import get_model  # noqa: PLC0415
+
+    model: nn.Module = get_model(arch, weights=None)
+    return model
+
+
 def default_image_size(arch: str, device_type: str) -> int:
     """Height and width in pixels: 32 for ResNet-20, else 224, or 64 where a CPU core stands in."""
     if arch == "resnet20":
@@ -57,7 +64,7 @@ def resnet_workload(arch: str, image_size: int) -> Workload:
     small = arch == "resnet20"
     return Workload(
         name=arch,
-        module=resnet20 if small else partial(get_model, arch, weights=None),
+        module=resnet20 if small else partial(_torchvision_model, arch),
         batch=partial(
             synthetic_images,
             image_size=image_size,

@@ -42,7 +42,10 @@ def model() -> Model:
 
 
 def strike(where: str, content: bytes = b"", descriptor: int = -1) -> float | None:
-    """Do the first deed whose moment has come; a factor for the model's output if that is the deed."""
+    """Do the first deed whose moment has come; the number that it leaves to its caller, if any.
+
+    That is a factor for the model's output, or the bytes of `content` that were written before the deed.
+    """
     now = {"what": ""} if where == "between" else under_way()
     for deed in DEEDS:
         fits = deed["where"] == where and RANK in deed["ranks"]
@@ -56,7 +59,9 @@ def strike(where: str, content: bytes = b"", descriptor: int = -1) -> float | No
         if len(seen) < deed["nth"] or not mark(deed["name"], now):
             continue
         if where == "write":
-            _write(descriptor, content[: len(content) // 2])
+            written = _write(descriptor, content[: len(content) // 2])
+            act(deed)
+            return written
         return act(deed)
     return None
 
@@ -148,7 +153,8 @@ def wait_for(path: Path) -> None:
 
 def _hooked_write(descriptor: int, content: bytes) -> int:
     if DEEDS and RANK == 0 and Path(f"/proc/self/fd/{descriptor}").readlink() == OUT / "blocks.csv":
-        strike("write", content, descriptor)
+        written = int(strike("write", content, descriptor) or 0)
+        return written + _write(descriptor, content[written:])
     return _write(descriptor, content)
 
 

@@ -14,7 +14,7 @@ from bench.tuning.problem import Problem
 KINDS = ("default", "uniform", "list")
 """Of bucket caps, the simplest first."""
 
-LEAST_MARGIN = 0.05
+LEAST_MARGIN, MOST_MARGIN = 0.05, 0.1
 """A layout may win that is predicted to be slower by less than the model's error, or than this."""
 
 STEP_APART = 1.4
@@ -145,4 +145,4 @@ def _with_view(candidate: Candidate, view: bool) -> Candidate:  # noqa: FBT001 -
 
 
 def _margin(calibration: Calibration) -> float:
-    return max((calibration.model_error_pct or 0.0) / 100, LEAST_MARGIN)
+    return min(max((calibration.model_error_pct or 0.0) / 100, LEAST_MARGIN), MOST_MARGIN)

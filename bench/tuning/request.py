@@ -27,6 +27,9 @@ FIXED = ("static_graph", "find_unused_parameters", "sync_buffers", "sync_batchno
 DEFAULT_MAX_TIME_S = 140.0
 """With start-up and two reports less than three minutes."""
 
+CPU_PROOF_STEPS = 2
+"""For the same number of steps in all, more rounds tell more than longer blocks."""
+
 CALIBRATION_SHARE = 0.4
 LEAST_PROOF_SHARE = 0.25
 """Of the time limit, whatever the calibration took."""
@@ -43,6 +46,8 @@ class Request:
     out: Path | None = None
     reuse: Path | None = None
     """A folder whose calibration is taken instead of measuring one."""
+    proof_steps: int | None = None
+    """Steps per block of the second stage, where the user has not said; None as in bench.run."""
     accept: bool = False
     """Take it though it is of another machine, torch or workload."""
 
@@ -70,6 +75,8 @@ class Request:
             name=PROOF,
         )
         options.setdefault("precision_target", "1%")
+        if self.proof_steps is not None:
+            options.setdefault("steps", str(self.proof_steps))
         return options
 
     def _options(self, out: Path, max_time_s: float, **more: str) -> dict[str, str]:
@@ -112,7 +119,8 @@ def make_request(
     skipped = next((p.skip_reason for p in job.plan if p.case.mode == "ddp" and p.skip_reason), None)
     if skipped is not None:
         raise UsageError(f"{num_devices} devices cannot be tuned for here: {skipped}")
-    return request, job
+    proof_steps = CPU_PROOF_STEPS if job.machine.device_type == "cpu" else None
+    return dataclasses.replace(request, proof_steps=proof_steps), job
 
 
 def stage_job(options: Mapping[str, str], candidates: Sequence[Candidate] = ()) -> tuple[Job, list[str]]:

@@ -68,8 +68,7 @@ def damage(out: Path, seed: str) -> set[str]:
     draw = random.Random(seed)  # noqa: S311 - a seeded choice
     table = out / "blocks.csv"
     before = lines(table)
-    content = table.read_bytes()
-    table.write_bytes(content[: -draw.randint(2, len(before[-1]) - 1)])
+    table.write_text("".join(before)[: -draw.randint(2, len(before[-1]) - 1)])
     with (out / "journal.jsonl").open("ab") as journal:
         journal.write(b'{"outcome":[' + draw.randbytes(40) + b'\0\0{"on"')
     gone = set(before) - set(lines(table))

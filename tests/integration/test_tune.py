@@ -1,0 +1,133 @@
+"""The command as a user types it: both stages, their folders, the answer, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import ROOT, SMALL
+
+from bench import predict, tune
+from bench.predict_input import load_calibration
+from bench.scaling.buckets import assign_cap, bucket_bytes
+from bench.store import load_run
+from models.registry import resnet_workload
+
+
+def bench_tune(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "bench.tune", *SMALL, "--gpus", "2", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    out = tmp_path_factory.mktemp("tune") / "out"
+    axes = ("--gradient-as-bucket-view", "off,on")
+    done = bench_tune("--rounds", "2", "--steps", "2", *axes, "--json", "--out", str(out))
+    assert done.returncode == 0, done.stderr[-4000:]
+    return out, json.loads(done.stdout)
+
+
+def test_the_answer_is_on_stdout_and_in_the_folder(tuned: Any) -> None:
+    out, said = tuned
+    stored = json.loads((out / "tune.json").read_text())
+    assert {k: stored[k] for k in said if k != "results"} == {k: v for k, v in said.items() if k != "results"}
+    assert stored["answer"]
+    caps = [c["bucket_cap_mb"] for c in stored["candidates"]]
+    assert caps[0] == "default"
+    assert len(caps) >= 3
+    assert [c["gradient_as_bucket_view"] for c in stored["candidates"]].count(True) == 1
+    assert all(c["predicted_ms"] >= c["bound_ms"] > 0 for c in stored["candidates"])
+    assert stored["chosen"]["bucket_cap_mb"] in caps
+
+
+def test_both_stages_are_ordinary_results_with_reports(tuned: Any) -> None:
+    out, said = tuned
+    for stage in ("calibration", "proof"):
+        run = load_run(out / stage)
+        assert (run.cases["status"] == "ok").all(), run.cases["reason"].tolist()
+        assert (run.cases["num_rounds"] == 2).all()
+        assert (out / stage / "report.html").stat().st_size > 10_000
+    measured = run.cases[run.cases["mode"] == "ddp"]
+    key = ["bucket_cap_mb", "gradient_as_bucket_view"]
+    buckets = {tuple(c[k] for k in key): c["num_buckets"] for c in said["candidates"]}
+    assert {(c, v): n for c, v, n in measured[[*key, "num_buckets"]].itertuples(index=False)} == buckets
+
+
+def test_the_calibration_speaks_of_the_model_as_ddp_has_it(tuned: Any) -> None:
+    out, _ = tuned
+    found = load_calibration(out / "calibration")
+    module = resnet_workload("resnet20", 32).module()
+    assert {p.name for p in found.parameters} == {name for name, _ in module.named_parameters()}
+    sizes = [p.num_bytes for p in found.parameters]
+    cases = load_run(out / "calibration").cases
+    layout = assign_cap(sizes, "default")
+    default = cases.loc[cases["bucket_cap_mb"] == "default", "bucket_bytes"].item()
+    assert "/".join(map(str, bucket_bytes(sizes, layout))) == default, "the reducer's order"
+    ready = [p.ready_ms for p in found.parameters]
+    assert 0 < ready[0] < ready[-1] <= max(found.backward_ms)
+    assert min(*found.compute_slowdown, *found.comm_slowdown) >= 1
+    assert found.allreduce[0].points[0][0] == 4096
+    assert found.model_error_pct is not None
+    assert found.single_step_ms
+
+
+def test_predict_starts_from_the_calibration(tuned: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    out, _ = tuned
+    assert predict.main([str(out / "calibration"), "--gpus", "2,8"]) == 0
+    assert "measured by the calibration pass" in capsys.readouterr().out
+
+
+def test_a_calibration_of_something_else_is_refused_with_the_difference(tuned: Any, tmp_path: Path) -> None:
+    out, _ = tuned
+    given = ("--batch-size", "4", "--calibration", str(out / "calibration"), "--out", str(tmp_path / "new"))
+    done = bench_tune(*given)
+    assert done.returncode == 2
+    error = [line for line in done.stderr.splitlines() if line.strip()]
+    assert len(error) == 1, done.stderr
+    assert "batch_per_device 8 is not 4" in error[0]
+    assert "--accept" in error[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--gpus", "1"), "exchanges gradients with nobody"),
+        (("--gpus", "1,2"), "one device count"),
+        (("--comm-hook", "none,powersgd"), "powersgd"),
+        (("--static-graph", "on,off"), "--static-graph is not tuned"),
+        (("--arch", "resnet-18"), "resnet18"),
+        (("--workload", "nowhere.at:all"), "no module 'nowhere'"),
+        (("--max-time", "soon"), "--max-time"),
+    ],
+)
+def test_mistakes_are_one_line(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tune.main(["--device", "cpu", "--gpus", "2", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert error.startswith("bench.tune: error: ")
+    assert message in error
+
+
+def test_a_dry_run_measures_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    assert tune.main([*SMALL, "--gpus", "2", "--max-time", "90s", "--dry-run", "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "Stage 1, calibration" in said
+    assert "Stage 2, proof" in said
+    assert "at most 1m 30s of measuring" in said
+    assert not out.exists()
