@@ -68,8 +68,8 @@ class Referee:
             while all(player.recv(1) == ASK for player in players):
                 for player in self._random.sample(players, 2):
                     player.sendall(GRANT)
-                    if player.recv(1) != DONE:
-                        break
+                    if player.recv(1) != DONE:  # it has left: closing the sockets frees the other
+                        return
                 self.turns += 1
 
     def close(self) -> None:

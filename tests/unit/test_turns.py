@@ -66,6 +66,24 @@ def test_a_side_that_leaves_frees_the_other(referee: Referee, tmp_path: Path) ->
     assert referee.turns <= 2
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_both_may_leave_whoever_is_asked_first(seed: int, tmp_path: Path) -> None:
+    made = Referee(tmp_path / "turns", seed=seed)
+    players = [Player(str(tmp_path / "turns")) for _ in range(2)]
+
+    def play(player: Player) -> None:
+        player.next_turn()
+        player.close()
+
+    sides = [threading.Thread(target=play, args=(player,), daemon=True) for player in players]
+    for side in sides:
+        side.start()
+    for side in sides:
+        side.join(timeout=10)
+        assert not side.is_alive()
+    made.close()
+
+
 def test_without_a_referee_every_turn_is_free() -> None:
     player = Player(None)
     player.next_turn()
