@@ -17,10 +17,8 @@ from bench.compare import METRICS, NOT_COMPARABLE, PASS, Gate, NotComparableErro
 from bench.errors import USAGE_EXIT_CODE, UsageError
 from bench.gate_input import GateRun, read_run
 from bench.interleave import checkout_of, measure_in_turns, sides_of
-from bench.launches import merged
+from bench.launches import DEFAULT_LAUNCHES, merged
 from bench.store import check_claimable
-
-DEFAULT_LAUNCHES = 3
 
 AUTO = "auto"
 

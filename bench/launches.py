@@ -19,6 +19,9 @@ from bench.aggregate import ByRound
 from bench.gate_input import GateCase, GateRun
 from bench.stats import Interval, median_interval, paired_ratio
 
+DEFAULT_LAUNCHES = 5
+"""Of a gate run, where nothing else is said."""
+
 LAUNCH = 1_000_000
 """Added to the rounds of every further launch, so that no two launches share a round."""
 

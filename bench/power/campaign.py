@@ -10,11 +10,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from bench.console import Console
+from bench.launches import DEFAULT_LAUNCHES
 from bench.power.rates import SLOW_DOWNS, Rate, rates, trials_of
 from bench.power.side import Step
 from bench.power.trials import Side, append, load, measure_launch
 
-LAUNCHES_PER_TRIAL = 3
 ROUNDS_PER_LAUNCH = 25
 THRESHOLD = 0.05
 STEP = Step(batch_size=4, steps=1)
@@ -27,7 +27,7 @@ def run(record: Path, *, num_trials: int, quiet: bool = False) -> list[Rate]:
     """
     console = Console(silent=quiet)
     done = len(load(record)) if record.exists() else 0
-    wanted = num_trials * LAUNCHES_PER_TRIAL
+    wanted = num_trials * DEFAULT_LAUNCHES
     begun = time.monotonic()
     try:
         for number in range(done + 1, wanted + 1):
@@ -46,14 +46,14 @@ def run(record: Path, *, num_trials: int, quiet: bool = False) -> list[Rate]:
             append(record, number, launches)
     finally:
         console.progress_done()
-    return rates(trials_of(load(record), LAUNCHES_PER_TRIAL), threshold=THRESHOLD)
+    return rates(trials_of(load(record), DEFAULT_LAUNCHES), threshold=THRESHOLD)
 
 
 def report(found: Sequence[Rate]) -> str:
     """The rates as a Markdown table, and what a trial is."""
     lines = [
         (
-            f"A trial is a gate of {LAUNCHES_PER_TRIAL} launches of {ROUNDS_PER_LAUNCH} rounds, threshold "
+            f"A trial is a gate of {DEFAULT_LAUNCHES} launches of {ROUNDS_PER_LAUNCH} rounds, threshold "
             f"{100 * THRESHOLD:g}%; {STEP.arch}, batch {STEP.batch_size}, {STEP.steps} step per block."
         ),
         "",
@@ -69,5 +69,5 @@ def report(found: Sequence[Rate]) -> str:
 
 def as_json(found: Sequence[Rate]) -> str:
     """The same for a program: slow-downs and rates as shares."""
-    setup = {"launches": LAUNCHES_PER_TRIAL, "rounds_per_launch": ROUNDS_PER_LAUNCH, "threshold": THRESHOLD}
+    setup = {"launches": DEFAULT_LAUNCHES, "rounds_per_launch": ROUNDS_PER_LAUNCH, "threshold": THRESHOLD}
     return json.dumps({**setup, "step": asdict(STEP), "rates": [asdict(rate) for rate in found]}, indent=2)

@@ -57,6 +57,16 @@ class Tuning:
 
     def run(self) -> Answer:
         """Tune; the answer, on every rank. Raises AgreedError where a stage or the search fails."""
+        try:
+            answer = self._run()
+        except AgreedError:
+            # Every rank comes here: they part in good order.
+            self._cluster.close()
+            raise
+        self._cluster.close()
+        return answer
+
+    def _run(self) -> Answer:
         name = self._request.out or default_folder(host=host_name(), name="tune")
         self.out = Path(self._cluster.from_first(str(name)))
         calibration = self._calibrated()
@@ -71,7 +81,6 @@ class Tuning:
         answer = self._agreed(lambda: answer_of(folder, candidates))
         if self._cluster.is_first:
             self._write(answer, folder)
-        self._cluster.close()
         return answer
 
     def _calibrated(self) -> Calibration:

@@ -9,6 +9,7 @@ import torch
 from scipy import stats
 
 from bench.errors import UsageError
+from bench.launches import DEFAULT_LAUNCHES
 from bench.power import campaign
 from bench.power.rates import SLOW_DOWNS, Launch, rates, regressed, trials_of
 from bench.power.side import Step, slowed
@@ -105,7 +106,7 @@ def test_the_table_names_every_rate() -> None:
 
 def test_a_finished_record_is_only_judged(tmp_path: Path) -> None:
     record = tmp_path / "power.csv"
-    for number in range(1, campaign.LAUNCHES_PER_TRIAL + 1):
+    for number in range(1, DEFAULT_LAUNCHES + 1):
         append(record, number, [launch(s, noise=0.02, seed=number) for s in (0.0, 0.10)])
     before = record.read_bytes()
     found = campaign.run(record, num_trials=1, quiet=True)
