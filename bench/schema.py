@@ -107,7 +107,7 @@ CASES: tuple[Column, ...] = IDENTITY + MEASURED
 
 BLOCKS: tuple[Column, ...] = (
     Column("case_id", "text", "the case, as in cases.csv"),
-    Column("phase", "text", "`warmup`, `timed`, `no_sync`, `comm`, `anatomy` or `trace`"),
+    Column("phase", "text", "`warmup`, `timed`, `no_sync`, `comm`, `anatomy`, `trace` or `calibration`"),
     Column("round", "int", "1, 2, ...; 0 for warm-up before the first round"),
     Column("position", "int", "place of the block in its round's random order, from 0"),
     Column("rank", "int", "global rank that took the times"),
