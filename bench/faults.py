@@ -54,12 +54,12 @@ def blame(exit_codes: Mapping[int, int], *, what: str, out_of_memory: bool) -> B
     who = f"rank {min(killed)}" if killed else "a rank"
     if out_of_memory and (not killed or signal.SIGKILL in killed.values()):
         return Blame("oom", f"{who} was killed by the kernel for want of host memory in {what}")
+    # Before killed ones: who leaves so has waited for long, and only then was the first rank killed.
+    if TIMEOUT_EXIT_CODE in exit_codes.values():
+        return Blame("timeout", f"rank 0 did not answer in {what}; stacks are on standard error")
     if killed:
         number = killed[min(killed)]
         return Blame("failed", f"{who} was killed by signal {number} ({_signal_name(number)}) in {what}")
-    late = [rank for rank, code in exit_codes.items() if code == TIMEOUT_EXIT_CODE]
-    if late:
-        return Blame("timeout", f"rank 0 did not answer in {what}; stacks are on standard error")
     if exit_codes.get(0) == -signal.SIGTERM or any(code == -signal.SIGTERM for code in exit_codes.values()):
         return Blame("failed", f"a rank was ended by signal 15 (SIGTERM) in {what}")
     return Blame("failed", f"a rank ended unexpectedly in {what}")

@@ -47,6 +47,9 @@ from bench.parsing import positive_int
 FAILURE_GRACE_S = 3.0
 """How long the other hosts may go on, to say what they have to say, once a host has failed."""
 
+LOST_GRACE_S = 20.0
+"""The same where a host is gone without a word: the first rank waits a little, then closes its books."""
+
 STOP_GRACE_S = 10.0
 """How long the job may wind up after Ctrl-C or SIGTERM; a second one ends it at once."""
 
@@ -182,8 +185,15 @@ def _wait(hosts: Sequence[subprocess.Popen[str]], deadline_s: float | None = Non
         if not ended:
             break
         for descriptor in ended:
-            codes.append(running.pop(descriptor).wait())
+            process = running.pop(descriptor)
+            codes.append(process.wait())
             os.close(descriptor)
+            if process.returncode < 0 and deadline_s is None:
+                gone = f"{labplan.host_name(hosts.index(process))} was killed by signal {-process.returncode}"
+                print(
+                    f"lab: {gone}; the others have {LOST_GRACE_S:g} s to close", file=sys.stderr, flush=True
+                )
+                deadline_s = time.monotonic() + LOST_GRACE_S
         if any(codes) and deadline_s is None:
             deadline_s = time.monotonic() + FAILURE_GRACE_S
     return codes

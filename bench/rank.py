@@ -152,7 +152,9 @@ class Rank:
                 if blame is not None and blame.status and index is not None:
                     print(blame_case(opened.recorder, index, blame), file=sys.stderr, flush=True)
                 if STARTED_ENV not in os.environ or (blame is not None and not blame.status):
-                    finish(opened.recorder.folder, "a rank was lost", lock=opened.lock)
+                    # A launcher that starts the ranks again goes on in the folder.
+                    close = finish_and_say if blame is None else finish
+                    close(opened.recorder.folder, "a rank was lost", lock=opened.lock)
         os._exit(RESTART_EXIT_CODE)
 
     def _stopped(self) -> None:

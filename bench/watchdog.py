@@ -21,6 +21,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import psutil
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch's stub forgets it
 
 from bench.cluster import RankInfo, host_name
@@ -103,6 +104,9 @@ class Watchdog:
         print(f"rank {self._rank}: {self._what} did not end\n{stacks()}", file=sys.stderr, flush=True)
         if self._rank == 0:
             self._on_loss(Blame("timeout", f"no end of {late['what']} within {late['limit_s']:g} s"))
+        with contextlib.suppress(psutil.Error):
+            if psutil.Process(self._infos[0].pid).status() == psutil.STATUS_STOPPED:
+                self._kill(0)
         os._exit(TIMEOUT_EXIT_CODE)
 
     def _store(self) -> TCPStore:
@@ -163,15 +167,18 @@ class Watchdog:
             time.sleep(0.05)
         for rank in missing:
             wheres[rank] = "gave no answer"
-            # A stopped process would hold the restart up: it does not hear the launcher's SIGTERM.
-            if self._infos[rank].host == host_name() and self._infos[rank].pid:
-                with contextlib.suppress(OSError):
-                    os.kill(self._infos[rank].pid, signal.SIGKILL)
+            self._kill(rank)
         where = ", ".join(f"rank {rank} {wheres[rank]}" for rank in sorted(wheres))
         return Blame(
             "timeout",
             f"no end of {alarm['what']} within {alarm['limit_s']:g} s: {where}; stacks are in logs/",
         )
+
+    def _kill(self, rank: int) -> None:
+        # A stopped process would hold the restart up: it does not hear the launcher's SIGTERM.
+        if self._infos[rank].host == host_name() and self._infos[rank].pid:
+            with contextlib.suppress(OSError):
+                os.kill(self._infos[rank].pid, signal.SIGKILL)
 
     def _log(self, rank: int, text: str) -> None:
         if self._folder is not None:

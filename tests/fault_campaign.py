@@ -26,6 +26,9 @@ SWEEP = (
     *("--modes", "ddp", "--gpus", "1,2", "--bucket-cap-mb", "default", "--rounds", "3", "--steps", "1"),
     *("--gradient-as-bucket-view", "off,on", "--sync-buffers", "on,off"),
 )
+ONE_DEVICE = (1, 2, 3, 4)
+"""Indices of the DDP cases of SWEEP on one device."""
+
 TWO_DEVICES = (5, 6, 7, 8)
 """Indices of the cases of SWEEP that both ranks train."""
 
@@ -45,6 +48,8 @@ class Deed:
     what: str = ""
     cases: Sequence[int] = ()
     nth: int = 1
+    after: str = ""
+    """A deed of an earlier attempt, without which this one waits."""
 
 
 def deed(kind: str, moment: str, act: str, argument: Any = None, **more: Any) -> Deed:
@@ -54,6 +59,7 @@ def deed(kind: str, moment: str, act: str, argument: Any = None, **more: Any) ->
         "before_first_block": {"what": "preparation"},
         "in_timed_block": {"what": "(timed)"},
         "in_no_sync_block": {"what": "(no_sync)"},
+        "in_anatomy_block": {"what": "(anatomy)"},
         "between_rounds": {"where": "between"},
         "while_writing": {"where": "write", "what": "round"},
     }[moment]

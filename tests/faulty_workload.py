@@ -22,6 +22,7 @@ OUT = Path(os.environ["FAULTS_OUT"])
 MARKERS = Path(os.environ["FAULTS_MARKERS"])
 DEEDS: list[dict[str, Any]] = json.loads(os.environ["FAULTS_DEEDS"])
 RANK = int(os.environ.get("RANK", "-1"))
+BORN_S = time.time()
 CLOCK = MARKERS / "clock_s"
 
 _seen: dict[str, list[Any]] = {deed["name"]: [] for deed in DEEDS}
@@ -53,6 +54,8 @@ def strike(where: str, content: bytes = b"", descriptor: int = -1) -> float | No
             continue
         if deed["cases"] and now.get("index") not in deed["cases"]:
             continue
+        if deed["after"] and not is_past(deed["after"]):
+            continue
         seen = _seen[deed["name"]]
         if where == "between" or not seen or seen[-1] != now:
             seen.append(now)
@@ -64,6 +67,11 @@ def strike(where: str, content: bytes = b"", descriptor: int = -1) -> float | No
             return written
         return act(deed)
     return None
+
+
+def is_past(name: str) -> bool:
+    """Whether a deed was done before this process began."""
+    return any(marker.stat().st_mtime < BORN_S for marker in MARKERS.glob(f"{name}.*.json"))
 
 
 def under_way() -> dict[str, Any]:

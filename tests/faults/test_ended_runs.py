@@ -13,11 +13,11 @@ from fault_campaign import Campaign, Deed, deed, lines
 MOMENTS = ("before_first_block", "in_timed_block", "between_rounds")
 
 
-def parent(kind: str, number: int, *more: str) -> list[Deed]:
-    return [deed(kind, moment, "signal parent", number) for moment in (*MOMENTS, *more)]
+def parent(kind: str, number: int) -> list[Deed]:
+    return [deed(kind, moment, "signal parent", number) for moment in MOMENTS]
 
 
-KILLED = parent("launcher_killed", signal.SIGKILL, "while_writing")
+KILLED = parent("launcher_killed", signal.SIGKILL)
 TERMINATED = parent("sigterm", signal.SIGTERM)
 INTERRUPTED = parent("sigint", signal.SIGINT)
 DAMAGED = [

@@ -10,13 +10,14 @@ import pandas as pd
 import pytest
 from fault_campaign import Campaign, Deed, deed
 
-MOMENTS = ("before_first_block", "in_timed_block", "between_rounds")
-FULL = [deed("disk_full", moment, "fill disk") for moment in (*MOMENTS, "while_writing")]
+FULL = [
+    deed("disk_full", moment, "fill disk")
+    for moment in ("before_first_block", "in_timed_block", "while_writing")
+]
 VANISHED = [
-    deed("folder_removed", "before_first_block", "remove folder"),
-    deed("folder_removed", "in_timed_block", "remove folder"),
-    deed("folder_renamed", "in_timed_block", "rename folder", "elsewhere"),
-    deed("folder_removed", "between_rounds", "remove folder"),
+    deed("folder_vanished", "before_first_block", "remove folder"),
+    deed("folder_vanished", "in_timed_block", "rename folder", "elsewhere"),
+    deed("folder_vanished", "between_rounds", "remove folder"),
 ]
 
 

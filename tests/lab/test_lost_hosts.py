@@ -81,6 +81,7 @@ def test_a_host_that_is_gone_ends_the_run_with_its_books_closed(campaign: Campai
     ended = campaign.look(run.returncode, error)
     assert ended.code != 0
     assert "Traceback" not in error
+    assert "lab: host2 was killed by signal 9" in error
     assert f"python -m bench.run --resume {campaign.out}" in error
     assert before <= ended.rows
     assert len(ended.cases) == 5

@@ -18,6 +18,7 @@ TERM, KILL, SEGV = -signal.SIGTERM, -signal.SIGKILL, -signal.SIGSEGV
         ({}, True, "oom", "a rank was killed by the kernel"),
         ({0: TERM, 1: SEGV}, True, "failed", "SIGSEGV"),
         ({0: TERM, 1: TIMEOUT_EXIT_CODE}, False, "timeout", "rank 0 did not answer"),
+        ({0: KILL, 1: TIMEOUT_EXIT_CODE}, False, "timeout", "rank 0 did not answer"),
         ({}, False, "failed", "a rank ended unexpectedly in round 3 (timed)"),
     ],
 )
