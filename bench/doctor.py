@@ -17,10 +17,10 @@ from rich.table import Table
 from rich.text import Text
 
 from bench.errors import USAGE_EXIT_CODE, UsageError
-from bench.escape import visible
 from bench.health import Finding, Machine, Status, diagnose, worst
 from bench.parsing import Parser, duration_s, positive_int
 from bench.readings import read_machine
+from bench.records.escape import visible
 
 BAD_EXIT_CODE = 1
 NOISE_SECONDS = "30s"
@@ -100,7 +100,8 @@ def _power(options: argparse.Namespace) -> int:
 
 def _noise(options: argparse.Namespace) -> int:
     # Torch takes seconds to import: only the command that trains pays for it.
-    from bench import noise_output, noise_run  # noqa: PLC0415
+    from bench.resolution import output as noise_output  # noqa: PLC0415
+    from bench.resolution import trials as noise_run  # noqa: PLC0415
 
     try:
         seconds = duration_s(options.seconds or NOISE_SECONDS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.escape import visible
+from bench.records.escape import visible
 
 USAGE_EXIT_CODE = 2
 """Exit status of a command that was asked for something it cannot do."""

@@ -12,13 +12,15 @@ from typing import NoReturn
 
 from rich.console import Console
 
-from bench import baseline, gate_output, parsing
-from bench.compare import METRICS, NOT_COMPARABLE, PASS, Gate, NotComparableError, compare
+from bench import parsing
 from bench.errors import USAGE_EXIT_CODE, UsageError
-from bench.gate_input import GateRun, read_run
-from bench.interleave import checkout_of, measure_in_turns, sides_of
-from bench.launches import DEFAULT_LAUNCHES, merged
-from bench.store import check_claimable
+from bench.gating import baseline
+from bench.gating import output as gate_output
+from bench.gating.compare import METRICS, NOT_COMPARABLE, PASS, Gate, NotComparableError, compare
+from bench.gating.interleave import checkout_of, measure_in_turns, sides_of
+from bench.gating.launches import DEFAULT_LAUNCHES, merged
+from bench.gating.runs import GateRun, read_run
+from bench.records.store import check_claimable
 
 AUTO = "auto"
 

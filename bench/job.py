@@ -11,20 +11,21 @@ from typing import Any
 
 import torch
 
-from bench import environment, plan, store
-from bench.cluster import from_first, host_name, is_rank, meet
+from bench import environment, plan
 from bench.console import format_s
 from bench.errors import UsageError
-from bench.faults import STARTED_ENV
-from bench.findings import devices
-from bench.journal import read
-from bench.launch import launch
-from bench.lock import FolderLock
 from bench.measure.probe import step_seconds
 from bench.plan import Machine, Planned
-from bench.resume import check_same, manifest_of, settings_of
-from bench.resume import is_complete as resume_is_complete
+from bench.ranks.cluster import from_first, host_name, is_rank, meet
+from bench.ranks.launch import launch
+from bench.records import store
+from bench.recovery.faults import STARTED_ENV
+from bench.recovery.journal import read
+from bench.recovery.lock import FolderLock
+from bench.recovery.resume import check_same, manifest_of, settings_of
+from bench.recovery.resume import is_complete as resume_is_complete
 from bench.settings import Settings, with_device_defaults
+from bench.verdict.findings import devices
 from models.data import check_folder
 from models.registry import default_image_size, load_workload, resnet_workload
 from models.workload import Workload

@@ -40,9 +40,9 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from bench import labplan, netns
 from bench.errors import USAGE_EXIT_CODE, UsageError
 from bench.parsing import positive_int
+from bench.virtual_hosts import labplan, netns
 
 FAILURE_GRACE_S = 3.0
 """How long the other hosts may go on, to say what they have to say, once a host has failed."""
@@ -160,7 +160,7 @@ def _start(
     """Start a host: host0 speaks for itself, the others to a pipe; the job follows on standard input."""
     first = job.host == 0
     process = subprocess.Popen(
-        network.host_command(job.host, [sys.executable, "-m", "bench.labhost"]),
+        network.host_command(job.host, [sys.executable, "-m", "bench.virtual_hosts.labhost"]),
         env=environment,
         stdin=subprocess.PIPE,
         stdout=None if first else subprocess.PIPE,

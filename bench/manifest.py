@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from bench import environment, plan
-from bench.cluster import RankInfo
 from bench.job import Job
+from bench.ranks.cluster import RankInfo
 from models.profile import profile_workload
 
 HOST_FACTS = ("cpu_model", "num_cores", "memory_gib", "gpus", "topology")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from bench.errors import UsageError
-from bench.escape import visible
+from bench.records.escape import visible
 
 T = TypeVar("T")
 

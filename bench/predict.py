@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from bench import parsing, predict_output
+from bench import parsing
 from bench.errors import USAGE_EXIT_CODE, UsageError
-from bench.predict_input import Source, read_network, read_source
+from bench.prediction import output as predict_output
+from bench.prediction.source import Source, read_network, read_source
+from bench.records.store import load_run
 from bench.scaling.breaks import curve
 from bench.scaling.calibration import check_same
 from bench.scaling.cost import CostCurve
@@ -22,7 +24,6 @@ from bench.scaling.predict import predict
 from bench.scaling.scenario import HALF_HOOKS, Scenario
 from bench.scaling.validate import HeldOut, held_out, model_error_pct
 from bench.settings import PRECISIONS
-from bench.store import load_run
 
 
 class _Parser(argparse.ArgumentParser):

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import USAGE_EXIT_CODE, UsageError, UserCodeError
-from bench.faults import INTERRUPTED_EXIT_CODE, STARTED_ENV, AgreedError
 from bench.parsing import Parser
+from bench.ranks.slurm import ranks_environment
+from bench.recovery.faults import INTERRUPTED_EXIT_CODE, STARTED_ENV, AgreedError
 from bench.settings import PRESETS, options_of, resolve
-from bench.slurm import ranks_environment
 
 
 def parser() -> Parser:
@@ -97,7 +97,7 @@ def _main(arguments: list[str], options: dict[str, Any], *, first: bool) -> int:
     if not job.is_rank():
         os.environ[STARTED_ENV] = str(began_s)
         return job.launch_here(prepared, arguments, resume=resume)
-    from bench.rank import Rank  # noqa: PLC0415
+    from bench.ranks.rank import Rank  # noqa: PLC0415
 
     try:
         return Rank(prepared, arguments, resume=resume, quiet=how["quiet"], as_json=how["json"]).run()

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from bench.console import print_cases
-from bench.stability import Caution
+from bench.verdict.stability import Caution
 
 
 def print_summary(

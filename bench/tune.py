@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.errors import USAGE_EXIT_CODE, UsageError, UserCodeError
-from bench.faults import INTERRUPTED_EXIT_CODE, RESTART_EXIT_CODE, STARTED_ENV, AgreedError
 from bench.parsing import Parser
+from bench.ranks.slurm import ranks_environment
+from bench.recovery.faults import INTERRUPTED_EXIT_CODE, RESTART_EXIT_CODE, STARTED_ENV, AgreedError
 from bench.settings import options_of
-from bench.slurm import ranks_environment
 
 if TYPE_CHECKING:
     from bench.job import Job
@@ -97,7 +97,7 @@ def _main(arguments: list[str], options: dict[str, Any]) -> int:
     os.environ.update(ranks_environment(os.environ))
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     # Torch takes seconds to import: the command line is refused before that.
-    from bench.cluster import PeerLostError, is_rank  # noqa: PLC0415
+    from bench.ranks.cluster import PeerLostError, is_rank  # noqa: PLC0415
     from bench.tuning.request import make_request  # noqa: PLC0415
 
     request, job = make_request(options, reuse=how["calibration"], accept=how["accept"])
@@ -126,8 +126,9 @@ def _main(arguments: list[str], options: dict[str, Any]) -> int:
 
 
 def _launch(request: Request, job: Job, arguments: Sequence[str]) -> int:
-    from bench import launch, store  # noqa: PLC0415
-    from bench.cluster import host_name  # noqa: PLC0415
+    from bench.ranks import launch  # noqa: PLC0415
+    from bench.ranks.cluster import host_name  # noqa: PLC0415
+    from bench.records import store  # noqa: PLC0415
     from bench.tuning.request import STAGES  # noqa: PLC0415
 
     out = request.out or store.default_folder(host=host_name(), name="tune")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from bench.errors import UsageError
-from bench.store import load_run, replace_file
+from bench.records.store import load_run, replace_file
 from report import figures, files, view
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.errors import UsageError
-from bench.store import replace_file
+from bench.records.store import replace_file
 from report import figures
 from report.build import build, drawings, load, write
 from report.markdown import markdown

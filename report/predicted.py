@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from bench.scaling.calibration import differences
 from bench.scaling.from_run import ddp_cases, identity
-from bench.wording import link_name
+from bench.verdict.wording import link_name
 from report.charts import device_ticks, marked, shown
 from report.model import MOST_RUNS, Chart, Column, Panel, Point, Section, Series, Table
 from report.numbers import Estimate, count, number, plural, quantity
@@ -16,9 +16,9 @@ from report.select import DDP_DEFAULTS, cap_label, estimate, text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from bench.records.store import RunData
     from bench.scaling.outlook import Line, Mark, Outlook
     from bench.stats import Interval
-    from bench.store import RunData
 
 _LOG_FROM = 16
 _NOTE = "Predicted by python -m bench.predict, not measured: a simulation of one step, fed by a calibration."

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from commands import ROOT, SMALL, bench_run
 
-from bench.store import RunData, load_run
+from bench.records.store import RunData, load_run
 
 Ranks = Callable[[str, int], list[Any]]
 

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from bench import bounded
 from bench.errors import UsageError
 from bench.measure.clock import make_clock
 from bench.measure.overlap import Span, overlap_pct
 from bench.measure.timed import BlockTimes, Trainer, run_block
+from bench.records import bounded
 from models.workload import Batch
 
 NCCL_KERNELS = ("ncclDevKernel", "ncclKernel")

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from bench.console import Console
-from bench.launches import DEFAULT_LAUNCHES
+from bench.gating.launches import DEFAULT_LAUNCHES
 from bench.power.rates import SLOW_DOWNS, Rate, rates, trials_of
 from bench.power.side import Step
 from bench.power.trials import Side, append, load, measure_launch

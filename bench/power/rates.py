@@ -1,4 +1,4 @@
-"""How often the gate fires, from recorded trials. Pure: every trial is judged by `bench.compare` itself."""
+"""How often the gate fires, from recorded trials. Pure: the gate's own `compare` judges every trial."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 
 from scipy import stats
 
-from bench.aggregate import ByRound
-from bench.compare import METRICS, REGRESSION, compare
-from bench.gate_input import GateCase, GateRun
-from bench.launches import merged
+from bench.gating.compare import METRICS, REGRESSION, compare
+from bench.gating.launches import merged
+from bench.gating.runs import GateCase, GateRun
+from bench.records.aggregate import ByRound
 
 SLOW_DOWNS = (0.0, 0.01, 0.02, 0.03, 0.05, 0.07, 0.10)
 """Injected, as shares of the step time; 0 is an A/A trial, in which any alarm is false."""

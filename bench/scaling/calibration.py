@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from bench import bounded
 from bench.errors import UsageError
+from bench.records import bounded
 
 CALIBRATION_VERSION = 1
 _MOST = 1e12

@@ -16,15 +16,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from bench.aggregate import step_ms_by_round
 from bench.errors import UsageError
+from bench.records.aggregate import step_ms_by_round
+from bench.records.store import RunData
 from bench.scaling.buckets import assign_cap, bucket_bytes
 from bench.scaling.calibration import AllReduceTimes, Calibration, Parameter, Samples
 from bench.scaling.cost import measured_curve
 from bench.scaling.from_run import allreduce_times, ddp_cases, identity, rank_steps
 from bench.scaling.timeline import Compute, Slowdown, make_work, simulate
 from bench.scaling.validate import held_out, model_error_pct
-from bench.store import RunData
 
 PHASE = "calibration"
 

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from bench.aggregate import step_ms_by_round
 from bench.errors import UsageError
+from bench.records.aggregate import step_ms_by_round
+from bench.records.store import RunData
 from bench.scaling.approximate import Shape, refined
 from bench.scaling.calibration import AllReduceTimes, Calibration, Identity, Parameter
 from bench.scaling.cost import measured_curve
 from bench.scaling.fit import RoundFit, fit
 from bench.scaling.timeline import Compute, make_work
-from bench.store import RunData
 
 
 def ddp_cases(run: RunData) -> list[dict[str, Any]]:

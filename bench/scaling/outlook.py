@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from bench import bounded
 from bench.errors import UsageError
+from bench.records import bounded
 from bench.scaling.breaks import Curve
 from bench.scaling.calibration import Identity
 from bench.scaling.predict import Prediction

@@ -9,12 +9,12 @@ from statistics import median
 import pandas as pd
 
 from bench.errors import UsageError
+from bench.records.store import RunData
 from bench.scaling.calibration import Calibration
 from bench.scaling.from_run import ddp_cases
 from bench.scaling.predict import predict
 from bench.scaling.scenario import HALF_HOOKS, Scenario
 from bench.stats import Interval
-from bench.store import RunData
 
 
 @dataclass(frozen=True)

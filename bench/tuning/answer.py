@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.aggregate import ByRound
+from bench.records.aggregate import ByRound
 from bench.stats import Interval, median_interval, paired_ratio
 from bench.tuning.candidates import KINDS, Candidate
 

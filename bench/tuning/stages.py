@@ -14,18 +14,18 @@ from typing import Any, TypeVar
 from torch.nn.parallel import DistributedDataParallel
 
 from bench import environment
-from bench.aggregate import ByRound, images_per_s_by_round
-from bench.cluster import Cluster, host_name
 from bench.console import Console
 from bench.errors import UsageError
-from bench.faults import RESTART_EXIT_CODE, AgreedError
 from bench.job import Job
-from bench.predict_input import CALIBRATION as CALIBRATION_FILE
-from bench.predict_input import load_calibration
-from bench.rank import Rank
+from bench.prediction.source import CALIBRATION as CALIBRATION_FILE
+from bench.prediction.source import load_calibration
+from bench.ranks.cluster import Cluster, host_name
+from bench.ranks.rank import Rank
+from bench.records.aggregate import ByRound, images_per_s_by_round
+from bench.records.store import default_folder, load_run, replace_file
+from bench.recovery.faults import RESTART_EXIT_CODE, AgreedError
 from bench.scaling.calibration import Calibration, Identity, check_same
 from bench.scaling.from_run import host_fingerprint
-from bench.store import default_folder, load_run, replace_file
 from bench.tuning.answer import Answer, decide
 from bench.tuning.candidates import Candidate, choose
 from bench.tuning.request import CALIBRATION, PROOF, Request, stage_job

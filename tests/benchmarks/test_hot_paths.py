@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.aggregate import Outcome, case_rows
 from bench.plan import Machine, Planned, expand
-from bench.schema import BLOCKS, typed_frame
+from bench.records.aggregate import Outcome, case_rows
+from bench.records.schema import BLOCKS, typed_frame
+from bench.records.store import RunWriter, claim
 from bench.settings import Settings, with_device_defaults
-from bench.store import RunWriter, claim
 from report import build
 
 MACHINE = Machine(device_type="cpu", devices_per_node=8)

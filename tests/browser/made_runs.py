@@ -10,11 +10,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from bench.aggregate import Outcome, allreduce_rows, bucket_rows, case_rows
 from bench.plan import BucketLayout, Case, Machine, Planned, expand
-from bench.schema import BLOCKS, SCHEMA_VERSION, typed_frame
+from bench.records.aggregate import Outcome, allreduce_rows, bucket_rows, case_rows
+from bench.records.schema import BLOCKS, SCHEMA_VERSION, typed_frame
+from bench.records.store import MANIFEST, RunWriter, replace_file
 from bench.settings import PRESETS, Settings, resolve
-from bench.store import MANIFEST, RunWriter, replace_file
 
 LAYOUTS = {
     "default": [2052000, 28852224, 15853824],

@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench import gate
-from bench.store import load_run
-from bench.tables import read_ledger
+from bench.records.store import load_run
+from bench.records.tables import read_ledger
 from report.__main__ import main as report
 from report.build import load
 

@@ -19,10 +19,11 @@ from fuzzing import (
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bench import doctor, gate, job, lab, netns, run
+from bench import doctor, gate, job, lab, run
 from bench.errors import UsageError
 from bench.gate import read_thresholds
 from bench.settings import options_of, resolve
+from bench.virtual_hosts import netns
 from report import __main__ as report_command
 
 NAMES = [setting.name for setting in options_of()]

@@ -7,8 +7,8 @@ from commands import ROOT, SMALL
 
 from bench.errors import UsageError
 from bench.gate import main
-from bench.interleave import checkout_of
-from bench.store import load_run
+from bench.gating.interleave import checkout_of
+from bench.records.store import load_run
 
 
 def test_two_sides_take_turns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

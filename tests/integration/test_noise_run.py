@@ -2,9 +2,9 @@
 
 import itertools
 
-from bench import noise_run
-from bench.noise import FEWEST_ROUNDS
 from bench.power.side import Step
+from bench.resolution import trials as noise_run
+from bench.resolution.noise import FEWEST_ROUNDS
 
 
 def test_equal_processes_train_in_turns() -> None:

@@ -16,8 +16,8 @@ import psutil
 import pytest
 from commands import ROOT, SMALL, bench_run
 
-from bench.schema import IDENTITY
-from bench.store import load_run
+from bench.records.schema import IDENTITY
+from bench.records.store import load_run
 
 SWEEP = (
     "--modes",

@@ -13,9 +13,9 @@ import pytest
 from commands import ROOT, SMALL
 
 from bench import predict, tune
-from bench.predict_input import load_calibration
+from bench.prediction.source import load_calibration
+from bench.records.store import load_run
 from bench.scaling.buckets import assign_cap, bucket_bytes
-from bench.store import load_run
 from models.registry import resnet_workload
 
 

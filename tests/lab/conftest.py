@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from real_lab import Lab
 
-from bench import netns
 from bench.errors import UsageError
+from bench.virtual_hosts import netns
 
 
 @pytest.fixture

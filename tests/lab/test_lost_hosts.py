@@ -15,8 +15,8 @@ import pytest
 from fault_campaign import SWEEP, Campaign, Deed, deed
 from real_lab import ROOT, eventually
 
-from bench import netns
 from bench.errors import UsageError
+from bench.virtual_hosts import netns
 
 pytestmark = pytest.mark.lab
 

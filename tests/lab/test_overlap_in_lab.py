@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from commands import ROOT
 
-from bench import netns
 from bench.errors import UsageError
-from bench.store import load_run
+from bench.records.store import load_run
+from bench.virtual_hosts import netns
 
 GRADIENT_BYTES = 46_758_048
 LINK_MS = GRADIENT_BYTES * 8 / 1e9 * 1000

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from commands import ROOT, SMALL
 
-from bench import netns
 from bench.errors import UsageError
-from bench.predict_input import load_calibration
+from bench.prediction.source import load_calibration
+from bench.virtual_hosts import netns
 
 RATE_BITS_PER_S = 200e6
 GRADIENT_BYTES = 1_080_424

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from bench.aggregate import Outcome, case_rows
-from bench.gate_input import GateCase, GateRun
+from bench.gating.runs import GateCase, GateRun
 from bench.plan import Machine, Planned, expand
-from bench.schema import BLOCKS, typed_frame
+from bench.records.aggregate import Outcome, case_rows
+from bench.records.schema import BLOCKS, typed_frame
+from bench.records.store import RunWriter, claim
 from bench.settings import Settings, with_device_defaults
-from bench.store import RunWriter, claim
 
 Steps = Mapping[tuple[str, int], Sequence[float]]
 

@@ -3,9 +3,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from bench.aggregate import Outcome, case_rows, step_ms_by_round
 from bench.plan import Machine, expand
-from bench.schema import BLOCKS, typed_frame
+from bench.records.aggregate import Outcome, case_rows, step_ms_by_round
+from bench.records.schema import BLOCKS, typed_frame
 from bench.settings import Settings, with_device_defaults
 
 SETTINGS = with_device_defaults(

@@ -10,10 +10,10 @@ import pytest
 from gate_runs import STEADY, write_run
 
 from bench import gate
-from bench.baseline import find, fingerprint, save
-from bench.compare import NotComparableError
 from bench.errors import UsageError
-from bench.store import load_run
+from bench.gating.baseline import find, fingerprint, save
+from bench.gating.compare import NotComparableError
+from bench.records.store import load_run
 
 CPU: dict[str, Any] = {
     "versions": {"torch": "2.15.0+cpu"},

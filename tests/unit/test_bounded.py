@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from bench import bounded, tables
 from bench.errors import UsageError
-from bench.store import RunWriter, claim, load_run
+from bench.records import bounded, tables
+from bench.records.store import RunWriter, claim, load_run
 
 
 def refused(path: Path, reading: object, **limits: int) -> str:

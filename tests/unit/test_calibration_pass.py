@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from bench.errors import UsageError
 from bench.plan import Case
+from bench.records.schema import ALLREDUCE, BLOCKS, BUCKETS, CASES, typed_frame
+from bench.records.store import RunData
 from bench.scaling.buckets import assign_cap, bucket_bytes
 from bench.scaling.cost import CostCurve
 from bench.scaling.from_pass import calibration_of, slowdowns
 from bench.scaling.timeline import Compute, Slowdown, Work, make_work, simulate
-from bench.schema import ALLREDUCE, BLOCKS, BUCKETS, CASES, typed_frame
-from bench.store import RunData
 
 SIZES = (2_000_000, 6_000_000, 12_000_000, 4_000_000)
 READY_MS = (20.0, 45.0, 70.0, 100.0)

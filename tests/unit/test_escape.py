@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.errors import UsageError
-from bench.escape import csv_cell, csv_text, markdown, visible
-from bench.schema import CASES, typed_frame
-from bench.store import RunWriter, claim, load_run
+from bench.records.escape import csv_cell, csv_text, markdown, visible
+from bench.records.schema import CASES, typed_frame
+from bench.records.store import RunWriter, claim, load_run
 
 HOSTILE = [
     "=cmd|'/C calc'!A0",

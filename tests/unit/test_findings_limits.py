@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from report_runs import Row, case, measured, run, timed
 
-from bench.findings import findings
+from bench.verdict.findings import findings
 
 
 def exposed(

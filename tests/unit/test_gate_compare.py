@@ -9,8 +9,8 @@ from gate_runs import MANIFEST, STEADY, Steps, failed, made_run, noisy
 from scipy.stats import binomtest
 
 from bench import stats
-from bench.compare import METRICS, Gate, NotComparableError, compare, judge
 from bench.errors import UsageError
+from bench.gating.compare import METRICS, Gate, NotComparableError, compare, judge
 from bench.stats import Interval
 
 FIVE = {metric.name: 0.05 for metric in METRICS}

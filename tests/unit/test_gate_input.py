@@ -9,7 +9,7 @@ import pytest
 from gate_runs import STEADY, plan, write_run
 
 from bench.gate import main, read_thresholds
-from bench.gate_input import read_run
+from bench.gating.runs import read_run
 
 
 def edit(name: str, change: Callable[[str], str]) -> Callable[[Path], None]:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from gate_runs import STEADY, failed, made_run, plan, write_run
 
-from bench import gate_output
-from bench.compare import METRICS, compare
 from bench.gate import main
+from bench.gating import output as gate_output
+from bench.gating.compare import METRICS, compare
 
 FIVE = {metric.name: 0.05 for metric in METRICS}
 SLOW = {**STEADY, ("ddp", 2): [ms * 1.25 for ms in STEADY["ddp", 2]]}

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from bench.errors import UsageError
-from bench.journal import JOURNAL, Journal, read
 from bench.plan import BucketLayout, Case, Planned
+from bench.recovery.journal import JOURNAL, Journal, read
 
 CASE = Case(
     mode="ddp",

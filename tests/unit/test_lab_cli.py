@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from bench import lab, labplan, netns
+from bench import lab
 from bench.errors import UsageError
+from bench.virtual_hosts import labplan, netns
 
 COMMAND = ["--", "python", "-m", "bench.run", "--rate", "x"]
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench import labplan
 from bench.errors import UsageError
-from bench.labplan import Link
+from bench.virtual_hosts import labplan
+from bench.virtual_hosts.labplan import Link
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,13 @@ import pandas as pd
 import pytest
 from gate_runs import STEADY, write_run
 
-from bench import tables
-from bench.aggregate import step_ms_by_round
 from bench.errors import UsageError
-from bench.gate_input import checked, read_run
-from bench.ledger import Ledger
-from bench.schema import BLOCKS, typed_frame
-from bench.store import RunWriter, load_run
+from bench.gating.runs import checked, read_run
+from bench.records import tables
+from bench.records.aggregate import step_ms_by_round
+from bench.records.ledger import Ledger
+from bench.records.schema import BLOCKS, typed_frame
+from bench.records.store import RunWriter, load_run
 
 RNG = np.random.default_rng(3)
 

@@ -9,12 +9,14 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from bench import doctor, noise_output, noise_run
-from bench.compare import FAMILY_CONFIDENCE, judge
-from bench.launches import LAUNCH, launch_ratio
-from bench.noise import FEWEST_ROUNDS, THRESHOLD, Noise, noise_of
+from bench import doctor
+from bench.gating.compare import FAMILY_CONFIDENCE, judge
+from bench.gating.launches import LAUNCH, launch_ratio
 from bench.power.rates import Launch
 from bench.power.side import Step
+from bench.resolution import output as noise_output
+from bench.resolution import trials as noise_run
+from bench.resolution.noise import FEWEST_ROUNDS, THRESHOLD, Noise, noise_of
 
 
 def launches(

@@ -9,7 +9,7 @@ import torch
 from scipy import stats
 
 from bench.errors import UsageError
-from bench.launches import DEFAULT_LAUNCHES
+from bench.gating.launches import DEFAULT_LAUNCHES
 from bench.power import campaign
 from bench.power.rates import SLOW_DOWNS, Launch, rates, regressed, trials_of
 from bench.power.side import Step, slowed

@@ -14,7 +14,7 @@ import pytest
 from commands import ROOT
 
 from bench import predict as command
-from bench.predict_input import read_source, save_calibration
+from bench.prediction.source import read_source, save_calibration
 from bench.scaling.networks import NETWORKS, network
 from bench.scaling.outlook import Outlook
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.repair import repair_allreduce, repair_blocks
-from bench.store import RunWriter
-from bench.tables import read_blocks
+from bench.records.store import RunWriter
+from bench.records.tables import read_blocks
+from bench.recovery.repair import repair_allreduce, repair_blocks
 
 RANKS = {"a": 1, "b": 3}
 
@@ -53,7 +53,7 @@ def test_a_cut_at_every_byte(tmp_path: Path) -> None:
 def test_zeros_after_a_power_loss_and_a_tail_longer_than_one_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bench.repair._TAIL_BYTES", 16)
+    monkeypatch.setattr("bench.recovery.repair._TAIL_BYTES", 16)
     whole = write(tmp_path, num_rounds=30)
     path = tmp_path / "blocks.csv"
     path.write_bytes(whole + b"\0" * 50)

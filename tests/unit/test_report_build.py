@@ -12,8 +12,8 @@ import pytest
 from report_runs import blocks, case, run, usual_cases
 
 from bench.errors import UsageError
-from bench.schema import CASES
-from bench.store import RunWriter
+from bench.records.schema import CASES
+from bench.records.store import RunWriter
 from report import build
 from report.__main__ import main
 from report.select import DDP_DEFAULTS

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from commands import ROOT
 
+from bench.records.store import load_run
 from bench.scaling.calibration import Identity
 from bench.scaling.outlook import Line, Mark, Outlook
 from bench.scaling.validate import HeldOut
 from bench.stats import Interval
-from bench.store import load_run
 from report import __main__ as command
 from report import figures
 from report.model import Chart, Series

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from report_runs import Row, case, run, usual_cases
 
-from bench.store import RunData
+from bench.records.store import RunData
 from report.build import render
 from report.markdown import markdown
 from report.model import MOST_RUNS, Chart, Page, Series

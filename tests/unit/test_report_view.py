@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from report_runs import case, run, usual_cases
 
-from bench.escape import visible
-from bench.findings import findings
+from bench.records.escape import visible
+from bench.verdict.findings import findings
 from report import caps, charts
 from report.model import Column, Panel, Point, RunView, Series, Table, Tick
 from report.select import DDP_DEFAULTS, workloads

@@ -3,7 +3,7 @@
 import pytest
 
 from bench.errors import UsageError
-from bench.slurm import hosts, ranks_environment, tasks_per_node
+from bench.ranks.slurm import hosts, ranks_environment, tasks_per_node
 
 STEP = {
     "SLURM_PROCID": "5",

@@ -7,10 +7,10 @@ import pandas as pd
 import pytest
 from gate_runs import block_rows, plan
 
-from bench.aggregate import Outcome, case_rows
-from bench.levels import two_levels
-from bench.schema import BLOCKS, typed_frame
-from bench.stability import Caution, cautions
+from bench.records.aggregate import Outcome, case_rows
+from bench.records.schema import BLOCKS, typed_frame
+from bench.verdict.levels import two_levels
+from bench.verdict.stability import Caution, cautions
 
 Noise = Callable[[np.random.Generator, int], np.ndarray]
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from bench.aggregate import ByRound
+from bench.records.aggregate import ByRound
 from bench.tuning.answer import Answer, decide
 from bench.tuning.candidates import Candidate
 from bench.tuning.wording import as_json, name, paste, rows, sentence

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.turns import Player, Referee
+from bench.gating.turns import Player, Referee
 
 
 @pytest.fixture

@@ -1,0 +1,1 @@
+"""What `bench.predict` reads and writes."""

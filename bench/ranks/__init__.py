@@ -1,0 +1,1 @@
+"""What every rank of a job runs, and how ranks are started and meet."""

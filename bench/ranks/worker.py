@@ -1,0 +1,284 @@
+"""What every rank runs: prepare every case, then rounds over all of them in random order.
+
+All ranks walk the same plan; rank 0 conducts, records and decides when to stop.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from bench.console import Console
+from bench.gating.turns import TURNS_ENV, Player
+from bench.job import Job
+from bench.measure.clock import make_clock
+from bench.measure.device import set_precision
+from bench.measure.timed import BlockTimes
+from bench.plan import Case, Planned, round_order
+from bench.ranks.cluster import Cluster, RankInfo
+from bench.ranks.curves import measure_curves
+from bench.ranks.prepare import LiveCase, Prepared, prepare
+from bench.ranks.proof import Prover
+from bench.ranks.visit import is_complete, phases, work_of
+from bench.records.recorder import Recorder
+from bench.recovery.faults import Blame
+from bench.recovery.opening import Past, blame_case
+from bench.recovery.piece import Pieces, Report, block_rows
+from bench.recovery.watchdog import Watchdog
+from models.workload import make_module
+
+MIN_ROUNDS_FOR_TARGET = 5
+"""Fewer rounds can agree by chance."""
+
+PREPARING_LIMIT_S = 600.0
+LEAST_LIMIT_S = 60.0
+PATIENCE = 20
+"""A block may take this many times what its steps took in the warm-up."""
+
+INTERLEAVED_LIMIT_S = 900.0
+"""Beside another run a block waits for its turn."""
+
+
+class Session:
+    """One rank's part of a run. `recorder` exists on rank 0 only."""
+
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        job: Job,
+        infos: Sequence[RankInfo],
+        recorder: Recorder | None,
+        console: Console,
+        watchdog: Watchdog,
+        past: Past,
+    ) -> None:
+        self._cluster = cluster
+        self._settings = job.settings
+        self._plan = job.plan
+        self._workload = job.workload
+        self._infos = infos
+        self._recorder = recorder
+        self._console = console
+        self._clock = make_clock(cluster.place.device)
+        self._past = past
+        self._pieces = Pieces(cluster, watchdog, recorder, past.elapsed_s)
+        self._extra_limit_s = INTERLEAVED_LIMIT_S if TURNS_ENV in os.environ else 0.0
+        self._live: list[LiveCase] = []
+        # Rank 0 takes the turn for all: the others wait for it at the next barrier.
+        self._player = Player(os.environ.get(TURNS_ENV) if cluster.is_first else None)
+        self.rounds = 0
+        self.stopped_because = ""
+
+    def run(self) -> None:
+        """Prepare, then measure until the rounds, the target or the time limit is reached."""
+        set_precision(self._settings.precision, self._cluster.place.device)
+        self._prepare_all()
+        self._drop_equal_layouts()
+        gc.collect()
+        gc.freeze()
+        if self._settings.allreduce_curve or self._settings.calibrate:
+            measure_curves(
+                self._live,
+                self._pieces,
+                self._cluster,
+                self._recorder,
+                done=self._past.curves,
+                limit_s=self._settings.case_timeout or PREPARING_LIMIT_S,
+            )
+        for round_index in range(1, self._past.last_round + 1):
+            self.rounds = round_index
+            self._round(round_index)
+        while self._live and not self._finished():
+            self.rounds += 1
+            self._round(self.rounds)
+        self.stopped_because = self.stopped_because or "no case is left to measure"
+        gc.unfreeze()
+        self._console.progress_done()
+        self._player.close()
+        for live in self._live:
+            live.close()
+
+    def _prepare_all(self) -> None:
+        torch.manual_seed(self._settings.seed)
+        wanted = self._wanted()
+        if not wanted:
+            return
+        self._pieces.idle()
+        prover = Prover(self._workload, make_module(self._workload), self._cluster.place, self._settings.seed)
+        for done, (index, planned) in enumerate(wanted):
+            case = planned.case
+            self._console.progress(f"preparing {case.case_id}", done, len(wanted), self._left_s())
+            in_ddp = case.mode == "ddp"
+            group = self._cluster.group(case.num_devices, case.backend) if in_ddp else None
+            live = LiveCase(index, case, group, planned.oversubscribed)
+            takes_part = self._cluster.rank < (case.num_devices if in_ddp else 1)
+
+            def work(live: LiveCase = live) -> Prepared:
+                return prepare(live, prover=prover, settings=self._settings, clock=self._clock)
+
+            limit_s = self._settings.case_timeout or PREPARING_LIMIT_S
+            self._player.next_turn()
+            started_s, reports = self._pieces.run(
+                index,
+                "its preparation",
+                work if takes_part else None,
+                limit_s=limit_s + self._extra_limit_s,
+            )
+            if self._keep(live, reports):
+                steps_ms = (ms for r in reports if r.value for ms in r.value.warmup.steps_ms)
+                live.longest_step_s = max(steps_ms) / 1000
+                self._live.append(live)
+                self._record_prepared(live, started_s, reports)
+
+    def _wanted(self) -> list[tuple[int, Planned]]:
+        """The cases that have something left to measure."""
+        return [
+            (i, p)
+            for i, p in enumerate(self._plan)
+            if p.skip_reason is None
+            and i not in self._past.dropped
+            and not is_complete(p, self._settings, self._past.measured)
+        ]
+
+    def _record_prepared(self, live: LiveCase, started_s: float, reports: Sequence[Report]) -> None:
+        if self._recorder is None:
+            return
+        found: list[tuple[int, Prepared]] = [(i, r.value) for i, r in enumerate(reports) if r.value]
+        facts: dict[str, Any] = {
+            "device_name": self._infos[0].device_name,
+            "link": self._infos[0].link,
+            "peak_mem_mib": max((p.peak_mem_mib for _, p in found if p.peak_mem_mib), default=None),
+        }
+        if live.layout is not None:
+            facts["num_buckets"] = len(live.layout.num_bytes)
+            facts["bucket_bytes"] = "/".join(str(size) for size in live.layout.num_bytes)
+        self._recorder.set_outcome(live.index, "ok", facts=facts)
+        self._recorder.set_layout(live.case.case_id, live.layout)
+        self._record(
+            live.case, "warmup", 0, len(self._live) - 1, started_s, [(i, p.warmup) for i, p in found]
+        )
+
+    def _drop_equal_layouts(self) -> None:
+        """Different caps can give one bucket layout: measure it once."""
+        seen: dict[tuple[Any, ...], str] = {}
+        live_indices = {live.index for live in self._live}
+        for index, sizes in (self._past.layouts or {}).items():
+            if index not in live_indices:
+                seen[_apart_from_cap(self._plan[index].case, sizes)] = self._plan[index].case.case_id
+        for live in list(self._live):
+            sizes = self._cluster.from_first(live.layout.num_bytes if live.layout is not None else None)
+            twin = seen.setdefault(_apart_from_cap(live.case, sizes), live.case.case_id)
+            if sizes is None or twin == live.case.case_id:
+                continue
+            live.close()
+            self._live.remove(live)
+            if self._recorder is not None:
+                self._recorder.set_outcome(
+                    live.index, "skipped", f"same bucket layout as {twin}; see its row"
+                )
+
+    def _round(self, round_index: int) -> None:
+        """Visit every case that lacks a block of this round, in the order that the seed gives."""
+        runnable = [i for i, p in enumerate(self._plan) if p.skip_reason is None]
+        order = round_order(len(runnable), seed=self._settings.seed, round_index=round_index)
+        by_index = {live.index: live for live in self._live}
+        visits = [by_index[runnable[i]] for i in order if runnable[i] in by_index]
+        missing = {live.index: self._missing(live, round_index) for live in visits}
+        if not any(missing.values()):
+            return
+        for position, live in enumerate(visits):
+            what = f"round {round_index} {live.case.case_id}"
+            self._console.progress(what, position, len(visits), self._left_s())
+            if missing[live.index]:
+                self._player.next_turn()
+                self._visit(live, round_index, position, missing[live.index])
+            if round_index > 1 and self._cluster.from_first(self._out_of_time()):
+                break
+        self._pieces.between()
+        if self._recorder is not None:
+            self._recorder.write()
+
+    def _missing(self, live: LiveCase, round_index: int) -> list[str]:
+        found = phases(
+            live.case, oversubscribed=live.oversubscribed, round_index=round_index, settings=self._settings
+        )
+        return [p for p in found if (live.case.case_id, p, round_index) not in self._past.measured]
+
+    def _visit(self, live: LiveCase, round_index: int, position: int, wanted: Sequence[str]) -> None:
+        usual_s = live.longest_step_s * max(self._settings.steps or 1, 4)
+        limit_s = self._settings.case_timeout or max(LEAST_LIMIT_S, PATIENCE * usual_s)
+        for phase in wanted:
+            started_s, reports = self._pieces.run(
+                live.index,
+                f"round {round_index} ({phase})",
+                work_of(phase, live, self._settings, self._cluster.place, self._clock),
+                limit_s=limit_s + self._extra_limit_s,
+            )
+            if not self._keep(live, reports):
+                self._live.remove(live)
+                return
+            times = [(rank, r.value) for rank, r in enumerate(reports) if r.value is not None]
+            self._record(live.case, phase, round_index, position, started_s, times)
+
+    def _keep(self, live: LiveCase, reports: Sequence[Report]) -> bool:
+        """Whether every rank fared well; otherwise the case ends here, on all of them."""
+        bad = next((r for r in reports if r.status != "ok"), None)
+        if bad is None:
+            return True
+        live.close()
+        if self._cluster.place.device.type == "cuda":
+            torch.cuda.empty_cache()
+        if self._recorder is not None:
+            self._console.note(blame_case(self._recorder, live.index, Blame(bad.status, bad.reason)))
+        return False
+
+    def _record(
+        self,
+        case: Case,
+        phase: str,
+        round_index: int,
+        position: int,
+        started_s: float,
+        times: Sequence[tuple[int, BlockTimes]],
+    ) -> None:
+        if self._recorder is None or (case.case_id, phase, round_index) in self._past.measured:
+            return
+        for rank, block in times:
+            if "trace" in block.detail:
+                self._recorder.add_trace(case.case_id, rank, block.detail["trace"])
+        found = [(self._infos[rank].host, rank, block) for rank, block in times]
+        self._recorder.add_block(block_rows(case.case_id, phase, round_index, position, started_s, found))
+
+    def _finished(self) -> bool:
+        reason = ""
+        if self._recorder is not None and self.rounds:
+            if self._settings.rounds is not None:
+                reason = "all rounds done" if self.rounds >= self._settings.rounds else ""
+            elif self.rounds >= MIN_ROUNDS_FOR_TARGET:
+                width = self._recorder.half_width()
+                reason = "precision target reached" if width <= self._settings.precision_target else ""
+            if not reason and self._out_of_time():
+                reason = "time limit reached"
+        self.stopped_because = self._cluster.from_first(reason)
+        return bool(self.stopped_because)
+
+    def _left_s(self) -> float | None:
+        """Seconds until the time limit; None without one."""
+        limit = self._settings.max_time
+        return None if limit is None else limit - self._pieces.elapsed_s()
+
+    def _out_of_time(self) -> bool:
+        left = self._left_s()
+        return left is not None and left <= 0
+
+
+def _apart_from_cap(case: Case, sizes: Sequence[int] | None) -> tuple[Any, ...]:
+    """Equal for cases that differ in nothing but the cap that led to the same buckets."""
+    settings = (v for k, v in asdict(case).items() if k != "bucket_cap_mb")
+    return (*settings, None if sizes is None else tuple(sizes))

@@ -1,0 +1,1 @@
+"""A run's folder: its tables, written, read and summed up."""

@@ -1,0 +1,201 @@
+"""Ends what does not end: a time limit on every piece of work, and alarms between the ranks.
+
+The ranks tell each other of trouble through the launcher's store, on threads that sleep until there is
+some: a main thread may sit in a collective that never returns. Rank 0 writes down what happened and ends; the
+launcher then starts all ranks again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psutil
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch's stub forgets it
+
+from bench.ranks.cluster import RankInfo, host_name
+from bench.recovery.faults import RESTART_EXIT_CODE, TIMEOUT_EXIT_CODE, Blame
+
+FOREVER = timedelta(days=20)
+ERROR_GRACE_S = 5.0
+"""How long the other ranks may take to come and hear of a rank's error before they count as stuck."""
+
+ANSWER_S = 3.0
+"""How long ranks have to send their stacks."""
+
+LAST_RESORT_S = 20.0
+
+OnLoss = Callable[[Blame], None]
+
+
+class Watchdog:
+    """One rank's guard. `token` names this attempt; on rank 0, `on_loss` writes down a blame and ends."""
+
+    def __init__(
+        self, *, token: str, infos: Sequence[RankInfo], rank: int, folder: Path | None, on_loss: OnLoss
+    ) -> None:
+        self._token = token
+        self._infos = infos
+        self._rank = rank
+        self._folder = folder
+        self._on_loss = on_loss
+        self._main = threading.get_ident()
+        self._changed = threading.Condition()
+        self._what = "starting up"
+        self._limit_s = self._deadline_s = self._wakes_s = float("inf")
+        self._piece = 0
+        self._closed = False
+        self._threads = [threading.Thread(target=t, daemon=True) for t in (self._watch, self._listen)]
+        for thread in self._threads:
+            thread.start()
+
+    def arm(self, what: str, limit_s: float) -> None:
+        """From now on `what` is under way, for at most `limit_s` seconds; microseconds."""
+        self._piece += 1
+        self._what, self._limit_s = what, limit_s
+        self._deadline_s = time.monotonic() + limit_s
+        if self._deadline_s < self._wakes_s:
+            with self._changed:
+                self._changed.notify()
+
+    def tell(self, status: str, reason: str) -> None:
+        """Tell rank 0 of an error of this rank; it waits a little, for the others may have it too."""
+        blame = {"kind": "error", "piece": self._piece, "status": status, "reason": reason}
+        with contextlib.suppress(RuntimeError):
+            self._send(blame)
+
+    def close(self) -> None:
+        """Stop watching; every rank calls it at the end."""
+        self._closed = True
+        with self._changed:
+            self._changed.notify()
+        if self._rank == 0:
+            with contextlib.suppress(RuntimeError):
+                self._send({"kind": "close"})
+        for thread in self._threads:
+            thread.join(ANSWER_S)
+
+    def _watch(self) -> None:
+        with self._changed:
+            while not self._closed:
+                left_s = self._deadline_s - time.monotonic()
+                if left_s <= 0:
+                    break
+                self._wakes_s = self._deadline_s
+                self._changed.wait(min(left_s, threading.TIMEOUT_MAX))
+            else:
+                return
+        late = {"kind": "timeout", "what": self._what, "limit_s": self._limit_s}
+        with contextlib.suppress(RuntimeError):
+            self._send(late)
+        time.sleep(LAST_RESORT_S)
+        # Nobody has ended us: rank 0 hangs, or the store is gone.
+        print(f"rank {self._rank}: {self._what} did not end\n{stacks()}", file=sys.stderr, flush=True)
+        if self._rank == 0:
+            self._on_loss(Blame("timeout", f"no end of {late['what']} within {late['limit_s']:g} s"))
+        with contextlib.suppress(psutil.Error):
+            if psutil.Process(self._infos[0].pid).status() == psutil.STATUS_STOPPED:
+                self._kill(0)
+        os._exit(TIMEOUT_EXIT_CODE)
+
+    def _store(self) -> TCPStore:
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=LAST_RESORT_S))
+
+    def _key(self, name: str) -> str:
+        return f"bench/{self._token}/{name}"
+
+    def _send(self, alarm: dict[str, Any]) -> None:
+        store = self._store()
+        number = store.add(self._key("alarms"), 1)
+        store.set(self._key(f"alarm{number}"), json.dumps({"rank": self._rank, **alarm}))
+
+    def _listen(self) -> None:
+        try:
+            store = self._store()
+            number = 1
+            while True:
+                key = self._key(f"alarm{number}")
+                store.wait([key], FOREVER)
+                alarm = json.loads(store.get(key))
+                if alarm["kind"] == "close":
+                    return
+                self._handle(alarm, store)
+                number += 1
+        except RuntimeError:
+            if self._closed:
+                return
+            if self._rank == 0:
+                self._on_loss(Blame("", "the launcher is gone"))
+            # A rank that computes on would notice nothing before its next collective.
+            time.sleep(LAST_RESORT_S)
+            os._exit(RESTART_EXIT_CODE)
+
+    def _handle(self, alarm: dict[str, Any], store: TCPStore) -> None:
+        if alarm["kind"] == "timeout":
+            store.set(self._key(f"stacks{self._rank}"), json.dumps([self._where(), stacks()]))
+            if self._rank == 0:
+                self._on_loss(self._timed_out(alarm, store))
+        elif self._rank == 0:
+            deadline_s = time.monotonic() + ERROR_GRACE_S
+            while self._piece <= alarm["piece"]:
+                if time.monotonic() > deadline_s:
+                    self._on_loss(Blame(alarm["status"], f"{alarm['reason']} (rank {alarm['rank']})"))
+                time.sleep(0.1)
+
+    def _timed_out(self, alarm: dict[str, Any], store: TCPStore) -> Blame:
+        """Collect the stacks of the ranks that answer, kill those that do not, and say where each was."""
+        missing, wheres = set(range(len(self._infos))), dict[int, str]()
+        deadline_s = time.monotonic() + ANSWER_S
+        while missing and time.monotonic() < deadline_s:
+            for rank in sorted(missing):
+                if store.check([self._key(f"stacks{rank}")]):
+                    wheres[rank], text = json.loads(store.get(self._key(f"stacks{rank}")))
+                    self._log(rank, text)
+                    missing.discard(rank)
+            time.sleep(0.05)
+        for rank in missing:
+            wheres[rank] = "gave no answer"
+            self._kill(rank)
+        where = ", ".join(f"rank {rank} {wheres[rank]}" for rank in sorted(wheres))
+        return Blame(
+            "timeout",
+            f"no end of {alarm['what']} within {alarm['limit_s']:g} s: {where}; stacks are in logs/",
+        )
+
+    def _kill(self, rank: int) -> None:
+        # A stopped process would hold the restart up: it does not hear the launcher's SIGTERM.
+        if self._infos[rank].host == host_name() and self._infos[rank].pid:
+            with contextlib.suppress(OSError):
+                os.kill(self._infos[rank].pid, signal.SIGKILL)
+
+    def _log(self, rank: int, text: str) -> None:
+        if self._folder is not None:
+            with contextlib.suppress(OSError):
+                (self._folder / "logs").mkdir(exist_ok=True)
+                (self._folder / "logs" / f"rank{rank}.txt").write_text(text, encoding="utf-8")
+
+    def _where(self) -> str:
+        frame = sys._current_frames().get(self._main)  # noqa: SLF001 - documented, though underscored
+        if frame is None:
+            return "has no main thread"
+        return f"in {frame.f_code.co_name} ({Path(frame.f_code.co_filename).name}:{frame.f_lineno})"
+
+
+def stacks() -> str:
+    """The Python stack of every thread of this process."""
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        return file.read()

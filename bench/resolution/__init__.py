@@ -1,0 +1,1 @@
+"""What a machine's noise lets a gate resolve."""

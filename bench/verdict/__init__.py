@@ -1,0 +1,1 @@
+"""What a run found, in sentences, and how far to trust it."""
