@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -174,11 +175,17 @@ def _validated(options: argparse.Namespace, source: Source) -> list[HeldOut]:
         run = load_run(options.run)
         return held_out(source.calibration, run, fitted=source.fitted)
     run = load_run(options.validate)
-    cases = ddp_cases(run)
-    if cases:
-        check_same(source.calibration.identity, identity(run, cases[0]), accept=options.accept)
+    calibrated = source.calibration.identity
+    network = None
+    if cases := ddp_cases(run):
+        found = identity(run, cases[0])
+        if found.link != calibrated.link and found.link is not None:
+            # Another rate is what a prediction is for; everything else has to agree.
+            network = read_network(f"link:{found.link}")[0]
+            found = replace(found, link=calibrated.link)
+        check_same(calibrated, found, accept=options.accept)
     same = options.validate.resolve() == options.run.resolve()
-    return held_out(source.calibration, run, fitted=source.fitted if same else None)
+    return held_out(source.calibration, run, fitted=source.fitted if same else None, network=network)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from bench.errors import UsageError
 from bench.records.store import RunData
 from bench.scaling.calibration import Calibration
 from bench.scaling.from_run import ddp_cases
+from bench.scaling.networks import Network
 from bench.scaling.predict import predict
 from bench.scaling.scenario import HALF_HOOKS, Scenario
 from bench.stats import Interval
@@ -34,8 +35,12 @@ class HeldOut:
         return 100 * (self.predicted_ms.estimate / self.measured_ms - 1)
 
 
-def held_out(calibration: Calibration, run: RunData, *, fitted: str | None) -> list[HeldOut]:
+def held_out(
+    calibration: Calibration, run: RunData, *, fitted: str | None, network: Network | None = None
+) -> list[HeldOut]:
     """Every measured DDP case of `run` but `fitted` that a scenario can describe, predicted.
+
+    `network` joins the nodes of `run` where it is another than the calibration's.
 
     Raises UsageError where none is left.
     """
@@ -45,6 +50,7 @@ def held_out(calibration: Calibration, run: RunData, *, fitted: str | None) -> l
             continue
         scenario = Scenario(
             num_devices=int(row["num_devices"]),
+            network=network,
             bucket_cap_mb=str(row["bucket_cap_mb"]),
             batch_per_device=int(row["batch_per_device"]),
             comm_hook=str(row["comm_hook"]),

@@ -256,3 +256,19 @@ def test_mistakes_are_one_line(
     said = capsys.readouterr().err
     assert message in said
     assert said.count("\n") == 1
+
+
+def test_another_rate_is_predicted_not_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    slower = tmp_path / "slower"
+    shutil.copytree(SAMPLE, slower)
+    for name in ("manifest.json", "cases.csv"):
+        text = (slower / name).read_text(encoding="utf-8")
+        assert "1gbit" in text
+        (slower / name).write_text(text.replace("1gbit", "200mbit"), encoding="utf-8")
+    assert command.main([str(SAMPLE), "--validate", str(slower), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["validation"]
+    assert found
+    for case in found:
+        predicted_ms = case["predicted_ms"]["estimate"]
+        # 46.8 MB of gradients over one link at a fifth of the rate take 1.5 s longer, hidden by nothing.
+        assert case["measured_ms"] + 1200 < predicted_ms < case["measured_ms"] + 1800
