@@ -16,8 +16,9 @@ from bench.console import format_s
 from bench.errors import UsageError
 from bench.measure.probe import step_seconds
 from bench.plan import Machine, Planned
-from bench.ranks.cluster import from_first, host_name, is_rank, meet
+from bench.ranks.cluster import from_first, host_name, meet
 from bench.ranks.launch import launch
+from bench.ranks.process import is_rank
 from bench.records import store
 from bench.recovery.faults import STARTED_ENV
 from bench.recovery.journal import read
@@ -110,8 +111,8 @@ def is_complete(folder: Path) -> bool:
     return from_first(mine) if is_rank() else bool(mine)
 
 
-def launch_here(job: Job, arguments: Sequence[str], *, resume: Path | None) -> int:
-    """Start the ranks on this machine; their exit code."""
+def launch_here(job: Job, arguments: Sequence[str], *, resume: Path | None, began_s: float) -> int:
+    """Start the ranks on this machine; their exit code. `began_s`: when the command began, monotonic."""
     settings = job.settings
     given = list(arguments)
     if resume is None:
@@ -126,7 +127,13 @@ def launch_here(job: Job, arguments: Sequence[str], *, resume: Path | None) -> i
         now = {"plan_hash": plan.plan_hash(job.plan), "versions": environment.versions()}
         check_same(out, manifest_of(out), now | {"environment": environment.machine(host_name())})
         FolderLock(out).release()
-    return launch(given, folder=out, num_ranks=plan.world_size(job.plan), device_type=job.machine.device_type)
+    return launch(
+        given,
+        folder=out,
+        num_ranks=plan.world_size(job.plan),
+        device_type=job.machine.device_type,
+        began_s=began_s,
+    )
 
 
 def _workload(settings: Settings) -> Workload:
@@ -163,4 +170,4 @@ def _check_precision(settings: Settings) -> None:
         raise UsageError("--backend nccl needs CUDA devices; use gloo on a CPU")
 
 
-__all__ = ["Job", "is_complete", "is_rank", "launch_here", "prepare", "print_plan", "resumed_settings"]
+__all__ = ["Job", "is_complete", "launch_here", "prepare", "print_plan", "resumed_settings"]

@@ -13,8 +13,9 @@ from typing import Any
 
 from bench.errors import USAGE_EXIT_CODE, UsageError, UserCodeError
 from bench.parsing import Parser
+from bench.ranks.process import is_rank, leave
 from bench.ranks.slurm import ranks_environment
-from bench.recovery.faults import INTERRUPTED_EXIT_CODE, STARTED_ENV, AgreedError
+from bench.recovery.faults import INTERRUPTED_EXIT_CODE, AgreedError
 from bench.settings import PRESETS, options_of, resolve
 
 
@@ -94,9 +95,8 @@ def _main(arguments: list[str], options: dict[str, Any], *, first: bool) -> int:
     if how["dry_run"]:
         job.print_plan(prepared)
         return 0
-    if not job.is_rank():
-        os.environ[STARTED_ENV] = str(began_s)
-        return job.launch_here(prepared, arguments, resume=resume)
+    if not is_rank():
+        return job.launch_here(prepared, arguments, resume=resume, began_s=began_s)
     from bench.ranks.rank import Rank  # noqa: PLC0415
 
     try:
@@ -110,4 +110,4 @@ def _main(arguments: list[str], options: dict[str, Any], *, first: bool) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from bench.errors import USAGE_EXIT_CODE, UsageError, UserCodeError
 from bench.parsing import Parser
+from bench.ranks.process import is_rank, leave
 from bench.ranks.slurm import ranks_environment
-from bench.recovery.faults import INTERRUPTED_EXIT_CODE, RESTART_EXIT_CODE, STARTED_ENV, AgreedError
+from bench.recovery.faults import INTERRUPTED_EXIT_CODE, RESTART_EXIT_CODE, AgreedError
 from bench.settings import options_of
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def _main(arguments: list[str], options: dict[str, Any]) -> int:
     os.environ.update(ranks_environment(os.environ))
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     # Torch takes seconds to import: the command line is refused before that.
-    from bench.ranks.cluster import PeerLostError, is_rank  # noqa: PLC0415
+    from bench.ranks.cluster import PeerLostError  # noqa: PLC0415
     from bench.tuning.request import make_request  # noqa: PLC0415
 
     request, job = make_request(options, reuse=how["calibration"], accept=how["accept"])
@@ -105,8 +106,7 @@ def _main(arguments: list[str], options: dict[str, Any]) -> int:
         _show_plan(request, job)
         return 0
     if not is_rank():
-        os.environ[STARTED_ENV] = str(began_s)
-        return _launch(request, job, arguments)
+        return _launch(request, job, arguments, began_s=began_s)
     from bench.tuning.stages import Tuning  # noqa: PLC0415
 
     try:
@@ -125,7 +125,7 @@ def _main(arguments: list[str], options: dict[str, Any]) -> int:
     return 0
 
 
-def _launch(request: Request, job: Job, arguments: Sequence[str]) -> int:
+def _launch(request: Request, job: Job, arguments: Sequence[str], *, began_s: float) -> int:
     from bench.ranks import launch  # noqa: PLC0415
     from bench.ranks.cluster import host_name  # noqa: PLC0415
     from bench.records import store  # noqa: PLC0415
@@ -138,6 +138,7 @@ def _launch(request: Request, job: Job, arguments: Sequence[str]) -> int:
         folder=out,
         num_ranks=request.num_devices,
         device_type=job.machine.device_type,
+        began_s=began_s,
         module="bench.tune",
         parts=STAGES,
     )
@@ -161,4 +162,4 @@ def _show_plan(request: Request, job: Job) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -26,6 +26,11 @@ def report(value):
     pathlib.Path(sys.argv[1], f"{os.environ['RANK']}.json").write_text(json.dumps(value))
 """
 
+EPILOGUE = """
+from bench.ranks.process import leave
+leave(0)
+"""
+
 
 @pytest.fixture
 def ranks(tmp_path: Path) -> Ranks:
@@ -33,7 +38,7 @@ def ranks(tmp_path: Path) -> Ranks:
 
     def run(script: str, num_ranks: int) -> list[Any]:
         path = tmp_path / "script.py"
-        path.write_text(PROLOGUE + textwrap.dedent(script), encoding="utf-8")
+        path.write_text(PROLOGUE + textwrap.dedent(script) + EPILOGUE, encoding="utf-8")
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
         done = subprocess.run(
             [*command, str(num_ranks), str(path), str(tmp_path)],

@@ -39,11 +39,6 @@ class PeerLostError(RuntimeError):
     """Another rank has gone; its own end tells why."""
 
 
-def is_rank() -> bool:
-    """Whether this process was started as a rank: by bench.run itself, torchrun or srun."""
-    return "TORCHELASTIC_RUN_ID" in os.environ and "RANK" in os.environ
-
-
 def meet() -> None:
     """Join the other ranks, once. Raises UsageError for a port that is taken or ranks that do not come."""
     if dist.is_initialized():

@@ -8,7 +8,8 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -32,37 +33,31 @@ def launch(
     folder: Path,
     num_ranks: int,
     device_type: str,
+    began_s: float,
     module: str = "bench.run",
     parts: Sequence[str] = ("",),
 ) -> int:
     """Run `python -m module arguments` as `num_ranks` ranks that write to `folder`; the exit code.
 
+    `began_s` is when the command began, on the monotonic clock, for the first rank to count start-up from.
     `parts` are the results folders within it, where it is not one itself.
     Ranks that died start again and go on; the books are closed here where no rank could.
     """
-    # The agent's own account of a failure repeats what the rank has said already.
-    logging.disable(logging.ERROR)
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    # A store whose other end has gone would tell of it in forty lines of C++.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    os.environ.pop(FAILURE_ENV, None)
-    if device_type == "cpu":
-        # Otherwise DataParallel would find the GPUs of this machine.
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=num_ranks,
-        run_id=uuid.uuid4().hex,
-        rdzv_backend=use_loopback(),
-        local_addr="localhost",
-        max_restarts=0,
-        monitor_interval=0.1,
-    )
     folders = [folder / part for part in parts]
     before = {number: signal.signal(number, _interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        code, why = _attempts(config, ["-m", module, *arguments], folders)
+        with _environment(device_type, began_s):
+            config = LaunchConfig(
+                min_nodes=1,
+                max_nodes=1,
+                nproc_per_node=num_ranks,
+                run_id=uuid.uuid4().hex,
+                rdzv_backend=use_loopback(),
+                local_addr="localhost",
+                max_restarts=0,
+                monitor_interval=0.1,
+            )
+            code, why = _attempts(config, ["-m", module, *arguments], folders)
     except (SignalException, KeyboardInterrupt):
         code, why = INTERRUPTED_EXIT_CODE, "interrupted"
     try:
@@ -75,6 +70,28 @@ def launch(
         for number, handler in before.items():
             signal.signal(number, handler)
     return code
+
+
+@contextmanager
+def _environment(device_type: str, began_s: float) -> Iterator[None]:
+    """What the ranks inherit from this process, which is itself again afterwards."""
+    before, level = dict(os.environ), logging.root.manager.disable
+    # The agent's own account of a failure repeats what the rank has said already.
+    logging.disable(logging.ERROR)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # A store whose other end has gone would tell of it in forty lines of C++.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    os.environ.pop(FAILURE_ENV, None)
+    os.environ[STARTED_ENV] = str(began_s)
+    if device_type == "cpu":
+        # Otherwise DataParallel would find the GPUs of this machine.
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    try:
+        yield
+    finally:
+        logging.disable(level)
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def _attempts(config: LaunchConfig, arguments: Sequence[str], folders: Sequence[Path]) -> tuple[int, str]:
