@@ -15,7 +15,7 @@ import pynvml
 import torch
 
 PACKAGES = ("torch", "torchvision", "numpy", "pandas", "scipy", "matplotlib")
-ENV_PREFIXES = ("NCCL_", "GLOO_", "OMP_", "MKL_", "CUDA_", "TORCH_", "BENCH_", "KMP_")
+ENV_PREFIXES = ("NCCL_", "GLOO_", "OMP_", "MKL_", "CUDA_", "TORCH_", "BENCH_", "KMP_", "GLIBC_", "MALLOC_")
 GIT_TIMEOUT_S = 10
 
 

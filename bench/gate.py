@@ -6,13 +6,15 @@ import argparse
 import contextlib
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from rich.console import Console
+from rich.console import Console as RichConsole
 
 from bench import parsing
+from bench.console import Console
 from bench.errors import USAGE_EXIT_CODE, UsageError
 from bench.gating import baseline
 from bench.gating import output as gate_output
@@ -200,8 +202,13 @@ def _measured(options: argparse.Namespace, arguments: Sequence[str]) -> tuple[Ga
             check_claimable(options.out)
             folder = options.out
         sides = sides_of(stack.enter_context(checkout_of(options.interleave)), options.python)
-        launches = []
+        console = Console(silent=options.quiet)
+        stack.callback(console.progress_done)
+        begun, launches = time.monotonic(), []
         for number in range(1, num_launches + 1):
+            done = number - 1
+            left_s = (time.monotonic() - begun) / done * (num_launches - done) if done else None
+            console.progress("launch of baseline and candidate in turns", done, num_launches, left_s)
             place = folder / f"launch{number}"
             launches.append([read_run(out) for out in measure_in_turns(sides, arguments, place, seed=number)])
         first, second = (merged(runs) for runs in zip(*launches, strict=True))
@@ -212,7 +219,7 @@ def _print(gate: Gate, *, on_cpu: bool) -> None:
     for line in gate_output.conditions(gate):
         print(line)
     if gate.comparisons:
-        Console(file=sys.stdout, width=None if sys.stdout.isatty() else PIPED_WIDTH).print(
+        RichConsole(file=sys.stdout, width=None if sys.stdout.isatty() else PIPED_WIDTH).print(
             gate_output.table(gate)
         )
     for line in gate_output.notes(gate, on_cpu=on_cpu):

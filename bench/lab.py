@@ -42,6 +42,7 @@ from typing import NoReturn
 
 from bench.errors import USAGE_EXIT_CODE, UsageError
 from bench.parsing import positive_int
+from bench.ranks.process import steady_memory
 from bench.virtual_hosts import labplan, netns
 
 FAILURE_GRACE_S = 3.0
@@ -131,6 +132,7 @@ def run(settings: Settings) -> int:
                 host, settings.num_hosts, settings.ranks_per_host, run_id, settings.module_arguments
             )
             environment = os.environ | labplan.host_environment(host, settings.link, gpus[host])
+            environment |= {} if gpus[host] else steady_memory(environment)
             with _pinned(cores[host]):
                 hosts.append(_start(network, job, environment))
         for host, process in enumerate(hosts[1:], start=1):

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from bench.errors import UsageError
 from bench.gating.turns import TURNS_ENV, Referee
+from bench.ranks.process import steady_memory
 
 GIT_TIMEOUT_S = 60
 
@@ -45,7 +46,7 @@ def measure_in_turns(
             subprocess.Popen(
                 [side.python, "-m", "bench.run", *arguments, "--quiet", "--out", str(out.absolute())],
                 cwd=side.checkout,
-                env={**os.environ, TURNS_ENV: str(path)},
+                env={**os.environ, **steady_memory(os.environ), TURNS_ENV: str(path)},
                 stdin=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 text=True,

@@ -1,9 +1,9 @@
 """Several launches of an interleaved comparison as one: every launch starts both sides anew. Pure.
 
-Where a process happens to find its memory makes it a percent or a few faster or slower for as long as it
-lives (Kalibera and Jones, "Rigorous benchmarking in reasonable time", 2013, measure the same for other
-programs), so rounds of one launch agree with each other better than with those of the next. A comparison
-of two processes would call that a change.
+The memory that a process happens to get makes it a percent or so faster or slower for as long as it lives,
+and several percent without huge pages (bench/ranks/process.py; Kalibera and Jones, "Rigorous benchmarking in
+reasonable time", 2013, measure the same for other programs), so rounds of one launch agree with each other
+better than with those of the next. A comparison of two processes would call that a change.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bench.gating.runs import GateCase, GateRun
 from bench.records.aggregate import ByRound
 from bench.stats import Interval, median_interval, paired_ratio
 
-DEFAULT_LAUNCHES = 5
+DEFAULT_LAUNCHES = 3
 """Of a gate run, where nothing else is said."""
 
 LAUNCH = 1_000_000

@@ -33,12 +33,13 @@ rank, so a sweep of 20 cases on 8 ranks writes 1.6 GiB."""
 
 
 def host_findings(machine: Machine) -> list[Finding]:
-    """Lines about memory, swap, /dev/shm, results disk and thread settings."""
+    """Lines about memory, swap, huge pages, /dev/shm, results disk and thread settings."""
     memory = machine.memory
     return [
         free_memory(machine),
         pressure(memory),
         swap(memory),
+        *([] if machine.num_gpus else [huge_pages(memory)]),
         shared_memory(machine),
         disk(machine.disk),
         threads(machine),
@@ -88,6 +89,21 @@ def swap(memory: Memory) -> Finding:
     if memory.total_bytes and memory.swap_used_bytes >= SWAP_CAUTION_SHARE * memory.total_bytes:
         return Finding("swap", "caution", text, advice)
     return Finding("swap", "ok", text)
+
+
+def huge_pages(memory: Memory) -> Finding:
+    """Whether ranks on CPU cores get memory that makes every launch equally fast."""
+    name = "huge pages"
+    if memory.huge_pages is None:
+        return unknown(name)
+    if memory.huge_pages == "never":
+        return Finding(
+            name,
+            "caution",
+            "never: launches of one program differ by percents, by the pages each gets",
+            "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled, as root",
+        )
+    return Finding(name, "ok", f"{memory.huge_pages}: bench.run's ranks on CPU cores use them")
 
 
 def shared_memory(machine: Machine) -> Finding:

@@ -45,7 +45,10 @@ class Cpu:
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Host memory; `limit_bytes` is the container's, `pressure_pct` the share of time some task stalled."""
+    """Host memory; `limit_bytes` is the container's, `pressure_pct` the share of time some task stalled.
+
+    `huge_pages` is when the kernel lends transparent ones: always, madvise or never.
+    """
 
     total_bytes: int | None = None
     available_bytes: int | None = None
@@ -55,6 +58,7 @@ class Memory:
     pressure_pct: float | None = None
     shm_total_bytes: int | None = None
     shm_free_bytes: int | None = None
+    huge_pages: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

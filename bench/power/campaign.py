@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from bench.console import Console
 from bench.gating.launches import DEFAULT_LAUNCHES
-from bench.power.rates import SLOW_DOWNS, Rate, rates, trials_of
+from bench.power.rates import EVERY_TRIAL, IN_TURN, Rate, rates, trials_of
 from bench.power.side import Step
 from bench.power.trials import Side, append, load, measure_launch
 
-ROUNDS_PER_LAUNCH = 25
+ROUNDS_PER_LAUNCH = 40
 THRESHOLD = 0.05
 STEP = Step(batch_size=4, steps=1)
 
@@ -30,23 +29,43 @@ def run(record: Path, *, num_trials: int, quiet: bool = False) -> list[Rate]:
     wanted = num_trials * DEFAULT_LAUNCHES
     begun = time.monotonic()
     try:
-        for number in range(done + 1, wanted + 1):
+        for number, sides in enumerate(_pairs(wanted - done), start=done + 1):
             took_s = (time.monotonic() - begun) / max(number - 1 - done, 1)
             left_s = took_s * (wanted - number + 1) if number > done + 1 else None
-            console.progress(f"power trials, launch {number} of {wanted}", number - 1, wanted, left_s)
-            with contextlib.ExitStack() as opened:
-                sides = [opened.enter_context(contextlib.closing(Side(STEP))) for _ in range(2)]
-                launches = measure_launch(
-                    sides[:: 1 if number % 2 else -1],
-                    STEP,
-                    slow_downs=SLOW_DOWNS,
-                    num_rounds=ROUNDS_PER_LAUNCH,
-                    seed=number,
-                )
+            console.progress("power trials, launch", number - 1, wanted, left_s)
+            trial = (number - 1) // DEFAULT_LAUNCHES
+            launches = measure_launch(
+                sides[:: 1 if number % 2 else -1],
+                STEP,
+                slow_downs=(*EVERY_TRIAL, IN_TURN[trial % len(IN_TURN)]),
+                num_rounds=ROUNDS_PER_LAUNCH,
+                seed=number,
+            )
             append(record, number, launches)
     finally:
         console.progress_done()
     return rates(trials_of(load(record), DEFAULT_LAUNCHES), threshold=THRESHOLD)
+
+
+def _pairs(count: int) -> Iterator[list[Side]]:
+    """Pairs of fresh processes; the next pair starts up, on another core, while this one is measured."""
+    upcoming: list[Side] = []
+    try:
+        for left in range(count, 0, -1):
+            now, upcoming = upcoming or _pair(), []
+            upcoming = _pair() if left > 1 else []
+            try:
+                yield now
+            finally:
+                for side in now:
+                    side.close()
+    finally:
+        for side in upcoming:
+            side.close()
+
+
+def _pair() -> list[Side]:
+    return [Side(STEP), Side(STEP)]
 
 
 def report(found: Sequence[Rate]) -> str:

@@ -13,8 +13,11 @@ from bench.gating.launches import merged
 from bench.gating.runs import GateCase, GateRun
 from bench.records.aggregate import ByRound
 
-SLOW_DOWNS = (0.0, 0.01, 0.02, 0.03, 0.05, 0.07, 0.10)
-"""Injected, as shares of the step time; 0 is an A/A trial, in which any alarm is false."""
+EVERY_TRIAL = (0.0, 0.07, 0.10)
+"""Injected in every trial, as shares of the step time; 0 is an A/A trial, in which any alarm is false."""
+
+IN_TURN = (0.01, 0.02, 0.03, 0.05)
+"""One of these comes with them, another in every trial: a hundred trials of each would take twice as long."""
 
 
 @dataclass(frozen=True, kw_only=True)

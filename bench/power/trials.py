@@ -17,6 +17,7 @@ from pathlib import Path
 from bench.errors import UsageError
 from bench.power.rates import Launch
 from bench.power.side import Step, command
+from bench.ranks.process import steady_memory
 
 COLUMNS = ("launch", "slow_down_pct", "round", "baseline_ms", "candidate_ms")
 
@@ -31,7 +32,7 @@ class Side:
             stdout=subprocess.PIPE,
             text=True,
             bufsize=1,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", **steady_memory(os.environ)},
         )
 
     def warm_up(self) -> None:

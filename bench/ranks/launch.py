@@ -19,6 +19,7 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from bench.ranks.agent import run_ranks
 from bench.ranks.loopback import use_loopback
+from bench.ranks.process import steady_memory
 from bench.recovery.faults import FAILURE_ENV, INTERRUPTED_EXIT_CODE, STARTED_ENV, blame, is_restartable
 from bench.recovery.finish import STOPPED_BY_ERROR, finish_and_say, finish_quietly
 from bench.recovery.journal import JOURNAL, read
@@ -86,6 +87,7 @@ def _environment(device_type: str, began_s: float) -> Iterator[None]:
     if device_type == "cpu":
         # Otherwise DataParallel would find the GPUs of this machine.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        os.environ.update(steady_memory(os.environ))
     try:
         yield
     finally:

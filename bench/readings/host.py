@@ -138,6 +138,7 @@ def read_memory(root: Path) -> Memory:
     now = attempt(psutil.virtual_memory)
     shm = attempt(lambda: shutil.disk_usage(root / "dev/shm"))
     stalls = re.search(r"^some avg10=([0-9.]+)", files.text(root / "proc/pressure/memory") or "")
+    pages = re.search(r"\[(\w+)\]", files.text(root / "sys/kernel/mm/transparent_hugepage/enabled") or "")
     return Memory(
         total_bytes=None if now is None else int(now.total),
         available_bytes=None if now is None else int(now.available),
@@ -145,6 +146,7 @@ def read_memory(root: Path) -> Memory:
         pressure_pct=float(stalls[1]) if stalls else None,
         shm_total_bytes=None if shm is None else shm.total,
         shm_free_bytes=None if shm is None else shm.free,
+        huge_pages=pages[1] if pages else None,
     )
 
 

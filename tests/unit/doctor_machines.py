@@ -90,6 +90,7 @@ def h100_box() -> Machine:
             pressure_pct=0.0,
             shm_total_bytes=1024 * GIB,
             shm_free_bytes=1024 * GIB,
+            huge_pages="madvise",
         ),
         disk=Disk(path="results", free_bytes=900 * GIB, writable=True),
         network=Network(

@@ -146,6 +146,12 @@ def test_memory_swap_and_stalls() -> None:
     assert line(memory(laptop(), swap_used_bytes=2**20, swapped_in_bytes=4096), "swap").status == "bad"
 
 
+@pytest.mark.parametrize(("pages", "status"), [("never", "caution"), ("madvise", "ok"), (None, "unknown")])
+def test_huge_pages_are_for_ranks_on_cores(pages: str | None, status: str) -> None:
+    assert line(memory(laptop(), huge_pages=pages), "huge pages").status == status
+    assert "huge pages" not in {found.name for found in diagnose(memory(h100_box(), huge_pages=pages))}
+
+
 def test_shared_memory_holds_the_batches_in_flight_of_every_device() -> None:
     batches = 8 * 2 * 2 * 64 * 3 * 224 * 224 * 4  # GPUs x workers x prefetched x images x float32
     assert line(memory(h100_box(), shm_free_bytes=batches + 1), "shared memory").status == "ok"

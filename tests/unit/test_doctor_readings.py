@@ -79,6 +79,7 @@ def test_cores_of_another_machine(tmp_path: Path) -> None:
         "proc/cpuinfo": "processor : 0\nflags\t\t: fpu hypervisor",
         "proc/sys/kernel/numa_balancing": "1",
         "proc/pressure/memory": "some avg10=6.50 avg60=0.00 avg300=0.00 total=1",
+        "sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never",
         "sys/devices/system/node/node0/cpulist": "0-1",
         "sys/devices/system/node/node1/cpulist": "2-3",
         "sys/devices/system/node/node2/cpulist": "",
@@ -92,6 +93,7 @@ def test_cores_of_another_machine(tmp_path: Path) -> None:
         NumaNode(number=1, num_cores=2, num_allowed=1),
     )
     assert read_memory(tmp_path).pressure_pct == 6.5
+    assert read_memory(tmp_path).huge_pages == "madvise"
 
 
 def test_a_machine_without_any_file_is_unknown(tmp_path: Path) -> None:
@@ -100,6 +102,7 @@ def test_a_machine_without_any_file_is_unknown(tmp_path: Path) -> None:
     assert set(hidden) == {None}
     memory = read_memory(tmp_path)
     assert (memory.pressure_pct, memory.shm_free_bytes, memory.limit_bytes) == (None, None, None)
+    assert memory.huge_pages is None
     assert memory.total_bytes == psutil.virtual_memory().total
 
 

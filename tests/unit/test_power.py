@@ -11,7 +11,7 @@ from scipy import stats
 from bench.errors import UsageError
 from bench.gating.launches import DEFAULT_LAUNCHES
 from bench.power import campaign
-from bench.power.rates import SLOW_DOWNS, Launch, rates, regressed, trials_of
+from bench.power.rates import EVERY_TRIAL, Launch, rates, regressed, trials_of
 from bench.power.side import Step, slowed
 from bench.power.trials import Side, append, load, measure_launch
 
@@ -48,13 +48,13 @@ def test_rates_have_exact_intervals() -> None:
 
 def test_launches_come_back_from_their_file(tmp_path: Path) -> None:
     path = tmp_path / "power.csv"
-    first = [launch(s, noise=0.1, seed=1) for s in SLOW_DOWNS]
+    first = [launch(s, noise=0.1, seed=1) for s in EVERY_TRIAL]
     append(path, 1, first)
     append(path, 2, first[:1])
     back = load(path)
-    assert [len(of_launch) for of_launch in back] == [len(SLOW_DOWNS), 1]
-    assert back[0][3].slow_down == pytest.approx(SLOW_DOWNS[3])
-    assert back[0][3].candidate_ms == pytest.approx(first[3].candidate_ms, abs=1e-5)
+    assert [len(of_launch) for of_launch in back] == [len(EVERY_TRIAL), 1]
+    assert back[0][2].slow_down == pytest.approx(EVERY_TRIAL[2])
+    assert back[0][2].candidate_ms == pytest.approx(first[3].candidate_ms, abs=1e-5)
 
 
 @pytest.mark.parametrize("content", ["", "a,b\n1,2\n", "launch,slow_down_pct,round,baseline_ms\n1,x,1,2\n"])
@@ -87,11 +87,11 @@ def test_a_real_launch_measures_every_slow_down() -> None:
     step = Step(batch_size=2, steps=1)
     sides = [Side(step), Side(step)]
     try:
-        launches = measure_launch(sides, step, slow_downs=SLOW_DOWNS, num_rounds=2, seed=0)
+        launches = measure_launch(sides, step, slow_downs=EVERY_TRIAL, num_rounds=2, seed=0)
     finally:
         for side in sides:
             side.close()
-    assert tuple(one.slow_down for one in launches) == SLOW_DOWNS
+    assert tuple(one.slow_down for one in launches) == EVERY_TRIAL
     for one in launches:
         assert set(one.baseline_ms) == set(one.candidate_ms) == {1, 2}
         assert min(*one.baseline_ms.values(), *one.candidate_ms.values()) > 0

@@ -1,0 +1,55 @@
+"""How ranks on CPU cores get their memory; the notation of GLIBC_TUNABLES is the glibc manual's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.ranks.process import steady_memory
+
+ALLOCATE = """
+import re, torch
+held = [torch.ones(2**18) for _ in range(64)]
+rollup = open("/proc/self/smaps_rollup").read()
+print(re.search(r"AnonHugePages: +([0-9]+) kB", rollup)[1])
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "added"),
+    [
+        ({}, {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}),
+        (
+            {"GLIBC_TUNABLES": "glibc.malloc.check=3"},
+            {"GLIBC_TUNABLES": "glibc.malloc.check=3:glibc.malloc.hugetlb=1"},
+        ),
+        ({"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}, {}),
+    ],
+)
+def test_settings_of_the_users_own_stay(given: dict[str, str], added: dict[str, str]) -> None:
+    assert steady_memory(given) == added
+
+
+def test_the_kernel_lends_huge_pages() -> None:
+    setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    lends = setting.exists() and "[never]" not in setting.read_text()
+    if not lends or tuple(map(int, os.confstr("CS_GNU_LIBC_VERSION").split()[1].split("."))) < (2, 35):
+        pytest.skip("this kernel lends no huge pages, or malloc cannot ask for them")
+    plain = {k: v for k, v in os.environ.items() if k != "GLIBC_TUNABLES"}
+    huge_kib = [
+        int(
+            subprocess.run(
+                [sys.executable, "-c", ALLOCATE],
+                env=plain | more,
+                capture_output=True,
+                text=True,
+                check=True,
+            ).stdout
+        )
+        for more in ({}, steady_memory({}))
+    ]
+    assert huge_kib[1] >= huge_kib[0] + 32 * 1024, "of 64 MiB in tensors of 1 MiB"
