@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from bench.scaling.calibration import differences
 from bench.scaling.from_run import ddp_cases, identity
+from bench.scaling.validate import beside
 from bench.verdict.wording import link_name
 from report.charts import device_ticks, marked, shown
 from report.model import MOST_RUNS, Chart, Column, Panel, Point, Section, Series, Table
@@ -206,7 +207,8 @@ def _validation(outlook: Outlook) -> Table | None:
     )
     sizes = [abs(case.error_pct) for case in outlook.validation]
     below = f"Median error {number(median(sizes), 2)}%, worst {number(max(sizes), 2)}%, without signs."
-    return Table("Error of the predictions", _CHECKED_NOTE, _CHECKED, rows, below=(below,))
+    more = tuple(filter(None, [beside(outlook.validation)]))
+    return Table("Error of the predictions", _CHECKED_NOTE, _CHECKED, rows, below=(below, *more))
 
 
 def _shown(value: Interval, unit: str, factor: float = 1.0) -> str:

@@ -21,7 +21,7 @@ from bench.scaling.breaks import RULE, Curve, sentence
 from bench.scaling.lost import SHARING
 from bench.scaling.outlook import Outlook, line
 from bench.scaling.predict import Prediction
-from bench.scaling.validate import HeldOut, median_error_pct, model_error_pct
+from bench.scaling.validate import HeldOut, beside, median_error_pct, model_error_pct
 from bench.stats import Interval
 
 Asked = Sequence[Sequence[Prediction]]
@@ -141,6 +141,8 @@ def show_validation(cases: Sequence[HeldOut]) -> None:
             case.case_id, f"{case.measured_ms:.4g}", _shown(case.predicted_ms), f"{case.error_pct:+.1f}"
         )
     _print(table)
+    if text := beside(cases):
+        print(text)
 
 
 def notes(

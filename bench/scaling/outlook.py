@@ -154,16 +154,21 @@ def _mark(data: Mapping[str, Any]) -> Mark:
 
 
 def _held_out(data: Mapping[str, Any]) -> HeldOut:
-    measured_ms = float(data["measured_ms"])
-    if not 0 < measured_ms < math.inf:
-        raise ValueError(f"a case measured at {measured_ms} ms")
     return HeldOut(
         case_id=str(data["case_id"]),
         num_devices=int(data["num_devices"]),
         bucket_cap_mb=str(data["bucket_cap_mb"]),
-        measured_ms=measured_ms,
+        measured_ms=_positive(data["measured_ms"]),
         predicted_ms=_interval(data["predicted_ms"]),
+        naive_ms={str(rule): _positive(ms) for rule, ms in data.get("naive_ms", {}).items()},
     )
+
+
+def _positive(value: object) -> float:
+    found = float(str(value))
+    if not 0 < found < math.inf:
+        raise ValueError(f"a step of {found} ms")
+    return found
 
 
 def _interval(data: Mapping[str, Any]) -> Interval:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median
 
 import pandas as pd
@@ -12,6 +12,7 @@ from bench.errors import UsageError
 from bench.records.store import RunData
 from bench.scaling.calibration import Calibration
 from bench.scaling.from_run import ddp_cases
+from bench.scaling.naive import naive_ms
 from bench.scaling.networks import Network
 from bench.scaling.predict import predict
 from bench.scaling.scenario import HALF_HOOKS, Scenario
@@ -28,11 +29,17 @@ class HeldOut:
     measured_ms: float
     """Global batch over images per second."""
     predicted_ms: Interval
+    naive_ms: Mapping[str, float] = field(default_factory=dict)
+    """What rules of thumb say, by name (bench/scaling/naive.py)."""
 
     @property
     def error_pct(self) -> float:
         """Predicted over measured, less 1, percent."""
         return 100 * (self.predicted_ms.estimate / self.measured_ms - 1)
+
+    def naive_error_pct(self, rule: str) -> float:
+        """The same of a rule of thumb."""
+        return 100 * (self.naive_ms[rule] / self.measured_ms - 1)
 
 
 def held_out(
@@ -45,6 +52,7 @@ def held_out(
     Raises UsageError where none is left.
     """
     found = []
+    calibrated = predict(calibration, Scenario(num_devices=calibration.num_ranks), resamples=0)
     for row in ddp_cases(run):
         if row["case_id"] == fitted or row["comm_hook"] not in ("none", *HALF_HOOKS) or row["sync_batchnorm"]:
             continue
@@ -65,6 +73,7 @@ def held_out(
                 scenario.bucket_cap_mb,
                 float(row["global_batch"]) * 1000 / float(row["images_per_s"]),
                 predict(calibration, scenario).step_ms,
+                naive_ms(calibration, scenario, calibrated_ms=calibrated.step_ms.estimate),
             )
         )
     if not found:
@@ -82,3 +91,10 @@ def model_error_pct(cases: Sequence[HeldOut]) -> float:
 def median_error_pct(cases: Sequence[HeldOut]) -> float:
     """The median of the errors' sizes, percent."""
     return float(median(abs(case.error_pct) for case in cases))
+
+
+def beside(cases: Sequence[HeldOut]) -> str:
+    """What rules of thumb err on the same cases, as a sentence; empty where none was asked."""
+    errors = {rule: [abs(c.naive_error_pct(rule)) for c in cases] for rule in cases[0].naive_ms}
+    said = [f"{rule} {median(sizes):.0f}% and {max(sizes):.0f}%" for rule, sizes in errors.items()]
+    return f"Rules of thumb on the same cases, median and largest: {', '.join(said)}." if said else ""

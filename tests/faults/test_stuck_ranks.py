@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import pandas as pd
 import pytest
@@ -23,16 +24,26 @@ ALONE = [
 
 
 @pytest.fixture(scope="module")
-def campaign(tmp_path_factory: pytest.TempPathFactory) -> Campaign:
-    made = Campaign(tmp_path_factory.mktemp("stuck"))
-    made.start(*STOPPED, more=("--case-timeout", str(TIMEOUT_S)))
-    made.start(*ALONE, more=("--case-timeout", "120"))
-    made.start()
+def campaigns(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Campaign]:
+    """Both at once: ranks that are stopped cost time, but no core."""
+    made = {name: Campaign(tmp_path_factory.mktemp(name)) for name in ("stopped", "alone")}
+
+    def run(name: str, deeds: list[Deed], timeout_s: int) -> None:
+        made[name].start(*deeds, more=("--case-timeout", str(timeout_s)))
+        made[name].start()
+
+    with ThreadPoolExecutor() as pool:
+        futures = pool.submit(run, "stopped", STOPPED, TIMEOUT_S), pool.submit(run, "alone", ALONE, 120)
+        for future in futures:
+            future.result()
     return made
 
 
 @pytest.mark.parametrize("fault", STOPPED, ids=lambda fault: fault.name)
-def test_a_stopped_rank_is_ended(campaign: Campaign, undisturbed: pd.DataFrame, fault: Deed) -> None:
+def test_a_stopped_rank_is_ended(
+    campaigns: dict[str, Campaign], undisturbed: pd.DataFrame, fault: Deed
+) -> None:
+    campaign = campaigns["stopped"]
     ended = campaign.check(fault.name, undisturbed)
     assert ended.code == 0, ended.error
     status, reason = campaign.blamed(fault.name, undisturbed)
@@ -46,7 +57,10 @@ def test_a_stopped_rank_is_ended(campaign: Campaign, undisturbed: pd.DataFrame, 
 
 
 @pytest.mark.parametrize("fault", ALONE, ids=lambda fault: fault.name)
-def test_an_exception_on_one_rank(campaign: Campaign, undisturbed: pd.DataFrame, fault: Deed) -> None:
+def test_an_exception_on_one_rank(
+    campaigns: dict[str, Campaign], undisturbed: pd.DataFrame, fault: Deed
+) -> None:
+    campaign = campaigns["alone"]
     ended = campaign.check(fault.name, undisturbed)
     assert ended.code == 0, ended.error
     status, reason = campaign.blamed(fault.name, undisturbed)

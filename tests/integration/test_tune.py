@@ -101,6 +101,25 @@ def test_a_calibration_of_something_else_is_refused_with_the_difference(tuned: A
     assert "--accept" in error[0]
 
 
+@pytest.mark.parametrize("more", [(), ("--batch-size", "4", "--accept")])
+def test_a_calibration_is_used_again(tuned: Any, tmp_path: Path, more: tuple[str, ...]) -> None:
+    calibrated, first = tuned
+    out = tmp_path / "out"
+    how = ("--rounds", "2", "--steps", "2", "--json", "--out", str(out))
+    done = bench_tune("--calibration", str(calibrated / "calibration"), *more, *how)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert not (out / "calibration").exists(), "nothing is calibrated again"
+    cases = load_run(out / "proof").cases
+    assert (cases["status"] == "ok").all()
+    assert set(cases["batch_per_device"]) == {4 if more else 8}
+    again = json.loads(done.stdout)
+    assert again["candidates"][0]["bucket_cap_mb"] == "default"
+    predicted = {c["bucket_cap_mb"]: c["predicted_ms"] for c in first["candidates"] if c["predicted_ms"]}
+    shared = [c for c in again["candidates"] if c["bucket_cap_mb"] in predicted]
+    assert shared
+    assert all(c["predicted_ms"] == pytest.approx(predicted[c["bucket_cap_mb"]]) for c in shared)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

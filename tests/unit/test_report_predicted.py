@@ -133,7 +133,7 @@ def test_the_document_survives_its_file_and_is_drawn_on_the_page(tmp_path: Path)
         ("[]", "holds no predictions"),
         (json.dumps({**json.loads(made().to_json()), "schema_version": 9}), "schema 9"),
         (made().to_json().replace('"broken_at": 32', '"broken_at": 33'), "breaks where it has none"),
-        (made().to_json().replace('"measured_ms": 100.0', '"measured_ms": 0'), "measured at 0.0 ms"),
+        (made().to_json().replace('"measured_ms": 100.0', '"measured_ms": 0'), "a step of 0.0 ms"),
     ],
 )
 def test_a_file_of_something_else_is_refused(
