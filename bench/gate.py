@@ -18,9 +18,10 @@ from bench.console import Console
 from bench.errors import USAGE_EXIT_CODE, UsageError
 from bench.gating import baseline
 from bench.gating import output as gate_output
-from bench.gating.compare import METRICS, NOT_COMPARABLE, PASS, Gate, NotComparableError, compare
+from bench.gating.compare import NOT_COMPARABLE, PASS, Gate, NotComparableError, compare
 from bench.gating.interleave import checkout_of, measure_in_turns, sides_of
 from bench.gating.launches import DEFAULT_LAUNCHES, merged
+from bench.gating.metrics import METRICS
 from bench.gating.runs import GateRun, read_run
 from bench.records.store import check_claimable
 

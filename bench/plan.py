@@ -61,6 +61,11 @@ class Case:
         return self.mode == "ddp" and self.num_devices > 1
 
     @property
+    def apart_from_cap(self) -> tuple[object, ...]:
+        """Equal for cases that differ in nothing but the bucket cap."""
+        return tuple(value for name, value in asdict(self).items() if name != "bucket_cap_mb")
+
+    @property
     def impl(self) -> str:
         """`cpu_standin` where DataParallel's stages run on CPU cores, else `torch`."""
         return "cpu_standin" if self.mode == "dp" and self.device_type == "cpu" else "torch"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from report.model import Bar, Bars, Part
+from report.drawings import Bar, Bars, Part
 from report.numbers import finite, quantity
 from report.select import (
     at_headline,

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from report.model import Drawing, Page
+    from report.drawings import Drawing
+from report.model import Page
 
 
 def build(runs: Sequence[Path], out: Path, *, predictions: Path | None = None) -> Path:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from report.charts import BARS, hollow_note, marked, on_devices, shown
-from report.model import Chart, Panel, Point, Series, Tick
+from report.drawings import Chart, Panel, Point, Series, Tick
 from report.numbers import finite
 from report.select import cap_label, records, step_time, text, usual_settings
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from report.model import Chart, Panel, Point, Series, Tick
+from report.drawings import Chart, Panel, Point, Series, Tick
 from report.numbers import finite, interval, plural
 from report.select import (
     by_mode,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from report.charts import by_devices, device_ticks, hollow_note, marked
-from report.model import Chart, Panel, Point, Series
+from report.drawings import Chart, Panel, Point, Series
 from report.numbers import TIMES, Estimate, finite, plural, quantity
 from report.paired import throughput_ratio
 from report.select import by_mode, mode_label, records

@@ -12,7 +12,7 @@ from report.numbers import quantity
 from report.palette import GRID, INK, PAPER, PARTS, Fill, printable
 
 if TYPE_CHECKING:
-    from report.model import Bar, Bars
+    from report.drawings import Bar, Bars
 
 _ROW_PT = 42
 _BAR_PT = 17

@@ -14,7 +14,7 @@ from report.palette import MUTED, PAPER, SERIES, printable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from report.model import Chart, Panel, Point, Series
+    from report.drawings import Chart, Panel, Point, Series
 
 _CHARACTERS_OF_THREE = 42
 _AREA_ALPHA = 0.18

@@ -10,7 +10,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from report.palette import GRID, INK, PAPER, SERIES, printable
 
 if TYPE_CHECKING:
-    from report.model import Spread, Spreads
+    from report.drawings import Spread, Spreads
 
 _ROW_PT = 44
 _AROUND_PT = 40

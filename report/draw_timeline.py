@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from report.palette import COMMUNICATION, EXPOSED, GRID, INK, MUTED, PAPER, printable
 
 if TYPE_CHECKING:
-    from report.model import Bucket, Timeline, Track
+    from report.drawings import Bucket, Timeline, Track
 
 _AROUND_PT = 100
 _TITLE_PT = 34

@@ -6,7 +6,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from bench.records.aggregate import images_per_s_by_round
-from report.model import Chart, Panel, Point, Series, Tick
+from report.drawings import Chart, Panel, Point, Series, Tick
 from report.numbers import finite, plural, quantity
 from report.select import by_mode, case_label, headline_count, records, text
 

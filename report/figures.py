@@ -16,13 +16,13 @@ from report.draw_bars import draw_bars
 from report.draw_chart import draw_chart
 from report.draw_spread import draw_spread
 from report.draw_timeline import draw_timeline
-from report.model import Bars, Chart, Spreads
+from report.drawings import Bars, Chart, Spreads
 from report.palette import PAPER, RC, light, printable, stand_ins, themed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
-    from report.model import Drawing
+    from report.drawings import Drawing
 
 WIDTH_PT = 400
 _SLIDE_DPI = 300

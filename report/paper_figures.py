@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from report.anatomy import parts
 from report.charts import hollow_note, marked
-from report.model import Bar, Bars, Chart, Panel, Part, Point, Series, Tick
+from report.drawings import Bar, Bars, Chart, Panel, Part, Point, Series, Tick
 from report.numbers import TIMES, Estimate, finite, plural
 from report.paired import throughput_ratio
 from report.select import at_headline, by_mode, case_label, estimate, records, step_time, text

@@ -10,7 +10,8 @@ from bench.scaling.from_run import ddp_cases, identity
 from bench.scaling.validate import beside
 from bench.verdict.wording import link_name
 from report.charts import device_ticks, marked, shown
-from report.model import MOST_RUNS, Chart, Column, Panel, Point, Section, Series, Table
+from report.drawings import MOST_RUNS, Chart, Panel, Point, Series
+from report.model import Column, Section, Table
 from report.numbers import Estimate, count, number, plural, quantity
 from report.select import DDP_DEFAULTS, cap_label, estimate, text
 

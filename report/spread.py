@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from report.model import Spread, Spreads
+from report.drawings import Spread, Spreads
 from report.numbers import finite, plural, quantity
 from report.select import by_mode, case_label, headline_count, records, text
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from report.model import Bucket, Timeline, Track
+from report.drawings import Bucket, Timeline, Track
 from report.numbers import finite, mib, plural, quantity
 from report.select import at_headline, cap_label, records, text, truth
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from report import caps
 from report.charts import BARS, by_devices, device_ticks, hollow_note, shown
-from report.model import MOST_RUNS, Chart, Column, Panel, Point, Section, Series, Table, Tick
+from report.drawings import MOST_RUNS, Chart, Panel, Point, Series, Tick
+from report.model import Column, Section, Table
 from report.numbers import TIMES, plural
 from report.select import case_label, estimate, mode_label, records, text
 

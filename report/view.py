@@ -23,7 +23,8 @@ from report import (
     together,
 )
 from report import caps as buckets
-from report.model import Drawing, Page, RunFiles, RunView
+from report.drawings import Drawing
+from report.model import Page, RunFiles, RunView
 from report.numbers import plain, plural
 from report.select import Workload, text, truth, workloads
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from scipy import stats
 
-from bench.gating.compare import METRICS, REGRESSION, compare
+from bench.gating.compare import REGRESSION, compare
 from bench.gating.launches import merged
+from bench.gating.metrics import METRICS
 from bench.gating.runs import GateCase, GateRun
 from bench.records.aggregate import ByRound
 

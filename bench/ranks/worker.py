@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from bench.measure.timed import BlockTimes
 from bench.plan import Case, Planned, round_order
 from bench.ranks.cluster import Cluster, RankInfo
 from bench.ranks.curves import measure_curves
+from bench.ranks.end import End
 from bench.ranks.prepare import LiveCase, Prepared, prepare
 from bench.ranks.proof import Prover
 from bench.ranks.visit import is_complete, phases, work_of
@@ -31,9 +31,6 @@ from bench.recovery.opening import Past, blame_case
 from bench.recovery.piece import Pieces, Report, block_rows
 from bench.recovery.watchdog import Watchdog
 from models.workload import make_module
-
-MIN_ROUNDS_FOR_TARGET = 5
-"""Fewer rounds can agree by chance."""
 
 PREPARING_LIMIT_S = 600.0
 LEAST_LIMIT_S = 60.0
@@ -69,6 +66,7 @@ class Session:
         self._past = past
         self._pieces = Pieces(cluster, watchdog, recorder, past.elapsed_s)
         self._extra_limit_s = INTERLEAVED_LIMIT_S if TURNS_ENV in os.environ else 0.0
+        self._end = End(job.settings, recorder, self._pieces.elapsed_s)
         self._live: list[LiveCase] = []
         # Rank 0 takes the turn for all: the others wait for it at the next barrier.
         self._player = Player(os.environ.get(TURNS_ENV) if cluster.is_first else None)
@@ -94,9 +92,11 @@ class Session:
         for round_index in range(1, self._past.last_round + 1):
             self.rounds = round_index
             self._round(round_index)
-        while self._live and not self._finished():
-            self.rounds += 1
-            self._round(self.rounds)
+        while self._live and not self.stopped_because:
+            self.stopped_because = self._cluster.from_first(self._end.reached(self.rounds))
+            if not self.stopped_because:
+                self.rounds += 1
+                self._round(self.rounds)
         self.stopped_because = self.stopped_because or "no case is left to measure"
         gc.unfreeze()
         self._console.progress_done()
@@ -113,7 +113,7 @@ class Session:
         prover = Prover(self._workload, make_module(self._workload), self._cluster.place, self._settings.seed)
         for done, (index, planned) in enumerate(wanted):
             case = planned.case
-            self._console.progress(f"preparing {case.case_id}", done, len(wanted), self._left_s())
+            self._console.progress(f"preparing {case.case_id}", done, len(wanted), self._end.left_s())
             in_ddp = case.mode == "ddp"
             group = self._cluster.group(case.num_devices, case.backend) if in_ddp else None
             live = LiveCase(index, case, group, planned.oversubscribed)
@@ -170,11 +170,14 @@ class Session:
         live_indices = {live.index for live in self._live}
         for index, sizes in (self._past.layouts or {}).items():
             if index not in live_indices:
-                seen[_apart_from_cap(self._plan[index].case, sizes)] = self._plan[index].case.case_id
+                case = self._plan[index].case
+                seen[(*case.apart_from_cap, tuple(sizes))] = case.case_id
         for live in list(self._live):
             sizes = self._cluster.from_first(live.layout.num_bytes if live.layout is not None else None)
-            twin = seen.setdefault(_apart_from_cap(live.case, sizes), live.case.case_id)
-            if sizes is None or twin == live.case.case_id:
+            if sizes is None:
+                continue
+            twin = seen.setdefault((*live.case.apart_from_cap, tuple(sizes)), live.case.case_id)
+            if twin == live.case.case_id:
                 continue
             live.close()
             self._live.remove(live)
@@ -194,11 +197,11 @@ class Session:
             return
         for position, live in enumerate(visits):
             what = f"round {round_index} {live.case.case_id}"
-            self._console.progress(what, position, len(visits), self._left_s())
+            self._console.progress(what, position, len(visits), self._end.left_s())
             if missing[live.index]:
                 self._player.next_turn()
                 self._visit(live, round_index, position, missing[live.index])
-            if round_index > 1 and self._cluster.from_first(self._out_of_time()):
+            if round_index > 1 and self._cluster.from_first(self._end.out_of_time()):
                 break
         self._pieces.between()
         if self._recorder is not None:
@@ -254,31 +257,3 @@ class Session:
                 self._recorder.add_trace(case.case_id, rank, block.detail["trace"])
         found = [(self._infos[rank].host, rank, block) for rank, block in times]
         self._recorder.add_block(block_rows(case.case_id, phase, round_index, position, started_s, found))
-
-    def _finished(self) -> bool:
-        reason = ""
-        if self._recorder is not None and self.rounds:
-            if self._settings.rounds is not None:
-                reason = "all rounds done" if self.rounds >= self._settings.rounds else ""
-            elif self.rounds >= MIN_ROUNDS_FOR_TARGET:
-                width = self._recorder.half_width()
-                reason = "precision target reached" if width <= self._settings.precision_target else ""
-            if not reason and self._out_of_time():
-                reason = "time limit reached"
-        self.stopped_because = self._cluster.from_first(reason)
-        return bool(self.stopped_because)
-
-    def _left_s(self) -> float | None:
-        """Seconds until the time limit; None without one."""
-        limit = self._settings.max_time
-        return None if limit is None else limit - self._pieces.elapsed_s()
-
-    def _out_of_time(self) -> bool:
-        left = self._left_s()
-        return left is not None and left <= 0
-
-
-def _apart_from_cap(case: Case, sizes: Sequence[int] | None) -> tuple[Any, ...]:
-    """Equal for cases that differ in nothing but the cap that led to the same buckets."""
-    settings = (v for k, v in asdict(case).items() if k != "bucket_cap_mb")
-    return (*settings, None if sizes is None else tuple(sizes))

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from bench.gating.compare import FAMILY_CONFIDENCE, judge
+from bench.gating.compare import FAMILY_CONFIDENCE
 from bench.gating.launches import LAUNCH, launch_ratio
+from bench.gating.metrics import judge
 from bench.power.rates import Launch
 from bench.records.aggregate import ByRound
 from bench.stats import Interval, median_interval, paired_ratio

@@ -10,7 +10,8 @@ from gate_runs import STEADY, failed, made_run, plan, write_run
 
 from bench.gate import main
 from bench.gating import output as gate_output
-from bench.gating.compare import METRICS, compare
+from bench.gating.compare import compare
+from bench.gating.metrics import METRICS
 
 FIVE = {metric.name: 0.05 for metric in METRICS}
 SLOW = {**STEADY, ("ddp", 2): [ms * 1.25 for ms in STEADY["ddp", 2]]}

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from bench import doctor
-from bench.gating.compare import FAMILY_CONFIDENCE, judge
+from bench.gating.compare import FAMILY_CONFIDENCE
 from bench.gating.launches import LAUNCH, launch_ratio
+from bench.gating.metrics import judge
 from bench.power.rates import Launch
 from bench.power.side import Step
 from bench.resolution import output as noise_output

@@ -6,7 +6,7 @@ import pytest
 from report_runs import PHASES, case, communicating, measured, run
 
 from report.anatomy import breakdown
-from report.model import Bars, Part
+from report.drawings import Bars, Part
 from report.select import workloads
 
 

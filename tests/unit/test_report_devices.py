@@ -6,7 +6,7 @@ import pytest
 from report_runs import case, run, timed, usual_cases
 
 from report.devices import dp_against_ddp, memory
-from report.model import Chart, Point
+from report.drawings import Chart, Point
 from report.numbers import TIMES
 from report.select import workloads
 

@@ -16,6 +16,7 @@ from report import (
     communication,
     conditions,
     devices,
+    drawings,
     drift,
     fields,
     markdown,
@@ -48,6 +49,7 @@ def test_report_never_imports_torch() -> None:
         communication,
         conditions,
         devices,
+        drawings,
         drift,
         fields,
         markdown,
@@ -87,5 +89,7 @@ def test_view_model_neither_plots_nor_reads_files(module: ModuleType) -> None:
     assert not {
         name
         for name in imported
-        if name.startswith(("report.build", "report.draw", "report.export", "report.figures", "report.files"))
+        if name.startswith(
+            ("report.build", "report.draw_", "report.export", "report.figures", "report.files")
+        )
     }

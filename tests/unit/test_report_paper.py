@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from report_runs import case, communicating, paper_like, run
 
-from report.model import Bars, Chart, Figure, Point, Section
+from report.drawings import Bars, Chart, Figure, Point
+from report.model import Section
 from report.paper_figures import size_label
 from report.view import page
 

@@ -16,7 +16,7 @@ from bench.scaling.validate import HeldOut
 from bench.stats import Interval
 from report import __main__ as command
 from report import figures
-from report.model import Chart, Series
+from report.drawings import Chart, Series
 from report.predicted import section
 
 SAMPLE = ROOT / "results" / "samples" / "cpu-lab-1gbit-2hosts"

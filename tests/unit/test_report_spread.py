@@ -8,7 +8,7 @@ import pytest
 from report_runs import case, run, timed
 
 from report import drift
-from report.model import Chart, Point, Spreads
+from report.drawings import Chart, Point, Spreads
 from report.select import workloads
 from report.spread import step_times
 

@@ -5,8 +5,9 @@ from report_runs import Row, case, run, usual_cases
 
 from bench.records.store import RunData
 from report.build import render
+from report.drawings import MOST_RUNS, Chart, Series
 from report.markdown import markdown
-from report.model import MOST_RUNS, Chart, Page, Series
+from report.model import Page
 from report.palette import SERIES
 from report.view import page
 

@@ -9,7 +9,8 @@ from report_runs import case, run, usual_cases
 from bench.records.escape import visible
 from bench.verdict.findings import findings
 from report import caps, charts
-from report.model import Column, Panel, Point, RunView, Series, Table, Tick
+from report.drawings import Panel, Point, Series, Tick
+from report.model import Column, RunView, Table
 from report.select import DDP_DEFAULTS, workloads
 from report.view import CPU_WARNING, SHARED_WARNING, page
 

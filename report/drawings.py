@@ -1,0 +1,165 @@
+"""What a figure shows, as plain data to draw; the words around it are final."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MOST_RUNS = 8
+"""Runs that one drawing can tell apart by mark, line and colour."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One mark of a figure; `low` and `high` are its 95% interval, None where unknown."""
+
+    x: float
+    y: float
+    low: float | None = None
+    high: float | None = None
+    hollow: bool = False
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Series:
+    """Marks of one kind; `style` names their look, `joined` draws a line through them.
+
+    Styles: `single`, `dp`, `ddp`, `other`, `ideal`, `break`, and `run1`, `run2`, … for one of several.
+    `area` draws intervals as an area along the line instead of bars.
+    """
+
+    label: str
+    style: str
+    points: tuple[Point, ...]
+    joined: bool = True
+    area: bool = False
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes of a chart; panels are stacked and share the x axis.
+
+    `y_label` replaces the chart's where panels show different quantities.
+    """
+
+    title: str
+    series: tuple[Series, ...]
+    y_label: str = ""
+
+
+@dataclass(frozen=True)
+class Tick:
+    """A labelled place on the x axis."""
+
+    x: float
+    label: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """The words around a drawing; `key` is unique on the page, `beside` quotes another machine's figures."""
+
+    key: str
+    title: str
+    caption: str
+    how_to_read: str
+    beside: str = ""
+
+    @property
+    def alt(self) -> str:
+        """What a reader who cannot see the figure is told: what it shows, then its finding."""
+        return f"{self.title}. {self.caption}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart(Figure):
+    """Marks over a quantity."""
+
+    x_label: str
+    y_label: str
+    ticks: tuple[Tick, ...]
+    panels: tuple[Panel, ...]
+    from_zero: bool = True
+    log_x: bool = False
+    log_y: bool = False
+
+    @property
+    def alt(self) -> str:
+        """Its axes, then its finding."""
+        return f"{self.y_label} against {self.x_label}. {self.caption}"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A piece of a bar: a label of the legend and a duration."""
+
+    label: str
+    ms: float
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A case as the sum of its parts, in the order of the step."""
+
+    label: str
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bars(Figure):
+    """Stacked bars of milliseconds, one below the other."""
+
+    bars: tuple[Bar, ...]
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """One bucket's moments in milliseconds since the start of the backward; None where not measured."""
+
+    label: str
+    ready_ms: float | None
+    launch_ms: float | None
+    start_ms: float | None
+    done_ms: float | None
+
+
+@dataclass(frozen=True)
+class Track:
+    """One step of one case: its buckets, and from when to when communication was exposed."""
+
+    title: str
+    buckets: tuple[Bucket, ...]
+    compute_end_ms: float | None
+    end_ms: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeline(Figure):
+    """Steps drawn over time, one track below the other on one scale."""
+
+    tracks: tuple[Track, ...]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Step times of one rank: percentiles 5, 25, 50, 75 and 95, and the longest; `style` as of a series."""
+
+    label: str
+    style: str
+    num_steps: int
+    low_ms: float
+    quarter_ms: float
+    median_ms: float
+    three_quarters_ms: float
+    high_ms: float
+    longest_ms: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spreads(Figure):
+    """Distributions of step times, one below the other on one scale."""
+
+    rows: tuple[Spread, ...]
+
+
+Drawing = Chart | Bars | Timeline | Spreads
