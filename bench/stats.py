@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats as scipy_stats
+import scipy
 
 RESAMPLES = 2000
 
@@ -67,13 +67,13 @@ def median_interval(values: Sequence[float], *, confidence: float = 0.95) -> Int
 @functools.cache
 def _coverage(place: int, size: int) -> float:
     """Chance that the `place`-th smallest and largest of `size` values enclose the median."""
-    return 1 - 2 * float(scipy_stats.binom.cdf(place - 1, size, 0.5))
+    return 1 - 2 * float(scipy.stats.binom.cdf(place - 1, size, 0.5))
 
 
 @functools.cache
 def _order_place(size: int, confidence: float) -> tuple[int, float]:
     """Place of the order statistic whose pair still covers `confidence`, and how far to go to the next."""
-    place = max(int(scipy_stats.binom.ppf((1 - confidence) / 2, size, 0.5)), 1)
+    place = max(int(scipy.stats.binom.ppf((1 - confidence) / 2, size, 0.5)), 1)
     covered, next_covered = _coverage(place, size), _coverage(place + 1, size)
     share = (covered - confidence) / (covered - next_covered)
     return place, (size - place) * share / (place + (size - 2 * place) * share)
@@ -81,7 +81,7 @@ def _order_place(size: int, confidence: float) -> tuple[int, float]:
 
 def _widened(lowest: float, highest: float, size: int, confidence: float) -> tuple[float, float]:
     t_wanted, t_range = (
-        float(scipy_stats.t.ppf((1 + covered) / 2, size - 1)) for covered in (confidence, _coverage(1, size))
+        float(scipy.stats.t.ppf((1 + covered) / 2, size - 1)) for covered in (confidence, _coverage(1, size))
     )
     if lowest <= 0:
         middle, half = (lowest + highest) / 2, (highest - lowest) / 2 * t_wanted / t_range
@@ -148,7 +148,7 @@ def ratio_of_medians(
 
 
 def _median_variance(sample: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
-    found = scipy_stats.bootstrap(
+    found = scipy.stats.bootstrap(
         (sample,), np.median, n_resamples=RESAMPLES, method="percentile", rng=np.random.default_rng(0)
     )
     return float(found.standard_error) ** 2 * sample.size / (sample.size - 1)
@@ -158,4 +158,4 @@ def _welch_t(first: tuple[float, int], second: tuple[float, int], confidence: fl
     """Student's t at Welch's degrees of freedom, from the variance and size of both samples."""
     spread = sum(variance**2 / (size - 1) for variance, size in (first, second))
     freedom = (first[0] + second[0]) ** 2 / spread if spread else math.inf
-    return float(scipy_stats.t.ppf((1 + confidence) / 2, freedom))
+    return float(scipy.stats.t.ppf((1 + confidence) / 2, freedom))

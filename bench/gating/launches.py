@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from scipy import stats
+import scipy
 
 from bench.gating.runs import GateCase, GateRun
 from bench.records.aggregate import ByRound
@@ -77,7 +77,7 @@ def launch_ratio(
     each = [median_interval(ratios, confidence=ONE_SIGMA) for ratios in launches.values()]
     noise = statistics.fmean(((one.high - one.low) / 2) ** 2 for one in each)
     between = max(statistics.variance([one.estimate for one in each]) - noise, 0.0)
-    beyond = float(stats.norm.ppf((1 + confidence) / 2)) ** 2 * between / len(each)
+    beyond = float(scipy.stats.norm.ppf((1 + confidence) / 2)) ** 2 * between / len(each)
     low = pooled.estimate - math.hypot(pooled.estimate - pooled.low, math.sqrt(beyond))
     high = pooled.estimate + math.hypot(pooled.high - pooled.estimate, math.sqrt(beyond))
     return Interval(pooled.estimate, low, high)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from scipy import stats
+import scipy
 
 from bench.gating.compare import REGRESSION, compare
 from bench.gating.launches import merged
@@ -78,7 +78,7 @@ def rates(trials: Iterable[Sequence[Launch]], *, threshold: float) -> list[Rate]
 
 
 def _rate(slow_down: float, verdicts: Sequence[bool]) -> Rate:
-    interval = stats.binomtest(sum(verdicts), len(verdicts)).proportion_ci(method="exact")
+    interval = scipy.stats.binomtest(sum(verdicts), len(verdicts)).proportion_ci(method="exact")
     return Rate(
         slow_down=slow_down,
         num_regressed=sum(verdicts),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+import scipy
 
 from bench.gating.compare import FAMILY_CONFIDENCE
 from bench.gating.launches import LAUNCH, launch_ratio
@@ -131,7 +131,9 @@ def _half(interval: Interval) -> float:
 
 def _block_spread(launches: Sequence[Launch]) -> float:
     sides = [list(side.values()) for one in launches for side in (one.baseline_ms, one.candidate_ms)]
-    return float(np.median([stats.median_abs_deviation(s, scale="normal") / np.median(s) for s in sides]))
+    return float(
+        np.median([scipy.stats.median_abs_deviation(s, scale="normal") / np.median(s) for s in sides])
+    )
 
 
 def _drift(baseline: Sequence[float], candidate: Sequence[float]) -> Interval:
@@ -139,7 +141,7 @@ def _drift(baseline: Sequence[float], candidate: Sequence[float]) -> Interval:
     logs = (np.log(baseline) + np.log(candidate)) / 2
     # Every pair of points makes a slope: a thousand of them are enough.
     places = np.unique(np.linspace(0, len(logs) - 1, min(len(logs), 1000)).round().astype(int))
-    slope, _, low, high = stats.theilslopes(logs[places], places)
+    slope, _, low, high = scipy.stats.theilslopes(logs[places], places)
     return Interval(*(math.expm1(float(s) * (len(logs) - 1)) for s in (slope, low, high)))
 
 
@@ -154,7 +156,7 @@ def _sub_runs(centred: Array) -> tuple[int, float]:
 def _between(gate_ratio: Interval, pooled: Interval, num_launches: int) -> float:
     """Standard deviation between launches, from what it adds to the gate's interval (`launch_ratio`)."""
     added = max(_half(gate_ratio) ** 2 - _half(pooled) ** 2, 0.0)
-    return math.sqrt(added * num_launches) / float(stats.norm.ppf((1 + FAMILY_CONFIDENCE) / 2))
+    return math.sqrt(added * num_launches) / float(scipy.stats.norm.ppf((1 + FAMILY_CONFIDENCE) / 2))
 
 
 def _resolution(
@@ -170,7 +172,7 @@ def _resolution(
     ones = dict.fromkeys(keys, 1.0)
     logs = np.log(centred)
     # Smoothed a little, with Silverman's bandwidth: few rounds tell the density at their median roughly.
-    bandwidth = 0.9 * float(stats.median_abs_deviation(logs, scale="normal")) * len(logs) ** -0.2
+    bandwidth = 0.9 * float(scipy.stats.median_abs_deviation(logs, scale="normal")) * len(logs) ** -0.2
     found = []
     for _ in range(SIMULATED_GATES):
         noise = rng.choice(logs, drawn) + rng.normal(0.0, bandwidth, drawn)

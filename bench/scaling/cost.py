@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import isotonic_regression
+import scipy
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def measured_curve(points: Iterable[tuple[int, Sequence[float]]]) -> CostCurve:
     if not medians or medians[-1][1] <= 0:
         return CostCurve()
     logs = np.log([max(ms, 1e-6) for _, ms in medians])
-    rising = np.exp(isotonic_regression(logs).x)
+    rising = np.exp(scipy.optimize.isotonic_regression(logs).x)
     return CostCurve(tuple((size, float(ms)) for (size, _), ms in zip(medians, rising, strict=True)))
 
 

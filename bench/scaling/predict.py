@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy import stats as scipy_stats
+import scipy
 
 from bench.errors import UsageError
 from bench.scaling.buckets import assign_cap
@@ -217,7 +217,7 @@ def _widening(calibration: Calibration) -> float:
     rounds = min((len(s) for s in (calibration.backward_ms, calibration.forward_ms) if len(s) > 1), default=0)
     if not rounds:
         return 1.0
-    factor = scipy_stats.t.ppf(0.975, rounds - 1) / scipy_stats.norm.ppf(0.975)
+    factor = scipy.stats.t.ppf(0.975, rounds - 1) / scipy.stats.norm.ppf(0.975)
     return float(factor * math.sqrt(rounds / (rounds - 1)))
 
 

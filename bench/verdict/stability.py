@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from scipy import stats
+import scipy
 
 from bench.records.aggregate import ByRound, images_per_s_by_round
 from bench.records.ledger import Ledger
@@ -130,8 +130,8 @@ def _warm_up(pace: ByRound) -> Caution | None:
     first, *rest = (math.log(value) for value in pace.values())
     if len(rest) < FEWEST_ROUNDS:
         return None
-    usual, spread = float(np.median(rest)), float(stats.median_abs_deviation(rest, scale="normal"))
-    limit = float(stats.t.ppf(1 - FALSE_ALARMS / 4, len(rest) - 1)) * math.sqrt(1 + 1 / len(rest))
+    usual, spread = float(np.median(rest)), float(scipy.stats.median_abs_deviation(rest, scale="normal"))
+    limit = float(scipy.stats.t.ppf(1 - FALSE_ALARMS / 4, len(rest) - 1)) * math.sqrt(1 + 1 / len(rest))
     slower = 1 - math.exp(first - usual)
     if slower < MATTERS or first - usual > -limit * max(spread, float(np.std(rest, ddof=1))):
         return None
@@ -145,9 +145,9 @@ def _warm_up(pace: ByRound) -> Caution | None:
 def _drift(pace: ByRound) -> tuple[Caution | None, float]:
     """Kendall's test with the Theil-Sen slope of the log pace; the slope per round, 0 without drift."""
     rounds, logs = np.array(list(pace), dtype=float), np.log(list(pace.values()))
-    if len(rounds) <= FEWEST_ROUNDS or stats.kendalltau(rounds, logs).pvalue > FALSE_ALARMS:
+    if len(rounds) <= FEWEST_ROUNDS or scipy.stats.kendalltau(rounds, logs).pvalue > FALSE_ALARMS:
         return None, 0.0
-    slope, _, low, high = stats.theilslopes(logs, rounds)
+    slope, _, low, high = scipy.stats.theilslopes(logs, rounds)
     span = float(rounds[-1] - rounds[0])
     if abs(slope) * span < MATTERS:
         return None, 0.0
@@ -170,7 +170,7 @@ def _two_levels(found: Mapping[str, ByRound]) -> Caution | None:
     }
     if not tried:
         return None
-    adjusted = stats.false_discovery_control([levels.p_value for levels in tried.values()])
+    adjusted = scipy.stats.false_discovery_control([levels.p_value for levels in tried.values()])
     splits = {
         case_id: levels
         for (case_id, levels), p_value in zip(tried.items(), adjusted, strict=True)
@@ -193,7 +193,9 @@ def _two_levels(found: Mapping[str, ByRound]) -> Caution | None:
 def _outliers(found: Mapping[str, ByRound]) -> Caution | None:
     """Blocks far slower than their case's median."""
     logs = {c: -np.log(list(b.values())) for c, b in found.items() if len(b) >= FEWEST_ROUNDS}
-    spreads = {c: float(stats.median_abs_deviation(values, scale="normal")) for c, values in logs.items()}
+    spreads = {
+        c: float(scipy.stats.median_abs_deviation(values, scale="normal")) for c, values in logs.items()
+    }
     # Few rounds can agree by chance: no case is held to less noise than the median case has.
     usual = float(np.median(list(spreads.values()))) if spreads else 0.0
     slower: list[tuple[float, str, int]] = []

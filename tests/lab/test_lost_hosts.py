@@ -21,7 +21,7 @@ from bench.virtual_hosts import netns
 pytestmark = pytest.mark.lab
 
 LAB = (sys.executable, "-m", "bench.lab", "--hosts", "3", "--rate", "1gbit", "--quiet", "--")
-CUT_S = 8.0
+CUT_S = 20.0
 WAITING = deed("held", "in_timed_block", "wait", cases=(3, 4))
 THREE = (*("1,3" if part == "1,2" else part for part in SWEEP[:-4]), "--sync-buffers", "on,off")
 

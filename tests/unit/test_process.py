@@ -53,3 +53,8 @@ def test_the_kernel_lends_huge_pages() -> None:
         for more in ({}, steady_memory({}))
     ]
     assert huge_kib[1] >= huge_kib[0] + 32 * 1024, "of 64 MiB in tensors of 1 MiB"
+
+
+def test_a_rank_starts_without_what_only_the_first_needs_later() -> None:
+    code = "import sys, bench.job, bench.ranks.rank; sys.exit('scipy.stats' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
