@@ -19,6 +19,7 @@ from bench.scaling.calibration import Calibration, Samples
 from bench.scaling.cost import CostBand, CostCurve
 from bench.scaling.lost import Lost, lost
 from bench.scaling.scenario import Scenario, cost_band, own_curves
+from bench.scaling.sharing import on_shared_cores
 from bench.scaling.spread import expected_max
 from bench.scaling.timeline import Compute, Slowdown, Step, make_work, simulate
 from bench.stats import Interval
@@ -143,15 +144,24 @@ def _read(calibration: Calibration, scenario: Scenario, rng: np.random.Generator
         backward_ms=backward_ms,
         after_ms=value(c.optimizer_ms),
     )
+    slowdown = Slowdown(compute=value(c.compute_slowdown), comm=value(c.comm_slowdown))
+    comm = band.at(float(rng.triangular(-1, 0, 1)) if rng is not None else 0.0)
+    if c.identity.device_type == "cpu" and scenario.network is not None and c.num_ranks in curves:
+        slowdown, comm = on_shared_cores(
+            slowdown,
+            calibrated=(curves[c.num_ranks], c.num_ranks),
+            asked=(comm, scenario.num_devices),
+            num_bytes=sum(p.num_bytes for p in c.parameters),
+        )
     return _Inputs(
         compute=compute,
         ready_ms=tuple(min(p.ready_ms * scale, backward_ms) for p in c.parameters),
         single_ms=value(c.single_step_ms) if c.single_step_ms else compute.total_ms,
-        slowdown=Slowdown(compute=value(c.compute_slowdown), comm=value(c.comm_slowdown)),
+        slowdown=slowdown,
         copy_ms=value(c.copy_ms),
         finish_ms=value(c.finish_ms),
         spread=_resampled(c.rank_spread, rng),
-        comm=band.at(float(rng.triangular(-1, 0, 1)) if rng is not None else 0.0),
+        comm=comm,
     )
 
 

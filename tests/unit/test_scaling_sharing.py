@@ -1,0 +1,72 @@
+"""Compute and communication on one core: what it costs on another link, against sums done by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from commands import ROOT
+from test_scaling_predict import SMALL
+
+from bench.records.store import load_run
+from bench.scaling.cost import CostCurve
+from bench.scaling.networks import network
+from bench.scaling.predict import predict
+from bench.scaling.scenario import Scenario
+from bench.scaling.sharing import on_shared_cores
+from bench.scaling.timeline import Slowdown
+from bench.scaling.validate import at_speed_of
+
+OWN = CostCurve(((1e6, 10.0), (1e8, 1000.0)))
+MEASURED = Slowdown(compute=1.25, comm=1.0)
+"""Communication takes a fifth of the core."""
+
+
+@pytest.mark.parametrize(
+    ("factor", "compute", "comm", "cost_ms"),
+    [
+        (1.0, 1.25, 1.0, 1000.0),  # the calibrated link
+        (10.0, 1 / 0.98, 1.0, 10000.0),  # a tenth of the rate takes a fiftieth of the core
+        (0.5, 1 / 0.6, 1.0, 500.0),  # twice the rate, two fifths
+        (0.25, 2.0, 1.6, 250.0),  # four fifths wanted, a half given while compute runs
+        (0.1, 2.0, 2.0, 200.0),  # the core, not the link, is the limit: a fifth of 1000 ms
+    ],
+)
+def test_a_core_moves_the_bytes(factor: float, compute: float, comm: float, cost_ms: float) -> None:
+    slowdown, cost = on_shared_cores(
+        MEASURED, calibrated=(OWN, 2), asked=(OWN.scaled(factor), 2), num_bytes=1e8
+    )
+    assert slowdown.compute == pytest.approx(compute)
+    assert slowdown.comm == pytest.approx(comm)
+    assert cost(1e8) == pytest.approx(cost_ms)
+
+
+def test_the_rate_of_a_rank_counts_not_the_number_of_ranks() -> None:
+    more_ranks = OWN.scaled(2 * 3 / 4)  # the ring law from 2 to 4 ranks
+    slowdown, cost = on_shared_cores(MEASURED, calibrated=(OWN, 2), asked=(more_ranks, 4), num_bytes=1e8)
+    assert slowdown.compute == pytest.approx(1.25)
+    assert cost(1e8) == pytest.approx(1500.0)
+
+
+def test_a_gpu_keeps_its_slow_down() -> None:
+    busy = replace(SMALL, compute_slowdown=(1.5,))
+    scenario = Scenario(num_devices=2, network=network("link:400gbit"))
+    on_gpu = predict(busy, scenario, resamples=0).step_ms.estimate
+    as_core = replace(busy, identity=replace(busy.identity, device_type="cpu"))
+    assert predict(as_core, scenario, resamples=0).step_ms.estimate > on_gpu
+
+
+def test_another_run_is_predicted_at_its_own_speed() -> None:
+    run = load_run(ROOT / "results" / "samples" / "cpu-lab-1gbit-2hosts")
+    single = run.cases[run.cases["mode"] == "single"].iloc[0]
+    step_ms = float(single["global_batch"]) * 1000 / float(single["images_per_s"])
+    batch = int(single["batch_per_device"])
+    known = replace(
+        SMALL, identity=replace(SMALL.identity, batch_per_device=batch), single_step_ms=(step_ms / 2,)
+    )
+    scaled, longer = at_speed_of(known, run)
+    assert longer == pytest.approx(2.0)
+    assert scaled.backward_ms == tuple(2 * ms for ms in SMALL.backward_ms)
+    assert scaled.parameters[-1].ready_ms == 2 * SMALL.parameters[-1].ready_ms
+    assert scaled.allreduce == SMALL.allreduce, "the network is not compute"
+    assert at_speed_of(SMALL, run) == (SMALL, 1.0), "it measured no single"
