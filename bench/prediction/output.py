@@ -154,6 +154,9 @@ def notes(
     lines += [f"Network: {text}." for text in dict.fromkeys(_network(p) for p in predictions)]
     if any((p.scenario.batch_per_device or 0) != 0 or p.scenario.scaling == "strong" for p in predictions):
         lines.append("Compute is taken as proportional to the batch; a small batch on a GPU takes longer.")
+    on_cores = calibration.identity.device_type == "cpu"
+    if on_cores and any(p.scenario.network is not None for p in predictions):
+        lines.append("Assumed: cores move the bytes, so a faster network takes more of them from compute.")
     if any(share >= 5 for p in predictions for cause, share in p.lost.shares_pct() if cause == SHARING):
         lines.append(f"Assumed: {SHARING} stays as much slower than alone as on the calibrated machine.")
     if validated is not None:
