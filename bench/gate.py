@@ -24,6 +24,7 @@ from bench.gating.launches import DEFAULT_LAUNCHES, merged
 from bench.gating.metrics import METRICS
 from bench.gating.runs import GateRun, read_run
 from bench.records.store import check_claimable
+from bench.run import settings_of
 
 AUTO = "auto"
 
@@ -196,6 +197,7 @@ def _measured(options: argparse.Namespace, arguments: Sequence[str]) -> tuple[Ga
     num_launches = DEFAULT_LAUNCHES if options.launches is None else options.launches
     if num_launches < 1:
         raise UsageError(f"--launches {num_launches}: give 1 or more")
+    settings_of(arguments)  # a mistake is said before anything starts
     with contextlib.ExitStack() as stack:
         if options.out is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))

@@ -16,7 +16,10 @@ from bench.parsing import Parser
 from bench.ranks.process import is_rank, leave
 from bench.ranks.slurm import ranks_environment
 from bench.recovery.faults import INTERRUPTED_EXIT_CODE, AgreedError
-from bench.settings import PRESETS, options_of, resolve
+from bench.settings import PRESETS, Settings, options_of, resolve
+
+NOT_SETTINGS = ("preset", "config", "resume", "dry_run", "quiet", "json")
+"""Options that say how to run, not what."""
 
 
 def parser() -> Parser:
@@ -48,6 +51,13 @@ def parser() -> Parser:
     return made
 
 
+def settings_of(arguments: Sequence[str]) -> Settings:
+    """The settings that a command line asks for. Raises UsageError for what cannot be."""
+    options = vars(parser().parse_args(list(arguments)))
+    how = {name: options.pop(name) for name in NOT_SETTINGS}
+    return resolve(options, preset=how["preset"], config=how["config"])
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the command and of every rank; the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -72,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(arguments: list[str], options: dict[str, Any], *, first: bool) -> int:
     began_s = time.monotonic()
-    how = {name: options.pop(name) for name in ("preset", "config", "resume", "dry_run", "quiet", "json")}
+    how = {name: options.pop(name) for name in NOT_SETTINGS}
     resume: Path | None = how["resume"]
     if resume is not None and (how["preset"] or how["config"] or how["dry_run"]):
         raise UsageError(
