@@ -16,8 +16,8 @@ def steady_memory(environment: Mapping[str, str]) -> dict[str, str]:
     Memory in huge pages, where the kernel lends them (madvise or always) and malloc is glibc 2.35's or later:
     with pages of 4 KiB the caches serve a process well or badly by the pages it happens to get, for as long
     as it lives. Two launches of one program then differ: by 3.6% (standard deviation; resnet20, batch 4, 2
-    shared cores) where huge pages leave 1.5%, nearly all of that the noise of their blocks. Forking both from
-    one process, or switching off address randomisation, changes nothing: it is not the virtual layout.
+    shared cores) where huge pages leave 1.5%, most of that the noise of their blocks. The virtual layout
+    is not it: forking both from one process left 3.6%, no address randomisation 2.4 and 3.7% (16 launches).
 
     A setting of the user's own stays.
     """
