@@ -12,6 +12,7 @@ What to know about the link:
   (1,448 of every 1,514 bytes).
 - A link that was idle lets its first 2 ms worth (at least 70 kB) pass at memory speed. Messages below
   that (250 KB at 1 Gbit/s) show the cost of software, not of the link; long transfers keep to the rate.
+- TCP's congestion control is Reno: where there are no losses it keeps the link full.
 - The bucket holds TCP's largest segment, so the kernel does not cut it in software and takes no core for it.
 - The same cores move the bytes and compute: beyond a few Gbit/s few cores, not the link, are the limit.
 - `--delay` holds what leaves a host (netem): one way, so a round trip takes twice as long.
