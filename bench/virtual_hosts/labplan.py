@@ -8,7 +8,8 @@ A bucket smaller than the 64 KiB that TCP hands down at once has the kernel cut 
 at 200 Mbit/s that took 41% of two cores and slowed the compute beside it fourfold, so no bucket is smaller.
 The hosts' TCP uses Reno, which every kernel has: it keeps a link without losses full. BBR, some machines'
 default, probes for its rate and delay instead: at 200 Mbit/s a 47 MB all-reduce took 1,957-2,115 ms under it
-and 1,957-1,994 ms under Reno.
+and 1,957-1,994 ms under Reno. The queue holds what a connection has in flight at most (tcp_wmem, 4 MB): a
+packet dropped at the end of a message costs TCP's least timeout, 200 ms.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ MIN_RATE_BIT_PER_S, MAX_RATE_BIT_PER_S = 1_000_000, 100_000_000_000
 MAX_DELAY_S = 10.0
 BURST_S = 0.002
 MIN_BURST_BYTES = 70_000
-QUEUE_S = 0.05
+QUEUE_S, MAX_QUEUE_S = 0.05, 0.5
+QUEUE_BYTES = 8_000_000
 INTERFACE = "eth0"
 NETWORK = "10.77.0"
 RENDEZVOUS_PORT = 29500
@@ -55,6 +57,12 @@ class Link:
     def burst_bytes(self) -> int:
         """Bytes that pass an idle link at once: 2 ms of its rate, never less than one TCP segment train."""
         return max(MIN_BURST_BYTES, int(self.rate_bit_per_s * BURST_S / 8))
+
+    @property
+    def queue_bytes(self) -> int:
+        """Bytes that wait for the link before one is dropped: no less than 50 ms, 8 MB where that is brief."""
+        brief = min(QUEUE_BYTES, int(self.rate_bit_per_s * MAX_QUEUE_S / 8))
+        return self.burst_bytes + max(brief, int(self.rate_bit_per_s * QUEUE_S / 8))
 
 
 @dataclass(frozen=True)
@@ -145,10 +153,10 @@ def host_commands(host: int) -> list[str]:
 
 def shaping_commands(interface: str, link: Link, *, leaves_host: bool) -> list[str]:
     """`tc` batch lines for one end of a link; the delay sits on the host's end alone."""
-    bucket = f"burst {link.burst_bytes} latency {QUEUE_S * 1e3:.0f}ms"
+    bucket = f"burst {link.burst_bytes} limit {link.queue_bytes}"
     lines = [f"qdisc add dev {interface} root handle 1: tbf rate {link.rate_bit_per_s}bit {bucket}"]
     if leaves_host and link.delay_s:
-        in_flight = int(link.rate_bit_per_s / 8 * (link.delay_s + QUEUE_S) / 1500)
+        in_flight = int((link.rate_bit_per_s / 8 * link.delay_s + link.queue_bytes) / 1500)
         queue = f"delay {link.delay_s * 1e6:.0f}us limit {max(1000, 2 * in_flight)}"
         lines.append(f"qdisc add dev {interface} parent 1:1 handle 10: netem {queue}")
     return lines
