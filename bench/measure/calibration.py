@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from bench.measure.anatomy import PHASES, AnatomyTrainer, ready_hooks
 from bench.measure.clock import Clock
-from bench.measure.collectives import CURVE_BYTES, BucketReplay
+from bench.measure.collectives import BucketReplay
 from bench.measure.timed import BlockTimes, Trainer, no_gc, run_block
 from bench.plan import BucketLayout
 from models.workload import Workload, make_module
@@ -46,13 +46,12 @@ def run_calibration(
     """
     detail = _local_step(trainer, layout, device)
     replay = BucketReplay(layout.num_bytes, "none", group, device)
-    small = BucketReplay([CURVE_BYTES[0]], "none", group, device)
     compute = run_block(trainer.local_step, LOCAL_STEPS, clock)
-    small.step()
+    replay.align()
     once_ms = run_block(replay.step, 1, clock).block_ms
     count = _agreed(min(math.ceil(COMM_TIMES * compute.block_ms / once_ms), MOST_REPLAYS), group, device)
     comm_ms = run_block(lambda: _wait(_launch(replay, count)), 1, clock).block_ms
-    small.step()
+    replay.align()
     with no_gc():
         clock.mark()
         works = _launch(replay, count)

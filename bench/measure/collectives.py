@@ -32,7 +32,12 @@ class BucketReplay:
         half = comm_hook in HALF_HOOKS
         dtype = torch.float16 if comm_hook == "fp16" else torch.bfloat16 if half else torch.float32
         self._buckets = [torch.zeros(size // 4, dtype=dtype, device=device) for size in bucket_bytes]
+        self._small = torch.zeros(CURVE_BYTES[0] // 4, device=device)
         self._group = group
+
+    def align(self) -> None:
+        """Begin together: a rank whose buffers took longer to come by would be timed as communication."""
+        dist.all_reduce(self._small, group=self._group)
 
     def launch(self) -> list[dist.Work]:
         """Begin the communication of one step."""
@@ -49,5 +54,6 @@ def allreduce_times(
     num_bytes: int, group: dist.ProcessGroup | None, device: torch.device, clock: Clock
 ) -> float:
     """Milliseconds of one all-reduce of `num_bytes` of float32, by itself, after a small untimed one."""
-    BucketReplay([CURVE_BYTES[0]], "none", group, device).step()
-    return run_block(BucketReplay([num_bytes], "none", group, device).step, 1, clock).block_ms
+    replay = BucketReplay([num_bytes], "none", group, device)
+    replay.align()
+    return run_block(replay.step, 1, clock).block_ms
