@@ -60,7 +60,7 @@ class Link:
 
     @property
     def queue_bytes(self) -> int:
-        """Bytes that wait for the link before one is dropped: no less than 50 ms, 8 MB where that is brief."""
+        """Bytes that wait for the link before one is dropped: 50 ms of its rate, 8 MB where that is brief."""
         brief = min(QUEUE_BYTES, int(self.rate_bit_per_s * MAX_QUEUE_S / 8))
         return self.burst_bytes + max(brief, int(self.rate_bit_per_s * QUEUE_S / 8))
 
