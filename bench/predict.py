@@ -23,7 +23,7 @@ from bench.scaling.networks import NETWORKS, Network
 from bench.scaling.outlook import Outlook
 from bench.scaling.predict import predict
 from bench.scaling.scenario import HALF_HOOKS, Scenario
-from bench.scaling.validate import HeldOut, at_speed_of, held_out, model_error_pct
+from bench.scaling.validate import HeldOut, held_out, model_error_pct
 from bench.settings import PRECISIONS
 
 
@@ -185,13 +185,8 @@ def _validated(options: argparse.Namespace, source: Source) -> list[HeldOut]:
             found = replace(found, link=calibrated.link)
         check_same(calibrated, found, accept=options.accept)
     same = options.validate.resolve() == options.run.resolve()
-    calibration, longer = (source.calibration, 1.0) if same else at_speed_of(source.calibration, run)
-    if longer != 1.0:
-        text = (
-            f"{options.validate} is predicted at its own speed of compute: single took {longer:.3f}x as long"
-        )
-        print(text, file=sys.stderr)
-    return held_out(calibration, run, fitted=source.fitted if same else None, network=network)
+    fitted = source.fitted if same else None
+    return held_out(source.calibration, run, fitted=fitted, network=network)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from bench.records.store import RunData
 from bench.scaling.buckets import assign_cap, bucket_bytes
 from bench.scaling.calibration import AllReduceTimes, Calibration, Parameter, Samples
 from bench.scaling.cost import measured_curve
-from bench.scaling.from_run import allreduce_times, ddp_cases, identity, rank_steps
+from bench.scaling.from_run import allreduce_times, ddp_cases, identity, rank_steps, single_steps
 from bench.scaling.timeline import Compute, Slowdown, make_work, simulate
 from bench.scaling.validate import held_out, model_error_pct
 
@@ -114,7 +114,7 @@ def calibration_of(run: RunData, trainable: Sequence[Trainable]) -> Calibration:
         rank_spread=tuple(
             ms / typical[r] for r, ranks in local.items() for steps in ranks.values() for ms in steps
         ),
-        single_step_ms=_single(run),
+        single_step_ms=single_steps(run, int(case["batch_per_device"])),
         notes=(f"measured by the calibration pass on {case['case_id']}",),
     )
     return _with_finish(found, run)
@@ -159,12 +159,6 @@ def _slow(looked: _Pass, side: str) -> Samples:
         median(getattr(slowdowns(**{name: float(d[name]) for name in names}), side) for d in details)
         for _, details in sorted(looked.by_round.items())
     )
-
-
-def _single(run: RunData) -> Samples:
-    singles = run.cases.loc[(run.cases["mode"] == "single") & (run.cases["status"] == "ok"), "case_id"]
-    timed = step_ms_by_round(run.blocks, "timed")
-    return tuple(timed.get(str(singles.iloc[0]), {}).values()) if len(singles) else ()
 
 
 def _with_finish(found: Calibration, run: RunData) -> Calibration:

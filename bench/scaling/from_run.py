@@ -18,7 +18,7 @@ from bench.errors import UsageError
 from bench.records.aggregate import step_ms_by_round
 from bench.records.store import RunData
 from bench.scaling.approximate import Shape, refined
-from bench.scaling.calibration import AllReduceTimes, Calibration, Identity, Parameter
+from bench.scaling.calibration import AllReduceTimes, Calibration, Identity, Parameter, Samples
 from bench.scaling.cost import measured_curve
 from bench.scaling.fit import RoundFit, fit
 from bench.scaling.timeline import Compute, make_work
@@ -106,8 +106,6 @@ def calibrate(run: RunData, case: Mapping[str, Any], *, shapes: Sequence[Shape] 
         num_ranks=int(case["num_devices"]),
         finish_ms=_finish_ms(run),
     )
-    singles = run.cases.loc[(run.cases["mode"] == "single") & (run.cases["status"] == "ok"), "case_id"]
-    alone = step_ms_by_round(run.blocks, "timed").get(str(singles.iloc[0]), {}) if len(singles) else {}
     return Calibration(
         identity=identity(run, case),
         num_ranks=int(case["num_devices"]),
@@ -122,8 +120,17 @@ def calibrate(run: RunData, case: Mapping[str, Any], *, shapes: Sequence[Shape] 
         comm_slowdown=fitted.comm_slowdown,
         finish_ms=fitted.finish_ms,
         rank_spread=spread,
-        single_step_ms=tuple(alone.values()),
+        single_step_ms=single_steps(run, int(case["batch_per_device"])),
         notes=tuple(notes),
+    )
+
+
+def single_steps(run: RunData, batch_per_device: int) -> Samples:
+    """Step time of `single` with that batch, ms, one per round; empty where it was not measured."""
+    cases = run.cases[(run.cases["mode"] == "single") & (run.cases["status"] == "ok")]
+    same = cases.loc[cases["batch_per_device"] == batch_per_device, "case_id"]
+    return tuple(
+        step_ms_by_round(run.blocks, "timed").get(str(same.iloc[0]), {}).values() if len(same) else ()
     )
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import median
 
 import pandas as pd
 
 from bench.errors import UsageError
 from bench.records.store import RunData
-from bench.scaling.calibration import Calibration, Samples
+from bench.scaling.calibration import Calibration
 from bench.scaling.from_run import ddp_cases
 from bench.scaling.naive import naive_ms
 from bench.scaling.networks import Network
@@ -40,36 +40,6 @@ class HeldOut:
     def naive_error_pct(self, rule: str) -> float:
         """The same of a rule of thumb."""
         return 100 * (self.naive_ms[rule] / self.measured_ms - 1)
-
-
-def at_speed_of(calibration: Calibration, run: RunData) -> tuple[Calibration, float]:
-    """The calibration at the compute speed of another run, and how many times longer compute takes there.
-
-    Both measured `single`: what differs between the two is the state of the machine, which is not what is
-    predicted. 1 where one of them did not.
-    """
-    single = run.cases[(run.cases["mode"] == "single") & (run.cases["status"] == "ok")]
-    same = single[single["batch_per_device"] == calibration.identity.batch_per_device]
-    if not calibration.single_step_ms or same.empty:
-        return calibration, 1.0
-    row = same.iloc[0]
-    longer = (
-        float(row["global_batch"]) * 1000 / float(row["images_per_s"]) / median(calibration.single_step_ms)
-    )
-
-    def scaled(samples: Samples) -> Samples:
-        return tuple(ms * longer for ms in samples)
-
-    return replace(
-        calibration,
-        parameters=tuple(replace(p, ready_ms=p.ready_ms * longer) for p in calibration.parameters),
-        forward_ms=scaled(calibration.forward_ms),
-        backward_ms=scaled(calibration.backward_ms),
-        optimizer_ms=scaled(calibration.optimizer_ms),
-        copy_ms=scaled(calibration.copy_ms),
-        finish_ms=scaled(calibration.finish_ms),
-        single_step_ms=scaled(calibration.single_step_ms),
-    ), longer
 
 
 def held_out(

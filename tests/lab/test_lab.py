@@ -38,6 +38,7 @@ def test_a_transfer_takes_the_time_that_the_link_demands(
         assert facts["sum"] == 2**repeats
         assert min(facts["times_s"]) >= floor_s
         assert min(facts["times_s"]) <= 1.35 * NUM_BYTES * 8 / bit_per_s
+    assert lab.ranks()[1]["control"] == "reno", "BBR's probing would be measured as communication"
     assert is_gone(lab)
 
 

@@ -123,6 +123,12 @@ def test_the_bucket_holds_a_packet_and_outlasts_a_late_kernel(rate: int) -> None
     assert burst * 8 / rate >= 0.00199
 
 
+@given(st.integers(100_000_000, labplan.MAX_RATE_BIT_PER_S))
+def test_the_queue_drops_no_tail_of_a_message(rate: int) -> None:
+    assert Link(rate).queue_bytes > 4_194_304, "what tcp_wmem lets a connection have in flight"
+    assert Link(rate).queue_bytes * 8 / rate < 0.6
+
+
 def test_both_ends_of_a_link_are_shaped_alike_and_only_the_host_delays() -> None:
     link = Link(10**9, 0.001)
     host = labplan.shaping_commands("eth0", link, leaves_host=True)

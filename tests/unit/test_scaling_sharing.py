@@ -5,17 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from commands import ROOT
 from test_scaling_predict import SMALL
 
-from bench.records.store import load_run
 from bench.scaling.cost import CostCurve
 from bench.scaling.networks import network
 from bench.scaling.predict import predict
 from bench.scaling.scenario import Scenario
 from bench.scaling.sharing import on_shared_cores
 from bench.scaling.timeline import Slowdown
-from bench.scaling.validate import at_speed_of
 
 OWN = CostCurve(((1e6, 10.0), (1e8, 1000.0)))
 MEASURED = Slowdown(compute=1.25, comm=1.0)
@@ -54,19 +51,3 @@ def test_a_gpu_keeps_its_slow_down() -> None:
     on_gpu = predict(busy, scenario, resamples=0).step_ms.estimate
     as_core = replace(busy, identity=replace(busy.identity, device_type="cpu"))
     assert predict(as_core, scenario, resamples=0).step_ms.estimate > on_gpu
-
-
-def test_another_run_is_predicted_at_its_own_speed() -> None:
-    run = load_run(ROOT / "results" / "samples" / "cpu-lab-1gbit-2hosts")
-    single = run.cases[run.cases["mode"] == "single"].iloc[0]
-    step_ms = float(single["global_batch"]) * 1000 / float(single["images_per_s"])
-    batch = int(single["batch_per_device"])
-    known = replace(
-        SMALL, identity=replace(SMALL.identity, batch_per_device=batch), single_step_ms=(step_ms / 2,)
-    )
-    scaled, longer = at_speed_of(known, run)
-    assert longer == pytest.approx(2.0)
-    assert scaled.backward_ms == tuple(2 * ms for ms in SMALL.backward_ms)
-    assert scaled.parameters[-1].ready_ms == 2 * SMALL.parameters[-1].ready_ms
-    assert scaled.allreduce == SMALL.allreduce, "the network is not compute"
-    assert at_speed_of(SMALL, run) == (SMALL, 1.0), "it measured no single"
