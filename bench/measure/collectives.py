@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from bench.measure.clock import Clock
-from bench.measure.timed import run_block
+from bench.measure.timed import BlockTimes, run_block
 
 HALF_HOOKS = ("fp16", "bf16")
 """Hooks that send two bytes for every gradient element of four."""
@@ -49,11 +49,14 @@ class BucketReplay:
         for work in self.launch():
             work.wait()
 
+    def measured(self, clock: Clock) -> BlockTimes:
+        """Time the communication of one step; every rank of the group calls this together."""
+        self.align()
+        return run_block(self.step, 1, clock)
+
 
 def allreduce_times(
     num_bytes: int, group: dist.ProcessGroup | None, device: torch.device, clock: Clock
 ) -> float:
     """Milliseconds of one all-reduce of `num_bytes` of float32, by itself, after a small untimed one."""
-    replay = BucketReplay([num_bytes], "none", group, device)
-    replay.align()
-    return run_block(replay.step, 1, clock).block_ms
+    return BucketReplay([num_bytes], "none", group, device).measured(clock).block_ms

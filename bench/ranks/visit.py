@@ -25,8 +25,6 @@ ANATOMY_STEPS = 2
 
 TRACE_STEPS = 1
 
-COMM_REPETITIONS = 1
-
 Work = Callable[[], BlockTimes]
 
 
@@ -104,8 +102,7 @@ def _work(
 def _replay(live: LiveCase, place: Place, clock: Clock) -> BlockTimes:
     assert live.layout is not None  # noqa: S101 - a case that communicates has buckets
     replay = BucketReplay(live.layout.num_bytes, live.case.comm_hook, live.group, place.device)
-    replay.align()
-    return run_block(replay.step, COMM_REPETITIONS, clock)
+    return replay.measured(clock)
 
 
 def _calibration(live: LiveCase, trainer: Trainer, place: Place, clock: Clock) -> BlockTimes:

@@ -168,3 +168,28 @@ cluster.close()
         2,
     )
     assert found[0] == {"none": 2052000, "fp16": 1026000, "bf16": 1026000}
+
+
+def test_a_rank_slow_to_come_by_its_buffers_is_not_timed_as_communication(ranks: Any) -> None:
+    found = ranks(
+        RANKS
+        + """
+import time
+import torch
+from bench.measure.clock import make_clock
+from bench.measure.collectives import BucketReplay
+if cluster.rank == 1:
+    zeros = torch.zeros
+    def slow_zeros(*arguments, **options):
+        time.sleep(1.0)
+        return zeros(*arguments, **options)
+    torch.zeros = slow_zeros
+device = cluster.place.device
+cluster.barrier()
+replay = BucketReplay([4000], "none", cluster.group(2, "gloo"), device)
+report(replay.measured(make_clock(device)).block_ms)
+cluster.close()
+""",
+        2,
+    )
+    assert max(found) < 1000, "a second is what the other rank was late"
