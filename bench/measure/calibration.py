@@ -2,12 +2,13 @@
 
 Background all-reduces of the case's bucket sizes are kept in flight while local steps run. Both have been
 timed alone just before, so the time that they share and the work that each got done in it give both
-slow-downs (`bench.scaling.from_pass.slowdowns`).
+slow-downs (`bench.scaling.from_pass.slowdowns`). Copying gradients into buckets and back is timed by itself.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from statistics import median
 from typing import Any
@@ -23,6 +24,7 @@ from bench.plan import BucketLayout
 from models.workload import Workload, make_module
 
 LOCAL_STEPS = 2
+COPIES = 3
 
 COMM_TIMES = 2.5
 """Background communication lasts this many times as long as the compute beside it, so that it outlasts it."""
@@ -41,16 +43,20 @@ def run_calibration(
 
     The block's steps are those without communication. The detail holds `calibration`, all in ms: `order`
     (indices of the trainable parameters as the reducer has them), `ready_ms` in that order since the last
-    backward began, the phases of a local step, and `compute_alone_ms`, `comm_alone_ms`, `compute_end_ms` and
-    `comm_end_ms` of `LOCAL_STEPS` steps beside all-reduces that began together.
+    backward began, the phases of a local step, `copy_ms` of all gradients once, the core time `comm_core_ms`
+    of all-reduces alone, and `compute_alone_ms`, `comm_alone_ms`, `compute_end_ms` and `comm_end_ms` of
+    `LOCAL_STEPS` steps beside all-reduces that began together.
     """
     detail = _local_step(trainer, layout, device)
+    detail["copy_ms"] = round(_copy_ms(trainer.mode.module, clock), 4)
     replay = BucketReplay(layout.num_bytes, "none", group, device)
     compute = run_block(trainer.local_step, LOCAL_STEPS, clock)
     replay.align()
     once_ms = run_block(replay.step, 1, clock).block_ms
     count = _agreed(min(math.ceil(COMM_TIMES * compute.block_ms / once_ms), MOST_REPLAYS), group, device)
+    core_s = time.process_time()
     comm_ms = run_block(lambda: _wait(_launch(replay, count)), 1, clock).block_ms
+    core_s = time.process_time() - core_s
     replay.align()
     with no_gc():
         clock.mark()
@@ -64,6 +70,7 @@ def run_calibration(
     detail |= {
         "compute_alone_ms": round(compute.block_ms, 4),
         "comm_alone_ms": round(comm_ms, 4),
+        "comm_core_ms": round(1000 * core_s, 4),
         "compute_end_ms": round(compute_end_ms, 4),
         "comm_end_ms": round(compute_end_ms + rest_ms, 4),
     }
@@ -96,6 +103,24 @@ def _local_step(trainer: Trainer, layout: BucketLayout, device: torch.device) ->
         ],
         **{f"{name}_ms": round(median(phases[name] for phases, _ in looks), 4) for name in PHASES},
     }
+
+
+def _copy_ms(module: torch.nn.Module, clock: Clock) -> float:
+    """To copy all gradients once: the mean of averaging them into a buffer and copying them back.
+
+    As the reducer does without `gradient_as_bucket_view`; the median of a few times.
+    """
+    grads = [p.grad for p in module.parameters() if p.grad is not None]
+    buffer = [torch.zeros_like(grad) for grad in grads]
+
+    def there_and_back() -> None:
+        for grad, place in zip(grads, buffer, strict=True):
+            torch.mul(grad, 0.5, out=place)
+        for grad, place in zip(grads, buffer, strict=True):
+            grad.copy_(place)
+
+    with torch.no_grad(), no_gc():
+        return median(run_block(there_and_back, COPIES, clock).steps_ms) / 2
 
 
 def _launch(replay: BucketReplay, count: int) -> list[dist.Work]:

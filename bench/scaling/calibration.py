@@ -10,7 +10,7 @@ from typing import Any
 from bench.errors import UsageError
 from bench.records import bounded
 
-CALIBRATION_VERSION = 1
+CALIBRATION_VERSION = 2
 _MOST = 1e12
 """Bytes, ms or devices: whatever is more was not measured."""
 
@@ -67,8 +67,10 @@ class Calibration:
         optimizer_ms: optimizer step and `zero_grad`.
         compute_slowdown: how many times longer compute takes while an all-reduce is in flight, at least 1.
         comm_slowdown: how many times longer an all-reduce takes while compute runs, at least 1.
-        copy_ms: compute that each bucket adds to the backward, such as copies into its buffer.
-        finish_ms: after the last all-reduce, whatever the layout: averaging, copies out of the buckets.
+        comm_core_share: core time over wall time of all-reduces alone, where threads of a CPU move the bytes.
+        copy_ms: to copy and average all gradients once, into their buckets or back.
+        residual_ms: what the calibrated step takes beyond the simulated one, whatever the layout; negative
+            where it takes less.
         rank_spread: a rank's own step time over the median of all, one figure per rank and step.
         single_step_ms: step of `single`, alone on the machine; empty where it is the compute of a rank.
         model_error_pct: half-width of the model's error on held-out cases; None while unmeasured.
@@ -85,8 +87,9 @@ class Calibration:
     allreduce: tuple[AllReduceTimes, ...] = ()
     compute_slowdown: Samples = (1.0,)
     comm_slowdown: Samples = (1.0,)
+    comm_core_share: Samples = (0.0,)
     copy_ms: Samples = (0.0,)
-    finish_ms: Samples = (0.0,)
+    residual_ms: Samples = (0.0,)
     rank_spread: Samples = ()
     single_step_ms: Samples = ()
     model_error_pct: float | None = None
@@ -97,6 +100,8 @@ class Calibration:
         for name in _TIMES:
             if not getattr(self, name) or not _within(getattr(self, name), 0.0):
                 raise UsageError(f"calibration: {name} needs times of at least 0 ms; calibrate again")
+        if not self.residual_ms or not _within(self.residual_ms, -_MOST):
+            raise UsageError("calibration: residual_ms needs times; calibrate again")
         for name in ("compute_slowdown", "comm_slowdown"):
             if not getattr(self, name) or not _within(getattr(self, name), 1.0):
                 raise UsageError(f"calibration: {name} is below 1; calibrate again")
@@ -133,7 +138,7 @@ class Calibration:
 
 
 _SCALARS = ("num_ranks", "num_nodes", "model_error_pct")
-_TIMES = ("forward_ms", "backward_ms", "optimizer_ms", "data_ms", "copy_ms", "finish_ms")
+_TIMES = ("forward_ms", "backward_ms", "optimizer_ms", "data_ms", "copy_ms", "comm_core_share")
 
 
 def differences(found: Identity, wanted: Identity) -> list[str]:

@@ -1,4 +1,4 @@
-"""Slow-downs and the cost of finishing, fitted so that the simulation gives what one case took. Pure."""
+"""Slow-downs and a residual, fitted so that the simulation gives what one case took. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Fitted:
 
     compute_slowdown: tuple[float, ...]
     comm_slowdown: tuple[float, ...]
-    finish_ms: tuple[float, ...]
+    residual_ms: tuple[float, ...]
 
 
 def fit(
@@ -38,12 +38,12 @@ def fit(
     beside: Sequence[float],
     spread: Sequence[float],
     num_ranks: int,
-    finish_ms: float | None = None,
+    residual_ms: float | None = None,
 ) -> Fitted:
     """What one case tells of the slow-downs.
 
     The compute's is the one under which the simulated backward lasts `beside` times its length. What then
-    is missing to the round's step is the cost of finishing, or, where that is known, communication slowed.
+    is missing to the round's step is the residual, or, where that is known, communication slowed.
 
     Args:
         rounds: the case's rounds, at least one.
@@ -52,24 +52,24 @@ def fit(
         beside: measured times to the last gradient beside communication over those without.
         spread: ranks' own step times over the typical one.
         num_ranks: of the case.
-        finish_ms: the cost of finishing where it was measured (DDP on one device against the plain module).
+        residual_ms: that cost where it was measured (DDP on one device against the plain module).
     """
     factor = expected_max(spread, num_ranks)
     ratio = float(median(beside)) if beside else 1.0
     found = [
-        _fit(r, _stretched(work, r.compute.backward_ms * factor / end_ms), factor, ratio, finish_ms)
+        _fit(r, _stretched(work, r.compute.backward_ms * factor / end_ms), factor, ratio, residual_ms)
         for r in rounds
     ]
-    compute, comm, finish = zip(*found, strict=True) if found else ((1.0,), (1.0,), (finish_ms or 0.0,))
-    return Fitted(compute, comm, finish)
+    compute, comm, residual = zip(*found, strict=True) if found else ((1.0,), (1.0,), (residual_ms or 0.0,))
+    return Fitted(compute, comm, residual)
 
 
 def _fit(
-    measured: RoundFit, work: Sequence[Work], factor: float, ratio: float, finish_ms: float | None
+    measured: RoundFit, work: Sequence[Work], factor: float, ratio: float, residual_ms: float | None
 ) -> tuple[float, float, float]:
     compute = measured.compute.scaled(factor)
     slow_compute = slow_comm = 1.0
-    for _ in range(6 if finish_ms is not None else 1):  # each moves the other a little
+    for _ in range(6 if residual_ms is not None else 1):  # each moves the other a little
 
         def backward(x: float, comm: float = slow_comm) -> float:
             return simulate(work, compute, slowdown=Slowdown(compute=x, comm=comm)).compute_end_ms
@@ -79,10 +79,10 @@ def _fit(
         def step(x: float, slow: float = slow_compute) -> float:
             return simulate(work, compute, slowdown=Slowdown(compute=slow, comm=x)).step_ms
 
-        if finish_ms is None:
+        if residual_ms is None:
             return slow_compute, 1.0, max(measured.step_ms - step(1.0), 0.0)
-        slow_comm = _rising(step, measured.step_ms - finish_ms)
-    return slow_compute, slow_comm, finish_ms or 0.0
+        slow_comm = _rising(step, measured.step_ms - residual_ms)
+    return slow_compute, slow_comm, residual_ms or 0.0
 
 
 def _rising(function: Callable[[float], float], wanted: float) -> float:

@@ -1,14 +1,14 @@
 """A calibration from a run's calibration pass (`--calibrate`). Pure.
 
-The pass gives every parameter's ready time and both slow-downs; the lengths of a step come from the `no_sync`
-blocks, which nothing instrumented; what then is missing to a measured step with the least overlap is the cost
-of finishing.
+The pass gives every parameter's ready time, the cost of copies and both slow-downs; the lengths of a step
+come from the `no_sync` blocks, which nothing instrumented; what then is missing to a measured step with the
+least overlap is a residual, which may be negative.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -40,6 +40,10 @@ class _Pass:
 
     def middle(self, name: str) -> float:
         return median(float(d[name]) for details in self.by_round.values() for d in details)
+
+    def by_median(self, figure: Callable[[Mapping[str, Any]], float]) -> Samples:
+        """One figure per round: the median over the ranks."""
+        return tuple(median(map(figure, details)) for _, details in sorted(self.by_round.items()))
 
     @property
     def all(self) -> list[Mapping[str, Any]]:
@@ -109,6 +113,8 @@ def calibration_of(run: RunData, trainable: Sequence[Trainable]) -> Calibration:
         backward_ms=backward_ms,
         optimizer_ms=lengths("optimizer", 1),
         allreduce=(_curve(run, case, blocks, where),),
+        comm_core_share=looked.by_median(lambda d: d.get("comm_core_ms", 0.0) / d["comm_alone_ms"]),
+        copy_ms=looked.by_median(lambda d: d.get("copy_ms", 0.0)),
         compute_slowdown=_slow(looked, "compute"),
         comm_slowdown=_slow(looked, "comm"),
         rank_spread=tuple(
@@ -117,7 +123,7 @@ def calibration_of(run: RunData, trainable: Sequence[Trainable]) -> Calibration:
         single_step_ms=single_steps(run, int(case["batch_per_device"])),
         notes=(f"measured by the calibration pass on {case['case_id']}",),
     )
-    return _with_finish(found, run)
+    return _with_residual(found, run)
 
 
 def _looked(blocks: pd.DataFrame) -> _Pass:
@@ -155,14 +161,11 @@ def _curve(run: RunData, case: Mapping[str, Any], blocks: pd.DataFrame, where: s
 
 def _slow(looked: _Pass, side: str) -> Samples:
     names = ("compute_alone_ms", "comm_alone_ms", "compute_end_ms", "comm_end_ms")
-    return tuple(
-        median(getattr(slowdowns(**{name: float(d[name]) for name in names}), side) for d in details)
-        for _, details in sorted(looked.by_round.items())
-    )
+    return looked.by_median(lambda d: getattr(slowdowns(**{name: float(d[name]) for name in names}), side))
 
 
-def _with_finish(found: Calibration, run: RunData) -> Calibration:
-    """With the cost of finishing, from the case of fewest buckets, and the error on the other cases."""
+def _with_residual(found: Calibration, run: RunData) -> Calibration:
+    """With the residual, from the case of fewest buckets, and the error on the other cases."""
     rows = [
         row
         for row in ddp_cases(run)
@@ -171,9 +174,9 @@ def _with_finish(found: Calibration, run: RunData) -> Calibration:
     if not rows:
         return found
     case = min(rows, key=lambda row: int(row["num_buckets"]))
-    samples = _finish_ms(found, run, case)
+    samples = _residual_ms(found, run, case)
     if samples:
-        found = replace(found, finish_ms=samples)
+        found = replace(found, residual_ms=samples)
     try:
         error = model_error_pct(held_out(found, run, fitted=str(case["case_id"])))
     except UsageError:  # no other case
@@ -181,8 +184,8 @@ def _with_finish(found: Calibration, run: RunData) -> Calibration:
     return replace(found, model_error_pct=error)
 
 
-def _finish_ms(found: Calibration, run: RunData, case: Mapping[str, Any]) -> Samples:
-    """By round, what a case's step takes beyond the simulated one, at least 0."""
+def _residual_ms(found: Calibration, run: RunData, case: Mapping[str, Any]) -> Samples:
+    """By round, what a case's step takes beyond the simulated one."""
     case_id = str(case["case_id"])
     timed, comm, local = (
         step_ms_by_round(run.blocks, phase).get(case_id, {}) for phase in ("timed", "comm", "no_sync")
@@ -206,5 +209,7 @@ def _finish_ms(found: Calibration, run: RunData, case: Mapping[str, Any]) -> Sam
         factor = local[r] / compute.total_ms
         cost = curve.scaled(comm[r] / alone_ms)
         work = make_work(sizes, [p.ready_ms * factor for p in found.parameters], layout, cost)
-        samples.append(max(timed[r] - simulate(work, compute.scaled(factor), slowdown=slow).step_ms, 0.0))
+        copy_ms = factor * median(found.copy_ms)
+        step = simulate(work, compute.scaled(factor), slowdown=slow, copy_ms=copy_ms)
+        samples.append(timed[r] - step.step_ms)
     return tuple(samples)

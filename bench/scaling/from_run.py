@@ -104,7 +104,7 @@ def calibrate(run: RunData, case: Mapping[str, Any], *, shapes: Sequence[Shape] 
         ],
         spread=spread,
         num_ranks=int(case["num_devices"]),
-        finish_ms=_finish_ms(run),
+        residual_ms=_residual_ms(run),
     )
     return Calibration(
         identity=identity(run, case),
@@ -118,7 +118,7 @@ def calibrate(run: RunData, case: Mapping[str, Any], *, shapes: Sequence[Shape] 
         allreduce=(allreduce,),
         compute_slowdown=fitted.compute_slowdown,
         comm_slowdown=fitted.comm_slowdown,
-        finish_ms=fitted.finish_ms,
+        residual_ms=fitted.residual_ms,
         rank_spread=spread,
         single_step_ms=single_steps(run, int(case["batch_per_device"])),
         notes=tuple(notes),
@@ -185,7 +185,7 @@ def rank_steps(blocks: pd.DataFrame, phase: str) -> dict[int, dict[int, list[flo
     return found
 
 
-def _finish_ms(run: RunData) -> float | None:
+def _residual_ms(run: RunData) -> float | None:
     """What DDP adds on one device, where nothing is sent: median over rounds; None where not measured."""
     cases = run.cases
     alone = cases[(cases["mode"] == "ddp") & (cases["status"] == "ok") & (cases["num_devices"] == 1)]

@@ -7,7 +7,7 @@ the network (the band of its curve), and the model's error on held-out cases whe
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -54,9 +54,18 @@ class _Inputs:
     single_ms: float
     slowdown: Slowdown
     copy_ms: float
-    finish_ms: float
+    residual_ms: float
     spread: Samples
     comm: CostCurve
+
+
+@dataclass(frozen=True)
+class _Played:
+    """A step; its ms, images/s, efficiency and exposed communication; what it loses, when asked."""
+
+    step: Step
+    figures: tuple[float, float, float, float]
+    lost: Callable[[], Lost]
 
 
 def predict(
@@ -77,21 +86,23 @@ def predict(
     Raises UsageError where the scenario asks for what its network or batch cannot give.
     """
     batch = batch_per_device(calibration, scenario)
-    estimate = _step(calibration, scenario, _read(calibration, scenario, None), batch)
+    played = _play(calibration, scenario, _read(calibration, scenario, None), batch)
     rng = np.random.default_rng(0)
-    draws = [_step(calibration, scenario, _read(calibration, scenario, rng), batch) for _ in range(resamples)]
+    drawn = (_play(calibration, scenario, _read(calibration, scenario, rng), batch) for _ in range(resamples))
+    draws = [p.figures for p in drawn]
     error = calibration.model_error_pct if model_error_pct is None else model_error_pct
     widening = _widening(calibration)
 
     def interval(index: int, *, share: float = 1.0) -> Interval:
         return _interval(
-            estimate[1][index], [d[1][index] for d in draws], widening, (error or 0.0) / 100 * share
+            played.figures[index], [d[index] for d in draws], widening, (error or 0.0) / 100 * share
         )
 
     step_ms = interval(0)
     exposed = interval(3, share=0.0)
     # The model's error is one of the step; the part that is communication carries all of it.
     reach = (error or 0.0) / 100 * step_ms.estimate
+    losses = played.lost()
     return Prediction(
         scenario=scenario,
         step_ms=step_ms,
@@ -102,10 +113,10 @@ def predict(
             low=max(exposed.estimate - math.hypot(exposed.estimate - exposed.low, reach), 0.0),
             high=exposed.estimate + math.hypot(exposed.high - exposed.estimate, reach),
         ),
-        wait_ms=estimate[2].rank_spread_ms,
-        lost=estimate[2],
-        num_buckets=len(estimate[0].buckets),
-        step=estimate[0],
+        wait_ms=losses.rank_spread_ms,
+        lost=losses,
+        num_buckets=len(played.step.buckets),
+        step=played.step,
     )
 
 
@@ -149,6 +160,7 @@ def _read(calibration: Calibration, scenario: Scenario, rng: np.random.Generator
     if c.identity.device_type == "cpu" and scenario.network is not None and c.num_ranks in curves:
         slowdown, comm = on_shared_cores(
             slowdown,
+            core_share=value(c.comm_core_share),
             calibrated=(curves[c.num_ranks], c.num_ranks),
             asked=(comm, scenario.num_devices),
             num_bytes=sum(p.num_bytes for p in c.parameters),
@@ -159,16 +171,13 @@ def _read(calibration: Calibration, scenario: Scenario, rng: np.random.Generator
         single_ms=value(c.single_step_ms) if c.single_step_ms else compute.total_ms,
         slowdown=slowdown,
         copy_ms=value(c.copy_ms),
-        finish_ms=value(c.finish_ms),
+        residual_ms=value(c.residual_ms),
         spread=_resampled(c.rank_spread, rng),
         comm=comm,
     )
 
 
-def _step(
-    calibration: Calibration, scenario: Scenario, inputs: _Inputs, batch: int
-) -> tuple[Step, tuple[float, float, float, float], Lost]:
-    """The step; its ms, images/s, efficiency and exposed communication; what it loses."""
+def _play(calibration: Calibration, scenario: Scenario, inputs: _Inputs, batch: int) -> _Played:
     n, calibrated = scenario.num_devices, calibration.identity.batch_per_device
     layout = assign_cap(
         [p.num_bytes for p in calibration.parameters],
@@ -195,25 +204,25 @@ def _step(
         inputs.comm,
         wire_share=scenario.wire_share,
     )
-    copy_ms, finish_ms = (0.0, 0.0) if alone else (inputs.copy_ms, inputs.finish_ms)
-    step = simulate(
-        work,
-        own.scaled(slowest),
-        slowdown=inputs.slowdown,
-        copy_ms=copy_ms,
-        finish_ms=finish_ms,
-    )
+    compute = own.scaled(slowest)
+    copy_ms, residual_ms = (0.0, 0.0) if alone else (inputs.copy_ms, inputs.residual_ms)
+    step = simulate(work, compute, slowdown=inputs.slowdown, copy_ms=copy_ms, residual_ms=residual_ms)
     images_per_s = batch * n * scenario.accumulate * 1000 / step.step_ms
     single = calibrated * 1000 / inputs.single_ms
-    losses = lost(
-        exposed_ms=step.exposed_comm_ms,
-        handling_ms=finish_ms + copy_ms * len(layout),
-        latency_ms=inputs.comm(1.0) * len(layout),
-        comm_ms=step.comm_ms,
-        rank_spread_ms=own.total_ms * (slowest - 1),
-        sharing_ms=own.total_ms - size * scenario.accumulate * inputs.single_ms,
-    )
-    return step, (step.step_ms, images_per_s, images_per_s / n / single, step.exposed_comm_ms), losses
+
+    def losses() -> Lost:
+        without_copies = simulate(work, compute, slowdown=inputs.slowdown)
+        return lost(
+            exposed_ms=step.exposed_comm_ms,
+            handling_ms=max(step.step_ms - without_copies.step_ms, 0.0),
+            latency_ms=inputs.comm(1.0) * len(layout),
+            comm_ms=step.comm_ms,
+            rank_spread_ms=own.total_ms * (slowest - 1),
+            sharing_ms=own.total_ms - size * scenario.accumulate * inputs.single_ms,
+        )
+
+    figures = (step.step_ms, images_per_s, images_per_s / n / single, step.exposed_comm_ms)
+    return _Played(step, figures, losses)
 
 
 def _resampled(samples: Samples, rng: np.random.Generator | None) -> Samples:

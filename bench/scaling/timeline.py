@@ -109,7 +109,7 @@ def simulate(
     *,
     slowdown: Slowdown | None = None,
     copy_ms: float = 0.0,
-    finish_ms: float = 0.0,
+    residual_ms: float = 0.0,
 ) -> Step:
     """Play one step.
 
@@ -117,11 +117,14 @@ def simulate(
         work: buckets in all-reduce order.
         compute: the step without communication; no bucket may be ready after `compute.backward_ms`.
         slowdown: while both run; undisturbed by default.
-        copy_ms: compute that each bucket adds to the backward when it is complete (copies into its buffer).
-        finish_ms: after the last all-reduce and the backward, whatever the layout (copies back).
+        copy_ms: to copy all gradients once, in proportion to their bytes: into a bucket before it is
+            launched, as part of the backward, and back when the backward and its all-reduce are over,
+            bucket by bucket (DDP without `gradient_as_bucket_view`).
+        residual_ms: at the end, whatever the layout; a negative one shortens no more than the waiting.
     """
     slow = slowdown or Slowdown()
-    work, end_ms = _with_copies(work, compute.backward_ms, copy_ms)
+    work = _with_copies(work, copy_ms)
+    end_ms = compute.backward_ms + copy_ms
     clock = _Clock(end_ms, slow)
     spans = []
     for bucket in work:
@@ -141,7 +144,8 @@ def simulate(
                 num_bytes=bucket.num_bytes, ready_ms=at, launch_ms=launch, start_ms=start, done_ms=done
             )
         )
-    backward_ms = max(compute_end_ms, comm_end_ms) + finish_ms
+    copied_ms = _copied_back(compute_end_ms, work, [done for _, done in spans], copy_ms)
+    backward_ms = max(copied_ms + residual_ms, compute.backward_ms)
     return Step(
         step_ms=compute.before_ms + backward_ms + compute.after_ms,
         exposed_comm_ms=max(backward_ms - compute.backward_ms, 0.0),
@@ -169,14 +173,26 @@ def advance(
     return now_ms + until_compute_ms + comm_ms - until_compute_ms / slow.comm, end_ms
 
 
-def _with_copies(work: Sequence[Work], end_ms: float, copy_ms: float) -> tuple[list[Work], float]:
+def _with_copies(work: Sequence[Work], copy_ms: float) -> list[Work]:
+    """When bucket k is launched, everything up to it has been copied."""
     if not copy_ms:
-        return list(work), end_ms
-    ready = [bucket.ready_ms for bucket in work]
-    order = sorted(range(len(work)), key=lambda i: (ready[i], i))
-    place = {index: rank for rank, index in enumerate(order)}
-    shifted = [replace(b, ready_ms=b.ready_ms + copy_ms * (place[i] + 1)) for i, b in enumerate(work)]
-    return shifted, end_ms + copy_ms * len(work)
+        return list(work)
+    total, copied, ready_ms, found = sum(bucket.num_bytes for bucket in work), 0, 0.0, []
+    for bucket in work:
+        copied += bucket.num_bytes
+        ready_ms = max(ready_ms, bucket.ready_ms)
+        found.append(replace(bucket, ready_ms=ready_ms + copy_ms * copied / total))
+    return found
+
+
+def _copied_back(
+    compute_end_ms: float, work: Sequence[Work], done_ms: Sequence[float], copy_ms: float
+) -> float:
+    """When the last bucket is copied back; each is waited for in turn, the first after the backward."""
+    now_ms, total = compute_end_ms, sum(bucket.num_bytes for bucket in work)
+    for bucket, done in zip(work, done_ms, strict=True):
+        now_ms = max(now_ms, done) + copy_ms * bucket.num_bytes / total
+    return now_ms
 
 
 class _Clock:

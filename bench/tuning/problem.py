@@ -31,7 +31,7 @@ class Problem:
     compute: Compute
     slowdown: Slowdown
     copy_ms: float
-    finish_ms: float
+    residual_ms: float
     wire_share: float
 
     @classmethod
@@ -57,7 +57,7 @@ class Problem:
             compute=compute.scaled(slowest),
             slowdown=Slowdown(compute=median(c.compute_slowdown), comm=median(c.comm_slowdown)),
             copy_ms=median(c.copy_ms),
-            finish_ms=median(c.finish_ms),
+            residual_ms=median(c.residual_ms),
             wire_share=scenario.wire_share,
         )
 
@@ -65,7 +65,7 @@ class Problem:
         """The simulated step under `layout`."""
         work = make_work(self.num_bytes, self.ready_ms, layout, self.comm_ms, wire_share=self.wire_share)
         step = simulate(
-            work, self.compute, slowdown=self.slowdown, copy_ms=self.copy_ms, finish_ms=self.finish_ms
+            work, self.compute, slowdown=self.slowdown, copy_ms=self.copy_ms, residual_ms=self.residual_ms
         )
         return step.step_ms
 
@@ -83,6 +83,7 @@ class Problem:
             lambda num_bytes: self.comm_ms(num_bytes) + bucket_ms,
             self.compute,
             slowdown=self.slowdown,
+            copy_ms=self.copy_ms,
             wire_share=self.wire_share,
             tolerance_ms=0.0 if exact else TOLERANCE * self.compute.total_ms,
         )
@@ -91,9 +92,14 @@ class Problem:
     def bound_ms(self) -> float:
         """The least step that any layout can reach: compute and communication each at full speed."""
         least = lower_bound_ms(
-            self.num_bytes, self.ready_ms, self.comm_ms, self.compute, wire_share=self.wire_share
+            self.num_bytes,
+            self.ready_ms,
+            self.comm_ms,
+            self.compute,
+            copy_ms=self.copy_ms,
+            wire_share=self.wire_share,
         )
-        return least + self.finish_ms
+        return max(least + self.residual_ms, self.compute.total_ms)
 
 
 def check_hooks(hooks: Sequence[str]) -> None:

@@ -19,7 +19,7 @@ STAGES = CALIBRATION, PROOF = "calibration", "proof"
 """Results folders of the two stages, within the tuning's own."""
 
 ONE_BUCKET_MB = "100000"
-"""A cap that no model fills: nothing overlaps, so it tells what finishing costs."""
+"""A cap that no model fills: nothing overlaps, so it tells what the simulation lacks."""
 
 FIXED = ("static_graph", "find_unused_parameters", "sync_buffers", "sync_batchnorm")
 """Axes of bench.run that stay what they are."""

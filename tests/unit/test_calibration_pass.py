@@ -24,7 +24,8 @@ SIZES = (2_000_000, 6_000_000, 12_000_000, 4_000_000)
 READY_MS = (20.0, 45.0, 70.0, 100.0)
 COMPUTE = Compute(before_ms=50.0, backward_ms=100.0, after_ms=10.0)
 SLOW = Slowdown(compute=1.25, comm=1.4)
-FINISH_MS = 6.0
+COPY_MS = 4.0
+RESIDUAL_MS = 6.0
 CURVE = CostCurve(((4096.0, 0.5), (1e8, 800.0)))
 ORDER = (3, 2, 1, 0)
 TRAINABLE = [(f"p{i}", SIZES[ORDER[i]], "") for i in range(4)]
@@ -90,7 +91,7 @@ def known_run(tmp_path: Path, *, with_pass: bool = True) -> RunData:
 
 def _first_round(layout: Any) -> float:
     work = make_work(SIZES, READY_MS, layout, CURVE)
-    return simulate(work, COMPUTE, slowdown=SLOW, finish_ms=FINISH_MS).step_ms
+    return simulate(work, COMPUTE, slowdown=SLOW, copy_ms=COPY_MS, residual_ms=RESIDUAL_MS).step_ms
 
 
 def _block(case: Case, r: int, phase: str, ms: float, detail: Any = None) -> dict[str, Any]:
@@ -109,7 +110,7 @@ def _detail(pace: float) -> dict[str, Any]:
         "order": list(ORDER),
         "ready_ms": [at * longer for at in READY_MS],
         "data_ms": 10.0 * longer, "forward_ms": 40.0 * longer, "backward_ms": 100.0 * longer,
-        "optimizer_ms": 10.0 * longer,
+        "optimizer_ms": 10.0 * longer, "copy_ms": COPY_MS * pace,
         "compute_alone_ms": 320.0 * pace, "comm_alone_ms": 800.0 * pace,
         "compute_end_ms": beside.compute_end_ms * pace, "comm_end_ms": beside.comm_end_ms * pace,
     }  # fmt: skip
@@ -126,7 +127,8 @@ def test_the_machine_that_made_a_run_is_found_again(tmp_path: Path) -> None:
     assert found.backward_ms == pytest.approx((100.0, 110.0, 121.0))
     assert found.forward_ms[0] + found.data_ms[0] == pytest.approx(50.0)
     assert found.optimizer_ms[0] == pytest.approx(10.0)
-    assert found.finish_ms == pytest.approx((FINISH_MS, 1.1 * FINISH_MS, 1.21 * FINISH_MS), rel=0.02)
+    assert found.copy_ms == pytest.approx((COPY_MS, 1.1 * COPY_MS, 1.21 * COPY_MS))
+    assert found.residual_ms == pytest.approx((RESIDUAL_MS, 1.1 * RESIDUAL_MS, 1.21 * RESIDUAL_MS), rel=0.02)
     assert found.model_error_pct is not None
 
 

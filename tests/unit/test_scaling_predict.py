@@ -89,26 +89,26 @@ def test_eight_h200s_from_one(resnet50: Any, batch: int) -> None:
     assert found.efficiency.estimate < 1
 
 
-def test_the_fit_finds_the_slow_down_and_the_finish_that_made_a_run() -> None:
+def test_the_fit_finds_the_slow_down_and_the_residual_that_made_a_run() -> None:
     compute = Compute(before_ms=50.0, backward_ms=100.0, after_ms=10.0)
     work = [Work(num_bytes=1, ready_ms=r, comm_ms=25.0) for r in (5.0, 40.0, 70.0, 100.0)]
-    true = simulate(work, compute, slowdown=Slowdown(compute=1.5), finish_ms=7.0)
+    true = simulate(work, compute, slowdown=Slowdown(compute=1.5), residual_ms=7.0)
     rounds = [RoundFit(true.step_ms, compute)] * 3
     ratio = true.compute_end_ms / 100
     found = fit(rounds, work, end_ms=100.0, beside=[ratio], spread=[], num_ranks=2)
     assert found.compute_slowdown == pytest.approx((1.5,) * 3, rel=1e-3)
-    assert found.finish_ms == pytest.approx((7.0,) * 3, rel=1e-2)
+    assert found.residual_ms == pytest.approx((7.0,) * 3, rel=1e-2)
 
 
-def test_with_the_finish_known_the_fit_finds_both_slow_downs() -> None:
+def test_with_the_residual_known_the_fit_finds_both_slow_downs() -> None:
     compute = Compute(before_ms=50.0, backward_ms=100.0, after_ms=10.0)
     work = [Work(num_bytes=1, ready_ms=r, comm_ms=25.0) for r in (5.0, 40.0, 70.0, 100.0)]
-    true = simulate(work, compute, slowdown=Slowdown(compute=1.3, comm=1.4), finish_ms=7.0)
+    true = simulate(work, compute, slowdown=Slowdown(compute=1.3, comm=1.4), residual_ms=7.0)
     rounds = [RoundFit(true.step_ms, compute)]
     ratio = true.compute_end_ms / 100
-    found = fit(rounds, work, end_ms=100.0, beside=[ratio], spread=[], num_ranks=2, finish_ms=7.0)
+    found = fit(rounds, work, end_ms=100.0, beside=[ratio], spread=[], num_ranks=2, residual_ms=7.0)
     again = Slowdown(compute=found.compute_slowdown[0], comm=found.comm_slowdown[0])
-    refit = simulate(work, compute, slowdown=again, finish_ms=7.0)
+    refit = simulate(work, compute, slowdown=again, residual_ms=7.0)
     assert refit.step_ms == pytest.approx(true.step_ms, rel=1e-3)
     assert refit.compute_end_ms == pytest.approx(true.compute_end_ms, rel=1e-2)
 

@@ -40,35 +40,37 @@ def every_layout(count: int) -> list[Layout]:
 
 
 @settings(max_examples=150, deadline=None)
-@given(PARAMETERS, CURVES, SLOWDOWNS)
+@given(PARAMETERS, CURVES, SLOWDOWNS, st.sampled_from([0.0, 0.3, 4.0]))
 def test_equal_to_brute_force_and_no_layout_beats_the_bound(
-    parameters: list[tuple[int, float]], curve: CostCurve, slow: Slowdown
+    parameters: list[tuple[int, float]], curve: CostCurve, slow: Slowdown, copy_ms: float
 ) -> None:
     sizes, ready = [p[0] for p in parameters], [p[1] for p in parameters]
     steps = [
-        simulate(make_work(sizes, ready, layout, curve), COMPUTE, slowdown=slow).step_ms
+        simulate(make_work(sizes, ready, layout, curve), COMPUTE, slowdown=slow, copy_ms=copy_ms).step_ms
         for layout in every_layout(len(sizes))
     ]
-    found = best_layout(sizes, ready, curve, COMPUTE, slowdown=slow)
+    found = best_layout(sizes, ready, curve, COMPUTE, slowdown=slow, copy_ms=copy_ms)
     assert found.step.step_ms == pytest.approx(min(steps), rel=1e-9)
-    again = simulate(make_work(sizes, ready, found.layout, curve), COMPUTE, slowdown=slow)
-    assert again == found.step
-    assert lower_bound_ms(sizes, ready, curve, COMPUTE) <= min(steps) + 1e-9
+    work = make_work(sizes, ready, found.layout, curve)
+    assert simulate(work, COMPUTE, slowdown=slow, copy_ms=copy_ms) == found.step
+    assert lower_bound_ms(sizes, ready, curve, COMPUTE, copy_ms=copy_ms) <= min(steps) + 1e-9
 
 
+@pytest.mark.parametrize("copy_ms", [0.0, 2.5])
 @pytest.mark.parametrize("slow", [Slowdown(compute=1.3, comm=1.4), Slowdown(compute=3.0, comm=2.5)])
-def test_twelve_parameters(slow: Slowdown) -> None:
+def test_twelve_parameters(slow: Slowdown, copy_ms: float) -> None:
     """Both regimes: overlap that gets more done than taking turns, and overlap that gets less done."""
     sizes = [2**22, 512, 2**20, 4096, 2**20, 2**18, 512, 2**21, 4096, 2**19, 2**20, 2**18]
     ready = [0.5, 0.6, 1.5, 2.0, 2.4, 4.0, 4.1, 5.5, 6.0, 7.7, 9.0, 10.0]
     curve = CostCurve(((512.0, 0.3), (2.0**22, 3.0)))
     steps = [
-        simulate(make_work(sizes, ready, layout, curve), COMPUTE, slowdown=slow).step_ms
+        simulate(make_work(sizes, ready, layout, curve), COMPUTE, slowdown=slow, copy_ms=copy_ms).step_ms
         for layout in every_layout(12)
     ]
-    found = best_layout(sizes, ready, curve, COMPUTE, slowdown=slow)
+    found = best_layout(sizes, ready, curve, COMPUTE, slowdown=slow, copy_ms=copy_ms)
     assert found.step.step_ms == pytest.approx(min(steps), rel=1e-9)
-    assert found.step.step_ms <= best_uniform_cap(sizes, ready, curve, COMPUTE, slowdown=slow).step.step_ms
+    uniform = best_uniform_cap(sizes, ready, curve, COMPUTE, slowdown=slow, copy_ms=copy_ms)
+    assert found.step.step_ms <= uniform.step.step_ms
 
 
 def test_the_bound_exposes_the_last_gradient() -> None:

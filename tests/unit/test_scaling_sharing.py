@@ -16,22 +16,23 @@ from bench.scaling.timeline import Slowdown
 
 OWN = CostCurve(((1e6, 10.0), (1e8, 1000.0)))
 MEASURED = Slowdown(compute=1.25, comm=1.0)
-"""Communication takes a fifth of the core."""
+"""Communication slows compute by a quarter."""
 
 
 @pytest.mark.parametrize(
     ("factor", "compute", "comm", "cost_ms"),
     [
         (1.0, 1.25, 1.0, 1000.0),  # the calibrated link
-        (10.0, 1 / 0.98, 1.0, 10000.0),  # a tenth of the rate takes a fiftieth of the core
-        (0.5, 1 / 0.6, 1.0, 500.0),  # twice the rate, two fifths
-        (0.25, 2.0, 1.6, 250.0),  # four fifths wanted, a half given while compute runs
-        (0.1, 2.0, 2.0, 200.0),  # the core, not the link, is the limit: a fifth of 1000 ms
+        (10.0, 1.025, 1.0, 10000.0),  # a tenth of the rate slows compute a tenth as much
+        (0.25, 2.0, 1.0, 250.0),  # four times the rate
+        (0.125, 3.0, 1.0, 125.0),  # eight times: two thirds of the core, the most that two threads get
+        (0.1, 3.0, 15 / 14, 100.0),  # 5/7 of the core wanted, 2/3 given
+        (0.01, 3.0, 1.25, 50.0),  # the core, not the link, is the limit: a twentieth of 1000 ms
     ],
 )
 def test_a_core_moves_the_bytes(factor: float, compute: float, comm: float, cost_ms: float) -> None:
     slowdown, cost = on_shared_cores(
-        MEASURED, calibrated=(OWN, 2), asked=(OWN.scaled(factor), 2), num_bytes=1e8
+        MEASURED, core_share=0.05, calibrated=(OWN, 2), asked=(OWN.scaled(factor), 2), num_bytes=1e8
     )
     assert slowdown.compute == pytest.approx(compute)
     assert slowdown.comm == pytest.approx(comm)
@@ -40,7 +41,9 @@ def test_a_core_moves_the_bytes(factor: float, compute: float, comm: float, cost
 
 def test_the_rate_of_a_rank_counts_not_the_number_of_ranks() -> None:
     more_ranks = OWN.scaled(2 * 3 / 4)  # the ring law from 2 to 4 ranks
-    slowdown, cost = on_shared_cores(MEASURED, calibrated=(OWN, 2), asked=(more_ranks, 4), num_bytes=1e8)
+    slowdown, cost = on_shared_cores(
+        MEASURED, core_share=0.05, calibrated=(OWN, 2), asked=(more_ranks, 4), num_bytes=1e8
+    )
     assert slowdown.compute == pytest.approx(1.25)
     assert cost(1e8) == pytest.approx(1500.0)
 

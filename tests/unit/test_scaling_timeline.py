@@ -70,10 +70,25 @@ def test_moments_inside_a_slowed_stretch_are_drawn_where_they_happen() -> None:
     assert step.buckets[1].start_ms == pytest.approx(90.0)
 
 
-def test_copies_lengthen_the_backward_and_finishing_the_step() -> None:
-    step = simulate(work((50.0, 1.0), (100.0, 5.0)), COMPUTE, copy_ms=2.0, finish_ms=3.0)
+def test_copies_in_are_part_of_the_backward_and_only_the_last_bucket_is_copied_back_alone() -> None:
+    """Two equal buckets, 2 ms to copy each: ready 2 and 4 ms later; the first is back before the second."""
+    step = simulate(work((50.0, 1.0), (100.0, 5.0)), COMPUTE, copy_ms=4.0)
     assert [b.ready_ms for b in step.buckets] == [52.0, 104.0]
-    assert step.exposed_comm_ms == pytest.approx(4.0 + 5.0 + 3.0)
+    assert step.exposed_comm_ms == pytest.approx(4.0 + 5.0 + 2.0)
+
+
+def test_copies_back_wait_for_the_backward_and_run_on_after_the_last_all_reduce() -> None:
+    """The large bucket is done at 61; the end of the backward, 110, is followed by 9 ms for it, then 1."""
+    large = Work(num_bytes=9, ready_ms=50.0, comm_ms=2.0)
+    small = Work(num_bytes=1, ready_ms=100.0, comm_ms=0.5)
+    step = simulate([large, small], COMPUTE, copy_ms=10.0)
+    assert step.comm_end_ms == pytest.approx(110.5)
+    assert step.exposed_comm_ms == pytest.approx(10.0 + 10.0)
+
+
+def test_one_bucket_is_copied_with_nothing_to_hide_it() -> None:
+    step = simulate(work((100.0, 30.0)), COMPUTE, copy_ms=10.0)
+    assert step.exposed_comm_ms == pytest.approx(10.0 + 30.0 + 10.0)
 
 
 BUCKETS = st.lists(st.tuples(st.floats(0, 100), st.floats(0, 200)), min_size=1, max_size=12)
