@@ -7,7 +7,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,15 @@ def parser() -> Parser:
 def settings_of(arguments: Sequence[str]) -> Settings:
     """The settings that a command line asks for. Raises UsageError for what cannot be."""
     options = vars(parser().parse_args(list(arguments)))
-    how = {name: options.pop(name) for name in NOT_SETTINGS}
+    return _resolved(options, _how(options))
+
+
+def _how(options: dict[str, Any]) -> dict[str, Any]:
+    """What says how to run, taken out of `options`."""
+    return {name: options.pop(name) for name in NOT_SETTINGS}
+
+
+def _resolved(options: Mapping[str, Any], how: Mapping[str, Any]) -> Settings:
     return resolve(options, preset=how["preset"], config=how["config"])
 
 
@@ -82,13 +90,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(arguments: list[str], options: dict[str, Any], *, first: bool) -> int:
     began_s = time.monotonic()
-    how = {name: options.pop(name) for name in NOT_SETTINGS}
+    how = _how(options)
     resume: Path | None = how["resume"]
     if resume is not None and (how["preset"] or how["config"] or how["dry_run"]):
         raise UsageError(
             f"--resume takes its settings from {resume}: leave out --preset, --config and --dry-run"
         )
-    settings = resolve(options, preset=how["preset"], config=how["config"])
+    settings = _resolved(options, how)
     # Kineto, inside torch.profiler, would write of its own starts and stops to stderr.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     # Torch takes seconds to import: a typing mistake is answered before that.

@@ -202,7 +202,11 @@ def _residual_ms(run: RunData) -> float | None:
 def allreduce_times(
     run: RunData, case: Mapping[str, Any], sizes: Sequence[int], blocks: pd.DataFrame, where: str
 ) -> AllReduceTimes:
-    """The measured curve, scaled to what the case's own buckets took; else a rate from those alone."""
+    """The measured curve, scaled to what the case's own buckets took; else a rate from those alone.
+
+    The curve is taken once and in one go, the buckets in every round: what held the network up just then
+    is no part of any step.
+    """
     replay = step_ms_by_round(blocks, "comm").get(str(case["case_id"]), {})
     num_ranks, backend = int(case["num_devices"]), str(case["backend"])
     rows = run.allreduce[(run.allreduce["num_devices"] == num_ranks) & (run.allreduce["backend"] == backend)]
@@ -213,6 +217,10 @@ def allreduce_times(
                 rows["bytes"], rows["time_ms"], rows["time_ms_low"], rows["time_ms_high"], strict=True
             )
         )
+        if replay:
+            curve = measured_curve(points)
+            longer = float(np.median(list(replay.values()))) / sum(curve(size) for size in sizes)
+            points = tuple((size, tuple(ms * longer for ms in times)) for size, times in points)
     elif replay:
         total = sum(sizes)
         points = tuple((size, tuple(ms * size / total for ms in replay.values())) for size in (4096, total))

@@ -7,17 +7,17 @@ the network (the band of its curve), and the model's error on held-out cases whe
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
-import scipy
 
 from bench.errors import UsageError
 from bench.scaling.buckets import assign_cap
 from bench.scaling.calibration import Calibration, Samples
 from bench.scaling.cost import CostBand, CostCurve
 from bench.scaling.lost import Lost, lost
+from bench.scaling.resampling import interval, resampled, widening
 from bench.scaling.scenario import Scenario, cost_band, own_curves
 from bench.scaling.sharing import on_shared_cores
 from bench.scaling.spread import expected_max
@@ -91,23 +91,21 @@ def predict(
     drawn = (_play(calibration, scenario, _read(calibration, scenario, rng), batch) for _ in range(resamples))
     draws = [p.figures for p in drawn]
     error = calibration.model_error_pct if model_error_pct is None else model_error_pct
-    widening = _widening(calibration)
+    wider = widening(calibration)
 
-    def interval(index: int, *, share: float = 1.0) -> Interval:
-        return _interval(
-            played.figures[index], [d[index] for d in draws], widening, (error or 0.0) / 100 * share
-        )
+    def of(index: int, *, share: float = 1.0) -> Interval:
+        return interval(played.figures[index], [d[index] for d in draws], wider, (error or 0.0) / 100 * share)
 
-    step_ms = interval(0)
-    exposed = interval(3, share=0.0)
+    step_ms = of(0)
+    exposed = of(3, share=0.0)
     # The model's error is one of the step; the part that is communication carries all of it.
     reach = (error or 0.0) / 100 * step_ms.estimate
     losses = played.lost()
     return Prediction(
         scenario=scenario,
         step_ms=step_ms,
-        images_per_s=interval(1),
-        efficiency=interval(2),
+        images_per_s=of(1),
+        efficiency=of(2),
         exposed_comm_ms=replace(
             exposed,
             low=max(exposed.estimate - math.hypot(exposed.estimate - exposed.low, reach), 0.0),
@@ -138,12 +136,12 @@ def batch_per_device(calibration: Calibration, scenario: Scenario) -> int:
 
 def _read(calibration: Calibration, scenario: Scenario, rng: np.random.Generator | None) -> _Inputs:
     def value(samples: Samples) -> float:
-        return float(np.median(_resampled(samples, rng)))
+        return float(np.median(resampled(samples, rng)))
 
     c = calibration
     curves = own_curves(
         tuple(
-            replace(t, points=tuple((size, _resampled(times, rng)) for size, times in t.points))
+            replace(t, points=tuple((size, resampled(times, rng)) for size, times in t.points))
             for t in c.allreduce
         )
     )
@@ -172,7 +170,7 @@ def _read(calibration: Calibration, scenario: Scenario, rng: np.random.Generator
         slowdown=slowdown,
         copy_ms=value(c.copy_ms),
         residual_ms=value(c.residual_ms),
-        spread=_resampled(c.rank_spread, rng),
+        spread=resampled(c.rank_spread, rng),
         comm=comm,
     )
 
@@ -223,32 +221,3 @@ def _play(calibration: Calibration, scenario: Scenario, inputs: _Inputs, batch: 
 
     figures = (step.step_ms, images_per_s, images_per_s / n / single, step.exposed_comm_ms)
     return _Played(step, figures, losses)
-
-
-def _resampled(samples: Samples, rng: np.random.Generator | None) -> Samples:
-    if rng is None or len(samples) < 2:
-        return samples
-    return tuple(rng.choice(samples, len(samples)))
-
-
-def _widening(calibration: Calibration) -> float:
-    """Hesterberg's factor for few rounds, as in `bench.stats.median_interval`."""
-    rounds = min((len(s) for s in (calibration.backward_ms, calibration.forward_ms) if len(s) > 1), default=0)
-    if not rounds:
-        return 1.0
-    factor = scipy.stats.t.ppf(0.975, rounds - 1) / scipy.stats.norm.ppf(0.975)
-    return float(factor * math.sqrt(rounds / (rounds - 1)))
-
-
-def _interval(estimate: float, draws: Sequence[float], widening: float, error: float) -> Interval:
-    low, high = np.quantile(draws, (0.025, 0.975)) if draws else (estimate, estimate)
-    if estimate <= 0:
-        return Interval(estimate, min(float(low), estimate), max(float(high), estimate))
-    below = math.log(estimate / min(float(low), estimate)) * widening if low > 0 else math.inf
-    above = math.log(max(float(high), estimate) / estimate) * widening
-    model = math.log1p(error)
-    return Interval(
-        estimate,
-        estimate * math.exp(-math.hypot(below, model)),
-        estimate * math.exp(math.hypot(above, model)),
-    )

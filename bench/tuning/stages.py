@@ -58,13 +58,13 @@ class Tuning:
     def run(self) -> Answer:
         """Tune; the answer, on every rank. Raises AgreedError where a stage or the search fails."""
         try:
-            answer = self._run()
-        except AgreedError:
-            # Every rank comes here: they part in good order.
-            self._cluster.close()
-            raise
+            outcome: Answer | AgreedError = self._run()
+        except AgreedError as error:  # every rank's: they part in good order
+            outcome = error
         self._cluster.close()
-        return answer
+        if isinstance(outcome, AgreedError):
+            raise outcome
+        return outcome
 
     def _run(self) -> Answer:
         name = self._request.out or default_folder(host=host_name(), name="tune")

@@ -16,7 +16,7 @@ from bench.plan import Case
 from bench.records.schema import ALLREDUCE, BLOCKS, BUCKETS, CASES, typed_frame
 from bench.records.store import RunData
 from bench.scaling.buckets import assign_cap, bucket_bytes
-from bench.scaling.cost import CostCurve
+from bench.scaling.cost import CostCurve, measured_curve
 from bench.scaling.from_pass import calibration_of, slowdowns
 from bench.scaling.timeline import Compute, Slowdown, Work, make_work, simulate
 
@@ -130,6 +130,16 @@ def test_the_machine_that_made_a_run_is_found_again(tmp_path: Path) -> None:
     assert found.copy_ms == pytest.approx((COPY_MS, 1.1 * COPY_MS, 1.21 * COPY_MS))
     assert found.residual_ms == pytest.approx((RESIDUAL_MS, 1.1 * RESIDUAL_MS, 1.21 * RESIDUAL_MS), rel=0.02)
     assert found.model_error_pct is not None
+
+
+def test_a_curve_taken_while_the_network_was_held_up_is_set_right_by_the_rounds(tmp_path: Path) -> None:
+    run = known_run(tmp_path)
+    held_up = run.allreduce.assign(time_ms=2 * run.allreduce["time_ms"])
+    found = calibration_of(replace(run, allreduce=held_up), TRAINABLE)
+    assert found.allreduce == calibration_of(run, TRAINABLE).allreduce
+    sizes = [int(size) for size in run.cases["bucket_bytes"].iloc[0].split("/")]
+    curve = measured_curve(found.allreduce[0].points)
+    assert sum(map(curve, sizes)) == pytest.approx(1.1 * sum(map(CURVE, sizes))), "of the middle round"
 
 
 def test_a_run_without_the_pass_or_of_another_model_is_refused(tmp_path: Path) -> None:
