@@ -23,6 +23,17 @@ STEP_APART = 1.4
 MOST_CAPS = 8
 """A longer list nobody wants in the code; a shorter one loses little."""
 
+STEPS_TO_PREPARE = 8
+"""What a case takes before its first block, in its own steps: construction, proof, warm-up."""
+
+LEAST_ROUNDS = 12
+"""On two shared cores, where rounds scatter by 6%, they tell a gain of 5% from none for one candidate."""
+
+LEAST_MEASURED = 2
+
+LIST_MARGIN = 0.03
+"""A list has to promise this much more than a uniform cap: the simulation errs by as much."""
+
 BUCKET_SHARES = (0.0, 0.0005, 0.001, 0.002, 0.004, 0.008)
 """Of the compute: what a bucket is made to cost more, until the list is short enough."""
 
@@ -87,6 +98,30 @@ def choose(calibration: Calibration, *, num_ranks: int, axes: Axes, lists: bool)
     best = _best_simple(found, axes)
     more = [_with_view(best, other) for other in axes.gradient_as_bucket_view[1:]]
     return list({c.point: c for c in [*found, *more]}.values())
+
+
+def affordable(candidates: Sequence[Candidate], *, seconds: float, steps_per_round: int) -> list[Candidate]:
+    """Those that `seconds` let measure for `LEAST_ROUNDS` rounds, in their order.
+
+    The default comes first and what the user asked to compare beside the layout stays; of further layouts
+    those go that promise least, lists before uniform caps where they promise as much, until the rest fits
+    or two are left.
+    """
+    default = candidates[0]
+    kept = list(candidates)
+    layouts = sorted(
+        (c for c in candidates[1:] if c.point[1:] == default.point[1:]), key=_promise, reverse=True
+    )
+    steps = STEPS_TO_PREPARE + LEAST_ROUNDS * steps_per_round
+    for worst in layouts:
+        if len(kept) <= LEAST_MEASURED or sum(c.predicted_ms for c in kept) * steps <= 1000 * seconds:
+            break
+        kept.remove(worst)
+    return kept
+
+
+def _promise(candidate: Candidate) -> float:
+    return candidate.predicted_ms * (1 + LIST_MARGIN * (candidate.kind == "list"))
 
 
 Promising = tuple[str, str, Layout]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -62,11 +63,17 @@ class Request:
             name=CALIBRATION,
         )
 
+    def proof_s(self, spent_s: float) -> float:
+        """Seconds for the second stage after `spent_s`; infinite where the rounds are given."""
+        if "rounds" in self.options:
+            return math.inf
+        return max(self.max_time_s - spent_s, self.max_time_s * LEAST_PROOF_SHARE)
+
     def proof_options(self, out: Path, candidates: Sequence[Candidate], spent_s: float) -> dict[str, str]:
         """The second stage: every candidate in turns, after `spent_s` seconds."""
         options = self._options(
             out / PROOF,
-            max(self.max_time_s - spent_s, self.max_time_s * LEAST_PROOF_SHARE),
+            self.proof_s(spent_s),
             bucket_cap_mb=_joined(c.bucket_cap_mb for c in candidates),
             gradient_as_bucket_view=_joined("on" if c.gradient_as_bucket_view else "off" for c in candidates),
             comm_hook=_joined(c.comm_hook for c in candidates),
@@ -76,7 +83,7 @@ class Request:
         )
         options.setdefault("precision_target", "1%")
         if self.proof_steps is not None:
-            options.setdefault("steps", str(self.proof_steps))
+            options["steps"] = str(self.proof_steps)
         return options
 
     def _options(self, out: Path, max_time_s: float, **more: str) -> dict[str, str]:
@@ -119,7 +126,8 @@ def make_request(
     skipped = next((p.skip_reason for p in job.plan if p.case.mode == "ddp" and p.skip_reason), None)
     if skipped is not None:
         raise UsageError(f"{num_devices} devices cannot be tuned for here: {skipped}")
-    proof_steps = CPU_PROOF_STEPS if job.machine.device_type == "cpu" else None
+    on_cpu = job.machine.device_type == "cpu"
+    proof_steps = CPU_PROOF_STEPS if on_cpu and "steps" not in options else None
     return dataclasses.replace(request, proof_steps=proof_steps), job
 
 

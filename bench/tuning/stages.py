@@ -27,7 +27,7 @@ from bench.recovery.faults import RESTART_EXIT_CODE, AgreedError
 from bench.scaling.calibration import Calibration, Identity, check_same
 from bench.scaling.from_run import host_fingerprint
 from bench.tuning.answer import Answer, decide
-from bench.tuning.candidates import Candidate, choose
+from bench.tuning.candidates import Candidate, affordable, choose
 from bench.tuning.request import CALIBRATION, PROOF, Request, stage_job
 from bench.tuning.wording import as_json
 
@@ -71,7 +71,7 @@ class Tuning:
         self.out = Path(self._cluster.from_first(str(name)))
         calibration = self._calibrated()
         self._console.note(_described(calibration))
-        candidates, spent_s = self._agreed(lambda: (self._choose(calibration), self._spent_s()))
+        candidates, spent_s = self._agreed(lambda: self._affordable(calibration))
         folder = self.out / CALIBRATION
         if len(candidates) > 1 or self._request.reuse is not None:
             folder = self.out / PROOF
@@ -105,6 +105,19 @@ class Tuning:
             raise SystemExit(code)
         if self._cluster.from_first(code):
             raise StageFailedError(f"nothing could be measured; see {options['out']}")
+
+    def _affordable(self, calibration: Calibration) -> tuple[list[Candidate], float]:
+        """What to measure, and the seconds spent so far."""
+        found, spent_s = self._choose(calibration), self._spent_s()
+        seconds = self._request.proof_s(spent_s)
+        steps = self._request.proof_steps or self._job.settings.steps or 1
+        kept = affordable(found, seconds=seconds, steps_per_round=steps)
+        if len(kept) < len(found):
+            self._console.note(
+                f"{seconds:.0f} s are enough for {len(kept)} of {len(found)} candidates, those that promise "
+                "most; --max-time for more"
+            )
+        return kept, spent_s
 
     def _choose(self, calibration: Calibration) -> list[Candidate]:
         known = inspect.signature(DistributedDataParallel.__init__).parameters

@@ -15,7 +15,7 @@ from bench.scaling.buckets import MIB, Layout, assign_cap
 from bench.scaling.calibration import AllReduceTimes, Calibration, Identity, Parameter
 from bench.scaling.predict import predict
 from bench.scaling.scenario import Scenario
-from bench.tuning.candidates import Axes, Candidate, choose
+from bench.tuning.candidates import Axes, Candidate, affordable, choose
 from bench.tuning.caps import list_caps, uniform_caps
 from bench.tuning.problem import Problem, check_hooks
 
@@ -152,3 +152,39 @@ def test_parameters_of_several_kinds_get_no_list() -> None:
 def test_a_hook_without_buckets_is_refused() -> None:
     with pytest.raises(UsageError, match="powersgd"):
         check_hooks(("none", "powersgd"))
+
+
+def layouts(*predicted_ms: float) -> list[Candidate]:
+    return [
+        Candidate(bucket_cap_mb=str(i), kind="uniform" if i else "default", predicted_ms=ms)
+        for i, ms in enumerate(predicted_ms)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "kept"),
+    [
+        (150.0, [0, 1, 2, 3]),  # 32 steps each, 4.3 s a round of steps: 138 s
+        (100.0, [0, 1, 3]),  # the slowest goes: 99 s
+        (70.0, [0, 3]),
+        (1.0, [0, 3]),  # no answer without two
+    ],
+)
+def test_as_many_layouts_as_there_is_time_for(seconds: float, kept: list[int]) -> None:
+    """Of 1,000, 1,100, 1,200 and 1,000 ms; 8 steps to prepare and 12 rounds of 2."""
+    found = affordable(layouts(1000, 1100, 1200, 1000), seconds=seconds, steps_per_round=2)
+    assert [int(c.bucket_cap_mb) for c in found] == kept
+
+
+def test_a_list_that_promises_hardly_more_than_a_uniform_cap_goes_first() -> None:
+    listed = Candidate(bucket_cap_mb="1/5", kind="list", predicted_ms=890)
+    found = affordable([*layouts(1000, 900), listed], seconds=1.0, steps_per_round=2)
+    assert [c.kind for c in found] == ["default", "uniform"]
+    shorter = replace(listed, predicted_ms=800)
+    found = affordable([*layouts(1000, 900), shorter], seconds=1.0, steps_per_round=2)
+    assert [c.kind for c in found] == ["default", "list"]
+
+
+def test_what_was_asked_for_beside_the_layout_is_never_left_out() -> None:
+    hook = Candidate(bucket_cap_mb="default", kind="default", comm_hook="fp16", predicted_ms=9000)
+    assert affordable([*layouts(1000, 900), hook], seconds=1.0, steps_per_round=2)[-1] is hook
