@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 BANDWIDTH = "exposed communication for bandwidth"
 LATENCY = "exposed communication for latency"
-HANDLING = "copying and averaging buckets"
+HANDLING = "copying buckets, and what the simulation lacks"
 RANK_SPREAD = "rank spread, waiting for the slowest"
 SHARING = "compute of a rank beside others"
 

@@ -1,8 +1,9 @@
-"""Predictions against the committed lab runs, which nothing but their own calibration was fitted to."""
+"""Predictions against the committed lab runs, each from a calibration at 1 Gbit/s and the default cap."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from statistics import median
 
 import pytest
@@ -13,30 +14,47 @@ from bench.records.store import load_run
 from bench.scaling.networks import network
 from bench.scaling.validate import HeldOut, held_out
 
-RUNS = ROOT / "results" / "samples" / "predict-resnet18-2hosts"
+RUNS = ROOT / "results" / "samples" / "predictions"
+
+OUTSIDE = {
+    ("resnet18-2hosts-4gbit", "2"),
+    ("resnet18-2hosts-4gbit", "10"),
+    ("resnet18-3hosts-1gbit", "2"),
+    ("resnet18-3hosts-1gbit", "5"),
+}
+"""The cases that miss the aim of 8%, as the README says."""
 
 
 @pytest.fixture(scope="module")
-def cases() -> list[HeldOut]:
-    calibration = read_source(RUNS / "calibrated-1gbit").calibration
-    found = []
-    for rate in ("200mbit", "1gbit", "4gbit"):
+def cases() -> Mapping[tuple[str, str], HeldOut]:
+    found = {}
+    for setting in sorted(RUNS.iterdir()):
+        calibration = read_source(setting / "calibrated").calibration
+        rate = setting.name.split("-")[-1]
         other = None if rate == calibration.identity.link else network(f"link:{rate}")
-        found += held_out(calibration, load_run(RUNS / rate), fitted=None, network=other)
+        for case in held_out(calibration, load_run(setting / "measured"), fitted=None, network=other):
+            found[setting.name, case.bucket_cap_mb] = case
     return found
 
 
-def test_no_case_is_off_by_more_than_eight_percent(cases: list[HeldOut]) -> None:
-    assert len(cases) == 18
-    assert max(abs(case.error_pct) for case in cases) <= 8
+def test_no_case_but_the_known_ones_is_off_by_more_than_eight_percent(
+    cases: Mapping[tuple[str, str], HeldOut],
+) -> None:
+    assert {name for name, case in cases.items() if abs(case.error_pct) > 8} == OUTSIDE
 
 
-def test_every_rule_of_thumb_errs_more(cases: list[HeldOut]) -> None:
-    ours = median(abs(case.error_pct) for case in cases)
-    for rule in cases[0].naive_ms:
-        assert median(abs(case.naive_error_pct(rule)) for case in cases) > 3 * ours, rule
+def test_half_of_the_cases_are_within_three_percent(cases: Mapping[tuple[str, str], HeldOut]) -> None:
+    assert len(cases) == 56
+    assert median(abs(case.error_pct) for case in cases.values()) <= 3
+
+
+def test_every_rule_of_thumb_errs_more(cases: Mapping[tuple[str, str], HeldOut]) -> None:
+    found = list(cases.values())
+    ours = median(abs(case.error_pct) for case in found)
+    for rule in found[0].naive_ms:
+        assert median(abs(case.naive_error_pct(rule)) for case in found) > 3 * ours, rule
 
 
 def test_the_runs_are_of_one_machine() -> None:
-    environments = [json.loads(path.read_text())["environment"] for path in RUNS.glob("*/manifest.json")]
+    environments = [json.loads(path.read_text())["environment"] for path in RUNS.glob("*/*/manifest.json")]
     assert len({(e["cpu_model"], e["num_cores"]) for e in environments}) == 1
