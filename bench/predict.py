@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from bench import parsing
 from bench.errors import USAGE_EXIT_CODE, UsageError
@@ -25,6 +25,8 @@ from bench.scaling.predict import predict
 from bench.scaling.scenario import HALF_HOOKS, Scenario
 from bench.scaling.validate import HeldOut, held_out, model_error_pct
 from bench.settings import PRECISIONS
+
+T = TypeVar("T")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -145,18 +147,18 @@ def _scenarios(options: argparse.Namespace) -> list[list[Scenario]]:
                 network=network,
                 intra=intra,
                 curve=measured,
-                gpus_per_node=_whole(options.gpus_per_node),
-                nics_per_node=_whole(options.nics_per_node),
+                gpus_per_node=_whole(options, "gpus_per_node"),
+                nics_per_node=_whole(options, "nics_per_node"),
                 bucket_cap_mb=cap,
-                batch_per_device=_whole(options.batch_size),
+                batch_per_device=_whole(options, "batch_size"),
                 scaling=parsing.choice(("weak", "strong"))(options.scaling),
                 comm_hook=parsing.choice(("none", *HALF_HOOKS))(options.comm_hook),
-                accumulate=parsing.positive_int(options.accumulate),
+                accumulate=_parsed(options, "accumulate", parsing.positive_int),
             )
-            for n in parsing.csv(parsing.positive_int)(options.gpus)
+            for n in _parsed(options, "gpus", parsing.csv(parsing.positive_int))
         ]
         for network, measured in _networks(options.network)
-        for cap in parsing.csv(parsing.bucket_cap)(options.bucket_cap_mb)
+        for cap in _parsed(options, "bucket_cap_mb", parsing.csv(parsing.bucket_cap))
     ]
 
 
@@ -166,8 +168,15 @@ def _networks(text: str | None) -> list[tuple[Network | None, tuple[int, CostCur
     return [read_network(name) for name in dict.fromkeys(names)]
 
 
-def _whole(text: str | None) -> int | None:
-    return None if text is None else parsing.positive_int(text)
+def _whole(options: argparse.Namespace, name: str) -> int | None:
+    return None if getattr(options, name) is None else _parsed(options, name, parsing.positive_int)
+
+
+def _parsed(options: argparse.Namespace, name: str, parse: Callable[[str], T]) -> T:
+    try:
+        return parse(getattr(options, name))
+    except UsageError as error:
+        raise UsageError(f"--{name.replace('_', '-')}: {error}") from None
 
 
 def _validated(options: argparse.Namespace, source: Source) -> list[HeldOut]:

@@ -89,7 +89,7 @@ class Settings:
         None, parsing.positive_int, "exactly N rounds (default: until the target or the time limit)", "N"
     )
     precision_target: float = _setting(
-        0.02, parsing.fraction, "stop when every images/s is known to ± this", "2%%"
+        0.02, parsing.fraction, "stop when every images/s is known to ± this", "2%"
     )
     max_time: float | None = _setting(
         None,

@@ -161,9 +161,10 @@ def notes(
         lines.append(f"Assumed: {SHARING} stays as much slower than alone as on the calibrated machine.")
     if validated is not None:
         largest, middle = model_error_pct(validated), median_error_pct(validated)
+        included = "; the intervals of predictions include it" if predictions else ""
         lines.append(
             f"Error on {len(validated)} held-out cases: {middle:.1f}% at the median, {largest:.1f}% at the "
-            "largest; intervals include the largest. None has more than "
+            f"largest{included}. None has more than "
             f"{max(case.num_devices for case in validated)} devices: beyond, the error was not measured."
         )
     elif calibration.model_error_pct is not None:

@@ -12,6 +12,7 @@ from bench.records.store import load_run, replace_file
 from bench.scaling.approximate import Shape
 from bench.scaling.calibration import Calibration, check_same
 from bench.scaling.cost import CostCurve
+from bench.scaling.from_pass import residual_case
 from bench.scaling.from_run import calibrate, calibration_case, ddp_cases, identity
 from bench.scaling.nccl_log import parse_nccl_log
 from bench.scaling.networks import Network, network
@@ -23,7 +24,7 @@ CALIBRATION = "calibration.json"
 
 @dataclass(frozen=True)
 class Source:
-    """A calibration, and the case it was fitted on where it is an ordinary run's."""
+    """A calibration, and the case of its folder that it was fitted to, if any."""
 
     calibration: Calibration
     fitted: str | None = None
@@ -37,12 +38,14 @@ def read_source(folder: Path, *, cap: str | None = None, accept: bool = False) -
     """
     if cap is None and (folder / CALIBRATION).exists():
         calibration = load_calibration(folder)
+        fitted: dict[str, Any] | None = None
         if (folder / "manifest.json").exists():
             run = load_run(folder)
             cases: Sequence[dict[str, Any]] = ddp_cases(run)
             if cases:
                 check_same(calibration.identity, identity(run, cases[0]), accept=accept)
-        return Source(calibration)
+            fitted = residual_case(run, calibration.num_ranks)
+        return Source(calibration, str(fitted["case_id"]) if fitted else None)
     run = load_run(folder)
     case = calibration_case(run, cap=cap)
     return Source(

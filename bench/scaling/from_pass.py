@@ -164,19 +164,25 @@ def _slow(looked: _Pass, side: str) -> Samples:
     return looked.by_median(lambda d: getattr(slowdowns(**{name: float(d[name]) for name in names}), side))
 
 
-def _with_residual(found: Calibration, run: RunData) -> Calibration:
-    """With the residual, from the case of fewest buckets, and the error on the other cases."""
+def residual_case(run: RunData, num_ranks: int) -> dict[str, Any] | None:
+    """The case whose step gives the residual, the one of fewest buckets; None where there is none."""
     rows = [
         row
         for row in ddp_cases(run)
-        if (row["num_devices"], row["comm_hook"], row["accumulate"]) == (found.num_ranks, "none", 1)
+        if (row["num_devices"], row["comm_hook"], row["accumulate"]) == (num_ranks, "none", 1)
     ]
-    if not rows:
+    return min(rows, key=lambda row: int(row["num_buckets"]), default=None)
+
+
+def _with_residual(found: Calibration, run: RunData) -> Calibration:
+    """With the residual, and the error on the other cases."""
+    case = residual_case(run, found.num_ranks)
+    if case is None:
         return found
-    case = min(rows, key=lambda row: int(row["num_buckets"]))
     samples = _residual_ms(found, run, case)
     if samples:
-        found = replace(found, residual_ms=samples)
+        note = f"its residual is the step of {case['case_id']}, less the simulated one"
+        found = replace(found, residual_ms=samples, notes=(*found.notes, note))
     try:
         error = model_error_pct(held_out(found, run, fitted=str(case["case_id"])))
     except UsageError:  # no other case

@@ -9,6 +9,8 @@ from statistics import median
 import pytest
 from commands import ROOT
 
+from bench import predict as command
+from bench.errors import USAGE_EXIT_CODE
 from bench.prediction.source import read_source
 from bench.records.store import load_run
 from bench.scaling.networks import network
@@ -53,6 +55,17 @@ def test_every_rule_of_thumb_errs_more(cases: Mapping[tuple[str, str], HeldOut])
     ours = median(abs(case.error_pct) for case in found)
     for rule in found[0].naive_ms:
         assert median(abs(case.naive_error_pct(rule)) for case in found) > 3 * ours, rule
+
+
+def test_the_case_that_the_residual_was_fitted_to_is_never_held_out(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = RUNS / "resnet18-2hosts-1gbit" / "calibrated"
+    fitted = read_source(folder).fitted
+    assert fitted is not None
+    assert fitted.startswith("ddp-n2-capdefault-")
+    assert command.main([str(folder), "--validate"]) == USAGE_EXIT_CODE
+    assert "no measured DDP case besides the one fitted to" in capsys.readouterr().err
 
 
 def test_the_runs_are_of_one_machine() -> None:
