@@ -64,6 +64,14 @@ def csv(item: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
     return parse
 
 
+def named(key: str, parse: Callable[[str], T], text: str, *, where: str = "") -> T:
+    """`parse` of `text`; its UsageError begins with `where` and names the option `key`."""
+    try:
+        return parse(text)
+    except UsageError as error:
+        raise UsageError(f"{where}--{key.replace('_', '-')}: {error}") from None
+
+
 def positive_int(text: str) -> int:
     """A whole number of at least 1."""
     if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < 1:

@@ -173,10 +173,7 @@ def _whole(options: argparse.Namespace, name: str) -> int | None:
 
 
 def _parsed(options: argparse.Namespace, name: str, parse: Callable[[str], T]) -> T:
-    try:
-        return parse(getattr(options, name))
-    except UsageError as error:
-        raise UsageError(f"--{name.replace('_', '-')}: {error}") from None
+    return parsing.named(name, parse, getattr(options, name))
 
 
 def _validated(options: argparse.Namespace, source: Source) -> list[HeldOut]:

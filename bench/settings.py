@@ -175,10 +175,7 @@ def resolve(
             key = raw_key.replace("-", "_")
             if key not in known:
                 raise UsageError(f"{where}unknown key {raw_key!r}; {parsing.did_you_mean(key, known)}")
-            try:
-                values[key] = known[key].metadata["parse"](_as_text(raw))
-            except UsageError as error:
-                raise UsageError(f"{where}--{key.replace('_', '-')}: {error}") from None
+            values[key] = parsing.named(key, known[key].metadata["parse"], _as_text(raw), where=where)
         if "workload" in layer:
             values.pop("arch", None) if "arch" not in layer else None
     return Settings(**values, preset=preset)

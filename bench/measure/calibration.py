@@ -51,8 +51,7 @@ def run_calibration(
     detail["copy_ms"] = round(_copy_ms(trainer.mode.module, clock), 4)
     replay = BucketReplay(layout.num_bytes, "none", group, device)
     compute = run_block(trainer.local_step, LOCAL_STEPS, clock)
-    replay.align()
-    once_ms = run_block(replay.step, 1, clock).block_ms
+    once_ms = replay.measured(clock).block_ms
     count = _agreed(min(math.ceil(COMM_TIMES * compute.block_ms / once_ms), MOST_REPLAYS), group, device)
     core_s = time.process_time()
     comm_ms = run_block(lambda: _wait(_launch(replay, count)), 1, clock).block_ms

@@ -52,7 +52,7 @@ def fit(
         beside: measured times to the last gradient beside communication over those without.
         spread: ranks' own step times over the typical one.
         num_ranks: of the case.
-        residual_ms: that cost where it was measured (DDP on one device against the plain module).
+        residual_ms: where it was measured (what DDP on one device takes beyond the plain module).
     """
     factor = expected_max(spread, num_ranks)
     ratio = float(median(beside)) if beside else 1.0

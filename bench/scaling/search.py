@@ -78,7 +78,7 @@ def best_layout(
     count = len(num_bytes)
     sent = [0, *accumulate(num_bytes)]
     copied = [copy_ms * so_far / sent[count] for so_far in sent]
-    launch = [ready + copies for ready, copies in zip(accumulate(ready_ms, max), copied[1:], strict=True)]
+    launch = _launch_ms(num_bytes, ready_ms, copy_ms)
     end_ms = compute.backward_ms + copy_ms
     least = _least_comm(num_bytes, comm_ms, wire_share)
     best_known = best_uniform_cap(
@@ -149,14 +149,18 @@ def lower_bound_ms(
     It is copied back after that, and all of them are after the last gradient is ready.
     """
     least = _least_comm(num_bytes, comm_ms, wire_share)
-    per_byte = copy_ms / sum(num_bytes)
-    copied = accumulate(size * per_byte for size in num_bytes)
-    ends = [
-        ready + copies + least[k]
-        for k, (ready, copies) in enumerate(zip(accumulate(ready_ms, max), copied, strict=True))
-    ]
-    last_ms = max(compute.backward_ms + 2 * copy_ms, max(ends) + num_bytes[-1] * per_byte)
+    sent_ms = max(launch + least[k] for k, launch in enumerate(_launch_ms(num_bytes, ready_ms, copy_ms)))
+    last_ms = max(compute.backward_ms + 2 * copy_ms, sent_ms + copy_ms * num_bytes[-1] / sum(num_bytes))
     return compute.before_ms + last_ms + compute.after_ms
+
+
+def _launch_ms(num_bytes: Sequence[int], ready_ms: Sequence[float], copy_ms: float) -> list[float]:
+    """By k, how far the backward is when the gradients up to k are ready and copied into their buckets."""
+    total = sum(num_bytes)
+    return [
+        ready + copy_ms * copied / total
+        for ready, copied in zip(accumulate(ready_ms, max), accumulate(num_bytes), strict=True)
+    ]
 
 
 def _least_comm(num_bytes: Sequence[int], comm_ms: CostMs, wire_share: float) -> list[float]:

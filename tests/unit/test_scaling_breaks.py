@@ -60,6 +60,7 @@ def test_the_break_is_the_first_count_below_and_no_other() -> None:
     [
         ({}, "link:100mbit", BANDWIDTH),
         ({"copy_ms": (40.0,)}, None, HANDLING),
+        ({"residual_ms": (40.0,)}, None, HANDLING),
         ({"rank_spread": (1.0,) * 9 + (1.6,)}, None, RANK_SPREAD),
         ({"single_step_ms": (50.0,)}, None, SHARING),
         ({"parameters": (Parameter(name="p", num_bytes=4, ready_ms=60.0),)}, "slow hops", LATENCY),
@@ -79,7 +80,9 @@ def test_each_cause_is_told_from_the_others(change: dict[str, object], name: str
 
 
 def test_what_is_lost_adds_up_to_the_step() -> None:
-    calibration = replace(ONE_BUCKET, single_step_ms=(90.0,), rank_spread=(0.9, 1.0, 1.2), copy_ms=(3.0,))
+    calibration = replace(
+        ONE_BUCKET, single_step_ms=(90.0,), rank_spread=(0.9, 1.0, 1.2), copy_ms=(0.5,), residual_ms=(3.0,)
+    )
     p = predict(calibration, Scenario(num_devices=8, network=network("link:1gbit")))
     parts = p.lost
     total = sum(

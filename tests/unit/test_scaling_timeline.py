@@ -91,6 +91,13 @@ def test_one_bucket_is_copied_with_nothing_to_hide_it() -> None:
     assert step.exposed_comm_ms == pytest.approx(10.0 + 30.0 + 10.0)
 
 
+@pytest.mark.parametrize(("residual_ms", "exposed_ms"), [(3.0, 33.0), (-3.0, 27.0), (-50.0, 0.0)])
+def test_a_residual_is_added_whole_but_shortens_no_compute(residual_ms: float, exposed_ms: float) -> None:
+    step = simulate(work((100.0, 30.0)), COMPUTE, residual_ms=residual_ms)
+    assert step.exposed_comm_ms == pytest.approx(exposed_ms)
+    assert step.step_ms == pytest.approx(COMPUTE.total_ms + exposed_ms)
+
+
 BUCKETS = st.lists(st.tuples(st.floats(0, 100), st.floats(0, 200)), min_size=1, max_size=12)
 SLOWDOWNS = st.builds(lambda a, b: Slowdown(compute=a, comm=b), st.floats(1, 4), st.floats(1, 4))
 

@@ -41,6 +41,7 @@ SLOW_LINK = Calibration(
     compute_slowdown=(1.2,),
     comm_slowdown=(1.1,),
     copy_ms=(3.0,),
+    residual_ms=(3.0,),
     rank_spread=(0.98, 1.0, 1.0, 1.03),
 )  # fmt: skip
 FREE = replace(
