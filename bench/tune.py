@@ -29,7 +29,7 @@ DECIDED = (*("modes", "bucket_cap_mb", "sweep", "trace", "allreduce_curve", "cal
 
 HELP = {
     "gpus": "ranks to tune for (default: all devices)",
-    "max_time": "time to measure in, both stages together (default 140s)",
+    "max_time": "time to measure in, both stages together (default 150s)",
     "rounds": "exactly N rounds in each stage",
     "precision_target": "stop a stage when every images/s is known to ± this (calibration 2%%, proof 1%%)",
     "gradient_as_bucket_view": "compare these as well (default off alone)",
@@ -149,13 +149,14 @@ def _show_plan(request: Request, job: Job) -> None:
     from bench.job import print_plan  # noqa: PLC0415
 
     if request.reuse is None:
-        print("Stage 1, calibration: ready times, all-reduce curve, slow-downs, finishing")
+        print("Stage 1, calibration: ready times, all-reduce curve, slow-downs, copies, residual")
         print_plan(job)
     else:
         print(f"Stage 1, calibration: taken from {request.reuse}")
     print(
         "Stage 2, proof: the default and up to 4 layouts that the search over all contiguous layouts and "
-        "uniform caps finds, with one or two per further value of another axis, in turns"
+        "uniform caps finds, with one or two per further value of another axis, in turns; one after another "
+        "the slowest leaves, until the default and two are left"
     )
     limit = "as long as the rounds take" if "rounds" in request.options else format_s(request.max_time_s)
     print(f"Expected time: at most {limit} of measuring in both stages together, plus start-up and reports.")

@@ -1,8 +1,9 @@
 """The calibration block: a step without communication looked into, then compute and communication together.
 
-Background all-reduces of the case's bucket sizes are kept in flight while local steps run. Both have been
-timed alone just before, so the time that they share and the work that each got done in it give both
-slow-downs (`bench.scaling.from_pass.slowdowns`). Copying gradients into buckets and back is timed by itself.
+Bursts of local steps run by themselves and beside background all-reduces of the case's bucket sizes, in
+turns: where others use the machine too its speed changes by a quarter every few seconds, and only neighbours
+compare. The time that both share and the work that each got done in it give both slow-downs
+(`bench.scaling.from_pass.slowdowns`). Copying gradients into buckets and back is timed by itself.
 """
 
 from __future__ import annotations
@@ -23,13 +24,20 @@ from bench.measure.timed import BlockTimes, Trainer, no_gc, run_block
 from bench.plan import BucketLayout
 from models.workload import Workload, make_module
 
-LOCAL_STEPS = 2
+LOOKS = 2
 COPIES = 3
 
-COMM_TIMES = 2.5
-"""Background communication lasts this many times as long as the compute beside it, so that it outlasts it."""
+LOCAL_STEPS = 6
+"""Beside communication, in all bursts together: of two the slow-down is known to a tenth only, and on a
+network of another rate what it exceeds 1 by is multiplied."""
+
+COMM_TIMES = 1.25
+"""Background communication by itself takes this many times as long as the compute by itself, at least."""
 
 MOST_REPLAYS = 200
+
+REPLAYS_ALONE = 2
+"""What one takes by itself is known from as many."""
 
 
 def run_calibration(
@@ -43,37 +51,61 @@ def run_calibration(
 
     The block's steps are those without communication. The detail holds `calibration`, all in ms: `order`
     (indices of the trainable parameters as the reducer has them), `ready_ms` in that order since the last
-    backward began, the phases of a local step, `copy_ms` of all gradients once, the core time `comm_core_ms`
-    of all-reduces alone, and `compute_alone_ms`, `comm_alone_ms`, `compute_end_ms` and `comm_end_ms` of
-    `LOCAL_STEPS` steps beside all-reduces that began together.
+    backward began, the phases of a local step, `copy_ms` of all gradients once, and of the bursts
+    `comm_alone_ms` and its core time `comm_core_ms`, one figure for all, and `compute_alone_ms`,
+    `compute_end_ms` and `comm_end_ms`, one each. The ends are those of compute and all-reduces that began
+    together.
     """
     detail = _local_step(trainer, layout, device)
     detail["copy_ms"] = round(_copy_ms(trainer.mode.module, clock), 4)
     replay = BucketReplay(layout.num_bytes, "none", group, device)
-    compute = run_block(trainer.local_step, LOCAL_STEPS, clock)
-    once_ms = replay.measured(clock).block_ms
-    count = _agreed(min(math.ceil(COMM_TIMES * compute.block_ms / once_ms), MOST_REPLAYS), group, device)
-    core_s = time.process_time()
-    comm_ms = run_block(lambda: _wait(_launch(replay, count)), 1, clock).block_ms
-    core_s = time.process_time() - core_s
+    step_ms = run_block(trainer.local_step, 1, clock).block_ms
     replay.align()
+    core_s = time.process_time()
+    once_ms = run_block(replay.step, REPLAYS_ALONE, clock).block_ms / REPLAYS_ALONE
+    core_ms = 1000 * (time.process_time() - core_s) / REPLAYS_ALONE
+    steps, replays = _burst(*_longest((step_ms, once_ms), group, device))
+    alone: list[BlockTimes] = []
+    ends_ms: list[tuple[float, float]] = []
+    for burst in range(math.ceil(LOCAL_STEPS / steps)):
+        for beside in (True, False) if burst % 2 else (False, True):
+            replay.align()
+            if beside:
+                ends_ms.append(_together(trainer, replay, steps, replays, clock))
+            else:
+                alone.append(run_block(trainer.local_step, steps, clock))
+    detail |= {
+        "comm_alone_ms": round(replays * once_ms, 4),
+        "comm_core_ms": round(replays * core_ms, 4),
+        "compute_alone_ms": [round(block.block_ms, 4) for block in alone],
+        "compute_end_ms": [round(end, 4) for end, _ in ends_ms],
+        "comm_end_ms": [round(end, 4) for _, end in ends_ms],
+    }
+    steps_ms = tuple(ms for block in alone for ms in block.steps_ms)
+    return BlockTimes(sum(steps_ms), steps_ms, {"calibration": detail})
+
+
+def _burst(step_ms: float, once_ms: float) -> tuple[int, int]:
+    """Local steps and replays of a burst: as short as either allows."""
+    steps = min(max(math.floor(once_ms / (COMM_TIMES * step_ms)), 1), LOCAL_STEPS)
+    return steps, min(math.ceil(COMM_TIMES * steps * step_ms / once_ms), MOST_REPLAYS)
+
+
+def _together(
+    trainer: Trainer, replay: BucketReplay, steps: int, replays: int, clock: Clock
+) -> tuple[float, float]:
+    """When compute and when communication ended, in ms since both began."""
     with no_gc():
         clock.mark()
-        works = _launch(replay, count)
-        for _ in range(LOCAL_STEPS):
+        works = [work for _ in range(replays) for work in replay.launch()]
+        for _ in range(steps):
             trainer.local_step()
         clock.mark()
-        _wait(works)
+        for work in works:
+            work.wait()
         clock.mark()
         compute_end_ms, rest_ms = clock.read_ms()
-    detail |= {
-        "compute_alone_ms": round(compute.block_ms, 4),
-        "comm_alone_ms": round(comm_ms, 4),
-        "comm_core_ms": round(1000 * core_s, 4),
-        "compute_end_ms": round(compute_end_ms, 4),
-        "comm_end_ms": round(compute_end_ms + rest_ms, 4),
-    }
-    return BlockTimes(compute.block_ms, compute.steps_ms, {"calibration": detail})
+    return compute_end_ms, compute_end_ms + rest_ms
 
 
 def trainable(workload: Workload) -> list[tuple[str, int, str]]:
@@ -89,7 +121,7 @@ def trainable(workload: Workload) -> list[tuple[str, int, str]]:
 def _local_step(trainer: Trainer, layout: BucketLayout, device: torch.device) -> dict[str, Any]:
     anatomy = AnatomyTrainer(trainer, device)
     with no_gc(), ready_hooks(anatomy):
-        looks = [anatomy.measured(anatomy.local_step)[:2] for _ in range(LOCAL_STEPS)]
+        looks = [anatomy.measured(anatomy.local_step)[:2] for _ in range(LOOKS)]
     count = sum(p.requires_grad for p in trainer.mode.module.parameters())
     # Buckets that were never rebuilt tell of no indices: they stand in reversed order then.
     order = [i for bucket in layout.parameters for i in bucket] or list(reversed(range(count)))
@@ -122,17 +154,10 @@ def _copy_ms(module: torch.nn.Module, clock: Clock) -> float:
         return median(run_block(there_and_back, COPIES, clock).steps_ms) / 2
 
 
-def _launch(replay: BucketReplay, count: int) -> list[dist.Work]:
-    return [work for _ in range(count) for work in replay.launch()]
-
-
-def _wait(works: Sequence[dist.Work]) -> None:
-    for work in works:
-        work.wait()
-
-
-def _agreed(count: int, group: dist.ProcessGroup | None, device: torch.device) -> int:
-    """The largest `count` of any rank: all must launch the same all-reduces."""
-    largest: Any = torch.tensor([float(count)], device=device)
-    dist.all_reduce(largest, dist.ReduceOp.MAX, group)
-    return int(largest.item())
+def _longest(
+    times_ms: Sequence[float], group: dist.ProcessGroup | None, device: torch.device
+) -> tuple[float, ...]:
+    """Those of the slowest rank: all must launch the same all-reduces."""
+    slowest: Any = torch.tensor(times_ms, device=device)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX, group)
+    return tuple(slowest.tolist())

@@ -12,6 +12,10 @@ from bench.ranks.prepare import LiveCase
 from bench.records.recorder import Recorder
 from bench.recovery.piece import Pieces
 
+LEAST_REPETITIONS = 2
+LONG_S = 10.0
+"""After so many seconds a curve is repeated no further: slow links scatter less."""
+
 
 def measure_curves(
     cases: Sequence[LiveCase],
@@ -34,7 +38,11 @@ def measure_curves(
             continue
         num_ranks, backend = key
         times: dict[int, list[float]] = {size: [] for size in sizes}
+        began_s = pieces.elapsed_s()
         for repetition in range(CURVE_REPETITIONS):
+            long = cluster.from_first(pieces.elapsed_s() - began_s > LONG_S)
+            if long and repetition >= LEAST_REPETITIONS:
+                break
             for size in sizes if repetition % 2 else sizes[::-1]:
                 work = partial(allreduce_times, size, groups[key], device, clock)
                 _, reports = pieces.run(

@@ -18,6 +18,7 @@ class End:
         self._settings = settings
         self._recorder = recorder
         self._elapsed_s = elapsed_s
+        self._left_at_first_s: float | None = None
 
     def reached(self, num_rounds: int) -> str:
         """Why the run ends after so many rounds; empty while it goes on."""
@@ -37,6 +38,17 @@ class End:
         """Seconds until the time limit; None without one."""
         limit = self._settings.max_time
         return None if limit is None else limit - self._elapsed_s()
+
+    def left_share(self, num_rounds: int) -> float:
+        """Share of the rounds, or of the time since this was first asked, that is left after `num_rounds`."""
+        if self._settings.rounds is not None:
+            return 1 - num_rounds / self._settings.rounds
+        left_s = self.left_s()
+        if left_s is None:
+            return 1.0
+        if self._left_at_first_s is None:
+            self._left_at_first_s = left_s
+        return left_s / self._left_at_first_s if self._left_at_first_s > 0 else 0.0
 
     def out_of_time(self) -> bool:
         """Whether the time limit has passed."""

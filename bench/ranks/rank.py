@@ -21,7 +21,7 @@ from bench.manifest import described
 from bench.prediction.calibrated import write_calibration
 from bench.ranks.cluster import Cluster, PeerLostError, RankInfo, host_name
 from bench.ranks.hosts import Facts, check_alike, facts
-from bench.ranks.worker import Session
+from bench.ranks.worker import Leaving, Session
 from bench.recovery import stop
 from bench.recovery.faults import (
     FAILURE_ENV,
@@ -58,8 +58,13 @@ class Rank:
         quiet: bool,
         as_json: bool,
         cluster: Cluster | None = None,
+        leaving: Leaving | None = None,
     ) -> None:
-        """One run; given a `cluster`, as one of several in these processes, which says nothing at its end."""
+        """One run; given a `cluster`, as one of several in these processes, which says nothing at its end.
+
+        `leaving` names, after every round, the cases that are measured no further.
+        """
+        self._leaving = leaving
         self._given_cluster = cluster
         self._job = job
         self._arguments = arguments
@@ -121,6 +126,7 @@ class Rank:
             console=console,
             watchdog=watchdog,
             past=past,
+            leaving=self._leaving,
         )
         session.run()
         watchdog.close()

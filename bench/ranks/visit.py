@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 
 from bench.measure.anatomy import bucket_ready_ms, run_anatomy
 from bench.measure.calibration import run_calibration
@@ -64,6 +64,17 @@ def is_complete(planned: Planned, settings: Settings, measured: Container[Block]
         for r in range(1, settings.rounds + 1)
         for phase in phases(case, oversubscribed=planned.oversubscribed, round_index=r, settings=settings)
     )
+
+
+def unfinished(
+    plan: Sequence[Planned], settings: Settings, measured: Container[Block], *, dropped: Container[int]
+) -> list[tuple[int, Planned]]:
+    """The cases of a plan that have something left to measure, with their places in it."""
+    return [
+        (i, p)
+        for i, p in enumerate(plan)
+        if p.skip_reason is None and i not in dropped and not is_complete(p, settings, measured)
+    ]
 
 
 def work_of(phase: str, live: LiveCase, settings: Settings, place: Place, clock: Clock) -> Work | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,13 +18,14 @@ from bench.job import Job
 from bench.measure.clock import make_clock
 from bench.measure.device import set_precision
 from bench.measure.timed import BlockTimes
-from bench.plan import Case, Planned, round_order
+from bench.plan import Case, round_order
 from bench.ranks.cluster import Cluster, RankInfo
 from bench.ranks.curves import measure_curves
 from bench.ranks.end import End
 from bench.ranks.prepare import LiveCase, Prepared, prepare
 from bench.ranks.proof import Prover
-from bench.ranks.visit import is_complete, phases, work_of
+from bench.ranks.visit import phases, unfinished, work_of
+from bench.records.aggregate import ByRound
 from bench.records.recorder import Recorder
 from bench.recovery.faults import Blame
 from bench.recovery.opening import Past, blame_case
@@ -41,6 +42,10 @@ INTERLEAVED_LIMIT_S = 900.0
 """Beside another run a block waits for its turn."""
 
 
+Leaving = Callable[[Mapping[str, ByRound], float], Collection[str]]
+"""Case ids to measure no further, from the step times by round of those that are, and the share left."""
+
+
 class Session:
     """One rank's part of a run. `recorder` exists on rank 0 only."""
 
@@ -54,6 +59,7 @@ class Session:
         console: Console,
         watchdog: Watchdog,
         past: Past,
+        leaving: Leaving | None = None,
     ) -> None:
         self._cluster = cluster
         self._settings = job.settings
@@ -67,6 +73,7 @@ class Session:
         self._pieces = Pieces(cluster, watchdog, recorder, past.elapsed_s)
         self._extra_limit_s = INTERLEAVED_LIMIT_S if TURNS_ENV in os.environ else 0.0
         self._end = End(job.settings, recorder, self._pieces.elapsed_s)
+        self._leaving = leaving
         self._live: list[LiveCase] = []
         # Rank 0 takes the turn for all: the others wait for it at the next barrier.
         self._player = Player(os.environ.get(TURNS_ENV) if cluster.is_first else None)
@@ -97,6 +104,7 @@ class Session:
             if not self.stopped_because:
                 self.rounds += 1
                 self._round(self.rounds)
+                self._retire()
         self.stopped_because = self.stopped_because or "no case is left to measure"
         gc.unfreeze()
         self._console.progress_done()
@@ -106,7 +114,7 @@ class Session:
 
     def _prepare_all(self) -> None:
         torch.manual_seed(self._settings.seed)
-        wanted = self._wanted()
+        wanted = unfinished(self._plan, self._settings, self._past.measured, dropped=self._past.dropped)
         if not wanted:
             return
         self._pieces.idle()
@@ -135,16 +143,6 @@ class Session:
                 live.longest_step_s = max(steps_ms) / 1000
                 self._live.append(live)
                 self._record_prepared(live, started_s, reports)
-
-    def _wanted(self) -> list[tuple[int, Planned]]:
-        """The cases that have something left to measure."""
-        return [
-            (i, p)
-            for i, p in enumerate(self._plan)
-            if p.skip_reason is None
-            and i not in self._past.dropped
-            and not is_complete(p, self._settings, self._past.measured)
-        ]
 
     def _record_prepared(self, live: LiveCase, started_s: float, reports: Sequence[Report]) -> None:
         if self._recorder is None:
@@ -206,6 +204,20 @@ class Session:
         self._pieces.between()
         if self._recorder is not None:
             self._recorder.write()
+
+    def _retire(self) -> None:
+        """Measure no further what `leaving` names on rank 0; what it was measured to be stays."""
+        if self._leaving is None:
+            return
+        named: Collection[str] = ()
+        if self._recorder is not None:
+            step_ms = self._recorder.step_ms()
+            live = {c: step_ms[c] for c in (x.case.case_id for x in self._live) if c in step_ms}
+            named = self._leaving(live, self._end.left_share(self.rounds))
+        named = self._cluster.from_first(named)
+        for live_case in [x for x in self._live if x.case.case_id in named]:
+            live_case.close()
+            self._live.remove(live_case)
 
     def _missing(self, live: LiveCase, round_index: int) -> list[str]:
         found = phases(

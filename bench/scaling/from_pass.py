@@ -1,8 +1,8 @@
 """A calibration from a run's calibration pass (`--calibrate`). Pure.
 
 The pass gives every parameter's ready time, the cost of copies and both slow-downs; the lengths of a step
-come from the `no_sync` blocks, which nothing instrumented; what then is missing to a measured step with the
-least overlap is a residual, which may be negative.
+come from its bursts alone and from the `no_sync` blocks, which nothing instrumented; what then is missing to
+a measured step with the least overlap is a residual, which may be negative.
 """
 
 from __future__ import annotations
@@ -51,16 +51,23 @@ class _Pass:
 
 
 def slowdowns(
-    *, compute_alone_ms: float, comm_alone_ms: float, compute_end_ms: float, comm_end_ms: float
+    *,
+    compute_alone_ms: Sequence[float],
+    comm_alone_ms: float,
+    compute_end_ms: Sequence[float],
+    comm_end_ms: Sequence[float],
 ) -> Slowdown:
-    """Both slow-downs from one measurement: compute and communication that began together.
+    """Both slow-downs from bursts of compute and communication that began together.
 
-    Both run until the first ends; what the other still has to do then goes at full speed, so the shared time
-    over the work that each got done in it is its slow-down. Never below 1.
+    In each both run until the first ends; what the other still has to do then goes at full speed, so the
+    shared time over the work that each got done in it is its slow-down. Never below 1.
     """
-    together = min(compute_end_ms, comm_end_ms)
-    compute_done = compute_alone_ms - (compute_end_ms - together)
-    comm_done = comm_alone_ms - (comm_end_ms - together)
+    together = compute_done = comm_done = 0.0
+    for alone_ms, compute_ms, comm_ms in zip(compute_alone_ms, compute_end_ms, comm_end_ms, strict=True):
+        shared_ms = min(compute_ms, comm_ms)
+        together += shared_ms
+        compute_done += alone_ms - (compute_ms - shared_ms)
+        comm_done += comm_alone_ms - (comm_ms - shared_ms)
     return Slowdown(
         compute=max(together / compute_done, 1.0) if compute_done > 0 else 1.0,
         comm=max(together / comm_done, 1.0) if comm_done > 0 else 1.0,
@@ -91,9 +98,9 @@ def calibration_of(run: RunData, trainable: Sequence[Trainable]) -> Calibration:
     blocks = run.blocks[run.blocks["case_id"] == case["case_id"]]
     where = f"{run.path}: {case['case_id']}"
     looked = _looked(blocks)
-    local = rank_steps(blocks, "no_sync")
-    if not local:
+    if not (blocks["phase"] == "no_sync").any():
         raise UsageError(f"{where} has no no_sync blocks; measure it again")
+    local = rank_steps(blocks, "no_sync", PHASE)
     typical = {r: float(np.median(np.concatenate(list(ranks.values())))) for r, ranks in local.items()}
     accumulate = int(case["accumulate"])
     split = {name: looked.middle(f"{name}_ms") for name in ("data", "forward", "backward", "optimizer")}
@@ -161,7 +168,7 @@ def _curve(run: RunData, case: Mapping[str, Any], blocks: pd.DataFrame, where: s
 
 def _slow(looked: _Pass, side: str) -> Samples:
     names = ("compute_alone_ms", "comm_alone_ms", "compute_end_ms", "comm_end_ms")
-    return looked.by_median(lambda d: getattr(slowdowns(**{name: float(d[name]) for name in names}), side))
+    return looked.by_median(lambda d: getattr(slowdowns(**{name: d[name] for name in names}), side))
 
 
 def residual_case(run: RunData, num_ranks: int) -> dict[str, Any] | None:

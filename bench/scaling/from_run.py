@@ -176,12 +176,13 @@ def _middle(details: Sequence[Mapping[str, Any]], *names: str) -> float:
     return float(np.median(values)) if values else _middle(details, *names[1:])
 
 
-def rank_steps(blocks: pd.DataFrame, phase: str) -> dict[int, dict[int, list[float]]]:
-    """Every step's ms of a phase, by round and rank."""
+def rank_steps(blocks: pd.DataFrame, *phases: str) -> dict[int, dict[int, list[float]]]:
+    """Every step's ms of these phases, by round and rank."""
     found: dict[int, dict[int, list[float]]] = {}
-    chosen = blocks[blocks["phase"] == phase]
+    chosen = blocks[blocks["phase"].isin(phases)]
     for r, rank, text in zip(chosen["round"], chosen["rank"], chosen["steps_ms"], strict=True):
-        found.setdefault(int(r), {})[int(rank)] = [float(ms) for ms in str(text).split()]
+        steps_ms = found.setdefault(int(r), {}).setdefault(int(rank), [])
+        steps_ms += [float(ms) for ms in str(text).split()]
     return found
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import mean
 
 from bench.scaling.buckets import Layout, assign_cap
 from bench.scaling.calibration import Calibration
 from bench.tuning.caps import list_caps, uniform_caps
 from bench.tuning.problem import Problem
+from bench.tuning.racing import rounds_of_finalists
 
 KINDS = ("default", "uniform", "list")
 """Of bucket caps, the simplest first."""
@@ -23,12 +25,11 @@ STEP_APART = 1.4
 MOST_CAPS = 8
 """A longer list nobody wants in the code; a shorter one loses little."""
 
-STEPS_TO_PREPARE = 8
+STEPS_TO_PREPARE = 10
 """What a case takes before its first block, in its own steps: construction, proof, warm-up."""
 
-LEAST_ROUNDS = 12
-"""They tell a gain of 5% from none in 9 of 10 tunings where rounds scatter by 4%, in 6 of 10
-where by 6% (simulated with `bench.stats.paired_ratio`)."""
+LEAST_STEPS = 24
+"""Of each of the last two, in their blocks."""
 
 LEAST_MEASURED = 2
 
@@ -101,8 +102,8 @@ def choose(calibration: Calibration, *, num_ranks: int, axes: Axes, lists: bool)
     return list({c.point: c for c in [*found, *more]}.values())
 
 
-def affordable(candidates: Sequence[Candidate], *, seconds: float, steps_per_round: int) -> list[Candidate]:
-    """Those that `seconds` let measure for `LEAST_ROUNDS` rounds, in their order.
+def affordable(candidates: Sequence[Candidate], *, seconds: float) -> list[Candidate]:
+    """So many that in `seconds` the last two of the race get `LEAST_STEPS`, in their order.
 
     The default comes first and what the user asked to compare beside the layout stays; of further layouts
     those go that promise least, lists before uniform caps where they promise as much, until the rest fits
@@ -113,12 +114,18 @@ def affordable(candidates: Sequence[Candidate], *, seconds: float, steps_per_rou
     layouts = sorted(
         (c for c in candidates[1:] if c.point[1:] == default.point[1:]), key=_promise, reverse=True
     )
-    steps = STEPS_TO_PREPARE + LEAST_ROUNDS * steps_per_round
     for worst in layouts:
-        if len(kept) <= LEAST_MEASURED or sum(c.predicted_ms for c in kept) * steps <= 1000 * seconds:
+        if len(kept) <= LEAST_MEASURED or _last_steps(kept, seconds) >= LEAST_STEPS:
             break
         kept.remove(worst)
     return kept
+
+
+def _last_steps(candidates: Sequence[Candidate], seconds: float) -> float:
+    """Steps of each of the last two of a race that takes `seconds`, preparation included."""
+    step_ms = mean(c.predicted_ms for c in candidates)
+    left_ms = 1000 * seconds - STEPS_TO_PREPARE * step_ms * len(candidates)
+    return left_ms / (2 * step_ms) * rounds_of_finalists(len(candidates) - 1)
 
 
 def _promise(candidate: Candidate) -> float:

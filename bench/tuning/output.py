@@ -31,9 +31,10 @@ def show(answer: Answer, folder: Path, *, device_type: str) -> None:
     if line:
         print(f"Paste:\n{line}")
     print(
-        "Faster: throughput over the default's in the same round; intervals of "
-        f"{100 * answer.confidence:.1f}% each, so that all together hold with 95%. The bound: what the "
-        "calibrated compute and communication would take in the best order if neither slowed the other."
+        "In turns: the slowest left one after another. Faster: throughput over the default's in the same "
+        f"round; intervals of {100 * answer.confidence:.1f}% each, so that all together hold with 95%. The "
+        "bound: what the calibrated compute and communication would take in the best order if neither "
+        "slowed the other."
     )
     if device_type == "cpu":
         print(

@@ -28,7 +28,8 @@ from bench.scaling.calibration import Calibration, Identity, check_same
 from bench.scaling.from_run import host_fingerprint
 from bench.tuning.answer import Answer, decide
 from bench.tuning.candidates import Candidate, affordable, choose
-from bench.tuning.request import CALIBRATION, PROOF, Request, stage_job
+from bench.tuning.racing import Race
+from bench.tuning.request import CALIBRATION, PROOF, Request, point_of, stage_job
 from bench.tuning.wording import as_json
 
 T = TypeVar("T")
@@ -99,7 +100,15 @@ class Tuning:
 
     def _measure(self, options: Mapping[str, str], candidates: Sequence[Candidate]) -> None:
         job, arguments = stage_job(options, candidates)
-        rank = Rank(job, arguments, resume=None, quiet=self._quiet, as_json=False, cluster=self._cluster)
+        rank = Rank(
+            job,
+            arguments,
+            resume=None,
+            quiet=self._quiet,
+            as_json=False,
+            cluster=self._cluster,
+            leaving=_race(job, candidates).leaving if candidates else None,
+        )
         code = rank.run()
         if code == RESTART_EXIT_CODE:
             raise SystemExit(code)
@@ -110,8 +119,7 @@ class Tuning:
         """What to measure, and the seconds spent so far."""
         found, spent_s = self._choose(calibration), self._spent_s()
         seconds = self._request.proof_s(spent_s)
-        steps = self._request.proof_steps or self._job.settings.steps or 1
-        kept = affordable(found, seconds=seconds, steps_per_round=steps)
+        kept = affordable(found, seconds=seconds)
         if len(kept) < len(found):
             self._console.note(
                 f"{seconds:.0f} s are enough for {len(kept)} of {len(found)} candidates, those that promise "
@@ -181,6 +189,12 @@ class Tuning:
         text = json.dumps(whole, indent=2, allow_nan=False) + "\n"
         self.out.mkdir(parents=True, exist_ok=True)
         replace_file(self.out / TUNE, lambda path: path.write_text(text, encoding="utf-8"))
+
+
+def _race(job: Job, candidates: Sequence[Candidate]) -> Race:
+    by_point = {point_of(p): p.case for p in job.plan}
+    cases = [by_point[c.point] for c in candidates if c.point in by_point]
+    return Race(by_point[candidates[0].point].case_id, {case.case_id: case.global_batch for case in cases})
 
 
 def answer_of(folder: Path, candidates: Sequence[Candidate]) -> Answer:

@@ -40,17 +40,25 @@ def test_slow_downs_from_compute_and_communication_that_began_together(
     alone = Compute(before_ms=0.0, backward_ms=compute_ms, after_ms=0.0)
     step = simulate(work, alone, slowdown=Slowdown(compute=compute, comm=comm))
     found = slowdowns(
-        compute_alone_ms=compute_ms,
+        compute_alone_ms=[compute_ms] * 2,
         comm_alone_ms=comm_ms,
-        compute_end_ms=step.compute_end_ms,
-        comm_end_ms=step.comm_end_ms,
+        compute_end_ms=[step.compute_end_ms] * 2,
+        comm_end_ms=[step.comm_end_ms] * 2,
     )
     assert found.compute == pytest.approx(compute, rel=1e-6)
     assert found.comm == pytest.approx(comm, rel=1e-6)
 
 
+def test_bursts_count_as_much_as_they_last() -> None:
+    """Compute that took 100 and 50 ms by itself, 150 and 50 beside."""
+    found = slowdowns(
+        compute_alone_ms=[100, 50], comm_alone_ms=200, compute_end_ms=[150, 50], comm_end_ms=[200, 200]
+    )
+    assert found.compute == pytest.approx(200 / 150)
+
+
 def test_noise_never_makes_a_slow_down_below_one() -> None:
-    found = slowdowns(compute_alone_ms=100, comm_alone_ms=200, compute_end_ms=95, comm_end_ms=190)
+    found = slowdowns(compute_alone_ms=[100], comm_alone_ms=200, compute_end_ms=[95], comm_end_ms=[190])
     assert found == Slowdown(compute=1.0, comm=1.0)
 
 
@@ -71,7 +79,7 @@ def known_run(tmp_path: Path, *, with_pass: bool = True) -> RunData:
             found = {"timed": first * pace, "no_sync": COMPUTE.total_ms * pace, "comm": comm * pace}
             blocks += [_block(case, r, phase, ms) for phase, ms in found.items()]
             if with_pass and cap == "default":
-                blocks.append(_block(case, r, "calibration", 320.0 * pace, _detail(pace)))
+                blocks.append(_block(case, r, "calibration", COMPUTE.total_ms * pace, _detail(pace)))
         cases.append(
             {
                 **vars(case), "case_id": case.case_id, "status": "ok", "num_nodes": 1,
@@ -111,8 +119,8 @@ def _detail(pace: float) -> dict[str, Any]:
         "ready_ms": [at * longer for at in READY_MS],
         "data_ms": 10.0 * longer, "forward_ms": 40.0 * longer, "backward_ms": 100.0 * longer,
         "optimizer_ms": 10.0 * longer, "copy_ms": COPY_MS * pace,
-        "compute_alone_ms": 320.0 * pace, "comm_alone_ms": 800.0 * pace,
-        "compute_end_ms": beside.compute_end_ms * pace, "comm_end_ms": beside.comm_end_ms * pace,
+        "compute_alone_ms": [320.0 * pace], "comm_alone_ms": 800.0 * pace,
+        "compute_end_ms": [beside.compute_end_ms * pace], "comm_end_ms": [beside.comm_end_ms * pace],
     }  # fmt: skip
 
 

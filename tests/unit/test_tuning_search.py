@@ -165,27 +165,27 @@ def layouts(*predicted_ms: float) -> list[Candidate]:
 @pytest.mark.parametrize(
     ("seconds", "kept"),
     [
-        (150.0, [0, 1, 2, 3]),  # 32 steps each, 4.3 s a round of steps: 138 s
-        (100.0, [0, 1, 3]),  # the slowest goes: 99 s
-        (70.0, [0, 3]),
+        (130.0, [0, 1, 2, 3]),  # 43 s to prepare; 24 rounds if 0.6 of the time is of three cases, 0.4 of four
+        (125.0, [0, 1, 3]),  # the slowest goes: 31 s to prepare, 24 rounds of three cases in 75 s
+        (100.0, [0, 3]),
         (1.0, [0, 3]),  # no answer without two
     ],
 )
 def test_as_many_layouts_as_there_is_time_for(seconds: float, kept: list[int]) -> None:
-    """Of 1,000, 1,100, 1,200 and 1,000 ms; 8 steps to prepare and 12 rounds of 2."""
-    found = affordable(layouts(1000, 1100, 1200, 1000), seconds=seconds, steps_per_round=2)
+    """Of 1,000, 1,100, 1,200 and 1,000 ms."""
+    found = affordable(layouts(1000, 1100, 1200, 1000), seconds=seconds)
     assert [int(c.bucket_cap_mb) for c in found] == kept
 
 
 def test_a_list_that_promises_hardly_more_than_a_uniform_cap_goes_first() -> None:
     listed = Candidate(bucket_cap_mb="1/5", kind="list", predicted_ms=890)
-    found = affordable([*layouts(1000, 900), listed], seconds=1.0, steps_per_round=2)
+    found = affordable([*layouts(1000, 900), listed], seconds=1.0)
     assert [c.kind for c in found] == ["default", "uniform"]
     shorter = replace(listed, predicted_ms=800)
-    found = affordable([*layouts(1000, 900), shorter], seconds=1.0, steps_per_round=2)
+    found = affordable([*layouts(1000, 900), shorter], seconds=1.0)
     assert [c.kind for c in found] == ["default", "list"]
 
 
 def test_what_was_asked_for_beside_the_layout_is_never_left_out() -> None:
     hook = Candidate(bucket_cap_mb="default", kind="default", comm_hook="fp16", predicted_ms=9000)
-    assert affordable([*layouts(1000, 900), hook], seconds=1.0, steps_per_round=2)[-1] is hook
+    assert affordable([*layouts(1000, 900), hook], seconds=1.0)[-1] is hook
