@@ -14,13 +14,22 @@ from bench.plan import Case
 __all__ = ["Mode", "Place", "Unsupported", "build_mode"]
 
 
-def build_mode(case: Case, module: nn.Module, place: Place, group: dist.ProcessGroup | None) -> Mode:
+def build_mode(
+    case: Case,
+    module: nn.Module,
+    place: Place,
+    group: dist.ProcessGroup | None,
+    *,
+    equal_replicas: bool = False,
+) -> Mode:
     """Wrap `module`, already on `place.device`, as the case asks.
+
+    With `equal_replicas` the modules of all ranks are known to hold the same: DDP need not broadcast one.
 
     Raises Unsupported where the installed torch lacks what the case needs.
     """
     if case.mode == "ddp":
-        return DistributedMode(case, module, place, group)
+        return DistributedMode(case, module, place, group, equal_replicas=equal_replicas)
     if case.mode == "dp":
         return DataParallelMode(case, module, place)
     return SingleMode(module)

@@ -30,7 +30,15 @@ LOGGED_ITERATIONS = 10
 class DistributedMode(Mode):
     """One rank of a DDP case; every rank of `group` builds it at the same time."""
 
-    def __init__(self, case: Case, module: nn.Module, place: Place, group: dist.ProcessGroup | None) -> None:
+    def __init__(
+        self,
+        case: Case,
+        module: nn.Module,
+        place: Place,
+        group: dist.ProcessGroup | None,
+        *,
+        equal_replicas: bool = False,
+    ) -> None:
         if case.sync_batchnorm:
             module = nn.SyncBatchNorm.convert_sync_batchnorm(module, process_group=group)
         self.module = module
@@ -38,6 +46,7 @@ class DistributedMode(Mode):
             module,
             device_ids=[place.device.index] if place.device.type == "cuda" else None,
             process_group=group,
+            init_sync=not equal_replicas,
             **_constructor_settings(case),
         )
         if case.comm_hook != "none":

@@ -8,6 +8,7 @@ one.
 from __future__ import annotations
 
 import copy
+import hashlib
 from dataclasses import dataclass
 
 import torch
@@ -42,6 +43,8 @@ class Prover:
     """A freshly initialised module, the same on every rank; never trained."""
     place: Place
     seed: int
+    equal_replicas: bool = False
+    """Whether every rank's template was found to be the same, so that nothing has to be broadcast."""
 
     def __post_init__(self) -> None:
         """Find out once whether the model runs in float64."""
@@ -60,7 +63,7 @@ class Prover:
         """
         total = IMAGES_PER_DEVICE * case.num_devices * case.accumulate
         inputs, targets = self._batch(total)
-        mode = build_mode(case, self._module(), self.place, group)
+        mode = build_mode(case, self._module(), self.place, group, equal_replicas=self.equal_replicas)
         try:
             # The wrapper may swap modules (SyncBatchNorm), so freeze what it holds now.
             _freeze(mode.module)
@@ -119,6 +122,18 @@ class Prover:
             copy.deepcopy(self.template).load_state_dict(mode.state_dict(), strict=True)
         except RuntimeError as error:
             raise ProofError(f"its state dict does not load into the plain module: {error}") from error
+
+
+def fingerprint(module: nn.Module) -> str:
+    """Of all parameters and buffers, byte by byte; empty where they cannot be read (a lazy module's)."""
+    found = hashlib.sha256()
+    try:
+        for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+            found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            found.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy().data)
+    except (RuntimeError, ValueError):
+        return ""
+    return found.hexdigest()
 
 
 def _freeze(module: nn.Module) -> None:

@@ -23,7 +23,7 @@ from bench.ranks.cluster import Cluster, RankInfo
 from bench.ranks.curves import measure_curves
 from bench.ranks.end import End
 from bench.ranks.prepare import LiveCase, Prepared, prepare
-from bench.ranks.proof import Prover
+from bench.ranks.proof import Prover, fingerprint
 from bench.ranks.visit import phases, unfinished, work_of
 from bench.records.aggregate import ByRound
 from bench.records.recorder import Recorder
@@ -118,7 +118,10 @@ class Session:
         if not wanted:
             return
         self._pieces.idle()
-        prover = Prover(self._workload, make_module(self._workload), self._cluster.place, self._settings.seed)
+        template = make_module(self._workload)
+        prints = set(self._cluster.gather(fingerprint(template)))
+        place, seed, equal = self._cluster.place, self._settings.seed, len(prints) == 1 and prints != {""}
+        prover = Prover(self._workload, template, place, seed, equal_replicas=equal)
         for done, (index, planned) in enumerate(wanted):
             case = planned.case
             self._console.progress(f"preparing {case.case_id}", done, len(wanted), self._end.left_s())

@@ -9,7 +9,7 @@ import torch
 from bench.modes import Place
 from bench.modes.dp import HostDataParallel
 from bench.plan import Case
-from bench.ranks.proof import ProofError, Prover
+from bench.ranks.proof import ProofError, Prover, fingerprint
 from models.registry import resnet_workload
 
 PLACE = Place(rank=0, local_rank=0, device=torch.device("cpu"), cores=(0,))
@@ -106,14 +106,42 @@ def test_ddp_is_proven_under_every_setting(ranks: Any) -> None:
     assert all(1e-6 < e < 2e-2 for e in lossy), "a hook that rounds must be seen to round"
 
 
+def test_nothing_is_broadcast_where_the_replicas_are_known_to_be_equal(ranks: Any) -> None:
+    """Told so wrongly, the proof fails; told so rightly, it holds. The fingerprint tells which."""
+    found = ranks(
+        DDP_PROOF
+        + """
+from bench.ranks.proof import fingerprint
+def outcome(seed):
+    global prover
+    torch.manual_seed(seed)
+    prover = Prover(workload, workload.module(), cluster.place, 0, equal_replicas=True)
+    known = len(set(cluster.gather(fingerprint(prover.template)))) == 1
+    try:
+        return known, error() < 1e-12
+    except ProofError:
+        return known, False
+report([outcome(0), outcome(cluster.rank)])
+cluster.close()
+""",
+        2,
+    )
+    assert found[0] == [[True, True], [False, False]]
+
+
+def test_a_module_that_cannot_be_read_has_no_fingerprint() -> None:
+    assert fingerprint(torch.nn.LazyLinear(2)) == ""
+    assert fingerprint(torch.nn.Linear(2, 2, dtype=torch.bfloat16))
+
+
 def test_ddp_that_does_not_communicate_is_caught(ranks: Any) -> None:
     found = ranks(
         DDP_PROOF
         + """
 from bench.modes.ddp import DistributedMode
 built = DistributedMode.__init__
-def silent(self, *arguments):
-    built(self, *arguments)
+def silent(self, *arguments, **more):
+    built(self, *arguments, **more)
     self.ddp.require_backward_grad_sync = False
 DistributedMode.__init__ = silent
 try:

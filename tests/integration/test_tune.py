@@ -84,6 +84,25 @@ def test_the_calibration_speaks_of_the_model_as_ddp_has_it(tuned: Any) -> None:
     assert found.single_step_ms
 
 
+def test_the_slowest_leave_the_race(tmp_path: Path) -> None:
+    """Blocks of a case that left end with the round it left in; its row stays, and the default is never left."""
+    out = tmp_path / "out"
+    axes = ("--gradient-as-bucket-view", "off,on", "--accumulate", "1,2")
+    done = bench_tune("--rounds", "8", "--steps", "1", *axes, "--json", "--out", str(out))
+    assert done.returncode == 0, done.stderr[-4000:]
+    said = json.loads(done.stdout)
+    rounds = [c["num_rounds"] for c in said["candidates"]]
+    assert len(rounds) >= 4
+    assert rounds[0] == 8
+    assert sorted(rounds)[-3:] == [8, 8, 8], "the default and two finalists"
+    assert all(4 <= n < 8 for n in sorted(rounds)[:-3])
+    run = load_run(out / "proof")
+    assert (run.cases["status"] == "ok").all()
+    assert not (run.cases["mode"] == "single").any(), "no time is spent on it"
+    last = run.blocks[run.blocks["phase"] == "timed"].groupby("case_id")["round"].agg(["max", "nunique"])
+    assert (last["max"] == last["nunique"]).all(), "nobody comes back"
+
+
 def test_predict_starts_from_the_calibration(tuned: Any, capsys: pytest.CaptureFixture[str]) -> None:
     out, _ = tuned
     assert predict.main([str(out / "calibration"), "--gpus", "2,8"]) == 0
