@@ -6,7 +6,7 @@ from collections.abc import Container, Sequence
 from functools import partial
 
 from bench.measure.clock import make_clock
-from bench.measure.collectives import CURVE_BYTES, CURVE_REPETITIONS, allreduce_times
+from bench.measure.collectives import CURVE_BYTES, CURVE_REPETITIONS, allreduce_ms
 from bench.ranks.cluster import Cluster
 from bench.ranks.prepare import LiveCase
 from bench.records.recorder import Recorder
@@ -44,7 +44,7 @@ def measure_curves(
             if long and repetition >= LEAST_REPETITIONS:
                 break
             for size in sizes if repetition % 2 else sizes[::-1]:
-                work = partial(allreduce_times, size, groups[key], device, clock)
+                work = partial(allreduce_ms, size, groups[key], device, clock)
                 _, reports = pieces.run(
                     None,
                     f"the all-reduce curve of {num_ranks} ranks",

@@ -79,7 +79,7 @@ class Request:
             passes="none",
             name=PROOF,
         )
-        options.setdefault("precision_target", "1%")
+        options.setdefault("precision_target", "0.5%")
         if self.proof_steps is not None:
             options["steps"] = str(self.proof_steps)
         return options

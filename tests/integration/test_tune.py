@@ -85,7 +85,7 @@ def test_the_calibration_speaks_of_the_model_as_ddp_has_it(tuned: Any) -> None:
 
 
 def test_the_slowest_leave_the_race(tmp_path: Path) -> None:
-    """Blocks of a case that left end with the round it left in; its row stays, and the default is never left."""
+    """Blocks of a case that left end with the round it left in; its row stays; the default never leaves."""
     out = tmp_path / "out"
     axes = ("--gradient-as-bucket-view", "off,on", "--accumulate", "1,2")
     done = bench_tune("--rounds", "8", "--steps", "1", *axes, "--json", "--out", str(out))
