@@ -139,7 +139,7 @@ ALLREDUCE: tuple[Column, ...] = (
     Column("bytes", "int", "message size"),
     *_interval(
         "time_ms",
-        "an all-reduce of that size, longest rank, median over repetitions (each the mean of up to 8 in a row)",
+        "an all-reduce of that size, longest rank, median over repetitions, each of up to 8 in a row",
     ),
     Column("busbw_gb_per_s", "float", "bus bandwidth, bytes / time x 2 (n - 1) / n, in 10^9 bytes/s"),
     Column("num_samples", "int", "repetitions"),
