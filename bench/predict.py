@@ -23,8 +23,9 @@ from bench.scaling.networks import NETWORKS, Network
 from bench.scaling.outlook import Outlook
 from bench.scaling.predict import predict
 from bench.scaling.scenario import HALF_HOOKS, Scenario
-from bench.scaling.validate import HeldOut, held_out, model_error_pct
+from bench.scaling.validate import HeldOut, drift, held_out, model_error_pct
 from bench.settings import PRECISIONS
+from bench.stats import Interval
 
 T = TypeVar("T")
 
@@ -86,14 +87,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         scenarios = _scenarios(options)
         source = read_source(options.run, cap=options.fit_cap, accept=options.accept)
         _check_precision(options, source)
-        validated = None if options.validate is None else _validated(options, source)
+        validated, changed = (None, None) if options.validate is None else _validated(options, source)
         error = None if validated is None else model_error_pct(validated)
         groups = [[predict(source.calibration, s, model_error_pct=error) for s in g] for g in scenarios]
         fill = options.json or options.out is not None
         curves = [curve(source.calibration, group, fill=fill, model_error_pct=error) for group in groups]
         if options.csv is not None:
             predict_output.write_csv(options.csv, [p for group in groups for p in group])
-        document = predict_output.outlook(source, curves, groups, validated)
+        document = predict_output.outlook(source, curves, groups, validated, changed)
         if options.out is not None:
             predict_output.write_json(options.out, predict_output.as_json(document, groups))
     except UsageError as error:
@@ -176,10 +177,11 @@ def _parsed(options: argparse.Namespace, name: str, parse: Callable[[str], T]) -
     return parsing.named(name, parse, getattr(options, name))
 
 
-def _validated(options: argparse.Namespace, source: Source) -> list[HeldOut]:
+def _validated(options: argparse.Namespace, source: Source) -> tuple[list[HeldOut], Interval | None]:
+    """The held-out cases, and how much slower the machine was than when calibrated."""
     if options.validate == Path():
         run = load_run(options.run)
-        return held_out(source.calibration, run, fitted=source.fitted)
+        return held_out(source.calibration, run, fitted=source.fitted), None
     run = load_run(options.validate)
     calibrated = source.calibration.identity
     network = None
@@ -192,7 +194,8 @@ def _validated(options: argparse.Namespace, source: Source) -> list[HeldOut]:
         check_same(calibrated, found, accept=options.accept)
     same = options.validate.resolve() == options.run.resolve()
     fitted = source.fitted if same else None
-    return held_out(source.calibration, run, fitted=fitted, network=network)
+    changed = None if same else drift(source.calibration, run)
+    return held_out(source.calibration, run, fitted=fitted, network=network), changed
 
 
 if __name__ == "__main__":

@@ -49,16 +49,20 @@ def write_csv(path: Path, predictions: Sequence[Prediction]) -> None:
 
 
 def outlook(
-    source: Source, curves: Sequence[Curve], asked: Asked, validated: Sequence[HeldOut] | None
+    source: Source,
+    curves: Sequence[Curve],
+    asked: Asked,
+    validated: Sequence[HeldOut] | None,
+    changed: Interval | None = None,
 ) -> Outlook:
-    """The document behind `--json` and `--out`."""
+    """The document behind `--json` and `--out`; `changed` is `bench.scaling.validate.drift`."""
     predictions = [p for group in asked for p in group]
     batch = source.calibration.identity.batch_per_device
     return Outlook(
         identity=source.calibration.identity,
         fitted=source.fitted,
         rule=RULE,
-        notes=tuple(notes(source, predictions, validated)),
+        notes=tuple(notes(source, predictions, validated, changed)),
         lines=tuple(
             line(
                 curve,
@@ -146,7 +150,10 @@ def show_validation(cases: Sequence[HeldOut]) -> None:
 
 
 def notes(
-    source: Source, predictions: Sequence[Prediction], validated: Sequence[HeldOut] | None
+    source: Source,
+    predictions: Sequence[Prediction],
+    validated: Sequence[HeldOut] | None,
+    changed: Interval | None = None,
 ) -> list[str]:
     """What a reader of the table has to know."""
     calibration = source.calibration
@@ -167,6 +174,11 @@ def notes(
             f"largest{included}. None has more than "
             f"{max(case.num_devices for case in validated)} devices: beyond, the error was not measured."
         )
+        if changed is not None and changed.excludes(1.0):
+            lines.append(
+                f"The machine changed: one device alone took {_shown(changed)} times as long when these "
+                "cases were measured as when it was calibrated; the errors hold that too."
+            )
     elif calibration.model_error_pct is not None:
         lines.append(
             f"Intervals include the model's error on held-out cases, {calibration.model_error_pct:.1f}%."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import partial
 
 from bench.measure.clock import make_clock
@@ -16,6 +16,9 @@ LEAST_REPETITIONS = 2
 LONG_S = 10.0
 """After so many seconds a curve is repeated no further: slow links scatter less."""
 
+FURTHER_MS = 200.0
+"""A message of more than all gradients is measured where it should take less: another model may need it."""
+
 
 def measure_curves(
     cases: Sequence[LiveCase],
@@ -26,34 +29,59 @@ def measure_curves(
     done: Container[tuple[int, str]],
     limit_s: float,
 ) -> None:
-    """Measure every curve (rank count, backend) that is not `done`, up to all gradients in one message."""
+    """Measure every curve (rank count, backend) that is not `done`, at least up to all gradients in one."""
     device = cluster.place.device
     clock = make_clock(device)
     groups = {(c.case.num_devices, c.case.backend): c.group for c in cases if c.communicates}
     gradient_bytes = max((sum(c.layout.num_bytes) for c in cases if c.layout is not None), default=0)
     largest = cluster.from_first(gradient_bytes)
-    sizes = [size for size in CURVE_BYTES if size < 2 * largest]
     for key in sorted(groups.keys(), key=str):
         if key in done:
             continue
         num_ranks, backend = key
-        times: dict[int, list[float]] = {size: [] for size in sizes}
-        began_s = pieces.elapsed_s()
-        for repetition in range(CURVE_REPETITIONS):
-            long = cluster.from_first(pieces.elapsed_s() - began_s > LONG_S)
-            if long and repetition >= LEAST_REPETITIONS:
-                break
-            for size in sizes if repetition % 2 else sizes[::-1]:
-                work = partial(allreduce_ms, size, groups[key], device, clock)
-                _, reports = pieces.run(
-                    None,
-                    f"the all-reduce curve of {num_ranks} ranks",
-                    work if cluster.rank < num_ranks else None,
-                    limit_s=limit_s,
-                    curve=key,
-                )
-                # A size that failed, on any rank, has no time.
-                if all(report.status == "ok" for report in reports):
-                    times[size].append(max(r.value for r in reports if r.value is not None))
+
+        def once(size: int, key: tuple[int, str] = key) -> float | None:
+            """The longest rank's; None where any failed."""
+            work = partial(allreduce_ms, size, groups[key], device, clock)
+            _, reports = pieces.run(
+                None,
+                f"the all-reduce curve of {key[0]} ranks",
+                work if cluster.rank < key[0] else None,
+                limit_s=limit_s,
+                curve=key,
+            )
+            times = [r.value for r in reports if r.value is not None]
+            return max(times) if all(r.status == "ok" for r in reports) else None
+
+        times = _curve(once, largest, lambda: cluster.from_first(pieces.elapsed_s()))
         if recorder is not None:
-            recorder.add_allreduce(num_ranks, backend, {size: ms for size, ms in times.items() if ms})
+            recorder.add_allreduce(num_ranks, backend, times)
+
+
+def _curve(
+    once: Callable[[int], float | None], largest: int, now_s: Callable[[], float]
+) -> dict[int, list[float]]:
+    """Milliseconds by message size, as many of each as there is time for; every rank decides alike.
+
+    Args:
+        once: measures a size in bytes.
+        largest: bytes of all gradients.
+        now_s: of one clock for all ranks.
+    """
+    times: dict[int, list[float]] = {}
+    began_s = now_s()
+    for size in CURVE_BYTES:
+        known = max(times, default=0)
+        if size >= 2 * largest and known and times[known][0] * size / known > FURTHER_MS:
+            break
+        ms = once(size)
+        if ms is not None:
+            times[size] = [ms]
+    for repetition in range(1, CURVE_REPETITIONS):
+        if repetition >= LEAST_REPETITIONS and now_s() - began_s > LONG_S:
+            break
+        for size in sorted(times, reverse=repetition % 2 == 1):
+            ms = once(size)
+            if ms is not None:
+                times[size].append(ms)
+    return times

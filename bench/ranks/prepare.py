@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from bench.measure.device import peak_mib, start_peak
 from bench.measure.timed import BlockTimes, Trainer, run_block
 from bench.modes import Place, build_mode
 from bench.plan import BucketLayout, Case
+from bench.ranks.cluster import RankInfo
 from bench.ranks.proof import Prover
 from bench.settings import Settings
 from models.data import BatchSource, open_source
@@ -72,6 +74,25 @@ def prepare(live: LiveCase, *, prover: Prover, settings: Settings, clock: Clock)
     live.layout = mode.bucket_layout()
     mode.settle()
     return Prepared(warmup, peak_mib(place.device, before))
+
+
+def facts_of(live: LiveCase, first: RankInfo, found: Sequence[Prepared]) -> dict[str, Any]:
+    """What is known of a case once every rank has prepared it, for its row in cases.csv.
+
+    Args:
+        live: the case, with the first rank's layout.
+        first: the first rank; all are alike.
+        found: by the ranks that take part.
+    """
+    facts: dict[str, Any] = {
+        "device_name": first.device_name,
+        "link": first.link,
+        "peak_mem_mib": max((p.peak_mem_mib for p in found if p.peak_mem_mib), default=None),
+    }
+    if live.layout is not None:
+        facts["num_buckets"] = len(live.layout.num_bytes)
+        facts["bucket_bytes"] = "/".join(str(size) for size in live.layout.num_bytes)
+    return facts
 
 
 def _source(case: Case, prover: Prover, settings: Settings) -> BatchSource:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
 
 import torch
 
@@ -22,8 +21,9 @@ from bench.plan import Case, round_order
 from bench.ranks.cluster import Cluster, RankInfo
 from bench.ranks.curves import measure_curves
 from bench.ranks.end import End
-from bench.ranks.prepare import LiveCase, Prepared, prepare
+from bench.ranks.prepare import LiveCase, Prepared, facts_of, prepare
 from bench.ranks.proof import Prover, fingerprint
+from bench.ranks.twins import twins
 from bench.ranks.visit import phases, unfinished, work_of
 from bench.records.aggregate import ByRound
 from bench.records.recorder import Recorder
@@ -84,7 +84,7 @@ class Session:
         """Prepare, then measure until the rounds, the target or the time limit is reached."""
         set_precision(self._settings.precision, self._cluster.place.device)
         self._prepare_all()
-        self._drop_equal_layouts()
+        self._drop_twins()
         gc.collect()
         gc.freeze()
         if self._settings.allreduce_curve or self._settings.calibrate:
@@ -151,41 +151,21 @@ class Session:
         if self._recorder is None:
             return
         found: list[tuple[int, Prepared]] = [(i, r.value) for i, r in enumerate(reports) if r.value]
-        facts: dict[str, Any] = {
-            "device_name": self._infos[0].device_name,
-            "link": self._infos[0].link,
-            "peak_mem_mib": max((p.peak_mem_mib for _, p in found if p.peak_mem_mib), default=None),
-        }
-        if live.layout is not None:
-            facts["num_buckets"] = len(live.layout.num_bytes)
-            facts["bucket_bytes"] = "/".join(str(size) for size in live.layout.num_bytes)
+        facts = facts_of(live, self._infos[0], [prepared for _, prepared in found])
         self._recorder.set_outcome(live.index, "ok", facts=facts)
         self._recorder.set_layout(live.case.case_id, live.layout)
         self._record(
             live.case, "warmup", 0, len(self._live) - 1, started_s, [(i, p.warmup) for i, p in found]
         )
 
-    def _drop_equal_layouts(self) -> None:
-        """Different caps can give one bucket layout: measure it once."""
-        seen: dict[tuple[Any, ...], str] = {}
-        live_indices = {live.index for live in self._live}
-        for index, sizes in (self._past.layouts or {}).items():
-            if index not in live_indices:
-                case = self._plan[index].case
-                seen[(*case.apart_from_cap, tuple(sizes))] = case.case_id
-        for live in list(self._live):
-            sizes = self._cluster.from_first(live.layout.num_bytes if live.layout is not None else None)
-            if sizes is None:
-                continue
-            twin = seen.setdefault((*live.case.apart_from_cap, tuple(sizes)), live.case.case_id)
-            if twin == live.case.case_id:
-                continue
+    def _drop_twins(self) -> None:
+        """Measure one layout once."""
+        for live, twin in twins(self._live, self._cluster, self._plan, self._past.layouts or {}):
             live.close()
             self._live.remove(live)
             if self._recorder is not None:
-                self._recorder.set_outcome(
-                    live.index, "skipped", f"same bucket layout as {twin}; see its row"
-                )
+                reason = f"same bucket layout as {twin}; see its row"
+                self._recorder.set_outcome(live.index, "skipped", reason)
 
     def _round(self, round_index: int) -> None:
         """Visit every case that lacks a block of this round, in the order that the seed gives."""

@@ -11,12 +11,12 @@ import pandas as pd
 from bench.errors import UsageError
 from bench.records.store import RunData
 from bench.scaling.calibration import Calibration
-from bench.scaling.from_run import ddp_cases
+from bench.scaling.from_run import ddp_cases, single_steps
 from bench.scaling.naive import naive_ms
 from bench.scaling.networks import Network
 from bench.scaling.predict import predict
 from bench.scaling.scenario import HALF_HOOKS, Scenario
-from bench.stats import Interval
+from bench.stats import Interval, ratio_of_medians
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,17 @@ def model_error_pct(cases: Sequence[HeldOut]) -> float:
 def median_error_pct(cases: Sequence[HeldOut]) -> float:
     """The median of the errors' sizes, percent."""
     return float(median(abs(case.error_pct) for case in cases))
+
+
+def drift(calibration: Calibration, run: RunData) -> Interval | None:
+    """How many times as long one device alone took in `run` as when calibrated; None where not measured.
+
+    What a shared or throttled machine changed in between is no error of the simulation, but part of one.
+    """
+    now = single_steps(run, calibration.identity.batch_per_device)
+    if not now or not calibration.single_step_ms:
+        return None
+    return ratio_of_medians(now, calibration.single_step_ms)
 
 
 def beside(cases: Sequence[HeldOut]) -> str:

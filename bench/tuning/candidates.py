@@ -29,7 +29,7 @@ STEPS_TO_PREPARE = 10
 """What a case takes before its first block, in its own steps: construction, proof, warm-up."""
 
 LEAST_STEPS = 24
-"""Of each of the last two, in their blocks."""
+"""Of the default and each finalist, in timed blocks."""
 
 LEAST_MEASURED = 2
 
@@ -103,7 +103,7 @@ def choose(calibration: Calibration, *, num_ranks: int, axes: Axes, lists: bool)
 
 
 def affordable(candidates: Sequence[Candidate], *, seconds: float) -> list[Candidate]:
-    """So many that in `seconds` the last two of the race get `LEAST_STEPS`, in their order.
+    """So many that in `seconds` the finalists of the race get `LEAST_STEPS`, in their order.
 
     The default comes first and what the user asked to compare beside the layout stays; of further layouts
     those go that promise least, lists before uniform caps where they promise as much, until the rest fits
@@ -122,7 +122,7 @@ def affordable(candidates: Sequence[Candidate], *, seconds: float) -> list[Candi
 
 
 def _last_steps(candidates: Sequence[Candidate], seconds: float) -> float:
-    """Steps of each of the last two of a race that takes `seconds`, preparation included."""
+    """Steps of each finalist of a race that takes `seconds`, preparation included."""
     step_ms = mean(c.predicted_ms for c in candidates)
     left_ms = 1000 * seconds - STEPS_TO_PREPARE * step_ms * len(candidates)
     return left_ms / (2 * step_ms) * rounds_of_finalists(len(candidates) - 1)

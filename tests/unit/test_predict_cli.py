@@ -10,6 +10,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from commands import ROOT
 
@@ -161,3 +162,22 @@ def test_a_reader_that_stops_early_is_no_error() -> None:
     assert process.stderr.read() == b""
     process.stderr.close()
     assert process.wait() in {0, 1}  # 1 where rich noticed first
+
+
+def test_a_machine_that_changed_since_is_named_beside_the_errors(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same blocks, of one device a quarter longer; then as they were."""
+    later = tmp_path / "later"
+    shutil.copytree(run, later)
+    cases = pd.read_csv(later / "cases.csv")
+    single = cases.loc[cases["mode"] == "single", "case_id"].iloc[0]
+    blocks = pd.read_csv(later / "blocks.csv")
+    blocks.loc[(blocks["case_id"] == single) & (blocks["phase"] == "timed"), "block_ms"] *= 1.25
+    blocks.to_csv(later / "blocks.csv", index=False)
+    assert command.main([str(run), "--validate", str(later)]) == 0
+    said = capsys.readouterr().out
+    assert "The machine changed: one device alone took 1.25 [" in said
+    shutil.copy(run / "blocks.csv", later)
+    assert command.main([str(run), "--validate", str(later)]) == 0
+    assert "The machine changed" not in capsys.readouterr().out
