@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
+from statistics import median
 from typing import Any
 
 from bench.errors import UsageError
@@ -94,6 +95,27 @@ class Calibration:
     single_step_ms: Samples = ()
     model_error_pct: float | None = None
     notes: tuple[str, ...] = ()
+
+    @property
+    def local_ms(self) -> float:
+        """A typical rank's step of one micro-batch without communication."""
+        return sum(median(s) for s in (self.data_ms, self.forward_ms, self.backward_ms, self.optimizer_ms))
+
+    def paced(self, factor: float) -> Calibration:
+        """As if all that a rank does by itself had taken `factor` times as long."""
+
+        def longer(samples: Samples) -> Samples:
+            return tuple(factor * ms for ms in samples)
+
+        return replace(
+            self,
+            parameters=tuple(replace(p, ready_ms=factor * p.ready_ms) for p in self.parameters),
+            data_ms=longer(self.data_ms),
+            forward_ms=longer(self.forward_ms),
+            backward_ms=longer(self.backward_ms),
+            optimizer_ms=longer(self.optimizer_ms),
+            copy_ms=longer(self.copy_ms),
+        )
 
     def __post_init__(self) -> None:
         """Raise UsageError for what no measurement can give; a file may hold anything."""

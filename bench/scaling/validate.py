@@ -9,6 +9,7 @@ from statistics import median
 import pandas as pd
 
 from bench.errors import UsageError
+from bench.records.aggregate import step_ms_by_round
 from bench.records.store import RunData
 from bench.scaling.calibration import Calibration
 from bench.scaling.from_run import ddp_cases, single_steps
@@ -16,6 +17,7 @@ from bench.scaling.naive import naive_ms
 from bench.scaling.networks import Network
 from bench.scaling.predict import predict
 from bench.scaling.scenario import HALF_HOOKS, Scenario
+from bench.scaling.spread import expected_max
 from bench.stats import Interval, ratio_of_medians
 
 
@@ -31,11 +33,22 @@ class HeldOut:
     predicted_ms: Interval
     naive_ms: Mapping[str, float] = field(default_factory=dict)
     """What rules of thumb say, by name (bench/scaling/naive.py)."""
+    paced_ms: float | None = None
+    """Predicted for compute as fast as the case's own steps without communication; None where there are none.
+
+    What remains of the error is the simulation's: a shared or throttled machine changes its speed between a
+    calibration and its check.
+    """
 
     @property
     def error_pct(self) -> float:
         """Predicted over measured, less 1, percent."""
         return 100 * (self.predicted_ms.estimate / self.measured_ms - 1)
+
+    @property
+    def paced_error_pct(self) -> float | None:
+        """The same of `paced_ms`."""
+        return None if self.paced_ms is None else 100 * (self.paced_ms / self.measured_ms - 1)
 
     def naive_error_pct(self, rule: str) -> float:
         """The same of a rule of thumb."""
@@ -74,6 +87,7 @@ def held_out(
                 float(row["global_batch"]) * 1000 / float(row["images_per_s"]),
                 predict(calibration, scenario).step_ms,
                 naive_ms(calibration, scenario, calibrated_ms=calibrated.step_ms.estimate),
+                _paced_ms(calibration, scenario, run, str(row["case_id"])),
             )
         )
     if not found:
@@ -81,6 +95,20 @@ def held_out(
             f"{run.path} has no measured DDP case besides the one fitted to; measure more caps or counts"
         )
     return found
+
+
+def _paced_ms(calibration: Calibration, scenario: Scenario, run: RunData, case_id: str) -> float | None:
+    local = step_ms_by_round(run.blocks, "no_sync").get(case_id)
+    if (
+        not local
+        or scenario.accumulate != 1
+        or scenario.batch_per_device != calibration.identity.batch_per_device
+    ):
+        return None
+    # Blocks are as long as their longest rank's.
+    slowest_ms = calibration.local_ms * expected_max(calibration.rank_spread, scenario.num_devices)
+    paced = calibration.paced(median(local.values()) / slowest_ms)
+    return predict(paced, scenario, resamples=0).step_ms.estimate
 
 
 def model_error_pct(cases: Sequence[HeldOut]) -> float:
@@ -105,7 +133,14 @@ def drift(calibration: Calibration, run: RunData) -> Interval | None:
 
 
 def beside(cases: Sequence[HeldOut]) -> str:
-    """What rules of thumb err on the same cases, as a sentence; empty where none was asked."""
+    """What rules of thumb err on the same cases, and the simulation at their pace; empty where not known."""
     errors = {rule: [abs(c.naive_error_pct(rule)) for c in cases] for rule in cases[0].naive_ms}
     said = [f"{rule} {median(sizes):.0f}% and {max(sizes):.0f}%" for rule, sizes in errors.items()]
-    return f"Rules of thumb on the same cases, median and largest: {', '.join(said)}." if said else ""
+    lines = [f"Rules of thumb on the same cases, median and largest: {', '.join(said)}."] if said else []
+    paced = [abs(c.paced_error_pct) for c in cases if c.paced_error_pct is not None]
+    if paced:
+        lines.append(
+            f"With compute as fast as it was beside {len(paced)} of these cases, in their steps without "
+            f"communication, the simulation is off by {median(paced):.1f}% and {max(paced):.1f}%."
+        )
+    return " ".join(lines)

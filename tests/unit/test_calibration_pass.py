@@ -19,6 +19,7 @@ from bench.scaling.buckets import assign_cap, bucket_bytes
 from bench.scaling.cost import CostCurve, measured_curve
 from bench.scaling.from_pass import calibration_of, slowdowns
 from bench.scaling.timeline import Compute, Slowdown, Work, make_work, simulate
+from bench.scaling.validate import beside, held_out
 
 SIZES = (2_000_000, 6_000_000, 12_000_000, 4_000_000)
 READY_MS = (20.0, 45.0, 70.0, 100.0)
@@ -170,3 +171,24 @@ def test_a_run_whose_communication_was_not_measured_is_refused(tmp_path: Path) -
     lacking = replace(run, blocks=run.blocks[run.blocks["phase"] != "no_sync"])
     with pytest.raises(UsageError, match="no_sync"):
         calibration_of(lacking, TRAINABLE)
+
+
+def test_an_error_is_told_apart_from_a_machine_that_became_slower(tmp_path: Path) -> None:
+    """Compute takes a quarter longer than when calibrated, communication as long."""
+    run = known_run(tmp_path)
+    found = calibration_of(run, TRAINABLE)
+    slower = 1.1 * 1.25  # the calibration is of the middle round
+    steps = []
+    for cap in run.cases["bucket_cap_mb"]:
+        work = make_work(SIZES, [slower * at for at in READY_MS], assign_cap(SIZES, cap), CURVE.scaled(1.1))
+        compute = COMPUTE.scaled(slower)
+        step = simulate(work, compute, slowdown=SLOW, copy_ms=slower * COPY_MS, residual_ms=1.1 * RESIDUAL_MS)
+        steps.append(step.step_ms)
+    blocks = run.blocks[run.blocks["phase"] == "no_sync"].assign(block_ms=COMPUTE.total_ms * slower)
+    later = replace(run, blocks=blocks, cases=run.cases.assign(images_per_s=[16_000 / ms for ms in steps]))
+    cases = held_out(found, later, fitted=None)
+    assert all(case.error_pct < -5 for case in cases)
+    assert [case.paced_error_pct for case in cases] == pytest.approx([0.0, 0.0], abs=0.5)
+    assert "With compute as fast as it was beside 2 of these cases" in beside(cases)
+    without = replace(later, blocks=blocks.iloc[:0])
+    assert [case.paced_error_pct for case in held_out(found, without, fitted=None)] == [None, None]
