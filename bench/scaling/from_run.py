@@ -21,6 +21,7 @@ from bench.scaling.approximate import Shape, refined
 from bench.scaling.calibration import AllReduceTimes, Calibration, Identity, Parameter, Samples
 from bench.scaling.cost import measured_curve
 from bench.scaling.fit import RoundFit, fit
+from bench.scaling.scenario import wire_share
 from bench.scaling.timeline import Compute, make_work
 
 
@@ -209,6 +210,7 @@ def allreduce_times(
     is no part of any step.
     """
     replay = step_ms_by_round(blocks, "comm").get(str(case["case_id"]), {})
+    sent = [size * wire_share(str(case["comm_hook"])) for size in sizes]
     num_ranks, backend = int(case["num_devices"]), str(case["backend"])
     rows = run.allreduce[(run.allreduce["num_devices"] == num_ranks) & (run.allreduce["backend"] == backend)]
     if len(rows):
@@ -218,13 +220,13 @@ def allreduce_times(
                 rows["bytes"], rows["time_ms"], rows["time_ms_low"], rows["time_ms_high"], strict=True
             )
         )
-        if replay and case["comm_hook"] == "none":  # a hook sends other bytes than the buckets'
-            curve = measured_curve(points)
-            longer = float(np.median(list(replay.values()))) / sum(curve(size) for size in sizes)
+        if replay:
+            longer = float(np.median(list(replay.values()))) / sum(map(measured_curve(points), sent))
             points = tuple((size, tuple(ms * longer for ms in times)) for size, times in points)
     elif replay:
-        total = sum(sizes)
-        points = tuple((size, tuple(ms * size / total for ms in replay.values())) for size in (4096, total))
+        total = sum(sent)
+        ends = (4096, round(total))
+        points = tuple((size, tuple(ms * size / total for ms in replay.values())) for size in ends)
     else:
         raise UsageError(f"{where} has no communication measured by itself; measure it again")
     return AllReduceTimes(num_ranks=num_ranks, backend=backend, points=points)

@@ -50,7 +50,12 @@ class Scenario:
     @property
     def wire_share(self) -> float:
         """Share of fp32 gradients' bytes that is sent."""
-        return 0.5 if self.comm_hook in HALF_HOOKS else 1.0
+        return wire_share(self.comm_hook)
+
+
+def wire_share(comm_hook: str) -> float:
+    """Share of fp32 gradients' bytes that a hook sends."""
+    return 0.5 if comm_hook in HALF_HOOKS else 1.0
 
 
 def cost_band(calibration: Calibration, scenario: Scenario, curves: dict[int, CostCurve]) -> CostBand:
