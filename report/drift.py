@@ -20,7 +20,7 @@ _FEWEST_ROUNDS = 3
 _MOST_TICKS = 8
 _HOW = (
     "Level is good. A slope is a machine that warms up or throttles, a dip in every mode at once something "
-    "else that ran. Every case has a block in every round, and ratios are formed inside a round, so such "
+    "else that ran. Cases take turns within a round, and ratios are formed inside a round, so such "
     "drift cancels in speed-up, efficiency and comparisons; what differs between modes does not. A mark is "
     "one round, so it has no interval. The vertical axis does not start at zero."
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import median
 
 import pytest
@@ -13,18 +13,14 @@ from bench import predict as command
 from bench.errors import USAGE_EXIT_CODE
 from bench.prediction.source import read_source
 from bench.records.store import load_run
+from bench.scaling.naive import CONSTANT, LONGER, PERFECT
 from bench.scaling.networks import network
 from bench.scaling.validate import HeldOut, held_out
 
 RUNS = ROOT / "results" / "samples" / "predictions"
 
-OUTSIDE = {
-    ("resnet18-2hosts-4gbit", "2"),
-    ("resnet18-2hosts-4gbit", "10"),
-    ("resnet18-3hosts-1gbit", "2"),
-    ("resnet18-3hosts-1gbit", "5"),
-}
-"""The cases that miss the aim of 8%, as the README says."""
+OUTSIDE = {("resnet18-3hosts-1gbit", "1")}
+"""What misses the aim of 8% although compute is taken as fast as it was then, as the README says."""
 
 
 @pytest.fixture(scope="module")
@@ -39,15 +35,37 @@ def cases() -> Mapping[tuple[str, str], HeldOut]:
     return found
 
 
-def test_no_case_but_the_known_ones_is_off_by_more_than_eight_percent(
+def paced(cases: Mapping[tuple[str, str], HeldOut]) -> dict[tuple[str, str], float]:
+    return {name: c.paced_error_pct for name, c in cases.items() if c.paced_error_pct is not None}
+
+
+def test_at_the_pace_of_the_machine_no_case_but_the_known_is_off_by_more_than_eight_percent(
     cases: Mapping[tuple[str, str], HeldOut],
 ) -> None:
-    assert {name for name, case in cases.items() if abs(case.error_pct) > 8} == OUTSIDE
+    assert {name for name, error in paced(cases).items() if abs(error) > 8} == OUTSIDE
 
 
-def test_half_of_the_cases_are_within_three_percent(cases: Mapping[tuple[str, str], HeldOut]) -> None:
-    assert len(cases) == 56
-    assert median(abs(case.error_pct) for case in cases.values()) <= 3
+def test_at_the_pace_of_the_machine_half_of_the_cases_are_within_three_percent(
+    cases: Mapping[tuple[str, str], HeldOut],
+) -> None:
+    assert median(map(abs, paced(cases).values())) <= 3
+
+
+def test_the_readme_has_the_errors_as_they_are(cases: Mapping[tuple[str, str], HeldOut]) -> None:
+    def said(errors: Sequence[float], digits: int) -> str:
+        sizes = [abs(error) for error in errors]
+        return f"{median(sizes):.{digits}f} / {max(sizes):.{digits}f}%"
+
+    found = list(cases.values())
+    expected = [
+        f"all {len(found)} cases",
+        said([case.error_pct for case in found], 1),
+        said(list(paced(cases).values()), 1),
+        *(said([case.naive_error_pct(rule) for case in found], 0) for rule in (LONGER, CONSTANT, PERFECT)),
+    ]
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    row = next(line for line in lines if line.startswith("| all "))
+    assert [cell.strip() for cell in row.strip("|").split("|")] == expected
 
 
 def test_every_rule_of_thumb_errs_more(cases: Mapping[tuple[str, str], HeldOut]) -> None:
