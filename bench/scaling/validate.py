@@ -101,6 +101,7 @@ def _paced_ms(calibration: Calibration, scenario: Scenario, run: RunData, case_i
     local = step_ms_by_round(run.blocks, "no_sync").get(case_id)
     if (
         not local
+        or scenario.num_devices == 1  # predicted from one device alone
         or scenario.accumulate != 1
         or scenario.batch_per_device != calibration.identity.batch_per_device
     ):
