@@ -28,8 +28,8 @@ LOOKS = 2
 COPIES = 3
 
 LOCAL_STEPS = 6
-"""Beside communication, in all bursts together: of two the slow-down is known to a tenth only, and on a
-network of another rate what it exceeds 1 by is multiplied."""
+"""Beside communication, in all bursts together. The slow-down has to be known well: on a network of another
+rate what it exceeds 1 by is multiplied."""
 
 COMM_TIMES = 1.25
 """Background communication by itself takes this many times as long as the compute by itself, at least."""

@@ -14,7 +14,7 @@ from bench.recovery.piece import Pieces
 
 LEAST_REPETITIONS = 2
 LONG_S = 10.0
-"""After so many seconds a curve is repeated no further: slow links scatter less."""
+"""After so many seconds, and the least repetitions, the time is left for the steps."""
 
 FURTHER_MS = 200.0
 """A message of more than all gradients is measured where it should take less: another model may need it."""

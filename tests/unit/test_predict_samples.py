@@ -19,8 +19,15 @@ from bench.scaling.validate import HeldOut, held_out
 
 RUNS = ROOT / "results" / "samples" / "predictions"
 
-OUTSIDE = {("resnet18-3hosts-1gbit", "1")}
-"""What misses the aim of 8% although compute is taken as fast as it was then, as the README says."""
+OUTSIDE = {
+    *(("resnet18-2hosts-4gbit", cap) for cap in ("default", "10", "25")),
+    *(("resnet18-3hosts-1gbit", cap) for cap in ("default", "1", "2", "25")),
+    *(("resnet18-3hosts-4gbit", cap) for cap in ("default", "0.5", "1", "5", "10", "25", "100")),
+}
+"""The cases that miss the aim of 8%, as the README says."""
+
+OUTSIDE_AT_ITS_PACE = {("resnet18-3hosts-1gbit", "1")}
+"""Those that miss it although compute is taken as fast as it was then."""
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +46,21 @@ def paced(cases: Mapping[tuple[str, str], HeldOut]) -> dict[tuple[str, str], flo
     return {name: c.paced_error_pct for name, c in cases.items() if c.paced_error_pct is not None}
 
 
+def test_no_case_but_the_known_ones_is_off_by_more_than_eight_percent(
+    cases: Mapping[tuple[str, str], HeldOut],
+) -> None:
+    assert {name for name, case in cases.items() if abs(case.error_pct) > 8} == OUTSIDE
+
+
+@pytest.mark.xfail(strict=True, reason="the aim is missed: the median is 3.5% (README)")
+def test_half_of_the_cases_are_within_three_percent(cases: Mapping[tuple[str, str], HeldOut]) -> None:
+    assert median(abs(case.error_pct) for case in cases.values()) <= 3
+
+
 def test_at_the_pace_of_the_machine_no_case_but_the_known_is_off_by_more_than_eight_percent(
     cases: Mapping[tuple[str, str], HeldOut],
 ) -> None:
-    assert {name for name, error in paced(cases).items() if abs(error) > 8} == OUTSIDE
+    assert {name for name, error in paced(cases).items() if abs(error) > 8} == OUTSIDE_AT_ITS_PACE
 
 
 def test_at_the_pace_of_the_machine_half_of_the_cases_are_within_three_percent(
@@ -52,6 +70,8 @@ def test_at_the_pace_of_the_machine_half_of_the_cases_are_within_three_percent(
 
 
 def test_the_readme_has_the_errors_as_they_are(cases: Mapping[tuple[str, str], HeldOut]) -> None:
+    assert len(cases) == 67
+
     def said(errors: Sequence[float], digits: int) -> str:
         sizes = [abs(error) for error in errors]
         return f"{median(sizes):.{digits}f} / {max(sizes):.{digits}f}%"
