@@ -43,7 +43,7 @@ INTERLEAVED_LIMIT_S = 900.0
 
 
 Leaving = Callable[[Mapping[str, ByRound], float], Collection[str]]
-"""Case ids to measure no further, from the step times by round of those that are, and the share left."""
+"""Case ids to measure no further, from the throughput by round of those that are, and the share left."""
 
 
 class Session:
@@ -194,8 +194,8 @@ class Session:
             return
         named: Collection[str] = ()
         if self._recorder is not None:
-            step_ms = self._recorder.step_ms()
-            live = {c: step_ms[c] for c in (x.case.case_id for x in self._live) if c in step_ms}
+            rates = self._recorder.images_per_s()
+            live = {c: rates[c] for c in (x.case.case_id for x in self._live) if c in rates}
             named = self._leaving(live, self._end.left_share(self.rounds))
         named = self._cluster.from_first(named)
         for live_case in [x for x in self._live if x.case.case_id in named]:

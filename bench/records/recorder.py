@@ -13,7 +13,15 @@ import pandas as pd
 
 from bench.errors import UsageError
 from bench.plan import BucketLayout, Planned
-from bench.records.aggregate import ByRound, Outcome, allreduce_rows, bucket_rows, case_rows, worst_half_width
+from bench.records.aggregate import (
+    ByRound,
+    Outcome,
+    allreduce_rows,
+    bucket_rows,
+    case_rows,
+    images_per_s_by_round,
+    worst_half_width,
+)
 from bench.records.ledger import Ledger
 from bench.records.store import RunWriter
 from bench.records.tables import load_blocks, read_blocks
@@ -133,13 +141,14 @@ class Recorder:
         """All blocks so far; of a very large run the longest rank of each."""
         return load_blocks(self.folder / "blocks.csv")
 
-    def step_ms(self) -> dict[str, ByRound]:
-        """Milliseconds per timed step of every case and round so far."""
-        return self._ledger.step_ms("timed")
+    def images_per_s(self) -> dict[str, ByRound]:
+        """Throughput of every case and round so far."""
+        global_batch = {p.case.case_id: p.case.global_batch for p in self._plan}
+        return images_per_s_by_round(self._ledger, global_batch)
 
     def write(self) -> pd.DataFrame:
         """Bring cases.csv and buckets.csv up to date; the frame of cases."""
-        measured = self.step_ms().keys()
+        measured = self._ledger.step_ms("timed").keys()
         state = self.journal.state
         shown = []
         for index, planned in enumerate(self._plan):

@@ -33,25 +33,22 @@ class Race:
 
     default: str
     """Case id; it never leaves."""
-    images: Mapping[str, int]
-    """Per optimizer step, by case id, in the order that decides between equals."""
+    challengers: tuple[str, ...]
+    """The others' ids, in the order that decides between equals."""
 
-    def leaving(self, step_ms: Mapping[str, ByRound], left_share: float) -> Collection[str]:
+    def leaving(self, rates: Mapping[str, ByRound], left_share: float) -> Collection[str]:
         """Those to measure no further.
 
         Args:
-            step_ms: by round, of every case that is still measured.
+            rates: throughput by round, of every case that is still measured.
             left_share: of the time or the rounds for measuring, from 1 down to 0.
         """
-        default = self._rates(step_ms, self.default)
-        others = [case_id for case_id in self.images if case_id in step_ms and case_id != self.default]
-        gains = {c: paired_ratio(self._rates(step_ms, c), default).estimate for c in others}
-        if any(len(step_ms[c].keys() & default.keys()) < LEAST_ROUNDS for c in others):
+        default = rates.get(self.default, {})
+        others = [case_id for case_id in self.challengers if case_id in rates]
+        if any(len(rates[c].keys() & default.keys()) < LEAST_ROUNDS for c in others):
             return ()
-        return sorted(others, key=lambda c: -gains[c])[seats(len(self.images) - 1, left_share) :]
-
-    def _rates(self, step_ms: Mapping[str, ByRound], case_id: str) -> ByRound:
-        return {r: self.images[case_id] / ms for r, ms in step_ms.get(case_id, {}).items()}
+        gains = {c: paired_ratio(rates[c], default).estimate for c in others}
+        return sorted(others, key=lambda c: -gains[c])[seats(len(self.challengers), left_share) :]
 
 
 def seats(challengers: int, left_share: float) -> int:

@@ -192,9 +192,9 @@ class Tuning:
 
 
 def _race(job: Job, candidates: Sequence[Candidate]) -> Race:
-    by_point = {point_of(p): p.case for p in job.plan}
-    cases = [by_point[c.point] for c in candidates if c.point in by_point]
-    return Race(by_point[candidates[0].point].case_id, {case.case_id: case.global_batch for case in cases})
+    ids = {point_of(p): p.case.case_id for p in job.plan}
+    default, *challengers = (ids[c.point] for c in candidates if c.point in ids)
+    return Race(default, tuple(challengers))
 
 
 def answer_of(folder: Path, candidates: Sequence[Candidate]) -> Answer:
