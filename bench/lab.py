@@ -17,6 +17,10 @@ What to know about the link:
 - The same cores move the bytes and compute: beyond a few Gbit/s few cores, not the link, are the limit.
 - `--delay` holds what leaves a host (netem): one way, so a round trip takes twice as long.
 
+`--rate 200mbit,1gbit` measures a `bench.run` at every rate, in turns: a lab of its own for each, only one of
+which computes at any moment, so that whatever the machine does meets them all. `{rate}` in the job's
+arguments stands for the rate, as in `--out results/{rate}`.
+
 Needs Linux, iproute2, util-linux, and root or user namespaces. The network has no name outside the
 lab and lives no longer than its processes: success, failure, Ctrl-C and kill -9 leave nothing behind.
 """
@@ -26,7 +30,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import secrets
 import select
 import signal
@@ -34,17 +37,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
 from bench.errors import USAGE_EXIT_CODE, UsageError
 from bench.parsing import positive_int
 from bench.ranks.process import steady_memory
-from bench.virtual_hosts import labplan, netns
+from bench.virtual_hosts import devices, labplan, netns, rates
 
 FAILURE_GRACE_S = 3.0
 """How long the other hosts may go on, to say what they have to say, once a host has failed."""
@@ -65,6 +66,16 @@ class Settings:
     ranks_per_host: int
     module_arguments: list[str]
     quiet: bool
+    further_links: tuple[labplan.Link, ...] = ()
+    """Where several rates are asked for: those after the first."""
+
+    @property
+    def options(self) -> list[str]:
+        """The command line's options but `--rate`."""
+        delay = ["--delay", self.link.delay_label] if self.link.delay_s else []
+        quiet = ["--quiet"] if self.quiet else []
+        hosts = ["--hosts", str(self.num_hosts), "--ranks-per-host", str(self.ranks_per_host)]
+        return [*hosts, *delay, *quiet]
 
 
 class Stopped(BaseException):
@@ -94,7 +105,11 @@ def parse(argv: Sequence[str]) -> Settings:
         allow_abbrev=False,
     )
     parser.add_argument("--hosts", required=True, metavar="N", help="number of hosts, 2 to 64")
-    parser.add_argument("--rate", required=True, help="rate of every host's link: 200mbit, 1gbit, 2.5gbit")
+    parser.add_argument(
+        "--rate",
+        required=True,
+        help="rate of every host's link: 200mbit, 1gbit, 2.5gbit; several: 200mbit,1gbit",
+    )
     parser.add_argument("--delay", help="one-way delay between hosts, if the kernel has netem: 500us, 1ms")
     parser.add_argument("--ranks-per-host", default="1", metavar="R", help="ranks on every host (default 1)")
     parser.add_argument("--quiet", action="store_true", help="do not say on stderr which lab was made")
@@ -104,14 +119,15 @@ def parse(argv: Sequence[str]) -> Settings:
         split = options.index("--")
         options, command = options[:split], options[split + 1 :]
     given = parser.parse_args(options)
+    delay_s = labplan.parse_delay(given.delay) if given.delay else 0.0
+    link, *further = [labplan.Link(labplan.parse_rate(rate), delay_s) for rate in given.rate.split(",")]
     return Settings(
         num_hosts=labplan.parse_hosts(given.hosts),
-        link=labplan.Link(
-            labplan.parse_rate(given.rate), labplan.parse_delay(given.delay) if given.delay else 0.0
-        ),
+        link=link,
         ranks_per_host=positive_int(given.ranks_per_host),
         module_arguments=labplan.module_arguments(command, sys.executable),
         quiet=given.quiet,
+        further_links=tuple(further),
     )
 
 
@@ -119,7 +135,7 @@ def run(settings: Settings) -> int:
     """Make the lab, run the job in it, and return the job's exit code."""
     network = netns.Network(settings.num_hosts, settings.link)
     cores = labplan.shares(sorted(os.sched_getaffinity(0)), settings.num_hosts)
-    gpus = labplan.shares(_visible_gpus(), settings.num_hosts)
+    gpus = labplan.shares(devices.visible_gpus(), settings.num_hosts)
     if not settings.quiet:
         line = labplan.summary(settings.num_hosts, settings.ranks_per_host, settings.link, cores)
         print(line, file=sys.stderr, flush=True)
@@ -134,10 +150,11 @@ def run(settings: Settings) -> int:
             )
             environment = os.environ | labplan.host_environment(host, settings.link, gpus[host])
             environment |= {} if gpus[host] else steady_memory(environment)
-            with _pinned(cores[host]):
+            with devices.pinned(cores[host]):
                 hosts.append(_start(network, job, environment))
         for host, process in enumerate(hosts[1:], start=1):
-            speaker = threading.Thread(target=_forward, args=(process, labplan.host_name(host), muted))
+            said = (process.stdout, labplan.host_name(host), sys.stderr, lambda: not muted.is_set())
+            speaker = threading.Thread(target=rates.forward, args=said)
             speaker.start()
             speakers.append(speaker)
         return labplan.job_exit_code(_wait(hosts))
@@ -155,6 +172,13 @@ def run(settings: Settings) -> int:
             process.wait()
         for speaker in speakers:
             speaker.join()
+
+
+def _run_in_turns(settings: Settings) -> int:
+    links = (settings.link, *settings.further_links)
+    labs = rates.commands(links, settings.options, settings.module_arguments)
+    names = [link.rate_label for link in links]
+    return rates.run_in_turns(labs, names, netns.environment(), stop_grace_s=2 * STOP_GRACE_S)
 
 
 def _start(
@@ -202,32 +226,6 @@ def _wait(hosts: Sequence[subprocess.Popen[str]], deadline_s: float | None = Non
     return codes
 
 
-def _forward(process: subprocess.Popen[str], name: str, muted: threading.Event) -> None:
-    """Copy a host's output to standard error, line by line, under the host's name."""
-    for line in process.stdout or ():
-        if not muted.is_set():
-            print(f"{name}: {line.rstrip()}", file=sys.stderr, flush=True)
-
-
-@contextmanager
-def _pinned(cores: Sequence[int]) -> Iterator[None]:
-    """Processes started meanwhile run on `cores` only."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
-
-
-def _visible_gpus() -> list[str]:
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if named is not None:
-        return [gpu for gpu in named.split(",") if gpu]
-    numbers = (re.fullmatch(r"nvidia([0-9]+)", path.name) for path in Path("/dev").glob("nvidia*"))
-    return [str(number) for number in sorted(int(match[1]) for match in numbers if match)]
-
-
 def _stop(number: int, _frame: FrameType | None) -> NoReturn:
     raise Stopped(number)
 
@@ -241,7 +239,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         netns.become_root([sys.executable, "-m", "bench.lab", *arguments])
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, _stop)
-        return run(settings)
+        return run(settings) if not settings.further_links else _run_in_turns(settings)
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return USAGE_EXIT_CODE

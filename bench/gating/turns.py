@@ -1,8 +1,8 @@
-"""Two runs taking turns on one machine, block by block: only one of them computes at any moment.
+"""Runs taking turns on one machine, block by block: only one of them computes at any moment.
 
 Each run's rank 0 asks a referee for the turn before a visit to a case and holds it until the next visit. The
-referee waits until both have asked, then lets them go one after the other, in random order, so that whatever
-the machine does in that minute meets both.
+referee waits until all have asked, then lets them go one after the other, in random order, so that whatever
+the machine does in that minute meets them all.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import threading
 from pathlib import Path
 
 TURNS_ENV = "BENCH_TURNS"
-"""Path of the referee's socket, in the environment of both runs."""
+"""Path of the referee's socket, in the environment of all runs."""
 
 ASK, GRANT, DONE = b"?", b"!", b"."
 
@@ -33,7 +33,7 @@ class Player:
         """Give the turn back and wait for the next one; a referee that is gone holds nobody up.
 
         A turn lasts until the next is asked for: what a side writes down after its block would else take
-        the cores from the other side's block.
+        the cores from another side's block.
         """
         if self._socket is None:
             return
@@ -43,7 +43,7 @@ class Player:
         self._holds = True
 
     def close(self) -> None:
-        """Leave the game once the other side is between two of its turns; it goes on alone."""
+        """Leave the game once nobody else is within a turn; the others go on without."""
         if self._socket is not None:
             self.next_turn()
             self._socket.close()
@@ -51,26 +51,39 @@ class Player:
 
 
 class Referee:
-    """Grants turns to two players over a Unix socket until one of them leaves; then the other is free."""
+    """Grants turns to a number of players over a Unix socket; who leaves is waited for no more."""
 
-    def __init__(self, path: Path, seed: int) -> None:
+    def __init__(self, path: Path, seed: int, num_players: int = 2) -> None:
+        self._path = str(path)
+        self._num_players = num_players
         self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(path))
-        self._listener.listen(2)
+        self._listener.bind(self._path)
+        self._listener.listen(2 * num_players)
         self._random = random.Random(seed)  # noqa: S311 - a schedule
         self.turns = 0
+        """Rounds of turns that all players had a part in."""
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
 
     def _serve(self) -> None:
         with contextlib.ExitStack() as opened, contextlib.suppress(OSError):
-            players = [opened.enter_context(self._listener.accept()[0]) for _ in range(2)]
-            while all(player.recv(1) == ASK for player in players):
-                for player in self._random.sample(players, 2):
-                    player.sendall(GRANT)
-                    if player.recv(1) != DONE:  # it has left: closing the sockets frees the other
-                        return
-                self.turns += 1
+            players = [opened.enter_context(self._listener.accept()[0]) for _ in range(self._num_players)]
+            while players:
+                players = [player for player in players if _said(player) == ASK]
+                self._random.shuffle(players)
+                players = [player for player in players if self._had_its_turn(player)]
+                self.turns += len(players) == self._num_players
+
+    def _had_its_turn(self, player: socket.socket) -> bool:
+        with contextlib.suppress(OSError):
+            player.sendall(GRANT)
+            return _said(player) == DONE
+        return False
+
+    def excuse(self) -> None:
+        """Do not wait for a player who ended before it came; no matter where it came."""
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as nobody:
+            nobody.connect(self._path)
 
     def close(self) -> None:
         """Stop listening; players that still wait go on alone."""
@@ -78,3 +91,9 @@ class Referee:
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self._thread.join()
+
+
+def _said(player: socket.socket) -> bytes:
+    with contextlib.suppress(OSError):
+        return player.recv(1)
+    return b""

@@ -51,8 +51,17 @@ class Link:
     @property
     def label(self) -> str:
         """The link in results, `1gbit` or with a delay `1gbit+1ms`, however the user spelled it."""
-        rate = _in_largest_unit(self.rate_bit_per_s, _BITS_PER_S)
-        return f"{rate}+{_in_largest_unit(self.delay_s, _SECONDS)}" if self.delay_s else rate
+        return f"{self.rate_label}+{self.delay_label}" if self.delay_s else self.rate_label
+
+    @property
+    def rate_label(self) -> str:
+        """The rate alone, as `--rate` takes it."""
+        return _in_largest_unit(self.rate_bit_per_s, _BITS_PER_S)
+
+    @property
+    def delay_label(self) -> str:
+        """The delay alone, as `--delay` takes it."""
+        return _in_largest_unit(self.delay_s, _SECONDS)
 
     @property
     def burst_bytes(self) -> int:

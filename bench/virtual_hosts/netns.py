@@ -38,7 +38,7 @@ def require_support(tools_path: str | None = None) -> None:
         raise UsageError(
             "bench.lab needs Linux network namespaces; run it on Linux, or torchrun on real hosts"
         )
-    path = tools_path or _environment()["PATH"]
+    path = tools_path or environment()["PATH"]
     for tool, package in _PACKAGES.items():
         if shutil.which(tool, path=path) is None:
             raise UsageError(f"bench.lab needs the command {tool!r}, which is missing; install {package}")
@@ -108,11 +108,9 @@ def _batch(tool: str, lines: Sequence[str], inside: Sequence[str] = ()) -> None:
 
 
 def _run(command: Sequence[str], text: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command, input=text, env=_environment(), capture_output=True, text=True, check=False
-    )
+    return subprocess.run(command, input=text, env=environment(), capture_output=True, text=True, check=False)
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """The environment, with the folders of administrators' tools on PATH, which users often lack."""
     return {**os.environ, "PATH": f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin", "LC_ALL": "C"}
