@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,12 +54,19 @@ def measure_in_turns(
             )
             for side, out in zip(sides, outs, strict=True)
         ]
-        try:
-            accounts = [run.communicate()[1] for run in runs]
-        finally:
-            for run in runs:
-                run.terminate()
-            referee.close()
+
+        def ended(run: subprocess.Popen[str]) -> str:
+            said = run.communicate()[1]
+            referee.excuse()  # a side that failed at its start would be waited for
+            return said
+
+        with ThreadPoolExecutor(len(runs)) as reading:
+            try:
+                accounts = list(reading.map(ended, runs))
+            finally:
+                for run in runs:
+                    run.terminate()
+        referee.close()
     for side, run, account in zip(sides, runs, accounts, strict=True):
         if run.returncode != 0:
             last = (account.strip().splitlines() or ["it said nothing"])[-1]

@@ -2,7 +2,7 @@
 
 The pass gives every parameter's ready time, the cost of copies and both slow-downs; the lengths of a step
 come from its bursts alone and from the `no_sync` blocks, which nothing instrumented; what then is missing to
-a measured step with the least overlap is a residual, which may be negative.
+the measured steps of the calibrated case is a residual, which may be negative.
 """
 
 from __future__ import annotations
@@ -76,8 +76,7 @@ def slowdowns(
 
 def calibrated_case(run: RunData) -> dict[str, Any]:
     """The case that the calibration pass looked into. Raises UsageError where there was none."""
-    seen = set(run.blocks.loc[run.blocks["phase"] == PHASE, "case_id"])
-    found = [case for case in ddp_cases(run) if case["case_id"] in seen]
+    found = _looked_into(run)
     if not found:
         raise UsageError(
             f"{run.path} has no calibration blocks; run bench.run --calibrate on with 2 devices or more"
@@ -172,13 +171,20 @@ def _slow(looked: _Pass, side: str) -> Samples:
 
 
 def residual_case(run: RunData, num_ranks: int) -> dict[str, Any] | None:
-    """The case whose step gives the residual, the one of fewest buckets; None where there is none."""
-    rows = [
-        row
-        for row in ddp_cases(run)
-        if (row["num_devices"], row["comm_hook"], row["accumulate"]) == (num_ranks, "none", 1)
-    ]
-    return min(rows, key=lambda row: int(row["num_buckets"]), default=None)
+    """The case whose step gives the residual: the calibrated one; None where no scenario describes that."""
+    return next(
+        (
+            case
+            for case in _looked_into(run)
+            if (case["num_devices"], case["comm_hook"], case["accumulate"]) == (num_ranks, "none", 1)
+        ),
+        None,
+    )
+
+
+def _looked_into(run: RunData) -> list[dict[str, Any]]:
+    seen = set(run.blocks.loc[run.blocks["phase"] == PHASE, "case_id"])
+    return [case for case in ddp_cases(run) if case["case_id"] in seen]
 
 
 def _with_residual(found: Calibration, run: RunData) -> Calibration:

@@ -10,7 +10,7 @@ import pytest
 
 from bench import lab
 from bench.errors import UsageError
-from bench.virtual_hosts import labplan, netns
+from bench.virtual_hosts import labplan, netns, rates
 
 COMMAND = ["--", "python", "-m", "bench.run", "--rate", "x"]
 
@@ -40,6 +40,9 @@ def test_options_end_at_the_dashes() -> None:
         (["--hosts", "2", "--rate", "1gbit", "--rnaks", "2", *COMMAND], "--rnaks"),
         (["--hosts", "2", "--rate", "1gbit"], "python -m MODULE"),
         (["--hosts", "2", "--rate", "1gbit", "--", "ls"], "python -m MODULE"),
+        (["--hosts", "2", "--rate", "1gbit,", *COMMAND], "200mbit"),
+        (["--hosts", "2", "--rate", "1gbit,1000mbit", *COMMAND], "twice"),
+        (["--hosts", "2", "--rate", "1gbit,2gbit", "--", "python", "-m", "bench.tune"], "bench.run"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(
@@ -51,6 +54,22 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     assert printed.err.startswith("error: ")
     assert printed.err.count("\n") == 1
     assert named in printed.err
+
+
+def test_each_rate_gets_a_lab_of_its_own() -> None:
+    given = ["--hosts", "3", "--rate", "200mbit,2500mbit", "--delay", "1ms", "--ranks-per-host", "2"]
+    settings = lab.parse([*given, "--", "python", "-m", "bench.run", "--out", "x-{rate}"])
+    links = (settings.link, *settings.further_links)
+    commands = rates.commands(links, settings.options, settings.module_arguments)
+    assert [command[:3] for command in commands] == [[sys.executable, "-m", "bench.lab"]] * 2
+    for rate, command in zip(("200mbit", "2.5gbit"), commands, strict=True):
+        assert lab.parse(command[3:]) == lab.Settings(
+            num_hosts=3,
+            link=labplan.Link(labplan.parse_rate(rate), 0.001),
+            ranks_per_host=2,
+            module_arguments=["bench.run", "--out", f"x-{rate}"],
+            quiet=False,
+        )
 
 
 def test_help_explains_the_link(capsys: pytest.CaptureFixture[str]) -> None:

@@ -84,6 +84,52 @@ def test_both_may_leave_whoever_is_asked_first(seed: int, tmp_path: Path) -> Non
     made.close()
 
 
+def test_any_number_plays_each_once_per_round(tmp_path: Path) -> None:
+    made = Referee(tmp_path / "turns", seed=1, num_players=4)
+    log: list[str] = []
+
+    def play(name: str, turns: int) -> None:
+        player = Player(str(tmp_path / "turns"))
+        for _ in range(turns):
+            player.next_turn()
+            log.append(name)
+        player.close()
+
+    sides = [threading.Thread(target=play, args=(name, 5 + 5 * (name == "d"))) for name in "abcd"]
+    for side in sides:
+        side.start()
+    for side in sides:
+        side.join(timeout=30)
+        assert not side.is_alive()
+    made.close()
+    assert [set(log[i : i + 4]) for i in range(0, 20, 4)] == [set("abcd")] * 5
+    assert log[20:] == ["d"] * 5, "the last one goes on alone"
+    assert made.turns == 5
+
+
+def test_nobody_waits_for_a_player_who_never_came(tmp_path: Path) -> None:
+    made = Referee(tmp_path / "turns", seed=1, num_players=3)
+    done = []
+
+    def play() -> None:
+        player = Player(str(tmp_path / "turns"))
+        player.next_turn()
+        player.close()
+        done.append(True)
+
+    sides = [threading.Thread(target=play, daemon=True) for _ in range(2)]
+    for side in sides:
+        side.start()
+    time.sleep(0.05)
+    assert not done
+    made.excuse()
+    for side in sides:
+        side.join(timeout=10)
+    assert done == [True, True]
+    made.excuse()  # of one who has played and ended: nothing happens
+    made.close()
+
+
 def test_without_a_referee_every_turn_is_free() -> None:
     player = Player(None)
     player.next_turn()
