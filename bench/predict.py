@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ from bench import parsing
 from bench.errors import USAGE_EXIT_CODE, UsageError
 from bench.prediction import output as predict_output
 from bench.prediction.source import Source, read_network, read_source
-from bench.records.store import load_run
+from bench.records.store import RunData, load_run
 from bench.scaling.breaks import curve
 from bench.scaling.calibration import check_same
 from bench.scaling.cost import CostCurve
@@ -64,12 +65,11 @@ def parser() -> argparse.ArgumentParser:
     add("--fit-cap", metavar="CAP", help="without calibration.json: fit on RUN's case of this cap")
     add(
         "--validate",
-        nargs="?",
+        nargs="*",
         type=Path,
-        const=Path(),
         metavar="RUN",
-        help="predict the measured cases of this run or another that nothing was fitted to, print the "
-        "errors and widen the intervals by the largest",
+        help="predict the measured cases of this run, or of those named, that nothing was fitted to, print "
+        "the errors and widen the intervals by the largest",
     )
     add("--accept", action="store_true", help="use a calibration of another machine, torch or workload")
     add("--csv", type=Path, metavar="FILE", help="one row per prediction")
@@ -178,24 +178,34 @@ def _parsed(options: argparse.Namespace, name: str, parse: Callable[[str], T]) -
 
 
 def _validated(options: argparse.Namespace, source: Source) -> tuple[list[HeldOut], Interval | None]:
-    """The held-out cases, and how much slower the machine was than when calibrated."""
-    if options.validate == Path():
-        run = load_run(options.run)
-        return held_out(source.calibration, run, fitted=source.fitted), None
-    run = load_run(options.validate)
-    calibrated = source.calibration.identity
-    network = None
+    """The held-out cases, and how much slower the machine was than when calibrated, where most."""
+    found: list[HeldOut] = []
+    changes: list[Interval] = []
+    for folder in options.validate or [options.run]:
+        run = load_run(folder)
+        same = folder.resolve() == options.run.resolve()
+        network = None if same else _checked_network(source, run, accept=options.accept)
+        fitted = source.fitted if same else None
+        found += held_out(source.calibration, run, fitted=fitted, network=network)
+        changed = None if same else drift(source.calibration, run)
+        changes += [changed] if changed is not None and changed.excludes(1.0) else []
+    return found, max(changes, key=lambda change: abs(math.log(change.estimate)), default=None)
+
+
+def _checked_network(source: Source, run: RunData, *, accept: bool) -> Network | None:
+    """What joins the hosts of `run`; None where it is what was calibrated.
+
+    Raises UsageError where anything else differs, unless `accept`.
+    """
+    calibrated, network = source.calibration.identity, None
     if cases := ddp_cases(run):
         found = identity(run, cases[0])
         if found.link != calibrated.link and found.link is not None:
             # Another rate is what a prediction is for; everything else has to agree.
             network = read_network(f"link:{found.link}")[0]
             found = replace(found, link=calibrated.link)
-        check_same(calibrated, found, accept=options.accept)
-    same = options.validate.resolve() == options.run.resolve()
-    fitted = source.fitted if same else None
-    changed = None if same else drift(source.calibration, run)
-    return held_out(source.calibration, run, fitted=fitted, network=network), changed
+        check_same(calibrated, found, accept=accept)
+    return network
 
 
 if __name__ == "__main__":

@@ -195,8 +195,11 @@ def _predictions(outlook: Outlook) -> Table | None:
 def _validation(outlook: Outlook) -> Table | None:
     if not outlook.validation:
         return None
+    several = len({case.network for case in outlook.validation}) > 1
+    columns = (*((Column("Link"),) if several else ()), *_CHECKED)
     rows = tuple(
         (
+            *((case.network,) if several else ()),
             case.case_id,
             count(case.num_devices),
             cap_label(case.bucket_cap_mb),
@@ -209,7 +212,7 @@ def _validation(outlook: Outlook) -> Table | None:
     sizes = [abs(case.error_pct) for case in outlook.validation]
     below = f"Median error {number(median(sizes), 2)}%, worst {number(max(sizes), 2)}%, without signs."
     more = tuple(filter(None, [beside(outlook.validation)]))
-    return Table("Error of the predictions", _CHECKED_NOTE, _CHECKED, rows, below=(below, *more))
+    return Table("Error of the predictions", _CHECKED_NOTE, columns, rows, below=(below, *more))
 
 
 def _shown(value: Interval, unit: str, factor: float = 1.0) -> str:

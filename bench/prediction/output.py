@@ -55,7 +55,7 @@ def outlook(
     validated: Sequence[HeldOut] | None,
     changed: Interval | None = None,
 ) -> Outlook:
-    """The document behind `--json` and `--out`; `changed` is `bench.scaling.validate.drift`."""
+    """The document behind `--json` and `--out`; `changed` is a drift beyond noise."""
     predictions = [p for group in asked for p in group]
     batch = source.calibration.identity.batch_per_device
     return Outlook(
@@ -138,11 +138,13 @@ def show(predictions: Sequence[Prediction]) -> None:
 def show_validation(cases: Sequence[HeldOut]) -> None:
     """The table of held-out cases."""
     table = Table(box=box.SIMPLE_HEAD, title="Held out: cases that nothing was fitted to")
-    for name in ("case", "measured ms", "predicted ms", "error %"):
+    several = len({case.network for case in cases}) > 1
+    for name in (*(("link",) if several else ()), "case", "measured ms", "predicted ms", "error %"):
         table.add_column(name, justify="left" if name == "case" else "right")
     for case in cases:
         table.add_row(
-            case.case_id, f"{case.measured_ms:.4g}", _shown(case.predicted_ms), f"{case.error_pct:+.1f}"
+            *((case.network,) if several else ()),
+            *(case.case_id, f"{case.measured_ms:.4g}", _shown(case.predicted_ms), f"{case.error_pct:+.1f}"),
         )
     _print(table)
     if text := beside(cases):
@@ -174,7 +176,7 @@ def notes(
             f"largest{included}. None has more than "
             f"{max(case.num_devices for case in validated)} devices: beyond, the error was not measured."
         )
-        if changed is not None and changed.excludes(1.0):
+        if changed is not None:
             lines.append(
                 f"The machine changed: one device alone took {_shown(changed)} times as long when these "
                 "cases were measured as when it was calibrated; the errors hold that too."

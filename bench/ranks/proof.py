@@ -19,6 +19,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from bench.modes import Mode, Place, build_mode
 from bench.plan import Case
+from bench.ranks.cluster import Cluster
 from models.workload import Workload, make_batch
 
 IMAGES_PER_DEVICE = 1
@@ -122,6 +123,14 @@ class Prover:
             copy.deepcopy(self.template).load_state_dict(mode.state_dict(), strict=True)
         except RuntimeError as error:
             raise ProofError(f"its state dict does not load into the plain module: {error}") from error
+
+
+def equal_replicas(module: nn.Module, cluster: Cluster) -> bool:
+    """Whether all ranks of `cluster` built the same; False where that cannot be told."""
+    if cluster.world_size == 1:
+        return True
+    found = set(cluster.gather(fingerprint(module)))
+    return len(found) == 1 and found != {""}
 
 
 def fingerprint(module: nn.Module) -> str:

@@ -22,25 +22,17 @@ from bench.ranks.cluster import Cluster, RankInfo
 from bench.ranks.curves import measure_curves
 from bench.ranks.end import End
 from bench.ranks.prepare import LiveCase, Prepared, facts_of, prepare
-from bench.ranks.proof import Prover, fingerprint
+from bench.ranks.proof import Prover, equal_replicas
 from bench.ranks.twins import twins
 from bench.ranks.visit import phases, unfinished, work_of
 from bench.records.aggregate import ByRound
 from bench.records.recorder import Recorder
+from bench.recovery import limits
 from bench.recovery.faults import Blame
 from bench.recovery.opening import Past, blame_case
 from bench.recovery.piece import Pieces, Report, block_rows
 from bench.recovery.watchdog import Watchdog
 from models.workload import make_module
-
-PREPARING_LIMIT_S = 600.0
-LEAST_LIMIT_S = 60.0
-PATIENCE = 20
-"""A block may take this many times what its steps took in the warm-up."""
-
-INTERLEAVED_LIMIT_S = 900.0
-"""Beside another run a block waits for its turn."""
-
 
 Leaving = Callable[[Mapping[str, ByRound], float], Collection[str]]
 """Case ids to measure no further, from the throughput by round of those that are, and the share left."""
@@ -71,7 +63,6 @@ class Session:
         self._clock = make_clock(cluster.place.device)
         self._past = past
         self._pieces = Pieces(cluster, watchdog, recorder, past.elapsed_s)
-        self._extra_limit_s = INTERLEAVED_LIMIT_S if TURNS_ENV in os.environ else 0.0
         self._end = End(job.settings, recorder, self._pieces.elapsed_s)
         self._leaving = leaving
         self._live: list[LiveCase] = []
@@ -94,7 +85,7 @@ class Session:
                 self._cluster,
                 self._recorder,
                 done=self._past.curves,
-                limit_s=self._settings.case_timeout or PREPARING_LIMIT_S,
+                limit_s=limits.preparing_s(self._settings),
             )
         for round_index in range(1, self._past.last_round + 1):
             self.rounds = round_index
@@ -119,9 +110,10 @@ class Session:
             return
         self._pieces.idle()
         template = make_module(self._workload)
-        prints = set(self._cluster.gather(fingerprint(template)))
-        place, seed, equal = self._cluster.place, self._settings.seed, len(prints) == 1 and prints != {""}
-        prover = Prover(self._workload, template, place, seed, equal_replicas=equal)
+        equal = equal_replicas(template, self._cluster)
+        prover = Prover(
+            self._workload, template, self._cluster.place, self._settings.seed, equal_replicas=equal
+        )
         for done, (index, planned) in enumerate(wanted):
             case = planned.case
             self._console.progress(f"preparing {case.case_id}", done, len(wanted), self._end.left_s())
@@ -133,13 +125,10 @@ class Session:
             def work(live: LiveCase = live) -> Prepared:
                 return prepare(live, prover=prover, settings=self._settings, clock=self._clock)
 
-            limit_s = self._settings.case_timeout or PREPARING_LIMIT_S
             self._player.next_turn()
+            limit_s = limits.preparing_s(self._settings) + limits.waiting_s()
             started_s, reports = self._pieces.run(
-                index,
-                "its preparation",
-                work if takes_part else None,
-                limit_s=limit_s + self._extra_limit_s,
+                index, "its preparation", work if takes_part else None, limit_s=limit_s
             )
             if self._keep(live, reports):
                 steps_ms = (ms for r in reports if r.value for ms in r.value.warmup.steps_ms)
@@ -209,14 +198,13 @@ class Session:
         return [p for p in found if (live.case.case_id, p, round_index) not in self._past.measured]
 
     def _visit(self, live: LiveCase, round_index: int, position: int, wanted: Sequence[str]) -> None:
-        usual_s = live.longest_step_s * max(self._settings.steps or 1, 4)
-        limit_s = self._settings.case_timeout or max(LEAST_LIMIT_S, PATIENCE * usual_s)
+        limit_s = limits.block_s(self._settings, live.longest_step_s) + limits.waiting_s()
         for phase in wanted:
             started_s, reports = self._pieces.run(
                 live.index,
                 f"round {round_index} ({phase})",
                 work_of(phase, live, self._settings, self._cluster.place, self._clock),
-                limit_s=limit_s + self._extra_limit_s,
+                limit_s=limit_s,
             )
             if not self._keep(live, reports):
                 self._live.remove(live)

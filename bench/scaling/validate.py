@@ -39,6 +39,8 @@ class HeldOut:
     What remains of the error is the simulation's: a shared or throttled machine changes its speed between a
     calibration and its check.
     """
+    network: str = ""
+    """Rate of the link that joined a lab's hosts; empty on a real network."""
 
     @property
     def error_pct(self) -> float:
@@ -88,6 +90,7 @@ def held_out(
                 predict(calibration, scenario).step_ms,
                 naive_ms(calibration, scenario, calibrated_ms=calibrated.step_ms.estimate),
                 _paced_ms(calibration, scenario, run, str(row["case_id"])),
+                "" if pd.isna(row["link"]) else str(row["link"]),
             )
         )
     if not found:

@@ -63,9 +63,10 @@ def test_every_rate_meets_its_own_link_and_predicts_the_other(
     last_began_s = load_run(fast).blocks["started_s"].max()
     assert last_began_s >= measuring_s(slow, phase="timed"), "the fast one did not wait for the slow one"
     assert measuring_s(slow, phase="timed") > 2 * measuring_s(fast, phase="timed"), "no reason to wait"
-    calibrated, other = (str(tmp_path / rate) for rate in RATES)
-    assert predict.main([calibrated, "--validate", other]) == 0
-    assert "ddp-n2-cap100" in capsys.readouterr().out
+    assert predict.main([str(slow), "--validate", str(slow), str(fast)]) == 0
+    held_out = [line.split() for line in capsys.readouterr().out.splitlines() if " ddp-n2-cap" in line]
+    found = {(cells[0], cells[1].split("-")[2]) for cells in held_out if cells[0] in RATES}
+    assert found == {("20mbit", "cap100"), ("1gbit", "cap100"), ("1gbit", "capdefault")}
 
 
 def test_a_rate_that_fails_leaves_the_others_theirs(tmp_path: Path) -> None:

@@ -161,6 +161,14 @@ def test_under_a_hook_the_curve_is_set_right_by_what_the_hook_sent(tmp_path: Pat
     assert sum(map(curve, sent)) == pytest.approx(1.1 * sum(map(CURVE, whole)))
 
 
+def test_the_residual_is_that_of_the_calibrated_case_whatever_the_others_take(tmp_path: Path) -> None:
+    run = known_run(tmp_path)
+    other = (run.blocks["case_id"] == run.cases["case_id"].iloc[1]) & (run.blocks["phase"] == "timed")
+    slower = run.blocks.assign(block_ms=run.blocks["block_ms"].where(~other, 1.5 * run.blocks["block_ms"]))
+    found, known = (calibration_of(replace(run, blocks=b), TRAINABLE) for b in (slower, run.blocks))
+    assert found.residual_ms == known.residual_ms
+
+
 def test_a_run_without_the_pass_or_of_another_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--calibrate"):
         calibration_of(known_run(tmp_path, with_pass=False), TRAINABLE)

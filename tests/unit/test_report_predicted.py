@@ -92,6 +92,17 @@ def test_only_what_was_asked_is_tabled_and_errors_have_their_median_and_worst() 
     assert errors.below == ("Median error 2.0%, worst 6.0%, without signs.",)
 
 
+def test_errors_over_several_links_say_which() -> None:
+    cases = tuple(
+        HeldOut("case", 2, "25", 100.0, Interval(101.0, 90.0, 110.0), network=link)
+        for link in ("1gbit", "4gbit")
+    )
+    errors = section(RUN, made(validation=cases), key="k").tables[-1]
+    assert errors.columns[0].name == "Link"
+    assert [row[0] for row in errors.rows] == ["1gbit", "4gbit"]
+    assert all(len(row) == len(errors.columns) for row in errors.rows)
+
+
 def test_assumptions_stand_below_the_predictions_and_a_missing_validation_is_said() -> None:
     shown = section(RUN, made(validation=None), key="k")
     assert shown.tables[0].below == ("Network: x; assumed: y.",)

@@ -258,13 +258,31 @@ def test_mistakes_are_one_line(
     assert said.count("\n") == 1
 
 
-def test_another_rate_is_predicted_not_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    slower = tmp_path / "slower"
-    shutil.copytree(SAMPLE, slower)
+@pytest.fixture
+def slower(tmp_path: Path) -> Path:
+    """The sample as if over a link of 200 Mbit/s."""
+    made = tmp_path / "slower"
+    shutil.copytree(SAMPLE, made)
     for name in ("manifest.json", "cases.csv"):
-        text = (slower / name).read_text(encoding="utf-8")
+        text = (made / name).read_text(encoding="utf-8")
         assert "1gbit" in text
-        (slower / name).write_text(text.replace("1gbit", "200mbit"), encoding="utf-8")
+        (made / name).write_text(text.replace("1gbit", "200mbit"), encoding="utf-8")
+    return made
+
+
+def test_several_runs_are_judged_together(slower: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main([str(SAMPLE), "--validate", str(SAMPLE), str(slower), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    caps = [(case["network"], case["bucket_cap_mb"]) for case in found["validation"]]
+    own = [("1gbit", cap) for cap in ("default", "100")]
+    assert sorted(caps) == sorted([*own, *(("200mbit", cap) for cap in ("default", "1", "100"))])
+    assert command.main([str(SAMPLE), "--validate", str(SAMPLE), str(slower)]) == 0
+    shown = capsys.readouterr().out
+    assert "Error on 5 held-out cases" in shown
+    assert [line.split()[0] for line in shown.splitlines() if "-cap100-" in line] == ["1gbit", "200mbit"]
+
+
+def test_another_rate_is_predicted_not_refused(slower: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main([str(SAMPLE), "--validate", str(slower), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["validation"]
     assert found
