@@ -10,6 +10,7 @@ from typing import Any
 
 from bench.errors import UsageError
 from bench.records import bounded
+from bench.scaling.spread import Spread
 
 CALIBRATION_VERSION = 2
 _MOST = 1e12
@@ -73,6 +74,7 @@ class Calibration:
         residual_ms: what the calibrated step takes beyond the simulated one, whatever the layout; negative
             where it takes less.
         rank_spread: a rank's own step time over the median of all, one figure per rank and step.
+        slowest_spread: the longest of the ranks' over it, one figure per round (bench/scaling/spread.py).
         single_step_ms: step of `single`, alone on the machine; empty where it is the compute of a rank.
         model_error_pct: half-width of the model's error on held-out cases; None while unmeasured.
     """
@@ -92,6 +94,7 @@ class Calibration:
     copy_ms: Samples = (0.0,)
     residual_ms: Samples = (0.0,)
     rank_spread: Samples = ()
+    slowest_spread: Samples = ()
     single_step_ms: Samples = ()
     model_error_pct: float | None = None
     notes: tuple[str, ...] = ()
@@ -100,6 +103,11 @@ class Calibration:
     def local_ms(self) -> float:
         """A typical rank's step of one micro-batch without communication."""
         return sum(median(s) for s in (self.data_ms, self.forward_ms, self.backward_ms, self.optimizer_ms))
+
+    @property
+    def spread(self) -> Spread:
+        """How ranks' own steps differ."""
+        return Spread(of_ranks=self.rank_spread, of_slowest=self.slowest_spread, num_ranks=self.num_ranks)
 
     def paced(self, factor: float) -> Calibration:
         """As if all that a rank does by itself had taken `factor` times as long."""
@@ -138,7 +146,8 @@ class Calibration:
         counts = (self.identity.batch_per_device, self.num_ranks, self.num_nodes)
         if not _within([*counts, *(times.num_ranks for times in self.allreduce)], 1):
             raise UsageError("calibration: batch, ranks and nodes start at 1; calibrate again")
-        shortest = (max(self.forward_ms) + max(self.backward_ms), *self.single_step_ms, *self.rank_spread)
+        spread = (*self.rank_spread, *self.slowest_spread)
+        shortest = (max(self.forward_ms) + max(self.backward_ms), *self.single_step_ms, *spread)
         if not _within(shortest, 1e-6) or not _within([self.model_error_pct or 0.0], 0.0):
             raise UsageError("calibration: a step, or the spread or error, is impossible; calibrate again")
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from bench.scaling.spread import expected_max
 from bench.scaling.timeline import Compute, Slowdown, Work, simulate
 
 MOST = 8.0
@@ -36,8 +35,7 @@ def fit(
     *,
     end_ms: float,
     beside: Sequence[float],
-    spread: Sequence[float],
-    num_ranks: int,
+    slowest: float,
     residual_ms: float | None = None,
 ) -> Fitted:
     """What one case tells of the slow-downs.
@@ -50,14 +48,12 @@ def fit(
         work: its buckets, ready within a backward of `end_ms`.
         end_ms: length of the backward that `work` belongs to.
         beside: measured times to the last gradient beside communication over those without.
-        spread: ranks' own step times over the typical one.
-        num_ranks: of the case.
+        slowest: the slowest rank's own step time over the typical one.
         residual_ms: where it was measured (what DDP on one device takes beyond the plain module).
     """
-    factor = expected_max(spread, num_ranks)
     ratio = float(median(beside)) if beside else 1.0
     found = [
-        _fit(r, _stretched(work, r.compute.backward_ms * factor / end_ms), factor, ratio, residual_ms)
+        _fit(r, _stretched(work, r.compute.backward_ms * slowest / end_ms), slowest, ratio, residual_ms)
         for r in rounds
     ]
     compute, comm, residual = zip(*found, strict=True) if found else ((1.0,), (1.0,), (residual_ms or 0.0,))

@@ -23,6 +23,7 @@ from bench.scaling.buckets import assign_cap, bucket_bytes
 from bench.scaling.calibration import AllReduceTimes, Calibration, Parameter, Samples
 from bench.scaling.cost import measured_curve
 from bench.scaling.from_run import allreduce_times, ddp_cases, identity, rank_steps, single_steps
+from bench.scaling.spread import Spread
 from bench.scaling.timeline import Compute, Slowdown, make_work, simulate
 from bench.scaling.validate import held_out, model_error_pct
 
@@ -101,6 +102,7 @@ def calibration_of(run: RunData, trainable: Sequence[Trainable]) -> Calibration:
         raise UsageError(f"{where} has no no_sync blocks; measure it again")
     local = rank_steps(blocks, "no_sync", PHASE)
     typical = {r: float(np.median(np.concatenate(list(ranks.values())))) for r, ranks in local.items()}
+    spread = Spread.of(local)
     accumulate = int(case["accumulate"])
     split = {name: looked.middle(f"{name}_ms") for name in ("data", "forward", "backward", "optimizer")}
     total = sum(split.values())
@@ -123,9 +125,8 @@ def calibration_of(run: RunData, trainable: Sequence[Trainable]) -> Calibration:
         copy_ms=looked.by_median(lambda d: d.get("copy_ms", 0.0)),
         compute_slowdown=_slow(looked, "compute"),
         comm_slowdown=_slow(looked, "comm"),
-        rank_spread=tuple(
-            ms / typical[r] for r, ranks in local.items() for steps in ranks.values() for ms in steps
-        ),
+        rank_spread=spread.of_ranks,
+        slowest_spread=spread.of_slowest,
         single_step_ms=single_steps(run, int(case["batch_per_device"])),
         notes=(f"measured by the calibration pass on {case['case_id']}",),
     )

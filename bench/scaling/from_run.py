@@ -22,6 +22,7 @@ from bench.scaling.calibration import AllReduceTimes, Calibration, Identity, Par
 from bench.scaling.cost import measured_curve
 from bench.scaling.fit import RoundFit, fit
 from bench.scaling.scenario import wire_share
+from bench.scaling.spread import Spread
 from bench.scaling.timeline import Compute, make_work
 
 
@@ -76,9 +77,7 @@ def calibrate(run: RunData, case: Mapping[str, Any], *, shapes: Sequence[Shape] 
     if parameters is None:
         parameters = known
         notes.append("its buckets stand for parameters: only coarser layouts can be told apart")
-    spread = tuple(
-        float(ms / typical[r]) for r, ranks in local.items() for steps_ms in ranks.values() for ms in steps_ms
-    )
+    spread = Spread.of(local)
     allreduce = allreduce_times(run, case, sizes, blocks, where)
     curve = measured_curve(allreduce.points)
     work = make_work(sizes, list(ready), tuple((i,) for i in range(len(sizes))), curve)
@@ -103,8 +102,7 @@ def calibrate(run: RunData, case: Mapping[str, Any], *, shapes: Sequence[Shape] 
             for d in details
             if "local_last_ready_ms" in d
         ],
-        spread=spread,
-        num_ranks=int(case["num_devices"]),
+        slowest=spread.factor(int(case["num_devices"])),
         residual_ms=_residual_ms(run),
     )
     return Calibration(
@@ -120,7 +118,8 @@ def calibrate(run: RunData, case: Mapping[str, Any], *, shapes: Sequence[Shape] 
         compute_slowdown=fitted.compute_slowdown,
         comm_slowdown=fitted.comm_slowdown,
         residual_ms=fitted.residual_ms,
-        rank_spread=spread,
+        rank_spread=spread.of_ranks,
+        slowest_spread=spread.of_slowest,
         single_step_ms=single_steps(run, int(case["batch_per_device"])),
         notes=tuple(notes),
     )

@@ -20,7 +20,7 @@ from bench.scaling.lost import Lost, lost
 from bench.scaling.resampling import interval, resampled, widening
 from bench.scaling.scenario import Scenario, cost_band, own_curves
 from bench.scaling.sharing import on_shared_cores
-from bench.scaling.spread import expected_max
+from bench.scaling.spread import Spread
 from bench.scaling.timeline import Compute, Slowdown, Step, make_work, simulate
 from bench.stats import Interval
 
@@ -55,7 +55,7 @@ class _Inputs:
     slowdown: Slowdown
     copy_ms: float
     residual_ms: float
-    spread: Samples
+    spread: Spread
     comm: CostCurve
 
 
@@ -170,7 +170,11 @@ def _read(calibration: Calibration, scenario: Scenario, rng: np.random.Generator
         slowdown=slowdown,
         copy_ms=value(c.copy_ms),
         residual_ms=value(c.residual_ms),
-        spread=resampled(c.rank_spread, rng),
+        spread=replace(
+            c.spread,
+            of_ranks=resampled(c.rank_spread, rng),
+            of_slowest=resampled(c.slowest_spread, rng),
+        ),
         comm=comm,
     )
 
@@ -193,8 +197,7 @@ def _play(calibration: Calibration, scenario: Scenario, inputs: _Inputs, batch: 
         backward_ms=size * micro.backward_ms,
         after_ms=micro.after_ms,
     )
-    # Relative to a typical rank; one rank waits for none.
-    slowest = expected_max(inputs.spread, n) if n > 1 else 1.0
+    slowest = inputs.spread.factor(n)
     work = make_work(
         [p.num_bytes for p in calibration.parameters],
         [ready * quiet * size * slowest for ready in inputs.ready_ms],

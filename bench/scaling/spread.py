@@ -3,11 +3,54 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean, median
 
 import numpy as np
 
 EULER_GAMMA = float(np.euler_gamma)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """How ranks' own steps differ, over the median step of all ranks in the round.
+
+    Args:
+        of_ranks: one figure per rank and step.
+        of_slowest: the longest of the `num_ranks` that stepped together; the mean of a round's steps, one
+            figure per round, as throughput is measured.
+        num_ranks: ranks that stepped together.
+    """
+
+    of_ranks: tuple[float, ...] = ()
+    of_slowest: tuple[float, ...] = ()
+    num_ranks: int = 1
+
+    @classmethod
+    def of(cls, steps_ms: Mapping[int, Mapping[int, Sequence[float]]]) -> Spread:
+        """From steps by round and rank, each beside the other ranks' of the same place."""
+        ranks: list[float] = []
+        slowest: list[float] = []
+        for by_rank in steps_ms.values():
+            typical = float(np.median(np.concatenate(list(by_rank.values()))))
+            ranks += [ms / typical for steps in by_rank.values() for ms in steps]
+            slowest.append(mean(map(max, zip(*by_rank.values(), strict=False))) / typical)
+        most = max((len(by_rank) for by_rank in steps_ms.values()), default=1)
+        return cls(of_ranks=tuple(ranks), of_slowest=tuple(slowest), num_ranks=most)
+
+    def factor(self, num_ranks: int) -> float:
+        """The slowest of `num_ranks` over a typical one; 1 for one, which waits for none.
+
+        Ranks that stepped together may share cores, or one of them always be slow, so their slowest is
+        measured. For more it grows as among independent ranks; fewer are taken as independent.
+        """
+        if num_ranks == 1:
+            return 1.0
+        alone = expected_max(self.of_ranks, num_ranks)
+        if not self.of_slowest or num_ranks < self.num_ranks:
+            return alone
+        return median(self.of_slowest) * alone / expected_max(self.of_ranks, self.num_ranks)
 
 
 def expected_max(samples: Sequence[float], num_ranks: int) -> float:

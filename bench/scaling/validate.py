@@ -17,7 +17,6 @@ from bench.scaling.naive import naive_ms
 from bench.scaling.networks import Network
 from bench.scaling.predict import predict
 from bench.scaling.scenario import HALF_HOOKS, Scenario
-from bench.scaling.spread import expected_max
 from bench.stats import Interval, ratio_of_medians
 
 
@@ -110,7 +109,7 @@ def _paced_ms(calibration: Calibration, scenario: Scenario, run: RunData, case_i
     ):
         return None
     # Blocks are as long as their longest rank's.
-    slowest_ms = calibration.local_ms * expected_max(calibration.rank_spread, scenario.num_devices)
+    slowest_ms = calibration.local_ms * calibration.spread.factor(scenario.num_devices)
     paced = calibration.paced(median(local.values()) / slowest_ms)
     return predict(paced, scenario, resamples=0).step_ms.estimate
 

@@ -11,7 +11,6 @@ from bench.scaling.buckets import Layout
 from bench.scaling.calibration import Calibration
 from bench.scaling.scenario import Scenario, cost_band, own_curves
 from bench.scaling.search import CostMs, best_layout, lower_bound_ms
-from bench.scaling.spread import expected_max
 from bench.scaling.timeline import Compute, Slowdown, make_work, simulate
 
 EXACT_PARAMETERS = 200
@@ -42,7 +41,7 @@ class Problem:
         """
         c = calibration
         scenario = Scenario(num_devices=num_ranks, comm_hook=comm_hook, accumulate=accumulate)
-        slowest = expected_max(c.rank_spread, num_ranks)
+        slowest = c.spread.factor(num_ranks)
         backward_ms, before_ms = median(c.backward_ms), median(c.forward_ms) + median(c.data_ms)
         compute = Compute(
             before_ms=before_ms + (accumulate - 1) * (before_ms + backward_ms),

@@ -13,7 +13,7 @@ from bench.errors import UsageError
 from bench.scaling.cost import CostBand, CostCurve, at_ranks, hierarchical, measured_curve, ring_factor
 from bench.scaling.nccl_log import parse_nccl_log
 from bench.scaling.networks import NETWORKS, network
-from bench.scaling.spread import expected_max
+from bench.scaling.spread import Spread, expected_max
 
 ALPHA_BETA = CostCurve(tuple((float(4096 * 4**i), 0.05 + 4096 * 4**i * 1e-6) for i in range(9)))
 
@@ -172,6 +172,37 @@ def test_expected_maximum_against_simulation() -> None:
     assert expected_max(samples.tolist(), 8) == pytest.approx(drawn, rel=0.005)
     beyond = rng.exponential(0.1, (2000, 1000)).max(axis=1).mean()
     assert expected_max((rng.exponential(0.1, 400)).tolist(), 1000) == pytest.approx(beyond, rel=0.2)
+
+
+def test_of_ranks_measured_together_the_slowest_is_the_one_measured() -> None:
+    """Two share a core and one has its own; a rank that is always slow is no draw of a lottery."""
+    found = Spread.of({r: {0: [2.0, 2.0], 1: [1.0, 1.0], 2: [2.0, 2.0]} for r in range(5)})
+    assert found.factor(1) == 1.0
+    assert found.factor(3) == pytest.approx(1.0)
+    always = Spread.of({r: {0: [1.2], 1: [1.0]} for r in range(5)})
+    assert always.factor(2) == pytest.approx(1.2 / 1.1)
+    assert expected_max(always.of_ranks, 2) < 1.2 / 1.1
+
+
+def test_a_round_that_was_held_up_does_not_count_for_more_than_another() -> None:
+    steps = {r: {0: [1.0, 1.1], 1: [1.1, 1.0]} for r in range(9)} | {9: {0: [1.0, 9.0], 1: [1.0, 1.0]}}
+    assert Spread.of(steps).factor(2) == pytest.approx(1.1 / 1.05)
+
+
+def test_the_slowest_of_more_ranks_than_were_measured_grows_as_of_independent_ones() -> None:
+    """Oracle: the slowest of eight drawn ranks; two were measured together."""
+    drawn = np.random.default_rng(3).normal(1.0, 0.05, (4000, 2))
+    found = Spread.of(
+        {r: {0: list(steps[:, 0]), 1: list(steps[:, 1])} for r, steps in enumerate([drawn] * 3)}
+    )
+    assert found.factor(2) == pytest.approx(drawn.max(axis=1).mean(), rel=0.002)
+    assert found.factor(8) == pytest.approx(drawn.reshape(-1, 8).max(axis=1).mean(), rel=0.005)
+
+
+def test_fewer_ranks_than_were_measured_are_drawn_singly() -> None:
+    found = Spread(of_ranks=(1.0, 1.0, 1.0, 2.0), of_slowest=(2.0,), num_ranks=4)
+    assert found.factor(2) == pytest.approx(expected_max(found.of_ranks, 2))
+    assert found.factor(4) == 2.0
 
 
 def test_expected_maximum_of_one_is_the_mean_and_of_none_is_one() -> None:

@@ -95,7 +95,7 @@ def test_the_fit_finds_the_slow_down_and_the_residual_that_made_a_run() -> None:
     true = simulate(work, compute, slowdown=Slowdown(compute=1.5), residual_ms=7.0)
     rounds = [RoundFit(true.step_ms, compute)] * 3
     ratio = true.compute_end_ms / 100
-    found = fit(rounds, work, end_ms=100.0, beside=[ratio], spread=[], num_ranks=2)
+    found = fit(rounds, work, end_ms=100.0, beside=[ratio], slowest=1.0)
     assert found.compute_slowdown == pytest.approx((1.5,) * 3, rel=1e-3)
     assert found.residual_ms == pytest.approx((7.0,) * 3, rel=1e-2)
 
@@ -106,7 +106,7 @@ def test_with_the_residual_known_the_fit_finds_both_slow_downs() -> None:
     true = simulate(work, compute, slowdown=Slowdown(compute=1.3, comm=1.4), residual_ms=7.0)
     rounds = [RoundFit(true.step_ms, compute)]
     ratio = true.compute_end_ms / 100
-    found = fit(rounds, work, end_ms=100.0, beside=[ratio], spread=[], num_ranks=2, residual_ms=7.0)
+    found = fit(rounds, work, end_ms=100.0, beside=[ratio], slowest=1.0, residual_ms=7.0)
     again = Slowdown(compute=found.compute_slowdown[0], comm=found.comm_slowdown[0])
     refit = simulate(work, compute, slowdown=again, residual_ms=7.0)
     assert refit.step_ms == pytest.approx(true.step_ms, rel=1e-3)
