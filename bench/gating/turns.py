@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import select
 import socket
 import threading
 from pathlib import Path
@@ -26,8 +27,13 @@ class Player:
         self._socket: socket.socket | None = None
         self._holds = False
         if path is not None:
-            self._socket = socket.socket(socket.AF_UNIX)
-            self._socket.connect(path)
+            found = socket.socket(socket.AF_UNIX)
+            try:
+                found.connect(path)
+            except OSError:  # the game is over: nobody is left to disturb
+                found.close()
+            else:
+                self._socket = found
 
     def next_turn(self) -> None:
         """Give the turn back and wait for the next one; a referee that is gone holds nobody up.
@@ -69,10 +75,17 @@ class Referee:
         with contextlib.ExitStack() as opened, contextlib.suppress(OSError):
             players = [opened.enter_context(self._listener.accept()[0]) for _ in range(self._num_players)]
             while players:
+                players += [opened.enter_context(late) for late in self._late()]
                 players = [player for player in players if _said(player) == ASK]
                 self._random.shuffle(players)
                 players = [player for player in players if self._had_its_turn(player)]
                 self.turns += len(players) == self._num_players
+        self._listener.close()
+
+    def _late(self) -> list[socket.socket]:
+        """Who came after as many others, one of whom was excused although it had come."""
+        waiting, _, _ = select.select([self._listener], [], [], 0)
+        return [self._listener.accept()[0]] if waiting else []
 
     def _had_its_turn(self, player: socket.socket) -> bool:
         with contextlib.suppress(OSError):

@@ -130,6 +130,46 @@ def test_nobody_waits_for_a_player_who_never_came(tmp_path: Path) -> None:
     made.close()
 
 
+def test_who_comes_late_plays_although_another_was_excused_after_it_had_come(tmp_path: Path) -> None:
+    """Of three one comes and dies, so that two connections are its own; the last comes beside the other."""
+    made = Referee(tmp_path / "turns", seed=1, num_players=3)
+    path = str(tmp_path / "turns")
+    gone = Player(path)
+    other = Player(path)
+    assert gone._socket is not None
+    gone._socket.close()
+    made.excuse()
+    other.next_turn()
+    done = []
+
+    def come_late() -> None:
+        late = Player(path)
+        late.next_turn()
+        done.append(True)
+        late.close()
+
+    side = threading.Thread(target=come_late, daemon=True)
+    side.start()
+    time.sleep(0.2)
+    assert not done, "the other holds the turn"
+    for _ in range(3):
+        other.next_turn()
+    other.close()
+    side.join(timeout=10)
+    assert done == [True]
+    made.close()
+
+
+def test_who_comes_when_all_have_left_is_free(tmp_path: Path) -> None:
+    made = Referee(tmp_path / "turns", seed=1, num_players=2)
+    made.excuse()
+    made.excuse()
+    made.close()
+    late = Player(str(tmp_path / "turns"))
+    late.next_turn()
+    late.close()
+
+
 def test_without_a_referee_every_turn_is_free() -> None:
     player = Player(None)
     player.next_turn()
