@@ -183,11 +183,12 @@ def _validated(options: argparse.Namespace, source: Source) -> tuple[list[HeldOu
     changes: list[Interval] = []
     for folder in options.validate or [options.run]:
         run = load_run(folder)
-        same = folder.resolve() == options.run.resolve()
-        network = None if same else _checked_network(source, run, accept=options.accept)
-        fitted = source.fitted if same else None
-        found += held_out(source.calibration, run, fitted=fitted, network=network)
-        changed = None if same else drift(source.calibration, run)
+        if folder.resolve() == options.run.resolve():
+            found += held_out(source.calibration, run, fitted=source.fitted)
+            continue
+        network = _checked_network(source, run, accept=options.accept)
+        found += held_out(source.calibration, run, fitted=None, network=network)
+        changed = drift(source.calibration, run)
         changes += [changed] if changed is not None and changed.excludes(1.0) else []
     return found, max(changes, key=lambda change: abs(math.log(change.estimate)), default=None)
 

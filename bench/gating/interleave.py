@@ -40,9 +40,13 @@ def measure_in_turns(
     Raises UsageError with the last line of a side's own account if it fails.
     """
     outs = [folder / side.name for side in sides]
-    with tempfile.TemporaryDirectory() as short:  # a Unix socket's path has room for 108 bytes only
+    with (
+        tempfile.TemporaryDirectory() as short,  # a Unix socket's path has room for 108 bytes only
+        contextlib.ExitStack() as ending,
+    ):
         path = Path(short, "turns")
         referee = Referee(path, seed)
+        ending.callback(referee.close)
         runs = [
             subprocess.Popen(
                 [side.python, "-m", "bench.run", *arguments, "--quiet", "--out", str(out.absolute())],
@@ -66,7 +70,6 @@ def measure_in_turns(
             finally:
                 for run in runs:
                     run.terminate()
-        referee.close()
     for side, run, account in zip(sides, runs, accounts, strict=True):
         if run.returncode != 0:
             last = (account.strip().splitlines() or ["it said nothing"])[-1]

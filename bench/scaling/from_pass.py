@@ -23,7 +23,7 @@ from bench.scaling.buckets import assign_cap, bucket_bytes
 from bench.scaling.calibration import AllReduceTimes, Calibration, Parameter, Samples
 from bench.scaling.cost import measured_curve
 from bench.scaling.from_run import allreduce_times, ddp_cases, identity, rank_steps, single_steps
-from bench.scaling.spread import Spread
+from bench.scaling.spread import Spread, typical_ms
 from bench.scaling.timeline import Compute, Slowdown, make_work, simulate
 from bench.scaling.validate import held_out, model_error_pct
 
@@ -101,7 +101,7 @@ def calibration_of(run: RunData, trainable: Sequence[Trainable]) -> Calibration:
     if not (blocks["phase"] == "no_sync").any():
         raise UsageError(f"{where} has no no_sync blocks; measure it again")
     local = rank_steps(blocks, "no_sync", PHASE)
-    typical = {r: float(np.median(np.concatenate(list(ranks.values())))) for r, ranks in local.items()}
+    typical = {r: typical_ms(ranks) for r, ranks in local.items()}
     spread = Spread.of(local)
     accumulate = int(case["accumulate"])
     split = {name: looked.middle(f"{name}_ms") for name in ("data", "forward", "backward", "optimizer")}

@@ -22,7 +22,7 @@ from bench.scaling.calibration import AllReduceTimes, Calibration, Identity, Par
 from bench.scaling.cost import measured_curve
 from bench.scaling.fit import RoundFit, fit
 from bench.scaling.scenario import wire_share
-from bench.scaling.spread import Spread
+from bench.scaling.spread import Spread, typical_ms
 from bench.scaling.timeline import Compute, make_work
 
 
@@ -59,7 +59,7 @@ def calibrate(run: RunData, case: Mapping[str, Any], *, shapes: Sequence[Shape] 
     local = rank_steps(blocks, "no_sync")
     if not local:
         raise UsageError(f"{where} has no no_sync blocks; measure it again")
-    typical = {r: float(np.median(np.concatenate(list(ranks.values())))) for r, ranks in local.items()}
+    typical = {r: typical_ms(ranks) for r, ranks in local.items()}
     split = {name: _middle(details, name) for name in ("data_ms", "forward_ms", "optimizer_ms")}
     backward = _middle(details, "local_last_ready_ms", "last_ready_ms")
     total = backward + sum(split.values())

@@ -33,7 +33,7 @@ class Spread:
         ranks: list[float] = []
         slowest: list[float] = []
         for by_rank in steps_ms.values():
-            typical = float(np.median(np.concatenate(list(by_rank.values()))))
+            typical = typical_ms(by_rank)
             ranks += [ms / typical for steps in by_rank.values() for ms in steps]
             slowest.append(mean(map(max, zip(*by_rank.values(), strict=False))) / typical)
         most = max((len(by_rank) for by_rank in steps_ms.values()), default=1)
@@ -51,6 +51,11 @@ class Spread:
         if not self.of_slowest or num_ranks < self.num_ranks:
             return alone
         return median(self.of_slowest) * alone / expected_max(self.of_ranks, self.num_ranks)
+
+
+def typical_ms(by_rank: Mapping[int, Sequence[float]]) -> float:
+    """The median step of all ranks of a round, in the steps' unit."""
+    return float(np.median(np.concatenate(list(by_rank.values()))))
 
 
 def expected_max(samples: Sequence[float], num_ranks: int) -> float:

@@ -10,7 +10,6 @@ import pytest
 from commands import ROOT
 
 from bench.errors import UsageError
-from bench.records.aggregate import step_ms_by_round
 from bench.records.store import load_run
 from bench.virtual_hosts import netns
 
@@ -27,7 +26,7 @@ def test_one_gigabit_link_shows_what_buckets_hide(tmp_path: Path) -> None:
         pytest.skip(str(missing))
     out = tmp_path / "run"
     lab = ["-m", "bench.lab", "--hosts", "2", "--rate", "1gbit", "--", "python", "-m", "bench.run"]
-    sweep = ["--modes", "ddp", "--gpus", "2", "--bucket-cap-mb", "1,100", "--rounds", "3", "--device", "cpu"]
+    sweep = ["--modes", "ddp", "--gpus", "2", "--bucket-cap-mb", "1,100", "--rounds", "5", "--device", "cpu"]
     done = subprocess.run(
         [sys.executable, *lab, *sweep, "--out", str(out)],
         cwd=ROOT,
@@ -43,11 +42,9 @@ def test_one_gigabit_link_shows_what_buckets_hide(tmp_path: Path) -> None:
     assert cases["link"].tolist() == ["1gbit", "1gbit"]
     assert cases["num_nodes"].tolist() == [2, 2]
     assert {rank["host"] for rank in run.manifest["ranks"]} == {"host0", "host1"}
-    # Not faster than the link carries the payload; headers cost 4.5%, busy cores some more, a neighbour on
-    # this machine any amount, but not in every round.
+    # Not faster than the link carries the payload; headers cost 4.5%, busy cores some more.
     assert (cases["comm_ms"] > LINK_MS).all()
-    rounds = step_ms_by_round(run.blocks, "comm")
-    assert all(min(rounds[case_id].values()) < 1.3 * LINK_MS for case_id in cases["case_id"])
+    assert (cases["comm_ms"] < 1.3 * LINK_MS).all()
     whole, split = cases.loc["100"], cases.loc["1"]
     assert whole["exposed_comm_ms"] > 0.8 * whole["comm_ms"], "one bucket leaves nothing to overlap with"
     assert split["exposed_comm_ms"] < 0.95 * whole["exposed_comm_ms"], "small buckets hide some"

@@ -1,13 +1,21 @@
-"""Two players and a referee over a real socket: never both at once, and nobody waits for the dead."""
+"""Players and a referee over a real socket: never two at once, and nobody waits for the dead."""
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from bench.gating.turns import Player, Referee
+
+
+def all_end(sides: Sequence[threading.Thread]) -> None:
+    for side in sides:
+        side.start()
+    for side in sides:
+        side.join(timeout=30)
+        assert not side.is_alive()
 
 
 @pytest.fixture
@@ -33,11 +41,7 @@ def test_turns_alternate_and_never_meet(referee: Referee, tmp_path: Path) -> Non
         player.close()
 
     sides = [threading.Thread(target=play, args=(name,)) for name in "ab"]
-    for side in sides:
-        side.start()
-    for side in sides:
-        side.join(timeout=30)
-        assert not side.is_alive()
+    all_end(sides)
     entered = [name for name, what in log if what == "in"]
     assert all(log[i][0] == log[i + 1][0] for i in range(0, len(log), 2)), (
         "one leaves before the other enters"
@@ -76,11 +80,7 @@ def test_both_may_leave_whoever_is_asked_first(seed: int, tmp_path: Path) -> Non
         player.close()
 
     sides = [threading.Thread(target=play, args=(player,), daemon=True) for player in players]
-    for side in sides:
-        side.start()
-    for side in sides:
-        side.join(timeout=10)
-        assert not side.is_alive()
+    all_end(sides)
     made.close()
 
 
@@ -96,11 +96,7 @@ def test_any_number_plays_each_once_per_round(tmp_path: Path) -> None:
         player.close()
 
     sides = [threading.Thread(target=play, args=(name, 5 + 5 * (name == "d"))) for name in "abcd"]
-    for side in sides:
-        side.start()
-    for side in sides:
-        side.join(timeout=30)
-        assert not side.is_alive()
+    all_end(sides)
     made.close()
     assert [set(log[i : i + 4]) for i in range(0, 20, 4)] == [set("abcd")] * 5
     assert log[20:] == ["d"] * 5, "the last one goes on alone"
