@@ -21,6 +21,7 @@ from bench.scaling.approximate import Shape, refined
 from bench.scaling.calibration import AllReduceTimes, Calibration, Identity, Parameter, Samples
 from bench.scaling.cost import measured_curve
 from bench.scaling.fit import RoundFit, fit
+from bench.scaling.reconcile import reconciled
 from bench.scaling.scenario import wire_share
 from bench.scaling.spread import Spread, typical_ms
 from bench.scaling.timeline import Compute, make_work
@@ -203,7 +204,7 @@ def _residual_ms(run: RunData) -> float | None:
 def allreduce_times(
     run: RunData, case: Mapping[str, Any], sizes: Sequence[int], blocks: pd.DataFrame, where: str
 ) -> AllReduceTimes:
-    """The measured curve, scaled to what the case's own buckets took; else a rate from those alone.
+    """The measured curve, in line with what the case's own buckets took; else a rate from those alone.
 
     The curve is taken once and in one go, the buckets in every round: what held the network up just then
     is no part of any step.
@@ -220,8 +221,7 @@ def allreduce_times(
             )
         )
         if replay:
-            longer = float(np.median(list(replay.values()))) / sum(map(measured_curve(points), sent))
-            points = tuple((size, tuple(ms * longer for ms in times)) for size, times in points)
+            points = reconciled(points, sent, float(np.median(list(replay.values()))))
     elif replay:
         total = sum(sent)
         ends = (4096, round(total))
