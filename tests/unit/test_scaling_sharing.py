@@ -25,9 +25,9 @@ MEASURED = Slowdown(compute=1.25, comm=1.0)
         (1.0, 1.25, 1.0, 1000.0),  # the calibrated link
         (10.0, 1.025, 1.0, 10000.0),  # a tenth of the rate slows compute a tenth as much
         (0.25, 2.0, 1.0, 250.0),  # four times the rate
-        (0.125, 3.0, 1.0, 125.0),  # eight times: two thirds of the core, the most that two threads get
-        (0.1, 3.0, 15 / 14, 100.0),  # 5/7 of the core wanted, 2/3 given
-        (0.01, 3.0, 1.25, 50.0),  # the core, not the link, is the limit: a twentieth of 1000 ms
+        (0.125, 8 / 3, 1.2, 125.0),  # eight times: 0.4 of a core, beside compute a third is left
+        (0.1, 8 / 3, 1.5, 100.0),  # what compute loses no longer grows: the bytes move no faster beside it
+        (0.01, 8 / 3, 3.0, 50.0),  # the core, not the link, is the limit: a twentieth of 1000 ms
     ],
 )
 def test_a_core_moves_the_bytes(factor: float, compute: float, comm: float, cost_ms: float) -> None:
@@ -37,6 +37,24 @@ def test_a_core_moves_the_bytes(factor: float, compute: float, comm: float, cost
     assert slowdown.compute == pytest.approx(compute)
     assert slowdown.comm == pytest.approx(comm)
     assert cost(1e8) == pytest.approx(cost_ms)
+
+
+def test_compute_keeps_a_third_of_the_core() -> None:
+    slowdown, _ = on_shared_cores(
+        Slowdown(compute=2.0, comm=1.0),
+        core_share=0.05,
+        calibrated=(OWN, 2),
+        asked=(OWN.scaled(0.25), 2),
+        num_bytes=1e8,
+    )
+    assert slowdown == Slowdown(compute=3.0, comm=pytest.approx(1.2))  # 4/5 of the core wanted, 2/3 given
+
+
+def test_what_was_measured_holds_on_the_calibrated_link_however_busy_the_core() -> None:
+    busy = Slowdown(compute=2.0, comm=1.1)
+    slowdown, cost = on_shared_cores(busy, core_share=0.5, calibrated=(OWN, 2), asked=(OWN, 2), num_bytes=1e8)
+    assert slowdown == busy
+    assert cost(1e8) == pytest.approx(1000.0)
 
 
 def test_the_rate_of_a_rank_counts_not_the_number_of_ranks() -> None:
