@@ -62,17 +62,16 @@ class Settings:
     """What the command line asks for."""
 
     num_hosts: int
-    link: labplan.Link
+    links: tuple[labplan.Link, ...]
+    """One per rate, all of one delay; each is a lab of its own."""
     ranks_per_host: int
     module_arguments: list[str]
     quiet: bool
-    further_links: tuple[labplan.Link, ...] = ()
-    """Where several rates are asked for: those after the first."""
 
     @property
     def options(self) -> list[str]:
         """The command line's options but `--rate`."""
-        delay = ["--delay", self.link.delay_label] if self.link.delay_s else []
+        delay = ["--delay", self.links[0].delay_label] if self.links[0].delay_s else []
         quiet = ["--quiet"] if self.quiet else []
         hosts = ["--hosts", str(self.num_hosts), "--ranks-per-host", str(self.ranks_per_host)]
         return [*hosts, *delay, *quiet]
@@ -120,24 +119,26 @@ def parse(argv: Sequence[str]) -> Settings:
         options, command = options[:split], options[split + 1 :]
     given = parser.parse_args(options)
     delay_s = labplan.parse_delay(given.delay) if given.delay else 0.0
-    link, *further = [labplan.Link(labplan.parse_rate(rate), delay_s) for rate in given.rate.split(",")]
     return Settings(
         num_hosts=labplan.parse_hosts(given.hosts),
-        link=link,
+        links=tuple(labplan.Link(labplan.parse_rate(rate), delay_s) for rate in given.rate.split(",")),
         ranks_per_host=positive_int(given.ranks_per_host),
         module_arguments=labplan.module_arguments(command, sys.executable),
         quiet=given.quiet,
-        further_links=tuple(further),
     )
 
 
 def run(settings: Settings) -> int:
-    """Make the lab, run the job in it, and return the job's exit code."""
-    network = netns.Network(settings.num_hosts, settings.link)
+    """Make the lab, run the job in it, and return the job's exit code; of several rates, all in turns."""
+    return _run_in_turns(settings) if len(settings.links) > 1 else _run(settings, settings.links[0])
+
+
+def _run(settings: Settings, link: labplan.Link) -> int:
+    network = netns.Network(settings.num_hosts, link)
     cores = labplan.shares(sorted(os.sched_getaffinity(0)), settings.num_hosts)
     gpus = labplan.shares(devices.visible_gpus(), settings.num_hosts)
     if not settings.quiet:
-        line = labplan.summary(settings.num_hosts, settings.ranks_per_host, settings.link, cores)
+        line = labplan.summary(settings.num_hosts, settings.ranks_per_host, link, cores)
         print(line, file=sys.stderr, flush=True)
     run_id = f"lab-{secrets.token_hex(8)}"
     hosts: list[subprocess.Popen[str]] = []
@@ -148,7 +149,7 @@ def run(settings: Settings) -> int:
             job = labplan.HostJob(
                 host, settings.num_hosts, settings.ranks_per_host, run_id, settings.module_arguments
             )
-            environment = os.environ | labplan.host_environment(host, settings.link, gpus[host])
+            environment = os.environ | labplan.host_environment(host, link, gpus[host])
             environment |= {} if gpus[host] else steady_memory(environment)
             with devices.pinned(cores[host]):
                 hosts.append(_start(network, job, environment))
@@ -175,9 +176,8 @@ def run(settings: Settings) -> int:
 
 
 def _run_in_turns(settings: Settings) -> int:
-    links = (settings.link, *settings.further_links)
-    labs = rates.commands(links, settings.options, settings.module_arguments)
-    names = [link.rate_label for link in links]
+    labs = rates.commands(settings.links, settings.options, settings.module_arguments)
+    names = [link.rate_label for link in settings.links]
     return rates.run_in_turns(labs, names, netns.environment(), stop_grace_s=2 * STOP_GRACE_S)
 
 
@@ -239,7 +239,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         netns.become_root([sys.executable, "-m", "bench.lab", *arguments])
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, _stop)
-        return run(settings) if not settings.further_links else _run_in_turns(settings)
+        return run(settings)
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return USAGE_EXIT_CODE

@@ -181,7 +181,8 @@ def _validated(options: argparse.Namespace, source: Source) -> tuple[list[HeldOu
     """The held-out cases, and how much slower the machine was than when calibrated, where most."""
     found: list[HeldOut] = []
     changes: list[Interval] = []
-    for folder in options.validate or [options.run]:
+    folders = options.validate or [options.run]
+    for folder in folders:
         run = load_run(folder)
         if folder.resolve() == options.run.resolve():
             found += held_out(source.calibration, run, fitted=source.fitted)
@@ -190,6 +191,11 @@ def _validated(options: argparse.Namespace, source: Source) -> tuple[list[HeldOu
         found += held_out(source.calibration, run, fitted=None, network=network)
         changed = drift(source.calibration, run)
         changes += [changed] if changed is not None and changed.excludes(1.0) else []
+    if not found:
+        raise UsageError(
+            f"{', '.join(map(str, folders))}: no measured DDP case besides the one fitted to; "
+            "measure more caps or counts"
+        )
     return found, max(changes, key=lambda change: abs(math.log(change.estimate)), default=None)
 
 

@@ -102,7 +102,20 @@ class Calibration:
     @property
     def local_ms(self) -> float:
         """A typical rank's step of one micro-batch without communication."""
-        return sum(median(s) for s in (self.data_ms, self.forward_ms, self.backward_ms, self.optimizer_ms))
+        return sum(map(median, self._local))
+
+    @property
+    def local_by_round(self) -> Samples:
+        """The same, in every round; what was measured fewer times counts with its median."""
+        rounds = max(map(len, self._local))
+        return tuple(
+            sum(part[r] if len(part) == rounds else median(part) for part in self._local)
+            for r in range(rounds)
+        )
+
+    @property
+    def _local(self) -> tuple[Samples, ...]:
+        return self.data_ms, self.forward_ms, self.backward_ms, self.optimizer_ms
 
     @property
     def spread(self) -> Spread:

@@ -19,12 +19,13 @@ import pandas as pd
 from bench.errors import UsageError
 from bench.records.aggregate import step_ms_by_round
 from bench.records.store import RunData
+from bench.scaling import reading
 from bench.scaling.buckets import assign_cap, bucket_bytes
 from bench.scaling.calibration import AllReduceTimes, Calibration, Parameter, Samples
 from bench.scaling.cost import measured_curve
 from bench.scaling.from_run import allreduce_times, ddp_cases, identity, rank_steps, single_steps
 from bench.scaling.spread import Spread, typical_ms
-from bench.scaling.timeline import Compute, Slowdown, make_work, simulate
+from bench.scaling.timeline import Slowdown, make_work, simulate
 from bench.scaling.validate import held_out, model_error_pct
 
 PHASE = "calibration"
@@ -197,11 +198,8 @@ def _with_residual(found: Calibration, run: RunData) -> Calibration:
     if samples:
         note = f"its residual is the step of {case['case_id']}, less the simulated one"
         found = replace(found, residual_ms=samples, notes=(*found.notes, note))
-    try:
-        error = model_error_pct(held_out(found, run, fitted=str(case["case_id"])))
-    except UsageError:  # no other case
-        return found
-    return replace(found, model_error_pct=error)
+    others = held_out(found, run, fitted=str(case["case_id"]))
+    return replace(found, model_error_pct=model_error_pct(others)) if others else found
 
 
 def _residual_ms(found: Calibration, run: RunData, case: Mapping[str, Any]) -> Samples:
@@ -217,12 +215,7 @@ def _residual_ms(found: Calibration, run: RunData, case: Mapping[str, Any]) -> S
         return ()
     curve = measured_curve(found.allreduce[0].points)
     alone_ms = sum(curve(size) for size in in_layout)
-    compute = Compute(
-        before_ms=median(found.data_ms) + median(found.forward_ms),
-        backward_ms=median(found.backward_ms),
-        after_ms=median(found.optimizer_ms),
-    )
-    slow = Slowdown(compute=median(found.compute_slowdown), comm=median(found.comm_slowdown))
+    compute, slow = reading.compute(found), reading.slowdown(found)
     samples = []
     for r in sorted(timed.keys() & comm.keys() & local.keys()):
         # The longest rank's own step in this round, and what its buckets took by themselves.

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from bench.errors import UsageError
+from bench.scaling import reading
 from bench.scaling.buckets import assign_cap
 from bench.scaling.calibration import Calibration, Samples
 from bench.scaling.cost import CostBand, CostCurve
@@ -146,14 +147,9 @@ def _read(calibration: Calibration, scenario: Scenario, rng: np.random.Generator
         )
     )
     band: CostBand = cost_band(c, scenario, curves)
-    backward_ms, central_ms = value(c.backward_ms), float(np.median(c.backward_ms))
-    scale = backward_ms / central_ms if central_ms else 1.0
-    compute = Compute(
-        before_ms=value(c.forward_ms) + value(c.data_ms),
-        backward_ms=backward_ms,
-        after_ms=value(c.optimizer_ms),
-    )
-    slowdown = Slowdown(compute=value(c.compute_slowdown), comm=value(c.comm_slowdown))
+    compute, slowdown = reading.compute(c, value), reading.slowdown(c, value)
+    central_ms = float(np.median(c.backward_ms))
+    scale = compute.backward_ms / central_ms if central_ms else 1.0
     comm = band.at(float(rng.triangular(-1, 0, 1)) if rng is not None else 0.0)
     if c.identity.device_type == "cpu" and scenario.network is not None and c.num_ranks in curves:
         slowdown, comm = on_shared_cores(
@@ -165,7 +161,7 @@ def _read(calibration: Calibration, scenario: Scenario, rng: np.random.Generator
         )
     return _Inputs(
         compute=compute,
-        ready_ms=tuple(min(p.ready_ms * scale, backward_ms) for p in c.parameters),
+        ready_ms=tuple(min(p.ready_ms * scale, compute.backward_ms) for p in c.parameters),
         single_ms=value(c.single_step_ms) if c.single_step_ms else compute.total_ms,
         slowdown=slowdown,
         copy_ms=value(c.copy_ms),

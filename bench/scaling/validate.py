@@ -8,7 +8,6 @@ from statistics import median
 
 import pandas as pd
 
-from bench.errors import UsageError
 from bench.records.aggregate import step_ms_by_round
 from bench.records.store import RunData
 from bench.scaling.calibration import Calibration
@@ -33,10 +32,11 @@ class HeldOut:
     naive_ms: Mapping[str, float] = field(default_factory=dict)
     """What rules of thumb say, by name (bench/scaling/naive.py)."""
     paced_ms: float | None = None
-    """Predicted for compute as fast as the case's own steps without communication; None where there are none.
+    """Predicted for compute as fast as the case's own steps without communication.
 
-    What remains of the error is the simulation's: a shared or throttled machine changes its speed between a
-    calibration and its check.
+    None where there are none, or where they differ from the calibration's by no more than noise: to follow
+    noise would only add it. What remains of the error is the simulation's: a shared or throttled machine
+    changes its speed between a calibration and its check.
     """
     network: str = ""
     """Rate of the link that joined a lab's hosts; empty on a real network."""
@@ -62,8 +62,6 @@ def held_out(
     """Every measured DDP case of `run` but `fitted` that a scenario can describe, predicted.
 
     `network` joins the nodes of `run` where it is another than the calibration's.
-
-    Raises UsageError where none is left.
     """
     found = []
     calibrated = predict(calibration, Scenario(num_devices=calibration.num_ranks), resamples=0)
@@ -92,10 +90,6 @@ def held_out(
                 "" if pd.isna(row["link"]) else str(row["link"]),
             )
         )
-    if not found:
-        raise UsageError(
-            f"{run.path} has no measured DDP case besides the one fitted to; measure more caps or counts"
-        )
     return found
 
 
@@ -109,8 +103,11 @@ def _paced_ms(calibration: Calibration, scenario: Scenario, run: RunData, case_i
     ):
         return None
     # Blocks are as long as their longest rank's.
-    slowest_ms = calibration.local_ms * calibration.spread.factor(scenario.num_devices)
-    paced = calibration.paced(median(local.values()) / slowest_ms)
+    slowest = calibration.spread.factor(scenario.num_devices)
+    calibrated_ms = [slowest * ms for ms in calibration.local_by_round]
+    if not ratio_of_medians(list(local.values()), calibrated_ms).excludes(1.0):
+        return None
+    paced = calibration.paced(median(local.values()) / (slowest * calibration.local_ms))
     return predict(paced, scenario, resamples=0).step_ms.estimate
 
 
@@ -140,10 +137,13 @@ def beside(cases: Sequence[HeldOut]) -> str:
     errors = {rule: [abs(c.naive_error_pct(rule)) for c in cases] for rule in cases[0].naive_ms}
     said = [f"{rule} {median(sizes):.0f}% and {max(sizes):.0f}%" for rule, sizes in errors.items()]
     lines = [f"Rules of thumb on the same cases, median and largest: {', '.join(said)}."] if said else []
-    paced = [abs(c.paced_error_pct) for c in cases if c.paced_error_pct is not None]
+    paced = [(abs(c.paced_error_pct), abs(c.error_pct)) for c in cases if c.paced_error_pct is not None]
     if paced:
+        at_pace, as_calibrated = zip(*paced, strict=True)
         lines.append(
-            f"With compute as fast as it was beside {len(paced)} of these cases, in their steps without "
-            f"communication, the simulation is off by {median(paced):.1f}% and {max(paced):.1f}%."
+            f"Beside {len(paced)} of these {len(cases)} cases compute, in steps without communication, was "
+            f"not as fast as when calibrated: at its speed there the simulation is off by "
+            f"{median(at_pace):.1f}% and {max(at_pace):.1f}% in them, instead of "
+            f"{median(as_calibrated):.1f}% and {max(as_calibrated):.1f}%."
         )
     return " ".join(lines)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from bench.errors import UsageError
+from bench.scaling import reading
 from bench.scaling.buckets import Layout
 from bench.scaling.calibration import Calibration
 from bench.scaling.scenario import Scenario, cost_band, own_curves
@@ -42,19 +43,16 @@ class Problem:
         c = calibration
         scenario = Scenario(num_devices=num_ranks, comm_hook=comm_hook, accumulate=accumulate)
         slowest = c.spread.factor(num_ranks)
-        backward_ms, before_ms = median(c.backward_ms), median(c.forward_ms) + median(c.data_ms)
-        compute = Compute(
-            before_ms=before_ms + (accumulate - 1) * (before_ms + backward_ms),
-            backward_ms=backward_ms,
-            after_ms=median(c.optimizer_ms),
-        )
+        micro = reading.compute(c)
+        further_ms = (accumulate - 1) * (micro.before_ms + micro.backward_ms)
+        compute = replace(micro, before_ms=micro.before_ms + further_ms)
         return cls(
             num_bytes=tuple(p.num_bytes for p in c.parameters),
-            ready_ms=tuple(min(p.ready_ms, backward_ms) * slowest for p in c.parameters),
+            ready_ms=tuple(min(p.ready_ms, micro.backward_ms) * slowest for p in c.parameters),
             kinds=tuple(p.kind for p in c.parameters),
             comm_ms=cost_band(c, scenario, own_curves(c.allreduce)).estimate,
             compute=compute.scaled(slowest),
-            slowdown=Slowdown(compute=median(c.compute_slowdown), comm=median(c.comm_slowdown)),
+            slowdown=reading.slowdown(c),
             copy_ms=median(c.copy_ms),
             residual_ms=median(c.residual_ms),
             wire_share=scenario.wire_share,

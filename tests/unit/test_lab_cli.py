@@ -19,7 +19,7 @@ def test_options_end_at_the_dashes() -> None:
     settings = lab.parse(["--hosts", "3", "--rate", "200mbit", "--ranks-per-host", "2", "--quiet", *COMMAND])
     assert settings == lab.Settings(
         num_hosts=3,
-        link=labplan.Link(200_000_000),
+        links=(labplan.Link(200_000_000),),
         ranks_per_host=2,
         module_arguments=["bench.run", "--rate", "x"],
         quiet=True,
@@ -59,13 +59,12 @@ def test_a_mistake_is_one_line_and_exit_code_2(
 def test_each_rate_gets_a_lab_of_its_own() -> None:
     given = ["--hosts", "3", "--rate", "200mbit,2500mbit", "--delay", "1ms", "--ranks-per-host", "2"]
     settings = lab.parse([*given, "--", "python", "-m", "bench.run", "--out", "x-{rate}"])
-    links = (settings.link, *settings.further_links)
-    commands = rates.commands(links, settings.options, settings.module_arguments)
+    commands = rates.commands(settings.links, settings.options, settings.module_arguments)
     assert [command[:3] for command in commands] == [[sys.executable, "-m", "bench.lab"]] * 2
     for rate, command in zip(("200mbit", "2.5gbit"), commands, strict=True):
         assert lab.parse(command[3:]) == lab.Settings(
             num_hosts=3,
-            link=labplan.Link(labplan.parse_rate(rate), 0.001),
+            links=(labplan.Link(labplan.parse_rate(rate), 0.001),),
             ranks_per_host=2,
             module_arguments=["bench.run", "--out", f"x-{rate}"],
             quiet=False,

@@ -12,7 +12,6 @@ from commands import ROOT
 from bench import predict as command
 from bench.prediction.source import read_source
 from bench.records.store import load_run
-from bench.scaling.from_run import ddp_cases
 from bench.scaling.naive import CONSTANT, LONGER, PERFECT
 from bench.scaling.networks import network
 from bench.scaling.validate import HeldOut, held_out
@@ -30,12 +29,10 @@ def cases() -> Mapping[tuple[str, str, str], HeldOut]:
     for together in sorted(RUNS.iterdir()):
         source = read_source(together / CALIBRATED)
         for rate in sorted(together.iterdir()):
-            run, same = load_run(rate), rate.name == CALIBRATED
-            if same and len(ddp_cases(run)) == 1:  # the calibrated one alone
-                continue
+            same = rate.name == CALIBRATED
             for case in held_out(
                 source.calibration,
-                run,
+                load_run(rate),
                 fitted=source.fitted if same else None,
                 network=None if same else network(f"link:{rate.name}"),
             ):
@@ -94,3 +91,14 @@ def test_the_case_that_the_residual_was_fitted_to_is_never_held_out(
 def test_the_runs_are_of_one_machine() -> None:
     environments = [json.loads(path.read_text())["environment"] for path in RUNS.glob("*/*/manifest.json")]
     assert len({(e["cpu_model"], e["num_cores"]) for e in environments}) == 1
+
+
+def test_a_run_of_the_calibrated_case_alone_adds_none_and_is_refused_by_itself(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    together = RUNS / "resnet34-2hosts-slow"
+    alone = [str(together / CALIBRATED), "--validate"]
+    assert command.main(alone) == 2
+    assert "no measured DDP case besides the one fitted to" in capsys.readouterr().err
+    assert command.main([*alone, str(together / CALIBRATED), str(together / "200mbit")]) == 0
+    assert "on 6 held-out cases" in capsys.readouterr().out
