@@ -18,12 +18,11 @@ from bench.prediction.source import Source, read_network, read_source
 from bench.records.store import RunData, load_run
 from bench.scaling.breaks import curve
 from bench.scaling.calibration import check_same
-from bench.scaling.cost import CostCurve
 from bench.scaling.from_run import ddp_cases, identity
-from bench.scaling.networks import NETWORKS, Network
+from bench.scaling.networks import NETWORKS, Network, network
 from bench.scaling.outlook import Outlook
 from bench.scaling.predict import predict
-from bench.scaling.scenario import HALF_HOOKS, Scenario
+from bench.scaling.scenario import HALF_HOOKS, MeasuredNetwork, Scenario
 from bench.scaling.validate import HeldOut, drift, held_out, model_error_pct
 from bench.settings import PRECISIONS
 from bench.stats import Interval
@@ -41,8 +40,8 @@ def parser() -> argparse.ArgumentParser:
     made = _Parser(
         prog="python -m bench.predict",
         description=__doc__,
-        epilog=f"Networks: {', '.join(NETWORKS)}, link:RATE such as link:350mbit, or the text file that "
-        "nccl-tests' all_reduce_perf printed.",
+        epilog=f"Networks: {', '.join(NETWORKS)}, link:RATE such as link:350mbit, the text file that "
+        "nccl-tests' all_reduce_perf printed, or the folder of a run whose all-reduces to take.",
     )
     add = made.add_argument
     add("run", type=Path, metavar="RUN", help="results folder with calibration.json or a measured DDP case")
@@ -140,14 +139,14 @@ def _scenarios(options: argparse.Namespace) -> list[list[Scenario]]:
         raise UsageError("nothing to predict; give --gpus 8,64 or --validate")
     if options.gpus is None:
         return []
-    intra = read_network(options.intra, level="intra")[0]
+    intra = None if options.intra is None else network(options.intra, level="intra")
     return [
         [
             Scenario(
                 num_devices=n,
-                network=network,
+                network=joined if isinstance(joined, Network) else None,
+                measured=joined if isinstance(joined, MeasuredNetwork) else None,
                 intra=intra,
-                curve=measured,
                 gpus_per_node=_whole(options, "gpus_per_node"),
                 nics_per_node=_whole(options, "nics_per_node"),
                 bucket_cap_mb=cap,
@@ -158,14 +157,16 @@ def _scenarios(options: argparse.Namespace) -> list[list[Scenario]]:
             )
             for n in _parsed(options, "gpus", parsing.csv(parsing.positive_int))
         ]
-        for network, measured in _networks(options.network)
+        for joined in _networks(options.network)
         for cap in _parsed(options, "bucket_cap_mb", parsing.csv(parsing.bucket_cap))
     ]
 
 
-def _networks(text: str | None) -> list[tuple[Network | None, tuple[int, CostCurve] | None]]:
-    """Several by comma, unless a file is called that."""
-    names = [text] if text is None or Path(text).is_file() else text.split(",")
+def _networks(text: str | None) -> list[Network | MeasuredNetwork | None]:
+    """Several by comma, unless a file or folder is called that."""
+    if text is None:
+        return [None]
+    names = [text] if Path(text).exists() else text.split(",")
     return [read_network(name) for name in dict.fromkeys(names)]
 
 
@@ -187,8 +188,8 @@ def _validated(options: argparse.Namespace, source: Source) -> tuple[list[HeldOu
         if folder.resolve() == options.run.resolve():
             found += held_out(source.calibration, run, fitted=source.fitted)
             continue
-        network = _checked_network(source, run, accept=options.accept)
-        found += held_out(source.calibration, run, fitted=None, network=network)
+        link = _checked_network(source, run, accept=options.accept)
+        found += held_out(source.calibration, run, fitted=None, network=link)
         changed = drift(source.calibration, run)
         changes += [changed] if changed is not None and changed.excludes(1.0) else []
     if not found:
@@ -204,15 +205,15 @@ def _checked_network(source: Source, run: RunData, *, accept: bool) -> Network |
 
     Raises UsageError where anything else differs, unless `accept`.
     """
-    calibrated, network = source.calibration.identity, None
+    calibrated, link = source.calibration.identity, None
     if cases := ddp_cases(run):
         found = identity(run, cases[0])
         if found.link != calibrated.link and found.link is not None:
             # Another rate is what a prediction is for; everything else has to agree.
-            network = read_network(f"link:{found.link}")[0]
+            link = network(f"link:{found.link}")
             found = replace(found, link=calibrated.link)
         check_same(calibrated, found, accept=accept)
-    return network
+    return link
 
 
 if __name__ == "__main__":

@@ -164,7 +164,7 @@ def notes(
     if any((p.scenario.batch_per_device or 0) != 0 or p.scenario.scaling == "strong" for p in predictions):
         lines.append("Compute is taken as proportional to the batch; a small batch on a GPU takes longer.")
     on_cores = calibration.identity.device_type == "cpu"
-    if on_cores and any(p.scenario.network is not None for p in predictions):
+    if on_cores and any(p.scenario.elsewhere for p in predictions):
         lines.append("Assumed: cores move the bytes, so a faster network takes more of them from compute.")
     if any(share >= 5 for p in predictions for cause, share in p.lost.shares_pct() if cause == SHARING):
         lines.append(f"Assumed: {SHARING} stays as much slower than alone as on the calibrated machine.")
@@ -199,8 +199,8 @@ def notes(
 def network_name(p: Prediction) -> str:
     """What joins the devices, in a word or two."""
     s = p.scenario
-    if s.curve is not None:
-        return f"nccl-tests log of {s.curve[0]} ranks"
+    if s.measured is not None:
+        return s.measured.name
     return (
         " + ".join(net.name for net in (s.intra, s.network) if net is not None) or "the network as measured"
     )

@@ -10,12 +10,12 @@ from typing import Any
 from bench.errors import UsageError
 from bench.records.store import load_run, replace_file
 from bench.scaling.approximate import Shape
-from bench.scaling.calibration import Calibration, check_same
-from bench.scaling.cost import CostCurve
+from bench.scaling.calibration import AllReduceTimes, Calibration, check_same
 from bench.scaling.from_pass import residual_case
 from bench.scaling.from_run import calibrate, calibration_case, ddp_cases, identity
 from bench.scaling.nccl_log import parse_nccl_log
 from bench.scaling.networks import Network, network
+from bench.scaling.scenario import MeasuredNetwork
 from models.gradients import gradients_in_backward_order
 from models.registry import ARCHS, resnet_workload
 
@@ -78,22 +78,24 @@ def model_shapes(arch: str, image_size: Any) -> list[Shape] | None:
     return [(g.name, g.num_bytes, g.forward_flops) for g in found]
 
 
-def read_network(
-    name: str | None, *, level: str | None = None
-) -> tuple[Network | None, tuple[int, CostCurve] | None]:
-    """A network by name, or a curve from the log that a file of that name holds.
+def read_network(name: str) -> Network | MeasuredNetwork:
+    """A network by name, from the log of nccl-tests in a file of that name, or from a run in a folder.
 
-    Raises UsageError for an unknown name and for a file that is no such log.
+    Raises UsageError for an unknown name, a file that is no such log and a run without all-reduces.
     """
-    if name is None:
-        return None, None
     path = Path(name)
-    if level is None and path.is_file():
+    if name and path.is_dir():
+        allreduce = tuple(t for t in read_source(path, accept=True).calibration.allreduce if t.num_ranks > 1)
+        if not allreduce:
+            raise UsageError(f"--network {path} has no all-reduce of 2 ranks or more; name another run")
+        return MeasuredNetwork(f"all-reduces of {path}", allreduce)
+    if path.is_file():
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"--network {path} cannot be read as text ({error}); give a log file") from None
         log = parse_nccl_log(text, source=str(path))
-        return None, (log.num_ranks, log.curve)
-    found = network(name, level=level)
-    return found, None
+        points = tuple((round(size), (ms,)) for size, ms in log.curve.points)
+        times = AllReduceTimes(num_ranks=log.num_ranks, backend="nccl", points=points)
+        return MeasuredNetwork(f"nccl-tests log of {log.num_ranks} ranks", (times,))
+    return network(name)

@@ -15,7 +15,7 @@ import numpy as np
 from bench.errors import UsageError
 from bench.scaling import reading
 from bench.scaling.buckets import assign_cap
-from bench.scaling.calibration import Calibration, Samples
+from bench.scaling.calibration import AllReduceTimes, Calibration, Samples
 from bench.scaling.cost import CostBand, CostCurve
 from bench.scaling.lost import Lost, lost
 from bench.scaling.resampling import interval, resampled, widening
@@ -140,18 +140,23 @@ def _read(calibration: Calibration, scenario: Scenario, rng: np.random.Generator
         return float(np.median(resampled(samples, rng)))
 
     c = calibration
-    curves = own_curves(
-        tuple(
+
+    def again(allreduce: tuple[AllReduceTimes, ...]) -> tuple[AllReduceTimes, ...]:
+        return tuple(
             replace(t, points=tuple((size, resampled(times, rng)) for size, times in t.points))
-            for t in c.allreduce
+            for t in allreduce
         )
-    )
+
+    curves = own_curves(again(c.allreduce))
+    if scenario.measured is not None:
+        other = replace(scenario.measured, allreduce=again(scenario.measured.allreduce))
+        scenario = replace(scenario, measured=other)
     band: CostBand = cost_band(c, scenario, curves)
     compute, slowdown = reading.compute(c, value), reading.slowdown(c, value)
     central_ms = float(np.median(c.backward_ms))
     scale = compute.backward_ms / central_ms if central_ms else 1.0
     comm = band.at(float(rng.triangular(-1, 0, 1)) if rng is not None else 0.0)
-    if c.identity.device_type == "cpu" and scenario.network is not None and c.num_ranks in curves:
+    if c.identity.device_type == "cpu" and scenario.elsewhere and c.num_ranks in curves:
         slowdown, comm = on_shared_cores(
             slowdown,
             core_share=value(c.comm_core_share),

@@ -15,13 +15,21 @@ PIPELINED = 0.5
 """Share of the shorter network level hidden behind the longer; unknown between 0 and 1: the band is both."""
 
 
+@dataclass(frozen=True)
+class MeasuredNetwork:
+    """All-reduces that were measured elsewhere: by nccl-tests, or in another run."""
+
+    name: str
+    allreduce: tuple[AllReduceTimes, ...]
+    """Of 2 ranks or more, one per number of ranks."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
     """One point to predict.
 
     `network` joins the nodes, `intra` the GPUs of a node. Without a network the calibration's own all-reduce
-    curve is carried over to `num_devices` by the ring law. `curve` replaces both: a measured curve (say of
-    nccl-tests) with the ranks it was measured over.
+    curve is carried over to `num_devices` by the ring law. `measured` replaces both.
     """
 
     num_devices: int
@@ -30,7 +38,7 @@ class Scenario:
     gpus_per_node: int | None = None
     nics_per_node: int | None = None
     """NICs that share a node's work; by default the network's own count, or one per GPU."""
-    curve: tuple[int, CostCurve] | None = None
+    measured: MeasuredNetwork | None = None
     bucket_cap_mb: str = "default"
     batch_per_device: int | None = None
     scaling: str = "weak"
@@ -46,6 +54,11 @@ class Scenario:
             raise UsageError(f"unknown scaling {self.scaling!r}; give weak or strong")
         if self.accumulate < 1 or (self.gpus_per_node or 1) < 1 or (self.batch_per_device or 1) < 1:
             raise UsageError("--accumulate, --gpus-per-node and --batch-size start at 1")
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether another network than the calibrated one joins the nodes."""
+        return self.network is not None or self.measured is not None
 
     @property
     def wire_share(self) -> float:
@@ -66,11 +79,11 @@ def cost_band(calibration: Calibration, scenario: Scenario, curves: dict[int, Co
     n = scenario.num_devices
     if n == 1:
         return CostBand.exact(CostCurve())
-    if scenario.curve is not None:
-        ranks, curve = scenario.curve
-        return _carried(curve, ranks, n, backend="nccl")
+    if scenario.measured is not None:
+        elsewhere = scenario.measured.allreduce
+        return _nearest(elsewhere, own_curves(elsewhere), n)
     if scenario.network is None and scenario.intra is None:
-        return _own(calibration, curves, n)
+        return _nearest(calibration.allreduce, curves, n)
     per_node = min(_per_node(scenario), n)
     nodes = -(-n // per_node)
     network = scenario.network
@@ -112,13 +125,13 @@ def _per_node(scenario: Scenario) -> int:
     return scenario.num_devices if inside and alone else 8 if inside else 1
 
 
-def _own(calibration: Calibration, curves: dict[int, CostCurve], wanted: int) -> CostBand:
+def _nearest(allreduce: tuple[AllReduceTimes, ...], curves: dict[int, CostCurve], wanted: int) -> CostBand:
     if not curves:
         raise UsageError(
             "the calibration holds no all-reduce over 2 ranks or more; name one, as --network ib-400g"
         )
     nearest = min(curves, key=lambda n: (abs(n - wanted), n))
-    backend = next(times.backend for times in calibration.allreduce if times.num_ranks == nearest)
+    backend = next(times.backend for times in allreduce if times.num_ranks == nearest)
     return _carried(curves[nearest], nearest, wanted, backend=backend)
 
 

@@ -20,6 +20,7 @@ from bench.scaling.networks import NETWORKS, network
 from bench.scaling.outlook import Outlook
 
 SAMPLE = ROOT / "results" / "samples" / "cpu-lab-1gbit-2hosts"
+PREDICTIONS = ROOT / "results" / "samples" / "predictions"
 LOG = """#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
 #        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
      1048576        262144     float     sum      -1   900.00    1.17    1.17      0   100.00   10.49   10.49      0
@@ -99,10 +100,25 @@ def test_a_logs_in_place_times_are_what_counts(tmp_path: Path, capsys: pytest.Ca
     assert exposed[0] == exposed[1] < exposed[2]
 
 
+def test_the_all_reduces_of_another_run_are_a_network(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its own are no other network; those of a run of another model, over a link of that rate, nearly none."""
+
+    def step_ms(run: Path, *network: str) -> float:
+        assert command.main([str(run), "--gpus", "2", *network, "--json"]) == 0
+        return float(json.loads(capsys.readouterr().out)["predictions"][0]["step_ms_p50"])
+
+    slow, fast = PREDICTIONS / "resnet34-2hosts-slow" / "1gbit", PREDICTIONS / "resnet18-2hosts" / "1gbit"
+    assert step_ms(fast, "--network", str(fast)) == pytest.approx(step_ms(fast))
+    assert step_ms(fast, "--network", str(slow)) == pytest.approx(step_ms(fast), rel=0.05)
+    assert command.main([str(fast), "--gpus", "2", "--network", str(slow)]) == 0
+    assert f"all-reduces of {slow}" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--gpus", "0"], "at least 1"),
+        (["--gpus", "2", "--network", str(ROOT / "tests")], "is not a results folder"),
         (["--gpus", "2", "--network", "ib-100g,nope"], "unknown network 'nope'"),
         (["--gpus", "2", "--network", "ib-100g,"], "unknown network ''"),
         (["--gpus", "2", "--out", "/nowhere/p.json"], "--out /nowhere/p.json cannot be written"),
