@@ -101,7 +101,7 @@ def test_a_logs_in_place_times_are_what_counts(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_the_all_reduces_of_another_run_are_a_network(capsys: pytest.CaptureFixture[str]) -> None:
-    """Its own are no other network; those of a run of another model, over a link of that rate, nearly none."""
+    """Its own are no other network, those of another model over a link of that rate hardly one."""
 
     def step_ms(run: Path, *network: str) -> float:
         assert command.main([str(run), "--gpus", "2", *network, "--json"]) == 0
