@@ -9,7 +9,9 @@ which bounds the slow-down of compute. And beside compute an all-reduce has a th
 up from where it needs more: in training at 4 Gbit/s, where it takes 0.42 to 0.52 of a core by itself,
 bursts of two ranks slowed by 1.29 (ResNet-18), 1.28 (34) and 1.22 (50) beside compute, and compute by 1.96,
 2.10 and 1.95; from what was measured at 1 Gbit/s this says 1.28, 1.46 and 1.39, and 2.00, 2.02 and 2.09.
-Three ranks on two cores: 1.42 and 3.0 where 1.61 and 2.21 were measured.
+Three ranks on two cores: 1.42 and 3.0 where 1.61 and 2.21 were measured. Beside matrix products, for a
+reason that is not known, all-reduces slowed by 7% at most, and compute at 4 Gbit/s by 2.66 where this says
+2.3.
 """
 
 from __future__ import annotations
