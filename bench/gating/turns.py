@@ -100,9 +100,9 @@ class Referee:
 
     def close(self) -> None:
         """Stop listening; players that still wait go on alone."""
+        # The thread closes its listener itself: closed under its hands, it could not be asked who waits.
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
         self._thread.join()
 
 

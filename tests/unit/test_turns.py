@@ -1,9 +1,11 @@
 """Players and a referee over a real socket: never two at once, and nobody waits for the dead."""
 
+import select
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -164,6 +166,29 @@ def test_who_comes_when_all_have_left_is_free(tmp_path: Path) -> None:
     late = Player(str(tmp_path / "turns"))
     late.next_turn()
     late.close()
+
+
+def test_a_referee_is_closed_while_it_looks_for_late_comers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, goes_on = threading.Event(), threading.Event()
+    looked = select.select
+
+    def held_up(*waiting: Any) -> Any:
+        looks.set()
+        goes_on.wait(10)
+        return looked(*waiting)
+
+    monkeypatch.setattr(select, "select", held_up)
+    made = Referee(tmp_path / "turns", seed=1, num_players=1)
+    made.excuse()
+    assert looks.wait(10)
+    closing = threading.Thread(target=made.close)
+    closing.start()
+    closing.join(0.2)  # by now it has done what it can before the referee goes on
+    goes_on.set()
+    closing.join(10)
+    assert not closing.is_alive()
 
 
 def test_without_a_referee_every_turn_is_free() -> None:
