@@ -212,6 +212,8 @@ def _network(p: Prediction) -> str:
     carried = (
         "assumed on other numbers of ranks: the ring law for bytes, a tree's or ring's steps for latency"
     )
+    if s.measured is not None:
+        return f"{s.measured.name}: {s.measured.source}; {carried}"
     return "; ".join(named) or f"{network_name(p)}; {carried}"
 
 

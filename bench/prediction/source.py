@@ -88,7 +88,7 @@ def read_network(name: str) -> Network | MeasuredNetwork:
         allreduce = tuple(t for t in read_source(path, accept=True).calibration.allreduce if t.num_ranks > 1)
         if not allreduce:
             raise UsageError(f"--network {path} has no all-reduce of 2 ranks or more; name another run")
-        return MeasuredNetwork(f"all-reduces of {path}", allreduce)
+        return MeasuredNetwork(f"run {path.resolve().name}", f"the all-reduces of {path}", allreduce)
     if path.is_file():
         try:
             text = path.read_text(encoding="utf-8")
@@ -97,5 +97,5 @@ def read_network(name: str) -> Network | MeasuredNetwork:
         log = parse_nccl_log(text, source=str(path))
         points = tuple((round(size), (ms,)) for size, ms in log.curve.points)
         times = AllReduceTimes(num_ranks=log.num_ranks, backend="nccl", points=points)
-        return MeasuredNetwork(f"nccl-tests log of {log.num_ranks} ranks", (times,))
+        return MeasuredNetwork(f"nccl-tests log of {log.num_ranks} ranks", str(path), (times,))
     return network(name)

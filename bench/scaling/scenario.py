@@ -20,6 +20,8 @@ class MeasuredNetwork:
     """All-reduces that were measured elsewhere: by nccl-tests, or in another run."""
 
     name: str
+    """In a word or two: it stands in legends."""
+    source: str
     allreduce: tuple[AllReduceTimes, ...]
     """Of 2 ranks or more, one per number of ranks."""
 

@@ -111,7 +111,9 @@ def test_the_all_reduces_of_another_run_are_a_network(capsys: pytest.CaptureFixt
     assert step_ms(fast, "--network", str(fast)) == pytest.approx(step_ms(fast))
     assert step_ms(fast, "--network", str(slow)) == pytest.approx(step_ms(fast), rel=0.05)
     assert command.main([str(fast), "--gpus", "2", "--network", str(slow)]) == 0
-    assert f"all-reduces of {slow}" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"Network: run 1gbit: the all-reduces of {slow};" in said
+    assert "On run 1gbit, bucket cap default, scaling breaks" in said
 
 
 @pytest.mark.parametrize(
