@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.errors import UsageError
-from bench.gating.turns import TURNS_ENV, Referee
+from bench.gating.turns import refereed
 from bench.ranks.process import steady_memory
 
 GIT_TIMEOUT_S = 60
@@ -40,18 +40,12 @@ def measure_in_turns(
     Raises UsageError with the last line of a side's own account if it fails.
     """
     outs = [folder / side.name for side in sides]
-    with (
-        tempfile.TemporaryDirectory() as short,  # a Unix socket's path has room for 108 bytes only
-        contextlib.ExitStack() as ending,
-    ):
-        path = Path(short, "turns")
-        referee = Referee(path, seed)
-        ending.callback(referee.close)
+    with refereed(len(sides), seed) as referee:
         runs = [
             subprocess.Popen(
                 [side.python, "-m", "bench.run", *arguments, "--quiet", "--out", str(out.absolute())],
                 cwd=side.checkout,
-                env={**os.environ, **steady_memory(os.environ), TURNS_ENV: str(path)},
+                env={**os.environ, **steady_memory(os.environ), **referee.environment},
                 stdin=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 text=True,

@@ -11,7 +11,9 @@ import contextlib
 import random
 import select
 import socket
+import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 TURNS_ENV = "BENCH_TURNS"
@@ -71,6 +73,11 @@ class Referee:
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a player's process has to know."""
+        return {TURNS_ENV: self._path}
+
     def _serve(self) -> None:
         with contextlib.ExitStack() as opened, contextlib.suppress(OSError):
             players = [opened.enter_context(self._listener.accept()[0]) for _ in range(self._num_players)]
@@ -104,6 +111,16 @@ class Referee:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._thread.join()
+
+
+@contextlib.contextmanager
+def refereed(num_players: int = 2, seed: int = 0) -> Iterator[Referee]:
+    """A referee for as long as the context lasts."""
+    with (
+        tempfile.TemporaryDirectory() as short,  # a Unix socket's path has room for 108 bytes only
+        contextlib.closing(Referee(Path(short, "turns"), seed, num_players)) as referee,
+    ):
+        yield referee
 
 
 def _said(player: socket.socket) -> bytes:

@@ -39,8 +39,9 @@ def reconciled(points: Points, sizes: Sequence[float], total_ms: float) -> Point
     """
     if total_ms <= 0 or measured_curve(points)(max(sizes, default=0)) <= 0:
         return points
-    spread = np.array([_log_sd(times) for _, times in points])
-    covariance = np.diag(spread**2) + COMMON_SD**2
+    shortest, longest = np.array([_reach(times) for _, times in points]).T
+    # A point's interval is that of its median.
+    covariance = np.diag(((longest - shortest) / (2 * Z95)) ** 2) + COMMON_SD**2
     moved = np.zeros(len(points))
     for _ in range(ITERATIONS):
         missing = math.log(total_ms / _total(points, moved, sizes))
@@ -50,20 +51,13 @@ def reconciled(points: Points, sizes: Sequence[float], total_ms: float) -> Point
         moved = moved + further
         if np.abs(further).max() < NUDGE:
             break
-    reaches = [_reach(times) for _, times in points]
-    moved = np.clip(moved, [low for low, _ in reaches], [high for _, high in reaches])
+    moved = np.clip(moved, shortest, longest)
     moved = moved + math.log(total_ms / _total(points, moved, sizes))
     return _moved(points, moved)
 
 
-def _log_sd(times: Samples) -> float:
-    """Standard deviation of a point's median, from the width of its 95% interval."""
-    low, high = _reach(times)
-    return (high - low) / (2 * Z95)
-
-
 def _reach(times: Samples) -> tuple[float, float]:
-    """From the median to the shortest and to the longest repetition."""
+    """From the median to the shortest and to the longest repetition, in logarithms."""
     middle = float(np.median(times))
     return (math.log(min(times) / middle), math.log(max(times) / middle)) if min(times) > 0 else (0.0, 0.0)
 

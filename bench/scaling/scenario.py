@@ -82,8 +82,8 @@ def cost_band(calibration: Calibration, scenario: Scenario, curves: dict[int, Co
     if n == 1:
         return CostBand.exact(CostCurve())
     if scenario.measured is not None:
-        elsewhere = scenario.measured.allreduce
-        return _nearest(elsewhere, own_curves(elsewhere), n)
+        allreduce = scenario.measured.allreduce
+        return _nearest(allreduce, own_curves(allreduce), n)
     if scenario.network is None and scenario.intra is None:
         return _nearest(calibration.allreduce, curves, n)
     per_node = min(_per_node(scenario), n)

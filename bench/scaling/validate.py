@@ -65,6 +65,7 @@ def held_out(
     """
     found = []
     calibrated = predict(calibration, Scenario(num_devices=calibration.num_ranks), resamples=0)
+    local_ms = step_ms_by_round(run.blocks, "no_sync")
     for row in ddp_cases(run):
         if row["case_id"] == fitted or row["comm_hook"] not in ("none", *HALF_HOOKS) or row["sync_batchnorm"]:
             continue
@@ -86,17 +87,16 @@ def held_out(
                 float(row["global_batch"]) * 1000 / float(row["images_per_s"]),
                 predict(calibration, scenario).step_ms,
                 naive_ms(calibration, scenario, calibrated_ms=calibrated.step_ms.estimate),
-                _paced_ms(calibration, scenario, run, str(row["case_id"])),
+                _paced_ms(calibration, scenario, local_ms.get(str(row["case_id"]), {})),
                 "" if pd.isna(row["link"]) else str(row["link"]),
             )
         )
     return found
 
 
-def _paced_ms(calibration: Calibration, scenario: Scenario, run: RunData, case_id: str) -> float | None:
-    local = step_ms_by_round(run.blocks, "no_sync").get(case_id)
+def _paced_ms(calibration: Calibration, scenario: Scenario, local_ms: Mapping[int, float]) -> float | None:
     if (
-        not local
+        not local_ms
         or scenario.num_devices == 1  # predicted from one device alone
         or scenario.accumulate != 1
         or scenario.batch_per_device != calibration.identity.batch_per_device
@@ -105,9 +105,9 @@ def _paced_ms(calibration: Calibration, scenario: Scenario, run: RunData, case_i
     # Blocks are as long as their longest rank's.
     slowest = calibration.spread.factor(scenario.num_devices)
     calibrated_ms = [slowest * ms for ms in calibration.local_by_round]
-    if not ratio_of_medians(list(local.values()), calibrated_ms).excludes(1.0):
+    if not ratio_of_medians(list(local_ms.values()), calibrated_ms).excludes(1.0):
         return None
-    paced = calibration.paced(median(local.values()) / (slowest * calibration.local_ms))
+    paced = calibration.paced(median(local_ms.values()) / (slowest * calibration.local_ms))
     return predict(paced, scenario, resamples=0).step_ms.estimate
 
 

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from pathlib import Path
 from typing import TextIO
 
 from bench.errors import UsageError
-from bench.gating.turns import TURNS_ENV, Referee
+from bench.gating.turns import refereed
 from bench.virtual_hosts import labplan
 
 TAKES_TURNS = "bench.run"
@@ -59,14 +57,12 @@ def run_in_turns(
     What they say comes line by line under their `names`. A lab that fails is waited for no more: the others
     go on. Whatever is raised meanwhile, such as by a signal's handler, first ends the labs.
     """
-    with tempfile.TemporaryDirectory() as short:  # a Unix socket's path has room for 108 bytes only
-        path = Path(short, "turns")
-        referee = Referee(path, seed=0, num_players=len(labs))
+    with refereed(len(labs)) as referee:
         # If this process is killed, its labs end themselves.
         running = [
             subprocess.Popen(
                 ["setpriv", "--pdeathsig", "TERM", *lab],
-                env=environment | {TURNS_ENV: str(path)},
+                env=environment | referee.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -102,7 +98,6 @@ def run_in_turns(
         finally:
             for speaker in speakers:
                 speaker.join()
-            referee.close()
 
 
 def forward(stream: TextIO | None, name: str, to: TextIO, wanted: Callable[[], bool] = lambda: True) -> None:
