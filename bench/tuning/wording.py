@@ -53,7 +53,10 @@ def sentence(answer: Answer) -> str:
     if best.ratio.low > 1:
         little = f"the best ({said}) is faster by less than {100 * LEAST_GAIN:g}%"
         return f"{little}: change nothing; the default is {_bound(default)}"
-    return f"the default is within noise of the best ({said}): change nothing; it is {_bound(default)}"
+    within = f"the default is within noise of the best ({said}): change nothing; it is {_bound(default)}"
+    rounds = _times_the_rounds(best.ratio)
+    more = f"; to know it to ±{100 * LEAST_GAIN:g}% takes some {rounds} times the rounds (--max-time)"
+    return within + more if rounds > 1 else within
 
 
 def paste(answer: Answer) -> str:
@@ -124,6 +127,11 @@ def _plain(m: Measured) -> dict[str, Any]:
 def _tells(ratio: Interval) -> bool:
     """Whether its interval says anything: two or three rounds leave it wider than the figure itself."""
     return ratio.high - ratio.low < 1
+
+
+def _times_the_rounds(ratio: Interval) -> int:
+    """For an interval of ± LEAST_GAIN: its width goes with one over the root of their number."""
+    return math.ceil((ratio.half_width / LEAST_GAIN) ** 2)
 
 
 def _bound(m: Measured) -> str:

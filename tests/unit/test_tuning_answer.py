@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Mapping
 
 import pytest
@@ -58,6 +59,17 @@ def test_no_change_where_the_best_is_within_noise() -> None:
     assert "within noise" in sentence(answer)
     assert "change nothing" in sentence(answer)
     assert paste(answer) == ""
+
+
+def test_within_noise_it_tells_how_many_rounds_would_tell_one_percent() -> None:
+    said = sentence(measured({DEFAULT: 1.0, FOUR: 1.01}, num_rounds=20, noise=0.03))
+    told = re.search(r"±1% takes some (\d+) times the rounds", said)
+    assert told
+    many = measured({DEFAULT: 1.0, FOUR: 1.01}, num_rounds=20 * int(told[1]), noise=0.03)
+    assert 0.6 < many.measured[1].ratio.half_width / 0.01 < 1.5
+    known = sentence(measured({DEFAULT: 1.0, FOUR: 1.0005}, noise=0.002))
+    assert "within noise" in known
+    assert "times the rounds" not in known
 
 
 def test_no_change_for_a_gain_that_is_real_but_tiny() -> None:
