@@ -45,18 +45,20 @@ def sentence(answer: Answer) -> str:
     if answer.changes:
         said = name(chosen.candidate, default.candidate)
         return f"use {said}: {gain(chosen.ratio)} faster than the default; {_bound(chosen)}"
+    unchanged = f"change nothing; the default is {_bound(default)}"
     if best is default:
-        return f"nothing measured is faster than the default: change nothing; it is {_bound(default)}"
-    said = f"{name(best.candidate, default.candidate)}, {gain(best.ratio)}"
+        others = [m for m in answer.measured if m is not default]
+        if not others:
+            return f"nothing measured is faster than the default: {unchanged}"
+        next_best = max(others, key=lambda m: m.ratio.estimate)
+        said = _said(next_best, default)
+        return f"nothing measured is faster than the default (next: {said}): {unchanged}{_more(next_best)}"
+    said = _said(best, default)
     if not _tells(best.ratio):
         return f"too few rounds to tell the default from the best ({said}): give more --max-time"
     if best.ratio.low > 1:
-        little = f"the best ({said}) is faster by less than {100 * LEAST_GAIN:g}%"
-        return f"{little}: change nothing; the default is {_bound(default)}"
-    within = f"the default is within noise of the best ({said}): change nothing; it is {_bound(default)}"
-    rounds = _times_the_rounds(best.ratio)
-    more = f"; to know it to ±{100 * LEAST_GAIN:g}% takes some {rounds} times the rounds (--max-time)"
-    return within + more if rounds > 1 else within
+        return f"the best ({said}) is faster by less than {100 * LEAST_GAIN:g}%: {unchanged}"
+    return f"the default is within noise of the best ({said}): {unchanged}{_more(best)}"
 
 
 def paste(answer: Answer) -> str:
@@ -129,9 +131,20 @@ def _tells(ratio: Interval) -> bool:
     return ratio.high - ratio.low < 1
 
 
-def _times_the_rounds(ratio: Interval) -> int:
-    """For an interval of ± LEAST_GAIN: its width goes with one over the root of their number."""
-    return math.ceil((ratio.half_width / LEAST_GAIN) ** 2)
+def _said(m: Measured, default: Measured) -> str:
+    return f"{name(m.candidate, default.candidate)}, {gain(m.ratio)}"
+
+
+def _more(m: Measured) -> str:
+    """How many rounds would tell, where a gain worth a change is still possible.
+
+    The width of an interval goes with one over the root of their number.
+    """
+    had = len(m.images_per_s)
+    if not _tells(m.ratio) or m.ratio.high < 1 + LEAST_GAIN or m.ratio.half_width <= LEAST_GAIN:
+        return ""
+    needed = math.ceil(had * (m.ratio.half_width / LEAST_GAIN) ** 2)
+    return f"; to know it to ±{100 * LEAST_GAIN:g}% takes some {needed} rounds, this had {had} (--max-time)"
 
 
 def _bound(m: Measured) -> str:

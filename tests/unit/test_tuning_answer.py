@@ -61,15 +61,23 @@ def test_no_change_where_the_best_is_within_noise() -> None:
     assert paste(answer) == ""
 
 
-def test_within_noise_it_tells_how_many_rounds_would_tell_one_percent() -> None:
-    said = sentence(measured({DEFAULT: 1.0, FOUR: 1.01}, num_rounds=20, noise=0.03))
-    told = re.search(r"±1% takes some (\d+) times the rounds", said)
-    assert told
-    many = measured({DEFAULT: 1.0, FOUR: 1.01}, num_rounds=20 * int(told[1]), noise=0.03)
+@pytest.mark.parametrize("gain", [1.01, 0.99])
+def test_it_tells_how_many_rounds_would_tell_one_percent(gain: float) -> None:
+    said = sentence(measured({DEFAULT: 1.0, FOUR: gain}, num_rounds=20, noise=0.03))
+    told = re.search(r"±1% takes some (\d+) rounds, this had 20", said)
+    assert told, said
+    assert "bucket_cap_mb=4, " in said
+    many = measured({DEFAULT: 1.0, FOUR: gain}, num_rounds=int(told[1]), noise=0.03)
     assert 0.6 < many.measured[1].ratio.half_width / 0.01 < 1.5
-    known = sentence(measured({DEFAULT: 1.0, FOUR: 1.0005}, noise=0.002))
-    assert "within noise" in known
-    assert "times the rounds" not in known
+
+
+@pytest.mark.parametrize(("gain", "noise"), [(1.0005, 0.002), (0.9, 0.03)])
+def test_it_asks_for_no_more_rounds_where_a_gain_of_one_percent_is_ruled_out(
+    gain: float, noise: float
+) -> None:
+    said = sentence(measured({DEFAULT: 1.0, FOUR: gain}, noise=noise))
+    assert "change nothing" in said
+    assert "rounds" not in said
 
 
 def test_no_change_for_a_gain_that_is_real_but_tiny() -> None:
@@ -82,7 +90,7 @@ def test_no_change_for_a_gain_that_is_real_but_tiny() -> None:
 def test_no_change_where_the_default_is_the_best() -> None:
     answer = measured({DEFAULT: 1.0, FOUR: 0.9, ZERO: 0.8})
     assert not answer.changes
-    assert "nothing measured is faster than the default: change nothing" in sentence(answer)
+    assert "nothing measured is faster than the default (next: bucket_cap_mb=4, -" in sentence(answer)
     assert not measured({DEFAULT: 1.0}).changes
 
 

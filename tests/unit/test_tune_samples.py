@@ -1,0 +1,122 @@
+"""The committed choices of `bench.tune` against sweeps of the same settings, and the README on them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import ROOT
+
+from bench.records.aggregate import ByRound, images_per_s_by_round
+from bench.records.store import load_run
+from bench.stats import Interval, paired_ratio
+from bench.tuning.wording import gain
+
+SETTINGS = ROOT / "results" / "samples" / "tune"
+CAPS = ("default", "0.5", "1", "5", "10", "25", "100")
+WITHIN = 0.99
+GAIN = 1.05
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One setting: what `tune` answered, and by round the throughput of every cap in its sweep."""
+
+    told: Mapping[str, Any]
+    rates: Mapping[str, ByRound]
+
+    @property
+    def choice(self) -> str:
+        return str(self.told["chosen"]["bucket_cap_mb"])
+
+    @property
+    def best(self) -> str:
+        """Of the caps alone: the choice is no candidate for what it is held against."""
+        return max(CAPS, key=lambda cap: self.over_default(cap).estimate)
+
+    @property
+    def of_the_best(self) -> Interval:
+        return paired_ratio(self.rates[self.choice], self.rates[self.best])
+
+    def over_default(self, cap: str) -> Interval:
+        return paired_ratio(self.rates[cap], self.rates["default"])
+
+
+def judged(folder: Path) -> Judged:
+    run = load_run(folder / "sweep")
+    rows = [row for row in run.cases.to_dict("records") if row["mode"] == "ddp" and row["status"] == "ok"]
+    rates = images_per_s_by_round(run.blocks, {str(r["case_id"]): int(r["global_batch"]) for r in rows})
+    told = json.loads((folder / "tune.json").read_text(encoding="utf-8"))
+    return Judged(told, {str(row["bucket_cap_mb"]): rates[str(row["case_id"])] for row in rows})
+
+
+@pytest.fixture(scope="module")
+def settings() -> dict[str, Judged]:
+    return {folder.name: judged(folder) for folder in sorted(SETTINGS.iterdir())}
+
+
+def test_nine_of_ten_choices_are_within_one_percent_of_the_best_cap(settings: dict[str, Judged]) -> None:
+    assert len(settings) == 11
+    assert sum(s.of_the_best.estimate >= WITHIN for s in settings.values()) >= 0.9 * len(settings)
+
+
+@pytest.mark.xfail(strict=True, reason="two do: the aim is missed on this machine, as the README says")
+def test_three_settings_gain_five_percent_over_the_default(settings: dict[str, Judged]) -> None:
+    assert sum(s.over_default(s.choice).estimate >= GAIN for s in settings.values()) >= 3
+
+
+def test_it_says_so_where_nothing_is_gained(settings: dict[str, Judged]) -> None:
+    kept = [s for s in settings.values() if s.choice == "default"]
+    assert kept
+    for setting in kept:
+        assert "change nothing" in setting.told["answer"]
+
+
+def test_what_it_gains_in_the_sweep_is_inside_the_interval_it_told(settings: dict[str, Judged]) -> None:
+    for name, setting in settings.items():
+        said = setting.told["chosen"]["throughput_over_default"]
+        assert said["low"] <= setting.over_default(setting.choice).estimate <= said["high"], name
+
+
+def test_no_tuning_took_three_minutes(settings: dict[str, Judged]) -> None:
+    assert max(s.told["seconds"] for s in settings.values()) < 180
+
+
+def test_the_readme_has_every_choice_and_ratio_as_it_is(settings: dict[str, Judged]) -> None:
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    start = next(i for i, line in enumerate(lines) if "choice / best" in line)
+    table = {cells[0]: cells[1:] for cells in map(_cells, lines[start + 2 : start + 2 + len(settings)])}
+    assert table == {_label(name): _row(setting) for name, setting in settings.items()}
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip().strip("|").split("|")]
+
+
+def _label(name: str) -> str:
+    arch, hosts, rate = name.split("-")
+    where = {"2hosts": "2 hosts", "3hosts": "3 hosts on the 2 cores"}[hosts]
+    how_fast = rate.replace("mbit", " Mbit/s").replace("gbit", " Gbit/s")
+    return f"{arch.replace('resnet', 'ResNet-')}, {where}, {how_fast}"
+
+
+def _row(setting: Judged) -> list[str]:
+    caps = setting.choice.split("/")
+    choice = f"[{', '.join(caps)}]" if len(caps) > 1 else setting.choice
+    ratio = setting.of_the_best
+    gains = ["", ""]
+    if setting.choice != "default":
+        said = Interval(**setting.told["chosen"]["throughput_over_default"])
+        gains = [gain(said), gain(setting.over_default(setting.choice))]
+    return [
+        choice,
+        *gains,
+        setting.best,
+        "the best"
+        if setting.choice == setting.best
+        else f"{ratio.estimate:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]",
+    ]
