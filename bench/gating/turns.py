@@ -114,7 +114,7 @@ class Referee:
 
 
 @contextlib.contextmanager
-def refereed(num_players: int = 2, seed: int = 0) -> Iterator[Referee]:
+def refereed(num_players: int, seed: int = 0) -> Iterator[Referee]:
     """A referee for as long as the context lasts."""
     with (
         tempfile.TemporaryDirectory() as short,  # a Unix socket's path has room for 108 bytes only

@@ -91,6 +91,7 @@ def test_no_change_where_the_default_is_the_best() -> None:
     answer = measured({DEFAULT: 1.0, FOUR: 0.9, ZERO: 0.8})
     assert not answer.changes
     assert "nothing measured is faster than the default (next: bucket_cap_mb=4, -" in sentence(answer)
+    assert "]): change nothing; the default is 53% above the bound of 400 ms" in sentence(answer)
     assert not measured({DEFAULT: 1.0}).changes
 
 
