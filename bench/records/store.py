@@ -187,11 +187,13 @@ def load_run(path: Path) -> RunData:
     version = manifest.get("schema_version")
     if isinstance(version, int) and version > SCHEMA_VERSION:
         raise UsageError(f"{path} has schema {version}, this version reads up to {SCHEMA_VERSION}; upgrade")
+    cases = read_table(path / "cases.csv", FILES["cases.csv"])
+    world_size = cases["num_devices"].where(cases["mode"] == "ddp", 1).fillna(1)
     return RunData(
         path,
         manifest,
-        read_table(path / "cases.csv", FILES["cases.csv"]),
-        load_blocks(path / "blocks.csv"),
+        cases,
+        load_blocks(path / "blocks.csv", dict(zip(cases["case_id"], world_size, strict=True))),
         read_table(path / "buckets.csv", FILES["buckets.csv"]),
         read_table(path / "allreduce.csv", FILES["allreduce.csv"]),
         longest_only=is_large(path / "blocks.csv"),

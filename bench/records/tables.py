@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterator
-from itertools import islice
+import io
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ MOST_TABLE_BYTES = 256 * 2**20
 
 _PIECE_ROWS = 50_000
 
+_BLOCK = ["case_id", "phase", "round"]
+
 _READERS: dict[str, Callable[[str], Any]] = {
     "text": lambda cell: csv_text(cell) or None,
     "int": lambda cell: int(cell) if cell else None,
@@ -30,12 +33,18 @@ _READERS: dict[str, Callable[[str], Any]] = {
 
 
 def read_table(path: Path, columns: tuple[Column, ...]) -> pd.DataFrame:
-    """A whole table; columns that it lacks are NA, and a missing file is an empty table."""
+    """A whole table; columns that it lacks are NA, and a missing file is an empty table.
+
+    A last line without its end is not read: whoever wrote it was killed, or still writes.
+    """
     if not path.exists():
         return typed_frame([], columns)
-    bounded.check(path, most_bytes=MOST_TABLE_BYTES)
+    content = bounded.read_bytes(path, most_bytes=MOST_TABLE_BYTES)
+    whole = content[: content.rfind(b"\n") + 1]
+    if not whole:
+        return typed_frame([], columns)
     try:
-        raw = pd.read_csv(path, dtype="string", keep_default_na=False, na_values=[""])
+        raw = pd.read_csv(io.BytesIO(whole), dtype="string", keep_default_na=False, na_values=[""])
         return pd.DataFrame({column.name: _typed(raw, column) for column in columns}, index=raw.index)
     except (ValueError, TypeError, OverflowError, OSError) as error:
         raise _unreadable(path, error) from None
@@ -56,9 +65,21 @@ def is_large(path: Path) -> bool:
     return path.is_file() and path.stat().st_size > MOST_TABLE_BYTES
 
 
-def load_blocks(path: Path) -> pd.DataFrame:
-    """A blocks.csv of any size: all rows, or where they are too many the longest rank's of each block."""
-    return read_longest(path) if is_large(path) else read_table(path, BLOCKS)
+def load_blocks(path: Path, num_ranks: Mapping[str, int] | None = None) -> pd.DataFrame:
+    """A blocks.csv of any size: all rows, or where they are too many the longest rank's of each block.
+
+    The last block is left out where it lacks ranks of its case's `num_ranks`: its writer was killed.
+    """
+    num_ranks = num_ranks or {}
+    if is_large(path):
+        return read_longest(path, num_ranks)
+    rows = read_table(path, BLOCKS)
+    if rows.empty:
+        return rows
+    same = [(rows[name] == rows[name].iloc[-1]).fillna(False) for name in _BLOCK]  # noqa: FBT003 - NA is not
+    last = same[0] & same[1] & same[2]
+    lacks_ranks = last.sum() < num_ranks.get(rows["case_id"].iloc[-1], 1)
+    return rows[~last] if lacks_ranks else rows
 
 
 def read_blocks(path: Path) -> Iterator[list[dict[str, Any]]]:
@@ -66,9 +87,13 @@ def read_blocks(path: Path) -> Iterator[list[dict[str, Any]]]:
     bounded.check(path, most_bytes=bounded.MOST_CSV_BYTES)
     try:
         with path.open(newline="", encoding="utf-8") as file:
-            yield from blocks(_rows(csv.reader(file, strict=True)))
+            yield from blocks(_rows(csv.reader(_ended(file), strict=True)))
     except (csv.Error, ValueError, KeyError, OSError) as error:
         raise _unreadable(path, error) from None
+
+
+def _ended(lines: Iterable[str]) -> Iterator[str]:
+    return (line for line in lines if line.endswith(("\n", "\r")))
 
 
 def _rows(lines: Iterator[list[str]]) -> Iterator[dict[str, Any]]:
@@ -95,9 +120,10 @@ def read_ledger(path: Path) -> Ledger:
     return ledger
 
 
-def read_longest(path: Path) -> pd.DataFrame:
-    """Of every block the row of its longest rank, which alone makes its throughput."""
-    longest = (max(rows, key=lambda row: float(row["block_ms"])) for rows in read_blocks(path))
+def read_longest(path: Path, num_ranks: Mapping[str, int] | None = None) -> pd.DataFrame:
+    """Of every block the row of its longest rank, which alone makes its throughput; see `load_blocks`."""
+    whole = _whole(read_blocks(path), num_ranks or {})
+    longest = (max(rows, key=lambda row: float(row["block_ms"])) for rows in whole)
     pieces = []
     try:
         while piece := list(islice(longest, _PIECE_ROWS)):
@@ -105,6 +131,15 @@ def read_longest(path: Path) -> pd.DataFrame:
     except (TypeError, OverflowError) as error:
         raise _unreadable(path, error) from None
     return pd.concat(pieces, ignore_index=True) if pieces else typed_frame([], BLOCKS)
+
+
+def _whole(
+    found: Iterator[list[dict[str, Any]]], num_ranks: Mapping[str, int]
+) -> Iterator[list[dict[str, Any]]]:
+    """The blocks but for a last one that lacks ranks."""
+    for rows, after in pairwise(chain(found, [None])):
+        if rows and (after or len(rows) >= num_ranks.get(rows[0]["case_id"], 1)):
+            yield rows
 
 
 def _unreadable(path: Path, error: Exception) -> UsageError:

@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
+from bench.records import tables
 from bench.records.store import RunWriter
-from bench.records.tables import read_blocks
+from bench.records.tables import load_blocks, read_blocks
 from bench.recovery.repair import repair_allreduce, repair_blocks
 
 RANKS = {"a": 1, "b": 3}
@@ -48,6 +50,26 @@ def test_a_cut_at_every_byte(tmp_path: Path) -> None:
         next_block_ends = len(whole) if len(blocks) == len(all_blocks) else None
         assert next_block_ends in (None, len(kept)), "nothing whole is cut"
         assert length - len(kept) < len(whole) / len(all_blocks) * 2
+
+
+@pytest.mark.parametrize("most_bytes", [tables.MOST_TABLE_BYTES, 0], ids=["all_rows", "longest_ranks"])
+def test_a_table_cut_at_any_byte_is_read_up_to_its_last_whole_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_bytes: int
+) -> None:
+    """SIGKILL ends a write between two pages of the file; nobody has resumed yet."""
+    monkeypatch.setattr(tables, "is_large", lambda _: most_bytes == 0)
+    whole = write(tmp_path)
+    path = tmp_path / "blocks.csv"
+    key = ["case_id", "phase", "round"]
+    undamaged = load_blocks(path, RANKS)
+    for length in range(whole.index(b"\n") + 1, len(whole) + 1):
+        path.write_bytes(whole[:length])
+        read = load_blocks(path, RANKS)
+        pd.testing.assert_frame_equal(read, undamaged.head(len(read)))
+        repair_blocks(path, RANKS)
+        assert read[key].drop_duplicates().equals(load_blocks(path)[key].drop_duplicates())
+    path.write_bytes(whole[:7])
+    assert tables.read_table(path, tables.BLOCKS).empty, "its very first write was cut"
 
 
 def test_zeros_after_a_power_loss_and_a_tail_longer_than_one_read(
