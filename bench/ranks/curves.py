@@ -16,8 +16,11 @@ LEAST_REPETITIONS = 2
 LONG_S = 10.0
 """After so many seconds, and the least repetitions, the time is left for the steps."""
 
-FURTHER_MS = 200.0
-"""A message of more than all gradients is measured where it should take less: another model may need it."""
+FURTHER_SHARE = 0.05
+"""Of the time to measure in, for messages of twice all gradients and more: another model may need them."""
+
+USUAL_S = 200.0
+"""What a run that has no limit is taken to measure for."""
 
 
 def measure_curves(
@@ -28,8 +31,19 @@ def measure_curves(
     *,
     done: Container[tuple[int, str]],
     limit_s: float,
+    max_time_s: float | None,
 ) -> None:
-    """Measure every curve (rank count, backend) that is not `done`, at least up to all gradients in one."""
+    """Measure every curve (rank count, backend) that is not `done`, at least up to all gradients in one.
+
+    Args:
+        cases: with the groups that exchange gradients.
+        pieces: what runs a piece of work on all ranks.
+        cluster: this rank among the others.
+        recorder: the first rank's books.
+        done: curves that need no measuring.
+        limit_s: after which a curve is given up.
+        max_time_s: the whole run may measure for so long; None where it has no limit.
+    """
     device = cluster.place.device
     clock = make_clock(device)
     groups = {(c.case.num_devices, c.case.backend): c.group for c in cases if c.communicates}
@@ -53,13 +67,18 @@ def measure_curves(
             times = [r.value for r in reports if r.value is not None]
             return max(times) if all(r.status == "ok" for r in reports) else None
 
-        times = _curve(once, largest, lambda: cluster.from_first(pieces.elapsed_s()))
+        times = _curve(
+            once,
+            largest,
+            lambda: cluster.from_first(pieces.elapsed_s()),
+            further_s=FURTHER_SHARE * (max_time_s or USUAL_S) / len(groups),
+        )
         if recorder is not None:
             recorder.add_allreduce(num_ranks, backend, times)
 
 
 def _curve(
-    once: Callable[[int], float | None], largest: int, now_s: Callable[[], float]
+    once: Callable[[int], float | None], largest: int, now_s: Callable[[], float], *, further_s: float
 ) -> dict[int, list[float]]:
     """Milliseconds by message size, as many of each as there is time for; every rank decides alike.
 
@@ -67,13 +86,17 @@ def _curve(
         once: measures a size in bytes.
         largest: bytes of all gradients.
         now_s: of one clock for all ranks.
+        further_s: for sizes of twice `largest` and more, measured `LEAST_REPETITIONS` times, by their
+            expected times.
     """
     times: dict[int, list[float]] = {}
     began_s = now_s()
     for size in CURVE_BYTES:
         known = max(times, default=0)
-        if size >= 2 * largest and known and times[known][0] * size / known > FURTHER_MS:
-            break
+        if size >= 2 * largest and known:
+            further_s -= LEAST_REPETITIONS * times[known][0] * size / known / 1000
+            if further_s < 0:
+                break
         ms = once(size)
         if ms is not None:
             times[size] = [ms]
@@ -81,6 +104,8 @@ def _curve(
         if repetition >= LEAST_REPETITIONS and now_s() - began_s > LONG_S:
             break
         for size in sorted(times, reverse=repetition % 2 == 1):
+            if repetition >= LEAST_REPETITIONS and size >= 2 * largest:
+                continue
             ms = once(size)
             if ms is not None:
                 times[size].append(ms)

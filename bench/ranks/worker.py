@@ -86,6 +86,7 @@ class Session:
                 self._recorder,
                 done=self._past.curves,
                 limit_s=limits.preparing_s(self._settings),
+                max_time_s=self._settings.max_time,
             )
         for round_index in range(1, self._past.last_round + 1):
             self.rounds = round_index

@@ -2,7 +2,8 @@
 
 Throughputs are compared inside each round. All intervals together cover the truth with 95% (Bonferroni), so
 that the best of several is not best by chance. A more complicated setting has to beat the simpler one by more
-than noise.
+than noise. A machine may be faster or slower than when it was calibrated: the bound goes with what the
+default took over what was predicted for it.
 """
 
 from __future__ import annotations
@@ -30,11 +31,10 @@ class Measured:
     """Of one optimizer step."""
     ratio: Interval
     """Throughput over the default's in the same round; 1 for the default itself."""
-
-    @property
-    def above_bound(self) -> float:
-        """Step over the least that any layout can reach, less 1; below 0 where noise or the model says so."""
-        return self.step_ms.estimate / self.candidate.bound_ms - 1
+    bound_ms: float
+    """The least step that any layout can reach, at the pace of these rounds."""
+    above_bound: float
+    """Step over `bound_ms`, compared inside each round, less 1; below 0 where noise or the model says so."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +53,11 @@ class Answer:
         return self.measured[0]
 
     @property
+    def pace(self) -> float:
+        """The default's step over the predicted one: the machine since its calibration, and the model."""
+        return self.default.step_ms.estimate / self.default.candidate.predicted_ms
+
+    @property
     def changes(self) -> bool:
         """Whether anything but the default is worth using."""
         return self.chosen is not self.default
@@ -68,22 +73,29 @@ def decide(
         rates: images/s by round; the default's must be there.
         global_batch: images per optimizer step.
     """
-    levels = sorted({_complexity(c, candidates[0]) for c in candidates if c in rates})
+    default = candidates[0]
+    levels = sorted({_complexity(c, default) for c in candidates if c in rates})
     comparisons = max(len(rates) - 1 + len(levels) - 1, 1)
     confidence = 1 - (1 - FAMILY_CONFIDENCE) / comparisons
-    measured = [
-        Measured(
-            candidate=c,
-            images_per_s=rates[c],
-            step_ms=median_interval([global_batch[c] * 1000 / rate for rate in rates[c].values()]),
-            ratio=paired_ratio(rates[c], rates[candidates[0]], confidence=confidence),
+    measured: list[Measured] = []
+    for c in (c for c in candidates if c in rates):
+        step_ms = median_interval([global_batch[c] * 1000 / rate for rate in rates[c].values()])
+        ratio = paired_ratio(rates[c], rates[default], confidence=confidence)
+        pace = (measured[0].step_ms if measured else step_ms).estimate / default.predicted_ms
+        of_default = global_batch[c] / global_batch[default] / ratio.estimate
+        measured.append(
+            Measured(
+                candidate=c,
+                images_per_s=rates[c],
+                step_ms=step_ms,
+                ratio=ratio,
+                bound_ms=c.bound_ms * pace,
+                above_bound=of_default * default.predicted_ms / c.bound_ms - 1,
+            )
         )
-        for c in candidates
-        if c in rates
-    ]
     chosen = measured[0]
     for level in levels[1:]:
-        equals = [m for m in measured if _complexity(m.candidate, candidates[0]) == level]
+        equals = [m for m in measured if _complexity(m.candidate, default) == level]
         best = max(equals, key=lambda m: m.ratio.estimate)
         over = paired_ratio(best.images_per_s, chosen.images_per_s, confidence=confidence)
         if over.low > 1 and over.estimate >= 1 + LEAST_GAIN:

@@ -34,7 +34,7 @@ def show(answer: Answer, folder: Path, *, device_type: str) -> None:
         "In turns: the slowest left one after another. Faster: throughput over the default's in the same "
         f"round; intervals of {100 * answer.confidence:.1f}% each, so that all together hold with 95%. The "
         "bound: what the calibrated compute and communication would take in the best order if neither "
-        "slowed the other."
+        f"slowed the other, times {answer.pace:.2f}: the default's measured step over its predicted one."
     )
     if device_type == "cpu":
         print(

@@ -110,6 +110,7 @@ def as_json(answer: Answer) -> dict[str, Any]:
         "paste": paste(answer) or None,
         "chosen": _plain(answer.chosen),
         "confidence": answer.confidence,
+        "pace": answer.pace,
         "candidates": [{"name": name(m.candidate, default), **_plain(m)} for m in answer.measured],
     }
     plain: dict[str, Any] = _finite(found)
@@ -149,7 +150,7 @@ def _more(m: Measured) -> str:
 
 def _bound(m: Measured) -> str:
     percent = round(100 * m.above_bound)
-    least = f"the bound of {m.candidate.bound_ms:.4g} ms"
+    least = f"the bound of {m.bound_ms:.4g} ms"
     return f"{percent}% above {least}" if percent > 0 else f"at {least}"
 
 
