@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
-import numpy as np
 import pandas as pd
 
 from bench.plan import DDP_AXES
@@ -50,7 +50,8 @@ def _undecided(ok: pd.DataFrame, throughput: Mapping[str, ByRound], count: int) 
     base = reference_case(ok[ok["num_devices"] == count])
     names = [rival.name for rival in found[:_NAMED]]
     more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
-    width = float(np.nanmax([rival.ratio.half_width for rival in found]))
+    # Two cases that share a single round have a ratio without an interval.
+    width = max((w for r in found if math.isfinite(w := r.ratio.half_width)), default=0.0)
     return f" Not told apart from {case_name(base)}: {', '.join(names)}{more}.", width
 
 

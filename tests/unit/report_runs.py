@@ -47,14 +47,14 @@ def case(mode: str, num_devices: int, images_per_s: float | None = None, **more:
 
 
 def blocks(cases: Sequence[Row]) -> list[Row]:
-    """Two rounds of one timed step for every case that has a rate."""
+    """Two rounds of one timed step, on every rank, for every case that has a rate."""
     return [
         {
             "case_id": row["case_id"],
             "phase": "timed",
             "round": round_index,
             "position": 0,
-            "rank": 0,
+            "rank": rank,
             "host": "h",
             "started_s": 0.0,
             "num_steps": 1,
@@ -63,6 +63,7 @@ def blocks(cases: Sequence[Row]) -> list[Row]:
         for row in cases
         if row.get("images_per_s")
         for round_index in (1, 2)
+        for rank in range(row["num_devices"] if row["mode"] == "ddp" else 1)
     ]
 
 

@@ -183,6 +183,14 @@ def test_a_precise_run_says_what_it_would_see() -> None:
     assert "A difference of 2% would be seen." in one(said(SINGLE, DDP), "Uncertain")
 
 
+def test_cases_that_share_one_round_cannot_be_told_apart() -> None:
+    cases = [case("single", 1, 100.0), case("ddp", 2, 160.0), case("ddp", 2, 170.0, bucket_cap_mb="1")]
+    rounds = {0: (1, 2, 3), 1: (1, 2), 2: (2, 3)}
+    blocks = [timed(row, r, 100.0) for i, row in enumerate(cases) for r in rounds[i]]
+    data = run(cases, timed_blocks=blocks)
+    assert "Not told apart from DDP on 2 GPUs: " in one(findings(data.cases, data.blocks), "Uncertain")
+
+
 def test_one_round_gives_no_interval() -> None:
     bare = {"images_per_s_low": None, "images_per_s_high": None}
     sentences = said(
