@@ -31,10 +31,8 @@ class Measured:
     """Of one optimizer step."""
     ratio: Interval
     """Throughput over the default's in the same round; 1 for the default itself."""
-    bound_ms: float
-    """The least step that any layout can reach, at the pace of these rounds."""
     above_bound: float
-    """Step over `bound_ms`, compared inside each round, less 1; below 0 where noise or the model says so."""
+    """Step over `Answer.bound_ms`, compared inside each round, less 1; noise may put it below 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +55,10 @@ class Answer:
         """The default's step over the predicted one: the machine since its calibration, and the model."""
         return self.default.step_ms.estimate / self.default.candidate.predicted_ms
 
+    def bound_ms(self, measured: Measured) -> float:
+        """The least step that any layout can reach in the setting of `measured`, at this pace."""
+        return measured.candidate.bound_ms * self.pace
+
     @property
     def changes(self) -> bool:
         """Whether anything but the default is worth using."""
@@ -77,22 +79,20 @@ def decide(
     levels = sorted({_complexity(c, default) for c in candidates if c in rates})
     comparisons = max(len(rates) - 1 + len(levels) - 1, 1)
     confidence = 1 - (1 - FAMILY_CONFIDENCE) / comparisons
-    measured: list[Measured] = []
-    for c in (c for c in candidates if c in rates):
-        step_ms = median_interval([global_batch[c] * 1000 / rate for rate in rates[c].values()])
-        ratio = paired_ratio(rates[c], rates[default], confidence=confidence)
-        pace = (measured[0].step_ms if measured else step_ms).estimate / default.predicted_ms
-        of_default = global_batch[c] / global_batch[default] / ratio.estimate
-        measured.append(
-            Measured(
-                candidate=c,
-                images_per_s=rates[c],
-                step_ms=step_ms,
-                ratio=ratio,
-                bound_ms=c.bound_ms * pace,
-                above_bound=of_default * default.predicted_ms / c.bound_ms - 1,
-            )
+    ratios = {
+        c: paired_ratio(rates[c], rates[default], confidence=confidence) for c in candidates if c in rates
+    }
+    of_default = {c: global_batch[c] / global_batch[default] / ratio.estimate for c, ratio in ratios.items()}
+    measured = [
+        Measured(
+            candidate=c,
+            images_per_s=rates[c],
+            step_ms=median_interval([global_batch[c] * 1000 / rate for rate in rates[c].values()]),
+            ratio=ratio,
+            above_bound=of_default[c] * default.predicted_ms / c.bound_ms - 1,
         )
+        for c, ratio in ratios.items()
+    ]
     chosen = measured[0]
     for level in levels[1:]:
         equals = [m for m in measured if _complexity(m.candidate, default) == level]

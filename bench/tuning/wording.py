@@ -44,8 +44,8 @@ def sentence(answer: Answer) -> str:
     default, best, chosen = answer.default, answer.best, answer.chosen
     if answer.changes:
         said = name(chosen.candidate, default.candidate)
-        return f"use {said}: {gain(chosen.ratio)} faster than the default; {_bound(chosen)}"
-    unchanged = f"change nothing; the default is {_bound(default)}"
+        return f"use {said}: {gain(chosen.ratio)} faster than the default; {_bound(answer, chosen)}"
+    unchanged = f"change nothing; the default is {_bound(answer, default)}"
     if best is default:
         others = [m for m in answer.measured if m is not default]
         if not others:
@@ -148,9 +148,9 @@ def _more(m: Measured) -> str:
     return f"; to know it to ±{100 * LEAST_GAIN:g}% takes some {needed} rounds, this had {had} (--max-time)"
 
 
-def _bound(m: Measured) -> str:
+def _bound(answer: Answer, m: Measured) -> str:
     percent = round(100 * m.above_bound)
-    least = f"the bound of {m.bound_ms:.4g} ms"
+    least = f"the bound of {answer.bound_ms(m):.4g} ms"
     return f"{percent}% above {least}" if percent > 0 else f"at {least}"
 
 

@@ -52,7 +52,7 @@ def test_the_best_is_chosen_and_its_gain_told_although_the_machine_drifts() -> N
     said = sentence(answer)
     assert said.startswith(("use bucket_cap_mb=4: 8.", "use bucket_cap_mb=4: 7."))
     assert "% faster than the default" not in said.split("[", maxsplit=1)[0], "an interval stands before it"
-    assert "above the bound of 4" in said
+    assert f"above the bound of {400 * answer.pace:.4g} ms" in said
     assert paste(answer) == "model = DistributedDataParallel(model, bucket_cap_mb=4)"
 
 
@@ -68,7 +68,8 @@ def test_a_machine_that_is_slower_than_calibrated_is_no_further_from_the_bound(s
     rates[HALF] = {r: rates[HALF][r] for r in (1, 2)}
     answer = decide(list(step_ms), rates, dict.fromkeys(step_ms, GLOBAL_BATCH))
     assert answer.pace == pytest.approx(slower)
-    assert [m.bound_ms for m in answer.measured] == pytest.approx([400 * slower, 400 * slower, 300 * slower])
+    bounds_ms = [answer.bound_ms(m) for m in answer.measured]
+    assert bounds_ms == pytest.approx([400 * slower, 400 * slower, 300 * slower])
     assert [m.above_bound for m in answer.measured] == pytest.approx([0.25, 0.1, 0.1])
 
 
@@ -118,7 +119,8 @@ def test_no_change_where_the_default_is_the_best() -> None:
     answer = measured({DEFAULT: 1.0, FOUR: 0.9, ZERO: 0.8})
     assert not answer.changes
     assert "nothing measured is faster than the default (next: bucket_cap_mb=4, -" in sentence(answer)
-    assert "]): change nothing; the default is 25% above the bound of 4" in sentence(answer)
+    bound = f"the bound of {400 * answer.pace:.4g} ms"
+    assert f"]): change nothing; the default is 25% above {bound}" in sentence(answer)
     assert not measured({DEFAULT: 1.0}).changes
 
 
@@ -134,7 +136,7 @@ def test_further_settings_have_to_as_well() -> None:
     assert answer.chosen.candidate is HALF
     assert name(HALF, DEFAULT) == "bucket_cap_mb=4 with the fp16 hook"
     assert "register_comm_hook(None, default_hooks.fp16_compress_hook)" in paste(answer)
-    assert answer.chosen.bound_ms == pytest.approx(300 * answer.pace)
+    assert f"the bound of {300 * answer.pace:.4g} ms" in sentence(answer)
 
 
 def test_two_rounds_decide_nothing() -> None:
