@@ -6,12 +6,20 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import IO
 
 ROOT = Path(__file__).resolve().parent.parent
+SMALL = ("--arch", "resnet20", "--batch-size", "8", "--device", "cpu")
+
+
+def start_run(*arguments: str, stdout: IO[str], stderr: IO[str]) -> subprocess.Popen[str]:
+    """`bench.run`, under way."""
+    command = [sys.executable, "-m", "bench.run", *arguments]
+    return subprocess.Popen(command, cwd=ROOT, stdout=stdout, stderr=stderr, text=True)
 
 
 def bench_run(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """The command as a user types it."""
+    """`bench.run`, finished."""
     return subprocess.run(
         [sys.executable, "-m", "bench.run", *arguments],
         cwd=ROOT,
@@ -21,6 +29,3 @@ def bench_run(*arguments: str, env: dict[str, str] | None = None) -> subprocess.
         timeout=240,
         check=False,
     )
-
-
-SMALL = ("--arch", "resnet20", "--batch-size", "8", "--device", "cpu")

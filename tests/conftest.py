@@ -1,64 +1,71 @@
-"""What several test folders need: real ranks, and one small real run."""
+"""What several test folders need: real ranks, and one real run."""
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
-import sys
-import textwrap
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
-from commands import ROOT, SMALL, bench_run
+from commands import SMALL, start_run
+from rank_pool import run_ranks
 
 from bench.records.store import RunData, load_run
 
+pytest_plugins = ["selection", "fuzzing"]
+
 Ranks = Callable[[str, int], list[Any]]
-
-PROLOGUE = """
-import json, os, pathlib, sys, warnings
-import torch, torch.distributed as dist
-torch.set_num_threads(1)
-def report(value):
-    pathlib.Path(sys.argv[1], f"{os.environ['RANK']}.json").write_text(json.dumps(value))
-"""
-
-EPILOGUE = """
-from bench.ranks.process import leave
-leave(0)
-"""
 
 
 @pytest.fixture
 def ranks(tmp_path: Path) -> Ranks:
-    """Run a script as real ranks under PyTorch's launcher; what each rank passed to `report`."""
+    """Runs a script as real ranks; what each rank passed to `report`."""
+    return lambda script, num_ranks: run_ranks(script, num_ranks, tmp_path)
 
-    def run(script: str, num_ranks: int) -> list[Any]:
-        path = tmp_path / "script.py"
-        path.write_text(PROLOGUE + textwrap.dedent(script) + EPILOGUE, encoding="utf-8")
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-        done = subprocess.run(
-            [*command, str(num_ranks), str(path), str(tmp_path)],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr[-4000:]
-        return [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(num_ranks)]
 
-    return run
+@dataclass(frozen=True)
+class RealRun:
+    """A finished run, what it said, and the addresses at which its processes listened meanwhile."""
+
+    data: RunData
+    stdout: str
+    stderr: str
+    listened: frozenset[tuple[str, int]]
 
 
 @pytest.fixture(scope="session")
-def small_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunData, subprocess.CompletedProcess[str]]:
-    """A real run of every mode on one and two devices, with caps of which two give one layout."""
-    out = tmp_path_factory.mktemp("small") / "run"
+def real_run(tmp_path_factory: pytest.TempPathFactory) -> RealRun:
+    """A run of every mode on one and two devices, with caps of which two give one layout."""
+    folder = tmp_path_factory.mktemp("real")
     sweep = ("--modes", "dp,ddp", "--gpus", "1,2", "--bucket-cap-mb", "default,0.25,50,100")
-    done = bench_run(*SMALL, *sweep, "--rounds", "3", "--steps", "2", "--out", str(out))
-    assert done.returncode == 0, done.stderr[-4000:]
-    return load_run(out), done
+    more = ("--rounds", "3", "--steps", "2", "--out", str(folder / "run"))
+    seen: set[tuple[str, int]] = set()
+    with (
+        (folder / "stdout").open("w+") as out,
+        (folder / "stderr").open("w+") as err,
+        start_run(*SMALL, *sweep, *more, stdout=out, stderr=err) as run,
+    ):
+        while run.poll() is None:
+            seen |= listening(psutil.Process(run.pid))
+            try:
+                run.wait(0.05)
+            except subprocess.TimeoutExpired:
+                continue
+        said = [file.seek(0) or file.read() for file in (out, err)]
+    assert run.returncode == 0, said[1][-4000:]
+    return RealRun(load_run(folder / "run"), *said, frozenset(seen))
+
+
+def listening(process: psutil.Process) -> set[tuple[str, int]]:
+    """Addresses on which a process and its children accept connections."""
+    found: set[tuple[str, int]] = set()
+    for one in (process, *process.children(recursive=True)):
+        try:
+            connections = one.net_connections(kind="inet")
+        except psutil.Error:
+            continue  # it has just ended
+        found |= {(c.laddr.ip, c.laddr.port) for c in connections if c.status == psutil.CONN_LISTEN}
+    return found

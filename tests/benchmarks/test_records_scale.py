@@ -32,6 +32,7 @@ def play(folder: Path, num_caps: int, num_rounds: int, num_ranks: int) -> dict[s
     return found
 
 
+@pytest.mark.campaign
 def test_memory_and_work_grow_with_the_blocks_and_no_faster(tmp_path: Path) -> None:
     small, large = play(tmp_path / "small", 1, 8, 64), play(tmp_path / "large", 4, 8, 64)
     factor = large["blocks"] / small["blocks"]

@@ -24,7 +24,11 @@ FLAGS = (
 )
 
 
-@pytest.fixture(scope="session", params=[default_run, paper_run], ids=["default", "paper"])
+@pytest.fixture(
+    scope="session",
+    params=[default_run, pytest.param(paper_run, marks=pytest.mark.campaign)],
+    ids=["default", "paper"],
+)
 def page_file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = request.param(tmp_path_factory.mktemp("runs") / "first-look")
     return build([folder], folder / "report.html")

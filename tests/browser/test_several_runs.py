@@ -12,7 +12,7 @@ from report import build
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.campaign]
 VERSIONS = ("2.11.0", "2.15.0", "2.15.0")
 
 

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from fault_campaign import TWO_DEVICES, Campaign, Deed, deed
 
+pytestmark = pytest.mark.campaign
 RANK_1 = [
     deed("rank1_killed", moment, "signal", signal.SIGKILL, ranks=[1], cases=TWO_DEVICES)
     for moment in ("before_first_block", "in_timed_block")
@@ -33,7 +34,7 @@ def test_survives(campaign: Campaign, undisturbed: pd.DataFrame, fault: Deed) ->
     assert ended.code == 0, ended.error
     assert ended.manifest["restarts"] == len(RANK_1 + RANK_0)
     if "between" not in fault.name:
-        status, reason = campaign.blamed(fault.name, undisturbed)
+        status, reason = campaign.blamed(fault.name)
         assert status == "failed"
         assert f"rank {fault.ranks[0]} was killed by signal 9 (SIGKILL) in " in reason
     marker = next(campaign.markers.glob(f"{fault.name}.*.json"))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import random
 import signal
-from pathlib import Path
 
 import pandas as pd
 import pytest
-from fault_campaign import Campaign, Deed, deed, lines
+from fault_campaign import Campaign, Deed, damage, deed, forget
 
+pytestmark = pytest.mark.campaign
 MOMENTS = ("before_first_block", "in_timed_block", "between_rounds")
 
 
@@ -63,29 +62,13 @@ def test_a_run_that_is_asked_to_end(asked: Campaign, undisturbed: pd.DataFrame, 
     assert "Traceback" not in ended.error
 
 
-def damage(out: Path, seed: str) -> set[str]:
-    """Cut the table in the middle of a row and put garbage at the journal's end; the rows that went."""
-    draw = random.Random(seed)  # noqa: S311 - a seeded choice
-    table = out / "blocks.csv"
-    before = lines(table)
-    table.write_text("".join(before)[: -draw.randint(2, len(before[-1]) - 1)])
-    with (out / "journal.jsonl").open("ab") as journal:
-        journal.write(b'{"outcome":[' + draw.randbytes(40) + b'\0\0{"on"')
-    gone = set(before) - set(lines(table))
-    assert gone
-    # A block is whole with the rows of all its ranks: what is left of the last one goes too.
-    block = next(iter(gone)).split(",")[:3]
-    return {line for line in before if line.split(",")[:3] == block}
-
-
 @pytest.fixture(scope="module")
 def damaged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Campaign, dict[str, set[str]]]:
     made, gone = Campaign(tmp_path_factory.mktemp("damaged")), {}
     for fault in DAMAGED:
         made.start(fault)
         gone[fault.name] = damage(made.out, fault.name)
-        for proof in made.markers.glob("*.csv"):
-            proof.write_text("".join(line for line in lines(proof) if line not in gone[fault.name]))
+        forget(made, gone[fault.name])
     made.start()
     return made, gone
 

@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 from fault_campaign import ONE_DEVICE, TWO_DEVICES, Campaign, Deed, deed
 
+pytestmark = pytest.mark.campaign
 MOMENTS = ("before_first_block", "in_timed_block", "in_no_sync_block")
 
 
@@ -43,7 +44,7 @@ def test_survives(campaign: Campaign, undisturbed: pd.DataFrame, fault: Deed) ->
     ended = campaign.check(fault.name, undisturbed)
     assert ended.code == 0, ended.error
     assert "restarts" not in ended.manifest, "an error on every rank needs no restart"
-    status, reason = campaign.blamed(fault.name, undisturbed)
+    status, reason = campaign.blamed(fault.name)
     expected, sentence = SAID[fault.name.split("-")[0]]
     assert status == expected
     assert sentence in reason

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 from fault_campaign import Campaign, Deed, deed
 
+pytestmark = pytest.mark.campaign
 FULL = [
     deed("disk_full", moment, "fill disk")
     for moment in ("before_first_block", "in_timed_block", "while_writing")

@@ -15,6 +15,7 @@ import pytest
 from commands import ROOT
 from fault_campaign import SWEEP, TWO_DEVICES, Campaign, Deed, deed
 
+pytestmark = pytest.mark.campaign
 MOMENTS = ("before_first_block", "in_timed_block", "between_rounds")
 SECOND = [deed("second_run", moment, "wait") for moment in MOMENTS]
 JUMPS_S = (3600, -3600, 7200)
@@ -127,7 +128,7 @@ def test_the_kernel_ends_a_rank_for_want_of_memory(
 ) -> None:
     ended = starved.check(fault.name, undisturbed)
     assert ended.code == 0, ended.error
-    status, reason = starved.blamed(fault.name, undisturbed)
+    status, reason = starved.blamed(fault.name)
     assert status == "oom"
     assert f"rank {fault.ranks[0]} was killed by the kernel for want of host memory in " in reason
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 import torch
 
 from bench.measure.anatomy import run_anatomy
@@ -33,16 +34,20 @@ def trainer(mode: str, num_devices: int) -> Trainer:
 
 
 def test_phases_and_dp_stages_make_up_the_step() -> None:
+    """Of one step: medians over several need not add up."""
     made = trainer("dp", 2)
     made.step()
-    times = run_anatomy(made, 3, DEVICE, local_steps=0)
+    times = run_anatomy(made, 1, DEVICE, local_steps=0)
     detail = times.detail
-    step = sorted(times.steps_ms)[1]
-    phases = sum(detail[f"{phase}_ms"] for phase in ("data", "forward", "backward", "optimizer"))
-    assert abs(phases - step) < 0.2 * step
-    forward = sum(detail[f"dp_{stage}_ms"] for stage in ("scatter", "replicate", "apply", "gather"))
-    assert 0 < forward <= detail["forward_ms"] * 1.2
-    assert 0 < detail["dp_backward_ms"] + detail["dp_reduce_ms"] <= detail["backward_ms"] * 1.2
+    phases = [detail[f"{phase}_ms"] for phase in ("data", "forward", "backward", "optimizer")]
+    assert min(phases) > 0
+    assert sum(phases) == pytest.approx(times.block_ms, abs=0.001)
+    forward = [detail[f"dp_{stage}_ms"] for stage in ("scatter", "replicate", "apply", "gather")]
+    assert min(forward) > 0
+    assert sum(forward) < detail["forward_ms"]
+    backward = [detail[f"dp_{stage}_ms"] for stage in ("backward", "reduce")]
+    assert min(backward) > 0
+    assert sum(backward) < detail["backward_ms"]
     assert 0 < detail["dp_device0_pct"] < 100
     made.close()
 
@@ -95,14 +100,15 @@ trainer = made()
 layout = trainer.mode.bucket_layout()
 before = trainer.mode.ddp._get_ddp_logging_data()["iteration"]
 anatomy = run_anatomy(trainer, 4, cluster.place.device, local_steps=2)
+one_step = run_anatomy(trainer, 1, cluster.place.device, local_steps=0).detail
 sampled = trainer.mode.ddp._get_ddp_logging_data()["iteration"]
 trace = run_trace(trainer, 2, cluster.place.device, layout.num_bytes, keep=True)
 for _ in range(3):
     trainer.step()
 after = trainer.mode.ddp._get_ddp_logging_data()["iteration"]
 hooks = sum(len(p._post_accumulate_grad_hooks or ()) for p in trainer.mode.module.parameters())
-detail = dict(anatomy.detail)
-ready = bucket_ready_ms(detail.pop("ready_ms"), layout.parameters)
+detail = {k: v for k, v in anatomy.detail.items() if k != "ready_ms"}
+ready = [bucket_ready_ms(one_step["ready_ms"], layout.parameters), one_step["last_ready_ms"]]
 import gzip
 chrome = json.loads(gzip.decompress(trace.detail.pop("trace")))
 names = [e["name"] for e in chrome["traceEvents"] if e.get("ph") == "X"]
@@ -111,11 +117,12 @@ cluster.close()
 """,
         2,
     )
-    for detail, ready, trace, names, hooks, (before, sampled, after), num_buckets in found:
+    for detail, (ready, last_ready), trace, names, hooks, (before, sampled, after), num_buckets in found:
         assert num_buckets > 1
         assert ready == sorted(ready), "buckets become ready in all-reduce order"
-        assert abs(max(ready) - detail["last_ready_ms"]) < 1.0
-        assert 0 < detail["local_last_ready_ms"] < detail["forward_ms"] + detail["backward_ms"]
+        assert max(ready) == last_ready > 0
+        assert detail["last_ready_ms"] > 0
+        assert detail["local_last_ready_ms"] > 0
         assert 0 <= detail["overlap_window_pct"] <= 100
         assert 0 <= trace["overlap_trace_pct"] <= 100
         assert len(trace["start_ms"]) == len(trace["done_ms"]) == num_buckets
@@ -158,16 +165,20 @@ def test_replayed_buckets_move_their_bytes_in_their_type(ranks: Any) -> None:
 from bench.measure.collectives import BucketReplay
 sizes = [4000, 2048000]
 moved = {}
+all_reduce = dist.all_reduce
+def counted(tensor, **options):
+    moved[hook].append(tensor.numel() * tensor.element_size())
+    return all_reduce(tensor, **options)
+dist.all_reduce = counted
 for hook in ("none", "fp16", "bf16"):
-    replay = BucketReplay(sizes, hook, cluster.group(2, "gloo"), cluster.place.device)
-    replay.step()
-    moved[hook] = sum(b.numel() * b.element_size() for b in replay._buckets)
+    moved[hook] = []
+    BucketReplay(sizes, hook, cluster.group(2, "gloo"), cluster.place.device).step()
 report(moved)
 cluster.close()
 """,
         2,
     )
-    assert found[0] == {"none": 2052000, "fp16": 1026000, "bf16": 1026000}
+    assert found[0] == {"none": [4000, 2048000], "fp16": [2000, 1024000], "bf16": [2000, 1024000]}
 
 
 def test_a_rank_slow_to_come_by_its_buffers_is_not_timed_as_communication(ranks: Any) -> None:

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from fuzzing import bounded
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -65,13 +66,13 @@ def test_layouts_of_several_resnets(arch: str, cap: str) -> None:
     check(arch, cap)
 
 
-@settings(max_examples=25, deadline=None)
+@bounded(100)
 @given(st.integers(1, 2**20))
 def test_random_caps(cap_bytes: int) -> None:
     check("resnet20", repr(cap_bytes / 2**20))
 
 
-@settings(max_examples=10, deadline=None)
+@bounded(40)
 @given(st.lists(st.integers(1, 600_000), min_size=2, max_size=6))
 def test_random_lists_of_caps(caps: list[int]) -> None:
     try:

@@ -1,14 +1,19 @@
 """The gate on folders that a real run made."""
 
+from __future__ import annotations
+
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pandas as pd
 import pytest
 from commands import ROOT
+
+if TYPE_CHECKING:
+    from conftest import RealRun
 
 COPIES = 40
 """A real run of three rounds, repeated, is a long one whose rounds are real."""
@@ -43,8 +48,8 @@ def copy(run: Path, folder: Path, *, num_copies: int = 1, slower: float = 1.0) -
     return str(folder)
 
 
-def test_a_run_against_its_copy_passes(small_run: Any, tmp_path: Path) -> None:
-    run, _ = small_run
+def test_a_run_against_its_copy_passes(real_run: RealRun, tmp_path: Path) -> None:
+    run = real_run.data
     long = copy(run.path, tmp_path / "long", num_copies=COPIES)
     done = gate(long, copy(run.path, tmp_path / "again", num_copies=COPIES))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -54,8 +59,8 @@ def test_a_run_against_its_copy_passes(small_run: Any, tmp_path: Path) -> None:
     assert "differs" not in done.stdout
 
 
-def test_a_copy_that_is_20_percent_slower_regresses(small_run: Any, tmp_path: Path) -> None:
-    run, _ = small_run
+def test_a_copy_that_is_20_percent_slower_regresses(real_run: RealRun, tmp_path: Path) -> None:
+    run = real_run.data
     long = copy(run.path, tmp_path / "long", num_copies=COPIES)
     done = gate(long, copy(run.path, tmp_path / "slow", num_copies=COPIES, slower=1.2))
     assert done.returncode == 1, done.stdout + done.stderr
@@ -69,9 +74,9 @@ def test_a_copy_that_is_20_percent_slower_regresses(small_run: Any, tmp_path: Pa
 
 @pytest.mark.parametrize("slower", [1.0, 1.2])
 def test_three_rounds_alone_never_pass_as_regressed_or_hide_behind_one(
-    small_run: Any, tmp_path: Path, slower: float
+    real_run: RealRun, tmp_path: Path, slower: float
 ) -> None:
-    run, _ = small_run
+    run = real_run.data
     done = gate(str(run.path), copy(run.path, tmp_path / "again", slower=slower))
     if slower == 1.0:
         assert done.returncode in (0, 3)
@@ -80,8 +85,8 @@ def test_three_rounds_alone_never_pass_as_regressed_or_hide_behind_one(
         assert done.returncode in (1, 3), "20% slower is caught, or said to be undecided; never a pass"
 
 
-def test_the_run_itself_is_not_its_own_baseline(small_run: Any) -> None:
-    run, _ = small_run
+def test_the_run_itself_is_not_its_own_baseline(real_run: RealRun) -> None:
+    run = real_run.data
     done = gate(str(run.path), str(run.path))
     assert done.returncode == 2
     assert done.stdout == ""

@@ -1,32 +1,58 @@
 """Two sides in turns, for real: their rounds pair up, and what cannot be measured is refused."""
 
+import itertools
+import json
 from pathlib import Path
 
 import pytest
-from commands import ROOT, SMALL
+from commands import ROOT
 
-from bench.errors import UsageError
+from bench.errors import USAGE_EXIT_CODE, UsageError
 from bench.gate import main
 from bench.gating.interleave import checkout_of
 from bench.records.store import load_run
 
+SLOW = """
+import os, time, torch
+LOG = os.environ["FORWARDS"]
+class Model(torch.nn.Linear):
+    def forward(self, x):
+        began = time.monotonic()
+        if torch.is_grad_enabled() and x.dtype == torch.float32:
+            time.sleep(0.005)
+            with open(LOG, "a") as log:
+                log.write(f"{os.getpid()} {began} {time.monotonic()}\\n")
+        return super().forward(x.flatten(1))
+def model(): return Model(3 * 8 * 8, 4)
+"""
+"""Says when it trains; it sleeps, so that two that train at once are seen to."""
 
-def test_two_sides_take_turns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+
+@pytest.mark.parametrize("num_launches", [1, pytest.param(3, marks=pytest.mark.campaign)])
+def test_two_sides_take_turns(
+    num_launches: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "slow_forward.py").write_text(SLOW)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("FORWARDS", str(tmp_path / "forwards"))
+    monkeypatch.syspath_prepend(tmp_path)
     out = tmp_path / "sides"
-    run = [*SMALL, "--modes", "ddp", "--gpus", "1", "--steps", "1", "--rounds", "4"]
-    code = main(["--interleave", ".", "--launches", "2", "--out", str(out), "--", *run])
-    text = capsys.readouterr().out
-    assert code in (0, 1, 3), "four rounds decide little; what they decide is not this test's matter"
-    assert "rounds compared in pairs" in text
-    sides = [
-        load_run(out / launch / name)
-        for launch in ("launch1", "launch2")
-        for name in ("baseline", "candidate")
-    ]
+    workload = ["--workload", "slow_forward:model", "--image-size", "8", "--batch-size", "4"]
+    run = [*workload, "--device", "cpu", "--modes", "ddp", "--gpus", "1", "--steps", "2", "--rounds", "4"]
+    gate = ["--interleave", ".", "--launches", str(num_launches), "--json", "--out", str(out)]
+    code = main([*gate, "--", *run])
+    assert json.loads(capsys.readouterr().out)["exit_code"] == code != USAGE_EXIT_CODE
+    sides = [load_run(folder) for folder in sorted(out.glob("launch*/*"))]
+    assert len(sides) == 2 * num_launches
     for side in sides:
         timed = side.blocks[side.blocks["phase"] == "timed"]
         assert set(timed["round"]) == {1, 2, 3, 4}
     assert len({side.manifest["plan_hash"] for side in sides}) == 1
+    lines = [line.split() for line in (tmp_path / "forwards").read_text().splitlines()]
+    forwards = sorted((float(began), float(ended), pid) for pid, began, ended in lines)
+    assert all(one[1] <= other[0] for one, other in itertools.pairwise(forwards)), "two trained at once"
+    changes = sum(one[2] != other[2] for one, other in itertools.pairwise(forwards))
+    assert changes >= 4 * num_launches, "each round has a turn of either"
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,28 @@
 """The command as a user types it: a real run, its files, and everything it refuses."""
 
+from __future__ import annotations
+
+import ipaddress
 import json
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pytest
-from commands import SMALL, bench_run
+from commands import ROOT, SMALL, bench_run
 
+from bench.records.store import load_run
 from bench.run import main
-from models import Workload
+
+if TYPE_CHECKING:
+    from conftest import RealRun
 
 
-def test_every_planned_case_has_exactly_one_row(small_run: Any) -> None:
-    run, _ = small_run
+def test_every_planned_case_has_exactly_one_row(real_run: RealRun) -> None:
+    run = real_run.data
     status = [
         (c.mode, c.num_devices, c.bucket_cap_mb, c.status)
         for c in run.cases.astype(object).fillna("").itertuples()
@@ -29,8 +39,8 @@ def test_every_planned_case_has_exactly_one_row(small_run: Any) -> None:
     ]
 
 
-def test_equal_layouts_are_measured_once(small_run: Any) -> None:
-    run, _ = small_run
+def test_equal_layouts_are_measured_once(real_run: RealRun) -> None:
+    run = real_run.data
     caps = run.cases.set_index("bucket_cap_mb")
     assert caps.loc["50", "num_buckets"] == 1
     assert "same bucket layout as ddp-n2-cap50" in caps.loc["100", "reason"]
@@ -39,8 +49,8 @@ def test_equal_layouts_are_measured_once(small_run: Any) -> None:
     assert sum(sizes) == run.manifest["model"]["gradient_bytes"]
 
 
-def test_the_numbers_hang_together(small_run: Any) -> None:
-    run, _ = small_run
+def test_the_numbers_hang_together(real_run: RealRun) -> None:
+    run = real_run.data
     ok = run.cases[run.cases["status"] == "ok"]
     assert (ok["images_per_s"] * ok["step_ms_p50"] / 1000 / ok["global_batch"]).tolist() == pytest.approx(
         [1] * len(ok), rel=0.01
@@ -51,8 +61,8 @@ def test_the_numbers_hang_together(small_run: Any) -> None:
     assert ok["num_rounds"].tolist() == [3] * len(ok)
 
 
-def test_blocks_tell_rounds_order_ranks_and_warm_up(small_run: Any) -> None:
-    run, _ = small_run
+def test_blocks_tell_rounds_order_ranks_and_warm_up(real_run: RealRun) -> None:
+    run = real_run.data
     timed = run.blocks[run.blocks["phase"] == "timed"]
     assert set(timed["round"]) == {1, 2, 3}
     for _, one_round in timed.groupby("round"):
@@ -70,8 +80,8 @@ def test_blocks_tell_rounds_order_ranks_and_warm_up(small_run: Any) -> None:
         assert sum(steps) == pytest.approx(block.block_ms, rel=0.02)
 
 
-def test_the_manifest_says_under_what_conditions(small_run: Any) -> None:
-    run, _ = small_run
+def test_the_manifest_says_under_what_conditions(real_run: RealRun) -> None:
+    run = real_run.data
     manifest = run.manifest
     assert manifest["settings"]["arch"] == "resnet20"
     assert manifest["settings"]["device"] == "cpu"
@@ -82,25 +92,58 @@ def test_the_manifest_says_under_what_conditions(small_run: Any) -> None:
     assert 0 < manifest["timing"]["timed_share_pct"] < 100
 
 
-def test_the_summary_and_the_page(small_run: Any) -> None:
-    run, done = small_run
-    lines = done.stdout.splitlines()
+def test_the_summary_and_the_page(real_run: RealRun) -> None:
+    run = real_run.data
+    lines = real_run.stdout.splitlines()
     assert lines[-1] == f"Report: {run.path / 'report.html'}"
     assert any(line.startswith("On 2 CPU cores") for line in lines)
     assert any("bucket_cap_mb" in line for line in lines)
-    assert "CPU core standing in for a GPU" in done.stdout
-    assert "preparing" in done.stderr
+    assert "CPU core standing in for a GPU" in real_run.stdout
+    assert "preparing" in real_run.stderr
     assert "<svg" in (run.path / "report.html").read_text(encoding="utf-8")
 
 
-def test_json_is_json_and_quiet_is_quiet(tmp_path: Path) -> None:
-    sweep = ("--modes", "ddp", "--gpus", "1", "--rounds", "2", "--steps", "1")
-    done = bench_run(*SMALL, *sweep, "--json", "--quiet", "--out", str(tmp_path / "run"))
-    assert done.returncode == 0
+def test_a_run_on_this_machine_listens_on_the_loopback_alone(real_run: RealRun) -> None:
+    addresses = real_run.listened
+    assert len(addresses) >= 3, f"the launcher's store and a listener of every rank's gloo, not {addresses}"
+    assert all(ipaddress.ip_address(host).is_loopback for host, _ in addresses), addresses
+
+
+def test_a_complete_run_is_not_resumed(
+    real_run: RealRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(real_run.data.path, tmp_path / "run")
+    before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    assert main(["--resume", str(folder)]) == 0
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "nothing is left to do" in said.err
+    assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
+
+
+def test_under_the_users_own_torchrun(tmp_path: Path) -> None:
+    """The ranks are the user's here: they measure in the processes that torchrun started."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    sweep = ("--modes", "ddp", "--gpus", "2", "--bucket-cap-mb", "default", "--rounds", "2", "--steps", "1")
+    command = [*launcher, "-m", "bench.run", *SMALL, *sweep, "--json", "--quiet"]
+    done = subprocess.run(
+        [*command, "--out", str(tmp_path / "run")],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
     assert done.stderr == ""
     summary = json.loads(done.stdout)
     assert [c["mode"] for c in summary["cases"]] == ["single", "ddp"]
     assert summary["findings"]
+    run = load_run(tmp_path / "run")
+    assert run.cases["status"].tolist() == ["ok", "ok"]
+    assert run.cases["num_rounds"].tolist() == [2, 2]
+    assert len({rank["pid"] for rank in run.manifest["ranks"]}) == 2
 
 
 def test_a_model_that_raises_fails_its_run_without_a_number(tmp_path: Path) -> None:
@@ -176,8 +219,10 @@ def test_cuda_where_there_is_none(
     assert "finds no CUDA device" in capsys.readouterr().err
 
 
-def test_a_folder_that_holds_a_run_is_left_alone(small_run: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    run, _ = small_run
+def test_a_folder_that_holds_a_run_is_left_alone(
+    real_run: RealRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = real_run.data
     before = {p.name: p.stat().st_mtime_ns for p in run.path.iterdir()}
     assert main([*SMALL, "--gpus", "1", "--out", str(run.path)]) == 2
     assert "already holds a run" in capsys.readouterr().err
@@ -196,7 +241,3 @@ def test_dry_run_prints_the_plan_and_writes_nothing(
     assert "place 1 in round 1" in text
     assert "Expected time: about" in text
     assert not out.exists()
-
-
-def test_workload_is_public() -> None:
-    assert Workload.__dataclass_params__.frozen  # type: ignore[attr-defined]

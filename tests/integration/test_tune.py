@@ -84,6 +84,7 @@ def test_the_calibration_speaks_of_the_model_as_ddp_has_it(tuned: Any) -> None:
     assert found.single_step_ms
 
 
+@pytest.mark.campaign
 def test_the_slowest_leave_the_race(tmp_path: Path) -> None:
     """Blocks of a case that left end with the round it left in; its row stays; the default never leaves."""
     out = tmp_path / "out"
@@ -109,17 +110,20 @@ def test_predict_starts_from_the_calibration(tuned: Any, capsys: pytest.CaptureF
     assert "measured by the calibration pass" in capsys.readouterr().out
 
 
-def test_a_calibration_of_something_else_is_refused_with_the_difference(tuned: Any, tmp_path: Path) -> None:
+def test_a_calibration_of_something_else_is_refused_with_the_difference(
+    tuned: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out, _ = tuned
     given = ("--batch-size", "4", "--calibration", str(out / "calibration"), "--out", str(tmp_path / "new"))
-    done = bench_tune(*given)
-    assert done.returncode == 2
-    error = [line for line in done.stderr.splitlines() if line.strip()]
-    assert len(error) == 1, done.stderr
-    assert "batch_per_device 8 is not 4" in error[0]
-    assert "--accept" in error[0]
+    assert tune.main([*SMALL, "--gpus", "2", *given]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "batch_per_device 8 is not 4" in error
+    assert "--accept" in error
+    assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("more", [(), ("--batch-size", "4", "--accept")])
 def test_a_calibration_is_used_again(tuned: Any, tmp_path: Path, more: tuple[str, ...]) -> None:
     calibrated, first = tuned

@@ -10,7 +10,8 @@ import sys
 from collections.abc import Callable
 
 import pytest
-from real_lab import ROOT, Lab, eventually, machine_network, namespaces_in_use
+from commands import ROOT
+from real_lab import Lab, eventually, least_s, machine_network, namespaces_in_use
 
 pytestmark = pytest.mark.lab
 
@@ -23,25 +24,23 @@ def is_gone(lab: Lab) -> bool:
     return eventually(lambda: not lab.namespaces() & namespaces_in_use())
 
 
-@pytest.mark.parametrize(("rate", "bit_per_s", "repeats"), [("200mbit", 2e8, 2), ("1gbit", 1e9, 5)])
-def test_a_transfer_takes_the_time_that_the_link_demands(
-    start_lab: StartLab, rate: str, bit_per_s: float, repeats: int
-) -> None:
-    """Between two ranks an all-reduce sends every byte once in each direction."""
-    lab = start_lab(rate, "transfer", str(NUM_BYTES), str(repeats))
-    code, _, err = lab.end()
-    assert code == 0, err
-    assert f"lab: 2 hosts of 1 rank each, link {rate} each way" in err.splitlines()[0]
-    burst_bytes = 2 * max(70_000, bit_per_s * 0.002 / 8)
-    floor_s = (NUM_BYTES - burst_bytes) * 8 / bit_per_s
-    for facts in lab.ranks():
-        assert facts["sum"] == 2**repeats
-        assert min(facts["times_s"]) >= floor_s
-        assert min(facts["times_s"]) <= 1.35 * NUM_BYTES * 8 / bit_per_s
-    assert lab.ranks()[1]["control"] == "reno", "BBR's probing would be measured as communication"
-    assert is_gone(lab)
+def test_a_transfer_takes_the_time_that_the_link_demands(start_lab: StartLab) -> None:
+    """At least; at most that is the machine's matter, but a fast link is faster than a slow one can be."""
+    fastest_s = {}
+    for rate, repeats in (("200mbit", 2), ("1gbit", 5)):
+        lab = start_lab(rate, "transfer", str(NUM_BYTES), str(repeats))
+        code, _, err = lab.end()
+        assert code == 0, err
+        assert f"lab: 2 hosts of 1 rank each, link {rate} each way" in err.splitlines()[0]
+        assert [facts["sum"] for facts in lab.ranks()] == [2**repeats] * 2
+        assert lab.ranks()[1]["control"] == "reno", "BBR's probing would be measured as communication"
+        assert is_gone(lab)
+        fastest_s[rate] = lab.fastest_s()
+    assert fastest_s["200mbit"] >= least_s(NUM_BYTES, 2e8)
+    assert least_s(NUM_BYTES, 2e8) > fastest_s["1gbit"] >= least_s(NUM_BYTES, 1e9)
 
 
+@pytest.mark.campaign
 def test_ranks_know_their_host_and_two_per_host_share_it(start_lab: StartLab, foreign_namespace: str) -> None:
     before = machine_network()
     lab = start_lab("1gbit", "exit", "0,0,0,0", options=("--ranks-per-host", "2", "--quiet"))
@@ -64,6 +63,7 @@ def test_ranks_know_their_host_and_two_per_host_share_it(start_lab: StartLab, fo
     assert machine_network() == before
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize(("codes", "expected"), [("2,2", 2), ("wait,3", 3)])
 def test_a_program_that_fails_gives_the_lab_its_exit_code(
     start_lab: StartLab, codes: str, expected: int
@@ -77,6 +77,8 @@ def test_a_program_that_fails_gives_the_lab_its_exit_code(
     assert is_gone(lab)
 
 
+@pytest.mark.campaign
+@pytest.mark.smoke
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_whole_lab(start_lab: StartLab, number: signal.Signals) -> None:
     lab = start_lab("1gbit", "sleep")
@@ -88,6 +90,7 @@ def test_a_signal_ends_the_whole_lab(start_lab: StartLab, number: signal.Signals
     assert is_gone(lab)
 
 
+@pytest.mark.campaign
 def test_kill_9_takes_one_lab_down_and_leaves_its_neighbour_alone(start_lab: StartLab) -> None:
     before = machine_network()
     killed, neighbour = start_lab("1gbit", "sleep"), start_lab("1gbit", "sleep")
@@ -104,6 +107,7 @@ def test_kill_9_takes_one_lab_down_and_leaves_its_neighbour_alone(start_lab: Sta
     assert machine_network() == before
 
 
+@pytest.mark.campaign
 def test_a_user_without_root_gets_a_lab_in_a_user_namespace(start_lab: StartLab) -> None:
     del start_lab  # for its skip where labs cannot be made
     if os.geteuid() != 0 or shutil.which("setpriv") is None:
@@ -123,6 +127,7 @@ def test_a_user_without_root_gets_a_lab_in_a_user_namespace(start_lab: StartLab)
     assert done.stderr.startswith("host1: Linux")
 
 
+@pytest.mark.campaign
 def test_a_delay_works_or_says_what_is_missing(start_lab: StartLab) -> None:
     lab = start_lab("1gbit", "exit", "0,0", options=("--delay", "1ms"))
     code, _, err = lab.end()

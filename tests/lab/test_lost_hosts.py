@@ -12,13 +12,14 @@ from pathlib import Path
 
 import psutil
 import pytest
+from commands import ROOT
 from fault_campaign import SWEEP, Campaign, Deed, deed
-from real_lab import ROOT, eventually
+from real_lab import eventually
 
 from bench.errors import UsageError
 from bench.virtual_hosts import netns
 
-pytestmark = pytest.mark.lab
+pytestmark = [pytest.mark.lab, pytest.mark.campaign]
 
 LAB = (sys.executable, "-m", "bench.lab", "--hosts", "3", "--rate", "1gbit", "--quiet", "--")
 CUT_S = 20.0

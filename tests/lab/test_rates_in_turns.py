@@ -17,7 +17,7 @@ from bench.errors import UsageError
 from bench.records.store import load_run
 from bench.virtual_hosts import netns
 
-pytestmark = pytest.mark.lab
+pytestmark = [pytest.mark.lab, pytest.mark.campaign]
 
 RATES = {"20mbit": 2e7, "1gbit": 1e9}
 GRADIENT_BYTES = 1_080_424

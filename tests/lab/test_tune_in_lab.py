@@ -19,6 +19,7 @@ GRADIENT_BYTES = 1_080_424
 
 
 @pytest.mark.lab
+@pytest.mark.campaign
 def test_a_slow_link_is_calibrated_and_a_finer_layout_proven(tmp_path: Path) -> None:
     try:
         netns.require_support()
@@ -26,7 +27,7 @@ def test_a_slow_link_is_calibrated_and_a_finer_layout_proven(tmp_path: Path) -> 
         pytest.skip(str(missing))
     out = tmp_path / "out"
     lab = ["-m", "bench.lab", "--hosts", "2", "--rate", "200mbit", "--", "python", "-m", "bench.tune"]
-    how = ["--gpus", "2", "--rounds", "8", "--steps", "2", "--out", str(out)]
+    how = ["--gpus", "2", "--rounds", "24", "--steps", "2", "--out", str(out)]
     done = subprocess.run(
         [sys.executable, *lab, *SMALL, *how],
         cwd=ROOT,

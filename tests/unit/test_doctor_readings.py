@@ -151,13 +151,27 @@ class CoreTimes(NamedTuple):
     guest: float
 
 
-def test_shares_of_the_allowed_cores_only() -> None:
-    before = [CoreTimes(user=15, idle=80, iowait=0, steal=5, guest=5), CoreTimes(0, 100, 0, 0, 0)]
-    # In between 1 s of user time, which was a guest's, 1 s idle, 1 s waiting for the disk, 1 s stolen.
-    after = [CoreTimes(user=16, idle=81, iowait=1, steal=6, guest=6), CoreTimes(9, 100, 0, 0, 0)]
-    assert host._shares(before, after, frozenset({0})) == (0.25, 0.25, 6 / 104)
-    assert host._shares(before, after[:1], frozenset({0})) == (None, None, None)
-    assert host._shares(before, before, frozenset({0})) == (None, None, None)
+BEFORE = [CoreTimes(user=15, idle=80, iowait=0, steal=5, guest=5), CoreTimes(0, 100, 0, 0, 0)]
+# In between 1 s of user time, which was a guest's, 1 s idle, 1 s waiting for the disk, 1 s stolen.
+AFTER = [CoreTimes(user=16, idle=81, iowait=1, steal=6, guest=6), CoreTimes(9, 100, 0, 0, 0)]
+
+
+@pytest.mark.parametrize(
+    ("after", "shares"),
+    [
+        (AFTER, (0.25, 0.25, 6 / 104)),
+        (AFTER[:1], (None, None, None)),
+        (BEFORE, (None, None, None)),
+    ],
+    ids=["a_second_of_each", "a_core_went_offline", "no_time_went_by"],
+)
+def test_shares_of_the_allowed_cores_only(
+    after: list[CoreTimes], shares: tuple[Any, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = iter([BEFORE, after])
+    monkeypatch.setattr(host.psutil, "cpu_times", lambda percpu: next(looks) if percpu else None)
+    cpu, _ = host.read_host(tmp_path, allowed=frozenset({0}), sample_s=0)
+    assert (cpu.busy_share, cpu.steal_share, cpu.steal_share_since_boot) == shares
 
 
 def test_a_name_server_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

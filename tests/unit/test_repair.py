@@ -72,14 +72,12 @@ def test_a_table_cut_at_any_byte_is_read_up_to_its_last_whole_block(
     assert tables.read_table(path, tables.BLOCKS).empty, "its very first write was cut"
 
 
-def test_zeros_after_a_power_loss_and_a_tail_longer_than_one_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("bench.recovery.repair._TAIL_BYTES", 16)
+@pytest.mark.parametrize("num_zeros", [50, 2**20])
+def test_zeros_after_a_power_loss_even_more_than_one_read_of_the_tail(tmp_path: Path, num_zeros: int) -> None:
     whole = write(tmp_path, num_rounds=30)
     path = tmp_path / "blocks.csv"
-    path.write_bytes(whole + b"\0" * 50)
-    assert repair_blocks(path, RANKS) == 50
+    path.write_bytes(whole + b"\0" * num_zeros)
+    assert repair_blocks(path, RANKS) == num_zeros
     assert path.read_bytes() == whole
 
 

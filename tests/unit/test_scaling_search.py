@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from fuzzing import bounded
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.scaling.buckets import Layout, assign_cap, caps_for
@@ -39,7 +40,7 @@ def every_layout(count: int) -> list[Layout]:
     return found
 
 
-@settings(max_examples=150, deadline=None)
+@bounded(600)
 @given(PARAMETERS, CURVES, SLOWDOWNS, st.sampled_from([0.0, 0.3, 4.0]))
 def test_equal_to_brute_force_and_no_layout_beats_the_bound(
     parameters: list[tuple[int, float]], curve: CostCurve, slow: Slowdown, copy_ms: float

@@ -1,8 +1,8 @@
 """Players and a referee over a real socket: never two at once, and nobody waits for the dead."""
 
 import select
+import socket
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,36 @@ import pytest
 
 from bench.gating.turns import Player, Referee
 
+LIMIT_S = 30.0
+"""Ends a test that has failed; nothing waits for it otherwise."""
+
 
 def all_end(sides: Sequence[threading.Thread]) -> None:
     for side in sides:
         side.start()
     for side in sides:
-        side.join(timeout=30)
+        side.join(LIMIT_S)
         assert not side.is_alive()
+
+
+class Turn:
+    """Who holds the turn: a second holder at the same time is noted, and given every chance to come."""
+
+    def __init__(self) -> None:
+        self.order: list[str] = []
+        self.met: list[set[str]] = []
+        self._inside: set[str] = set()
+        self._entered = threading.Condition()
+
+    def hold(self, name: str, wait_s: float = 0.0) -> None:
+        with self._entered:
+            self._inside.add(name)
+            self.order.append(name)
+            if len(self._inside) > 1:
+                self.met.append(set(self._inside))
+            self._entered.notify_all()
+            self._entered.wait_for(lambda: len(self._inside) > 1, wait_s)
+            self._inside.discard(name)
 
 
 @pytest.fixture
@@ -28,30 +51,32 @@ def referee(tmp_path: Path) -> Iterator[Referee]:
 
 
 def test_turns_alternate_and_never_meet(referee: Referee, tmp_path: Path) -> None:
-    log: list[tuple[str, str]] = []
-    lock = threading.Lock()
+    turn = Turn()
 
     def play(name: str) -> None:
         player = Player(str(tmp_path / "turns"))
         for _ in range(50):
             player.next_turn()
-            with lock:
-                log.append((name, "in"))
-            time.sleep(0.001)  # time for the other to break in
-            with lock:
-                log.append((name, "out"))
+            turn.hold(name, wait_s=0.01)
         player.close()
 
-    sides = [threading.Thread(target=play, args=(name,)) for name in "ab"]
-    all_end(sides)
-    entered = [name for name, what in log if what == "in"]
-    assert all(log[i][0] == log[i + 1][0] for i in range(0, len(log), 2)), (
-        "one leaves before the other enters"
-    )
-    pairs = [tuple(entered[i : i + 2]) for i in range(0, 96, 2)]
+    all_end([threading.Thread(target=play, args=(name,)) for name in "ab"])
+    assert turn.met == [], "one leaves before the other enters"
+    pairs = [tuple(turn.order[i : i + 2]) for i in range(0, 96, 2)]
     assert {frozenset(pair) for pair in pairs} == {frozenset("ab")}, "each pair of turns holds both"
     assert len(set(pairs)) == 2, "in random order"
     assert referee.turns >= 48
+
+
+def test_players_that_do_not_take_turns_would_be_seen_to_meet() -> None:
+    turn = Turn()
+
+    def play(name: str) -> None:
+        for _ in range(50):
+            turn.hold(name, wait_s=LIMIT_S if not turn.met else 0.0)
+
+    all_end([threading.Thread(target=play, args=(name,), daemon=True) for name in "ab"])
+    assert turn.met
 
 
 def test_a_side_that_leaves_frees_the_other(referee: Referee, tmp_path: Path) -> None:
@@ -67,7 +92,7 @@ def test_a_side_that_leaves_frees_the_other(referee: Referee, tmp_path: Path) ->
     side = threading.Thread(target=go_on)
     side.start()
     first.close()
-    side.join(timeout=30)
+    side.join(LIMIT_S)
     assert done == [0, 1, 2]
     assert referee.turns <= 2
 
@@ -107,23 +132,23 @@ def test_any_number_plays_each_once_per_round(tmp_path: Path) -> None:
 
 def test_nobody_waits_for_a_player_who_never_came(tmp_path: Path) -> None:
     made = Referee(tmp_path / "turns", seed=1, num_players=3)
-    done = []
+    granted = threading.Semaphore(0)
 
     def play() -> None:
         player = Player(str(tmp_path / "turns"))
         player.next_turn()
+        granted.release()
         player.close()
-        done.append(True)
 
     sides = [threading.Thread(target=play, daemon=True) for _ in range(2)]
     for side in sides:
         side.start()
-    time.sleep(0.05)
-    assert not done
+    assert not granted.acquire(timeout=0.2), "the third has not come"
     made.excuse()
+    assert granted.acquire(timeout=LIMIT_S)
+    assert granted.acquire(timeout=LIMIT_S)
     for side in sides:
-        side.join(timeout=10)
-    assert done == [True, True]
+        side.join(LIMIT_S)
     made.excuse()  # of one who has played and ended: nothing happens
     made.close()
 
@@ -132,29 +157,33 @@ def test_who_comes_late_plays_although_another_was_excused_after_it_had_come(tmp
     """Of three one comes and dies, so that two connections are its own; the last comes beside the other."""
     made = Referee(tmp_path / "turns", seed=1, num_players=3)
     path = str(tmp_path / "turns")
-    gone = Player(path)
+    gone = socket.socket(socket.AF_UNIX)
+    gone.connect(path)
     other = Player(path)
-    assert gone._socket is not None
-    gone._socket.close()
+    gone.close()
     made.excuse()
     other.next_turn()
-    done = []
+    came, turn = threading.Event(), Turn()
 
     def come_late() -> None:
         late = Player(path)
+        came.set()
         late.next_turn()
-        done.append(True)
+        turn.hold("late")
         late.close()
 
     side = threading.Thread(target=come_late, daemon=True)
     side.start()
-    time.sleep(0.2)
-    assert not done, "the other holds the turn"
+    assert came.wait(LIMIT_S)
+    turn.hold("other", wait_s=0.2)
+    assert turn.met == [], "the other holds the turn"
+    # The round in which it is let in, then one that it takes part in, then the proof that this is over.
     for _ in range(3):
         other.next_turn()
+    assert turn.order == ["other", "late"]
     other.close()
-    side.join(timeout=10)
-    assert done == [True]
+    side.join(LIMIT_S)
+    assert not side.is_alive()
     made.close()
 
 

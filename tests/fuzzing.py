@@ -1,4 +1,8 @@
-"""What the fuzz tests share: the same bounded examples every time, and text that means harm."""
+"""What the tests with generated input share: how many examples, and text that means harm.
+
+The examples are the same in every run; `pytest tests/fuzz --hypothesis-profile thorough` takes forty
+times as many, other ones each time.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from bench.errors import UsageError
+
+QUICK_EXAMPLES = 100
+COMMON = {"deadline": None, "suppress_health_check": list(HealthCheck)}
+settings.register_profile("quick", max_examples=QUICK_EXAMPLES, derandomize=True, database=None, **COMMON)
+settings.register_profile("thorough", max_examples=40 * QUICK_EXAMPLES, **COMMON)
+settings.load_profile("quick")
 
 HOSTILE_TEXT = st.one_of(
     st.text(max_size=12),
@@ -37,14 +47,8 @@ HOSTILE_TEXT = st.one_of(
 
 
 def bounded(num_examples: int) -> Callable[[Any], Any]:
-    """`num_examples` examples, the same in every run, kept nowhere."""
-    return settings(
-        derandomize=True,
-        database=None,
-        deadline=None,
-        max_examples=num_examples,
-        suppress_health_check=list(HealthCheck),
-    )
+    """A quarter of `num_examples`; with the profile `thorough` ten times as many as `num_examples`."""
+    return settings(max_examples=max(num_examples * settings.default.max_examples // (4 * QUICK_EXAMPLES), 1))
 
 
 class Reached(BaseException):

@@ -13,7 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+from commands import ROOT
+
+from bench.records.store import RunData, load_run
+
 PROGRAM = """
 import json, os, pathlib, sys, time
 host, rank = os.environ["BENCH_HOST"], int(os.environ["RANK"])
@@ -50,6 +53,35 @@ else:
     tell()
     time.sleep(600)
 """
+
+
+GRADIENT_BYTES = 46_758_048
+"""Of ResNet-18, the default model."""
+
+LINK_MS = GRADIENT_BYTES * 8 / 1e9 * 1000
+"""Two ranks send every gradient byte once each way, at 1 Gbit/s."""
+
+
+def least_s(num_bytes: int, bit_per_s: float) -> float:
+    """The link's own time for an all-reduce of two ranks: every byte once each way, but for a burst."""
+    burst_bytes = 2 * max(70_000, bit_per_s * 0.002 / 8)
+    return (num_bytes - burst_bytes) * 8 / bit_per_s
+
+
+def buckets_at_1_gbit(out: Path) -> RunData:
+    """`bench.run` of DDP with many buckets and with one, over a link of 1 Gbit/s."""
+    lab = ["-m", "bench.lab", "--hosts", "2", "--rate", "1gbit", "--", "python", "-m", "bench.run"]
+    sweep = ["--modes", "ddp", "--gpus", "2", "--bucket-cap-mb", "1,100", "--rounds", "5", "--device", "cpu"]
+    done = subprocess.run(
+        [sys.executable, *lab, *sweep, "--out", str(out)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return load_run(out)
 
 
 def namespaces_in_use() -> set[str]:
@@ -101,6 +133,10 @@ class Lab:
     def ranks(self, num_ranks: int = 2) -> list[dict[str, Any]]:
         """What each rank wrote down: its environment, namespace, cores and times."""
         return [json.loads((self.folder / f"rank{rank}.json").read_text()) for rank in range(num_ranks)]
+
+    def fastest_s(self) -> float:
+        """After its end: how long the fastest all-reduce took the slower of two ranks, in seconds."""
+        return max(min(facts["times_s"]) for facts in self.ranks())
 
     def end(self) -> tuple[int, str, str]:
         """Exit code, standard output and standard error."""

@@ -1,0 +1,74 @@
+"""Which tests run and where: the campaign only where it is named, real processes one after another."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TESTS = Path(__file__).parent
+FOLDERS_OF_PROCESSES = ("faults", "integration", "lab")
+"""Their tests start ranks that need the cores: two of them at a time would disturb each other."""
+
+MOST_WORKERS = 4
+LEFT_OUT = pytest.StashKey[int]()
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Workers for `-n auto`: none for benchmarks, nor for named files, which start sooner without."""
+    files_alone = all(".py" in argument for argument in config.args)
+    if files_alone or config.getoption("benchmark_only") or not hasattr(os, "sched_getaffinity"):
+        return 0
+    cores = len(os.sched_getaffinity(0))
+    return min(cores, MOST_WORKERS) if cores > 1 else 0
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the campaign out, unless `-m` is given or its file or folder is named."""
+    left_out = [] if config.option.markexpr else [item for item in items if _is_left_out(config, item)]
+    config.stash[LEFT_OUT] = len(left_out)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
+    for item in items:
+        folder = item.path.relative_to(TESTS).parts[0]
+        group = "processes" if folder in FOLDERS_OF_PROCESSES else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
+def _is_left_out(config: pytest.Config, item: pytest.Item) -> bool:
+    named = {config.invocation_params.dir / argument.split("::")[0] for argument in config.args}
+    return item.get_closest_marker("campaign") is not None and not named & {item.path, item.path.parent}
+
+
+def pytest_testnodedown(node: Any) -> None:
+    """Take over what a worker left out; all of them collect the same."""
+    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", 0)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]:
+    """Say last what did not run, so that green never means untried."""
+    config = session.config
+    if hasattr(config, "workeroutput"):
+        config.workeroutput["left_out"] = config.stash.get(LEFT_OUT, 0)
+    yield
+    terminal = config.pluginmanager.get_plugin("terminalreporter")
+    if terminal is not None and not hasattr(config, "workeroutput"):
+        skipped = [report.longrepr[2] for report in terminal.stats.get("skipped", [])]
+        terminal.write_line(not_run(config.stash.get(LEFT_OUT, 0), skipped))
+
+
+def not_run(num_left_out: int, skip_reasons: list[str]) -> str:
+    """One line: tests of the campaign that were left out, and skipped tests by their reason."""
+    parts = []
+    if num_left_out:
+        parts.append(f"{num_left_out} of the campaign (all: -m 'campaign or not campaign')")
+    for reason, number in Counter(skip_reasons).most_common():
+        parts.append(f"{number} skipped: {reason.removeprefix('Skipped: ').rstrip('.')}")
+    return f"Not run: {'; '.join(parts) or 'nothing'}."
