@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
-TESTS = Path(__file__).parent
 FOLDERS_OF_PROCESSES = ("faults", "integration", "lab")
-"""Their tests start ranks that need the cores: two of them at a time would disturb each other."""
+"""Their tests start ranks, which need the cores, and share runs: all of them go to one worker."""
 
 MOST_WORKERS = 4
 LEFT_OUT = pytest.StashKey[int]()
@@ -20,14 +20,26 @@ LEFT_OUT = pytest.StashKey[int]()
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Workers for `-n auto`: none for benchmarks, nor for named files, which start sooner without."""
-    files_alone = all(".py" in argument for argument in config.args)
+    files_alone = bool(config.args) and all(".py" in argument for argument in config.args)
     if files_alone or config.getoption("benchmark_only") or not hasattr(os, "sched_getaffinity"):
         return 0
     cores = len(os.sched_getaffinity(0))
     return min(cores, MOST_WORKERS) if cores > 1 else 0
 
 
-@pytest.hookimpl(tryfirst=True)
+class Scheduler(LoadFileScheduling):
+    """Whole files to workers, and all that start processes to one, the longest part first."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return "processes" if Path(file).parent.name in FOLDERS_OF_PROCESSES else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduler:
+    """Pytest-xdist's own groups need a test's id to change, which pytest 9.2 no longer allows."""
+    return Scheduler(config, log)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave the campaign out, unless `-m` is given or its file or folder is named."""
     left_out = [] if config.option.markexpr else [item for item in items if _is_left_out(config, item)]
@@ -35,10 +47,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in set(left_out)]
-    for item in items:
-        folder = item.path.relative_to(TESTS).parts[0]
-        group = "processes" if folder in FOLDERS_OF_PROCESSES else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
 
 
 def _is_left_out(config: pytest.Config, item: pytest.Item) -> bool:

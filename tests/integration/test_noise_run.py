@@ -2,11 +2,14 @@
 
 import itertools
 
+import pytest
+
 from bench.power.side import Step
 from bench.resolution import trials as noise_run
 from bench.resolution.noise import FEWEST_ROUNDS
 
 
+@pytest.mark.campaign
 def test_equal_processes_train_in_turns() -> None:
     found = noise_run.measure(0.1, step=Step(batch_size=1, steps=1), num_launches=2, quiet=True)
     assert found.num_rounds >= FEWEST_ROUNDS

@@ -111,12 +111,12 @@ def test_predict_starts_from_the_calibration(tuned: Any, capsys: pytest.CaptureF
 
 
 def test_a_calibration_of_something_else_is_refused_with_the_difference(
-    tuned: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tuned: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     out, _ = tuned
     given = ("--batch-size", "4", "--calibration", str(out / "calibration"), "--out", str(tmp_path / "new"))
     assert tune.main([*SMALL, "--gpus", "2", *given]) == 2
-    error = capsys.readouterr().err
+    error = capfd.readouterr().err
     assert error.count("\n") == 1
     assert "batch_per_device 8 is not 4" in error
     assert "--accept" in error

@@ -57,10 +57,12 @@ def elsewhere() -> Cases:
     return judged(OTHER_MACHINE)
 
 
+@pytest.mark.campaign
 def test_no_case_is_off_by_more_than_eight_percent(cases: Cases) -> None:
     assert {name: case.error_pct for name, case in cases.items() if abs(case.error_pct) > 8} == {}
 
 
+@pytest.mark.campaign
 def test_half_of_the_cases_are_within_three_percent(cases: Cases) -> None:
     assert median(abs(case.error_pct) for case in cases.values()) <= 3
 
@@ -78,6 +80,7 @@ def test_a_machine_and_a_rate_that_the_simulation_had_never_seen(elsewhere: Case
     assert (round(median(errors), 1), round(max(errors), 1)) == (2.4, 5.8), "as documented"
 
 
+@pytest.mark.campaign
 def test_the_errors_are_those_that_the_documentation_tells(cases: Cases) -> None:
     """Median and largest in percent; who changes the simulation changes both."""
     assert len(cases) == 67
@@ -92,6 +95,7 @@ def test_the_errors_are_those_that_the_documentation_tells(cases: Cases) -> None
         assert both([case.naive_error_pct(rule) for case in found], 0) == DOCUMENTED[rule], rule
 
 
+@pytest.mark.campaign
 def test_every_rule_of_thumb_errs_more(cases: Cases) -> None:
     found = list(cases.values())
     ours = median(abs(case.error_pct) for case in found)

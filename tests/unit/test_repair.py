@@ -58,7 +58,7 @@ def test_a_table_cut_at_any_byte_is_read_up_to_its_last_whole_block(
 ) -> None:
     """SIGKILL ends a write between two pages of the file; nobody has resumed yet."""
     monkeypatch.setattr(tables, "is_large", lambda _: most_bytes == 0)
-    whole = write(tmp_path)
+    whole = write(tmp_path, num_rounds=2)
     path = tmp_path / "blocks.csv"
     key = ["case_id", "phase", "round"]
     undamaged = load_blocks(path, RANKS)

@@ -39,7 +39,7 @@ class Turn:
             if len(self._inside) > 1:
                 self.met.append(set(self._inside))
             self._entered.notify_all()
-            self._entered.wait_for(lambda: len(self._inside) > 1, wait_s)
+            self._entered.wait_for(lambda: bool(self.met), wait_s)
             self._inside.discard(name)
 
 
@@ -70,13 +70,8 @@ def test_turns_alternate_and_never_meet(referee: Referee, tmp_path: Path) -> Non
 
 def test_players_that_do_not_take_turns_would_be_seen_to_meet() -> None:
     turn = Turn()
-
-    def play(name: str) -> None:
-        for _ in range(50):
-            turn.hold(name, wait_s=LIMIT_S if not turn.met else 0.0)
-
-    all_end([threading.Thread(target=play, args=(name,), daemon=True) for name in "ab"])
-    assert turn.met
+    all_end([threading.Thread(target=turn.hold, args=(name, LIMIT_S), daemon=True) for name in "ab"])
+    assert turn.met == [{"a", "b"}]
 
 
 def test_a_side_that_leaves_frees_the_other(referee: Referee, tmp_path: Path) -> None:
