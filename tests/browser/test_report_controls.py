@@ -129,8 +129,15 @@ def test_everything_is_readable_without_the_script(open_page: Callable[..., Any]
     assert tab.locator("button:visible, input:visible, select:visible").count() == 0
 
 
-@pytest.mark.parametrize("width", [1440, 390])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(
+    ("scheme", "width"),
+    [
+        ("light", 1440),
+        ("dark", 390),
+        pytest.param("dark", 1440, marks=pytest.mark.campaign),
+        pytest.param("light", 390, marks=pytest.mark.campaign),
+    ],
+)
 def test_axe_finds_no_serious_violation(open_page: Callable[..., Any], scheme: str, width: int) -> None:
     axe = pytest.importorskip(
         "axe_playwright_python.sync_playwright", reason="pip install axe-playwright-python"

@@ -5,7 +5,11 @@ from __future__ import annotations
 import signal
 
 import pytest
-from fault_campaign import TWO_DEVICES, Campaign, deed
+from fault_campaign import SWEEP, Campaign, deed
+
+SMALL_SWEEP = SWEEP[:-2]
+TWO_DEVICES = (3, 4)
+"""Indices of the cases of SMALL_SWEEP that both ranks train."""
 
 KILLED = deed("rank1_killed", "in_timed_block", "signal", signal.SIGKILL, ranks=[1], cases=TWO_DEVICES)
 ASKED = deed("sigterm", "between_rounds", "signal parent", signal.SIGTERM, after=KILLED.name)
@@ -13,7 +17,7 @@ ASKED = deed("sigterm", "between_rounds", "signal parent", signal.SIGTERM, after
 
 @pytest.fixture(scope="module")
 def campaign(tmp_path_factory: pytest.TempPathFactory) -> Campaign:
-    made = Campaign(tmp_path_factory.mktemp("one"))
+    made = Campaign(tmp_path_factory.mktemp("one"), SMALL_SWEEP)
     made.start(KILLED, ASKED)
     made.start()
     return made

@@ -110,6 +110,7 @@ def test_predict_starts_from_the_calibration(tuned: Any, capsys: pytest.CaptureF
     assert "measured by the calibration pass" in capsys.readouterr().out
 
 
+@pytest.mark.campaign
 def test_a_calibration_of_something_else_is_refused_with_the_difference(
     tuned: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -24,20 +24,22 @@ def is_gone(lab: Lab) -> bool:
     return eventually(lambda: not lab.namespaces() & namespaces_in_use())
 
 
-def test_a_transfer_takes_the_time_that_the_link_demands(start_lab: StartLab) -> None:
-    """At least; at most that is the machine's matter, but a fast link is faster than a slow one can be."""
-    fastest_s = {}
-    for rate, repeats in (("200mbit", 2), ("1gbit", 5)):
-        lab = start_lab(rate, "transfer", str(NUM_BYTES), str(repeats))
-        code, _, err = lab.end()
-        assert code == 0, err
-        assert f"lab: 2 hosts of 1 rank each, link {rate} each way" in err.splitlines()[0]
-        assert [facts["sum"] for facts in lab.ranks()] == [2**repeats] * 2
-        assert lab.ranks()[1]["control"] == "reno", "BBR's probing would be measured as communication"
-        assert is_gone(lab)
-        fastest_s[rate] = lab.fastest_s()
-    assert fastest_s["200mbit"] >= least_s(NUM_BYTES, 2e8)
-    assert least_s(NUM_BYTES, 2e8) > fastest_s["1gbit"] >= least_s(NUM_BYTES, 1e9)
+@pytest.mark.parametrize(
+    ("rate", "bit_per_s", "repeats"),
+    [("1gbit", 1e9, 5), pytest.param("200mbit", 2e8, 2, marks=pytest.mark.campaign)],
+)
+def test_a_transfer_takes_the_time_that_the_link_demands(
+    start_lab: StartLab, rate: str, bit_per_s: float, repeats: int
+) -> None:
+    """At least; at most that is the machine's matter, but less than a link of a fifth could do it in."""
+    lab = start_lab(rate, "transfer", str(NUM_BYTES), str(repeats))
+    code, _, err = lab.end()
+    assert code == 0, err
+    assert f"lab: 2 hosts of 1 rank each, link {rate} each way" in err.splitlines()[0]
+    assert [facts["sum"] for facts in lab.ranks()] == [2**repeats] * 2
+    assert lab.ranks()[1]["control"] == "reno", "BBR's probing would be measured as communication"
+    assert least_s(NUM_BYTES, bit_per_s / 5) > lab.fastest_s() >= least_s(NUM_BYTES, bit_per_s)
+    assert is_gone(lab)
 
 
 @pytest.mark.campaign

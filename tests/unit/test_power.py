@@ -83,6 +83,7 @@ def test_a_slowed_step_is_slower_by_the_share(share: float, monkeypatch: pytest.
     assert now_ns == pytest.approx(2_000_000 * (1 + share), abs=1000)
 
 
+@pytest.mark.campaign
 def test_a_real_launch_measures_every_slow_down() -> None:
     step = Step(batch_size=2, steps=1)
     sides = [Side(step), Side(step)]

@@ -67,6 +67,7 @@ def test_half_of_the_cases_are_within_three_percent(cases: Cases) -> None:
     assert median(abs(case.error_pct) for case in cases.values()) <= 3
 
 
+@pytest.mark.campaign
 def test_a_machine_and_a_rate_that_the_simulation_had_never_seen(elsewhere: Cases) -> None:
     errors = [abs(case.error_pct) for case in elsewhere.values()]
     assert {rate for _, rate, _ in elsewhere} == {"1gbit", "2gbit", "4gbit"}
