@@ -133,7 +133,7 @@ def test_everything_is_readable_without_the_script(open_page: Callable[..., Any]
     ("scheme", "width"),
     [
         ("light", 1440),
-        ("dark", 390),
+        pytest.param("dark", 390, marks=pytest.mark.campaign),
         pytest.param("dark", 1440, marks=pytest.mark.campaign),
         pytest.param("light", 390, marks=pytest.mark.campaign),
     ],
@@ -149,6 +149,7 @@ def test_axe_finds_no_serious_violation(open_page: Callable[..., Any], scheme: s
     assert [(v["id"], [node["target"] for node in v["nodes"]]) for v in found if v["impact"] in SEVERE] == []
 
 
+@pytest.mark.campaign
 @pytest.mark.usefixtures("browser")
 def test_page_prints_as_pdf(page_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "report.pdf"

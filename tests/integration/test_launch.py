@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from commands import ROOT
 
 from bench.ranks.launch import launch
 
@@ -31,3 +35,28 @@ def test_what_the_ranks_inherit_is_not_left_behind(
     shown = sorted(capfd.readouterr().out.splitlines())
     assert shown == [f"rank {rank}: began 7.5, 1 thread, GPUs ''" for rank in range(2)]
     assert dict(os.environ) == before
+
+
+MEET = """
+import json, os, pathlib, sys
+from bench.ranks.cluster import Cluster
+from bench.ranks.process import leave
+cluster = Cluster("cpu")
+found = [cluster.gather(cluster.rank), cluster.from_first("by rank 0" if cluster.is_first else None)]
+pathlib.Path(sys.argv[1], f"{cluster.rank}.json").write_text(json.dumps(found))
+cluster.close()
+leave(0)
+"""
+
+
+def test_ranks_of_the_users_own_torchrun_meet(tmp_path: Path) -> None:
+    (tmp_path / "meet.py").write_text(MEET)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    subprocess.run(
+        [*launcher, str(tmp_path / "meet.py"), str(tmp_path)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        timeout=120,
+        check=True,
+    )
+    said = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    assert said == [[[0, 1], "by rank 0"]] * 2

@@ -121,6 +121,8 @@ def test_a_complete_run_is_not_resumed(
     assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
 
 
+@pytest.mark.campaign
+@pytest.mark.smoke
 def test_under_the_users_own_torchrun(tmp_path: Path) -> None:
     """The ranks are the user's here: they measure in the processes that torchrun started."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -146,6 +148,8 @@ def test_under_the_users_own_torchrun(tmp_path: Path) -> None:
     assert len({rank["pid"] for rank in run.manifest["ranks"]}) == 2
 
 
+@pytest.mark.campaign
+@pytest.mark.smoke
 def test_a_model_that_raises_fails_its_run_without_a_number(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text(
         "import torch\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -39,14 +40,21 @@ NOISES = {"steady": (steady, steady), "bimodal": (bimodal, bimodal), "heavy": (h
 NOISES |= {"bursts": (bursts, bursts), "bimodal on one side": (bimodal, steady)}
 
 
+@functools.cache
+def true_ratio(name: str) -> float:
+    """The median ratio that the noise itself has, of a million pairs."""
+    rng = np.random.default_rng(0)
+    slow, fast = NOISES[name]
+    return float(np.median(slow(rng, (1, 1_000_000)) / fast(rng, (1, 1_000_000))))
+
+
 def trials(name: str, num_rounds: int, seed: int = 0) -> tuple[Times, Times, float]:
     """Times of both sides under a drift of 10% that meets both, and the true median of their ratio."""
     rng = np.random.default_rng([num_rounds, seed])
     slow, fast = NOISES[name]
     drift = np.linspace(1.0, 1.1, num_rounds)
     shape = TRIALS, num_rounds
-    truth = TRUTH * float(np.median(slow(rng, (1, 1_000_000)) / fast(rng, (1, 1_000_000))))
-    return TRUTH * drift * slow(rng, shape), drift * fast(rng, shape), truth
+    return TRUTH * drift * slow(rng, shape), drift * fast(rng, shape), TRUTH * true_ratio(name)
 
 
 def by_round(times: np.ndarray[tuple[int], np.dtype[np.float64]]) -> dict[int, float]:

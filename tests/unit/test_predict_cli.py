@@ -167,6 +167,7 @@ def test_every_network_says_what_is_assumed(name: str) -> None:
     assert "assumed" in network(name).source
 
 
+@pytest.mark.campaign
 def test_a_reader_that_stops_early_is_no_error() -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "bench.predict", str(SAMPLE), "--gpus", "2"],

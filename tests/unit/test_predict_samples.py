@@ -17,6 +17,8 @@ from bench.scaling.naive import CONSTANT, LONGER, PERFECT
 from bench.scaling.networks import network
 from bench.scaling.validate import HeldOut, held_out
 
+pytestmark = pytest.mark.campaign
+
 RUNS = ROOT / "results" / "samples" / "predictions"
 OTHER_MACHINE = ROOT / "results" / "samples" / "predictions-epyc"
 CALIBRATED = "1gbit"
@@ -57,17 +59,14 @@ def elsewhere() -> Cases:
     return judged(OTHER_MACHINE)
 
 
-@pytest.mark.campaign
 def test_no_case_is_off_by_more_than_eight_percent(cases: Cases) -> None:
     assert {name: case.error_pct for name, case in cases.items() if abs(case.error_pct) > 8} == {}
 
 
-@pytest.mark.campaign
 def test_half_of_the_cases_are_within_three_percent(cases: Cases) -> None:
     assert median(abs(case.error_pct) for case in cases.values()) <= 3
 
 
-@pytest.mark.campaign
 def test_a_machine_and_a_rate_that_the_simulation_had_never_seen(elsewhere: Cases) -> None:
     errors = [abs(case.error_pct) for case in elsewhere.values()]
     assert {rate for _, rate, _ in elsewhere} == {"1gbit", "2gbit", "4gbit"}
@@ -81,7 +80,6 @@ def test_a_machine_and_a_rate_that_the_simulation_had_never_seen(elsewhere: Case
     assert (round(median(errors), 1), round(max(errors), 1)) == (2.4, 5.8), "as documented"
 
 
-@pytest.mark.campaign
 def test_the_errors_are_those_that_the_documentation_tells(cases: Cases) -> None:
     """Median and largest in percent; who changes the simulation changes both."""
     assert len(cases) == 67
@@ -96,7 +94,6 @@ def test_the_errors_are_those_that_the_documentation_tells(cases: Cases) -> None
         assert both([case.naive_error_pct(rule) for case in found], 0) == DOCUMENTED[rule], rule
 
 
-@pytest.mark.campaign
 def test_every_rule_of_thumb_errs_more(cases: Cases) -> None:
     found = list(cases.values())
     ours = median(abs(case.error_pct) for case in found)
