@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,13 @@ from bench.records.store import RunData, load_run
 pytest_plugins = ["selection", "fuzzing"]
 
 Ranks = Callable[[str, int], list[Any]]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> None:
+    """Threads of two test processes that wait for each other busily would take the cores from both."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
 
 
 @pytest.fixture

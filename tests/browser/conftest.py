@@ -68,7 +68,7 @@ def open_page(browser: Any, page_file: Path) -> Iterator[Callable[..., Any]]:
         tab = context.new_page()
         tab.on("console", lambda message: said.append(message.text))
         tab.on("pageerror", lambda error: said.append(str(error)))
-        tab.goto(page_file.as_uri(), wait_until="networkidle")
+        tab.goto(page_file.as_uri(), wait_until="load")
         return tab
 
     yield opened

@@ -43,7 +43,7 @@ def test_wide_tables_scroll_inside_their_box_and_by_keyboard(open_page: Callable
     assert scrolled.evaluate("s => s.done") > 0
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.campaign)])
 def test_text_and_marks_stand_out_from_the_paper(open_page: Callable[..., Any], scheme: str) -> None:
     """WCAG 2.2 contrast: 4.5 for text, 3 for graphics, computed from what the browser resolved."""
     tab = open_page(1440, scheme)
@@ -62,7 +62,7 @@ def test_text_and_marks_stand_out_from_the_paper(open_page: Callable[..., Any], 
         assert max(contrast(colour, paper) for colour in fill_and_stroke if colour != "none") >= 3
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.campaign)])
 def test_areas_are_hatched_and_outlined(open_page: Callable[..., Any], scheme: str) -> None:
     """Parts of a bar are told by hatch, outline and label; colour comes on top."""
     tab = open_page(1440, scheme)

@@ -39,6 +39,7 @@ def test_two_sides_take_turns(
     out = tmp_path / "sides"
     workload = ["--workload", "slow_forward:model", "--image-size", "8", "--batch-size", "4"]
     run = [*workload, "--device", "cpu", "--modes", "ddp", "--gpus", "1", "--steps", "2", "--rounds", "4"]
+    run += ["--passes", "none"]
     gate = ["--interleave", ".", "--launches", str(num_launches), "--json", "--out", str(out)]
     code = main([*gate, "--", *run])
     assert json.loads(capsys.readouterr().out)["exit_code"] == code != USAGE_EXIT_CODE

@@ -61,7 +61,7 @@ def by_round(times: np.ndarray[tuple[int], np.dtype[np.float64]]) -> dict[int, f
     return dict(enumerate(times.tolist(), start=1))
 
 
-@pytest.mark.parametrize("num_rounds", [10, 15, 30])
+@pytest.mark.parametrize("num_rounds", [10, *(pytest.param(n, marks=pytest.mark.campaign) for n in (15, 30))])
 @pytest.mark.parametrize("name", NOISES)
 def test_paired_intervals_contain_the_truth_as_often_as_they_say(name: str, num_rounds: int) -> None:
     slow, fast, truth = trials(name, num_rounds)
@@ -69,7 +69,7 @@ def test_paired_intervals_contain_the_truth_as_often_as_they_say(name: str, num_
     assert 0.93 <= np.mean([i.low <= truth <= i.high for i in intervals]) <= 0.97
 
 
-@pytest.mark.parametrize("num_rounds", [3, 5])
+@pytest.mark.parametrize("num_rounds", [3, pytest.param(5, marks=pytest.mark.campaign)])
 @pytest.mark.parametrize("name", NOISES)
 def test_few_rounds_are_wide_not_wrong(name: str, num_rounds: int) -> None:
     slow, fast, truth = trials(name, num_rounds)

@@ -48,6 +48,7 @@ def test_the_spread_that_was_put_in_comes_out() -> None:
     assert found.sub_run_half_width == pytest.approx(found.expected_half_width, rel=0.35)
 
 
+@pytest.mark.campaign
 def test_half_intervals_follow_the_normal_theory_of_the_median() -> None:
     found = measured(noise=0.03)
     (minute,) = [one for one in found.resolutions if one.seconds == 60]
@@ -57,6 +58,7 @@ def test_half_intervals_follow_the_normal_theory_of_the_median() -> None:
     assert minute.half_width == pytest.approx(expected, rel=0.25)
 
 
+@pytest.mark.campaign
 def test_longer_runs_resolve_more_until_launches_differ() -> None:
     steady, lottery = measured(noise=0.03), measured(noise=0.03, between=0.03)
     for found in (steady, lottery):

@@ -49,25 +49,30 @@ def write(folder: Path, cases: list[dict], manifest: dict | None = None) -> Path
     return folder
 
 
-@pytest.fixture
-def usual(tmp_path: Path) -> Path:
-    return write(tmp_path / "usual", usual_cases(), {"name": "usual"})
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("runs") / "usual", usual_cases(), {"name": "usual"})
 
 
-def test_same_run_gives_the_same_bytes(usual: Path, tmp_path: Path) -> None:
-    first, second = (build([usual], tmp_path / name).read_bytes() for name in ("a.html", "b.html"))
+@pytest.fixture(scope="module")
+def page(usual: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of the usual run."""
+    return build([usual], tmp_path_factory.mktemp("page") / "a.html")
+
+
+def test_same_run_gives_the_same_bytes(usual: Path, page: Path, tmp_path: Path) -> None:
+    first, second = page.read_bytes(), build([usual], tmp_path / "b.html").read_bytes()
     assert first == second
     assert first.count(b"<svg") == 4
 
 
-def test_users_matplotlib_settings_change_nothing(usual: Path, tmp_path: Path) -> None:
-    before = build([usual], tmp_path / "a.html").read_bytes()
+def test_users_matplotlib_settings_change_nothing(usual: Path, page: Path, tmp_path: Path) -> None:
     with mpl.rc_context({"axes.spines.bottom": False, "svg.fonttype": "path"}):
-        assert build([usual], tmp_path / "b.html").read_bytes() == before
+        assert build([usual], tmp_path / "b.html").read_bytes() == page.read_bytes()
 
 
-def test_page_is_self_contained(usual: Path, tmp_path: Path) -> None:
-    elements = Elements(build([usual], tmp_path / "a.html").read_text(encoding="utf-8"))
+def test_page_is_self_contained(page: Path) -> None:
+    elements = Elements(page.read_text(encoding="utf-8"))
     references = [
         value
         for _, attributes in elements.tags
@@ -82,8 +87,8 @@ def test_page_is_self_contained(usual: Path, tmp_path: Path) -> None:
     assert policy.startswith("default-src 'none';")
 
 
-def test_policy_lets_one_script_run_by_its_hash(usual: Path, tmp_path: Path) -> None:
-    html = build([usual], tmp_path / "a.html").read_text(encoding="utf-8")
+def test_policy_lets_one_script_run_by_its_hash(page: Path) -> None:
+    html = page.read_text(encoding="utf-8")
     (script,) = re.findall(r"<script>(.*?)</script>", html, re.DOTALL)
     sha256 = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert f"script-src 'sha256-{sha256}';" in html
@@ -92,8 +97,8 @@ def test_policy_lets_one_script_run_by_its_hash(usual: Path, tmp_path: Path) -> 
     assert kinds == ["application/json"] * 3 + [None]
 
 
-def test_without_the_script_there_are_no_dead_controls(usual: Path, tmp_path: Path) -> None:
-    tags = Elements(build([usual], tmp_path / "a.html").read_text(encoding="utf-8")).tags
+def test_without_the_script_there_are_no_dead_controls(page: Path) -> None:
+    tags = Elements(page.read_text(encoding="utf-8")).tags
     assert {"input", "select"}.isdisjoint(tag for tag, _ in tags)
     hidden = [i for i, (_, a) in enumerate(tags) if a.get("class") == "downloads" and "hidden" in a]
     buttons = [i for i, (tag, _) in enumerate(tags) if tag == "button"]
@@ -147,12 +152,13 @@ def test_hostile_text_is_shown_and_never_becomes_markup(tmp_path: Path) -> None:
         assert json.loads(carried) == (tmp_path / "run" / name).read_text(encoding="utf-8")
 
 
-def test_run_of_an_older_schema_builds(usual: Path, tmp_path: Path) -> None:
+def test_run_of_an_older_schema_builds(tmp_path: Path) -> None:
+    older = write(tmp_path / "older", usual_cases())
     kept = ["case_id", "status", "mode", "impl", "num_devices", "device_type", "global_batch", "images_per_s"]
     cases = run(usual_cases()).cases[[*kept, "speedup", *DDP_DEFAULTS]]
-    cases.to_csv(usual / "cases.csv", index=False)
-    (usual / "allreduce.csv").unlink()
-    html = build([usual], tmp_path / "a.html").read_text(encoding="utf-8")
+    cases.to_csv(older / "cases.csv", index=False)
+    (older / "allreduce.csv").unlink()
+    html = build([older], tmp_path / "a.html").read_text(encoding="utf-8")
     assert "180 images/s" in html
 
 

@@ -125,6 +125,7 @@ def test_a_run_without_a_measurement_leaves_the_others_side_by_side() -> None:
     assert page([faster(1.0, "a"), broken]).together is None
 
 
+@pytest.mark.campaign
 def test_every_run_has_a_look_of_its_own() -> None:
     styles = [SERIES[f"run{i}"] for i in range(1, MOST_RUNS + 1)]
     assert len({style["marker"] for style in styles}) == MOST_RUNS

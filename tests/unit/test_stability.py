@@ -40,9 +40,8 @@ def log_normal(rng: np.random.Generator, size: int) -> np.ndarray:
     return 100 * np.exp(0.25 * rng.normal(size=size))
 
 
-@pytest.mark.parametrize(
-    ("noise", "num_rounds"), [(normal, 10), pytest.param(log_normal, 20, marks=pytest.mark.campaign)]
-)
+@pytest.mark.campaign
+@pytest.mark.parametrize(("noise", "num_rounds"), [(normal, 10), (log_normal, 20)])
 def test_each_check_leaves_mere_noise_alone(noise: Noise, num_rounds: int) -> None:
     rng = np.random.default_rng(num_rounds)
     alarms: dict[str, int] = {}

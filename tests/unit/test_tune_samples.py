@@ -15,6 +15,8 @@ from bench.records.aggregate import ByRound, images_per_s_by_round
 from bench.records.store import load_run
 from bench.stats import Interval, paired_ratio
 
+pytestmark = pytest.mark.campaign
+
 SETTINGS = ROOT / "results" / "samples" / "tune"
 CAPS = ("default", "0.5", "1", "5", "10", "25", "100")
 WITHIN = 0.99
