@@ -1,6 +1,6 @@
 """A mutation check: does a test fail where the code is wrong?
 
-    python -m pytest --cov=bench --cov-context=test --cov-report=
+    python -m pytest --cov --cov-context=test --cov-report=
     python tests/mutants.py --number 200 --seed 1
 
 draws small changes of the pure core, runs each against the tests that cover its line, and lists those that no

@@ -41,7 +41,9 @@ runpy.run_module("bench.doctor", run_name="__main__")
 @pytest.fixture(scope="module")
 def doctor(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
     where = tmp_path_factory.mktemp("doctor")
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    # Coverage, if that is measured, would write its data.
+    env = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
+    env |= {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(
         [sys.executable, "-c", WATCHED],
         cwd=where,

@@ -6,12 +6,14 @@ import random
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from bench.records.aggregate import ByRound
 from bench.tuning.answer import Answer, decide
 from bench.tuning.candidates import Candidate
+from bench.tuning.output import show
 from bench.tuning.wording import as_json, name, paste, rows, sentence
 
 DEFAULT = Candidate(bucket_cap_mb="default", kind="default", bound_ms=400.0, predicted_ms=500.0)
@@ -170,3 +172,17 @@ def test_lines_to_paste() -> None:
     assert found["change"] is True
     assert found["chosen"]["bucket_cap_mb"] == "1/5/12.5"
     assert [c["name"] for c in found["candidates"]] == [row[0] for row in rows(answer)]
+
+
+def test_the_screen_has_every_candidate_and_the_line_to_paste(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = measured({DEFAULT: 1.0, ZERO: 0.97, FOUR: 1.08})
+    show(answer, tmp_path, device_type="cpu")
+    said = capsys.readouterr().out
+    for cells in rows(answer):
+        assert all(cell in said for cell in cells)
+    assert f"Answer: {sentence(answer)}." in said
+    assert f"Paste:\n{paste(answer)}\n" in said
+    assert "one CPU core standing in for a GPU" in said
+    assert said.splitlines()[-1] == f"Results: {tmp_path}"

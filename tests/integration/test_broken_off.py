@@ -1,0 +1,77 @@
+"""A real run as a fault leaves it: its books are closed without its ranks, and a resume goes on in it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import pytest
+
+from bench import job
+from bench.records.store import load_run
+from bench.recovery.finish import finish, finish_and_say
+from bench.run import main
+
+if TYPE_CHECKING:
+    from conftest import RealRun
+
+
+@pytest.fixture
+def broken_off(real_run: RealRun, tmp_path: Path) -> Path:
+    """The run, but killed in the middle of a row of its last block: no end, no table of cases, no page."""
+    folder = Path(shutil.copytree(real_run.data.path, tmp_path / "run"))
+    journal = (folder / "journal.jsonl").read_text().splitlines(keepends=True)
+    assert '"end"' in journal[-1]
+    (folder / "journal.jsonl").write_text("".join(journal[:-1]))
+    blocks = (folder / "blocks.csv").read_bytes()
+    (folder / "blocks.csv").write_bytes(blocks[:-20])
+    for name in ("cases.csv", "report.html"):
+        (folder / name).unlink()
+    return folder
+
+
+def test_its_books_are_closed_once(
+    broken_off: Path, real_run: RealRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    finish_and_say(broken_off, "interrupted")
+    said = capsys.readouterr().err.splitlines()
+    assert said[-1].endswith(f"python -m bench.run --resume {broken_off}")
+    assert "interrupted; 6 of 8 cases have results in " in said[-2]
+    run, whole = load_run(broken_off), real_run.data
+    assert run.manifest["timing"]["stopped_because"] == "interrupted"
+    assert run.cases["status"].tolist() == whole.cases["status"].tolist()
+    same = ["case_id", "mode", "num_devices", "bucket_cap_mb", "bucket_bytes"]
+    pd.testing.assert_frame_equal(run.cases[same], whole.cases[same])
+    assert len(run.blocks) < len(whole.blocks)
+    assert "<svg" in (broken_off / "report.html").read_text(encoding="utf-8")
+    assert finish(broken_off, "interrupted") is None
+
+
+def test_a_resume_starts_its_ranks_in_its_folder(broken_off: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: dict[str, Any] = {}
+
+    def launch(arguments: list[str], **options: Any) -> int:
+        started.update(options, arguments=arguments)
+        return 17
+
+    monkeypatch.setattr(job, "launch", launch)
+    assert main(["--resume", str(broken_off), "--quiet"]) == 17
+    assert started["folder"] == broken_off
+    assert started["num_ranks"] == 2
+    assert started["arguments"][:2] == ["--resume", str(broken_off)]
+
+
+def test_another_machine_is_refused_with_the_difference(
+    broken_off: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = json.loads((broken_off / "manifest.json").read_text())
+    cores = manifest["environment"]["num_cores"]
+    manifest["environment"]["num_cores"] = 99
+    (broken_off / "manifest.json").write_text(json.dumps(manifest))
+    assert main(["--resume", str(broken_off)]) == 3
+    said = capsys.readouterr().err
+    assert f"num_cores: then 99, now {cores}" in said
+    assert said.count("\n") == 1
