@@ -1,10 +1,21 @@
+import json
+import math
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats as scipy_stats
 
-from bench.plan import Machine, expand
-from bench.records.aggregate import Outcome, case_rows, step_ms_by_round
+from bench.plan import BucketLayout, Machine, expand
+from bench.records.aggregate import (
+    Outcome,
+    allreduce_rows,
+    bucket_rows,
+    case_rows,
+    step_ms_by_round,
+    worst_half_width,
+)
 from bench.records.schema import BLOCKS, typed_frame
 from bench.settings import Settings, with_device_defaults
 
@@ -106,3 +117,145 @@ def test_exposed_and_hidden_communication_by_definition() -> None:
     assert row["comm_ms"] == pytest.approx(40.0)
     assert row["hidden_pct"] == pytest.approx(25.0)
     assert row["no_sync_step_ms"] == pytest.approx(100.0)
+
+
+ROUNDS = range(1, 7)
+SINGLE_MS = [100.0, 102, 98, 101, 99, 100]
+DDP_MS = [130.0, 134, 128, 131, 129, 133]
+LOCAL_MS = [101.0, 103, 97, 102, 100, 105]
+COMM_MS = [60.0, 64, 58, 61, 59, 63]
+LAG_MS = [4.0, 6, 3, 5, 2, 7]
+"""How much later rank 1 is than rank 0 where nobody waits."""
+
+
+def by_hand() -> dict[str, Any]:
+    """The row of DDP on two devices: rank 1 is the slower one where no rank waits, rank 0 in timed blocks."""
+    key, rows = ("ddp", 2, "1"), []
+    for r, single, ddp, local, comm, lag in zip(
+        ROUNDS, SINGLE_MS, DDP_MS, LOCAL_MS, COMM_MS, LAG_MS, strict=True
+    ):
+        rows += [block(("single", 1, ""), r, single)]
+        rows += [block(key, r, ddp, rank=0), block(key, r, ddp - 10, rank=1)]
+        rows += [
+            block(key, r, local - lag, rank=0, phase="no_sync"),
+            block(key, r, local, rank=1, phase="no_sync"),
+        ]
+        rows += [block(key, r, comm, rank=rank, phase="comm") for rank in (0, 1)]
+        detail = json.dumps({"forward_ms": 10.0 + r, "last_ready_ms": 60.0, "local_last_ready_ms": 40.0})
+        rows += [block(key, r, 1.1 * ddp, phase="anatomy") | {"detail": detail}]
+    outcomes = [
+        Outcome(p, "ok" if p.case.case_id in (IDS["single", 1, ""], IDS[key]) else "skipped") for p in PLAN
+    ]
+    row = case_rows(outcomes, typed_frame(rows, BLOCKS)).set_index("case_id").loc[IDS[key]]
+    return {str(name): value for name, value in row.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "by_round"),
+    [
+        ("images_per_s", [32 * 1000 / ms for ms in DDP_MS]),
+        ("speedup", [2 * single / ms for single, ms in zip(SINGLE_MS, DDP_MS, strict=True)]),
+        ("efficiency", [single / ms for single, ms in zip(SINGLE_MS, DDP_MS, strict=True)]),
+        ("no_sync_step_ms", LOCAL_MS),
+        ("exposed_comm_ms", [ms - local for ms, local in zip(DDP_MS, LOCAL_MS, strict=True)]),
+        ("comm_ms", COMM_MS),
+        (
+            "hidden_pct",
+            [
+                100 * (1 - (ms - local) / comm)
+                for ms, local, comm in zip(DDP_MS, LOCAL_MS, COMM_MS, strict=True)
+            ],
+        ),
+        ("anatomy_slowdown_pct", [10.0] * 6),
+        ("rank_skew_ms", LAG_MS),
+        ("forward_ms", [10.0 + r for r in ROUNDS]),
+        ("compute_slowdown", [1.5] * 6),
+    ],
+)
+def test_every_column_is_the_median_of_what_its_rounds_say(name: str, by_round: list[float]) -> None:
+    """And its interval scipy's: six rounds reach 95% with two of their values, or points beside them."""
+    row = by_hand()
+    assert row[name] == pytest.approx(np.median(by_round))
+    exact = scipy_stats.quantile_test(by_round, p=0.5).confidence_interval(0.95)
+    assert exact.low - 1e-9 <= row[f"{name}_low"] <= row[name] <= row[f"{name}_high"] <= exact.high + 1e-9
+    if len(set(by_round)) > 1:
+        assert row[f"{name}_low"] < row[name] < row[f"{name}_high"]
+
+
+def test_what_has_no_interval_by_hand() -> None:
+    row = by_hand()
+    steps = [ms for ddp in DDP_MS for ms in (ddp, ddp, ddp - 10, ddp - 10)]
+    assert row["step_ms_p50"] == pytest.approx(np.median(DDP_MS))
+    assert row["step_ms_p75"] == pytest.approx(np.percentile(steps, 75))
+    assert row["step_ms_p95"] == pytest.approx(np.percentile(steps, 95))
+    assert row["num_rounds"] == 6
+    assert row["slowest_rank"] == 1
+    assert row["bucket_cap_mb"] == "1"
+    assert row["backend"] == "gloo"
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "hidden"), [([150.0, 160, 170], (0.0, 0.0)), ([70.0, 60, 100], (100.0, 100.0))]
+)
+def test_a_share_stays_between_0_and_100(step_ms: list[float], hidden: tuple[float, float]) -> None:
+    key, rows = ("ddp", 2, "1"), []
+    for r, ms in enumerate(step_ms, 1):
+        rows += [block(("single", 1, ""), r, 100.0), block(key, r, ms)]
+        rows += [block(key, r, 100.0, phase="no_sync"), block(key, r, 40.0, phase="comm")]
+    outcomes = [Outcome(p, "ok") for p in PLAN if p.case.case_id in (IDS["single", 1, ""], IDS[key])]
+    row = case_rows(outcomes, typed_frame(rows, BLOCKS)).set_index("case_id").loc[IDS[key]]
+    assert (row["hidden_pct"], row["hidden_pct_low"]) == hidden
+    assert row["hidden_pct_low"] >= 0
+    assert row["hidden_pct_high"] <= 100
+
+
+def test_few_rounds_widen_a_share_no_further_than_0_and_100() -> None:
+    key, rows = ("ddp", 2, "1"), []
+    for r, ms in enumerate([100.4, 120.0, 139.9], 1):  # 99%, 50% and 0.25% hidden
+        rows += [block(key, r, ms), block(key, r, 100.0, phase="no_sync"), block(key, r, 40.0, phase="comm")]
+    outcomes = [Outcome(p, "ok") for p in PLAN if p.case.case_id == IDS[key]]
+    row = case_rows(outcomes, typed_frame(rows, BLOCKS)).iloc[0]
+    assert row["hidden_pct"] == pytest.approx(50.0)
+    assert row["hidden_pct_high"] == 100.0
+    assert 0 <= row["hidden_pct_low"] < 1
+
+
+def test_buckets_are_launched_once_all_before_them_are_ready() -> None:
+    key = ("ddp", 2, "1")
+    rows = [
+        block(key, r, 130.0, rank=rank, phase="anatomy")
+        | {"detail": json.dumps({"ready_ms": [20.0 + r, 10.0, 40.0 + rank]})}
+        for r in (1, 2, 3)
+        for rank in (0, 1)
+    ]
+    layout = BucketLayout(num_bytes=(400, 800, 1200), parameters=((0,), (1, 2), (3, 4, 5)))
+    found = bucket_rows({IDS[key]: layout}, typed_frame(rows, BLOCKS))
+    assert found["rank"].tolist() == [0, 0, 0, 1, 1, 1]
+    assert found["bucket"].tolist() == [0, 1, 2] * 2
+    assert found["bytes"].tolist() == [400, 800, 1200] * 2
+    assert found["num_params"].tolist() == [1, 2, 3] * 2
+    assert found["ready_ms"].tolist() == [22.0, 10.0, 40.0, 22.0, 10.0, 41.0]
+    assert found["launch_ms"].tolist() == [22.0, 22.0, 40.0, 22.0, 22.0, 41.0]
+    unknown = bucket_rows({IDS[key]: BucketLayout((400, 800, 1200), ())}, typed_frame(rows, BLOCKS))
+    assert unknown["num_params"].isna().all()
+
+
+def test_bus_bandwidth_is_that_of_nccl_tests() -> None:
+    """Bytes over time, times 2 (n - 1) / n: 6 MB in 3 ms over 4 ranks are 2 GB/s and 3 GB/s."""
+    large, small = reversed(allreduce_rows(4, "nccl", {6_000_000: [3.0, 2.0, 9.0], 4096: [0.5]}))
+    assert small["bytes"] == 4096
+    assert (large["bytes"], large["num_devices"], large["backend"]) == (6_000_000, 4, "nccl")
+    assert (large["time_ms"], large["num_samples"]) == (3.0, 3)
+    assert large["time_ms_low"] < 3.0 < large["time_ms_high"]
+    assert large["busbw_gb_per_s"] == pytest.approx(3.0)
+
+
+def test_the_worst_half_width_is_of_the_widest_case_and_unknown_where_one_is() -> None:
+    def rows(*cases: tuple[str, float, float, float]) -> pd.DataFrame:
+        names = ("status", "images_per_s", "images_per_s_low", "images_per_s_high")
+        return pd.DataFrame(cases, columns=names)
+
+    assert worst_half_width(rows(("ok", 100, 90, 110), ("ok", 50, 49, 52))) == pytest.approx(0.1)
+    assert worst_half_width(rows(("ok", 50, 49, 52), ("failed", 100, 10, 190))) == pytest.approx(0.03)
+    assert math.isnan(worst_half_width(rows(("ok", 50, 49, 52), ("ok", 50, math.nan, math.nan))))
+    assert math.isnan(worst_half_width(rows(("failed", 50, 49, 52))))

@@ -1,7 +1,7 @@
 import pytest
 
 from bench.errors import UsageError
-from bench.plan import Machine, Planned, estimate_s, expand, plan_hash, round_order, world_size
+from bench.plan import Case, Machine, Planned, estimate_s, expand, plan_hash, round_order, world_size
 from bench.settings import Settings, with_device_defaults
 
 CORES_2 = Machine(device_type="cpu", devices_per_node=2)
@@ -111,3 +111,123 @@ def test_the_estimate_counts_shared_cores_and_obeys_the_limit() -> None:
     assert estimate_s(plan, step_s=1.0, single_batch=16, settings=settings) == pytest.approx(75.0)
     limited = Settings(gpus=(4,), max_time=40.0, steps=1, batch_size=16)
     assert estimate_s(plan, step_s=1.0, single_batch=16, settings=limited) == pytest.approx(40.0)
+
+
+def one_case(**more: object) -> Case:
+    base = {"mode": "ddp", "num_devices": 2, "arch": "resnet18", "image_size": 64, "batch_per_device": 16}
+    base |= {"scaling": "weak", "precision": "fp32", "data": "device", "device_type": "cpu"}
+    return Case(**{**base, **more})  # type: ignore[arg-type]
+
+
+EVERYTHING = {
+    "gradient_as_bucket_view": True,
+    "static_graph": True,
+    "find_unused_parameters": True,
+    "sync_buffers": False,
+    "sync_batchnorm": True,
+    "comm_hook": "fp16",
+    "accumulate": 4,
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "name"),
+    [
+        (one_case(mode="single", num_devices=1), "single-n1"),
+        (one_case(mode="dp"), "dp-n2"),
+        (one_case(bucket_cap_mb="default"), "ddp-n2-capdefault"),
+        (one_case(bucket_cap_mb="1/25/25"), "ddp-n2-cap1_25_25"),
+        (one_case(bucket_cap_mb="1", accumulate=2), "ddp-n2-cap1-acc2"),
+        (
+            one_case(bucket_cap_mb="5", **EVERYTHING),
+            "ddp-n2-cap5-view-static-unused-nobuf-syncbn-fp16-acc4",
+        ),
+    ],
+)
+def test_a_case_id_is_what_differs_from_the_default_and_a_hash(case: Case, name: str) -> None:
+    readable, digest = case.case_id.rsplit("-", 1)
+    assert readable == name
+    assert len(digest) == 6
+    assert int(digest, 16) >= 0
+
+
+def test_dp_on_cpu_cores_is_a_stand_in_and_nothing_else_is() -> None:
+    assert one_case(mode="dp").impl == "cpu_standin"
+    assert one_case(mode="dp", device_type="cuda").impl == one_case().impl == "torch"
+
+
+def test_only_ddp_on_several_devices_communicates() -> None:
+    assert one_case().communicates
+    assert not one_case(num_devices=1).communicates
+    assert not one_case(mode="dp").communicates
+
+
+def test_cases_that_differ_in_the_cap_alone_are_equal_apart_from_it() -> None:
+    assert one_case(bucket_cap_mb="1").apart_from_cap == one_case(bucket_cap_mb="25").apart_from_cap
+    assert one_case().apart_from_cap != one_case(static_graph=True).apart_from_cap
+
+
+def test_a_star_varies_one_setting_at_a_time() -> None:
+    axes = {"bucket_cap_mb": ("default", "1", "5"), "static_graph": (False, True), "accumulate": (1, 2)}
+    plan = make(modes=("ddp",), gpus=(1, 2), sweep="star", **axes)
+    points = [
+        (p.case.num_devices, p.case.bucket_cap_mb, p.case.static_graph, p.case.accumulate) for p in plan[1:]
+    ]
+    assert points == [
+        (1, "default", False, 1),
+        (2, "default", False, 1),
+        (2, "1", False, 1),
+        (2, "5", False, 1),
+        (2, "default", True, 1),
+        (2, "default", False, 2),
+    ]
+
+
+def test_a_grid_varies_all_at_once_but_the_cap_of_one_device() -> None:
+    axes = {"bucket_cap_mb": ("default", "1"), "static_graph": (False, True)}
+    plan = make(modes=("ddp",), gpus=(1, 2), **axes)
+    points = [(p.case.num_devices, p.case.bucket_cap_mb, p.case.static_graph) for p in plan[1:]]
+    assert points == [
+        *((1, "default", graph) for graph in (False, True)),
+        *((2, cap, graph) for cap in ("default", "1") for graph in (False, True)),
+    ]
+
+
+def test_sync_batchnorm_needs_gpus() -> None:
+    on_cores = make(modes=("ddp",), gpus=(2,), sync_batchnorm=(True,), bucket_cap_mb=("default",))
+    assert on_cores[1].skip_reason == "SyncBatchNorm needs GPUs"
+    two_gpus = Machine(device_type="cuda", devices_per_node=2)
+    on_gpus = make(two_gpus, modes=("ddp",), gpus=(2,), sync_batchnorm=(True,), bucket_cap_mb=("default",))
+    assert on_gpus[1].skip_reason is None
+
+
+def test_ranks_spread_over_nodes_share_no_device() -> None:
+    machine = Machine(device_type="cuda", devices_per_node=4, num_nodes=2, ranks_per_node=4)
+    plan = make(machine, gpus=(4, 6, 8), modes=("ddp",), bucket_cap_mb=("default",))
+    assert [(p.case.num_devices, p.num_nodes, p.oversubscribed, p.skip_reason) for p in plan[1:]] == [
+        (4, 1, False, None),
+        (6, 2, False, None),
+        (8, 2, False, None),
+    ]
+    assert world_size(plan) == 8
+    crowded = Machine(device_type="cuda", devices_per_node=2, num_nodes=2, ranks_per_node=4)
+    first = make(crowded, gpus=(8,), modes=("ddp",), bucket_cap_mb=("default",), backend="nccl")[1]
+    assert first.skip_reason == "needs 4 GPUs per machine, there are 2 (nccl takes one rank per GPU)"
+    assert first.oversubscribed
+
+
+def test_a_plan_of_one_device_needs_one_rank() -> None:
+    assert world_size(make(modes=("dp",), gpus=(2,))) == 1
+
+
+def test_the_estimate_without_a_limit_is_of_its_rounds_and_never_less_than_the_first() -> None:
+    plan = make(gpus=(2,), modes=("ddp",), bucket_cap_mb=("default",))
+    # single and ddp on two cores of their own: a step each; 5 warm-up steps and 3 a round
+    rounds = Settings(gpus=(2,), rounds=4, steps=3, batch_size=16)
+    assert estimate_s(plan, step_s=0.5, single_batch=16, settings=rounds) == pytest.approx(5 + 4 * 3)
+    hurried = Settings(gpus=(2,), rounds=4, max_time=1.0, steps=3, batch_size=16)
+    assert estimate_s(plan, step_s=0.5, single_batch=16, settings=hurried) == pytest.approx(5 + 3)
+    accumulated = make(gpus=(2,), modes=("ddp",), bucket_cap_mb=("default",), accumulate=(4,))
+    assert estimate_s(accumulated, step_s=0.5, single_batch=16, settings=rounds) == pytest.approx(
+        (1 + 4) * (2.5 + 4 * 1.5)
+    )

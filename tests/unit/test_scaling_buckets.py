@@ -51,6 +51,20 @@ def test_kinds_do_not_mix_and_count_their_own_caps() -> None:
     assert assign([1, 1, 1, 1], [1, 9], kinds=["a", "b", "a", "a"]) == ((0,), (1,), (2, 3))
 
 
+@pytest.mark.parametrize(
+    ("cap", "limits"),
+    [
+        ("default", (2**20, 25 * 2**20)),
+        ("25", (25 * 2**20,)),
+        ("0", (1,)),
+        ("0.5/1", (2**19, 2**20)),
+        ("0.0000019", (1,)),
+    ],
+)
+def test_caps_are_whole_bytes_and_at_least_one(cap: str, limits: tuple[int, ...]) -> None:
+    assert cap_limits(cap) == limits
+
+
 @pytest.mark.parametrize("text", ["", "x", "-1", "1//2", "nan", "inf"])
 def test_no_cap(text: str) -> None:
     with pytest.raises(UsageError, match="bucket cap"):

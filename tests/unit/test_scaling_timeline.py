@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.scaling.timeline import Compute, Slowdown, Work, simulate
+from bench.scaling.timeline import Compute, Slowdown, Work, advance, make_work, simulate
 
 COMPUTE = Compute(before_ms=50.0, backward_ms=100.0, after_ms=10.0)
 
@@ -96,6 +96,45 @@ def test_a_residual_is_added_whole_but_shortens_no_compute(residual_ms: float, e
     step = simulate(work((100.0, 30.0)), COMPUTE, residual_ms=residual_ms)
     assert step.exposed_comm_ms == pytest.approx(exposed_ms)
     assert step.step_ms == pytest.approx(COMPUTE.total_ms + exposed_ms)
+
+
+def test_work_is_a_layouts_bytes_its_last_gradient_and_the_time_of_what_is_sent() -> None:
+    found = make_work(
+        [100, 200, 400], [5.0, 3.0, 9.0], ((0, 1), (2,)), lambda sent: sent / 10, wire_share=0.5
+    )
+    assert [(w.num_bytes, w.ready_ms, w.comm_ms) for w in found] == [(300, 5.0, 15.0), (400, 9.0, 20.0)]
+    assert [w.comm_ms for w in make_work([100], [5.0], ((0,),), lambda sent: sent / 10)] == [10.0]
+
+
+def test_a_rank_that_takes_longer_takes_longer_everywhere() -> None:
+    slow = COMPUTE.scaled(1.5)
+    assert (slow.before_ms, slow.backward_ms, slow.after_ms) == (75.0, 150.0, 15.0)
+    assert slow.total_ms == 240.0
+
+
+def test_without_buckets_a_step_is_compute_and_nothing_is_drawn() -> None:
+    step = simulate([], COMPUTE, copy_ms=0.0)
+    assert (step.step_ms, step.exposed_comm_ms, step.comm_ms, step.comm_end_ms) == (160.0, 0.0, 0.0, 0.0)
+    assert step.buckets == ()
+    assert step.compute_end_ms == 100.0
+
+
+@pytest.mark.parametrize(
+    ("comm_ms", "after"),
+    [
+        (10.0, (80.0, 45.0)),  # 30 ms beside compute, of which 15 are done
+        (20.0, (110.0, 60.0)),  # exactly as long as what is left of compute
+        (35.0, (125.0, 60.0)),  # 20 of them beside compute, then 15 alone
+    ],
+)
+def test_one_step_of_the_event_simulation_by_hand(comm_ms: float, after: tuple[float, float]) -> None:
+    """At 40 ms 20 of 60 are done; the bucket is ready at 30, at 50 ms. Compute at 1/2, all-reduce at 1/3."""
+    slow = Slowdown(compute=2.0, comm=3.0)
+    assert advance(40.0, 20.0, 30.0, comm_ms, 60.0, slow) == pytest.approx(after)
+
+
+def test_a_bucket_that_was_ready_before_is_not_waited_for() -> None:
+    assert advance(40.0, 20.0, 10.0, 5.0, 60.0, Slowdown()) == (45.0, 25.0)
 
 
 BUCKETS = st.lists(st.tuples(st.floats(0, 100), st.floats(0, 200)), min_size=1, max_size=12)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from bench.stats import median_interval, paired_ratio
+from bench.stats import Interval, median_interval, paired_ratio
 
 
 def test_no_value_and_one_value_have_no_interval() -> None:
@@ -77,3 +77,53 @@ def test_more_confidence_is_wider() -> None:
     values = [1.0, 1.1, 0.9, 1.05, 1.2, 0.95]
     narrow, wide = median_interval(values), median_interval(values, confidence=0.99)
     assert wide.low < narrow.low < narrow.high < wide.high
+
+
+@pytest.mark.parametrize("values", [[2.0, 8.0], [0.5, 0.6]])
+def test_two_rates_have_students_interval_of_their_logarithms(values: list[float]) -> None:
+    exact = scipy_stats.ttest_1samp(np.log(values), 0.0).confidence_interval(0.95)
+    ours = median_interval(values)
+    assert (ours.low, ours.high) == pytest.approx((math.exp(exact.low), math.exp(exact.high)))
+
+
+@pytest.mark.parametrize("confidence", [0.9, 0.95, 0.99])
+@pytest.mark.parametrize("values", [[4.0, 5, 7], [4.0, 5, 7, 9], [90.0, 100, 101, 102, 130]])
+def test_few_rounds_widen_their_range_as_students_t_grows(values: list[float], confidence: float) -> None:
+    """Of what their range covers (1 - 2 / 2^n) to what is wanted, on a log scale about its middle."""
+    size = len(values)
+    covered = 1 - 2 * 0.5**size
+    ours = median_interval(values, confidence=confidence)
+    if covered >= confidence:
+        assert values[0] <= ours.low <= ours.high <= values[-1]
+        return
+    student = scipy_stats.t(size - 1)
+    widening = student.ppf((1 + confidence) / 2) / student.ppf((1 + covered) / 2)
+    middle, half = math.log(values[0] * values[-1]) / 2, math.log(values[-1] / values[0]) / 2
+    expected = math.exp(middle - widening * half), math.exp(middle + widening * half)
+    assert (ours.low, ours.high) == pytest.approx(expected)
+    shifted = median_interval([value - values[0] for value in values], confidence=confidence)
+    width = (values[-1] - values[0]) * widening
+    assert shifted.high - shifted.low == pytest.approx(width)
+    assert shifted.high + shifted.low == pytest.approx(values[-1] - values[0])
+
+
+def test_rates_of_any_size_have_a_finite_interval() -> None:
+    found = median_interval([1e-150, 1.0, 1e150])
+    assert 0 < found.low < 1e-100
+    assert 1e100 < found.high < math.inf
+
+
+def test_half_a_width_is_a_share_of_the_estimate() -> None:
+    assert Interval(4.0, 3.0, 7.0).half_width == 0.5
+    assert math.isnan(Interval(0.0, -1.0, 1.0).half_width)
+
+
+def test_an_interval_excludes_what_lies_outside_and_not_its_own_ends() -> None:
+    found = Interval(2.0, 1.0, 3.0)
+    assert found.excludes(0.9)
+    assert found.excludes(3.1)
+    assert not any(found.excludes(value) for value in (1.0, 2.0, 3.0))
+
+
+def test_a_missing_round_makes_the_whole_unknown() -> None:
+    assert math.isnan(median_interval([1.0, math.nan, 2.0]).estimate)

@@ -99,3 +99,79 @@ def test_pairing_beats_it_under_drift() -> None:
     b = {i: float(d * (1 + 0.005 * rng.normal())) for i, d in enumerate(drift)}
     paired, unpaired = paired_ratio(a, b), ratio_of_medians(list(a.values()), list(b.values()))
     assert unpaired.high - unpaired.low > 2 * (paired.high - paired.low)
+
+
+def variance_of_median(values: list[float]) -> float:
+    """The bootstrap's, for few rounds: Hesterberg (2015), section 3.4.1."""
+    found = scipy_stats.bootstrap(
+        (values,), np.median, n_resamples=stats.RESAMPLES, method="percentile", rng=np.random.default_rng(0)
+    )
+    return float(found.standard_error) ** 2 * len(values) / (len(values) - 1)
+
+
+def students_t(variances: tuple[float, float], sizes: tuple[int, int], confidence: float) -> float:
+    """At the degrees of freedom of Welch (1947)."""
+    freedom = sum(variances) ** 2 / sum(v**2 / (n - 1) for v, n in zip(variances, sizes, strict=True))
+    return float(scipy_stats.t.ppf((1 + confidence) / 2, freedom))
+
+
+ABOVE = [10.0, 11.5, 9.2, 10.8, 12.1, 9.9]
+BELOW = [5.0, 5.6, 4.7, 5.3]
+
+
+@pytest.mark.parametrize("confidence", [0.9, 0.99])
+def test_positive_values_have_welchs_interval_of_the_logarithms_medians(confidence: float) -> None:
+    variances = variance_of_median(list(np.log(ABOVE))), variance_of_median(list(np.log(BELOW)))
+    half = students_t(variances, (6, 4), confidence) * math.sqrt(sum(variances))
+    found = ratio_of_medians(ABOVE, BELOW, confidence=confidence)
+    ratio = float(np.median(ABOVE) / np.median(BELOW))
+    assert found.estimate == pytest.approx(ratio)
+    assert (found.low, found.high) == pytest.approx((ratio * math.exp(-half), ratio * math.exp(half)))
+
+
+@pytest.mark.parametrize("above", [[-1.0, *ABOVE], [-value for value in ABOVE]])
+@pytest.mark.parametrize("below", [[0.0, *BELOW, 5.1], [-0.1, *BELOW, 5.1, 5.2]])
+def test_fiellers_ends_are_t_standard_errors_from_zero(above: list[float], below: list[float]) -> None:
+    """Fieller (1954): at both ends the numerator less r times the denominator is t standard errors from 0."""
+    found = ratio_of_medians(above, below)
+    top, bottom = float(np.median(above)), float(np.median(below))
+    of_above, of_below = variance_of_median(above), variance_of_median(below)
+    scaled = of_above, (top / bottom) ** 2 * of_below
+    t = students_t(scaled, (len(above), len(below)), 0.95)
+    assert found.low < found.estimate == pytest.approx(top / bottom)
+    assert found.estimate < found.high < math.inf
+    for end in (found.low, found.high):
+        error = math.sqrt(of_above + end**2 * of_below)
+        assert abs(top - end * bottom) == pytest.approx(t * error)
+
+
+def test_an_open_interval_begins_where_fieller_has_its_one_end() -> None:
+    above, below = [50.0, 51, 49, 50.5, 49.5, 50.2], [-0.4, 0.3, -0.2, 0.5, 0.1, -0.1, 0.2]
+    found = ratio_of_medians(above, below)
+    top, bottom = float(np.median(above)), float(np.median(below))
+    of_above, of_below = variance_of_median(above), variance_of_median(below)
+    t = students_t((of_above, (top / bottom) ** 2 * of_below), (6, 7), 0.95)
+    assert found.estimate == pytest.approx(top / bottom)
+    assert top - found.low * bottom == pytest.approx(t * math.sqrt(of_above + found.low**2 * of_below))
+    assert found.high == math.inf
+
+
+def test_one_round_of_either_side_leaves_the_ratio_without_an_interval() -> None:
+    for above, below in (([3.0], [2.0, 2.0]), ([3.0, 3.0], [2.0])):
+        found = ratio_of_medians(above, below)
+        assert found.estimate == 1.5
+        assert math.isnan(found.low)
+        assert math.isnan(found.high)
+    for above, below in (([], [1.0, 2.0]), ([1.0, 2.0], [])):
+        assert math.isnan(ratio_of_medians(above, below).estimate)
+
+
+def test_nothing_over_nothing_is_unknown_and_something_over_nothing_infinite() -> None:
+    assert math.isnan(ratio_of_medians([0.0, 0.0, 0.0], [0.0, 0.0, 0.0]).estimate)
+    assert math.isnan(ratio_of_medians([-1.0, -1.0, -2.0], [0.0, 0.0, -1.0]).estimate)
+    assert ratio_of_medians([1.0, 1.0, 1.0], [0.0, 0.0, -1.0]).estimate == math.inf
+
+
+def test_ratios_beyond_every_float_have_bounds_all_the_same() -> None:
+    found = ratio_of_medians([1e-300, 1.0, 1e300], [1e-300, 1.0, 1e300])
+    assert 0 <= found.low < 1 < found.high
