@@ -18,14 +18,19 @@ def start_run(*arguments: str, stdout: IO[str], stderr: IO[str]) -> subprocess.P
     return subprocess.Popen(command, cwd=ROOT, stdout=stdout, stderr=stderr, text=True)
 
 
-def bench_run(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """`bench.run`, finished."""
+def python(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """This interpreter with `arguments`, finished."""
     return subprocess.run(
-        [sys.executable, "-m", "bench.run", *arguments],
+        [sys.executable, *arguments],
         cwd=ROOT,
         env={**os.environ, **(env or {})},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=280,
         check=False,
     )
+
+
+def bench_run(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """`bench.run`, finished."""
+    return python("-m", "bench.run", *arguments, env=env)

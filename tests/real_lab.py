@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from commands import ROOT
+from commands import ROOT, python
 
 from bench.records.store import RunData, load_run
 
@@ -72,14 +72,7 @@ def buckets_at_1_gbit(out: Path) -> RunData:
     """`bench.run` of DDP with many buckets and with one, over a link of 1 Gbit/s."""
     lab = ["-m", "bench.lab", "--hosts", "2", "--rate", "1gbit", "--", "python", "-m", "bench.run"]
     sweep = ["--modes", "ddp", "--gpus", "2", "--bucket-cap-mb", "1,100", "--rounds", "5", "--device", "cpu"]
-    done = subprocess.run(
-        [sys.executable, *lab, *sweep, "--out", str(out)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    done = python(*lab, *sweep, "--out", str(out))
     assert done.returncode == 0, done.stderr[-4000:]
     return load_run(out)
 

@@ -42,11 +42,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduler:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave the campaign out, unless `-m` is given or its file or folder is named."""
-    left_out = [] if config.option.markexpr else [item for item in items if _is_left_out(config, item)]
+    left_out = set() if config.option.markexpr else {item for item in items if _is_left_out(config, item)}
     config.stash[LEFT_OUT] = len(left_out)
     if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in set(left_out)]
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
 
 
 def _is_left_out(config: pytest.Config, item: pytest.Item) -> bool:

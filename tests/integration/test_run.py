@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import ipaddress
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from commands import ROOT, SMALL, bench_run
+from commands import SMALL, bench_run, python
 
 from bench.records.store import load_run
 from bench.run import main
@@ -125,18 +122,10 @@ def test_a_complete_run_is_not_resumed(
 @pytest.mark.smoke
 def test_under_the_users_own_torchrun(tmp_path: Path) -> None:
     """The ranks are the user's here: they measure in the processes that torchrun started."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     sweep = ("--modes", "ddp", "--gpus", "2", "--bucket-cap-mb", "default", "--rounds", "2", "--steps", "1")
-    command = [*launcher, "-m", "bench.run", *SMALL, *sweep, "--json", "--quiet"]
-    done = subprocess.run(
-        [*command, "--out", str(tmp_path / "run")],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    how = ("--json", "--quiet", "--out", str(tmp_path / "run"))
+    done = python(*launcher, "-m", "bench.run", *SMALL, *sweep, *how, env={"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stderr == ""
     summary = json.loads(done.stdout)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import ROOT, SMALL
+from commands import SMALL, python
 
 from bench import predict, tune
 from bench.prediction.source import load_calibration
@@ -20,15 +18,8 @@ from models.registry import resnet_workload
 
 
 def bench_tune(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "bench.tune", *SMALL, "--gpus", "2", *arguments],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    given = (*SMALL, "--gpus", "2", *arguments)
+    return python("-m", "bench.tune", *given, env={"OMP_NUM_THREADS": "1"})
 
 
 @pytest.fixture(scope="module")

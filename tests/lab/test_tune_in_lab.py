@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from commands import ROOT, SMALL
+from commands import SMALL, python
 
 from bench.errors import UsageError
 from bench.prediction.source import load_calibration
@@ -28,14 +26,7 @@ def test_a_slow_link_is_calibrated_and_a_finer_layout_proven(tmp_path: Path) -> 
     out = tmp_path / "out"
     lab = ["-m", "bench.lab", "--hosts", "2", "--rate", "200mbit", "--", "python", "-m", "bench.tune"]
     how = ["--gpus", "2", "--rounds", "24", "--steps", "2", "--out", str(out)]
-    done = subprocess.run(
-        [sys.executable, *lab, *SMALL, *how],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+    done = python(*lab, *SMALL, *how)
     assert done.returncode == 0, done.stderr[-4000:]
     assert "Paste:\nmodel = DistributedDataParallel(model, bucket_cap_mb" in done.stdout
     answer = json.loads((out / "tune.json").read_text())
