@@ -12,7 +12,7 @@ from rich.console import Console as RichConsole
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
-from bench.records.escape import visible
+from bench.text import visible
 
 PLAIN_EVERY_S = 10.0
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.records.escape import visible
+from bench.text import visible
 
 USAGE_EXIT_CODE = 2
 """Exit status of a command that was asked for something it cannot do."""

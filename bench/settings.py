@@ -10,7 +10,7 @@ from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from bench import parsing
+from bench import cli
 from bench.errors import UsageError
 
 MODES = ("single", "dp", "ddp")
@@ -29,98 +29,98 @@ class Settings:
     """A whole run. None means "by device": see `with_device_defaults`."""
 
     modes: tuple[str, ...] = _setting(
-        ("dp", "ddp"), parsing.csv(parsing.choice(MODES)), "modes beside single: dp, ddp", "MODE,…"
+        ("dp", "ddp"), cli.csv(cli.choice(MODES)), "modes beside single: dp, ddp", "MODE,…"
     )
     gpus: tuple[int, ...] | None = _setting(
-        None, parsing.csv(parsing.positive_int), "device counts (without a GPU: CPU cores)", "N,…"
+        None, cli.csv(cli.positive_int), "device counts (without a GPU: CPU cores)", "N,…"
     )
     arch: str | None = _setting(None, str, "model: resnet18 (CPU default), resnet50 (GPU default), …", "NAME")
     workload: str | None = _setting(None, str, "your own model instead of --arch", "package.module:name")
     batch_size: int | None = _setting(
-        None, parsing.positive_int, "images per device (weak scaling) or in all (strong)", "N"
+        None, cli.positive_int, "images per device (weak scaling) or in all (strong)", "N"
     )
-    image_size: int | None = _setting(None, parsing.positive_int, "image height and width, pixels", "N")
+    image_size: int | None = _setting(None, cli.positive_int, "image height and width, pixels", "N")
     data: str = _setting(
         "device",
         str,
         "batches: synthetic on the device, on the host, or a folder of images",
         "device|host|DIR",
     )
-    data_workers: int = _setting(2, parsing.whole_number, "loader processes per rank, with a folder", "N")
+    data_workers: int = _setting(2, cli.whole_number, "loader processes per rank, with a folder", "N")
     scaling: str = _setting(
         "weak",
-        parsing.choice(("weak", "strong")),
+        cli.choice(("weak", "strong")),
         "what stays fixed: batch per device, or in all",
         "weak|strong",
     )
-    precision: str = _setting("fp32", parsing.choice(PRECISIONS), "arithmetic", "|".join(PRECISIONS))
+    precision: str = _setting("fp32", cli.choice(PRECISIONS), "arithmetic", "|".join(PRECISIONS))
     bucket_cap_mb: tuple[str, ...] = _setting(
         ("default", "1", "25", "100"),
-        parsing.csv(parsing.bucket_cap),
+        cli.csv(cli.bucket_cap),
         "DDP bucket caps, MiB; default, a number, or a list per bucket as 1/25",
         "CAP,…",
     )
     gradient_as_bucket_view: tuple[bool, ...] = _setting(
-        (False,), parsing.csv(parsing.switch), "DDP: gradients are views of the buckets", "on,off"
+        (False,), cli.csv(cli.switch), "DDP: gradients are views of the buckets", "on,off"
     )
     static_graph: tuple[bool, ...] = _setting(
-        (False,), parsing.csv(parsing.switch), "DDP: the graph never changes", "on,off"
+        (False,), cli.csv(cli.switch), "DDP: the graph never changes", "on,off"
     )
     find_unused_parameters: tuple[bool, ...] = _setting(
-        (False,), parsing.csv(parsing.switch), "DDP: search for parameters without gradient", "on,off"
+        (False,), cli.csv(cli.switch), "DDP: search for parameters without gradient", "on,off"
     )
     sync_buffers: tuple[bool, ...] = _setting(
-        (True,), parsing.csv(parsing.switch), "DDP: broadcast buffers in the forward", "on,off"
+        (True,), cli.csv(cli.switch), "DDP: broadcast buffers in the forward", "on,off"
     )
     sync_batchnorm: tuple[bool, ...] = _setting(
-        (False,), parsing.csv(parsing.switch), "DDP: convert to SyncBatchNorm (GPUs only)", "on,off"
+        (False,), cli.csv(cli.switch), "DDP: convert to SyncBatchNorm (GPUs only)", "on,off"
     )
     comm_hook: tuple[str, ...] = _setting(
-        ("none",), parsing.csv(parsing.choice(COMM_HOOKS)), "DDP: gradient compression", "HOOK,…"
+        ("none",), cli.csv(cli.choice(COMM_HOOKS)), "DDP: gradient compression", "HOOK,…"
     )
     accumulate: tuple[int, ...] = _setting(
-        (1,), parsing.csv(parsing.positive_int), "DDP: micro-batches per synchronisation", "K,…"
+        (1,), cli.csv(cli.positive_int), "DDP: micro-batches per synchronisation", "K,…"
     )
-    device: str = _setting("auto", parsing.choice(("auto", "cpu", "cuda")), "where to train", "auto|cpu|cuda")
+    device: str = _setting("auto", cli.choice(("auto", "cpu", "cuda")), "where to train", "auto|cpu|cuda")
     backend: str = _setting(
-        "auto", parsing.choice(("auto", "nccl", "gloo")), "gradient process group", "auto|nccl|gloo"
+        "auto", cli.choice(("auto", "nccl", "gloo")), "gradient process group", "auto|nccl|gloo"
     )
     rounds: int | None = _setting(
-        None, parsing.positive_int, "exactly N rounds (default: until the target or the time limit)", "N"
+        None, cli.positive_int, "exactly N rounds (default: until the target or the time limit)", "N"
     )
     precision_target: float = _setting(
-        0.02, parsing.fraction, "stop when every images/s is known to ± this", "2%"
+        0.02, cli.fraction, "stop when every images/s is known to ± this", "2%"
     )
     max_time: float | None = _setting(
         None,
-        parsing.duration_s,
+        cli.duration_s,
         "start no block after this long (CPU 200s, GPU 10m; with --rounds none)",
         "10m",
     )
     case_timeout: float | None = _setting(
-        None, parsing.duration_s, "give a case up that takes this long in one go (20 times the usual)", "60s"
+        None, cli.duration_s, "give a case up that takes this long in one go (20 times the usual)", "60s"
     )
-    steps: int | None = _setting(None, parsing.positive_int, "steps per block (CPU 3, GPU 10)", "N")
-    trace: bool = _setting(NO, parsing.switch, "keep a Chrome trace per case and rank", "on")
+    steps: int | None = _setting(None, cli.positive_int, "steps per block (CPU 3, GPU 10)", "N")
+    trace: bool = _setting(NO, cli.switch, "keep a Chrome trace per case and rank", "on")
     allreduce_curve: bool = _setting(
-        NO, parsing.switch, "also time the all-reduce by itself over message sizes", "on"
+        NO, cli.switch, "also time the all-reduce by itself over message sizes", "on"
     )
     calibrate: bool = _setting(
-        NO, parsing.switch, "also measure what bench.predict and bench.tune need: calibration.json", "on"
+        NO, cli.switch, "also measure what bench.predict and bench.tune need: calibration.json", "on"
     )
     passes: tuple[str, ...] = _setting(
         PASSES,
-        parsing.csv(parsing.choice((*PASSES, "none"))),
+        cli.csv(cli.choice((*PASSES, "none"))),
         "what to measure beside throughput: fewer leave time for more rounds; none: throughput alone",
         "PASS,…",
     )
     sweep: str = _setting(
         "grid",
-        parsing.choice(("grid", "star")),
+        cli.choice(("grid", "star")),
         "DDP settings: every combination, or one varied at a time from the first of each",
         "grid|star",
     )
-    seed: int = _setting(0, parsing.whole_number, "seed of weights, batches and order", "N")
+    seed: int = _setting(0, cli.whole_number, "seed of weights, batches and order", "N")
     name: str = _setting("run", str, "label in the results folder's name", "NAME")
     preset: str | None = None
     """Where values came from; not an option of its own."""
@@ -161,12 +161,12 @@ def resolve(
     Raises UsageError that names the layer, the key and the fix.
     """
     if preset is not None and preset not in PRESETS:
-        raise UsageError(f"unknown preset {preset!r}; {parsing.did_you_mean(preset, PRESETS)}")
+        raise UsageError(f"unknown preset {preset!r}; {cli.did_you_mean(preset, PRESETS)}")
     layers: list[tuple[str, Mapping[str, Any]]] = []
     if preset is not None:
         layers.append((f"preset {preset}: ", PRESETS[preset]))
     if config is not None:
-        layers.append((f"{config}: ", parsing.read_toml(config)))
+        layers.append((f"{config}: ", cli.read_toml(config)))
     layers.append(("", command_line))
     known = {f.name: f for f in options_of()}
     values: dict[str, Any] = {}
@@ -174,8 +174,8 @@ def resolve(
         for raw_key, raw in layer.items():
             key = raw_key.replace("-", "_")
             if key not in known:
-                raise UsageError(f"{where}unknown key {raw_key!r}; {parsing.did_you_mean(key, known)}")
-            values[key] = parsing.named(key, known[key].metadata["parse"], _as_text(raw), where=where)
+                raise UsageError(f"{where}unknown key {raw_key!r}; {cli.did_you_mean(key, known)}")
+            values[key] = cli.named(key, known[key].metadata["parse"], _as_text(raw), where=where)
         if "workload" in layer:
             values.pop("arch", None) if "arch" not in layer else None
     return Settings(**values, preset=preset)

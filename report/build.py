@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from bench.errors import UsageError
-from bench.records.store import load_run, replace_file
-from report import figures, files, view
+from bench.results.store import load_run, replace_file
+from report import files, view
+from report.draw import figures
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

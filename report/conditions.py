@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from bench.verdict.stability import cautions
-from bench.verdict.wording import link_name
+from bench.findings.stability import cautions
+from bench.findings.wording import link_name
 from report.model import Column, Fact, Group, Table
 from report.numbers import TIMES, count, duration, finite, mib, plain, quantity
 from report.select import text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING
 
-from bench.records.aggregate import images_per_s_by_round
+from bench.results.aggregate import images_per_s_by_round
 from report.drawings import Chart, Panel, Point, Series, Tick
 from report.numbers import finite, plural, quantity
 from report.select import by_mode, case_label, headline_count, records, text
@@ -13,7 +13,7 @@ from report.select import by_mode, case_label, headline_count, records, text
 if TYPE_CHECKING:
     import pandas as pd
 
-    from bench.records.aggregate import ByRound
+    from bench.results.aggregate import ByRound
     from report.select import Workload
 
 _FEWEST_ROUNDS = 3

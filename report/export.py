@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.errors import UsageError
-from bench.records.store import replace_file
-from report import figures
+from bench.results.store import replace_file
 from report.build import build, drawings, load, write
+from report.draw import figures
 from report.markdown import markdown
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from bench.records import bounded
-from bench.records.escape import csv_cell, csv_text
-from bench.scaling.outlook import Outlook
+from bench.results import bounded
+from bench.scaling.document import Outlook
+from bench.text import csv_cell, csv_text
 from report.model import Download, Link, RunFiles
 from report.numbers import mib, number
 
@@ -63,7 +63,7 @@ def _of_run(folder: Path, page_folder: Path, key: str) -> RunFiles:
 
 
 def _without_formulas(table: str) -> str:
-    """The table as `bench.records.store` writes it, should someone else have written it."""
+    """The table as `bench.results.store` writes it, should someone else have written it."""
     safe = io.StringIO()
     try:
         rows = ([csv_cell(csv_text(cell)) for cell in row] for row in csv.reader(io.StringIO(table)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bench.records.escape import markdown as escaped
+from bench.text import markdown as escaped
 
 if TYPE_CHECKING:
     from report.model import Page, RunView, Table

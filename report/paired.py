@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from bench.records.aggregate import images_per_s_by_round
+from bench.results.aggregate import images_per_s_by_round
 from bench.stats import paired_ratio
 from report.numbers import Estimate
 from report.select import text

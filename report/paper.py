@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from bench.verdict.wording import link_name
+from bench.findings.wording import link_name
 from report import conditions
 from report.caps import bucket_caps
 from report.fields import Field, interval, table, value, whole
@@ -17,7 +17,7 @@ from report.select import headline_count, text
 if TYPE_CHECKING:
     import pandas as pd
 
-    from bench.records.store import RunData
+    from bench.results.store import RunData
     from report.select import Workload
 
 _SOURCE = (

@@ -5,10 +5,10 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING
 
+from bench.findings.wording import link_name
 from bench.scaling.calibration import differences
 from bench.scaling.from_run import ddp_cases, identity
 from bench.scaling.validate import beside
-from bench.verdict.wording import link_name
 from report.charts import device_ticks, marked, shown
 from report.drawings import MOST_RUNS, Chart, Panel, Point, Series
 from report.model import Column, Section, Table
@@ -18,8 +18,8 @@ from report.select import DDP_DEFAULTS, cap_label, estimate, text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from bench.records.store import RunData
-    from bench.scaling.outlook import Line, Mark, Outlook
+    from bench.results.store import RunData
+    from bench.scaling.document import Line, Mark, Outlook
     from bench.stats import Interval
 
 _LOG_FROM = 16

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from bench.verdict.findings import findings
+from bench.findings.findings import findings
 from report import (
     anatomy,
     charts,
@@ -31,8 +31,8 @@ from report.select import Workload, text, truth, workloads
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from bench.records.store import RunData
-    from bench.scaling.outlook import Outlook
+    from bench.results.store import RunData
+    from bench.scaling.document import Outlook
 
 _MOST_HOSTS = 4
 CPU_WARNING = "Devices are CPU cores standing in for GPUs: read ratios with care, not absolute numbers."

@@ -14,7 +14,7 @@ import pytest
 from commands import SMALL, start_run
 from rank_pool import run_ranks
 
-from bench.records.store import RunData, load_run
+from bench.results.store import RunData, load_run
 
 pytest_plugins = ["selection", "fuzzing"]
 

@@ -17,8 +17,8 @@ import pandas as pd
 import psutil
 from commands import ROOT
 
-from bench.records.schema import IDENTITY
-from bench.records.store import load_run
+from bench.results.schema import IDENTITY
+from bench.results.store import load_run
 
 HERE = Path(__file__).parent
 SWEEP = (

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from bench.recovery.piece import Pieces
+from bench.recovery.lockstep import Pieces
 
 OUT = Path(os.environ["FAULTS_OUT"])
 MARKERS = Path(os.environ["FAULTS_MARKERS"])

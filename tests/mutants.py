@@ -32,7 +32,7 @@ TARGETS = (
     "bench/plan.py",
     "bench/scaling/timeline.py",
     "bench/scaling/buckets.py",
-    "bench/records/aggregate.py",
+    "bench/results/aggregate.py",
 )
 NEEDED_SHARE = 0.85
 LIMIT_S = 300

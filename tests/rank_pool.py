@@ -21,7 +21,7 @@ from commands import ROOT
 
 PRELOADED = (
     *("torch", "torch.distributed", "torch._dynamo", "torchvision.models"),
-    *("bench.ranks.cluster", "bench.ranks.proof", "bench.modes.ddp", "bench.measure.anatomy"),
+    *("bench.cluster.ranks", "bench.run.proof", "bench.modes.ddp", "bench.measure.anatomy"),
     *("bench.measure.trace", "models.data", "models.registry"),
 )
 LIMIT_S = 120.0
@@ -77,7 +77,7 @@ def _play(script: str, rank: int, num_ranks: int, port: int, folder: Path) -> No
     import torch  # noqa: PLC0415
     import torch.distributed as dist  # noqa: PLC0415
 
-    from bench.ranks.process import leave  # noqa: PLC0415
+    from bench.cluster.process import leave  # noqa: PLC0415
 
     torch.set_num_threads(1)
     names = {"torch": torch, "dist": dist, "json": json, "os": os, "sys": sys, "warnings": warnings}

@@ -24,7 +24,7 @@ from bench.errors import UsageError
 from bench.measure.clock import make_clock
 from bench.measure.overlap import Span, overlap_pct
 from bench.measure.timed import BlockTimes, Trainer, run_block
-from bench.records import bounded
+from bench.results import bounded
 from models.workload import Batch
 
 NCCL_KERNELS = ("ncclDevKernel", "ncclKernel")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from bench.gating.turns import TURNS_ENV
+from bench.cluster.turns import TURNS_ENV
 from bench.settings import Settings
 
 PREPARING_S = 600.0

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import UsageError
-from bench.records import bounded
-from bench.records.store import MANIFEST
-from bench.recovery.journal import State, read
+from bench.results import bounded
+from bench.results.journal import State, read
+from bench.results.store import MANIFEST
 from bench.settings import Settings
 
 MAY_CHANGE = ("rounds", "max_time", "precision_target", "case_timeout")

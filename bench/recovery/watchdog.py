@@ -24,8 +24,8 @@ from typing import Any
 import psutil
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch's stub forgets it
 
-from bench.ranks.cluster import RankInfo, host_name
-from bench.recovery.faults import RESTART_EXIT_CODE, TIMEOUT_EXIT_CODE, Blame
+from bench.cluster.ranks import RankInfo, host_name
+from bench.recovery.failures import RESTART_EXIT_CODE, TIMEOUT_EXIT_CODE, Blame
 
 FOREVER = timedelta(days=20)
 ERROR_GRACE_S = 5.0

@@ -9,8 +9,8 @@ from statistics import median
 from typing import Any
 
 from bench.errors import UsageError
-from bench.records import bounded
-from bench.scaling.spread import Spread
+from bench.results import bounded
+from bench.scaling.slowest_rank import Spread
 
 CALIBRATION_VERSION = 2
 _MOST = 1e12
@@ -74,7 +74,8 @@ class Calibration:
         residual_ms: what the calibrated step takes beyond the simulated one, whatever the layout; negative
             where it takes less.
         rank_spread: a rank's own step time over the median of all, one figure per rank and step.
-        slowest_spread: the longest of the ranks' over it, one figure per round (bench/scaling/spread.py).
+        slowest_spread: the longest of the ranks' over it, one figure per round
+            (bench/scaling/slowest_rank.py).
         single_step_ms: step of `single`, alone on the machine; empty where it is the compute of a rank.
         model_error_pct: half-width of the model's error on held-out cases; None while unmeasured.
     """

@@ -17,14 +17,14 @@ import numpy as np
 import pandas as pd
 
 from bench.errors import UsageError
-from bench.records.aggregate import step_ms_by_round
-from bench.records.store import RunData
+from bench.results.aggregate import step_ms_by_round
+from bench.results.store import RunData
 from bench.scaling import reading
 from bench.scaling.buckets import assign_cap, bucket_bytes
 from bench.scaling.calibration import AllReduceTimes, Calibration, Parameter, Samples
 from bench.scaling.cost import measured_curve
 from bench.scaling.from_run import allreduce_times, ddp_cases, identity, rank_steps, single_steps
-from bench.scaling.spread import Spread, typical_ms
+from bench.scaling.slowest_rank import Spread, typical_ms
 from bench.scaling.timeline import Slowdown, make_work, simulate
 from bench.scaling.validate import held_out, model_error_pct
 

@@ -15,15 +15,15 @@ import numpy as np
 import pandas as pd
 
 from bench.errors import UsageError
-from bench.records.aggregate import step_ms_by_round
-from bench.records.store import RunData
+from bench.results.aggregate import step_ms_by_round
+from bench.results.store import RunData
 from bench.scaling.approximate import Shape, refined
 from bench.scaling.calibration import AllReduceTimes, Calibration, Identity, Parameter, Samples
 from bench.scaling.cost import measured_curve
 from bench.scaling.fit import RoundFit, fit
 from bench.scaling.reconcile import reconciled
 from bench.scaling.scenario import wire_share
-from bench.scaling.spread import Spread, typical_ms
+from bench.scaling.slowest_rank import Spread, typical_ms
 from bench.scaling.timeline import Compute, make_work
 
 

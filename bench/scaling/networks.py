@@ -10,8 +10,8 @@ import math
 import re
 from dataclasses import dataclass
 
+from bench.cli import did_you_mean
 from bench.errors import UsageError
-from bench.parsing import did_you_mean
 from bench.scaling.cost import CostBand, CostCurve, at_ranks, ring_factor, tree_steps
 
 SIZES = tuple(4096 * 2**i for i in range(20))

@@ -17,11 +17,11 @@ from bench.scaling import reading
 from bench.scaling.buckets import assign_cap
 from bench.scaling.calibration import AllReduceTimes, Calibration, Samples
 from bench.scaling.cost import CostBand, CostCurve
-from bench.scaling.lost import Lost, lost
+from bench.scaling.losses import Lost, lost
 from bench.scaling.resampling import interval, resampled, widening
 from bench.scaling.scenario import Scenario, cost_band, own_curves
-from bench.scaling.sharing import on_shared_cores
-from bench.scaling.spread import Spread
+from bench.scaling.shared_cores import on_shared_cores
+from bench.scaling.slowest_rank import Spread
 from bench.scaling.timeline import Compute, Slowdown, Step, make_work, simulate
 from bench.stats import Interval
 

@@ -8,8 +8,8 @@ from statistics import median
 
 import pandas as pd
 
-from bench.records.aggregate import step_ms_by_round
-from bench.records.store import RunData
+from bench.results.aggregate import step_ms_by_round
+from bench.results.store import RunData
 from bench.scaling.calibration import Calibration
 from bench.scaling.from_run import ddp_cases, single_steps
 from bench.scaling.naive import naive_ms

@@ -18,13 +18,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from bench.findings.findings import findings
 from bench.plan import Machine, Planned, expand, round_order
-from bench.records.aggregate import Outcome, case_rows
-from bench.records.ledger import Ledger
-from bench.records.store import RunWriter, claim
-from bench.records.tables import read_ledger, read_longest
+from bench.results.aggregate import Outcome, case_rows
+from bench.results.ledger import Ledger
+from bench.results.store import RunWriter, claim
+from bench.results.tables import read_ledger, read_longest
 from bench.settings import Settings, with_device_defaults
-from bench.verdict.findings import findings
 
 NUM_STEPS = 3
 CASES_PER_CAP = 48

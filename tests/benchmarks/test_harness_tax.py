@@ -14,7 +14,7 @@ from bench.stats import median_interval
 
 LOOPS = """
 import random, time
-from bench.ranks.cluster import Cluster
+from bench.cluster.ranks import Cluster
 from bench.measure.clock import make_clock
 from bench.measure.timed import Trainer, run_block
 from bench.modes import build_mode

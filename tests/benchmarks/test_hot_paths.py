@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from bench.plan import Machine, Planned, expand
-from bench.records.aggregate import Outcome, case_rows
-from bench.records.schema import BLOCKS, typed_frame
-from bench.records.store import RunWriter, claim
+from bench.results.aggregate import Outcome, case_rows
+from bench.results.schema import BLOCKS, typed_frame
+from bench.results.store import RunWriter, claim
 from bench.settings import Settings, with_device_defaults
 from report import build
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from commands import ROOT
 
-from bench.records.schema import CASES, typed_frame
-from bench.records.store import RunWriter
+from bench.results.schema import CASES, typed_frame
+from bench.results.store import RunWriter
 from report.select import DDP_DEFAULTS
 
 NUM_ROUNDS, NUM_RANKS, NUM_STEPS = 30, 8, 4

@@ -43,7 +43,7 @@ def test_step(train_step_benchmark: Callable[..., None], mode: str, num_devices:
 
 
 DDP = """
-from bench.ranks.cluster import Cluster
+from bench.cluster.ranks import Cluster
 from bench.measure.clock import make_clock
 from bench.measure.timed import Trainer, run_block
 from bench.modes import build_mode

@@ -11,9 +11,9 @@ from random import Random
 from typing import Any
 
 from bench.plan import BucketLayout, Case, Machine, Planned, expand
-from bench.records.aggregate import Outcome, allreduce_rows, bucket_rows, case_rows
-from bench.records.schema import BLOCKS, SCHEMA_VERSION, typed_frame
-from bench.records.store import MANIFEST, RunWriter, replace_file
+from bench.results.aggregate import Outcome, allreduce_rows, bucket_rows, case_rows
+from bench.results.schema import BLOCKS, SCHEMA_VERSION, typed_frame
+from bench.results.store import MANIFEST, RunWriter, replace_file
 from bench.settings import PRESETS, Settings, resolve
 
 LAYOUTS = {

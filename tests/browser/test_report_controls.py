@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from bench.records.store import load_run
+from bench.results.store import load_run
 from report.__main__ import main
 
 if TYPE_CHECKING:

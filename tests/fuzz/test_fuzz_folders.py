@@ -16,9 +16,9 @@ from fuzzing import HOSTILE_TEXT, bounded, read_or_refused
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench import gate
-from bench.records.store import load_run
-from bench.records.tables import read_ledger
+from bench.gate import __main__ as gate
+from bench.results.store import load_run
+from bench.results.tables import read_ledger
 from report.__main__ import main as report
 from report.build import load
 

@@ -10,8 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bench.scaling.calibration import AllReduceTimes, Calibration, Identity, Parameter
+from bench.scaling.document import Outlook
 from bench.scaling.nccl_log import parse_nccl_log
-from bench.scaling.outlook import Outlook
 from bench.scaling.predict import predict
 from bench.scaling.scenario import Scenario
 

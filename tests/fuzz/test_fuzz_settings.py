@@ -19,11 +19,15 @@ from fuzzing import (
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bench import doctor, gate, job, lab, run
+from bench.doctor import __main__ as doctor
 from bench.errors import UsageError
-from bench.gate import read_thresholds
+from bench.gate import __main__ as gate
+from bench.gate.__main__ import read_thresholds
+from bench.lab import __main__ as lab
+from bench.lab import namespaces
+from bench.run import __main__ as run
+from bench.run import job
 from bench.settings import options_of, resolve
-from bench.virtual_hosts import netns
 from report import __main__ as report_command
 
 NAMES = [setting.name for setting in options_of()]
@@ -104,8 +108,8 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
         (report_command, "_write"),
     ):
         monkeypatch.setattr(module, name, reached)
-    monkeypatch.setattr(netns, "require_support", lambda: None)
-    monkeypatch.setattr(netns, "become_root", lambda _command: None)
+    monkeypatch.setattr(namespaces, "require_support", lambda: None)
+    monkeypatch.setattr(namespaces, "become_root", lambda _command: None)
     monkeypatch.setattr(lab.signal, "signal", lambda *_: None)
 
 

@@ -65,7 +65,7 @@ def test_nothing_is_left_in_the_timed_step() -> None:
 
 
 RANKS = """
-from bench.ranks.cluster import Cluster
+from bench.cluster.ranks import Cluster
 from bench.measure.anatomy import bucket_ready_ms, run_anatomy
 from bench.measure.timed import Trainer
 from bench.measure.trace import run_trace

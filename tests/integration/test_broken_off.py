@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 import pytest
 
-from bench import job
-from bench.records.store import load_run
-from bench.recovery.finish import finish, finish_and_say
-from bench.run import main
+from bench.recovery.close import finish, finish_and_say
+from bench.results.store import load_run
+from bench.run import job
+from bench.run.__main__ import main
 
 if TYPE_CHECKING:
     from conftest import RealRun

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 from commands import ROOT
 
-from bench.gate import main
+from bench.gate.__main__ import main
 
 if TYPE_CHECKING:
     from conftest import RealRun

@@ -8,9 +8,9 @@ import pytest
 from commands import ROOT
 
 from bench.errors import USAGE_EXIT_CODE, UsageError
-from bench.gate import main
-from bench.gating.interleave import checkout_of
-from bench.records.store import load_run
+from bench.gate.__main__ import main
+from bench.gate.interleave import checkout_of
+from bench.results.store import load_run
 
 SLOW = """
 import os, time, torch

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from commands import ROOT
 
-from bench.ranks.launch import launch
+from bench.run.launch import launch
 
 SHOW = """
 import os
@@ -39,8 +39,8 @@ def test_what_the_ranks_inherit_is_not_left_behind(
 
 MEET = """
 import json, os, pathlib, sys
-from bench.ranks.cluster import Cluster
-from bench.ranks.process import leave
+from bench.cluster.ranks import Cluster
+from bench.cluster.process import leave
 cluster = Cluster("cpu")
 found = [cluster.gather(cluster.rank), cluster.from_first("by rank 0" if cluster.is_first else None)]
 pathlib.Path(sys.argv[1], f"{cluster.rank}.json").write_text(json.dumps(found))

@@ -14,7 +14,7 @@ from bench.modes.dp import HostDataParallel
 from bench.plan import Case
 
 COMMON = """
-from bench.ranks.cluster import Cluster
+from bench.cluster.ranks import Cluster
 from bench.modes import build_mode
 from bench.plan import Case
 from torch.nn import functional

@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 
-from bench.power.side import Step
-from bench.resolution import trials as noise_run
-from bench.resolution.noise import FEWEST_ROUNDS
+from bench.gate import noise_trials as noise_run
+from bench.gate.noise import FEWEST_ROUNDS
+from bench.gate.trial_process import Step
 
 
 @pytest.mark.campaign

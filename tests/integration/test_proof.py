@@ -9,7 +9,7 @@ import torch
 from bench.modes import Place
 from bench.modes.dp import HostDataParallel
 from bench.plan import Case
-from bench.ranks.proof import ProofError, Prover, fingerprint
+from bench.run.proof import ProofError, Prover, fingerprint
 from models.registry import resnet_workload
 
 PLACE = Place(rank=0, local_rank=0, device=torch.device("cpu"), cores=(0,))
@@ -69,9 +69,9 @@ def test_a_prefix_in_the_state_dict_is_caught(monkeypatch: pytest.MonkeyPatch) -
 
 
 DDP_PROOF = """
-from bench.ranks.cluster import Cluster
+from bench.cluster.ranks import Cluster
 from bench.plan import Case
-from bench.ranks.proof import ProofError, Prover
+from bench.run.proof import ProofError, Prover
 from models.registry import resnet_workload
 cluster = Cluster("cpu")
 workload = resnet_workload("resnet20", 32)
@@ -111,7 +111,7 @@ def test_nothing_is_broadcast_where_the_replicas_are_known_to_be_equal(ranks: An
     found = ranks(
         DDP_PROOF
         + """
-from bench.ranks.proof import equal_replicas
+from bench.run.proof import equal_replicas
 def outcome(seed):
     global prover
     torch.manual_seed(seed)

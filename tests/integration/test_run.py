@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 from commands import SMALL, bench_run, python
 
-from bench.records.store import load_run
-from bench.run import main
+from bench.results.store import load_run
+from bench.run.__main__ import main
 
 if TYPE_CHECKING:
     from conftest import RealRun

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from commands import SMALL, python
 
-from bench import predict, tune
-from bench.prediction.source import load_calibration
-from bench.records.store import load_run
+from bench.predict import __main__ as predict
+from bench.predict.source import load_calibration
+from bench.results.store import load_run
 from bench.scaling.buckets import assign_cap, bucket_bytes
+from bench.tune import __main__ as tune
 from models.registry import resnet_workload
 
 

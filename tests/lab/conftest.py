@@ -13,14 +13,14 @@ import pytest
 from real_lab import Lab
 
 from bench.errors import UsageError
-from bench.virtual_hosts import netns
+from bench.lab import namespaces
 
 
 @pytest.fixture
 def start_lab(tmp_path: Path) -> Iterator[Callable[..., Lab]]:
     """Starts labs, each in a folder of its own below `tmp_path`."""
     try:
-        netns.require_support()
+        namespaces.require_support()
     except UsageError as missing:
         pytest.skip(str(missing))
     labs: list[Lab] = []

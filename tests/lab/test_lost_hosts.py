@@ -17,7 +17,7 @@ from fault_campaign import SWEEP, Campaign, Deed, deed
 from real_lab import eventually
 
 from bench.errors import UsageError
-from bench.virtual_hosts import netns
+from bench.lab import namespaces
 
 pytestmark = [pytest.mark.lab, pytest.mark.campaign]
 
@@ -48,7 +48,7 @@ def set_link(lab: subprocess.Popen[str], host: int, state: str) -> None:
 @pytest.fixture
 def campaign(tmp_path: Path) -> Campaign:
     try:
-        netns.require_support()
+        namespaces.require_support()
     except UsageError as missing:
         pytest.skip(str(missing))
     return Campaign(tmp_path, THREE)

@@ -8,7 +8,7 @@ import pytest
 from real_lab import LINK_MS, buckets_at_1_gbit
 
 from bench.errors import UsageError
-from bench.virtual_hosts import netns
+from bench.lab import namespaces
 
 
 @pytest.mark.lab
@@ -16,7 +16,7 @@ from bench.virtual_hosts import netns
 @pytest.mark.smoke
 def test_one_gigabit_link_shows_what_buckets_hide(tmp_path: Path) -> None:
     try:
-        netns.require_support()
+        namespaces.require_support()
     except UsageError as missing:
         pytest.skip(str(missing))
     run = buckets_at_1_gbit(tmp_path / "run")

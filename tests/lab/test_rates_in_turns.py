@@ -12,10 +12,10 @@ import pytest
 from commands import ROOT, SMALL
 from real_lab import eventually, namespaces_in_use
 
-from bench import predict
 from bench.errors import UsageError
-from bench.records.store import load_run
-from bench.virtual_hosts import netns
+from bench.lab import namespaces
+from bench.predict import __main__ as predict
+from bench.results.store import load_run
 
 pytestmark = [pytest.mark.lab, pytest.mark.campaign]
 
@@ -25,7 +25,7 @@ GRADIENT_BYTES = 1_080_424
 
 def start(rates: Sequence[str], *arguments: str) -> subprocess.Popen[str]:
     try:
-        netns.require_support()
+        namespaces.require_support()
     except UsageError as missing:
         pytest.skip(str(missing))
     lab = [sys.executable, "-m", "bench.lab", "--hosts", "2", "--rate", ",".join(rates)]

@@ -9,8 +9,8 @@ import pytest
 from commands import SMALL, python
 
 from bench.errors import UsageError
-from bench.prediction.source import load_calibration
-from bench.virtual_hosts import netns
+from bench.lab import namespaces
+from bench.predict.source import load_calibration
 
 RATE_BITS_PER_S = 200e6
 GRADIENT_BYTES = 1_080_424
@@ -20,7 +20,7 @@ GRADIENT_BYTES = 1_080_424
 @pytest.mark.campaign
 def test_a_slow_link_is_calibrated_and_a_finer_layout_proven(tmp_path: Path) -> None:
     try:
-        netns.require_support()
+        namespaces.require_support()
     except UsageError as missing:
         pytest.skip(str(missing))
     out = tmp_path / "out"

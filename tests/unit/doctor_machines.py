@@ -6,7 +6,7 @@ import itertools
 import math
 from dataclasses import replace
 
-from bench.health.vitals import (
+from bench.doctor.machine import (
     ClockReason,
     Cpu,
     Disk,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.records.schema import ALLREDUCE, BLOCKS, BUCKETS, CASES, typed_frame
-from bench.records.store import RunData
+from bench.results.schema import ALLREDUCE, BLOCKS, BUCKETS, CASES, typed_frame
+from bench.results.store import RunData
 from report.select import DDP_DEFAULTS
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import pytest
 from scipy import stats as scipy_stats
 
 from bench.plan import BucketLayout, Machine, expand
-from bench.records.aggregate import (
+from bench.results.aggregate import (
     Outcome,
     allreduce_rows,
     bucket_rows,
@@ -16,7 +16,7 @@ from bench.records.aggregate import (
     step_ms_by_round,
     worst_half_width,
 )
-from bench.records.schema import BLOCKS, typed_frame
+from bench.results.schema import BLOCKS, typed_frame
 from bench.settings import Settings, with_device_defaults
 
 SETTINGS = with_device_defaults(

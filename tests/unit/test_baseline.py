@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from gate_runs import STEADY, write_run
 
-from bench import gate
 from bench.errors import UsageError
-from bench.gating.baseline import find, fingerprint, save
-from bench.gating.compare import NotComparableError
-from bench.records.store import load_run
+from bench.gate import __main__ as gate
+from bench.gate.baseline import find, fingerprint, save
+from bench.gate.compare import NotComparableError
+from bench.results.store import load_run
 
 CPU: dict[str, Any] = {
     "versions": {"torch": "2.15.0+cpu"},

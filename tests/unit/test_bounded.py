@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from bench.errors import UsageError
-from bench.records import bounded, tables
-from bench.records.store import RunWriter, claim, load_run
+from bench.results import bounded, tables
+from bench.results.store import RunWriter, claim, load_run
 
 
 def refused(path: Path, reading: object, **limits: int) -> str:

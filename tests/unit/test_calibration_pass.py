@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from bench.errors import UsageError
 from bench.plan import Case
-from bench.records.schema import ALLREDUCE, BLOCKS, BUCKETS, CASES, typed_frame
-from bench.records.store import RunData
+from bench.results.schema import ALLREDUCE, BLOCKS, BUCKETS, CASES, typed_frame
+from bench.results.store import RunData
 from bench.scaling.buckets import assign_cap, bucket_bytes
 from bench.scaling.cost import CostCurve, measured_curve
 from bench.scaling.from_pass import calibration_of, slowdowns

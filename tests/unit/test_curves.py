@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from bench.measure.collectives import CURVE_BYTES, CURVE_REPETITIONS
-from bench.ranks.curves import LEAST_REPETITIONS, _curve
+from bench.run.curves import LEAST_REPETITIONS, _curve
 
 MIB = 2**20
 

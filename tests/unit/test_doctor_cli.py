@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from doctor_machines import container, h100_box, laptop, virtual_gpu
 
-from bench import doctor
-from bench.health import Machine, diagnose
+from bench.doctor import __main__ as doctor
+from bench.doctor.rules import Machine, diagnose
 
 
 def run(

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 from doctor_machines import ETH0, H100, LOOPBACK, h100_box, laptop, nvlink_pairs, virtual_gpu, with_gpu
 
-from bench.health import Finding, Machine, diagnose
-from bench.health.gpu import ranges, span
-from bench.health.network import nccl_interfaces
-from bench.health.vitals import ClockReason, GpuPair, GpuProcess, Interface, Port, Software
+from bench.doctor.machine import ClockReason, GpuPair, GpuProcess, Interface, Port, Software
+from bench.doctor.rules import Finding, Machine, diagnose
+from bench.doctor.rules.gpu import ranges, span
+from bench.doctor.rules.interfaces import nccl_interfaces
 
 
 def line(machine: Machine, name: str) -> Finding:

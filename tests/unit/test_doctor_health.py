@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from doctor_machines import GIB, container, h100_box, laptop, virtual_gpu, with_gpu
 
-from bench.health import Finding, Machine, diagnose
-from bench.health.finding import figures, gib, graded
-from bench.health.vitals import NumaNode
+from bench.doctor.finding import figures, gib, graded
+from bench.doctor.machine import NumaNode
+from bench.doctor.rules import Finding, Machine, diagnose
 
 
 def line(machine: Machine, name: str) -> Finding:

@@ -9,8 +9,8 @@ from typing import Any
 import pynvml
 import pytest
 
-from bench.health.vitals import ClockReason, GpuPair, GpuProcess
-from bench.readings import nvml
+from bench.doctor.machine import ClockReason, GpuPair, GpuProcess
+from bench.doctor.readings import nvml
 
 
 class Nvml:

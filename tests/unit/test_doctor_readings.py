@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 
-from bench.health.vitals import NumaNode
-from bench.readings import files, host, network, software
-from bench.readings.host import attempt, read_cpu, read_disk, read_memory
-from bench.readings.network import read_network
+from bench.doctor.machine import NumaNode
+from bench.doctor.readings import network, software, sysfs, system
+from bench.doctor.readings.network import read_network
+from bench.doctor.readings.system import attempt, read_cpu, read_disk, read_memory
 
 
 def write(root: Path, tree: dict[str, str]) -> Path:
@@ -59,14 +59,14 @@ def test_container_limits(
     tmp_path: Path, tree: dict[str, str], cores: float | None, memory_bytes: float | None
 ) -> None:
     root = write(tmp_path, tree)
-    assert files.cpu_quota(root) == cores
-    assert files.memory_limit_bytes(root) == memory_bytes
+    assert sysfs.cpu_quota(root) == cores
+    assert sysfs.memory_limit_bytes(root) == memory_bytes
 
 
 def test_lists_of_cores() -> None:
-    assert files.cores_in("0-3,8") == {0, 1, 2, 3, 8}
-    assert files.cores_in("") == frozenset()
-    assert files.cores_in("all") is None
+    assert sysfs.cores_in("0-3,8") == {0, 1, 2, 3, 8}
+    assert sysfs.cores_in("") == frozenset()
+    assert sysfs.cores_in("all") is None
 
 
 def test_cores_of_another_machine(tmp_path: Path) -> None:
@@ -169,8 +169,8 @@ def test_shares_of_the_allowed_cores_only(
     after: list[CoreTimes], shares: tuple[Any, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = iter([BEFORE, after])
-    monkeypatch.setattr(host.psutil, "cpu_times", lambda percpu: next(looks) if percpu else None)
-    cpu, _ = host.read_host(tmp_path, allowed=frozenset({0}), sample_s=0)
+    monkeypatch.setattr(system.psutil, "cpu_times", lambda percpu: next(looks) if percpu else None)
+    cpu, _ = system.read_host(tmp_path, allowed=frozenset({0}), sample_s=0)
     assert (cpu.busy_share, cpu.steal_share, cpu.steal_share_since_boot) == shares
 
 

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.errors import UsageError
-from bench.records.escape import csv_cell, csv_text, markdown, visible
-from bench.records.schema import CASES, typed_frame
-from bench.records.store import RunWriter, claim, load_run
+from bench.results.schema import CASES, typed_frame
+from bench.results.store import RunWriter, claim, load_run
+from bench.text import csv_cell, csv_text, markdown, visible
 
 HOSTILE = [
     "=cmd|'/C calc'!A0",

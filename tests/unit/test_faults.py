@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from bench.recovery.faults import RESTART_EXIT_CODE, TIMEOUT_EXIT_CODE, blame, is_restartable, oom_kills
+from bench.recovery.failures import RESTART_EXIT_CODE, TIMEOUT_EXIT_CODE, blame, is_restartable, oom_kills
 
 TERM, KILL, SEGV = -signal.SIGTERM, -signal.SIGKILL, -signal.SIGSEGV
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 from report_runs import Row, case, run, timed, usual_cases
 
+from bench.findings.findings import findings
+from bench.findings.wording import link_name, number
 from bench.stats import paired_ratio
-from bench.verdict.findings import findings
-from bench.verdict.wording import link_name, number
 
 PACE = [1.0, 1.1, 1.2, 1.3, 1.4]
 CPU = {"device_type": "cpu"}

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from report_runs import Row, case, measured, run, timed
 
-from bench.verdict.findings import findings
+from bench.findings.findings import findings
 
 
 def exposed(

@@ -10,8 +10,8 @@ from scipy.stats import binomtest
 
 from bench import stats
 from bench.errors import UsageError
-from bench.gating.compare import Gate, NotComparableError, compare
-from bench.gating.metrics import METRICS, judge
+from bench.gate.compare import Gate, NotComparableError, compare
+from bench.gate.metrics import METRICS, judge
 from bench.stats import Interval
 
 FIVE = {metric.name: 0.05 for metric in METRICS}

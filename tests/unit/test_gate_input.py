@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from gate_runs import STEADY, plan, write_run
 
-from bench.gate import main, read_thresholds
-from bench.gating.runs import read_run
+from bench.gate.__main__ import main, read_thresholds
+from bench.gate.runs import read_run
 
 
 def edit(name: str, change: Callable[[str], str]) -> Callable[[Path], None]:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from gate_runs import STEADY, failed, made_run, plan, write_run
 
-from bench.gate import main
-from bench.gating import output as gate_output
-from bench.gating.compare import compare
-from bench.gating.metrics import METRICS
+from bench.gate import output as gate_output
+from bench.gate.__main__ import main
+from bench.gate.compare import compare
+from bench.gate.metrics import METRICS
 
 FIVE = {metric.name: 0.05 for metric in METRICS}
 SLOW = {**STEADY, ("ddp", 2): [ms * 1.25 for ms in STEADY["ddp", 2]]}

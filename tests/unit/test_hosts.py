@@ -2,8 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from bench.ranks.hosts import Facts, check_alike
-from bench.recovery.faults import AgreedError
+from bench.cluster.hosts import Facts, check_alike
+from bench.recovery.failures import AgreedError
 
 HOST = Facts(
     host="a",

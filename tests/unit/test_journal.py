@@ -6,7 +6,7 @@ import pytest
 
 from bench.errors import UsageError
 from bench.plan import BucketLayout, Case, Planned
-from bench.recovery.journal import JOURNAL, Journal, read
+from bench.results.journal import JOURNAL, Journal, read
 
 CASE = Case(
     mode="ddp",

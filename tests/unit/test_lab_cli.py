@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from bench import lab
 from bench.errors import UsageError
-from bench.virtual_hosts import labplan, netns, rates
+from bench.lab import __main__ as lab
+from bench.lab import namespaces, rates, topology
 
 COMMAND = ["--", "python", "-m", "bench.run", "--rate", "x"]
 
@@ -19,7 +19,7 @@ def test_options_end_at_the_dashes() -> None:
     settings = lab.parse(["--hosts", "3", "--rate", "200mbit", "--ranks-per-host", "2", "--quiet", *COMMAND])
     assert settings == lab.Settings(
         num_hosts=3,
-        links=(labplan.Link(200_000_000),),
+        links=(topology.Link(200_000_000),),
         ranks_per_host=2,
         module_arguments=["bench.run", "--rate", "x"],
         quiet=True,
@@ -64,7 +64,7 @@ def test_each_rate_gets_a_lab_of_its_own() -> None:
     for rate, command in zip(("200mbit", "2.5gbit"), commands, strict=True):
         assert lab.parse(command[3:]) == lab.Settings(
             num_hosts=3,
-            links=(labplan.Link(labplan.parse_rate(rate), 0.001),),
+            links=(topology.Link(topology.parse_rate(rate), 0.001),),
             ranks_per_host=2,
             module_arguments=["bench.run", "--out", f"x-{rate}"],
             quiet=False,
@@ -90,10 +90,10 @@ def test_a_missing_tool_is_named_with_its_package(
         (tmp_path / tool).write_text("#!/bin/sh\n")
         (tmp_path / tool).chmod(0o755)
     with pytest.raises(UsageError, match=rf"'{missing}'.*install (iproute2|util-linux)"):
-        netns.require_support(os.fspath(tmp_path))
+        namespaces.require_support(os.fspath(tmp_path))
 
 
 def test_other_systems_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(UsageError, match="needs Linux"):
-        netns.require_support()
+        namespaces.require_support()

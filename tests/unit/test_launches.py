@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.gating.launches import LAUNCH, launch_ratio, merged
-from bench.gating.runs import GateCase, GateRun
+from bench.gate.launches import LAUNCH, launch_ratio, merged
+from bench.gate.runs import GateCase, GateRun
 from bench.stats import paired_ratio
 
 

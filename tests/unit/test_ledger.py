@@ -10,12 +10,12 @@ import pytest
 from gate_runs import STEADY, write_run
 
 from bench.errors import UsageError
-from bench.gating.runs import checked, read_run
-from bench.records import tables
-from bench.records.aggregate import step_ms_by_round
-from bench.records.ledger import Ledger
-from bench.records.schema import BLOCKS, typed_frame
-from bench.records.store import RunWriter, load_run
+from bench.gate.runs import checked, read_run
+from bench.results import tables
+from bench.results.aggregate import step_ms_by_round
+from bench.results.ledger import Ledger
+from bench.results.schema import BLOCKS, typed_frame
+from bench.results.store import RunWriter, load_run
 
 RNG = np.random.default_rng(3)
 

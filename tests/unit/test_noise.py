@@ -9,15 +9,15 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from bench import doctor
-from bench.gating.compare import FAMILY_CONFIDENCE
-from bench.gating.launches import LAUNCH, launch_ratio
-from bench.gating.metrics import judge
-from bench.power.rates import Launch
-from bench.power.side import Step
-from bench.resolution import output as noise_output
-from bench.resolution import trials as noise_run
-from bench.resolution.noise import FEWEST_ROUNDS, THRESHOLD, Noise, noise_of
+from bench.doctor import __main__ as doctor
+from bench.gate import noise_output
+from bench.gate import noise_trials as noise_run
+from bench.gate.compare import FAMILY_CONFIDENCE
+from bench.gate.launches import LAUNCH, launch_ratio
+from bench.gate.metrics import judge
+from bench.gate.noise import FEWEST_ROUNDS, THRESHOLD, Noise, noise_of
+from bench.gate.power_rates import Launch
+from bench.gate.trial_process import Step
 
 
 def launches(

@@ -9,11 +9,11 @@ import torch
 from scipy import stats
 
 from bench.errors import UsageError
-from bench.gating.launches import DEFAULT_LAUNCHES
-from bench.power import campaign
-from bench.power.rates import EVERY_TRIAL, Launch, rates, regressed, trials_of
-from bench.power.side import Step, slowed
-from bench.power.trials import Side, append, load, measure_launch
+from bench.gate import power
+from bench.gate.launches import DEFAULT_LAUNCHES
+from bench.gate.power_rates import EVERY_TRIAL, Launch, rates, regressed, trials_of
+from bench.gate.trial_process import Step, slowed
+from bench.gate.trials import Side, append, load, measure_launch
 
 
 def launch(slow_down: float, *, noise: float, seed: int, num_rounds: int = 25) -> Launch:
@@ -100,7 +100,7 @@ def test_a_real_launch_measures_every_slow_down() -> None:
 
 def test_the_table_names_every_rate() -> None:
     trials = [[launch(s, noise=0.02, seed=i)] for i in range(4) for s in (0.0, 0.10)]
-    text = campaign.report(rates(trials, threshold=0.05))
+    text = power.report(rates(trials, threshold=0.05))
     assert "| none (A/A) | 0 | 4 | 0% [0, 60] |" in text
     assert "| 10% | 4 | 4 | 100% [40, 100] |" in text
 
@@ -110,6 +110,6 @@ def test_a_finished_record_is_only_judged(tmp_path: Path) -> None:
     for number in range(1, DEFAULT_LAUNCHES + 1):
         append(record, number, [launch(s, noise=0.02, seed=number) for s in (0.0, 0.10)])
     before = record.read_bytes()
-    found = campaign.run(record, num_trials=1, quiet=True)
+    found = power.run(record, num_trials=1, quiet=True)
     assert [rate.num_regressed for rate in found] == [0, 1]
     assert record.read_bytes() == before

@@ -14,10 +14,10 @@ import pandas as pd
 import pytest
 from commands import ROOT
 
-from bench import predict as command
-from bench.prediction.source import read_source, save_calibration
+from bench.predict import __main__ as command
+from bench.predict.source import read_source, save_calibration
+from bench.scaling.document import Outlook
 from bench.scaling.networks import NETWORKS, network
-from bench.scaling.outlook import Outlook
 
 SAMPLE = ROOT / "results" / "samples" / "cpu-lab-1gbit-2hosts"
 PREDICTIONS = ROOT / "results" / "samples" / "predictions"

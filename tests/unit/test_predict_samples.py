@@ -10,9 +10,9 @@ from statistics import median
 import pytest
 from commands import ROOT
 
-from bench import predict as command
-from bench.prediction.source import read_source
-from bench.records.store import load_run
+from bench.predict import __main__ as command
+from bench.predict.source import read_source
+from bench.results.store import load_run
 from bench.scaling.naive import CONSTANT, LONGER, PERFECT
 from bench.scaling.networks import network
 from bench.scaling.validate import HeldOut, held_out

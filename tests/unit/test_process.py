@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.ranks.process import steady_memory
+from bench.cluster.process import steady_memory
 
 ALLOCATE = """
 import re, sys
@@ -60,5 +60,5 @@ def test_malloc_asks_the_kernel_for_huge_pages() -> None:
 
 
 def test_a_rank_starts_without_what_only_the_first_needs_later() -> None:
-    code = "import sys, bench.job, bench.ranks.rank; sys.exit('scipy.stats' in sys.modules)"
+    code = "import sys, bench.run.job, bench.run.rank; sys.exit('scipy.stats' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -5,10 +5,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from bench.records import tables
-from bench.records.store import RunWriter
-from bench.records.tables import load_blocks, read_blocks
-from bench.recovery.repair import repair_allreduce, repair_blocks
+from bench.results import tables
+from bench.results.repair import repair_allreduce, repair_blocks
+from bench.results.store import RunWriter
+from bench.results.tables import load_blocks, read_blocks
 
 RANKS = {"a": 1, "b": 3}
 

@@ -12,8 +12,8 @@ import pytest
 from report_runs import blocks, case, run, usual_cases
 
 from bench.errors import UsageError
-from bench.records.schema import CASES
-from bench.records.store import RunWriter
+from bench.results.schema import CASES
+from bench.results.store import RunWriter
 from report import build
 from report.__main__ import main
 from report.select import DDP_DEFAULTS

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from report_runs import blocks, case, run, usual_cases
 
-from bench.records.store import RunWriter
+from bench.results.store import RunWriter
 from report import export
 from report.__main__ import main
 from report.markdown import markdown

@@ -8,9 +8,9 @@ from PIL import Image
 from report_runs import case, paper_like, run, usual_cases
 
 from report.build import render
+from report.draw.figures import png, svg
+from report.draw.palette import NAMES, PARTS
 from report.drawings import Bars, Bucket, Chart, Spread, Spreads, Timeline, Track
-from report.figures import png, svg
-from report.palette import NAMES, PARTS
 from report.view import page
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from commands import ROOT
 
-from bench.records.store import load_run
+from bench.results.store import load_run
 from bench.scaling.calibration import Identity
-from bench.scaling.outlook import Line, Mark, Outlook
+from bench.scaling.document import Line, Mark, Outlook
 from bench.scaling.validate import HeldOut
 from bench.stats import Interval
 from report import __main__ as command
-from report import figures
+from report.draw import figures
 from report.drawings import Chart, Series
 from report.predicted import section
 

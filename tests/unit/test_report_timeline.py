@@ -4,8 +4,8 @@ from typing import Any
 
 from report_runs import bucket, communicating, run
 
+from report.draw.figures import svg
 from report.drawings import Bucket, Timeline, Track
-from report.figures import svg
 from report.select import workloads
 from report.timeline import one_step
 

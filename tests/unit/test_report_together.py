@@ -3,12 +3,12 @@ from __future__ import annotations
 import pytest
 from report_runs import Row, case, run, usual_cases
 
-from bench.records.store import RunData
+from bench.results.store import RunData
 from report.build import render
+from report.draw.palette import SERIES
 from report.drawings import MOST_RUNS, Chart, Series
 from report.markdown import markdown
 from report.model import Page
-from report.palette import SERIES
 from report.view import page
 
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from report_runs import case, run, usual_cases
 
-from bench.records.escape import visible
-from bench.verdict.findings import findings
+from bench.findings.findings import findings
+from bench.text import visible
 from report import caps, charts
 from report.drawings import Panel, Point, Series, Tick
 from report.model import Column, RunView, Table

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from bench.errors import UsageError
-from bench.recovery.journal import Journal
 from bench.recovery.resume import NotTheSameError, check_same, settings_of
+from bench.results.journal import Journal
 from bench.settings import Settings
 
 MACHINE = {"cpu_model": "x", "num_cores": 2, "gpus": []}

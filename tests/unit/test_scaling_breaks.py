@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from bench.scaling.breaks import LEAST_EFFICIENCY, Curve, curve, sentence
 from bench.scaling.calibration import AllReduceTimes, Calibration, Identity, Parameter
-from bench.scaling.lost import BANDWIDTH, HANDLING, LATENCY, RANK_SPREAD, SHARING
+from bench.scaling.losses import BANDWIDTH, HANDLING, LATENCY, RANK_SPREAD, SHARING
 from bench.scaling.networks import network
 from bench.scaling.predict import predict
+from bench.scaling.scaling_limit import LEAST_EFFICIENCY, Curve, curve, sentence
 from bench.scaling.scenario import Scenario
 
 MACHINE = Identity(

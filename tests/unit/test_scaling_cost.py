@@ -13,7 +13,7 @@ from bench.errors import UsageError
 from bench.scaling.cost import CostBand, CostCurve, at_ranks, hierarchical, measured_curve, ring_factor
 from bench.scaling.nccl_log import parse_nccl_log
 from bench.scaling.networks import NETWORKS, network
-from bench.scaling.spread import Spread, expected_max
+from bench.scaling.slowest_rank import Spread, expected_max
 
 ALPHA_BETA = CostCurve(tuple((float(4096 * 4**i), 0.05 + 4096 * 4**i * 1e-6) for i in range(9)))
 

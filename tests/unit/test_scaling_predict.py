@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from commands import ROOT
 
-from bench import predict as command
 from bench.errors import UsageError
-from bench.prediction.source import load_calibration, model_shapes, read_source, save_calibration
+from bench.predict import __main__ as command
+from bench.predict.source import load_calibration, model_shapes, read_source, save_calibration
 from bench.scaling.approximate import from_throughput, refined
 from bench.scaling.calibration import AllReduceTimes, Calibration, Identity, Parameter, check_same
 from bench.scaling.fit import RoundFit, fit

@@ -11,7 +11,7 @@ from bench.scaling.cost import CostCurve
 from bench.scaling.networks import network
 from bench.scaling.predict import predict
 from bench.scaling.scenario import Scenario
-from bench.scaling.sharing import on_shared_cores
+from bench.scaling.shared_cores import on_shared_cores
 from bench.scaling.timeline import Slowdown
 
 OWN = CostCurve(((1e6, 10.0), (1e8, 1000.0)))

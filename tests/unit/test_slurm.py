@@ -2,8 +2,8 @@
 
 import pytest
 
+from bench.cluster.slurm import hosts, ranks_environment, tasks_per_node
 from bench.errors import UsageError
-from bench.ranks.slurm import hosts, ranks_environment, tasks_per_node
 
 STEP = {
     "SLURM_PROCID": "5",

@@ -7,10 +7,10 @@ import pandas as pd
 import pytest
 from gate_runs import block_rows, plan
 
-from bench.records.aggregate import Outcome, case_rows
-from bench.records.schema import BLOCKS, typed_frame
-from bench.verdict.levels import two_levels
-from bench.verdict.stability import Caution, cautions
+from bench.findings.levels import two_levels
+from bench.findings.stability import Caution, cautions
+from bench.results.aggregate import Outcome, case_rows
+from bench.results.schema import BLOCKS, typed_frame
 
 Noise = Callable[[np.random.Generator, int], np.ndarray]
 

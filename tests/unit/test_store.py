@@ -4,8 +4,8 @@ import pandas as pd
 import pytest
 
 from bench.errors import UsageError
-from bench.records.schema import BLOCKS, CASES, FILES, typed_frame
-from bench.records.store import RunWriter, check_claimable, claim, load_run
+from bench.results.schema import BLOCKS, CASES, FILES, typed_frame
+from bench.results.store import RunWriter, check_claimable, claim, load_run
 
 BLOCK = {
     "case_id": "single-n1",

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from commands import ROOT
 
-from bench.records.aggregate import ByRound, images_per_s_by_round
-from bench.records.store import load_run
+from bench.results.aggregate import ByRound, images_per_s_by_round
+from bench.results.store import load_run
 from bench.stats import Interval, paired_ratio
 
 pytestmark = pytest.mark.campaign

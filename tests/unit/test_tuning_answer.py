@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.records.aggregate import ByRound
-from bench.tuning.answer import Answer, decide
-from bench.tuning.candidates import Candidate
-from bench.tuning.output import show
-from bench.tuning.wording import as_json, name, paste, rows, sentence
+from bench.results.aggregate import ByRound
+from bench.tune.answer import Answer, decide
+from bench.tune.candidates import Candidate
+from bench.tune.output import show
+from bench.tune.wording import as_json, name, paste, rows, sentence
 
 DEFAULT = Candidate(bucket_cap_mb="default", kind="default", bound_ms=400.0, predicted_ms=500.0)
 FOUR = Candidate(bucket_cap_mb="4", kind="uniform", bound_ms=400.0, predicted_ms=500.0)

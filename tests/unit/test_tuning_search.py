@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.cli import bucket_cap
 from bench.errors import UsageError
-from bench.parsing import bucket_cap
 from bench.scaling.buckets import MIB, Layout, assign_cap
 from bench.scaling.calibration import AllReduceTimes, Calibration, Identity, Parameter
 from bench.scaling.predict import predict
 from bench.scaling.scenario import Scenario
-from bench.tuning.candidates import Axes, Candidate, affordable, choose
-from bench.tuning.caps import list_caps, uniform_caps
-from bench.tuning.problem import Problem, check_hooks
+from bench.tune.candidates import Axes, Candidate, affordable, choose
+from bench.tune.caps import list_caps, uniform_caps
+from bench.tune.problem import Problem, check_hooks
 
 SIZES_MIB = (1, 4, 2, 8, 1, 6, 3)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bench.gating.turns import Player, Referee
+from bench.cluster.turns import Player, Referee
 
 LIMIT_S = 30.0
 """Ends a test that has failed; nothing waits for it otherwise."""

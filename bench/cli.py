@@ -1,0 +1,145 @@
+"""Text to values, for the command line and TOML alike; every failure is one line naming the fix."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+import tomllib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from bench.errors import UsageError
+from bench.text import visible
+
+T = TypeVar("T")
+
+MOST_TOML_BYTES = 2**20
+
+_DURATION_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
+
+
+class Parser(argparse.ArgumentParser):
+    """A command line whose refusals repeat the user's text without its control characters."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong and exit with status 2."""
+        super().error(visible(message))
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The tail of an error message: the nearest known word, then all of them."""
+    names = list(known)
+    near = difflib.get_close_matches(word, names, n=1, cutoff=0.4)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"{hint}known: {', '.join(names)}"
+
+
+def choice(known: Iterable[str]) -> Callable[[str], str]:
+    """A parser that takes one of `known`."""
+    names = tuple(known)
+
+    def parse(text: str) -> str:
+        if text not in names:
+            raise UsageError(f"unknown value {text!r}; {did_you_mean(text, names)}")
+        return text
+
+    return parse
+
+
+def csv(item: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
+    """A parser of comma-separated values without duplicates."""
+
+    def parse(text: str) -> tuple[T, ...]:
+        parts = [part.strip() for part in text.split(",")]
+        if not all(parts):
+            raise UsageError(f"empty value in {text!r}; separate values by single commas, as in 1,2,4")
+        values = tuple(item(part) for part in parts)
+        twice = [str(value) for i, value in enumerate(values) if value in values[:i]]
+        if twice:
+            raise UsageError(f"{twice[0]} is given twice in {text!r}; name each value once")
+        return values
+
+    return parse
+
+
+def named(key: str, parse: Callable[[str], T], text: str, *, where: str = "") -> T:
+    """`parse` of `text`; its UsageError begins with `where` and names the option `key`."""
+    try:
+        return parse(text)
+    except UsageError as error:
+        raise UsageError(f"{where}--{key.replace('_', '-')}: {error}") from None
+
+
+def positive_int(text: str) -> int:
+    """A whole number of at least 1."""
+    if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < 1:
+        raise UsageError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def whole_number(text: str) -> int:
+    """A whole number of at least 0."""
+    if not re.fullmatch(r"[0-9]{1,9}", text):
+        raise UsageError(f"{text!r} is not a whole number of at least 0")
+    return int(text)
+
+
+def switch(text: str) -> bool:
+    """`on` or `off`, also `true` and `false`."""
+    values = {"on": True, "true": True, "off": False, "false": False}
+    if text.lower() not in values:
+        raise UsageError(f"{text!r} is neither on nor off")
+    return values[text.lower()]
+
+
+def duration_s(text: str) -> float:
+    """`90s`, `10m` or `1.5h`, in seconds; a bare number is seconds."""
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]+)?)([smh]?)", text)
+    if not match or float(match[1]) <= 0:
+        raise UsageError(f"{text!r} is not a duration; write it as 90s, 10m or 1.5h")
+    return float(match[1]) * _DURATION_S[match[2]]
+
+
+def fraction(text: str) -> float:
+    """`2%` or `0.02`, as a fraction between 0 and 1."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(%?)", text)
+    value = float(match[1]) / (100 if match[2] else 1) if match else -1.0
+    if not 0 < value < 1:
+        raise UsageError(f"{text!r} is not a share between 0 and 1; write it as 2% or 0.02")
+    return value
+
+
+def bucket_cap(text: str) -> str:
+    """`default`, a number of MiB, 0 (a bucket per parameter), or a `/`-separated list, one per bucket."""
+    if text in ("default", "0"):
+        return text
+    caps = []
+    for part in text.split("/"):
+        if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", part) or float(part) <= 0:
+            raise UsageError(
+                f"bucket cap {text!r} is not a number of MiB above 0; write default, 25, 0 for a bucket per "
+                "parameter, or a list per bucket as 1/25/25"
+            )
+        caps.append(f"{float(part):.12g}")
+    return "/".join(caps)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A `--config` file as a dictionary. Raises UsageError where it cannot be read or is no TOML."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MOST_TOML_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"--config {path}: {error.strerror}; name a readable TOML file") from None
+    except ValueError as error:
+        raise UsageError(f"--config {str(path)!r}: {error}; name a readable TOML file") from None
+    if len(content) > MOST_TOML_BYTES:
+        raise UsageError(f"--config {path} has more than {MOST_TOML_BYTES} bytes; name a file of settings")
+    try:
+        return tomllib.loads(content.decode("utf-8"))
+    except RecursionError:
+        raise UsageError(f"--config {path} is not valid TOML: it is nested too deeply") from None
+    except ValueError as error:
+        raise UsageError(f"--config {path} is not valid TOML: {error}") from None

@@ -1,0 +1,1 @@
+"""Who the ranks are: process groups, Slurm, hosts, turns between two runs."""

@@ -1,0 +1,164 @@
+"""Is this machine fit to measure on? Reads, never changes: every line is ok, caution, bad or unknown."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from bench.cli import Parser, duration_s, positive_int
+from bench.doctor.readings import read_machine
+from bench.doctor.rules import Finding, Machine, Status, diagnose, worst
+from bench.errors import USAGE_EXIT_CODE, UsageError
+from bench.text import visible
+
+BAD_EXIT_CODE = 1
+NOISE_SECONDS = "30s"
+POWER_TRIALS = 20
+WIDTH_WITHOUT_TERMINAL = 160
+STYLES = {"ok": "green", "unknown": "dim", "caution": "yellow", "bad": "bold red"}
+
+
+def parser() -> Parser:
+    """The command line."""
+    made = Parser(
+        prog="python -m bench.doctor",
+        description=__doc__,
+        epilog="Exit status: 0 when nothing is bad, 1 when something is, 2 for a wrong command line.",
+    )
+    made.add_argument("--quiet", action="store_true", help="only the lines that are caution or bad")
+    made.add_argument("--json", action="store_true", help="lines and readings as JSON on stdout")
+    made.add_argument(
+        "--noise",
+        action="store_true",
+        help="train equal blocks against each other instead: which slow-down can a gate resolve here",
+    )
+    made.add_argument(
+        "--seconds",
+        metavar="TIME",
+        help=f"with --noise: how long to measure, without starting up (default {NOISE_SECONDS})",
+    )
+    made.add_argument(
+        "--power",
+        type=Path,
+        metavar="FILE.csv",
+        help="run A/A and injected slow-down trials of the gate instead, recorded in FILE.csv, which a later "
+        "call goes on with: how often the gate fires, falsely and rightly",
+    )
+    made.add_argument(
+        "--trials", metavar="N", help=f"with --power: how many trials in all (default {POWER_TRIALS})"
+    )
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of the command; the exit code."""
+    options = parser().parse_args(argv)
+    if options.noise:
+        return _noise(options)
+    if options.power is not None:
+        return _power(options)
+    if options.trials is not None:
+        parser().error("--trials is the number of --power trials; add that")
+    if options.seconds is not None:
+        parser().error("--seconds is the length of --noise; add that")
+    machine = read_machine()
+    found = diagnose(machine)
+    grave = worst(finding.status for finding in found)
+    shown = [f for f in found if not options.quiet or f.status in ("caution", "bad")]
+    if options.json:
+        print(as_json(machine, shown, grave))
+    else:
+        show(shown)
+        if not options.quiet:
+            print(summary(found))
+    return BAD_EXIT_CODE if grave == "bad" else 0
+
+
+def _power(options: argparse.Namespace) -> int:
+    from bench.gate import power  # noqa: PLC0415 - as above
+
+    try:
+        num_trials = POWER_TRIALS if options.trials is None else positive_int(options.trials)
+        found = power.run(options.power, num_trials=num_trials, quiet=options.quiet or options.json)
+    except UsageError as error:
+        print(f"bench.doctor: error: {error}", file=sys.stderr)
+        return USAGE_EXIT_CODE
+    print(power.as_json(found) if options.json else power.report(found))
+    return 0
+
+
+def _noise(options: argparse.Namespace) -> int:
+    # Torch takes seconds to import: only the command that trains pays for it.
+    from bench.gate import noise_output  # noqa: PLC0415
+    from bench.gate import noise_trials as noise_run  # noqa: PLC0415
+
+    try:
+        seconds = duration_s(options.seconds or NOISE_SECONDS)
+        found = noise_run.measure(seconds, quiet=options.quiet or options.json)
+    except UsageError as error:
+        print(f"bench.doctor: error: {error}", file=sys.stderr)
+        return USAGE_EXIT_CODE
+    bad = noise_output.is_bad(found)
+    if options.json:
+        print(noise_output.as_json(found, noise_run.STEP))
+    elif bad or not options.quiet:
+        print(noise_output.report(found, noise_run.STEP))
+    return BAD_EXIT_CODE if bad else 0
+
+
+def show(found: Sequence[Finding]) -> None:
+    """One line per finding, what to do under it."""
+    if not found:
+        return
+    table = Table.grid(padding=(0, 2))
+    for finding in found:
+        text = Text(visible(finding.text))
+        if finding.advice:
+            text.append(f"\ndo: {visible(finding.advice)}", style="italic")
+        name = Text(visible(finding.name))
+        table.add_row(Text(finding.status, style=STYLES[finding.status]), name, text)
+    Console(file=sys.stdout, width=None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL).print(table)
+
+
+def summary(found: Sequence[Finding]) -> str:
+    """The last line: counts, and what they mean for a measurement."""
+    counts = Counter(finding.status for finding in found)
+    numbers = ", ".join(f"{counts[status]} {status}" for status in ("bad", "caution", "unknown", "ok"))
+    if counts["bad"]:
+        meaning = "not fit to measure on until what is bad is mended"
+    elif counts["caution"]:
+        meaning = "fit to measure on; the cautions limit what its numbers can be compared with"
+    else:
+        meaning = "fit to measure on"
+    return f"{numbers}: {meaning}"
+
+
+def as_json(machine: Machine, found: Sequence[Finding], status: Status) -> str:
+    """Findings and readings; null is "could not be read", "unlimited" is no limit."""
+    whole = {"status": status, "findings": [asdict(f) for f in found], "readings": asdict(machine)}
+    return json.dumps(_plain(whole), indent=2, allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, frozenset):
+        return sorted(value)
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return "unlimited" if value == math.inf else value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

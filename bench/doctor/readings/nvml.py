@@ -1,0 +1,210 @@
+"""Reads GPUs through NVML; what a GPU does not report (NVML_ERROR_NOT_SUPPORTED) stays None. Sets nothing."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pynvml
+
+from bench.doctor.machine import ClockReason, Gpu, GpuPair, GpuProcess
+from bench.doctor.readings import sysfs
+
+REASONS = {
+    0x001: ClockReason.IDLE,
+    0x002: ClockReason.APPLICATION,
+    0x004: ClockReason.POWER_CAP,
+    0x008: ClockReason.HARDWARE,
+    0x010: ClockReason.SYNC_BOOST,
+    0x020: ClockReason.SOFTWARE_HEAT,
+    0x040: ClockReason.HARDWARE_HEAT,
+    0x080: ClockReason.POWER_BRAKE,
+    0x100: ClockReason.DISPLAY,
+}
+"""Bits of "nvmlClocksEventReasons" in nvml.h; their names in the binding have changed, the bits have not."""
+
+PATHS = {10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+"""nvmlGpuTopologyLevel_t of nvml.h in the words of `nvidia-smi topo -m`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Driver:
+    """What the NVIDIA driver says; `gpus` is empty without a driver, None where it only answers an error."""
+
+    gpus: tuple[Gpu, ...] | None = None
+    num_present: int | None = None
+    pairs: tuple[GpuPair, ...] | None = None
+    error: str | None = None
+    version: str | None = None
+    cuda: str | None = None
+
+
+def ask(names: str, *arguments: Any) -> Any:
+    """The first of these NVML functions (`new|old`) that answers; None where none does."""
+    for name in names.split("|"):
+        try:
+            return getattr(pynvml, name)(*arguments)
+        except (pynvml.NVMLError, AttributeError, ctypes.ArgumentError, OSError, ValueError):
+            continue
+    return None
+
+
+def read_gpus(root: Path = Path("/"), env: Mapping[str, str] = os.environ) -> Driver:
+    """Every GPU that CUDA_VISIBLE_DEVICES leaves, and how they are joined."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        absent = (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+        if error.value in absent:
+            return Driver(gpus=(), num_present=0)
+        return Driver(error=str(error))
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        chosen = visible(env.get("CUDA_VISIBLE_DEVICES"), [ask("nvmlDeviceGetUUID", h) for h in handles])
+        cuda = ask("nvmlSystemGetCudaDriverVersion_v2")
+        return Driver(
+            gpus=tuple(_gpu(index, handles[index], root) for index in chosen),
+            num_present=len(handles),
+            pairs=tuple(_pair(a, b, handles) for a, b in itertools.combinations(chosen, 2)),
+            version=ask("nvmlSystemGetDriverVersion"),
+            # 13020 stands for 13.2: NVML, nvmlSystemGetCudaDriverVersion.
+            cuda=None if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}",
+        )
+    except pynvml.NVMLError as error:
+        return Driver(error=str(error))
+    finally:
+        ask("nvmlShutdown")
+
+
+def visible(setting: str | None, uuids: Sequence[str | None]) -> list[int]:
+    """Indices that CUDA_VISIBLE_DEVICES leaves, in NVML's order, which CUDA shares for equal GPUs.
+
+    A list of indices or UUID prefixes, ended by the first that is not there (CUDA programming guide). A part
+    of a GPU (`MIG-…`) is not told apart: then all are shown.
+    """
+    everything = list(range(len(uuids)))
+    if setting is None or setting.strip().startswith("MIG-"):
+        return everything
+    chosen: list[int] = []
+    for word in (part.strip() for part in setting.split(",")):
+        match = [i for i, uuid in enumerate(uuids) if str(i) == word or _is_prefix(word, uuid)]
+        if len(match) != 1:
+            break
+        chosen += match
+    return sorted(set(chosen))
+
+
+def _is_prefix(word: str, uuid: str | None) -> bool:
+    return word.startswith("GPU-") and uuid is not None and uuid.startswith(word)
+
+
+def _gpu(index: int, handle: Any, root: Path) -> Gpu:
+    nv = pynvml
+    # Version 1 of this reading counts what the driver keeps for itself as used.
+    memory = ask("nvmlDeviceGetMemoryInfo", handle, nv.nvmlMemory_v2)
+    rates = ask("nvmlDeviceGetUtilizationRates", handle)
+    mode = ask("nvmlDeviceGetVirtualizationMode", handle)
+    ecc, mig = ask("nvmlDeviceGetEccMode", handle), ask("nvmlDeviceGetMigMode", handle)
+    remapped = ask("nvmlDeviceGetRemappedRows", handle)
+    temperature = ask("nvmlDeviceGetTemperatureV|nvmlDeviceGetTemperature", handle, nv.NVML_TEMPERATURE_GPU)
+    limit_mw = ask("nvmlDeviceGetEnforcedPowerLimit", handle)
+    default_mw = ask("nvmlDeviceGetPowerManagementDefaultLimit", handle)
+    persistence = ask("nvmlDeviceGetPersistenceMode", handle)
+    return Gpu(
+        index=index,
+        name=ask("nvmlDeviceGetName", handle),
+        uuid=ask("nvmlDeviceGetUUID", handle),
+        virtual=None if mode is None else mode == nv.NVML_GPU_VIRTUALIZATION_MODE_VGPU,
+        mig=None if mig is None else bool(mig[0]),
+        numa_node=_numa_node(handle, root),
+        processes=_processes(handle),
+        busy_pct=None if rates is None else int(rates.gpu),
+        used_mib=None if memory is None else int(memory.used) // 2**20,
+        sm_clock_mhz=ask("nvmlDeviceGetClockInfo", handle, nv.NVML_CLOCK_SM),
+        max_sm_clock_mhz=ask("nvmlDeviceGetMaxClockInfo", handle, nv.NVML_CLOCK_SM),
+        clock_reasons=_reasons(handle),
+        power_limit_w=None if limit_mw is None else limit_mw / 1000,
+        default_power_limit_w=None if default_mw is None else default_mw / 1000,
+        ecc=None if ecc is None else bool(ecc[0]),
+        uncorrected_errors=_errors(handle, nv.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
+        corrected_errors=_errors(handle, nv.NVML_MEMORY_ERROR_TYPE_CORRECTED),
+        remap_pending=None if remapped is None else bool(remapped[2]),
+        remap_failed=None if remapped is None else bool(remapped[3]),
+        temperature_c=temperature,
+        margin_c=_margin_c(handle, temperature),
+        persistence=None if persistence is None else bool(persistence),
+        num_nvlinks=_num_nvlinks(handle),
+    )
+
+
+def _reasons(handle: Any) -> frozenset[ClockReason] | None:
+    bits = ask("nvmlDeviceGetCurrentClocksEventReasons|nvmlDeviceGetCurrentClocksThrottleReasons", handle)
+    return None if bits is None else frozenset(why for bit, why in REASONS.items() if bits & bit)
+
+
+def _errors(handle: Any, kind: int) -> int | None:
+    """Errors since the driver was loaded."""
+    count: int | None = ask("nvmlDeviceGetTotalEccErrors", handle, kind, pynvml.NVML_VOLATILE_ECC)
+    return count
+
+
+def _margin_c(handle: Any, temperature_c: int | None) -> int | None:
+    """Degrees to the nearest slow-down threshold; older drivers know the threshold instead."""
+    margin: int | None = ask("nvmlDeviceGetMarginTemperature", handle)
+    if margin is not None or temperature_c is None:
+        return margin
+    kind = pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
+    threshold = ask("nvmlDeviceGetTemperatureThreshold", handle, kind)
+    return threshold - temperature_c if threshold else None
+
+
+def _processes(handle: Any) -> tuple[GpuProcess, ...] | None:
+    """Processes other than this one that compute or draw."""
+    lists = [
+        ask("nvmlDeviceGetComputeRunningProcesses", handle),
+        ask("nvmlDeviceGetGraphicsRunningProcesses", handle),
+    ]
+    if all(found is None for found in lists):
+        return None
+    used = {entry.pid: entry.usedGpuMemory for found in lists for entry in found or ()}
+    used.pop(os.getpid(), None)
+    return tuple(
+        GpuProcess(pid=pid, used_mib=None if size is None else size // 2**20) for pid, size in used.items()
+    )
+
+
+def _numa_node(handle: Any, root: Path) -> int | None:
+    """The node of the GPU's PCI slot; the kernel writes -1 where the firmware does not say."""
+    pci = ask("nvmlDeviceGetPciInfo", handle)
+    if pci is None:
+        return None
+    # NVML writes the PCI domain with eight digits, the kernel with four.
+    node = sysfs.number(root / "sys/bus/pci/devices" / str(pci.busId).lower()[-12:] / "numa_node")
+    return node if node is not None and node >= 0 else None
+
+
+def _num_nvlinks(handle: Any) -> int | None:
+    """Links that are up; None where the GPU has none to ask about."""
+    states = [ask("nvmlDeviceGetNvLinkState", handle, i) for i in range(pynvml.NVML_NVLINK_MAX_LINKS)]
+    known = [state for state in states if state is not None]
+    return sum(known) if known else None
+
+
+def _pair(first: int, second: int, handles: Sequence[Any]) -> GpuPair:
+    a, b = handles[first], handles[second]
+    # pynvml's ..._INDEX_READ is a tuple by a stray comma; NCCL asks for writing as well.
+    peer = ask("nvmlDeviceGetP2PStatus", a, b, pynvml.NVML_P2P_CAPS_INDEX_WRITE)
+    nvlink = ask("nvmlDeviceGetP2PStatus", a, b, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
+    level = ask("nvmlDeviceGetTopologyCommonAncestor", a, b)
+    return GpuPair(
+        first=first,
+        second=second,
+        nvlink=None if nvlink is None else nvlink == pynvml.NVML_P2P_STATUS_OK,
+        peer_access=None if peer is None else peer == pynvml.NVML_P2P_STATUS_OK,
+        path=PATHS.get(level),
+    )

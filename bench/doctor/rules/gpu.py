@@ -1,0 +1,221 @@
+"""Findings about GPUs, one line per question for all of them. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from bench.doctor.finding import SEVERITY, Finding, Status, unknown, worst
+from bench.doctor.machine import ClockReason, Gpu, Machine
+
+BUSY_CAUTION_PCT = 5
+"""GPU time that others may take before it can pass for a regression: the gate's default threshold."""
+
+UNSEEN_CAUTION_MIB = 1024
+"""Memory in use without a process to show for it, about two CUDA contexts: below, a driver's own rounding."""
+
+MARGIN_CAUTION_C = 10
+"""Degrees to thermal slow-down on a GPU that should be idle. Own rule: training adds tens of degrees."""
+
+FAULTS = frozenset(
+    (ClockReason.HARDWARE, ClockReason.SOFTWARE_HEAT, ClockReason.HARDWARE_HEAT, ClockReason.POWER_BRAKE)
+)
+"""Reasons that NVML documents as heat or power delivery, not choice ("nvmlClocksEventReasons")."""
+
+CHOICES = frozenset((ClockReason.APPLICATION, ClockReason.SYNC_BOOST, ClockReason.DISPLAY))
+"""Reasons that someone set, again by NVML's documentation."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One GPU's answer to one question; `{}` in `text` stands for `value`: equal answers share a line."""
+
+    status: Status
+    text: str
+    advice: str = ""
+    value: float | None = None
+
+
+NOT_READABLE = Verdict("unknown", "not readable here")
+
+
+def gpu_findings(machine: Machine) -> list[Finding]:
+    """Lines about the GPUs; one line where there is none."""
+    name, gpus = "GPUs", machine.gpus
+    if gpus is None and machine.gpu_error is None:
+        return [unknown(name)]
+    if gpus is None:
+        seen = f"; torch sees {machine.num_gpus} CUDA device(s)" if machine.num_gpus else ""
+        text = f"NVIDIA's driver library answers: {machine.gpu_error}{seen}"
+        advice = "" if machine.num_gpus else "nvidia-smi says more; after a driver update, reboot"
+        return [Finding(name, "unknown" if machine.num_gpus else "bad", text, advice)]
+    if not gpus and machine.num_gpus:
+        return [unknown(name, f"torch sees {machine.num_gpus} device(s), NVIDIA's driver library none")]
+    if not gpus and machine.num_gpus_present:
+        hidden = f"CUDA_VISIBLE_DEVICES hides all {machine.num_gpus_present}: devices are CPU cores"
+        return [Finding(name, "caution", hidden, "unset CUDA_VISIBLE_DEVICES to measure on GPUs")]
+    if not gpus:
+        return [Finding(name, "ok", "no CUDA device: devices are CPU cores")]
+    rules: dict[str, Callable[[Gpu], Verdict]] = {
+        "GPU use": use,
+        "GPU clocks": clocks,
+        "GPU power": power,
+        "GPU memory errors": memory_errors,
+        "GPU heat": heat,
+        "GPU persistence": persistence,
+    }
+    return [models(machine, gpus), *(per_gpu(name, gpus, rule) for name, rule in rules.items())]
+
+
+def per_gpu(name: str, gpus: Sequence[Gpu], rule: Callable[[Gpu], Verdict]) -> Finding:
+    """One line for all GPUs: equal answers together, the gravest first; its advice is the line's."""
+    groups: dict[tuple[Status, str, str], list[tuple[int, float | None]]] = defaultdict(list)
+    for gpu in gpus:
+        verdict = rule(gpu)
+        groups[verdict.status, verdict.text, verdict.advice].append((gpu.index, verdict.value))
+    order = sorted(groups.items(), key=lambda group: -SEVERITY.index(group[0][0]))
+    parts = []
+    for (_, text, _), members in order:
+        shown = text.replace("{}", span([value for _, value in members if value is not None]))
+        parts.append(shown if len(order) == 1 else f"GPU {ranges([index for index, _ in members])}: {shown}")
+    advice = next((key[2] for key, _ in order if key[2]), "")
+    return Finding(name, worst(key[0] for key in groups), "; ".join(parts), advice)
+
+
+def span(values: Sequence[float]) -> str:
+    """`41-47`, or `41` where all agree."""
+    if not values:
+        return "?"
+    low, high = f"{min(values):.0f}", f"{max(values):.0f}"
+    return low if low == high else f"{low}-{high}"
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """`0-3,6` for 0, 1, 2, 3, 6."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def models(machine: Machine, gpus: Sequence[Gpu]) -> Finding:
+    """What GPUs there are, and whether each is a whole and a real one."""
+    counts = Counter(gpu.name or "name unknown" for gpu in gpus)
+    text = ", ".join(f"{count} x {name}" for name, count in counts.items())
+    if machine.num_gpus_present is not None and machine.num_gpus_present > len(gpus):
+        text += f" ({len(gpus)} of {machine.num_gpus_present} visible)"
+    if len(counts) > 1:
+        return Finding("GPUs", "caution", f"{text}: the slowest sets the pace", "choose equal ones")
+    if any(gpu.mig for gpu in gpus):
+        mig = f"{text}, split by MIG: a part of a GPU, beside others' parts"
+        return Finding("GPUs", "caution", mig, "measure on whole GPUs, with MIG mode off")
+    if any(gpu.virtual for gpu in gpus):
+        shared = f"{text}, virtual: others can share it, and readings are hidden"
+        return Finding("GPUs", "caution", shared, "compare by ratios only, or use a passed-through GPU")
+    return Finding("GPUs", "ok", text)
+
+
+def use(gpu: Gpu) -> Verdict:
+    """Whether anyone else uses it."""
+    busy = "share of time unknown" if gpu.busy_pct is None else "{}% busy"
+    if gpu.processes:
+        who = ", ".join(f"{p.pid}{f' ({p.used_mib} MiB)' if p.used_mib else ''}" for p in gpu.processes)
+        working = gpu.busy_pct is not None and gpu.busy_pct >= BUSY_CAUTION_PCT
+        text = f"used by process {who}, {busy}"
+        advice = (
+            "wait for it, or use other GPUs (CUDA_VISIBLE_DEVICES); ps -o user,cmd -p PID shows whose it is"
+        )
+        return Verdict("bad" if working else "caution", text, advice, gpu.busy_pct)
+    elsewhere = "ask who else runs on this GPU: another container or virtual machine can"
+    if gpu.busy_pct is not None and gpu.busy_pct >= BUSY_CAUTION_PCT:
+        return Verdict("bad", "{}% busy, by a process not visible from here", elsewhere, gpu.busy_pct)
+    if gpu.used_mib is not None and gpu.used_mib >= UNSEEN_CAUTION_MIB:
+        return Verdict("caution", "{} MiB in use by a process not visible from here", elsewhere, gpu.used_mib)
+    if gpu.processes is None and gpu.busy_pct is None:
+        return NOT_READABLE
+    return Verdict("ok", f"no other process, {busy}", value=gpu.busy_pct)
+
+
+def clocks(gpu: Gpu) -> Verdict:
+    """The SM clock now and at most, and what holds it down."""
+    if gpu.sm_clock_mhz is None:
+        return NOT_READABLE
+    text = f"{{}} of {gpu.max_sm_clock_mhz or '?'} MHz"
+    if gpu.clock_reasons is None:
+        return Verdict("unknown", f"{text}, why not readable here", value=gpu.sm_clock_mhz)
+    held = f"{text}, held down by {', '.join(sorted(gpu.clock_reasons - {ClockReason.IDLE}))}"
+    if gpu.clock_reasons & FAULTS:
+        advice = "look at cooling and power supply (nvidia-smi -q -d PERFORMANCE,TEMPERATURE)"
+        return Verdict("bad", held, advice, gpu.sm_clock_mhz)
+    if ClockReason.POWER_CAP in gpu.clock_reasons:
+        return Verdict("caution", held, "raise the power limit, see the line GPU power", gpu.sm_clock_mhz)
+    if gpu.clock_reasons & CHOICES:
+        advice = "compare only runs at these clocks; for the default: sudo nvidia-smi -rac and -rgc"
+        return Verdict("caution", held, advice, gpu.sm_clock_mhz)
+    idle = ", idle" if ClockReason.IDLE in gpu.clock_reasons else ""
+    return Verdict("ok", f"{text}{idle}", value=gpu.sm_clock_mhz)
+
+
+def power(gpu: Gpu) -> Verdict:
+    """The enforced power limit against the maker's default; the half watt is for rounding."""
+    if gpu.power_limit_w is None or gpu.default_power_limit_w is None:
+        return NOT_READABLE
+    default = f"default {gpu.default_power_limit_w:.0f} W"
+    if gpu.power_limit_w < gpu.default_power_limit_w - 0.5:
+        advice = (
+            f"sudo nvidia-smi -pl {gpu.default_power_limit_w:.0f}; else compare only runs with this limit"
+        )
+        return Verdict("caution", f"capped at {{}} W, {default}", advice, gpu.power_limit_w)
+    return Verdict("ok", f"limit {{}} W, {default}", value=gpu.power_limit_w)
+
+
+def memory_errors(gpu: Gpu) -> Verdict:
+    """ECC mode and errors since the driver was loaded.
+
+    Corrected errors need no action; uncorrected ones and a failed row remapping do (NVIDIA, "GPU Memory Error
+    Management").
+    """
+    if gpu.remap_failed:
+        return Verdict("bad", "row remapping failed", "replace the GPU: it qualifies for return")
+    if gpu.uncorrected_errors:
+        return Verdict(
+            "bad", "{} uncorrected errors", "drain the machine and reset the GPU", gpu.uncorrected_errors
+        )
+    if gpu.remap_pending:
+        return Verdict("caution", "a row waits to be remapped", "reset the GPU when nothing runs on it")
+    if gpu.ecc is None:
+        return Verdict("unknown", "ECC not reported by this GPU")
+    if not gpu.ecc:
+        return Verdict(
+            "caution", "ECC off", "compare only runs with ECC off; on: sudo nvidia-smi -e 1, then reboot"
+        )
+    return Verdict("ok", "ECC on, {} corrected, none uncorrected", value=gpu.corrected_errors)
+
+
+def heat(gpu: Gpu) -> Verdict:
+    """Temperature and the way to thermal slow-down, both from NVML."""
+    if gpu.temperature_c is None:
+        return NOT_READABLE
+    if gpu.margin_c is None:
+        return Verdict("unknown", "{} C, slow-down temperature not readable here", value=gpu.temperature_c)
+    advice = "look at fans and airflow, or let it cool"
+    if gpu.margin_c <= 0:
+        return Verdict("bad", "{} C, at thermal slow-down", advice, gpu.temperature_c)
+    if gpu.margin_c <= MARGIN_CAUTION_C:
+        text = f"{{}} C, within {MARGIN_CAUTION_C} C of thermal slow-down"
+        return Verdict("caution", text, advice, gpu.temperature_c)
+    return Verdict("ok", "{} C", value=gpu.temperature_c)
+
+
+def persistence(gpu: Gpu) -> Verdict:
+    """Without persistence the driver lets go of an idle GPU (NVIDIA, "Driver Persistence")."""
+    if gpu.persistence is None:
+        return NOT_READABLE
+    if gpu.persistence:
+        return Verdict("ok", "on")
+    advice = "sudo nvidia-smi -pm 1, or run nvidia-persistenced"
+    return Verdict("caution", "off: the driver unloads between runs, and settings with it", advice)

@@ -1,0 +1,131 @@
+"""Findings about the interface that gloo and NCCL would use. Pure: their own rules of choice, restated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from bench.doctor.finding import Finding, unknown
+from bench.doctor.machine import Interface, Machine, Network
+
+NCCL_ORDER = ("ib", "^docker,lo,virbr", "docker", "lo", "virbr")
+"""NCCL's search without NCCL_SOCKET_IFNAME: the first of these patterns that matches anything (NCCL,
+src/misc/socket.cc)."""
+
+VIRTUAL_PREFIXES = ("docker", "virbr", "veth", "br-")
+
+
+def network_findings(machine: Machine) -> list[Finding]:
+    """A line for gloo, and one for NCCL where there are GPUs."""
+    lines = [gloo(machine.network, machine.env)]
+    if machine.num_gpus:
+        lines.append(nccl(machine.network, machine.env))
+    return lines
+
+
+def nccl_interfaces(interfaces: Sequence[Interface], setting: str | None) -> list[Interface]:
+    """Interfaces that NCCL would use; `setting` is NCCL_SOCKET_IFNAME.
+
+    Prefixes by commas, `=` before them for exact names, `^` for all but them (NCCL user guide).
+    """
+    usable = [interface for interface in interfaces if interface.is_up and interface.addresses]
+    for pattern in [setting] if setting else NCCL_ORDER:
+        chosen = [interface for interface in usable if _matches(interface.name, pattern)]
+        if chosen:
+            return chosen
+    return []
+
+
+def _matches(name: str, pattern: str) -> bool:
+    excluded = pattern.startswith("^")
+    pattern = pattern.removeprefix("^")
+    exact = pattern.startswith("=")
+    words = [word for word in pattern.removeprefix("=").split(",") if word]
+    hit = any(name == word if exact else name.startswith(word) for word in words)
+    return hit != excluded
+
+
+def nccl(network: Network, env: Mapping[str, str]) -> Finding:
+    """NCCL's interface for connecting ranks, and the InfiniBand or RoCE ports for the data."""
+    name = "NCCL network"
+    if network.interfaces is None:
+        return unknown(name)
+    setting = env.get("NCCL_SOCKET_IFNAME")
+    chosen = nccl_interfaces(network.interfaces, setting)
+    if not chosen:
+        given = (
+            f"NCCL_SOCKET_IFNAME={setting}: no interface that is up matches" if setting else "no interface"
+        )
+        return Finding(
+            name, "bad", f"{given}; there are {_names(network.interfaces)}", _choose("NCCL", network)
+        )
+    text = ", ".join(describe(interface) for interface in chosen)
+    ports = network.ports or ()
+    active = [port for port in ports if port.active]
+    if active:
+        text += f"; RDMA ports {', '.join(f'{port.name} {port.rate}' for port in active)}"
+    if ports and not active:
+        down = f"{text}; none of {len(ports)} RDMA ports is known to be active"
+        return Finding(name, "caution", down, "ibstat shows why; on one machine it does not matter")
+    return _reachable(name, text, chosen, "NCCL", network)
+
+
+def gloo(network: Network, env: Mapping[str, str]) -> Finding:
+    """Gloo's interface: GLOO_SOCKET_IFNAME, else where this host's name resolves to, else loopback.
+
+    Source: PyTorch, ProcessGroupGloo.cpp, createDefaultDevice; exact names separated by commas.
+    """
+    name = "gloo network"
+    if network.interfaces is None:
+        return unknown(name)
+    setting = env.get("GLOO_SOCKET_IFNAME")
+    known = {interface.name: interface for interface in network.interfaces}
+    if setting:
+        words = setting.split(",")
+        missing = [word for word in words if word not in known or not known[word].is_up]
+        if missing:
+            wrong = f"GLOO_SOCKET_IFNAME={setting}: {', '.join(missing)} is not there or not up"
+            there = f"{wrong}; there are {_names(network.interfaces)}"
+            return Finding(name, "bad", there, _choose("GLOO", network))
+        chosen = [known[word] for word in words]
+        return _reachable(name, ", ".join(describe(i) for i in chosen), chosen, "GLOO", network)
+    if network.host_addresses is None:
+        return unknown(name, "what this host's name resolves to is not known: the look-up took too long")
+    chosen = [i for i in network.interfaces if set(i.addresses) & set(network.host_addresses)][:1]
+    if chosen and not chosen[0].is_loopback:
+        return _reachable(name, describe(chosen[0]), chosen, "GLOO", network)
+    resolved = ", ".join(network.host_addresses) or "nothing"
+    return Finding(
+        name,
+        "caution",
+        f"loopback (this host's name resolves to {resolved}): one machine can run, several cannot meet",
+        _choose("GLOO", network),
+    )
+
+
+def describe(interface: Interface) -> str:
+    """`eth0 (192.0.2.2, 10000 Mbit/s)`."""
+    speed = f", {interface.speed_mbit_per_s} Mbit/s" if interface.speed_mbit_per_s else ""
+    return f"{interface.name} ({interface.addresses[0] if interface.addresses else 'no address'}{speed})"
+
+
+def _reachable(name: str, text: str, chosen: Sequence[Interface], library: str, network: Network) -> Finding:
+    if all(interface.is_loopback for interface in chosen):
+        alone = f"{text}, loopback only: one machine can run, several cannot meet"
+        return Finding(name, "caution", alone, _choose(library, network))
+    if all(interface.name.startswith(VIRTUAL_PREFIXES) for interface in chosen):
+        bridge = f"{text}, a bridge inside this machine: several machines cannot meet"
+        return Finding(name, "caution", bridge, _choose(library, network))
+    return Finding(name, "ok", text)
+
+
+def _choose(library: str, network: Network) -> str:
+    outward = [i.name for i in network.interfaces or () if i.is_up and i.addresses and not i.is_loopback]
+    route = network.default_route
+    best = route if route in outward else outward[0] if outward else None
+    if best is None:
+        return "for several machines this one needs an interface besides loopback"
+    return f"for several machines: export {library}_SOCKET_IFNAME={best}"
+
+
+def _names(interfaces: Sequence[Interface]) -> str:
+    return ", ".join(f"{i.name}{'' if i.is_up else ' (down)'}" for i in interfaces) or "none"

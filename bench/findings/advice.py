@@ -1,0 +1,156 @@
+"""What to change at a device count, and what it gains: every other case against DDP as it comes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pandas as pd
+
+from bench.findings.wording import gain, mode_name, place, setting_names, settings, times
+from bench.plan import DDP_AXES
+from bench.results.aggregate import ByRound
+from bench.stats import Interval, paired_ratio
+
+_CAVEATS = {
+    "static_graph": "only for a graph that is the same in every step",
+    "sync_buffers": "ranks then keep batch-norm statistics of their own",
+    "sync_batchnorm": "batch-norm then normalises over other images",
+    "comm_hook": "gradients are rounded or compressed on the way, so check the loss",
+}
+_NOISE_HIDES_ANYTHING_PCT = 100
+_ALTERS_TRAINING = {"sync_buffers", "sync_batchnorm", "comm_hook"}
+
+
+@dataclass(frozen=True)
+class Rival:
+    """A measured alternative: its throughput over the reference's, and what choosing it means.
+
+    `alters` tells that it is another training: other gradients, statistics or global batch.
+    """
+
+    name: str
+    ratio: Interval
+    alters: bool
+    caveats: tuple[str, ...]
+    by_round: ByRound
+
+    @property
+    def wins(self) -> bool:
+        """Whether it is faster beyond the noise."""
+        return self.ratio.low > 1
+
+    @property
+    def words(self) -> str:
+        """The gain and what comes with it."""
+        caveats = f" ({'; '.join(self.caveats)})" if self.caveats else ""
+        return f"{gain(self.ratio)} images/s{caveats}"
+
+
+def reference_case(here: pd.DataFrame) -> pd.Series:
+    """What a user gets by default: DDP without settings, else the first DDP case, else the first case."""
+    ddp = here[here["mode"] == "ddp"]
+    if ddp.empty:
+        return here.iloc[0]
+    return next((row for _, row in ddp.iterrows() if not settings(row)), ddp.iloc[0])
+
+
+def rivals(ok: pd.DataFrame, throughput: Mapping[str, ByRound], count: int) -> list[Rival]:
+    """Every other case at `count` devices, and one device alone, against the reference there.
+
+    The best of several is picked after the fact: intervals hold for all of them at once (Bonferroni).
+    """
+    here = ok[ok["num_devices"] == count]
+    base = reference_case(here)
+    others = here[here["case_id"] != base["case_id"]]
+    alone = ok[(ok["mode"] == "single") & (count > 1)]
+    rows = [row for _, row in pd.concat([others, alone]).iterrows() if row["case_id"] in throughput]
+    if base["case_id"] not in throughput or not rows:
+        return []
+    confidence = 1 - 0.05 / len(rows)
+    reference = throughput[base["case_id"]]
+    return [
+        _rival(row, base, throughput[row["case_id"]], reference, confidence=confidence)
+        for row in rows
+        if throughput[row["case_id"]].keys() & reference.keys()
+    ]
+
+
+def advice(ok: pd.DataFrame, throughput: Mapping[str, ByRound], count: int) -> list[str]:
+    """What to change on `count` devices and its gain, or that nothing measured is worth it."""
+    here = ok[ok["num_devices"] == count]
+    base = reference_case(here)
+    found = rivals(ok, throughput, count)
+    if count == 1 or not found:
+        return []
+    same = _best([rival for rival in found if not rival.alters])
+    other = _best([rival for rival in found if rival.alters])
+    said = f"What to change on {place(base)}: "
+    if same is not None and same.wins:
+        said += f"{same.name} instead of {_standing(base)}, {same.words}.{_next_to(same, found)}"
+    elif len(here) == 1:
+        axes = "--bucket-cap-mb default,1,5,25 or --modes dp,ddp"
+        said += f"unknown, only {_standing(base)} was measured there; {axes} adds alternatives."
+    else:
+        said += _nothing(base, found)
+    least = same.ratio.estimate if same is not None and same.wins else 1.0
+    if other is not None and other.wins and other.ratio.estimate > least:
+        said += f" Changing the training itself gains more: {other.name}, {other.words}."
+    return [said]
+
+
+def _nothing(base: pd.Series, found: list[Rival]) -> str:
+    same = [rival for rival in found if not rival.alters] or found
+    nearest = max(same, key=lambda rival: rival.ratio.estimate)
+    which = f"none of {len(same)} alternatives is" if len(same) > 1 else "the one alternative is not"
+    said = f"nothing, {which} faster than {_standing(base)} beyond the noise; the nearest, {nearest.name}, "
+    said += f"runs at {times(nearest.ratio)} its rate."
+    hidden_pct = 100 * (max(rival.ratio.high for rival in same) - 1)
+    if hidden_pct > _NOISE_HIDES_ANYTHING_PCT:
+        return f"{said} The noise could hide any gain."
+    return f"{said} A gain of up to {hidden_pct:.0f}% could hide in the noise." if hidden_pct > 0.5 else said
+
+
+def _next_to(best: Rival, found: list[Rival]) -> str:
+    """Whether the runner-up is as good as far as this run can tell."""
+    runner_up = _best([rival for rival in found if rival is not best and not rival.alters])
+    if runner_up is None or not runner_up.wins:
+        return ""
+    apart = paired_ratio(best.by_round, runner_up.by_round)
+    return "" if apart.excludes(1.0) else f" {runner_up.name} cannot be told apart from it."
+
+
+def _best(found: list[Rival]) -> Rival | None:
+    winners = [rival for rival in found if rival.wins] or found
+    return max(winners, key=lambda rival: rival.ratio.estimate, default=None)
+
+
+def _rival(
+    row: pd.Series, base: pd.Series, by_round: ByRound, reference: ByRound, *, confidence: float
+) -> Rival:
+    changed = settings(row, base) if base["mode"] == "ddp" else settings(row)
+    if row["mode"] == "single":
+        name = f"{place(row)} alone ({mode_name(row)})"
+    elif row["mode"] == base["mode"]:
+        name = setting_names(changed) or str(row["case_id"])
+    else:
+        name = ", ".join(part for part in (mode_name(row), setting_names(changed)) if part)
+    caveats = [_CAVEATS[axis] for axis in DDP_AXES if axis in changed and axis in _CAVEATS]
+    batches = [int(case["global_batch"]) for case in (row, base)]
+    other_batch = batches[0] != batches[1]
+    if other_batch:
+        caveats.append(f"a global batch of {batches[0]:,d} images instead of {batches[1]:,d}")
+    return Rival(
+        name,
+        paired_ratio(by_round, reference, confidence=confidence),
+        other_batch or bool(_ALTERS_TRAINING & changed.keys()),
+        tuple(caveats),
+        by_round,
+    )
+
+
+def _standing(base: pd.Series) -> str:
+    changed = setting_names(settings(base))
+    if base["mode"] != "ddp":
+        return mode_name(base)
+    return f"DDP with {changed}" if changed else "DDP's defaults"

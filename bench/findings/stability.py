@@ -1,0 +1,224 @@
+"""Whether a run's rounds can be trusted, and the next command where not, in the manner of pyperf's checks.
+
+Pure. Every check has a rate of false alarms that a test simulates, and says nothing of differences too small
+to matter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import scipy
+
+from bench.findings.levels import two_levels
+from bench.results.aggregate import ByRound, images_per_s_by_round
+from bench.results.ledger import Ledger
+
+FALSE_ALARMS = 0.01
+"""Of each check on rounds that are only noisy."""
+
+MATTERS = 0.02
+"""Smaller changes of pace are not worth a word."""
+
+FEWEST_ROUNDS = 5
+FEWEST_FOR_LEVELS = 10
+OUTLYING = 0.10
+"""A block is an outlier when it is this much slower than the median and beyond `MOST_DEVIATIONS`."""
+
+MOST_DEVIATIONS = 6.0
+MOST_OUTLIERS = 0.05
+LONGEST = 1.5
+"""Times the median; pyperf warns of a maximum 50% above the mean."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Caution:
+    """Something to know before trusting a run; `case_id` is the worst of the cases concerned, if any."""
+
+    kind: str
+    text: str
+    advice: str
+    case_id: str | None = None
+
+    @property
+    def sentence(self) -> str:
+        """The finding and what to do about it, on one line."""
+        return f"{self.text}. Next: {self.advice}"
+
+
+def cautions(cases: pd.DataFrame, blocks: pd.DataFrame | Ledger, *, target: float | None) -> list[Caution]:
+    """What speaks against a run, one entry per kind; `target` is the half interval wanted, a fraction."""
+    ok = cases[(cases["status"] == "ok") & cases["images_per_s"].notna()]
+    batches = dict(zip(ok["case_id"].astype(str), ok["global_batch"].astype(int), strict=True))
+    found = {
+        case_id: rates
+        for case_id, by_round in images_per_s_by_round(blocks, batches).items()
+        if (rates := {r: rate for r, rate in by_round.items() if 0 < rate < math.inf})
+    }
+    if not found:
+        return []
+    pace = _pace(found)
+    drift, per_round = _drift(pace)
+    level = {case_id: _without(by_round, per_round) for case_id, by_round in found.items()}
+    checks = (
+        _few_rounds(found),
+        _wide(ok, found, math.inf if target is None else target),
+        _warm_up(pace),
+        drift,
+        _two_levels(level),
+        _outliers(level),
+    )
+    return [caution for caution in checks if caution is not None]
+
+
+def _pace(found: Mapping[str, ByRound]) -> ByRound:
+    """Of every round, the median over its cases of throughput over the case's own median."""
+    relative: dict[int, list[float]] = {}
+    for by_round in found.values():
+        usual = float(np.median(list(by_round.values())))
+        for r, value in by_round.items():
+            relative.setdefault(r, []).append(value / usual)
+    # A round broken off by the time limit holds few cases, and the first of them are no sample.
+    whole = max(map(len, relative.values()))
+    return {r: float(np.median(v)) for r, v in sorted(relative.items()) if 2 * len(v) >= whole}
+
+
+def _without(by_round: ByRound, per_round: float) -> ByRound:
+    middle = float(np.median(list(by_round)))
+    return {r: value * math.exp(-per_round * (r - middle)) for r, value in by_round.items()}
+
+
+def _few_rounds(found: Mapping[str, ByRound]) -> Caution | None:
+    few = [case_id for case_id, by_round in found.items() if len(by_round) < FEWEST_ROUNDS]
+    if not few:
+        return None
+    worst = min(few, key=lambda case_id: len(found[case_id]))
+    return Caution(
+        kind="few rounds",
+        case_id=worst,
+        text=f"{_of_cases(few, found)} fewer than {FEWEST_ROUNDS} rounds ({worst}: {len(found[worst])}): "
+        "intervals are wide, and drift or two levels could not be seen",
+        advice="bench.run --rounds 10, or a longer --max-time",
+    )
+
+
+def _wide(ok: pd.DataFrame, found: Mapping[str, ByRound], target: float) -> Caution | None:
+    half = (ok["images_per_s_high"] - ok["images_per_s_low"]) / (2 * ok["images_per_s"])
+    known = {str(i): float(h) for i, h in zip(ok["case_id"], half, strict=True) if not math.isnan(h)}
+    wide = [case_id for case_id, width in known.items() if width > target and case_id in found]
+    if not wide:
+        return None
+    worst = max(wide, key=lambda case_id: known[case_id])
+    needed = math.ceil(len(found[worst]) * (known[worst] / target) ** 2)
+    return Caution(
+        kind="wide intervals",
+        case_id=worst,
+        text=f"{_of_cases(wide, found)} images/s known less well than the target of ±{100 * target:g}% "
+        f"(at worst {worst}: ±{100 * known[worst]:.1f}% after {len(found[worst])} rounds)",
+        advice=f"bench.run --rounds {needed}, or --max-time {(known[worst] / target) ** 2:.0f} times as long"
+        if needed <= 1000
+        else "python -m bench.doctor; at this noise more rounds alone will not do",
+    )
+
+
+def _warm_up(pace: ByRound) -> Caution | None:
+    """The first round against the prediction interval that the others give."""
+    first, *rest = (math.log(value) for value in pace.values())
+    if len(rest) < FEWEST_ROUNDS:
+        return None
+    usual, spread = float(np.median(rest)), float(scipy.stats.median_abs_deviation(rest, scale="normal"))
+    limit = float(scipy.stats.t.ppf(1 - FALSE_ALARMS / 4, len(rest) - 1)) * math.sqrt(1 + 1 / len(rest))
+    slower = 1 - math.exp(first - usual)
+    if slower < MATTERS or first - usual > -limit * max(spread, float(np.std(rest, ddof=1))):
+        return None
+    return Caution(
+        kind="warm-up",
+        text=f"round {min(pace)} ran {100 * slower:.0f}% below the others: the warm-up had not settled",
+        advice="more --rounds, medians outvote one of them; python -m bench.doctor for the cause",
+    )
+
+
+def _drift(pace: ByRound) -> tuple[Caution | None, float]:
+    """Kendall's test with the Theil-Sen slope of the log pace; the slope per round, 0 without drift."""
+    rounds, logs = np.array(list(pace), dtype=float), np.log(list(pace.values()))
+    if len(rounds) <= FEWEST_ROUNDS or scipy.stats.kendalltau(rounds, logs).pvalue > FALSE_ALARMS:
+        return None, 0.0
+    slope, _, low, high = scipy.stats.theilslopes(logs, rounds)
+    span = float(rounds[-1] - rounds[0])
+    if abs(slope) * span < MATTERS:
+        return None, 0.0
+    change, *ends = (100 * math.expm1(s * span) for s in (float(slope), float(low), float(high)))
+    return Caution(
+        kind="drift",
+        text=f"the pace of all cases changed by {change:+.1f}% [{ends[0]:+.1f}, {ends[1]:+.1f}] from round "
+        f"{rounds[0]:.0f} to {rounds[-1]:.0f}; speed-up and efficiency are formed inside rounds and stand, "
+        "images/s and ms do not carry over to another run",
+        advice="python -m bench.doctor for the cause; compare versions with bench.gate --interleave",
+    ), float(slope)
+
+
+def _two_levels(found: Mapping[str, ByRound]) -> Caution | None:
+    """Cases in two groups of rounds; Benjamini and Hochberg (1995) hold false alarms down."""
+    tried = {
+        case_id: two_levels(list(by_round.values()))
+        for case_id, by_round in found.items()
+        if len(by_round) >= FEWEST_FOR_LEVELS
+    }
+    if not tried:
+        return None
+    adjusted = scipy.stats.false_discovery_control([levels.p_value for levels in tried.values()])
+    splits = {
+        case_id: levels
+        for (case_id, levels), p_value in zip(tried.items(), adjusted, strict=True)
+        if p_value <= FALSE_ALARMS and levels.high / levels.low > 1 + MATTERS
+    }
+    if not splits:
+        return None
+    worst = max(splits, key=lambda case_id: splits[case_id].high / splits[case_id].low)
+    levels = splits[worst]
+    return Caution(
+        kind="two levels",
+        case_id=worst,
+        text=f"{_of_cases(list(splits), found)} rounds at two speeds (at worst {worst}: "
+        f"{100 * levels.share_low:.0f}% of {len(found[worst])} rounds near {levels.low:,.4g} images/s, "
+        f"the rest near {levels.high:,.4g} images/s)",
+        advice="python -m bench.doctor names clocks, cores, other load; compare with bench.gate --interleave",
+    )
+
+
+def _outliers(found: Mapping[str, ByRound]) -> Caution | None:
+    """Blocks far slower than their case's median."""
+    logs = {c: -np.log(list(b.values())) for c, b in found.items() if len(b) >= FEWEST_ROUNDS}
+    spreads = {
+        c: float(scipy.stats.median_abs_deviation(values, scale="normal")) for c, values in logs.items()
+    }
+    # Few rounds can agree by chance: no case is held to less noise than the median case has.
+    usual = float(np.median(list(spreads.values()))) if spreads else 0.0
+    slower: list[tuple[float, str, int]] = []
+    for case_id, values in logs.items():
+        limit = max(MOST_DEVIATIONS * max(spreads[case_id], usual), math.log1p(OUTLYING))
+        beyond = values - np.median(values)
+        slower += [
+            (math.exp(b), case_id, r) for r, b in zip(found[case_id], beyond, strict=True) if b > limit
+        ]
+    total = sum(map(len, logs.values()))
+    if not slower or (len(slower) <= MOST_OUTLIERS * total and max(slower)[0] <= LONGEST):
+        return None
+    longest, case_id, round_index = max(slower)
+    return Caution(
+        kind="outliers",
+        case_id=case_id,
+        text=f"{len(slower)} of {total} blocks ({100 * len(slower) / total:.1f}%) took over "
+        f"{100 * OUTLYING:.0f}% longer than the median of their case; the longest {longest:.2f}x "
+        f"({case_id}, round {round_index})",
+        advice="python -m bench.doctor for what else runs; more --rounds, medians outvote single blocks",
+    )
+
+
+def _of_cases(some: list[str], every: Mapping[str, ByRound]) -> str:
+    have = "has" if len(some) == 1 else "have"
+    return f"{len(some)} of {len(every)} {'case' if len(every) == 1 else 'cases'} {have}"

@@ -1,0 +1,1 @@
+"""Compares a candidate with a baseline."""

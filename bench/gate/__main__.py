@@ -1,0 +1,232 @@
+"""Gate a run against a baseline: exit status 0 pass, 1 regression, 2 usage or bad input, 3 not comparable."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from rich.console import Console as RichConsole
+
+from bench import cli
+from bench.console import Console
+from bench.errors import USAGE_EXIT_CODE, UsageError
+from bench.gate import baseline
+from bench.gate import output as gate_output
+from bench.gate.compare import NOT_COMPARABLE, PASS, Gate, NotComparableError, compare
+from bench.gate.interleave import checkout_of, measure_in_turns, sides_of
+from bench.gate.launches import DEFAULT_LAUNCHES, merged
+from bench.gate.metrics import METRICS
+from bench.gate.runs import GateRun, read_run
+from bench.results.store import check_claimable
+from bench.run.__main__ import settings_of
+
+AUTO = "auto"
+
+PIPED_WIDTH = 180
+"""Without a terminal rich would wrap the table at 80 columns."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; see python -m bench.gate --help")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = _Parser(
+        prog="python -m bench.gate",
+        description=__doc__,
+        epilog="A regression needs both: an interval of candidate / baseline that excludes no change, and a "
+        "change beyond the threshold. Intervals are Bonferroni-corrected over all comparisons.",
+    )
+    made.add_argument(
+        "runs",
+        type=Path,
+        nargs="*",
+        metavar="BASELINE CANDIDATE",
+        help="results folders: held against, judged; BASELINE may be auto, this machine's in --baselines",
+    )
+    made.add_argument(
+        "--baselines",
+        type=Path,
+        default=baseline.ROOT,
+        metavar="DIR",
+        help=f"a baseline per kind of machine (default {baseline.ROOT})",
+    )
+    made.add_argument(
+        "--save-baseline",
+        type=Path,
+        metavar="RUN",
+        help="keep RUN in --baselines as its machine's; nothing else",
+    )
+    made.add_argument(
+        "--interleave",
+        metavar="REF",
+        help="measure now: this checkout against git reference REF (. is this one), in turns, with the "
+        "bench.run arguments after --",
+    )
+    made.add_argument(
+        "--python", metavar="PATH", help="with --interleave: the baseline's interpreter (another environment)"
+    )
+    made.add_argument(
+        "--launches",
+        type=int,
+        metavar="N",
+        help=f"with --interleave: start both anew N times (default {DEFAULT_LAUNCHES}); a process can be "
+        "a few percent faster or slower for as long as it lives",
+    )
+    made.add_argument(
+        "--out", type=Path, metavar="DIR", help="with --interleave: keep the results folders here"
+    )
+    made.add_argument("--threshold", default="5%", metavar="SHARE", help="change that matters (default 5%%)")
+    made.add_argument(
+        "--config", type=Path, metavar="FILE.toml", help="thresholds per metric, in a table [thresholds]"
+    )
+    made.add_argument(
+        "--ratios-only",
+        action="store_true",
+        help="gate speed-up and efficiency alone: they compare across machines",
+    )
+    made.add_argument(
+        "--allow-missing", action="store_true", help="pass though cases of the baseline are missing"
+    )
+    form = made.add_mutually_exclusive_group()
+    form.add_argument("--markdown", action="store_true", help="for a job summary or a pull-request comment")
+    form.add_argument("--json", action="store_true", help="everything as JSON")
+    form.add_argument("--quiet", action="store_true", help="nothing but errors and the exit status")
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of the command; the exit status."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    split = given.index("--") if "--" in given else len(given)
+    try:
+        options = parser().parse_args(given[:split])
+        if options.save_baseline is not None:
+            return _save(options, given[split:])
+        thresholds = read_thresholds(options.threshold, options.config)
+        if options.interleave is None:
+            first, second = _runs(options, given[split:])
+        else:
+            first, second = _measured(options, given[split + 1 :])
+        gate = compare(
+            first,
+            second,
+            thresholds=thresholds,
+            ratios_only=options.ratios_only,
+            allow_missing=options.allow_missing,
+            interleaved=options.interleave is not None,
+        )
+    except NotComparableError as error:
+        print(f"bench.gate: not comparable: {error}", file=sys.stderr)
+        return NOT_COMPARABLE
+    except UsageError as error:
+        print(f"bench.gate: error: {error}", file=sys.stderr)
+        return USAGE_EXIT_CODE
+    on_cpu = any(c.row.get("device_type") == "cpu" for run in (first, second) for c in run.cases)
+    if options.json:
+        print(gate_output.as_json(gate, on_cpu=on_cpu))
+    elif options.markdown:
+        print(gate_output.markdown(gate, on_cpu=on_cpu))
+    elif not options.quiet:
+        _print(gate, on_cpu=on_cpu)
+    return gate.exit_code
+
+
+def read_thresholds(default: str, config: Path | None = None) -> dict[str, float]:
+    """The share allowed for every metric: `default`, then the file's `[thresholds]`.
+
+    Raises UsageError that names the key and the fix.
+    """
+    names = [metric.name for metric in METRICS]
+    found = dict.fromkeys(names, _share("--threshold", default))
+    if config is None:
+        return found
+    content = cli.read_toml(config)
+    other = [key for key in content if key != "thresholds"]
+    if other:
+        raise UsageError(f"--config {config}: unknown key {other[0]!r}; known: a table [thresholds]")
+    table = content.get("thresholds", {})
+    if not isinstance(table, dict):
+        raise UsageError(f"--config {config}: thresholds is no table; write [thresholds] above its lines")
+    for name, value in table.items():
+        if name not in found:
+            raise UsageError(f"--config {config}: unknown metric {name!r}; {cli.did_you_mean(name, names)}")
+        found[name] = _share(f"--config {config}: {name}", str(value))
+    return found
+
+
+def _share(where: str, text: str) -> float:
+    try:
+        return cli.fraction(text)
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from None
+
+
+def _save(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    if options.runs or rest or options.interleave is not None:
+        raise UsageError("--save-baseline RUN stands alone; gate in a command of its own")
+    print(f"Baseline of this kind of machine: {baseline.save(options.save_baseline, options.baselines)}")
+    return PASS
+
+
+def _runs(options: argparse.Namespace, rest: Sequence[str]) -> tuple[GateRun, GateRun]:
+    if len(options.runs) != 2 or rest or options.python or options.out or options.launches:
+        raise UsageError("name two results folders, or --interleave REF; see python -m bench.gate --help")
+    first, second = options.runs
+    if first == Path(AUTO):
+        first = baseline.find(second, options.baselines)
+    runs = read_run(first), read_run(second)
+    if first.samefile(second):
+        raise UsageError(f"{first} and {second} are the same folder; name two runs")
+    return runs
+
+
+def _measured(options: argparse.Namespace, arguments: Sequence[str]) -> tuple[GateRun, GateRun]:
+    if options.runs:
+        raise UsageError("--interleave measures by itself; leave the results folders out")
+    num_launches = DEFAULT_LAUNCHES if options.launches is None else options.launches
+    if num_launches < 1:
+        raise UsageError(f"--launches {num_launches}: give 1 or more")
+    settings_of(arguments)  # a mistake is said before anything starts
+    with contextlib.ExitStack() as stack:
+        if options.out is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        else:
+            check_claimable(options.out)
+            folder = options.out
+        sides = sides_of(stack.enter_context(checkout_of(options.interleave)), options.python)
+        console = Console(silent=options.quiet)
+        stack.callback(console.progress_done)
+        begun, launches = time.monotonic(), []
+        for number in range(1, num_launches + 1):
+            done = number - 1
+            left_s = (time.monotonic() - begun) / done * (num_launches - done) if done else None
+            console.progress("launch of baseline and candidate in turns", done, num_launches, left_s)
+            place = folder / f"launch{number}"
+            launches.append([read_run(out) for out in measure_in_turns(sides, arguments, place, seed=number)])
+        first, second = (merged(runs) for runs in zip(*launches, strict=True))
+        return first, second
+
+
+def _print(gate: Gate, *, on_cpu: bool) -> None:
+    for line in gate_output.conditions(gate):
+        print(line)
+    if gate.comparisons:
+        RichConsole(file=sys.stdout, width=None if sys.stdout.isatty() else PIPED_WIDTH).print(
+            gate_output.table(gate)
+        )
+    for line in gate_output.notes(gate, on_cpu=on_cpu):
+        print(line)
+    print(gate_output.verdict(gate))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""Baselines kept for the gate: one results folder per kind of machine, found by the machine's fingerprint."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bench.errors import UsageError
+from bench.gate.compare import NotComparableError, require_rounds
+from bench.gate.runs import read_run
+from bench.results.schema import FILES
+from bench.results.store import MANIFEST, check_claimable, replace_file
+
+ROOT = Path("results/baselines")
+
+_LONGEST_NAME = 40
+
+
+def fingerprint(manifest: Mapping[str, Any]) -> str:
+    """A machine's name for its baseline: what trains and how many, torch, and a hash of all that counts.
+
+    GPUs by name and number, else the CPU; both CPU model and cores are in the hash, and torch's major.minor.
+    Equal for equal machines, whatever their host name, driver or operating system, which the gate compares.
+    """
+    environment, versions = _part(manifest, "environment"), _part(manifest, "versions")
+    listed = environment.get("gpus")
+    gpus = (
+        [str(gpu.get("name")) for gpu in listed if isinstance(gpu, dict)] if isinstance(listed, list) else []
+    )
+    torch = ".".join(re.findall(r"\d+", str(versions.get("torch", "")))[:2])
+    facts = {
+        "device": _part(manifest, "settings").get("device"),
+        "gpus": sorted(Counter(gpus).items()),
+        "cpu_model": environment.get("cpu_model"),
+        "num_cores": environment.get("num_cores"),
+        "torch": torch,
+    }
+    if facts["device"] == "cuda" and gpus:
+        name = "-".join(f"{count}x-{gpu}" for gpu, count in sorted(Counter(gpus).items()))
+    else:
+        name = f"{environment.get('num_cores')}-cores-{environment.get('cpu_model')}"
+    readable = re.sub(r"[^a-z0-9]+", "-", name.lower())[:_LONGEST_NAME].strip("-")
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
+    return f"{readable}-torch{torch or '-unknown'}-{digest}"
+
+
+def find(candidate: Path, root: Path = ROOT) -> Path:
+    """The baseline of the machine that measured `candidate`.
+
+    Raises NotComparableError with the command that makes one where there is none.
+    """
+    name = fingerprint(read_run(candidate).manifest)
+    if not (root / name / MANIFEST).is_file():
+        raise NotComparableError(
+            f"{root} has no baseline for this machine ({name}); make one of a run that is known to be good: "
+            f"python -m bench.gate --save-baseline RUN --baselines {root}"
+        )
+    return root / name
+
+
+def save(run: Path, root: Path = ROOT) -> Path:
+    """Keep a run as its machine's baseline: its tables and its manifest, without traces and its own path.
+
+    Raises UsageError where the run cannot serve as one or the machine has a baseline already.
+    """
+    checked = read_run(run)
+    measured = [case for case in checked.cases if case.ok]
+    if not measured:
+        raise UsageError(f"{run} has no case with status ok; it cannot be a baseline")
+    require_rounds(checked, measured)
+    folder = root / fingerprint(checked.manifest)
+    if folder.exists():
+        raise UsageError(f"{folder} is this machine's baseline already; remove it first to replace it")
+    check_claimable(folder)
+    folder.mkdir(parents=True)
+    for name in FILES:
+        if (run / name).is_file():
+            shutil.copyfile(run / name, folder / name)
+    text = json.dumps(_without_path(checked.manifest), indent=2) + "\n"
+    # Last, so that a folder that was broken off is no baseline.
+    replace_file(folder / MANIFEST, lambda path: path.write_text(text, encoding="utf-8"))
+    return folder
+
+
+def _without_path(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Where a run was written is no condition, and nobody else's folder."""
+    kept = {key: value for key, value in manifest.items() if key not in ("argv", "command")}
+    if isinstance(kept.get("settings"), dict):
+        kept["settings"] = {**kept["settings"], "out": None}
+    return kept
+
+
+def _part(manifest: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    part = manifest.get(name)
+    return part if isinstance(part, dict) else {}

@@ -1,0 +1,234 @@
+"""A candidate run against a baseline: which cases belong together, and a verdict for every metric. Pure.
+
+Two kinds of error are held apart. A change counts only where its interval excludes "no change" **and** the
+change exceeds the threshold. And many comparisons are made at once, so each interval is a Bonferroni one:
+together they cover the truth with 98%, hence at most one gate in a hundred reports a regression that is not
+there. Bonferroni rather than Holm, because then the interval shown is the interval that decided.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from bench.errors import UsageError
+from bench.gate.conditions import Difference, differences
+from bench.gate.launches import launch_ratio
+from bench.gate.metrics import METRICS, Metric, judge, values, why
+from bench.gate.runs import SWEPT, GateCase, GateRun
+from bench.stats import Interval, ratio_of_medians
+
+MIN_ROUNDS = 3
+"""Fewer rounds say nothing of their own spread."""
+
+FAMILY_CONFIDENCE = 0.98
+"""Of all intervals of a gate together; half of the rest, 1%, lies on the side of a regression."""
+
+VERDICTS = ("regressed", "missing", "not comparable", "inconclusive", "unchanged", "improved")
+"""Worst first."""
+
+PASS, REGRESSION, NOT_COMPARABLE = 0, 1, 3
+"""Exit statuses; 2 is a mistake in what was asked for."""
+
+
+class NotComparableError(UsageError):
+    """The two runs give nothing to compare."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """One metric of one case; without a metric, the whole case. Estimates are in the metric's unit."""
+
+    case_id: str
+    stand_in: bool
+    metric: Metric | None
+    verdict: str
+    reason: str = ""
+    baseline: float | None = None
+    candidate: float | None = None
+    ratio: Interval | None = None
+    """Candidate / baseline; without ends where nothing was repeated (peak memory)."""
+    threshold: float | None = None
+    num_rounds: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gate:
+    """All that a gate found, worst first."""
+
+    differences: tuple[Difference, ...]
+    comparisons: tuple[Comparison, ...]
+    confidence: float
+    """Of each single interval."""
+    interleaved: bool
+    """Whether the two runs took turns on one machine."""
+    only_in_candidate: tuple[str, ...]
+    exit_code: int
+
+    def having(self, verdict: str) -> list[Comparison]:
+        """The comparisons with this verdict."""
+        return [c for c in self.comparisons if c.verdict == verdict]
+
+
+def join(baseline: GateRun, candidate: GateRun) -> list[tuple[GateCase, GateCase | None]]:
+    """Every measured case of the baseline and its counterpart: the same id, else the same swept settings.
+
+    Raises UsageError where one id names different settings.
+    """
+    by_id = {case.case_id: case for case in candidate.cases}
+    by_key = {case.key: case for case in candidate.cases}
+    pairs = []
+    for case in baseline.cases:
+        same_id = by_id.get(case.case_id)
+        if same_id is not None and same_id.key != case.key:
+            name = next(n for n, a, b in zip(SWEPT, case.key, same_id.key, strict=True) if a != b)
+            raise UsageError(f"{case.case_id} has another {name} in each run: one was edited; measure again")
+        if case.ok:
+            pairs.append((case, same_id or by_key.get(case.key)))
+    return pairs
+
+
+def compare(
+    baseline: GateRun,
+    candidate: GateRun,
+    *,
+    thresholds: Mapping[str, float],
+    ratios_only: bool = False,
+    allow_missing: bool = False,
+    interleaved: bool = False,
+) -> Gate:
+    """Gate `candidate` against `baseline`; `thresholds` gives the share allowed for every metric.
+
+    `interleaved` runs took turns on one machine: their rounds are compared in pairs, and what differs between
+    them is what is being tested, so it does not block.
+
+    Raises NotComparableError where no case is common to both or one has too few rounds, UsageError where the
+    baseline measured nothing.
+    """
+    joined = join(baseline, candidate)
+    if not joined:
+        raise UsageError(f"{baseline.path} has no case with status ok; it cannot be a baseline")
+    pairs = [(ours, theirs) for ours, theirs in joined if theirs is not None]
+    if not pairs:
+        raise NotComparableError(
+            f"no case is in both: the baseline has {_ids(baseline)}, the candidate {_ids(candidate)}; "
+            "measure the same --modes, --gpus and DDP settings"
+        )
+    both_ok = [(ours, theirs) for ours, theirs in pairs if theirs.ok]
+    for run, cases in ((baseline, [ours for ours, _ in both_ok]), (candidate, [c for _, c in both_ok])):
+        require_rounds(run, cases)
+    differing = differences(baseline, candidate, pairs)
+    blocked = any(difference.blocking for difference in differing) and not ratios_only and not interleaved
+    metrics = [metric for metric in METRICS if not (ratios_only and metric.absolute)]
+    wanted = [(a, b, metric) for a, b in both_ok for metric in metrics if values(a, metric)]
+    # Efficiency is speed-up over a constant: the two are one piece of evidence, counted once.
+    evidence = sum(metric.repeated and metric.name != "efficiency" for _, _, metric in wanted)
+    confidence = 1 - (1 - FAMILY_CONFIDENCE) / max(evidence, 1)
+    found = [_missing(ours, theirs) for ours, theirs in joined if theirs is None or not theirs.ok]
+    found += [
+        _compare(
+            a,
+            b,
+            metric,
+            confidence=confidence,
+            threshold=thresholds[metric.name],
+            blocked=blocked,
+            interleaved=interleaved,
+        )
+        for a, b, metric in wanted
+    ]
+    matched = {theirs.case_id for _, theirs in pairs}
+    return Gate(
+        differences=differing,
+        comparisons=tuple(sorted(found, key=_badness)),
+        confidence=confidence,
+        interleaved=interleaved,
+        only_in_candidate=tuple(c.case_id for c in candidate.cases if c.ok and c.case_id not in matched),
+        exit_code=_exit_code(found, blocked=blocked, allow_missing=allow_missing),
+    )
+
+
+def _compare(
+    ours: GateCase,
+    theirs: GateCase,
+    metric: Metric,
+    *,
+    confidence: float,
+    threshold: float,
+    blocked: bool,
+    interleaved: bool,
+) -> Comparison:
+    left, right = list(values(ours, metric).values()), list(values(theirs, metric).values())
+
+    def found(verdict: str, reason: str = "", ratio: Interval | None = None) -> Comparison:
+        return Comparison(
+            case_id=ours.case_id,
+            stand_in="cpu_standin" in (ours.row.get("impl"), theirs.row.get("impl")),
+            metric=metric,
+            verdict=verdict,
+            reason=reason,
+            baseline=statistics.median(left),
+            candidate=statistics.median(right) if right else None,
+            ratio=ratio,
+            threshold=threshold,
+            num_rounds=(len(left), len(right)),
+        )
+
+    if blocked:
+        return found("not comparable", "measured under other conditions")
+    if not right:
+        return found("missing", "not measured in the candidate")
+    if metric.repeated and min(len(left), len(right)) < MIN_ROUNDS:
+        return found("not comparable", f"{min(len(left), len(right))} rounds, needs {MIN_ROUNDS}")
+    if metric.repeated and interleaved and min(*left, *right) > 0:
+        ratio = launch_ratio(values(theirs, metric), values(ours, metric), confidence=confidence)
+    elif metric.repeated:
+        ratio = ratio_of_medians(right, left, confidence=confidence)
+    else:
+        ratio = Interval(right[0] / left[0], math.nan, math.nan)
+    verdict = judge(ratio, higher_is_better=metric.higher_is_better, threshold=threshold)
+    return found(verdict, why(verdict, ratio, threshold, metric), ratio)
+
+
+def _missing(ours: GateCase, theirs: GateCase | None) -> Comparison:
+    reason = "not in the candidate"
+    if theirs is not None:
+        reason = f"{theirs.row['status']}: {theirs.row.get('reason', 'no reason given')}"
+    stand_in = ours.row.get("impl") == "cpu_standin"
+    return Comparison(case_id=ours.case_id, stand_in=stand_in, metric=None, verdict="missing", reason=reason)
+
+
+def require_rounds(run: GateRun, cases: Sequence[GateCase]) -> None:
+    """Raise NotComparableError where a case has too few rounds for an interval."""
+    for case in cases:
+        if len(case.images_per_s) < MIN_ROUNDS:
+            raise NotComparableError(
+                f"{run.path}: {case.case_id} has {len(case.images_per_s)} rounds, a gate needs at least "
+                f"{MIN_ROUNDS}; measure again with bench.run --rounds 10 or more"
+            )
+
+
+def _ids(run: GateRun) -> str:
+    ids = [case.case_id for case in run.cases]
+    return ", ".join(ids[:3]) + (f" and {len(ids) - 3} more" if len(ids) > 3 else "")
+
+
+def _badness(comparison: Comparison) -> tuple[int, float]:
+    worse = 0.0
+    if comparison.ratio is not None and comparison.metric is not None:
+        change = comparison.ratio.estimate - 1
+        worse = 0.0 if math.isnan(change) else -change if comparison.metric.higher_is_better else change
+    return VERDICTS.index(comparison.verdict), -worse
+
+
+def _exit_code(found: Sequence[Comparison], *, blocked: bool, allow_missing: bool) -> int:
+    if blocked:
+        return NOT_COMPARABLE
+    verdicts = {c.verdict for c in found}
+    if "regressed" in verdicts or ("missing" in verdicts and not allow_missing):
+        return REGRESSION
+    # Equal memory alone, or nothing but intervals too wide to say anything, is no pass.
+    decided = any(c.verdict in ("improved", "unchanged") for c in found if c.metric and c.metric.repeated)
+    return PASS if decided else NOT_COMPARABLE

@@ -1,0 +1,182 @@
+"""A gate as text: the plain verdict, a table for the terminal, Markdown, JSON. Pure."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict
+from typing import Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from bench.gate.compare import FAMILY_CONFIDENCE, NOT_COMPARABLE, PASS, REGRESSION, Comparison, Gate
+from bench.text import markdown as markdown_text
+from bench.text import visible
+
+WORDS = {PASS: "pass", REGRESSION: "regression", NOT_COMPARABLE: "not comparable"}
+
+HEADINGS = ("verdict", "case", "metric", "baseline", "candidate", "ratio [interval]", "allowed", "")
+
+MOST_ROUNDS = 1000
+"""Advice to measure more rounds than this would help nobody."""
+
+STAND_IN = "A device here is one CPU core standing in for a GPU: ratios show the mechanism, not GPU speed."
+
+
+def table(gate: Gate) -> Table:
+    """The comparisons, worst first, for rich."""
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in HEADINGS:
+        right = heading in ("baseline", "candidate", "ratio [interval]", "allowed")
+        made.add_column(Text(heading), justify="right" if right else "left", overflow="fold")
+    for comparison in gate.comparisons:
+        made.add_row(*(Text(visible(cell)) for cell in _cells(comparison)))
+    return made
+
+
+def conditions(gate: Gate) -> list[str]:
+    """The settings that differ, one line each, to be read before any number."""
+    return [
+        visible(f"{'differs' if d.blocking else 'also differs'}: {d.name}: {d.baseline} -> {d.candidate}")
+        for d in gate.differences
+    ]
+
+
+def notes(gate: Gate, *, on_cpu: bool) -> list[str]:
+    """How to read the table."""
+    lines = []
+    if any(c.ratio is not None for c in gate.comparisons):
+        lines.append(
+            f"ratio: candidate / baseline, medians over rounds, {100 * gate.confidence:.4g}% intervals "
+            f"({100 * FAMILY_CONFIDENCE:g}% for all together); "
+            + (
+                "rounds compared in pairs: the two sides took turns on one machine."
+                if gate.interleaved
+                else "the runs were not interleaved, so a change may also be the machine's."
+            )
+        )
+    if any(c.metric is not None and not c.metric.repeated for c in gate.comparisons):
+        lines.append("peak memory: one reading per run, compared exactly, no interval.")
+    if gate.only_in_candidate:
+        lines.append(f"only in the candidate, not gated: {', '.join(gate.only_in_candidate)}")
+    return [*lines, STAND_IN] if on_cpu else lines
+
+
+def word(gate: Gate) -> str:
+    """`pass`, `regression`, `not comparable`; `undecided` where every interval was too wide."""
+    compared = any(c.ratio is not None for c in gate.comparisons)
+    return "undecided" if gate.exit_code == NOT_COMPARABLE and compared else WORDS[gate.exit_code]
+
+
+def verdict(gate: Gate) -> str:
+    """The last line: what was decided, on what, and what to do where nothing was."""
+    counts = [
+        f"{len(found)} {name}"
+        for name in ("regressed", "missing", "inconclusive", "improved", "unchanged")
+        if (found := gate.having(name))
+    ]
+    head = f"{word(gate)}: "
+    if word(gate) == "not comparable":
+        names = ", ".join(d.name for d in gate.differences if d.blocking)
+        if names and gate.having("not comparable"):
+            return f"{head}the runs differ in {names}; --ratios-only still compares speed-up and efficiency"
+        return f"{head}the runs share no metric that could be gated"
+    if word(gate) == "undecided":
+        return f"{head}{', '.join(counts)}: nothing could be decided; {_longer(gate)}"
+    worst = gate.comparisons[0]
+    lead = f"{_named(worst)}; " if gate.exit_code == REGRESSION else ""
+    more = f"; to settle what is inconclusive, {_longer(gate)}" if gate.having("inconclusive") else ""
+    return f"{head}{lead}{', '.join(counts)}{more if gate.exit_code == PASS else ''}"
+
+
+def markdown(gate: Gate, *, on_cpu: bool) -> str:
+    """The same for a job summary or a pull-request comment."""
+    lines = [f"### bench.gate: {markdown_text(verdict(gate))}", ""]
+    lines += [f"- {markdown_text(line)}" for line in conditions(gate)]
+    lines += ["", f"| {' | '.join(HEADINGS)} |", f"|{' --- |' * len(HEADINGS)}"]
+    lines += [f"| {' | '.join(markdown_text(cell) for cell in _cells(c))} |" for c in gate.comparisons]
+    return "\n".join([*lines, "", *(f"{markdown_text(line)}\n" for line in notes(gate, on_cpu=on_cpu))])
+
+
+def as_json(gate: Gate, *, on_cpu: bool) -> str:
+    """Everything, for a program; what is unknown or unbounded is null."""
+    content = {
+        "verdict": word(gate),
+        "exit_code": gate.exit_code,
+        "sentence": verdict(gate),
+        "interval_confidence": gate.confidence,
+        "cpu_stand_in": on_cpu,
+        "differences": [asdict(d) for d in gate.differences],
+        "only_in_candidate": gate.only_in_candidate,
+        "comparisons": [
+            {**asdict(c), "metric": c.metric.name if c.metric else None} for c in gate.comparisons
+        ],
+    }
+    return json.dumps(_finite(content), indent=2, allow_nan=False)
+
+
+def _cells(c: Comparison) -> tuple[str, ...]:
+    name = c.case_id + (" (CPU stand-in)" if c.stand_in else "")
+    label = c.metric.label if c.metric is not None else ""
+    allowed = "" if c.threshold is None else f"± {100 * c.threshold:g}%"
+    both = (_amount(c, c.baseline), _amount(c, c.candidate))
+    return (c.verdict, name, label, *both, _ratio(c), allowed, c.reason)
+
+
+def _amount(c: Comparison, value: float | None) -> str:
+    if value is None or c.metric is None:
+        return ""
+    return {
+        "images_per_s": f"{value:,.1f} images/s",
+        "speedup": f"{value:.3f}x",
+        "efficiency": f"{100 * value:.1f}%",
+        "exposed_comm_ms": f"{value:,.2f} ms",
+        "peak_mem_mib": f"{value:,.0f} MiB",
+    }[c.metric.name]
+
+
+def _ratio(c: Comparison) -> str:
+    if c.ratio is None:
+        return ""
+    estimate = f"{c.ratio.estimate:.3f}x" if math.isfinite(c.ratio.estimate) else "no ratio"
+    if math.isnan(c.ratio.low):
+        return estimate
+    return f"{estimate} [{_bound(c.ratio.low)}, {_bound(c.ratio.high)}]"
+
+
+def _bound(value: float) -> str:
+    if math.isinf(value):
+        return "-inf" if value < 0 else "inf"
+    return ">99" if value > 99 else "<-99" if value < -99 else f"{value:.3f}"
+
+
+def _named(c: Comparison) -> str:
+    if c.metric is None or c.ratio is None:
+        what = f" {c.metric.label}" if c.metric else ""
+        return f"{c.case_id}{what} is missing ({visible(c.reason)})"
+    return f"{c.case_id} {c.metric.label} {_amount(c, c.baseline)} -> {_amount(c, c.candidate)}, {_ratio(c)}"
+
+
+def _longer(gate: Gate) -> str:
+    """Rounds that bring the widest throughput interval to the threshold: its width goes as 1/sqrt(n)."""
+    wanted = [
+        math.ceil(min(c.num_rounds) * max((c.ratio.high - c.ratio.low) / (2 * c.threshold), 1.0) ** 2)
+        for c in gate.having("inconclusive")
+        if c.metric and c.metric.name == "images_per_s" and c.ratio and c.num_rounds and c.threshold
+        if math.isfinite(c.ratio.high - c.ratio.low)
+    ]
+    most = max(wanted, default=0)
+    if not 0 < most <= MOST_ROUNDS:
+        return "measure both on a quieter machine and with more --rounds"
+    num_rounds = max(most, 10)
+    return f"measure both with up to about {num_rounds} rounds (bench.run --rounds {num_rounds})"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

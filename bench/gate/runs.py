@@ -1,0 +1,204 @@
+"""A results folder as the gate may use it: read, and refused where its files do not hold together."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from bench.errors import UsageError
+from bench.plan import DDP_AXES
+from bench.results.aggregate import ByRound, images_per_s_by_round, step_ms_by_round
+from bench.results.schema import IDENTITY, PHASES, SCHEMA_VERSION, STATUSES
+from bench.results.store import RunData, load_run
+from bench.stats import median_interval, paired_ratio
+
+SWEPT = ("mode", "num_devices", *DDP_AXES)
+"""Columns that may differ between the cases of one run; together they name a case within it."""
+
+NEEDED = {
+    "cases.csv": (
+        *("case_id", "status", "mode", "num_devices", "batch_per_device", "global_batch", "accumulate"),
+        *("images_per_s", "speedup", "efficiency", "exposed_comm_ms", "peak_mem_mib", "num_rounds"),
+    ),
+    "blocks.csv": ("case_id", "phase", "round", "rank", "num_steps", "block_ms", "steps_ms"),
+}
+
+_MOST_HEADER_BYTES = 2**16
+
+RESTORE = "restore the folder or measure again"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateCase:
+    """One row of cases.csv with its rounds; figures are those that blocks.csv gives."""
+
+    case_id: str
+    row: Mapping[str, str]
+    """Identity columns as text, the empty ones left out."""
+    images_per_s: ByRound
+    speedup: ByRound
+    """Within-round ratio to `single`; empty for `single` itself."""
+    exposed_comm_ms: ByRound
+    peak_mem_mib: float | None
+
+    @property
+    def ok(self) -> bool:
+        """Whether the case was measured."""
+        return self.row["status"] == "ok"
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What names the case among those of its run."""
+        return tuple(self.row.get(name, "") for name in SWEPT)
+
+
+@dataclass(frozen=True)
+class GateRun:
+    """A run that passed every check."""
+
+    path: Path
+    manifest: Mapping[str, Any]
+    cases: tuple[GateCase, ...]
+
+
+def read_run(path: Path) -> GateRun:
+    """Load and check a results folder. Raises UsageError that names what is wrong with it."""
+    run = load_run(path)
+    version = run.manifest.get("schema_version")
+    if not isinstance(version, int) or not 1 <= version <= SCHEMA_VERSION:
+        raise UsageError(f"{path}: manifest.json has no valid schema_version; {RESTORE}")
+    for name, columns in NEEDED.items():
+        _check_text(path / name, columns)
+    return checked(run)
+
+
+def checked(run: RunData) -> GateRun:
+    """The cases of a loaded run. Raises UsageError where cases.csv and blocks.csv contradict each other."""
+    cases, blocks = run.cases, run.blocks
+    where = str(run.path)
+    _check_cases(where, cases)
+    used = blocks[blocks["phase"].isin(["timed", "no_sync"])]
+    _check_blocks(where, cases, blocks, used)
+    if not run.longest_only:
+        _check_ranks(where, cases, used)
+    throughput = images_per_s_by_round(used, dict(zip(cases["case_id"], cases["global_batch"], strict=True)))
+    timed, no_sync = step_ms_by_round(used, "timed"), step_ms_by_round(used, "no_sync")
+    single = next((throughput.get(i, {}) for i in cases.loc[cases["mode"] == "single", "case_id"]), {})
+    made = []
+    for row in cases.astype(object).to_dict("records"):
+        case_id = str(row["case_id"])
+        rates = throughput.get(case_id, {})
+        local = no_sync.get(case_id, {})
+        case = GateCase(
+            case_id=case_id,
+            row={c.name: str(row[c.name]) for c in IDENTITY if not pd.isna(row[c.name])},
+            images_per_s=rates,
+            speedup={}
+            if row["mode"] == "single"
+            else {r: rates[r] / single[r] for r in rates if r in single},
+            exposed_comm_ms={r: ms - local[r] for r, ms in timed.get(case_id, {}).items() if r in local},
+            peak_mem_mib=None if pd.isna(row["peak_mem_mib"]) else float(row["peak_mem_mib"]),
+        )
+        if case.ok:
+            _check_agreement(where, case, row, single)
+        made.append(case)
+    return GateRun(run.path, run.manifest, tuple(made))
+
+
+def _check_text(path: Path, columns: Iterable[str]) -> None:
+    try:
+        with path.open("rb") as file:
+            header = file.readline(_MOST_HEADER_BYTES).decode("utf-8", "replace").strip().split(",")
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(size - 1, 0))
+            last = file.read(1)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}; {RESTORE}") from None
+    if last != b"\n":
+        raise UsageError(f"{path} is empty or cut off in the middle of a line; {RESTORE}")
+    missing = [name for name in columns if name not in header]
+    if missing:
+        raise UsageError(f"{path} lacks the column {missing[0]}; {RESTORE}")
+
+
+def _check_cases(where: str, cases: pd.DataFrame) -> None:
+    def refuse(bad: pd.Series[bool], what: str) -> None:
+        if bad.any():
+            first = str(cases["case_id"][bad].iloc[0])
+            raise UsageError(f"{where}: cases.csv: {what} (case {first!r}); {RESTORE}")
+
+    if cases.empty:
+        raise UsageError(f"{where}: cases.csv holds no case; {RESTORE}")
+    refuse(~cases["case_id"].fillna("").map(lambda i: bool(re.fullmatch(r"[\w.-]+", i))), "invalid case_id")
+    refuse(cases["case_id"].duplicated(), "a case_id stands twice")
+    refuse(cases[list(SWEPT)].astype(object).fillna("").duplicated(), "the same settings stand twice")
+    refuse(~cases["status"].isin(STATUSES), "invalid status")
+    ok = cases["status"] == "ok"
+    for name in ("num_devices", "accumulate", "batch_per_device", "global_batch"):
+        refuse(~(cases[name].fillna(0) >= 1), f"{name} is not above 0")
+    product = cases["batch_per_device"] * cases["num_devices"] * cases["accumulate"]
+    refuse(product != cases["global_batch"], "global_batch is not batch x devices x accumulate")
+    refuse(ok & ~_positive(cases["images_per_s"]), "images_per_s is not a number above 0")
+    refuse(cases["peak_mem_mib"].notna() & ~_positive(cases["peak_mem_mib"]), "peak_mem_mib is not above 0")
+
+
+def _check_blocks(where: str, cases: pd.DataFrame, blocks: pd.DataFrame, used: pd.DataFrame) -> None:
+    def refuse(bad: Any, what: str) -> None:
+        if bool(bad.any()):
+            raise UsageError(f"{where}: blocks.csv: {what}; {RESTORE}")
+
+    refuse(~blocks["case_id"].isin(cases["case_id"]), "blocks of a case that cases.csv does not hold")
+    refuse(~blocks["phase"].isin(PHASES), "invalid phase")
+    refuse(used[["round", "rank", "num_steps"]].isna().any(axis=1), "a row lacks its round, rank or steps")
+    refuse(~(used["num_steps"] >= 1), "num_steps is not above 0")
+    refuse(~_positive(used["block_ms"]), "block_ms is not a number above 0")
+    refuse(used["steps_ms"].fillna("").str.split().map(len) != used["num_steps"], "steps_ms is incomplete")
+    refuse(used.duplicated(["case_id", "phase", "round", "rank"]), "a block stands twice")
+
+
+def _check_ranks(where: str, cases: pd.DataFrame, used: pd.DataFrame) -> None:
+    ok = cases[cases["status"] == "ok"]
+    ranks = ok["num_devices"].where(ok["mode"] == "ddp", 1)
+    wanted = dict(zip(ok["case_id"], ranks, strict=True))
+    for keys, found in used.groupby(["case_id", "phase", "round"])["rank"]:
+        case_id, phase, round_index = keys if isinstance(keys, tuple) else (keys, "", "")
+        if case_id in wanted and set(found) != set(range(int(wanted[case_id]))):
+            raise UsageError(
+                f"{where}: blocks.csv lacks ranks of {case_id} ({phase}, round {round_index}); {RESTORE}"
+            )
+
+
+def _check_agreement(where: str, case: GateCase, row: Mapping[Any, Any], single: ByRound) -> None:
+    """What cases.csv says must follow from blocks.csv: a file edited or replaced by hand does not."""
+    exposed = case.exposed_comm_ms
+    if exposed and exposed.keys() != case.images_per_s.keys():
+        raise UsageError(f"{where}: blocks.csv lacks no_sync rounds of {case.case_id}; {RESTORE}")
+    speedup = paired_ratio(case.images_per_s, single).estimate
+    follows = {
+        "num_rounds": float(len(case.images_per_s)),
+        "images_per_s": median_interval(list(case.images_per_s.values())).estimate,
+        "speedup": speedup,
+        "efficiency": speedup / int(row["num_devices"]),
+        "exposed_comm_ms": median_interval(list(exposed.values())).estimate,
+    }
+    for name, value in follows.items():
+        said = math.nan if pd.isna(row[name]) else float(row[name])
+        if math.isnan(said) and math.isnan(value):
+            continue
+        if not math.isclose(said, value, rel_tol=1e-6, abs_tol=1e-6):
+            raise UsageError(
+                f"{where}: cases.csv has {name} {said:g} for {case.case_id}, blocks.csv gives {value:g}: "
+                f"edited or cut off; {RESTORE}"
+            )
+
+
+def _positive(values: pd.Series[Any]) -> pd.Series[bool]:
+    numbers = values.astype("float64")
+    return (numbers > 0) & (numbers < math.inf)

@@ -1,1 +1,0 @@
-"""A candidate held against a baseline."""

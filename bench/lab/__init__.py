@@ -1,0 +1,1 @@
+"""Several hosts made of network namespaces on one machine."""

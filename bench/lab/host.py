@@ -1,0 +1,64 @@
+"""What `bench.lab` runs on each host: PyTorch's elastic launcher, as `torchrun` runs it.
+
+The host's part of the job comes as one line of JSON on standard input. The exit code is the program's own:
+torchrun would turn every failure into 1.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import sys
+
+from torch.distributed import DistError
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.rendezvous import RendezvousError
+from torch.distributed.launcher.api import LaunchConfig
+
+from bench.lab.topology import RENDEZVOUS_PORT, HostJob, address, job_exit_code
+from bench.run.agent import run_ranks
+
+RESUMING_MODULE = "bench.run"
+"""Its ranks go on where those before them died; of other programs nobody knows."""
+
+MOST_RESTARTS = 100
+
+
+def run(job: HostJob) -> int:
+    """Start this host's ranks, wait for the whole job, and return the exit code of this host's part."""
+    config = LaunchConfig(
+        min_nodes=job.num_hosts,
+        max_nodes=job.num_hosts,
+        nproc_per_node=job.ranks_per_host,
+        run_id=job.run_id,
+        rdzv_backend="c10d",
+        rdzv_endpoint=f"{address(0)}:{RENDEZVOUS_PORT}",
+        rdzv_configs={"is_host": job.host == 0},
+        local_addr=address(job.host),
+        max_restarts=MOST_RESTARTS if job.module_arguments[0] == RESUMING_MODULE else 0,
+    )
+    try:
+        failures = run_ranks(config, ["-u", "-m", *job.module_arguments], stop_signal=signal.SIGTERM)
+    except SignalException as stopped:
+        return 128 + int(stopped.sigval)
+    except (RendezvousError, DistError) as error:
+        print(f"the hosts lost each other: {str(error).splitlines()[0]}", file=sys.stderr)
+        return 1
+    in_order = sorted(failures.items(), key=lambda item: item[1].timestamp)
+    for rank, failure in in_order:
+        if failure.exitcode < 0:
+            print(f"rank {rank} was killed by {failure.signal_name()}", file=sys.stderr)
+    return job_exit_code([failure.exitcode for _, failure in in_order])
+
+
+def main() -> int:
+    """Run the job that standard input describes; none comes if the lab is gone already."""
+    # the elastic agent logs every failure as a page of its own; the program has said what is wrong
+    logging.disable(logging.ERROR)
+    text = sys.stdin.readline()
+    return run(HostJob(**json.loads(text))) if text else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

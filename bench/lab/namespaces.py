@@ -1,0 +1,116 @@
+"""Network namespaces joined by a shaped link: all of the lab's dealings with the kernel.
+
+Nothing here has a name outside the lab: a namespace is held by an open file descriptor of the lab's process
+and by the processes inside it, without a file under /run/netns or an interface in the machine's own
+namespace. So somebody else's namespace cannot be touched, two labs cannot collide, and when the lab's
+processes are gone, by whatever cause, the kernel takes namespaces, bridge and links back. The processes
+follow the lab: each host is a PID namespace whose first process dies with the lab (PR_SET_PDEATHSIG), and
+with it every other one in it, also those that moved to a session of their own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from bench.errors import UsageError
+from bench.lab import topology
+
+_CLONE_NEWNET = 0x40000000
+_PACKAGES = {"ip": "iproute2", "tc": "iproute2"} | dict.fromkeys(
+    ("nsenter", "setpriv", "unshare"), "util-linux"
+)
+_OWN_USER = ("unshare", "--user", "--map-root-user")
+_HOST = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+
+
+def require_support(tools_path: str | None = None) -> None:
+    """Check for Linux, the tools, and the right to make namespaces.
+
+    Raises:
+        UsageError: the first thing that is missing, and what would bring it.
+    """
+    if sys.platform != "linux":
+        raise UsageError(
+            "bench.lab needs Linux network namespaces; run it on Linux, or torchrun on real hosts"
+        )
+    path = tools_path or environment()["PATH"]
+    for tool, package in _PACKAGES.items():
+        if shutil.which(tool, path=path) is None:
+            raise UsageError(f"bench.lab needs the command {tool!r}, which is missing; install {package}")
+    user = () if os.geteuid() == 0 else _OWN_USER[1:]
+    if _run(["unshare", *user, "--net", *_HOST[1:], "true"]).returncode:
+        raise UsageError(
+            "bench.lab needs root or user namespaces and may make neither network nor PID namespaces here; "
+            "run it as root, or the container as privileged"
+        )
+
+
+def become_root(command: Sequence[str]) -> None:
+    """Replace this process by `command` as root of a user namespace of its own, unless it is root already."""
+    if os.geteuid() != 0:
+        os.execvp(_OWN_USER[0], [*_OWN_USER, *command])  # noqa: S606 - the same process goes on, as its own root
+
+
+class Network:
+    """Hosts in namespaces of their own, joined by a switch in another; this process moves to the switch."""
+
+    def __init__(self, num_hosts: int, link: topology.Link) -> None:
+        """Make and shape the network.
+
+        Raises:
+            UsageError: the kernel lacks something, such as netem for a delay.
+        """
+        self._namespaces = [_new_namespace() for _ in range(num_hosts)]
+        os.close(_new_namespace())
+        netem_probe = ["tc", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms"]
+        if link.delay_s and _run(netem_probe).returncode:
+            raise UsageError("--delay needs the kernel's netem (module sch_netem), not here; leave it out")
+        _batch("ip", topology.switch_commands([self._path(host) for host in range(num_hosts)]))
+        for host in range(num_hosts):
+            inside = self._inside(host)
+            _batch("ip", topology.host_commands(host), inside)
+            _batch("tc", topology.shaping_commands(topology.INTERFACE, link, leaves_host=True), inside)
+            _batch("tc", topology.shaping_commands(topology.host_name(host), link, leaves_host=False))
+
+    def host_command(self, host: int, command: Sequence[str]) -> list[str]:
+        """`command` as the first process of the host, to be started by the lab's main thread, its parent."""
+        return [*self._inside(host), "setpriv", "--pdeathsig", "KILL", *_HOST, *command]
+
+    def _path(self, host: int) -> str:
+        return f"/proc/{os.getpid()}/fd/{self._namespaces[host]}"
+
+    def _inside(self, host: int) -> list[str]:
+        return ["nsenter", f"--net={self._path(host)}"]
+
+
+def _new_namespace() -> int:
+    """Move this thread to a new network namespace; a file descriptor that keeps it alive."""
+    # os.unshare is there from Python 3.12 on
+    if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNET):
+        raise UsageError(
+            f"cannot make a network namespace: {os.strerror(ctypes.get_errno())}; run it as root"
+        )
+    return os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _batch(tool: str, lines: Sequence[str], inside: Sequence[str] = ()) -> None:
+    done = _run([*inside, tool, "-batch", "-"], "\n".join(lines) + "\n")
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["no reason given"])[0]
+        raise UsageError(
+            f"the kernel refused the lab's network: {tool} says {reason!r}; it needs veth, bridge and sch_tbf"
+        )
+
+
+def _run(command: Sequence[str], text: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, input=text, env=environment(), capture_output=True, text=True, check=False)
+
+
+def environment() -> dict[str, str]:
+    """The environment, with the folders of administrators' tools on PATH, which users often lack."""
+    return {**os.environ, "PATH": f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin", "LC_ALL": "C"}

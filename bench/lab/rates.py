@@ -1,0 +1,117 @@
+"""One job in labs of several rates, in turns: what the machine does meanwhile meets every rate.
+
+Each rate has a lab of its own, a `bench.lab` process; the runs in them share a referee, so that only one of
+them computes at any moment.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import TextIO
+
+from bench.cluster.turns import refereed
+from bench.errors import UsageError
+from bench.lab import topology
+
+TAKES_TURNS = "bench.run"
+"""The module that asks the referee for its turns; two of any other would compute at once."""
+
+PLACEHOLDER = "{rate}"
+"""Stands for the rate in the job's arguments, such as `--out results/{rate}`."""
+
+
+def commands(
+    links: Sequence[topology.Link], options: Sequence[str], module_arguments: Sequence[str]
+) -> list[list[str]]:
+    """The `bench.lab` of each link: `options` are those without `--rate`.
+
+    Raises:
+        UsageError: the job cannot take turns, or two links have one rate.
+    """
+    if module_arguments[0] != TAKES_TURNS:
+        raise UsageError(
+            f"several rates are measured in turns, which {TAKES_TURNS} can, not {module_arguments[0]}; "
+            "give one --rate"
+        )
+    names = [link.rate_label for link in links]
+    if len(set(names)) < len(names):
+        raise UsageError(f"--rate {','.join(names)} names one rate twice; give each once")
+    lab = [sys.executable, "-m", "bench.lab", *options]
+    return [
+        [*lab, "--rate", name, "--", "python", "-m"]
+        + [argument.replace(PLACEHOLDER, name) for argument in module_arguments]
+        for name in names
+    ]
+
+
+def run_in_turns(
+    labs: Sequence[Sequence[str]], names: Sequence[str], environment: dict[str, str], *, stop_grace_s: float
+) -> int:
+    """Run the labs' commands in turns until all have ended; the job's exit code.
+
+    What they say comes line by line under their `names`. A lab that fails is waited for no more: the others
+    go on. Whatever is raised meanwhile, such as by a signal's handler, first ends the labs.
+    """
+    with refereed(len(labs)) as referee:
+        # If this process is killed, its labs end themselves.
+        running = [
+            subprocess.Popen(
+                ["setpriv", "--pdeathsig", "TERM", *lab],
+                env=environment | referee.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+                start_new_session=True,
+            )
+            for lab in labs
+        ]
+        speakers = [
+            threading.Thread(target=forward, args=(stream, name, to))
+            for lab, name in zip(running, names, strict=True)
+            for stream, to in ((lab.stdout, sys.stdout), (lab.stderr, sys.stderr))
+        ]
+        for speaker in speakers:
+            speaker.start()
+
+        def ended(lab: subprocess.Popen[str]) -> int:
+            code = lab.wait()
+            referee.excuse()
+            return code
+
+        try:
+            with ThreadPoolExecutor(len(running)) as waiting:
+                try:
+                    codes = [
+                        done.result() for done in as_completed(waiting.submit(ended, lab) for lab in running)
+                    ]
+                except BaseException:
+                    _end(running, time.monotonic() + stop_grace_s)
+                    raise
+            return topology.job_exit_code(codes)
+        finally:
+            for speaker in speakers:
+                speaker.join()
+
+
+def forward(stream: TextIO | None, name: str, to: TextIO, wanted: Callable[[], bool] = lambda: True) -> None:
+    """Copy what comes from `stream`, line by line under a name, while it is `wanted`."""
+    for line in stream or ():
+        if wanted():
+            print(f"{name}: {line.rstrip()}", file=to, flush=True)
+
+
+def _end(labs: Sequence[subprocess.Popen[str]], deadline_s: float) -> None:
+    for lab in labs:
+        lab.terminate()
+    for lab in labs:
+        try:
+            lab.wait(max(0.0, deadline_s - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            lab.kill()

@@ -1,0 +1,220 @@
+"""Scaling on hardware you do not have: step time, throughput and exposed communication, with intervals."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn, TypeVar
+
+from bench import cli
+from bench.errors import USAGE_EXIT_CODE, UsageError
+from bench.predict import output as predict_output
+from bench.predict.source import Source, read_network, read_source
+from bench.results.store import RunData, load_run
+from bench.scaling.calibration import check_same
+from bench.scaling.document import Outlook
+from bench.scaling.from_run import ddp_cases, identity
+from bench.scaling.networks import NETWORKS, Network, network
+from bench.scaling.predict import predict
+from bench.scaling.scaling_limit import curve
+from bench.scaling.scenario import HALF_HOOKS, MeasuredNetwork, Scenario
+from bench.scaling.validate import HeldOut, drift, held_out, model_error_pct
+from bench.settings import PRECISIONS
+from bench.stats import Interval
+
+T = TypeVar("T")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; see python -m bench.predict --help")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = _Parser(
+        prog="python -m bench.predict",
+        description=__doc__,
+        epilog=f"Networks: {', '.join(NETWORKS)}, link:RATE such as link:350mbit, the text file that "
+        "nccl-tests' all_reduce_perf printed, or the folder of a run whose all-reduces to take.",
+    )
+    add = made.add_argument
+    add("run", type=Path, metavar="RUN", help="results folder with calibration.json or a measured DDP case")
+    add("--gpus", metavar="N,N", help="devices to predict, up to 4096")
+    add("--network", metavar="NAME,NAME", help="what joins the nodes; default: as measured in RUN")
+    add("--intra", metavar="NAME", help="what joins the GPUs of a node, such as nvlink-h100")
+    add("--gpus-per-node", metavar="N", help="default 1, with --intra 8")
+    add("--nics-per-node", metavar="N", help="network ports that a node's GPUs share; default one per GPU")
+    add(
+        "--bucket-cap-mb",
+        default="default",
+        metavar="CAPS",
+        help="as in bench.run; several by comma",
+    )
+    add("--batch-size", metavar="N", help="per device (weak) or global (strong); default as measured")
+    add("--precision", metavar="NAME", help="checked against RUN's: a precision has to be measured")
+    add("--comm-hook", default="none", metavar="NAME", help="none, fp16 or bf16: half the bytes on the wire")
+    add("--accumulate", default="1", metavar="K", help="micro-batches per optimizer step (default 1)")
+    add("--scaling", default="weak", metavar="NAME", help="weak (default) or strong")
+    add("--fit-cap", metavar="CAP", help="without calibration.json: fit on RUN's case of this cap")
+    add(
+        "--validate",
+        nargs="*",
+        type=Path,
+        metavar="RUN",
+        help="predict the measured cases of this run, or of those named, that nothing was fitted to, print "
+        "the errors and widen the intervals by the largest",
+    )
+    add("--accept", action="store_true", help="use a calibration of another machine, torch or workload")
+    add("--csv", type=Path, metavar="FILE", help="one row per prediction")
+    add(
+        "--out", type=Path, metavar="FILE", help="everything as JSON: python -m report RUN --predictions FILE"
+    )
+    add("--json", action="store_true", help="the same JSON to the terminal, instead of tables")
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of the command; the exit status."""
+    try:
+        options = parser().parse_args(argv)
+        scenarios = _scenarios(options)
+        source = read_source(options.run, cap=options.fit_cap, accept=options.accept)
+        _check_precision(options, source)
+        validated, changed = (None, None) if options.validate is None else _validated(options, source)
+        error = None if validated is None else model_error_pct(validated)
+        groups = [[predict(source.calibration, s, model_error_pct=error) for s in g] for g in scenarios]
+        fill = options.json or options.out is not None
+        curves = [curve(source.calibration, group, fill=fill, model_error_pct=error) for group in groups]
+        if options.csv is not None:
+            predict_output.write_csv(options.csv, [p for group in groups for p in group])
+        document = predict_output.outlook(source, curves, groups, validated, changed)
+        if options.out is not None:
+            predict_output.write_json(options.out, predict_output.as_json(document, groups))
+    except UsageError as error:
+        print(f"bench.predict: error: {error}", file=sys.stderr)
+        return USAGE_EXIT_CODE
+    try:
+        _show(options, document, groups)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read, as `head` does, has seen enough; Python would complain once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _show(options: argparse.Namespace, document: Outlook, groups: predict_output.Asked) -> None:
+    if options.json:
+        print(predict_output.as_json(document, groups), end="")
+        return
+    if document.validation is not None:
+        predict_output.show_validation(document.validation)
+    if groups:
+        predict_output.show([p for group in groups for p in group])
+        print(f"{document.rule}:")
+    for text in (*(f"- {line.verdict}" for line in document.lines), *document.notes):
+        print(text)
+    if options.out is not None:
+        print(f"Wrote {options.out}; to draw it: python -m report {options.run} --predictions {options.out}")
+
+
+def _check_precision(options: argparse.Namespace, source: Source) -> None:
+    if options.precision is None:
+        return
+    asked, measured = cli.choice(PRECISIONS)(options.precision), source.calibration.identity.precision
+    if asked != measured:
+        raise UsageError(
+            f"{options.run} was measured in {measured}, not {asked}; measure it with --precision {asked}"
+        )
+
+
+def _scenarios(options: argparse.Namespace) -> list[list[Scenario]]:
+    """What is asked for, in groups that differ in devices alone."""
+    if options.gpus is None and options.validate is None:
+        raise UsageError("nothing to predict; give --gpus 8,64 or --validate")
+    if options.gpus is None:
+        return []
+    intra = None if options.intra is None else network(options.intra, level="intra")
+    return [
+        [
+            Scenario(
+                num_devices=n,
+                network=joined if isinstance(joined, Network) else None,
+                measured=joined if isinstance(joined, MeasuredNetwork) else None,
+                intra=intra,
+                gpus_per_node=_whole(options, "gpus_per_node"),
+                nics_per_node=_whole(options, "nics_per_node"),
+                bucket_cap_mb=cap,
+                batch_per_device=_whole(options, "batch_size"),
+                scaling=cli.choice(("weak", "strong"))(options.scaling),
+                comm_hook=cli.choice(("none", *HALF_HOOKS))(options.comm_hook),
+                accumulate=_parsed(options, "accumulate", cli.positive_int),
+            )
+            for n in _parsed(options, "gpus", cli.csv(cli.positive_int))
+        ]
+        for joined in _networks(options.network)
+        for cap in _parsed(options, "bucket_cap_mb", cli.csv(cli.bucket_cap))
+    ]
+
+
+def _networks(text: str | None) -> list[Network | MeasuredNetwork | None]:
+    """Several by comma, unless a file or folder is called that."""
+    if text is None:
+        return [None]
+    names = [text] if Path(text).exists() else text.split(",")
+    return [read_network(name) for name in dict.fromkeys(names)]
+
+
+def _whole(options: argparse.Namespace, name: str) -> int | None:
+    return None if getattr(options, name) is None else _parsed(options, name, cli.positive_int)
+
+
+def _parsed(options: argparse.Namespace, name: str, parse: Callable[[str], T]) -> T:
+    return cli.named(name, parse, getattr(options, name))
+
+
+def _validated(options: argparse.Namespace, source: Source) -> tuple[list[HeldOut], Interval | None]:
+    """The held-out cases, and how much slower the machine was than when calibrated, where most."""
+    found: list[HeldOut] = []
+    changes: list[Interval] = []
+    folders = options.validate or [options.run]
+    for folder in folders:
+        run = load_run(folder)
+        if folder.resolve() == options.run.resolve():
+            found += held_out(source.calibration, run, fitted=source.fitted)
+            continue
+        link = _checked_network(source, run, accept=options.accept)
+        found += held_out(source.calibration, run, fitted=None, network=link)
+        changed = drift(source.calibration, run)
+        changes += [changed] if changed is not None and changed.excludes(1.0) else []
+    if not found:
+        raise UsageError(
+            f"{', '.join(map(str, folders))}: no measured DDP case besides the one fitted to; "
+            "measure more caps or counts"
+        )
+    return found, max(changes, key=lambda change: abs(math.log(change.estimate)), default=None)
+
+
+def _checked_network(source: Source, run: RunData, *, accept: bool) -> Network | None:
+    """What joins the hosts of `run`; None where it is what was calibrated.
+
+    Raises UsageError where anything else differs, unless `accept`.
+    """
+    calibrated, link = source.calibration.identity, None
+    if cases := ddp_cases(run):
+        found = identity(run, cases[0])
+        if found.link != calibrated.link and found.link is not None:
+            # Another rate is what a prediction is for; everything else has to agree.
+            link = network(f"link:{found.link}")
+            found = replace(found, link=calibrated.link)
+        check_same(calibrated, found, accept=accept)
+    return link
+
+
+if __name__ == "__main__":
+    sys.exit(main())

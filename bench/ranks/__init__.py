@@ -1,1 +1,0 @@
-"""What every rank of a job runs, and how ranks are started and meet."""

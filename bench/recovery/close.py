@@ -1,0 +1,87 @@
+"""Closes the books of a run from what is on disk, without its ranks: its tables, its manifest, its report."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.errors import UsageError
+from bench.results.journal import JOURNAL, read
+from bench.results.lock import FolderLock
+from bench.results.recorder import Recorder
+
+STOPPED_BY_ERROR = "stopped by an error"
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a run that broke off leaves: cases by whether they were measured, and its page."""
+
+    num_measured: int
+    num_cases: int
+    page: Path | None
+
+
+def finish(folder: Path, because: str, *, lock: FolderLock | None = None) -> Finished | None:
+    """Bring every file of a broken-off run up to date; None where there is nothing to close.
+
+    `lock` is the caller's own. Raises UsageError where the folder is in use or cannot be written.
+    """
+    if not (folder / JOURNAL).is_file():
+        return None
+    held = lock or FolderLock(folder)
+    try:
+        if read(folder).ended:
+            return None
+        recorder = Recorder.reopen(folder)
+        manifest = recorder.manifest()
+        manifest["timing"] = {
+            **manifest.get("timing", {}),
+            "measuring_s": round(recorder.elapsed_s, 2),
+            "timed_steps_s": round(recorder.timed_s, 2),
+            "rounds": recorder.rounds,
+            "stopped_because": because,
+        }
+        recorder.write_manifest(manifest)
+        measured = recorder.cases["images_per_s"].notna().sum()
+        recorder.close(because)
+        return Finished(int(measured), len(recorder.cases), _page(folder))
+    finally:
+        if lock is None:
+            held.release()
+
+
+def _page(folder: Path) -> Path | None:
+    # The report is a separate package that never imports torch; only a finished run reaches for it.
+    from report import build  # noqa: PLC0415
+
+    try:
+        return build([folder], folder / "report.html")
+    except UsageError as error:
+        print(f"bench.run: no report: {error}", file=sys.stderr)
+        return None
+
+
+def finish_quietly(folder: Path, because: str, *, lock: FolderLock | None = None) -> None:
+    """`finish` after an error that has been told, which may be that the folder cannot be written."""
+    with contextlib.suppress(UsageError):
+        finish(folder, because, lock=lock)
+
+
+def finish_and_say(folder: Path, because: str, *, lock: FolderLock | None = None) -> None:
+    """`finish`, and tell on stderr what is kept and how to go on; never raises for a folder in a bad way."""
+    try:
+        finished = finish(folder, because, lock=lock)
+    except UsageError as error:
+        print(f"bench.run: error: {error}", file=sys.stderr)
+        return
+    if finished is not None:
+        print(
+            f"bench.run: {because}; {finished.num_measured} of {finished.num_cases} cases have results in "
+            f"{folder}\n"
+            f"bench.run: to finish the rest: python -m bench.run --resume {folder}",
+            file=sys.stderr,
+            flush=True,
+        )

@@ -1,0 +1,125 @@
+"""One piece of a case's work on all ranks: announced, guarded, begun together, and its outcome shared."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from bench.cluster.ranks import Cluster
+from bench.errors import UsageError
+from bench.measure.timed import BlockTimes, NonFiniteLossError
+from bench.modes import Unsupported
+from bench.recovery.watchdog import Watchdog
+from bench.results.recorder import Recorder
+
+IDLE_LIMIT_S = 600.0
+"""For what ranks do between pieces: rank 0's books, and whatever comes before the first."""
+
+LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting")
+"""What gloo says on ranks whose peer has died; the reason is to be found there."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one rank says after a piece of work: its result, or what went wrong."""
+
+    status: str = "ok"
+    reason: str = ""
+    value: Any = None
+
+
+class Pieces:
+    """Runs pieces of work on this rank in step with the others."""
+
+    def __init__(
+        self, cluster: Cluster, watchdog: Watchdog, recorder: Recorder | None, elapsed_s: float
+    ) -> None:
+        self._cluster = cluster
+        self._watchdog = watchdog
+        self._recorder = recorder
+        self._started_s = time.perf_counter() - elapsed_s
+
+    def elapsed_s(self) -> float:
+        """Seconds since the run began, attempts before this one included, breaks between them not."""
+        return time.perf_counter() - self._started_s
+
+    def run(
+        self, index: int | None, what: str, work: Callable[[], Any] | None, *, limit_s: float, **more: Any
+    ) -> tuple[float, Sequence[Report]]:
+        """Do `work` (None: only wait) for case `index`; its start and every rank's report, in rank order."""
+        if self._recorder is not None:
+            self._recorder.note(index, what, **more)
+        self._watchdog.arm(what, limit_s)
+        self._cluster.barrier()
+        started_s = self.elapsed_s()
+        mine = _attempt(work)
+        if mine.status in ("failed", "oom") and not any(sign in mine.reason for sign in LOST):
+            self._watchdog.tell(mine.status, mine.reason)
+        reports = self._cluster.gather(mine)
+        self.idle()
+        return started_s, reports
+
+    def idle(self) -> None:
+        """Between pieces."""
+        self._watchdog.arm("the work between cases", IDLE_LIMIT_S)
+
+    def between(self) -> None:
+        """No case is under way from here on."""
+        if self._recorder is not None:
+            self._recorder.note(None, "between rounds")
+
+
+def _attempt(work: Callable[[], Any] | None) -> Report:
+    """Run `work`, turning what can go wrong with one case into a report about it."""
+    try:
+        return Report(value=work() if work else None)
+    except UsageError:
+        raise
+    except Unsupported as reason:
+        return Report("skipped", str(reason))
+    except torch.OutOfMemoryError:
+        return Report("oom", "out of GPU memory; use a smaller --batch-size or --image-size")
+    except MemoryError:
+        return Report("oom", "out of host memory; use a smaller --batch-size or --image-size")
+    except NonFiniteLossError as error:
+        return Report("failed", str(error))
+    except Exception as error:  # noqa: BLE001 - whatever a model raises fails its case, not the run
+        first = (str(error).strip().splitlines() or [""])[0]
+        # torch's CPU allocator raises a plain RuntimeError
+        status = "oom" if "can't allocate memory" in str(error) else "failed"
+        return Report(status, f"{type(error).__name__}: {first}" if first else type(error).__name__)
+
+
+def block_rows(
+    case_id: str,
+    phase: str,
+    round_index: int,
+    position: int,
+    started_s: float,
+    times: Sequence[tuple[str, int, BlockTimes]],
+) -> list[dict[str, Any]]:
+    """The rows of blocks.csv of one block: of each rank that took part its host, number and times."""
+    rows = []
+    for host, rank, block in times:
+        detail = {name: value for name, value in block.detail.items() if name != "trace"}
+        rows.append(
+            {
+                "case_id": case_id,
+                "phase": phase,
+                "round": round_index,
+                "position": position,
+                "rank": rank,
+                "host": host,
+                "started_s": round(started_s, 4),
+                "num_steps": len(block.steps_ms),
+                "block_ms": round(block.block_ms, 4),
+                "steps_ms": " ".join(f"{ms:.5g}" for ms in block.steps_ms),
+                "detail": json.dumps(detail) if detail else None,
+            }
+        )
+    return rows

@@ -1,0 +1,194 @@
+"""Rank 0's way into the results folder: claimed for a new run, or reopened after a fault or to resume."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from bench.cluster.ranks import host_name
+from bench.errors import UsageError
+from bench.plan import Planned
+from bench.recovery.failures import Blame, blame
+from bench.results import store
+from bench.results.journal import JOURNAL, read
+from bench.results.lock import FolderLock
+from bench.results.recorder import Block, Recorder
+from bench.settings import Settings
+
+
+class GaveUpError(UsageError):
+    """Restarting leads nowhere."""
+
+    exit_code = 1
+
+
+@dataclass(frozen=True)
+class Contact:
+    """What a rank tells when it joins: how its host's ranks ended, and its host's OOM kills so far."""
+
+    host: str
+    failure: Mapping[int, int]
+    oom_kills: int | None
+
+
+@dataclass(frozen=True)
+class Past:
+    """What every rank must know of what was measured before this attempt."""
+
+    measured: frozenset[Block] = frozenset()
+    dropped: frozenset[int] = frozenset()
+    """Cases that are settled without being measured."""
+    layouts: Mapping[int, tuple[int, ...]] | None = None
+    """Bytes of the buckets of cases that are measured, by index."""
+    curves: frozenset[tuple[int, str]] = frozenset()
+    elapsed_s: float = 0.0
+    last_round: int = 0
+    token: str = ""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Opened:
+    """Rank 0's books, its lock on them, and what every rank must know."""
+
+    recorder: Recorder
+    lock: FolderLock
+    manifest: dict[str, Any]
+    past: Past
+
+
+def open_run(
+    settings: Settings,
+    plan: Sequence[Planned],
+    manifest: dict[str, Any],
+    contacts: Sequence[Contact],
+    *,
+    resume: Path | None,
+) -> Opened:
+    """Claim a new folder, or go on in the one of this launch's earlier attempt, or in `resume`.
+
+    Raises UsageError where the folder is not to be had, GaveUpError where restarts lead nowhere.
+    """
+    run_id = os.environ.get("TORCHELASTIC_RUN_ID", "")
+    folder = resume or (Path(settings.out) if settings.out else None)
+    earlier = _earlier(folder, run_id)
+    notes: list[str] = []
+    if earlier is None and resume is None:
+        folder = store.claim(folder or store.default_folder(host=host_name(), name=settings.name))
+        lock = FolderLock(folder)
+        writer = store.RunWriter(folder)
+        writer.write_manifest(manifest)
+        recorder = Recorder.begin(plan, writer)
+    else:
+        folder = earlier or resume
+        assert folder is not None  # noqa: S101 - one of the two is set here
+        lock = FolderLock(folder)
+        recorder = Recorder.reopen(folder)
+        if earlier is not None:
+            notes += _settle_fault(recorder, contacts)
+        else:
+            _try_again(recorder)
+        manifest = _carried_on(recorder.manifest(), manifest, resumed=earlier is None)
+        recorder.write_manifest(manifest)
+    _begin_attempt(recorder, run_id, contacts)
+    return Opened(recorder, lock, manifest, _past(recorder, notes))
+
+
+def _earlier(folder: Path | None, run_id: str) -> Path | None:
+    """The folder that an earlier attempt of this very launch has begun, if there was one."""
+    restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    if not run_id or (run_id == "none" and not restarted):
+        return None  # torchrun calls every run of one node "none"
+    folders = [folder] if folder else sorted(Path("results").glob("*"), reverse=True)
+    for candidate in folders:
+        if (candidate / JOURNAL).is_file():
+            attempts = read(candidate).attempts
+            if attempts and attempts[-1].get("run_id") == run_id:
+                return candidate
+    return None
+
+
+def _settle_fault(recorder: Recorder, contacts: Sequence[Contact]) -> list[str]:
+    """Blame the fault on the case that was under way; what to tell the user."""
+    state = recorder.journal.state
+    codes = {rank: code for contact in contacts for rank, code in contact.failure.items()}
+    last = state.attempts[-1]
+    before = last.get("oom_kills", {})
+    more = [
+        c.host for c in contacts if c.oom_kills is not None and c.oom_kills > before.get(c.host, c.oom_kills)
+    ]
+    under_way = state.under_way or {}
+    found = blame(codes, what=under_way.get("what", "between cases"), out_of_memory=bool(more))
+    index, curve = under_way.get("index"), under_way.get("curve")
+    if index is not None:
+        return [blame_case(recorder, index, found)]
+    if curve is not None:
+        recorder.add_allreduce(curve[0], curve[1], {})
+        return [f"all-reduce curve left out: {found.reason}"]
+    if [a.get("progress") for a in state.attempts[-2:]] == [_progress(recorder)] * 2:
+        raise GaveUpError(f"gave up: {found.reason}, again and again; see the messages above")
+    return []
+
+
+def blame_case(recorder: Recorder, index: int, found: Blame) -> str:
+    """Write down why a case ends here; the sentence for the user."""
+    case_id = recorder.journal.state.plan[index].case.case_id
+    kept = any(c == case_id and phase == "timed" for c, phase, _ in recorder.measured())
+    reason = f"{found.reason}; its finished rounds are kept" if kept else found.reason
+    recorder.set_outcome(index, found.status, reason)
+    return f"{case_id}: {found.status}: {reason}"
+
+
+def _try_again(recorder: Recorder) -> None:
+    settled = recorder.journal.state.settled
+    again = [index for index, s in settled.items() if s.status in ("failed", "oom", "timeout")]
+    recorder.journal.write({"retry": again}, sync=True)
+
+
+def _progress(recorder: Recorder) -> list[int]:
+    return [len(recorder.measured()), len(recorder.journal.state.settled)]
+
+
+def _begin_attempt(recorder: Recorder, run_id: str, contacts: Sequence[Contact]) -> None:
+    attempt = {
+        "run_id": run_id,
+        "progress": _progress(recorder),
+        "oom_kills": {c.host: c.oom_kills for c in contacts if c.oom_kills is not None},
+    }
+    recorder.journal.write({"attempt": attempt}, sync=True)
+
+
+def _carried_on(old: dict[str, Any], new: dict[str, Any], *, resumed: bool) -> dict[str, Any]:
+    """The manifest that began the run, with what has changed since."""
+    if not resumed:
+        return {**old, "restarts": old.get("restarts", 0) + 1}
+    again = {
+        "utc": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": new["command"],
+        "git": new["git"],
+        "host": new["environment"]["host"],
+    }
+    settings = {**new["settings"], "out": old.get("settings", {}).get("out")}
+    return {**old, "settings": settings, "ranks": new["ranks"], "resumed": [*old.get("resumed", []), again]}
+
+
+def _past(recorder: Recorder, notes: Sequence[str]) -> Past:
+    state = recorder.journal.state
+    return Past(
+        measured=recorder.measured(),
+        dropped=frozenset(i for i, s in state.settled.items() if s.status != "ok"),
+        layouts={
+            i: state.layouts[p.case.case_id].num_bytes
+            for i, p in enumerate(state.plan)
+            if p.case.case_id in state.layouts and i in state.settled and state.settled[i].status == "ok"
+        },
+        curves=frozenset(state.curves),
+        elapsed_s=recorder.elapsed_s,
+        last_round=recorder.rounds,
+        token=os.urandom(8).hex(),
+        notes=tuple(notes),
+    )

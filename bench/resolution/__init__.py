@@ -1,1 +1,0 @@
-"""What a machine's noise lets a gate resolve."""

@@ -1,0 +1,144 @@
+"""What the summary of a run needs of its blocks, kept as numbers instead of rows. No I/O.
+
+A block has one row per rank, and a large run millions of them; of each block only what ranks have in common
+stays: the longest and the shortest rank, the step times, and the medians of its details.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+import pandas as pd
+
+from bench.results.schema import CASES
+
+ByRound: TypeAlias = dict[int, float]
+Row: TypeAlias = Mapping[str, Any]
+R = TypeVar("R", bound=Row)
+Moments: TypeAlias = list[tuple[tuple[int, ...], "np.ndarray[tuple[int, int], np.dtype[np.float32]]"]]
+
+MOMENTS = ("ready_ms", "start_ms", "done_ms")
+"""Details that hold one figure per bucket."""
+
+_COLUMNS = frozenset(column.name for column in CASES)
+_BLOCK = itemgetter("case_id", "phase", "round")
+
+
+@dataclass
+class CaseLedger:
+    """The blocks of one case; all durations in ms per step."""
+
+    step_ms: dict[str, ByRound] = field(default_factory=dict)
+    """By phase and round: the longest rank's block over its steps."""
+    skew_ms: ByRound = field(default_factory=dict)
+    """Longest minus shortest rank under `no_sync`, where no rank waits for another."""
+    slowest: Counter[int] = field(default_factory=Counter)
+    """How often each rank took longest under `no_sync`."""
+    steps_ms: array[float] = field(default_factory=lambda: array("f"))
+    """Every timed step of every rank and round; single precision holds the five digits they come with."""
+    details: dict[str, ByRound] = field(default_factory=dict)
+    """Columns of cases.csv that blocks carry in their detail, medians over ranks."""
+    moments: dict[str, Moments] = field(default_factory=dict)
+    """By name, for every block that has them: its ranks, and figures of shape (ranks, buckets)."""
+
+    def add(self, rows: Sequence[Row]) -> None:
+        """One block: its rows, one per rank."""
+        phase, round_index = str(rows[0]["phase"]), int(rows[0]["round"])
+        per_step = [row["block_ms"] / row["num_steps"] for row in rows]
+        longest = max(per_step)
+        self.step_ms.setdefault(phase, {})[round_index] = longest
+        if phase == "no_sync":
+            self.skew_ms[round_index] = longest - min(per_step)
+            self.slowest[int(max(rows, key=itemgetter("block_ms"))["rank"])] += 1
+        elif phase == "timed":
+            for row in rows:
+                if isinstance(row.get("steps_ms"), str):
+                    self.steps_ms.extend(map(float, row["steps_ms"].split()))
+        detailed = [row for row in rows if isinstance(row.get("detail"), str)]
+        if detailed:
+            self._add_details(round_index, detailed)
+
+    def _add_details(self, round_index: int, rows: Sequence[Row]) -> None:
+        samples: dict[str, list[float]] = {}
+        moments: dict[str, list[tuple[int, list[float]]]] = {}
+        for row in rows:
+            detail = json.loads(row["detail"])
+            if "local_last_ready_ms" in detail:
+                detail["compute_slowdown"] = detail["last_ready_ms"] / detail["local_last_ready_ms"]
+            for name, value in detail.items():
+                if name in MOMENTS:
+                    moments.setdefault(name, []).append((int(row["rank"]), value))
+                elif name in _COLUMNS:
+                    samples.setdefault(name, []).append(float(value))
+        for name, values in samples.items():
+            self.details.setdefault(name, {})[round_index] = float(np.median(values))
+        for name, found in moments.items():
+            ranks, figures = zip(*found, strict=True)
+            self.moments.setdefault(name, []).append((ranks, np.array(figures, dtype=np.float32)))
+
+    def slowest_rank(self) -> int | None:
+        """The rank that most often took longest, the lowest of several; None without a `no_sync` block."""
+        return min(self.slowest, key=lambda rank: (-self.slowest[rank], rank), default=None)
+
+    def percentile_ms(self, percent: float) -> float:
+        """Percentile of the timed steps, to six significant digits; NaN without any."""
+        steps = np.frombuffer(self.steps_ms, dtype=np.float32)
+        return float(f"{np.percentile(steps, percent):.6g}") if steps.size else math.nan
+
+    def bucket_moments(self) -> dict[int, dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]]]:
+        """By rank and name: the median over blocks for each bucket."""
+        rows: dict[int, dict[str, list[Any]]] = {}
+        for name, blocks in self.moments.items():
+            for ranks, figures in blocks:
+                for rank, values in zip(ranks, figures, strict=True):
+                    rows.setdefault(rank, {}).setdefault(name, []).append(values)
+        return {
+            rank: {
+                name: np.median(np.array(found, dtype=np.float64), axis=0) for name, found in names.items()
+            }
+            for rank, names in rows.items()
+        }
+
+
+class Ledger:
+    """The blocks of a run by case. `add` is called once for every block, with the rows of all its ranks."""
+
+    def __init__(self, blocks: Iterable[Sequence[Row]] = ()) -> None:
+        self.cases: dict[str, CaseLedger] = {}
+        for rows in blocks:
+            self.add(rows)
+
+    @classmethod
+    def of(cls, frame: pd.DataFrame) -> Ledger:
+        """The ledger of a loaded blocks.csv."""
+        ordered = frame.sort_values(["case_id", "phase", "round"], kind="stable")
+        names = [str(name) for name in ordered.columns]
+        values = zip(*(ordered[name].tolist() for name in names), strict=True)
+        return cls(blocks(dict(zip(names, row, strict=True)) for row in values))
+
+    def add(self, rows: Sequence[Row]) -> None:
+        """One block: its rows, one per rank that took part."""
+        self.cases.setdefault(str(rows[0]["case_id"]), CaseLedger()).add(rows)
+
+    def of_case(self, case_id: str) -> CaseLedger:
+        """The blocks of a case; an empty ledger where it has none."""
+        return self.cases.get(case_id) or CaseLedger()
+
+    def step_ms(self, phase: str) -> dict[str, ByRound]:
+        """Milliseconds per step of every case that has such blocks, by round: the longest rank's."""
+        return {name: case.step_ms[phase] for name, case in self.cases.items() if phase in case.step_ms}
+
+
+def blocks(rows: Iterable[R]) -> Iterator[list[R]]:
+    """Rows of blocks.csv in their order, those of one block together."""
+    for _, found in groupby(rows, key=_BLOCK):
+        yield list(found)

@@ -1,0 +1,226 @@
+"""Rank 0's books: outcomes and blocks, written as they are known, and opened again after a fault."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from bench.errors import UsageError
+from bench.plan import BucketLayout, Planned
+from bench.results.aggregate import (
+    ByRound,
+    Outcome,
+    allreduce_rows,
+    bucket_rows,
+    case_rows,
+    images_per_s_by_round,
+    worst_half_width,
+)
+from bench.results.journal import Journal
+from bench.results.ledger import Ledger
+from bench.results.repair import repair_allreduce, repair_blocks
+from bench.results.store import RunWriter
+from bench.results.tables import load_blocks, read_blocks
+
+NOT_REACHED = "not measured: the run ended before this case's first block"
+
+Block = tuple[str, str, int]
+"""A block: case id, phase, round."""
+
+
+class Recorder:
+    """Keeps what was measured and puts it on disk; a case without a block yet counts as not reached.
+
+    What writes raises UsageError where the disk is full or the folder gone, and says what is kept.
+    """
+
+    def __init__(self, writer: RunWriter, journal: Journal) -> None:
+        """Books of the plan that `journal` holds, with the blocks that are on disk."""
+        self.folder = writer.folder
+        self.journal = journal
+        self.lock = threading.RLock()
+        """Held while files change, so that another thread may close the books."""
+        self._writer = writer
+        self._ledger = Ledger()
+        self._plan = journal.state.plan
+        self.timed_s = 0.0
+        self.elapsed_s = 0.0
+        """End of the last block, in seconds since the run began."""
+        for rows in read_blocks(self.folder / "blocks.csv"):
+            self._take(rows)
+        self.cases = self.write()
+
+    @classmethod
+    def begin(cls, plan: Sequence[Planned], writer: RunWriter) -> Recorder:
+        """The books of a new run."""
+        journal = Journal(writer.folder)
+        with _kept(writer, journal):
+            journal.begin(plan)
+        return cls(writer, journal)
+
+    @classmethod
+    def reopen(cls, folder: Path) -> Recorder:
+        """The books of a run that broke off; what it had half-written is cut off."""
+        try:
+            journal = Journal(folder)
+            plan = [p.case for p in journal.state.plan]
+            num_ranks = {case.case_id: case.num_devices if case.mode == "ddp" else 1 for case in plan}
+            repair_blocks(folder / "blocks.csv", num_ranks)
+            repair_allreduce(folder / "allreduce.csv", journal.state.curves)
+            writer = RunWriter(folder)
+        except OSError as error:
+            raise UsageError(f"{folder} cannot be opened: {error.strerror}; free or restore it") from None
+        return cls(writer, journal)
+
+    def measured(self) -> frozenset[Block]:
+        """Every block on disk, of every phase."""
+        return frozenset(
+            (case_id, phase, round_index)
+            for case_id, case in self._ledger.cases.items()
+            for phase, rounds in case.step_ms.items()
+            for round_index in rounds
+        )
+
+    @property
+    def rounds(self) -> int:
+        """The last round with a timed block."""
+        return max((r for rounds in self._ledger.step_ms("timed").values() for r in rounds), default=0)
+
+    def note(self, index: int | None, what: str, **more: Any) -> None:
+        """What is under way from now on, for whoever has to tell how this process ended."""
+        with self._writing():
+            self.journal.note(index, what, **more)
+
+    def set_outcome(
+        self, index: int, status: str, reason: str = "", facts: Mapping[str, Any] | None = None
+    ) -> None:
+        """Status of case `index`; facts are added to those known."""
+        old = self.journal.state.settled.get(index)
+        known = {**(old.facts if old else {}), **(facts or {})}
+        with self._writing():
+            self.journal.write({"outcome": [index, status, reason, known]}, sync=True)
+
+    def set_layout(self, case_id: str, layout: BucketLayout | None) -> None:
+        """The gradient buckets of a DDP case."""
+        if layout is None or self.journal.state.layouts.get(case_id) == layout:
+            return
+        with self._writing():
+            self.journal.write({"layout": [case_id, layout.num_bytes, layout.parameters]})
+
+    def add_block(self, rows: Sequence[dict[str, Any]]) -> None:
+        """The rows of one block, one per rank that took part."""
+        with self._writing():
+            self._writer.append("blocks.csv", rows)
+        self._take(rows)
+
+    def _take(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        self._ledger.add(rows)
+        longest_s = max(row["block_ms"] for row in rows) / 1000
+        self.elapsed_s = max(self.elapsed_s, (rows[0].get("started_s") or 0.0) + longest_s)
+        if rows[0]["phase"] in ("timed", "no_sync"):
+            self.timed_s += longest_s
+
+    def add_trace(self, case_id: str, rank: int, trace: bytes) -> None:
+        """A gzipped Chrome trace of one rank; a later one of the same case replaces it."""
+        with self._writing():
+            self._writer.write_trace(f"{case_id}-rank{rank}.json.gz", trace)
+
+    def add_allreduce(self, num_ranks: int, backend: str, times_ms: Mapping[int, Sequence[float]]) -> None:
+        """Times of the all-reduce by itself, by message size in bytes; none where it failed."""
+        with self._writing():
+            self._writer.append("allreduce.csv", allreduce_rows(num_ranks, backend, times_ms))
+            self.journal.write({"curve": [num_ranks, backend]}, sync=True)
+
+    def blocks(self) -> pd.DataFrame:
+        """All blocks so far; of a very large run the longest rank of each."""
+        return load_blocks(self.folder / "blocks.csv")
+
+    def images_per_s(self) -> dict[str, ByRound]:
+        """Throughput of every case and round so far."""
+        global_batch = {p.case.case_id: p.case.global_batch for p in self._plan}
+        return images_per_s_by_round(self._ledger, global_batch)
+
+    def write(self) -> pd.DataFrame:
+        """Bring cases.csv and buckets.csv up to date; the frame of cases."""
+        measured = self._ledger.step_ms("timed").keys()
+        state = self.journal.state
+        shown = []
+        for index, planned in enumerate(self._plan):
+            known = state.settled.get(index)
+            if known is None:
+                shown.append(Outcome(planned, "skipped", planned.skip_reason or NOT_REACHED))
+            elif known.status == "ok" and planned.case.case_id not in measured:
+                shown.append(Outcome(planned, "skipped", NOT_REACHED, known.facts))
+            else:
+                shown.append(Outcome(planned, known.status, known.reason, known.facts))
+        self.cases = case_rows(shown, self._ledger)
+        with self._writing():
+            self._writer.replace("cases.csv", self.cases)
+            self._writer.replace("buckets.csv", bucket_rows(state.layouts, self._ledger))
+        return self.cases
+
+    def manifest(self) -> dict[str, Any]:
+        """What manifest.json holds."""
+        try:
+            found: dict[str, Any] = json.loads((self.folder / "manifest.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return found
+
+    def write_manifest(self, manifest: Mapping[str, Any]) -> None:
+        """Replace manifest.json."""
+        with self._writing():
+            self._writer.write_manifest(manifest)
+
+    def write_log(self, name: str, text: str) -> None:
+        """Put a text into `logs/`."""
+        with self._writing():
+            logs = self.folder / "logs"
+            logs.mkdir(exist_ok=True)
+            (logs / name).write_text(text, encoding="utf-8")
+
+    def close(self, because: str) -> None:
+        """Close the books: why the run ended."""
+        with self._writing():
+            self.journal.write({"end": because}, sync=True)
+        self._writer.close()
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        with self.lock, _kept(self._writer, self.journal):
+            yield
+
+    def half_width(self) -> float:
+        """The widest throughput interval as last written, a fraction; NaN before two rounds."""
+        return worst_half_width(self.cases)
+
+
+@contextlib.contextmanager
+def _kept(writer: RunWriter, journal: Journal) -> Iterator[None]:
+    """Say in one line why a file could not be written, and what remains."""
+    folder = writer.folder
+    again = f"python -m bench.run --resume {folder}"
+    try:
+        yield
+    except OSError as error:
+        if folder.is_dir() and (folder / "blocks.csv").exists():
+            raise UsageError(
+                f"{folder} cannot be written: {error.strerror}; every block finished before is kept: "
+                f"make room, then {again}"
+            ) from None
+        try:
+            writer.restore()
+            journal.restore()
+        except OSError as worse:
+            raise UsageError(
+                f"{folder} has been removed during the run and cannot be made again: {worse.strerror}"
+            ) from None
+        raise UsageError(
+            f"{folder} has been removed during the run; what it held was written there again: {again}"
+        ) from None

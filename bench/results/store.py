@@ -1,0 +1,208 @@
+"""A run's folder: claimed once, appended and synced as results are known, loaded with types."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import errno
+import io
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from bench.errors import UsageError
+from bench.results import bounded
+from bench.results.schema import FILES, SCHEMA_VERSION
+from bench.results.tables import is_large, load_blocks, read_table
+from bench.text import csv_cell
+
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class RunData:
+    """A loaded run; frames hold exactly the columns of `bench.results.schema`, missing values as NA."""
+
+    path: Path
+    manifest: dict[str, Any]
+    cases: pd.DataFrame
+    blocks: pd.DataFrame
+    buckets: pd.DataFrame
+    allreduce: pd.DataFrame
+    longest_only: bool = False
+    """Whether `blocks` has only the longest rank of each block: all of them would not fit into memory."""
+
+
+def default_folder(*, host: str, name: str, root: Path = Path("results")) -> Path:
+    """`results/<UTC time>-<host>-<name>`."""
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    safe_host = "".join(c if c.isalnum() or c in "-_" else "-" for c in host) or "host"
+    return root / f"{stamp}-{safe_host}-{name}"
+
+
+def check_claimable(folder: Path) -> None:
+    """Raise UsageError if `folder` holds anything or cannot be written; leaves no trace."""
+    try:
+        if folder.exists():
+            if any(folder.iterdir()):
+                raise UsageError(f"--out {folder} already holds a run or other files; name a new folder")
+            parent = folder
+        else:
+            parent = next(p for p in folder.absolute().parents if p.exists())
+        with tempfile.TemporaryFile(dir=parent):
+            pass
+    except OSError as error:
+        raise UsageError(f"--out {folder} cannot be written: {error.strerror}; name another folder") from None
+
+
+def claim(folder: Path) -> Path:
+    """Make `folder` this run's own. Raises UsageError if it holds anything or cannot be written."""
+    check_claimable(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / MANIFEST).touch(exist_ok=False)
+    except FileExistsError:
+        raise UsageError(f"--out {folder} is a file or another run's folder; name a new folder") from None
+    except OSError as error:
+        raise UsageError(f"--out {folder} cannot be written: {error.strerror}; name another folder") from None
+    return folder
+
+
+class RunWriter:
+    """Writes one run's files; only rank 0 has one.
+
+    Every method raises OSError where the disk is full or the folder has gone. The growing tables stay open:
+    what was written is at hand even where somebody has removed the folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._manifest: Mapping[str, Any] = {}
+        self._tables: dict[str, int] = {}
+        for name in ("blocks.csv", "allreduce.csv"):
+            self._tables[name] = os.open(
+                folder / name, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644
+            )
+            if os.fstat(self._tables[name]).st_size == 0:
+                self._append(name, [[column.name for column in FILES[name]]])
+
+    def append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Append rows to `blocks.csv` or `allreduce.csv`, all or none, and sync them before returning."""
+        columns = FILES[name]
+        self._append(name, [[_cell(row.get(column.name)) for column in columns] for row in rows])
+
+    def _append(self, name: str, lines: list[list[str]]) -> None:
+        text = io.StringIO(newline="")
+        csv.writer(text, lineterminator="\n").writerows(lines)
+        content = text.getvalue().encode("utf-8")
+        table = self._tables[name]
+        before = os.fstat(table)
+        if before.st_nlink == 0:
+            raise FileNotFoundError(errno.ENOENT, "it has been removed", str(self.folder))
+        try:
+            _write_all(table, content)
+            os.fsync(table)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(table, before.st_size)
+            raise
+
+    def restore(self) -> None:
+        """Make the folder anew where it has been removed, with the tables and the manifest."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for name, table in self._tables.items():
+            with (self.folder / name).open("wb") as copy, os.fdopen(os.dup(table), "rb") as file:
+                file.seek(0)
+                shutil.copyfileobj(file, copy)
+                copy.flush()
+                os.fsync(copy.fileno())
+        self.write_manifest(self._manifest)
+
+    def close(self) -> None:
+        """Let go of the files."""
+        for table in self._tables.values():
+            os.close(table)
+        self._tables.clear()
+
+    def write_trace(self, name: str, content: bytes) -> None:
+        """Put a file into `traces/`."""
+        folder = self.folder / "traces"
+        folder.mkdir(exist_ok=True)
+        replace_file(folder / name, lambda path: path.write_bytes(content))
+
+    def replace(self, name: str, rows: pd.DataFrame) -> None:
+        """Replace `cases.csv` or `buckets.csv` as a whole, so that a reader never sees half a table."""
+        names = [column.name for column in FILES[name]]
+        lines = [names, *([_cell(v) for v in row] for row in rows[names].itertuples(index=False))]
+
+        def write(path: Path) -> None:
+            with path.open("w", newline="", encoding="utf-8") as file:
+                csv.writer(file, lineterminator="\n").writerows(lines)
+                file.flush()
+                os.fsync(file.fileno())
+
+        replace_file(self.folder / name, write)
+
+    def write_manifest(self, manifest: Mapping[str, Any]) -> None:
+        """Replace `manifest.json`."""
+        self._manifest = manifest
+        text = json.dumps({"schema_version": SCHEMA_VERSION, **manifest}, indent=2, default=str) + "\n"
+        replace_file(self.folder / MANIFEST, lambda path: path.write_text(text, encoding="utf-8"))
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    if os.write(descriptor, content) < len(content):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def replace_file(target: Path, write: Any) -> None:
+    """Call `write(path)` on a file beside `target`, then put it in target's place atomically."""
+    descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}-")
+    os.close(descriptor)
+    try:
+        write(Path(name))
+        Path(name).chmod(0o644)
+        Path(name).replace(target)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def load_run(path: Path) -> RunData:
+    """Read a results folder. Raises UsageError where it is not one, or is of a newer schema."""
+    manifest_path = path / MANIFEST
+    if not manifest_path.is_file():
+        raise UsageError(f"{path} is not a results folder: it has no {MANIFEST}; name a run's folder")
+    manifest = bounded.read_json(manifest_path)
+    if not isinstance(manifest, dict):
+        raise UsageError(f"{manifest_path} does not hold a JSON object")
+    version = manifest.get("schema_version")
+    if isinstance(version, int) and version > SCHEMA_VERSION:
+        raise UsageError(f"{path} has schema {version}, this version reads up to {SCHEMA_VERSION}; upgrade")
+    cases = read_table(path / "cases.csv", FILES["cases.csv"])
+    world_size = cases["num_devices"].where(cases["mode"] == "ddp", 1).fillna(1)
+    return RunData(
+        path,
+        manifest,
+        cases,
+        load_blocks(path / "blocks.csv", dict(zip(cases["case_id"], world_size, strict=True))),
+        read_table(path / "buckets.csv", FILES["buckets.csv"]),
+        read_table(path / "allreduce.csv", FILES["allreduce.csv"]),
+        longest_only=is_large(path / "blocks.csv"),
+    )
+
+
+def _cell(value: Any) -> str:
+    if value is None or value is pd.NA:
+        return ""
+    if isinstance(value, float):
+        return "" if value != value else f"{value:.10g}"  # noqa: PLR0124 - NaN alone differs from itself
+    return csv_cell(value) if isinstance(value, str) else str(value)

@@ -1,0 +1,1 @@
+"""From the command to the summary of one run."""

@@ -1,0 +1,112 @@
+"""All-reduce by itself at every rank count of a run, over message sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Sequence
+from functools import partial
+
+from bench.cluster.ranks import Cluster
+from bench.measure.clock import make_clock
+from bench.measure.collectives import CURVE_BYTES, CURVE_REPETITIONS, allreduce_ms
+from bench.recovery.lockstep import Pieces
+from bench.results.recorder import Recorder
+from bench.run.prepare import LiveCase
+
+LEAST_REPETITIONS = 2
+LONG_S = 10.0
+"""After so many seconds, and the least repetitions, the time is left for the steps."""
+
+FURTHER_SHARE = 0.05
+"""Of the time to measure in, for messages of twice all gradients and more: another model may need them."""
+
+USUAL_S = 200.0
+"""What a run that has no limit is taken to measure for."""
+
+
+def measure_curves(
+    cases: Sequence[LiveCase],
+    pieces: Pieces,
+    cluster: Cluster,
+    recorder: Recorder | None,
+    *,
+    done: Container[tuple[int, str]],
+    limit_s: float,
+    max_time_s: float | None,
+) -> None:
+    """Measure every curve (rank count, backend) that is not `done`, at least up to all gradients in one.
+
+    Args:
+        cases: with the groups that exchange gradients.
+        pieces: what runs a piece of work on all ranks.
+        cluster: this rank among the others.
+        recorder: the first rank's books.
+        done: curves that need no measuring.
+        limit_s: after which a curve is given up.
+        max_time_s: the whole run may measure for so long; None where it has no limit.
+    """
+    device = cluster.place.device
+    clock = make_clock(device)
+    groups = {(c.case.num_devices, c.case.backend): c.group for c in cases if c.communicates}
+    gradient_bytes = max((sum(c.layout.num_bytes) for c in cases if c.layout is not None), default=0)
+    largest = cluster.from_first(gradient_bytes)
+    for key in sorted(groups.keys(), key=str):
+        if key in done:
+            continue
+        num_ranks, backend = key
+
+        def once(size: int, key: tuple[int, str] = key) -> float | None:
+            """The longest rank's; None where any failed."""
+            work = partial(allreduce_ms, size, groups[key], device, clock)
+            _, reports = pieces.run(
+                None,
+                f"the all-reduce curve of {key[0]} ranks",
+                work if cluster.rank < key[0] else None,
+                limit_s=limit_s,
+                curve=key,
+            )
+            times = [r.value for r in reports if r.value is not None]
+            return max(times) if all(r.status == "ok" for r in reports) else None
+
+        times = _curve(
+            once,
+            largest,
+            lambda: cluster.from_first(pieces.elapsed_s()),
+            further_s=FURTHER_SHARE * (max_time_s or USUAL_S) / len(groups),
+        )
+        if recorder is not None:
+            recorder.add_allreduce(num_ranks, backend, times)
+
+
+def _curve(
+    once: Callable[[int], float | None], largest: int, now_s: Callable[[], float], *, further_s: float
+) -> dict[int, list[float]]:
+    """Milliseconds by message size, as many of each as there is time for; every rank decides alike.
+
+    Args:
+        once: measures a size in bytes.
+        largest: bytes of all gradients.
+        now_s: of one clock for all ranks.
+        further_s: for sizes of twice `largest` and more, measured `LEAST_REPETITIONS` times, by their
+            expected times.
+    """
+    times: dict[int, list[float]] = {}
+    began_s = now_s()
+    for size in CURVE_BYTES:
+        known = max(times, default=0)
+        if size >= 2 * largest and known:
+            further_s -= LEAST_REPETITIONS * times[known][0] * size / known / 1000
+            if further_s < 0:
+                break
+        ms = once(size)
+        if ms is not None:
+            times[size] = [ms]
+    for repetition in range(1, CURVE_REPETITIONS):
+        if repetition >= LEAST_REPETITIONS and now_s() - began_s > LONG_S:
+            break
+        for size in sorted(times, reverse=repetition % 2 == 1):
+            if repetition >= LEAST_REPETITIONS and size >= 2 * largest:
+                continue
+            ms = once(size)
+            if ms is not None:
+                times[size].append(ms)
+    return times

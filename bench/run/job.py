@@ -1,0 +1,173 @@
+"""A run before its ranks: validated, planned, shown, launched."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench import conditions, plan
+from bench.cluster.process import is_rank
+from bench.cluster.ranks import from_first, host_name, meet
+from bench.console import format_s
+from bench.errors import UsageError
+from bench.findings.findings import devices
+from bench.measure.probe import step_seconds
+from bench.plan import Machine, Planned
+from bench.recovery.failures import STARTED_ENV
+from bench.recovery.resume import check_same, manifest_of, settings_of
+from bench.recovery.resume import is_complete as resume_is_complete
+from bench.results import store
+from bench.results.journal import read
+from bench.results.lock import FolderLock
+from bench.run.launch import launch
+from bench.settings import Settings, with_device_defaults
+from models.data import check_folder
+from models.registry import default_image_size, load_workload, resnet_workload
+from models.workload import Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A validated run, the same on every rank."""
+
+    settings: Settings
+    machine: Machine
+    workload: Workload
+    plan: list[Planned]
+
+
+def prepare(settings: Settings) -> Job:
+    """Resolve the device, the workload and the plan. Raises UsageError for what cannot run here."""
+    device_type = _device_type(settings.device)
+    num_devices = torch.cuda.device_count() if device_type == "cuda" else _num_cores()
+    settings = with_device_defaults(settings, device_type=device_type, num_local_devices=num_devices)
+    _check_precision(settings)
+    machine = Machine(device_type=device_type, devices_per_node=num_devices, **_launched_ranks())
+    workload = _workload(settings)
+    settings = dataclasses.replace(settings, image_size=workload.image_size)
+    if settings.data not in ("device", "host"):
+        check_folder(Path(settings.data))
+    planned = plan.expand(settings, machine, arch=workload.name, image_size=workload.image_size)
+    if settings.out is not None and not is_rank():
+        store.check_claimable(Path(settings.out))
+    return Job(settings=settings, machine=machine, workload=workload, plan=planned)
+
+
+def print_plan(job: Job) -> None:
+    """Every case, why it is skipped, the order of the first round and the expected time."""
+    runnable = [p for p in job.plan if p.skip_reason is None]
+    order = plan.round_order(len(runnable), seed=job.settings.seed, round_index=1)
+    place = {runnable[i].case.case_id: position + 1 for position, i in enumerate(order)}
+    width = max(len(p.case.case_id) for p in job.plan)
+    here = devices(job.machine.devices_per_node, job.machine.device_type)
+    print(f"{len(job.plan)} cases, {len(runnable)} to measure, on {here}:")
+    for p in job.plan:
+        what = f"skipped: {p.skip_reason}" if p.skip_reason else f"place {place[p.case.case_id]} in round 1"
+        more = ", oversubscribed" if p.oversubscribed and not p.skip_reason else ""
+        print(f"  {p.case.case_id:<{width}}  {p.case.global_batch:>5} images/step  {what}{more}")
+    step_s = step_seconds(job.workload, job.plan[0].case, torch.device(job.machine.device_type))
+    expected = plan.estimate_s(
+        job.plan, step_s=step_s, single_batch=job.plan[0].case.global_batch, settings=job.settings
+    )
+    print(
+        f"Rounds in random order (seed {job.settings.seed}), {job.settings.steps} steps per block; a step of "
+        f"single takes {step_s * 1000:.0f} ms here (one probe)."
+    )
+    limit = "" if job.settings.max_time is None else f", limit {format_s(job.settings.max_time)}"
+    print(f"Expected time: about {format_s(expected)} of measuring{limit}, plus start-up.")
+
+
+def resumed_settings(folder: Path, changes: Mapping[str, Any]) -> Settings:
+    """The settings of the run in `folder` with `changes`; of many ranks only the first needs the folder.
+
+    Raises UsageError, on every rank, where there is no such run.
+    """
+    if not is_rank():
+        return settings_of(folder, changes)
+    meet()
+    found: Settings | None = None
+    refusal: UsageError | None = None
+    if os.environ["RANK"] == "0":
+        try:
+            found = settings_of(folder, changes)
+        except UsageError as error:
+            refusal = error
+    found, refusal = from_first((found, refusal))
+    if refusal is not None:
+        raise refusal
+    assert found is not None  # noqa: S101 - the first rank has found one or the other
+    return found
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether the run in `folder` has nothing left to do; every rank hears the same."""
+    mine = resume_is_complete(read(folder)) if os.environ.get("RANK", "0") == "0" else None
+    return from_first(mine) if is_rank() else bool(mine)
+
+
+def launch_here(job: Job, arguments: Sequence[str], *, resume: Path | None, began_s: float) -> int:
+    """Start the ranks on this machine; their exit code. `began_s`: when the command began, monotonic."""
+    settings = job.settings
+    given = list(arguments)
+    if resume is None:
+        out = (
+            Path(settings.out) if settings.out else store.default_folder(host=host_name(), name=settings.name)
+        )
+        store.check_claimable(out)
+        # A later --out wins, so every rank gets the one folder.
+        given += ["--out", str(out)]
+    else:
+        out = resume
+        now = {"plan_hash": plan.plan_hash(job.plan), "versions": conditions.versions()}
+        check_same(out, manifest_of(out), now | {"environment": conditions.machine(host_name())})
+        FolderLock(out).release()
+    return launch(
+        given,
+        folder=out,
+        num_ranks=plan.world_size(job.plan),
+        device_type=job.machine.device_type,
+        began_s=began_s,
+    )
+
+
+def _workload(settings: Settings) -> Workload:
+    if settings.workload is not None:
+        return load_workload(
+            settings.workload, settings.image_size or default_image_size("", settings.device)
+        )
+    arch = settings.arch or ""
+    return resnet_workload(arch, settings.image_size or default_image_size(arch, settings.device))
+
+
+def _device_type(wanted: str) -> str:
+    available = torch.cuda.is_available()
+    if wanted == "cuda" and not available:
+        raise UsageError("--device cuda: torch finds no CUDA device here; use --device cpu or auto")
+    return "cuda" if available and wanted != "cpu" else "cpu"
+
+
+def _num_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _launched_ranks() -> dict[str, int]:
+    if not is_rank() or STARTED_ENV in os.environ:
+        return {}
+    per_node = int(os.environ["LOCAL_WORLD_SIZE"])
+    return {"ranks_per_node": per_node, "num_nodes": int(os.environ["WORLD_SIZE"]) // per_node}
+
+
+def _check_precision(settings: Settings) -> None:
+    if settings.device == "cpu" and settings.precision in ("tf32", "fp16"):
+        raise UsageError(f"--precision {settings.precision} needs a CUDA device; use fp32 or bf16 on a CPU")
+    if settings.device == "cpu" and settings.backend == "nccl":
+        raise UsageError("--backend nccl needs CUDA devices; use gloo on a CPU")
+
+
+__all__ = ["Job", "is_complete", "launch_here", "prepare", "print_plan", "resumed_settings"]

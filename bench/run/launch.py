@@ -1,0 +1,131 @@
+"""Starts the ranks on this machine with PyTorch's own elastic agent, again and again where they die."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.launcher.api import LaunchConfig
+
+from bench.cluster.loopback import use_loopback
+from bench.cluster.process import steady_memory
+from bench.recovery.close import STOPPED_BY_ERROR, finish_and_say, finish_quietly
+from bench.recovery.failures import FAILURE_ENV, INTERRUPTED_EXIT_CODE, STARTED_ENV, blame, is_restartable
+from bench.results.journal import JOURNAL, read
+from bench.run.agent import run_ranks
+
+MOST_IDLE_FAILURES = 2
+"""So often in a row may the ranks die without having got anywhere."""
+
+
+def launch(
+    arguments: Sequence[str],
+    *,
+    folder: Path,
+    num_ranks: int,
+    device_type: str,
+    began_s: float,
+    module: str = "bench.run",
+    parts: Sequence[str] = ("",),
+) -> int:
+    """Run `python -m module arguments` as `num_ranks` ranks that write to `folder`; the exit code.
+
+    `began_s` is when the command began, on the monotonic clock, for the first rank to count start-up from.
+    `parts` are the results folders within it, where it is not one itself.
+    Ranks that died start again and go on; the books are closed here where no rank could.
+    """
+    folders = [folder / part for part in parts]
+    before = {number: signal.signal(number, _interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with _environment(device_type, began_s):
+            config = LaunchConfig(
+                min_nodes=1,
+                max_nodes=1,
+                nproc_per_node=num_ranks,
+                run_id=uuid.uuid4().hex,
+                rdzv_backend=use_loopback(),
+                local_addr="localhost",
+                max_restarts=0,
+                monitor_interval=0.1,
+            )
+            code, why = _attempts(config, ["-m", module, *arguments], folders)
+    except (SignalException, KeyboardInterrupt):
+        code, why = INTERRUPTED_EXIT_CODE, "interrupted"
+    try:
+        if code:
+            for number in before:
+                signal.signal(number, signal.SIG_IGN)
+            for part in folders:
+                (finish_quietly if why == STOPPED_BY_ERROR else finish_and_say)(part, why)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return code
+
+
+@contextmanager
+def _environment(device_type: str, began_s: float) -> Iterator[None]:
+    """What the ranks inherit from this process, which is itself again afterwards."""
+    before, level = dict(os.environ), logging.root.manager.disable
+    # The agent's own account of a failure repeats what the rank has said already.
+    logging.disable(logging.ERROR)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # A store whose other end has gone would tell of it in forty lines of C++.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    os.environ.pop(FAILURE_ENV, None)
+    os.environ[STARTED_ENV] = str(began_s)
+    if device_type == "cpu":
+        # Otherwise DataParallel would find the GPUs of this machine.
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        os.environ.update(steady_memory(os.environ))
+    try:
+        yield
+    finally:
+        logging.disable(level)
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _attempts(config: LaunchConfig, arguments: Sequence[str], folders: Sequence[Path]) -> tuple[int, str]:
+    """The exit code, and why the run ended where it is not 0."""
+    idle, known = 0, list(map(_progress, folders))
+    while True:
+        failures = run_ranks(config, arguments, stop_signal=signal.SIGKILL)
+        codes = {rank: failure.exitcode for rank, failure in failures.items()}
+        if not codes:
+            return 0, ""
+        if not is_restartable(codes):
+            return next(c for c in codes.values() if not is_restartable({0: c})), STOPPED_BY_ERROR
+        now = list(map(_progress, folders))
+        idle, known = idle + 1 if now == known else 0, now
+        if idle == MOST_IDLE_FAILURES:
+            why = blame(codes, what="start-up", out_of_memory=False).reason
+            print(f"bench.run: error: gave up: {why}, {idle} times in a row", file=sys.stderr)
+            return 1, "the ranks died"
+        os.environ[STARTED_ENV] = str(time.monotonic())
+
+
+def _progress(folder: Path) -> tuple[int, int]:
+    """Grows with every finished block and every case whose fate is known."""
+    if not (folder / JOURNAL).is_file():
+        return 0, 0
+    blocks = folder / "blocks.csv"
+    state = read(folder)
+    # The case under way will be blamed by the next attempt: that is progress too.
+    num_known = len(state.settled) + sum(s.status != "ok" for s in state.settled.values())
+    under_way = state.under_way is not None and state.under_way.get("index") is not None
+    return blocks.stat().st_size if blocks.exists() else 0, num_known + under_way
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt

@@ -1,0 +1,131 @@
+"""What a visit to a case measures: its blocks of a round, in order, the same on every rank."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Container, Sequence
+
+from bench.measure.anatomy import bucket_ready_ms, run_anatomy
+from bench.measure.calibration import run_calibration
+from bench.measure.clock import Clock
+from bench.measure.collectives import BucketReplay
+from bench.measure.timed import BlockTimes, Trainer, run_block
+from bench.measure.trace import run_trace
+from bench.modes import Place
+from bench.plan import DDP_AXES, Case, Planned
+from bench.results.recorder import Block
+from bench.run.prepare import LiveCase
+from bench.settings import Settings
+
+INSTRUMENTED_EVERY = 5
+"""Anatomy and trace are taken in the first round and every fifth after it: time is left for throughput."""
+
+ANATOMY_STEPS = 2
+"""DDP's logger tells of a step only in the next one."""
+
+TRACE_STEPS = 1
+
+Work = Callable[[], BlockTimes]
+
+
+def phases(case: Case, *, oversubscribed: bool, round_index: int, settings: Settings) -> list[str]:
+    """The phases of a case's visit in a round, in their order."""
+    found = ["timed"]
+    if case.communicates:
+        found.append("no_sync")
+        # Neither of the two always follows the other: what a block leaves behind would look like exposure.
+        random.Random(f"{settings.seed}/{round_index}/{case.case_id}").shuffle(found)  # noqa: S311 - a schedule
+        if case.comm_hook != "powersgd":  # its messages are not the buckets
+            found.append("comm")
+    # Devices that share a core time each other: one look at those is enough.
+    if round_index == 1 or (round_index % INSTRUMENTED_EVERY == 1 and not oversubscribed):
+        found.append("anatomy")
+        if case.communicates or settings.trace:
+            found.append("trace")
+    found = [phase for phase in found if phase == "timed" or phase in settings.passes]
+    return [*found, "calibration"] if is_calibrated(case, settings) else found
+
+
+def is_calibrated(case: Case, settings: Settings) -> bool:
+    """Whether the calibration pass looks into it: the largest count, the first value of each axis."""
+    return (
+        settings.calibrate
+        and case.communicates
+        and case.num_devices == max(settings.counts)
+        and all(getattr(case, axis) == getattr(settings, axis)[0] for axis in DDP_AXES)
+    )
+
+
+def is_complete(planned: Planned, settings: Settings, measured: Container[Block]) -> bool:
+    """Whether every block that a run of fixed length wants of a case is there."""
+    case = planned.case
+    return settings.rounds is not None and all(
+        (case.case_id, phase, r) in measured
+        for r in range(1, settings.rounds + 1)
+        for phase in phases(case, oversubscribed=planned.oversubscribed, round_index=r, settings=settings)
+    )
+
+
+def unfinished(
+    plan: Sequence[Planned], settings: Settings, measured: Container[Block], *, dropped: Container[int]
+) -> list[tuple[int, Planned]]:
+    """The cases of a plan that have something left to measure, with their places in it."""
+    return [
+        (i, p)
+        for i, p in enumerate(plan)
+        if p.skip_reason is None and i not in dropped and not is_complete(p, settings, measured)
+    ]
+
+
+def work_of(phase: str, live: LiveCase, settings: Settings, place: Place, clock: Clock) -> Work | None:
+    """What this rank does in a block of `phase`; None where it only waits."""
+    trainer = live.trainer
+    if trainer is None:
+        return None
+    work = _work(phase, live, trainer, settings, place, clock)
+
+    def checked() -> BlockTimes:
+        times = work()
+        trainer.check_loss()
+        return times
+
+    return checked
+
+
+def _work(
+    phase: str, live: LiveCase, trainer: Trainer, settings: Settings, place: Place, clock: Clock
+) -> Work:
+    steps = settings.steps or 1
+    sizes = live.layout.num_bytes if live.layout is not None else ()
+    if phase == "timed":
+        return lambda: run_block(trainer.step, steps, clock)
+    if phase == "no_sync":
+        return lambda: run_block(trainer.local_step, steps, clock)
+    if phase == "comm":
+        return lambda: _replay(live, place, clock)
+    if phase == "anatomy":
+        return lambda: _anatomy(live, trainer, place)
+    if phase == "calibration":
+        return lambda: _calibration(live, trainer, place, clock)
+    return lambda: run_trace(trainer, TRACE_STEPS, place.device, sizes, keep=settings.trace)
+
+
+def _replay(live: LiveCase, place: Place, clock: Clock) -> BlockTimes:
+    assert live.layout is not None  # noqa: S101 - a case that communicates has buckets
+    replay = BucketReplay(live.layout.num_bytes, live.case.comm_hook, live.group, place.device)
+    return replay.measured(clock)
+
+
+def _calibration(live: LiveCase, trainer: Trainer, place: Place, clock: Clock) -> BlockTimes:
+    assert live.layout is not None  # noqa: S101 - a case that communicates has buckets
+    return run_calibration(trainer, live.layout, live.group, place.device, clock)
+
+
+def _anatomy(live: LiveCase, trainer: Trainer, place: Place) -> BlockTimes:
+    local_steps = 1 if live.communicates else 0
+    times = run_anatomy(trainer, ANATOMY_STEPS, place.device, local_steps=local_steps)
+    detail = dict(times.detail)
+    ready = detail.pop("ready_ms")
+    if live.layout is not None and live.layout.parameters:
+        detail["ready_ms"] = bucket_ready_ms(ready, live.layout.parameters)
+    return BlockTimes(times.block_ms, times.steps_ms, detail)

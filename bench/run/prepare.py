@@ -1,0 +1,125 @@
+"""Makes a case ready to measure on this rank: proven, built, warmed up."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from bench.cluster.ranks import RankInfo
+from bench.measure.clock import Clock
+from bench.measure.device import peak_mib, start_peak
+from bench.measure.timed import BlockTimes, Trainer, run_block
+from bench.modes import Place, build_mode
+from bench.plan import BucketLayout, Case
+from bench.run.proof import Prover
+from bench.settings import Settings
+from models.data import BatchSource, open_source
+
+MIN_WARMUP_STEPS = 3
+"""DDP rebuilds its buckets after the first step and reports them after the second."""
+
+MAX_WARMUP_STEPS = 10
+STILL_FASTER = 0.95
+"""Warm-up goes on while a step takes less than this share of every step before it."""
+
+
+@dataclass
+class LiveCase:
+    """A case as this rank holds it; `trainer` is None on ranks that do not take part."""
+
+    index: int
+    case: Case
+    group: dist.ProcessGroup | None
+    oversubscribed: bool
+    trainer: Trainer | None = None
+    layout: BucketLayout | None = None
+    longest_step_s: float = 0.0
+    """Of the warm-up, over all ranks."""
+
+    @property
+    def communicates(self) -> bool:
+        """Whether its ranks exchange gradients."""
+        return self.case.communicates
+
+    def close(self) -> None:
+        """Release what it holds."""
+        if self.trainer is not None:
+            self.trainer.close()
+            self.trainer = None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What preparing found out, for rank 0's books."""
+
+    warmup: BlockTimes
+    peak_mem_mib: float | None
+
+
+def prepare(live: LiveCase, *, prover: Prover, settings: Settings, clock: Clock) -> Prepared:
+    """Prove the case, build it and warm it up. Raises ProofError, Unsupported, or what the model raises."""
+    case, place = live.case, prover.place
+    prover.prove(case, live.group)
+    before = start_peak(place.device)
+    module = copy.deepcopy(prover.template).to(place.device)
+    mode = build_mode(case, module, place, live.group, equal_replicas=prover.equal_replicas)
+    live.trainer = Trainer(case, mode, prover.workload, _source(case, prover, settings))
+    warmup = _warm_up(live.trainer, live.group, place, clock)
+    live.trainer.check_loss()
+    live.layout = mode.bucket_layout()
+    mode.settle()
+    return Prepared(warmup, peak_mib(place.device, before))
+
+
+def facts_of(live: LiveCase, first: RankInfo, found: Sequence[Prepared]) -> dict[str, Any]:
+    """What is known of a case once every rank has prepared it, for its row in cases.csv.
+
+    Args:
+        live: the case, with the first rank's layout.
+        first: the first rank; all are alike.
+        found: by the ranks that take part.
+    """
+    facts: dict[str, Any] = {
+        "device_name": first.device_name,
+        "link": first.link,
+        "peak_mem_mib": max((p.peak_mem_mib for p in found if p.peak_mem_mib), default=None),
+    }
+    if live.layout is not None:
+        facts["num_buckets"] = len(live.layout.num_bytes)
+        facts["bucket_bytes"] = "/".join(str(size) for size in live.layout.num_bytes)
+    return facts
+
+
+def _source(case: Case, prover: Prover, settings: Settings) -> BatchSource:
+    one_rank = case.mode != "ddp"
+    return open_source(
+        prover.workload,
+        data=case.data,
+        batch_size=case.batch_per_device * (case.num_devices if one_rank else 1),
+        rank=prover.place.rank,
+        world_size=1 if one_rank else case.num_devices,
+        device=prover.place.device,
+        seed=settings.seed,
+        num_workers=settings.data_workers,
+    )
+
+
+def _warm_up(trainer: Trainer, group: dist.ProcessGroup | None, place: Place, clock: Clock) -> BlockTimes:
+    steps: list[float] = []
+    while len(steps) < MAX_WARMUP_STEPS:
+        steps += run_block(trainer.step, 1, clock).steps_ms
+        if len(steps) < MIN_WARMUP_STEPS:
+            continue
+        settled: Any = torch.tensor([float(steps[-1] >= STILL_FASTER * min(steps[:-1]))])
+        if group is not None:
+            # Ranks must take the same number of steps, or the next collective hangs.
+            settled = settled.to(place.device)
+            dist.all_reduce(settled, dist.ReduceOp.MIN, group)
+        if settled.item():
+            break
+    return BlockTimes(sum(steps), tuple(steps))

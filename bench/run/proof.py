@@ -1,0 +1,161 @@
+"""The proof before timing: every mode computes the gradients that one device would.
+
+One seeded global batch, batch-norm statistics frozen and dropout off, in float64 where the model allows:
+the averaged gradients of the mode must equal those of the plain module, and its state dict must load into
+one.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+from bench.cluster.ranks import Cluster
+from bench.modes import Mode, Place, build_mode
+from bench.plan import Case
+from models.workload import Workload, make_batch
+
+IMAGES_PER_DEVICE = 1
+
+TOLERANCES = {"none": 1e-9, "powersgd": 1e-9, "fp16": 2e-3, "bf16": 2e-2}
+"""Largest relative gradient error by communication hook, in float64; fp16 and bf16 hooks round what they
+send (half their last mantissa bit is 2^-11 and 2^-8), PowerSGD compresses only from its third step."""
+
+FLOAT32_TOLERANCE = 1e-3
+
+
+class ProofError(RuntimeError):
+    """A mode's gradients or state dict differ from the plain module's."""
+
+
+@dataclass
+class Prover:
+    """Proves one case after another for one workload; keeps the reference gradients it has computed."""
+
+    workload: Workload
+    template: nn.Module
+    """A freshly initialised module, the same on every rank; never trained."""
+    place: Place
+    seed: int
+    equal_replicas: bool = False
+    """Whether every rank's template was found to be the same, so that nothing has to be broadcast."""
+
+    def __post_init__(self) -> None:
+        """Find out once whether the model runs in float64."""
+        self._references: dict[int, Tensor] = {}
+        self.dtype = torch.float64
+        try:
+            self._gradient(self._module(), *self._batch(IMAGES_PER_DEVICE))
+        except Exception:  # noqa: BLE001 - a model broken in float32 too says so in its proof
+            self.dtype = torch.float32
+
+    def prove(self, case: Case, group: dist.ProcessGroup | None) -> float:
+        """Relative gradient error ‖g - g_single‖ / ‖g_single‖ of this case.
+
+        Every rank of the case calls it together; rank 0 compares (DDP's gradients are the same on all ranks),
+        the others return 0. Raises ProofError where the error exceeds the tolerance.
+        """
+        total = IMAGES_PER_DEVICE * case.num_devices * case.accumulate
+        inputs, targets = self._batch(total)
+        mode = build_mode(case, self._module(), self.place, group, equal_replicas=self.equal_replicas)
+        try:
+            # The wrapper may swap modules (SyncBatchNorm), so freeze what it holds now.
+            _freeze(mode.module)
+            self._backward(case, mode, inputs, targets)
+            if self.place.rank != 0:
+                return 0.0
+            found = _flat_gradient(mode.module)
+            self._check_state_dict(mode)
+        finally:
+            mode.close()
+        reference = self._references.get(total)
+        if reference is None:
+            reference = self._references[total] = self._gradient(self._module(), inputs, targets)
+        error = float((found - reference).norm() / reference.norm())
+        tolerance = TOLERANCES[case.comm_hook] if self.dtype == torch.float64 else FLOAT32_TOLERANCE
+        if not error <= max(tolerance, TOLERANCES[case.comm_hook]):
+            raise ProofError(
+                f"gradients differ from those of single by {error:.2g} (relative; at most {tolerance:.0e})"
+            )
+        return error
+
+    def _backward(self, case: Case, mode: Mode, inputs: Tensor, targets: Tensor) -> None:
+        micro_inputs, micro_targets = inputs.chunk(case.accumulate), targets.chunk(case.accumulate)
+        for i in range(case.accumulate):
+            x, y = micro_inputs[i], micro_targets[i]
+            if case.mode == "ddp":
+                x, y = x.chunk(case.num_devices)[self.place.rank], y.chunk(case.num_devices)[self.place.rank]
+            if i < case.accumulate - 1:
+                with mode.no_sync():
+                    self._loss(mode.wrapped, x, y, case.accumulate).backward()
+            else:
+                self._loss(mode.wrapped, x, y, case.accumulate).backward()
+
+    def _loss(self, forward: nn.Module, inputs: Tensor, targets: Tensor, parts: int = 1) -> Tensor:
+        return self.workload.loss(forward(inputs), targets) / parts
+
+    def _gradient(self, module: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+        _freeze(module)
+        self._loss(module, inputs, targets).backward()
+        return _flat_gradient(module)
+
+    def _module(self) -> nn.Module:
+        return copy.deepcopy(self.template).to(device=self.place.device, dtype=self.dtype)
+
+    def _batch(self, size: int) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(self.seed)
+        inputs, targets = make_batch(self.workload, batch_size=size, generator=generator)
+        if inputs.is_floating_point():
+            inputs = inputs.to(self.dtype)
+        if targets.is_floating_point():
+            targets = targets.to(self.dtype)
+        return inputs.to(self.place.device), targets.to(self.place.device)
+
+    def _check_state_dict(self, mode: Mode) -> None:
+        try:
+            copy.deepcopy(self.template).load_state_dict(mode.state_dict(), strict=True)
+        except RuntimeError as error:
+            raise ProofError(f"its state dict does not load into the plain module: {error}") from error
+
+
+def equal_replicas(module: nn.Module, cluster: Cluster) -> bool:
+    """Whether all ranks of `cluster` built the same; False where that cannot be told."""
+    if cluster.world_size == 1:
+        return True
+    found = set(cluster.gather(fingerprint(module)))
+    return len(found) == 1 and found != {""}
+
+
+def fingerprint(module: nn.Module) -> str:
+    """Of all parameters and buffers, byte by byte; empty where they cannot be read (a lazy module's)."""
+    found = hashlib.sha256()
+    try:
+        for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+            found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            found.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy().data)
+    except (RuntimeError, ValueError):
+        return ""
+    return found.hexdigest()
+
+
+def _freeze(module: nn.Module) -> None:
+    for part in module.modules():
+        if isinstance(part, _BatchNorm | _DropoutNd):
+            part.eval()
+
+
+def _flat_gradient(module: nn.Module) -> Tensor:
+    return torch.cat(
+        [
+            (torch.zeros_like(p) if p.grad is None else p.grad).flatten()
+            for p in module.parameters()
+            if p.requires_grad
+        ]
+    )

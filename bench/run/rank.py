@@ -1,0 +1,239 @@
+"""One rank's life: it meets the others, opens the results folder, measures, and ends well or badly."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from bench import conditions
+from bench.cluster.hosts import Facts, check_alike, facts
+from bench.cluster.ranks import Cluster, PeerLostError, RankInfo, host_name
+from bench.console import Console
+from bench.errors import USAGE_EXIT_CODE, UsageError
+from bench.findings.findings import findings
+from bench.findings.stability import cautions
+from bench.recovery import stop
+from bench.recovery.close import STOPPED_BY_ERROR, finish, finish_and_say, finish_quietly
+from bench.recovery.failures import (
+    FAILURE_ENV,
+    INTERRUPTED_EXIT_CODE,
+    RESTART_EXIT_CODE,
+    STARTED_ENV,
+    Blame,
+    oom_kills,
+)
+from bench.recovery.reopen import Contact, Opened, Past, blame_case, open_run
+from bench.recovery.resume import check_same, manifest_of
+from bench.recovery.watchdog import Watchdog
+from bench.run.calibrated import write_calibration
+from bench.run.job import Job
+from bench.run.manifest import described
+from bench.run.session import Leaving, Session
+from bench.run.summary import print_summary, summary_json
+from bench.settings import Settings
+
+PEER_GRACE_S = 3.0
+"""The launcher, which sees who died, ends the others sooner."""
+
+LOCK_WAIT_S = 2.0
+
+
+class Rank:
+    """A rank of `job`; rank 0 also writes the results and the summary."""
+
+    def __init__(
+        self,
+        job: Job,
+        arguments: Sequence[str],
+        *,
+        resume: Path | None,
+        quiet: bool,
+        as_json: bool,
+        cluster: Cluster | None = None,
+        leaving: Leaving | None = None,
+    ) -> None:
+        """One run; given a `cluster`, as one of several in these processes, which says nothing at its end.
+
+        `leaving` names, after every round, the cases that are measured no further.
+        """
+        self._leaving = leaving
+        self._given_cluster = cluster
+        self._job = job
+        self._arguments = arguments
+        self._resume = resume
+        self._quiet = quiet
+        self._as_json = as_json
+        self._first = os.environ["RANK"] == "0"
+        self._opened: Opened | None = None
+
+    def run(self) -> int:
+        """Measure; the exit code. Raises UsageError for what a user can mend before anything is measured."""
+        # Where bench.run started the ranks, it closes the books; elsewhere the first rank does.
+        stop.die_at_once()
+        try:
+            return self._run()
+        except PeerLostError:
+            time.sleep(PEER_GRACE_S)
+            self._lost(None)
+            return RESTART_EXIT_CODE
+        except UsageError as error:
+            if self._opened is None:
+                raise
+            print(f"bench.run: error: {error}", file=sys.stderr)
+            finish_quietly(self._opened.recorder.folder, STOPPED_BY_ERROR, lock=self._opened.lock)
+            sys.stderr.flush()
+            # Not through the interpreter's end: it would wait for ranks that wait for this one.
+            os._exit(USAGE_EXIT_CODE)
+
+    def _run(self) -> int:
+        job = self._job
+        cluster = self._given_cluster or Cluster(job.machine.device_type)
+        startup = _Startup(first=self._given_cluster is None)
+        infos = cluster.gather(cluster.info())
+        check_alike(cluster.gather(_facts(job.settings, cluster)))
+        contacts = cluster.gather(_contact())
+        machines = cluster.gather(conditions.machine(host_name()) if cluster.local_rank == 0 else None)
+        console = Console(silent=self._quiet or not self._first)
+        if self._first:
+            self._open(infos, contacts, machines)
+        opened = self._opened
+        past: Past = cluster.from_first(opened.past if opened else None)
+        for note in past.notes:
+            console.note(note)
+        watchdog = Watchdog(
+            token=past.token,
+            infos=infos,
+            rank=cluster.rank,
+            folder=opened.recorder.folder if opened else None,
+            on_loss=self._lost,
+        )
+        if opened is not None and STARTED_ENV not in os.environ:
+            stop.on_stop(self._stopped)
+        startup.over()
+        session = Session(
+            cluster=cluster,
+            job=job,
+            infos=infos,
+            recorder=opened.recorder if opened else None,
+            console=console,
+            watchdog=watchdog,
+            past=past,
+            leaving=self._leaving,
+        )
+        session.run()
+        watchdog.close()
+        quiet = self._quiet
+        if self._given_cluster is None:
+            cluster.close()
+        else:
+            quiet = True
+        if opened is None:
+            return 0
+        return _conclude(job, opened, session, startup, quiet=quiet, as_json=self._as_json)
+
+    def _open(
+        self,
+        infos: Sequence[RankInfo],
+        contacts: Sequence[Contact],
+        machines: Sequence[dict[str, Any] | None],
+    ) -> None:
+        manifest = described(self._job, self._arguments, infos, machines)
+        if self._resume is not None:
+            check_same(self._resume, manifest_of(self._resume), manifest)
+        self._opened = open_run(self._job.settings, self._job.plan, manifest, contacts, resume=self._resume)
+
+    def _lost(self, blame: Blame | None) -> None:
+        """Write down what ended this attempt, on any thread, and end; only another attempt can go on."""
+        opened = self._opened
+        if opened is not None and opened.recorder.lock.acquire(timeout=LOCK_WAIT_S):
+            index = (opened.recorder.journal.state.under_way or {}).get("index")
+            with contextlib.suppress(UsageError):
+                if blame is not None and blame.status and index is not None:
+                    print(blame_case(opened.recorder, index, blame), file=sys.stderr, flush=True)
+                if STARTED_ENV not in os.environ or (blame is not None and not blame.status):
+                    # A launcher that starts the ranks again goes on in the folder.
+                    close = finish_and_say if blame is None else finish
+                    close(opened.recorder.folder, "a rank was lost", lock=opened.lock)
+        os._exit(RESTART_EXIT_CODE)
+
+    def _stopped(self) -> None:
+        """Close the books on a signal, on a thread of its own; the main thread writes no more."""
+        assert self._opened is not None  # noqa: S101 - set before signals are heard
+        self._opened.recorder.lock.acquire(timeout=LOCK_WAIT_S)
+        finish_and_say(self._opened.recorder.folder, "interrupted", lock=self._opened.lock)
+        os._exit(INTERRUPTED_EXIT_CODE)
+
+
+class _Startup:
+    """How long it took until the first case, on the monotonic clock."""
+
+    def __init__(self, *, first: bool) -> None:
+        age_s = time.time() - psutil.Process().create_time() if first else 0.0
+        began_s = os.environ.get(STARTED_ENV) if first else None
+        self._began_s = float(began_s or time.monotonic() - age_s)
+        self.seconds = 0.0
+        self._over_s = 0.0
+
+    def over(self) -> None:
+        """The first case begins."""
+        self._over_s = time.monotonic()
+        self.seconds = self._over_s - self._began_s
+
+    def since_s(self) -> float:
+        """Seconds since then."""
+        return time.monotonic() - self._over_s
+
+
+def _facts(settings: Settings, cluster: Cluster) -> Facts | None:
+    if cluster.local_rank != 0:
+        return None  # the first rank of a host speaks for it
+    return facts(settings, device=cluster.info().device_name, num_local_ranks=cluster.local_world_size)
+
+
+def _contact() -> Contact:
+    failure = json.loads(os.environ.get(FAILURE_ENV, "{}"))
+    return Contact(host_name(), {int(rank): int(code) for rank, code in failure.items()}, oom_kills())
+
+
+def _conclude(
+    job: Job, opened: Opened, session: Session, startup: _Startup, *, quiet: bool, as_json: bool
+) -> int:
+    recorder, manifest, before_s = opened.recorder, opened.manifest, opened.past.elapsed_s
+    cases = recorder.write()
+    folder = recorder.folder
+    manifest["timing"] = timing = {
+        "startup_s": round(startup.seconds, 2),
+        "measuring_s": round(before_s + startup.since_s(), 2),
+        "timed_steps_s": round(recorder.timed_s, 2),
+        "rounds": recorder.rounds,
+        "stopped_because": session.stopped_because,
+    }
+    recorder.write_manifest(manifest)
+    missing = write_calibration(folder, job.workload) if job.settings.calibrate else None
+    if missing is not None:
+        print(f"bench.run: {missing}", file=sys.stderr)
+    # The report is a separate package that never imports torch; only a finished run reaches for it.
+    from report import build  # noqa: PLC0415
+
+    page = build([folder], folder / "report.html")
+    after_startup_s = before_s + startup.since_s()
+    timing["total_s"] = round(startup.seconds + after_startup_s, 2)
+    timing["timed_share_pct"] = round(100 * recorder.timed_s / after_startup_s, 1)
+    recorder.write_manifest(manifest)
+    blocks = recorder.blocks()
+    sentences = findings(cases, blocks)
+    doubts = cautions(cases, blocks, target=None if job.settings.rounds else job.settings.precision_target)
+    if as_json:
+        print(summary_json(folder, cases, sentences, doubts, timing))
+    elif not quiet:
+        print_summary(cases, sentences, doubts, timing, page)
+    recorder.close(session.stopped_because)
+    return 0 if bool((cases["status"] == "ok").any()) else 1

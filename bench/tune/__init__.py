@@ -1,0 +1,1 @@
+"""Finds the bucket layout with the shortest step: calibrated, searched for, and proven by measurement."""

@@ -1,0 +1,166 @@
+"""Find the bucket layout with which DDP trains a model fastest on this machine, and prove it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench.cli import Parser
+from bench.cluster.process import is_rank, leave
+from bench.cluster.slurm import ranks_environment
+from bench.errors import USAGE_EXIT_CODE, UsageError, UserCodeError
+from bench.recovery.failures import INTERRUPTED_EXIT_CODE, RESTART_EXIT_CODE, AgreedError
+from bench.settings import options_of
+
+if TYPE_CHECKING:
+    from bench.run.job import Job
+    from bench.tune.request import Request
+
+NOT_SETTINGS = ("calibration", "accept", "dry_run", "quiet", "json")
+DECIDED = (*("modes", "bucket_cap_mb", "sweep", "trace", "allreduce_curve", "calibrate", "passes", "name"),)
+"""Settings of bench.run that tuning decides by itself."""
+
+HELP = {
+    "gpus": "ranks to tune for (default: all devices)",
+    "max_time": "time to measure in, both stages together (default 150s)",
+    "rounds": "exactly N rounds in each stage",
+    "precision_target": "stop a stage when every images/s is known to ± this (calibration 2%%, proof 0.5%%)",
+    "gradient_as_bucket_view": "compare these as well (default off alone)",
+    "comm_hook": "compare these as well: none, fp16, bf16 (default none alone)",
+    "accumulate": "compare these as well (default 1 alone)",
+    "out": "folder for tune.json, calibration/ and proof/ (default: results/<time>-<host>-tune)",
+}
+
+
+def parser() -> Parser:
+    """The command line: settings of bench.run, and how to tune."""
+    made = Parser(
+        prog="python -m bench.tune",
+        description=__doc__,
+        epilog="Works under torchrun, srun and bench.lab like bench.run.",
+    )
+    for setting in options_of():
+        if setting.name in DECIDED:
+            continue
+        switch: dict[str, Any] = {}
+        if isinstance(setting.default, bool):
+            switch = {"nargs": "?", "const": "on"}
+        made.add_argument(
+            f"--{setting.name.replace('_', '-')}",
+            **switch,
+            metavar="N" if setting.name == "gpus" else setting.metadata["metavar"],
+            help=HELP.get(setting.name, setting.metadata["help"]),
+            default=argparse.SUPPRESS,
+        )
+    made.add_argument(
+        "--calibration",
+        type=Path,
+        metavar="DIR",
+        help="take the calibration of this run instead of measuring",
+    )
+    made.add_argument(
+        "--accept", action="store_true", help="though it is of another machine, torch or workload"
+    )
+    made.add_argument("--dry-run", action="store_true", help="print what would be done; measure nothing")
+    made.add_argument("--quiet", action="store_true", help="no progress, only the answer")
+    made.add_argument("--json", action="store_true", help="the answer as JSON on stdout")
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of the command and of every rank; the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    options = vars(parser().parse_args(arguments))
+    first = os.environ.get("RANK", "0") == "0"
+    try:
+        return _main(arguments, options)
+    except UsageError as error:
+        agreed = isinstance(error, AgreedError)
+        if first or not agreed:
+            if isinstance(error, UserCodeError):
+                traceback.print_exception(error.__cause__)
+            print(f"bench.tune: error: {error}", file=sys.stderr)
+        return int(getattr(error, "exit_code", USAGE_EXIT_CODE))
+    except KeyboardInterrupt:
+        return INTERRUPTED_EXIT_CODE
+
+
+def _main(arguments: list[str], options: dict[str, Any]) -> int:
+    began_s = time.monotonic()
+    how = {name: options.pop(name) for name in NOT_SETTINGS}
+    os.environ.update(ranks_environment(os.environ))
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    # Torch takes seconds to import: the command line is refused before that.
+    from bench.cluster.ranks import PeerLostError  # noqa: PLC0415
+    from bench.tune.request import make_request  # noqa: PLC0415
+
+    request, job = make_request(options, reuse=how["calibration"], accept=how["accept"])
+    if how["dry_run"]:
+        _show_plan(request, job)
+        return 0
+    if not is_rank():
+        return _launch(request, job, arguments, began_s=began_s)
+    from bench.tune.stages import Tuning  # noqa: PLC0415
+
+    try:
+        tuning = Tuning(request, job, quiet=how["quiet"])
+        answer = tuning.run()
+    except PeerLostError:
+        return RESTART_EXIT_CODE
+    if os.environ["RANK"] == "0":
+        from bench.tune.output import show  # noqa: PLC0415
+        from bench.tune.wording import as_json  # noqa: PLC0415
+
+        if how["json"]:
+            print(json.dumps({"results": str(tuning.out), **as_json(answer)}, indent=2))
+        else:
+            show(answer, tuning.out, device_type=job.machine.device_type)
+    return 0
+
+
+def _launch(request: Request, job: Job, arguments: Sequence[str], *, began_s: float) -> int:
+    from bench.cluster.ranks import host_name  # noqa: PLC0415
+    from bench.results import store  # noqa: PLC0415
+    from bench.run import launch  # noqa: PLC0415
+    from bench.tune.request import STAGES  # noqa: PLC0415
+
+    out = request.out or store.default_folder(host=host_name(), name="tune")
+    store.check_claimable(out)
+    return launch.launch(
+        [*arguments, "--out", str(out)],  # a later --out wins: every rank gets the one folder
+        folder=out,
+        num_ranks=request.num_devices,
+        device_type=job.machine.device_type,
+        began_s=began_s,
+        module="bench.tune",
+        parts=STAGES,
+    )
+
+
+def _show_plan(request: Request, job: Job) -> None:
+    from bench.console import format_s  # noqa: PLC0415
+    from bench.run.job import print_plan  # noqa: PLC0415
+
+    if request.reuse is None:
+        print("Stage 1, calibration: ready times, all-reduce curve, slow-downs, copies, residual")
+        print_plan(job)
+    else:
+        print(f"Stage 1, calibration: taken from {request.reuse}")
+    print(
+        "Stage 2, proof: the default and up to 4 layouts that the search over all contiguous layouts and "
+        "uniform caps finds, with one or two per further value of another axis, in turns; one after another "
+        "the slowest leaves, until the default and two are left"
+    )
+    limit = "as long as the rounds take" if "rounds" in request.options else format_s(request.max_time_s)
+    print(f"Expected time: at most {limit} of measuring in both stages together, plus start-up and reports.")
+
+
+if __name__ == "__main__":
+    leave(main())

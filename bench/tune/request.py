@@ -1,0 +1,170 @@
+"""What `bench.tune` was asked for, and the settings of the ordinary runs that its two stages are."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.errors import UsageError
+from bench.plan import Planned
+from bench.run.job import Job, prepare
+from bench.settings import Settings, resolve
+from bench.tune.candidates import Axes, Candidate
+from bench.tune.problem import check_hooks
+
+STAGES = CALIBRATION, PROOF = "calibration", "proof"
+"""Results folders of the two stages, within the tuning's own."""
+
+FIXED = ("static_graph", "find_unused_parameters", "sync_buffers", "sync_batchnorm")
+"""Axes of bench.run that stay what they are."""
+
+DEFAULT_MAX_TIME_S = 150.0
+"""With start-up and two reports less than three minutes."""
+
+CPU_PROOF_STEPS = 1
+"""Two steps in a row are disturbed alike (on shared cores their times correlate by 0.3 to 0.6), so that for
+the same number of steps in all more rounds tell more than longer blocks."""
+
+CALIBRATION_SHARE = 0.3
+LEAST_PROOF_SHARE = 0.25
+"""Of the time limit, whatever the calibration took."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A tuning; `options` are settings of bench.run as text."""
+
+    options: Mapping[str, str]
+    num_devices: int
+    axes: Axes
+    max_time_s: float
+    out: Path | None = None
+    reuse: Path | None = None
+    """A folder whose calibration is taken instead of measuring one."""
+    proof_steps: int | None = None
+    """Steps per block of the second stage, where the user has not said; None as in bench.run."""
+    accept: bool = False
+    """Take it though it is of another machine, torch or workload."""
+
+    def calibration_options(self, out: Path) -> dict[str, str]:
+        """The first stage: the default, with the calibration pass."""
+        return self._options(
+            out / CALIBRATION,
+            self.max_time_s * CALIBRATION_SHARE,
+            bucket_cap_mb="default",
+            calibrate="on",
+            passes="no_sync,comm",
+            name=CALIBRATION,
+        )
+
+    def proof_s(self, spent_s: float) -> float:
+        """Seconds for the second stage after `spent_s`; infinite where the rounds are given."""
+        if "rounds" in self.options:
+            return math.inf
+        return max(self.max_time_s - spent_s, self.max_time_s * LEAST_PROOF_SHARE)
+
+    def proof_options(self, out: Path, candidates: Sequence[Candidate], spent_s: float) -> dict[str, str]:
+        """The second stage: every candidate in turns, after `spent_s` seconds."""
+        options = self._options(
+            out / PROOF,
+            self.proof_s(spent_s),
+            bucket_cap_mb=_joined(c.bucket_cap_mb for c in candidates),
+            gradient_as_bucket_view=_joined("on" if c.gradient_as_bucket_view else "off" for c in candidates),
+            comm_hook=_joined(c.comm_hook for c in candidates),
+            accumulate=_joined(str(c.accumulate) for c in candidates),
+            passes="none",
+            name=PROOF,
+        )
+        options.setdefault("precision_target", "0.5%")
+        if self.proof_steps is not None:
+            options["steps"] = str(self.proof_steps)
+        return options
+
+    def _options(self, out: Path, max_time_s: float, **more: str) -> dict[str, str]:
+        base = {
+            "gradient_as_bucket_view": "on" if self.axes.gradient_as_bucket_view[0] else "off",
+            "comm_hook": self.axes.comm_hook[0],
+            "accumulate": str(self.axes.accumulate[0]),
+        }
+        found = {**self.options, "modes": "ddp", "gpus": str(self.num_devices), **base, **more}
+        if "rounds" not in found:
+            found["max_time"] = f"{max(max_time_s, 1):.0f}s"
+        return {**found, "out": str(out)}
+
+
+def make_request(
+    options: Mapping[str, str], *, reuse: Path | None = None, accept: bool = False
+) -> tuple[Request, Job]:
+    """The request that settings as text make, and its first stage checked against this machine.
+
+    Raises UsageError for what cannot be tuned here.
+    """
+    settings = resolve(options)
+    axes = _axes(settings)
+    if settings.gpus is not None and len(settings.gpus) > 1:
+        raise UsageError("--gpus takes one device count here: a layout is best for one; tune each by itself")
+    num_devices = settings.counts[0] if settings.gpus else _all_devices(settings)
+    if num_devices < 2:
+        raise UsageError("one device exchanges gradients with nobody; give --gpus 2 or more")
+    request = Request(
+        options={k: v for k, v in options.items() if k not in ("out", "name", "max_time")},
+        num_devices=num_devices,
+        axes=axes,
+        max_time_s=settings.max_time or DEFAULT_MAX_TIME_S,
+        out=Path(settings.out) if settings.out else None,
+        reuse=reuse,
+        accept=accept,
+    )
+    # Where its folder lies is checked by itself.
+    job = prepare(resolve({k: v for k, v in request.calibration_options(Path()).items() if k != "out"}))
+    skipped = next((p.skip_reason for p in job.plan if p.case.mode == "ddp" and p.skip_reason), None)
+    if skipped is not None:
+        raise UsageError(f"{num_devices} devices cannot be tuned for here: {skipped}")
+    on_cpu = job.machine.device_type == "cpu"
+    proof_steps = CPU_PROOF_STEPS if on_cpu and "steps" not in options else None
+    return dataclasses.replace(request, proof_steps=proof_steps), job
+
+
+def stage_job(options: Mapping[str, str], candidates: Sequence[Candidate] = ()) -> tuple[Job, list[str]]:
+    """A stage as a run of these options, of only the `candidates` if there are any; and its command line."""
+    job = prepare(resolve(options))
+    points = {c.point for c in candidates}
+    if points:
+        kept = [p for p in job.plan if p.case.mode == "ddp" and point_of(p) in points]
+        job = dataclasses.replace(job, plan=kept)
+    arguments = [part for k, v in options.items() for part in (f"--{k.replace('_', '-')}", v)]
+    return job, arguments
+
+
+def point_of(planned: Planned) -> tuple[str, bool, str, int]:
+    """A planned case as `Candidate.point` names it."""
+    case = planned.case
+    return case.bucket_cap_mb, case.gradient_as_bucket_view, case.comm_hook, case.accumulate
+
+
+def _axes(settings: Settings) -> Axes:
+    several = next((name for name in FIXED if len(getattr(settings, name)) > 1), None)
+    if several is not None:
+        raise UsageError(f"--{several.replace('_', '-')} is not tuned: give one value")
+    check_hooks(settings.comm_hook)
+    return Axes(
+        gradient_as_bucket_view=settings.gradient_as_bucket_view,
+        comm_hook=settings.comm_hook,
+        accumulate=settings.accumulate,
+    )
+
+
+def _all_devices(settings: Settings) -> int:
+    """Ranks that a launcher has started, else the devices here."""
+    machine = prepare(dataclasses.replace(settings, out=None)).machine
+    if machine.ranks_per_node is not None:
+        return int(os.environ["WORLD_SIZE"])
+    return machine.devices_per_node
+
+
+def _joined(values: Iterable[str]) -> str:
+    return ",".join(dict.fromkeys(values))

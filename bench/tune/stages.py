@@ -1,0 +1,236 @@
+"""Both stages on one rank: calibrate, search on the first rank, measure the few in turns, answer."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torch.nn.parallel import DistributedDataParallel
+
+from bench import conditions
+from bench.cluster.ranks import Cluster, host_name
+from bench.console import Console
+from bench.errors import UsageError
+from bench.predict.source import CALIBRATION as CALIBRATION_FILE
+from bench.predict.source import load_calibration
+from bench.recovery.failures import RESTART_EXIT_CODE, AgreedError
+from bench.results.aggregate import ByRound, images_per_s_by_round
+from bench.results.store import default_folder, load_run, replace_file
+from bench.run.job import Job
+from bench.run.rank import Rank
+from bench.scaling.calibration import Calibration, Identity, check_same
+from bench.scaling.from_run import host_fingerprint
+from bench.tune.answer import Answer, decide
+from bench.tune.candidates import Candidate, affordable, choose
+from bench.tune.race import Race
+from bench.tune.request import CALIBRATION, PROOF, Request, point_of, stage_job
+from bench.tune.wording import as_json
+
+T = TypeVar("T")
+
+TUNE = "tune.json"
+TUNE_VERSION = 1
+
+
+class StageFailedError(AgreedError):
+    """A stage measured nothing; its own messages tell why."""
+
+    exit_code = 1
+
+
+class Tuning:
+    """One rank's part of a tuning; the first one searches, decides and writes."""
+
+    def __init__(self, request: Request, job: Job, *, quiet: bool) -> None:
+        self._request = request
+        self._job = job
+        self._quiet = quiet
+        self._began_s = time.monotonic()
+        self._cluster = Cluster(job.machine.device_type)
+        self._console = Console(silent=quiet or not self._cluster.is_first)
+        self.out = Path()
+
+    def run(self) -> Answer:
+        """Tune; the answer, on every rank. Raises AgreedError where a stage or the search fails."""
+        try:
+            outcome: Answer | AgreedError = self._run()
+        except AgreedError as error:  # every rank's: they part in good order
+            outcome = error
+        self._cluster.close()
+        if isinstance(outcome, AgreedError):
+            raise outcome
+        return outcome
+
+    def _run(self) -> Answer:
+        name = self._request.out or default_folder(host=host_name(), name="tune")
+        self.out = Path(self._cluster.from_first(str(name)))
+        calibration = self._calibrated()
+        self._console.note(_described(calibration))
+        candidates, spent_s = self._agreed(lambda: self._affordable(calibration))
+        folder = self.out / CALIBRATION
+        if len(candidates) > 1 or self._request.reuse is not None:
+            folder = self.out / PROOF
+            self._console.note(f"Stage 2 of 2: {len(candidates)} candidates in turns")
+            options = self._request.proof_options(self.out, candidates, spent_s)
+            self._measure(options, candidates)
+        answer = self._agreed(lambda: answer_of(folder, candidates))
+        if self._cluster.is_first:
+            self._write(answer, folder)
+        return answer
+
+    def _calibrated(self) -> Calibration:
+        folder = self._request.reuse or self.out / CALIBRATION
+        if self._request.reuse is None and not self._agreed((folder / CALIBRATION_FILE).is_file):
+            self._console.note("Stage 1 of 2: calibration")
+            self._measure(self._request.calibration_options(self.out), ())
+
+        def load() -> Calibration:
+            found = load_calibration(folder)
+            if self._request.reuse is not None:
+                self._check(found)
+            return found
+
+        return self._agreed(load)
+
+    def _measure(self, options: Mapping[str, str], candidates: Sequence[Candidate]) -> None:
+        job, arguments = stage_job(options, candidates)
+        rank = Rank(
+            job,
+            arguments,
+            resume=None,
+            quiet=self._quiet,
+            as_json=False,
+            cluster=self._cluster,
+            leaving=_race(job, candidates).leaving if candidates else None,
+        )
+        code = rank.run()
+        if code == RESTART_EXIT_CODE:
+            raise SystemExit(code)
+        if self._cluster.from_first(code):
+            raise StageFailedError(f"nothing could be measured; see {options['out']}")
+
+    def _affordable(self, calibration: Calibration) -> tuple[list[Candidate], float]:
+        """What to measure, and the seconds spent so far."""
+        found, spent_s = self._choose(calibration), self._spent_s()
+        seconds = self._request.proof_s(spent_s)
+        kept = affordable(found, seconds=seconds)
+        if len(kept) < len(found):
+            self._console.note(
+                f"{seconds:.0f} s are enough for {len(kept)} of {len(found)} candidates, those that promise "
+                "most; --max-time for more"
+            )
+        return kept, spent_s
+
+    def _choose(self, calibration: Calibration) -> list[Candidate]:
+        known = inspect.signature(DistributedDataParallel.__init__).parameters
+        return choose(
+            calibration,
+            num_ranks=self._request.num_devices,
+            axes=self._request.axes,
+            lists="bucket_cap_mb_list" in known,
+        )
+
+    def _check(self, found: Calibration) -> None:
+        """Raise UsageError where a calibration is of something else than what is tuned."""
+        case = next(p.case for p in self._job.plan if p.case.mode == "ddp")
+        info = self._cluster.info()
+        here = Identity(
+            arch=case.arch,
+            image_size=case.image_size,
+            batch_per_device=case.batch_per_device,
+            precision=case.precision,
+            device_type=case.device_type,
+            device_name=info.device_name,
+            torch=conditions.versions().get("torch", ""),
+            host=host_fingerprint(conditions.machine(host_name())),
+            link=info.link,
+        )
+        check_same(found.identity, here, accept=self._request.accept)
+        if found.num_ranks != case.num_devices and not self._request.accept:
+            raise UsageError(
+                f"the calibration is of {found.num_ranks} devices, not {case.num_devices}; calibrate again, "
+                "or --accept to carry its all-reduces over by the ring law"
+            )
+
+    def _agreed(self, work: Callable[[], T]) -> T:
+        """What the first rank makes of `work`, on every rank; its UsageError is everybody's."""
+        result: T | None = None
+        refusal: UsageError | None = None
+        if self._cluster.is_first:
+            try:
+                result = work()
+            except UsageError as error:
+                refusal = error
+        box: tuple[Any, UsageError | None] = self._cluster.from_first((result, refusal))
+        if box[1] is not None:
+            raise AgreedError(str(box[1]))
+        found: T = box[0]
+        return found
+
+    def _spent_s(self) -> float:
+        return time.monotonic() - self._began_s
+
+    def _write(self, answer: Answer, folder: Path) -> None:
+        whole = {
+            "schema_version": TUNE_VERSION,
+            "created_utc": datetime.now(UTC).isoformat(timespec="seconds"),
+            "command": " ".join(["python", "-m", "bench.tune", *sys.argv[1:]]),
+            "calibration": str(self._request.reuse or self.out / CALIBRATION),
+            "measured_in": str(folder),
+            "seconds": round(self._spent_s(), 1),
+            **as_json(answer),
+        }
+        text = json.dumps(whole, indent=2, allow_nan=False) + "\n"
+        self.out.mkdir(parents=True, exist_ok=True)
+        replace_file(self.out / TUNE, lambda path: path.write_text(text, encoding="utf-8"))
+
+
+def _race(job: Job, candidates: Sequence[Candidate]) -> Race:
+    ids = {point_of(p): p.case.case_id for p in job.plan}
+    default, *challengers = (ids[c.point] for c in candidates if c.point in ids)
+    return Race(default, tuple(challengers))
+
+
+def answer_of(folder: Path, candidates: Sequence[Candidate]) -> Answer:
+    """Decide from a results folder. Raises UsageError where the default was not measured there."""
+    run = load_run(folder)
+    rows = [row for row in run.cases.to_dict("records") if row["mode"] == "ddp" and row["status"] == "ok"]
+    batch = {str(row["case_id"]): int(row["global_batch"]) for row in rows}
+    throughput = images_per_s_by_round(run.blocks, batch)
+    by_point = {
+        (
+            str(row["bucket_cap_mb"]),
+            bool(row["gradient_as_bucket_view"]),
+            str(row["comm_hook"]),
+            int(row["accumulate"]),
+        ): str(row["case_id"])
+        for row in rows
+    }
+    rates: dict[Candidate, ByRound] = {}
+    global_batch: dict[Candidate, int] = {}
+    for candidate in candidates:
+        case_id = by_point.get(candidate.point)
+        if case_id in throughput:
+            rates[candidate], global_batch[candidate] = throughput[case_id], batch[case_id]
+    if candidates[0] not in rates:
+        raise UsageError(f"the default was not measured in {folder}: there is nothing to compare with")
+    return decide(candidates, rates, global_batch)
+
+
+def _described(calibration: Calibration) -> str:
+    def middle(values: Sequence[float]) -> float:
+        return sorted(values)[len(values) // 2]
+
+    error = calibration.model_error_pct
+    known = "" if error is None else f"; the model is off by {error:.1f}% on a step that it was not fitted to"
+    return (
+        f"Calibrated: backward {middle(calibration.backward_ms):.4g} ms; beside communication compute takes "
+        f"{middle(calibration.compute_slowdown):.2f} times as long, communication "
+        f"{middle(calibration.comm_slowdown):.2f} times{known}"
+    )

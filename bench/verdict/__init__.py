@@ -1,1 +1,0 @@
-"""What a run found, in sentences, and how far to trust it."""

@@ -1,1 +1,0 @@
-"""Hosts made of network namespaces."""
