@@ -1,0 +1,99 @@
+"""The layers of the code: what may import what. `docs/architecture.md` says why."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+from commands import ROOT
+
+LAYERS = (
+    ("errors", "text", "stats"),
+    ("cli", "settings", "console", "conditions", "plan"),
+    ("models", "modes", "results"),
+    ("measure", "findings", "scaling", "cluster"),
+    ("predict", "recovery", "report", "pytest_plugin"),
+    ("run",),
+    ("gate", "tune", "lab", "export"),
+    ("doctor",),
+)
+"""Parts of the code from the lowest up: folders and files of `bench`, and `models` and `report`."""
+
+TRAINS = {"interleave", "noise_output", "noise_trials", "power", "trial_process", "trials"}
+"""Files of `bench/gate` that may import torch: they start training, or do it."""
+
+WITHOUT_TORCH = {*LAYERS[0], *LAYERS[1], "results", "findings", "scaling", "predict", "report", "gate"}
+LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
+
+
+def _name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+FILES = {_name(path): path for top in ("bench", "models", "report") for path in (ROOT / top).rglob("*.py")}
+
+
+def _part(module: str) -> str:
+    """The folder or file of `bench` that a module belongs to, or `models` or `report`."""
+    return module.removeprefix("bench.").split(".")[0]
+
+
+def _imports(module: str, *, deferred: bool) -> set[str]:
+    """What a module imports, as modules; `deferred` counts what its functions import."""
+    tree = ast.parse(FILES[module].read_text(encoding="utf-8"))
+    nodes = ast.walk(tree) if deferred else iter(tree.body)
+    return {name for node in nodes for name in _named(node)}
+
+
+def _named(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        assert node.module, "relative imports hide the layer"
+        for alias in node.names:
+            inner = f"{node.module}.{alias.name}"
+            yield inner if inner in FILES else node.module
+
+
+def test_every_part_has_its_layer() -> None:
+    assert {_part(module) for module in FILES} - {"bench"} <= set(LEVEL)
+
+
+def test_lower_layers_never_import_higher_ones() -> None:
+    upwards = [
+        f"{module} imports {other}"
+        for module in FILES
+        for other in _imports(module, deferred=True) & set(FILES)
+        if LEVEL.get(_part(module), 0) < LEVEL.get(_part(other), 0)
+    ]
+    assert not upwards
+
+
+def test_parts_import_each_other_in_one_direction() -> None:
+    needs: dict[str, set[str]] = {}
+    for module in FILES:
+        others = {_part(other) for other in _imports(module, deferred=True) & set(FILES)}
+        needs.setdefault(_part(module), set()).update(others - {_part(module)})
+    TopologicalSorter(needs).prepare()  # raises CycleError, which names the cycle
+
+
+def _is_without_torch(module: str) -> bool:
+    return _part(module) in WITHOUT_TORCH and not (
+        module.startswith("bench.gate.") and module.split(".")[-1] in TRAINS
+    )
+
+
+@pytest.mark.parametrize("module", sorted(filter(_is_without_torch, FILES)))
+def test_importing_it_needs_no_torch(module: str) -> None:
+    """A typing mistake is answered, and a page is built, without the seconds that torch takes."""
+    seen, waiting = set[str](), [module]
+    while waiting:
+        now = waiting.pop()
+        seen.add(now)
+        parents = {now.rsplit(".", i)[0] for i in range(1, now.count(".") + 1)}
+        waiting += ((_imports(now, deferred=False) | parents) & set(FILES)) - seen
+    outside = {name.split(".")[0] for now in seen for name in _imports(now, deferred=False)}
+    assert not outside & {"torch", "torchvision"}
