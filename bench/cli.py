@@ -1,19 +1,29 @@
-"""Text to values, for the command line and TOML alike; every failure is one line naming the fix."""
+"""What all commands share: one parser, one error boundary, text to values, tables and JSON on stdout."""
 
 from __future__ import annotations
 
 import argparse
 import difflib
+import json
+import math
+import os
 import re
+import sys
 import tomllib
+import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from bench.errors import UsageError
-from bench.text import visible
+from rich.console import Console
+from rich.table import Table
+
+from bench.errors import ExitCode, UsageError, UserCodeError
 
 T = TypeVar("T")
+
+PIPED_WIDTH = 180
+"""Columns of a table that is not on a terminal, where rich would wrap at 80; the gate's needs this many."""
 
 MOST_TOML_BYTES = 2**20
 
@@ -21,11 +31,52 @@ _DURATION_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
 
 
 class Parser(argparse.ArgumentParser):
-    """A command line whose refusals repeat the user's text without its control characters."""
+    """A command line that raises UsageError instead of leaving the process."""
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong and exit with status 2."""
-        super().error(visible(message))
+        """Raise UsageError, which names the command's help."""
+        raise UsageError(f"{message}; see {self.prog} --help")
+
+
+def guarded(name: str, work: Callable[[], int], *, silent: type[UsageError] | None = None) -> int:
+    """Do `work` of command `name` and return its exit code; an error that a user can mend is one line.
+
+    Errors of the class `silent` are not printed: another rank prints the same.
+    """
+    try:
+        code = work()
+        sys.stdout.flush()
+    except UsageError as error:
+        if silent is None or not isinstance(error, silent):
+            if isinstance(error, UserCodeError):
+                traceback.print_exception(error.__cause__)
+            print(f"{name}: {error.label}: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read, as `head` does, has seen enough; Python would complain once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.OK
+    return code
+
+
+def print_table(table: Table) -> None:
+    """Print a table on stdout, without wrapping where that is no terminal."""
+    Console(file=sys.stdout, width=None if sys.stdout.isatty() else PIPED_WIDTH).print(table)
+
+
+def to_json(value: Any) -> str:
+    """JSON with two spaces of indent; NaN and infinity, which JSON lacks, are null."""
+    return json.dumps(_finite(value), indent=2, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -1,11 +1,25 @@
-"""Errors that a user can cause: one line that says what is wrong and what would fix it."""
+"""Errors that a user can cause, and the exit codes of all commands."""
 
 from __future__ import annotations
 
+from enum import IntEnum
+
 from bench.text import visible
 
-USAGE_EXIT_CODE = 2
-"""Exit status of a command that was asked for something it cannot do."""
+
+class ExitCode(IntEnum):
+    """The one table of exit codes; every command ends with one of these."""
+
+    OK = 0
+    """Done; nothing is wrong."""
+    FAILED = 1
+    """Done, and the outcome is bad: a regression, an unfit machine, no case measured, ranks that die."""
+    USAGE = 2
+    """The command was asked for something that it cannot do."""
+    NOT_COMPARABLE = 3
+    """Two runs, or a run and its resumption, were measured under different conditions, or noise hides all."""
+    INTERRUPTED = 130
+    """Ctrl-C or SIGTERM; what was measured is kept."""
 
 
 class UsageError(ValueError):
@@ -14,9 +28,30 @@ class UsageError(ValueError):
     Control characters of what it repeats are made visible, so that it can go to a terminal as it is.
     """
 
+    exit_code = ExitCode.USAGE
+    label = "error"
+    """What the line on the terminal begins with, after the command's name."""
+
     def __init__(self, message: str = "") -> None:
         super().__init__(visible(message))
 
 
 class UserCodeError(UsageError):
     """The user's own code raised; its traceback (the cause) is shown above the message."""
+
+
+class AgreedError(UsageError):
+    """Every rank of the job raises it; the first rank alone prints it."""
+
+
+class GaveUpError(UsageError):
+    """Restarting leads nowhere."""
+
+    exit_code = ExitCode.FAILED
+
+
+class NotComparableError(UsageError):
+    """Two measurements were not made under the same conditions."""
+
+    exit_code = ExitCode.NOT_COMPARABLE
+    label = "not comparable"

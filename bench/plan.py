@@ -26,6 +26,9 @@ DDP_AXES = (
 )
 """Settings of DDP that a run may vary; each names a field of Case and of Settings."""
 
+HALF_HOOKS = ("fp16", "bf16")
+"""Communication hooks that send two bytes for every gradient element of four."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Case:

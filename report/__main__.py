@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
-from bench.errors import USAGE_EXIT_CODE, UsageError
+from bench.cli import Parser, guarded
+from bench.errors import ExitCode, UsageError
 from report.build import build
 from report.export import write_markdown, write_pdf, write_png
 
@@ -15,24 +16,20 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; see python -m report --help")
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Write what was asked for, print its path, return the exit status: 0, or 2 for a mistake of the user."""
-    try:
-        arguments = _parser().parse_args(argv)
-        print(_write(arguments))
-    except UsageError as error:
-        print(f"report: error: {error}", file=sys.stderr)
-        return USAGE_EXIT_CODE
-    return 0
+    return guarded("report", lambda: _main(argv))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="report", description="Write one self-contained HTML page about one or more runs.")
+def _main(argv: Sequence[str] | None) -> int:
+    print(_write(_parser().parse_args(argv)))
+    return ExitCode.OK
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="python -m report", description="Write one self-contained HTML page about one or more runs."
+    )
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="results folder of a run")
     parser.add_argument(
         "--out",

@@ -10,7 +10,7 @@ import torch
 
 from bench import conditions
 from bench.cluster.ranks import host_name
-from bench.recovery.failures import AgreedError
+from bench.errors import AgreedError
 from bench.settings import Settings
 
 WORDS = {

@@ -32,6 +32,11 @@ def is_rank() -> bool:
     return "TORCHELASTIC_RUN_ID" in os.environ and "RANK" in os.environ
 
 
+def is_first() -> bool:
+    """Whether this is the first rank, or no rank at all: the process that speaks to the user."""
+    return os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
+
+
 def leave(code: int) -> NoReturn:
     """End this process; a rank without the interpreter's shutdown.
 
@@ -46,4 +51,4 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-__all__ = ["MALLOC_PAGES", "is_rank", "leave", "steady_memory"]
+__all__ = ["MALLOC_PAGES", "is_first", "is_rank", "leave", "steady_memory"]

@@ -23,8 +23,9 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # torch's stub forgets them
 from torch.distributed.rendezvous import rendezvous
 
-from bench.errors import USAGE_EXIT_CODE, UsageError
+from bench.errors import ExitCode, UsageError
 from bench.modes import Place
+from bench.modes.base import pin
 
 T = TypeVar("T")
 
@@ -93,7 +94,7 @@ def _read(store: Store, key: str) -> str:
 def _nobody_came(where: str) -> None:
     print(f"bench.run: error: not all ranks came to {where} within {MEETING_LIMIT_S:g} s", file=sys.stderr)
     sys.stderr.flush()
-    os._exit(USAGE_EXIT_CODE)
+    os._exit(ExitCode.USAGE)
 
 
 @contextlib.contextmanager
@@ -145,8 +146,7 @@ class Cluster:
             torch.cuda.set_device(device)
         else:
             device = torch.device("cpu")
-            torch.set_num_threads(1)
-            _pin(cores[self.local_rank % len(cores)])
+            pin(cores[self.local_rank % len(cores)])
         self.place = Place(rank=self.rank, local_rank=self.local_rank, device=device, cores=cores)
         meet()
         self._groups: dict[tuple[int, str], dist.ProcessGroup | None] = {}
@@ -202,8 +202,3 @@ def _allowed_cores() -> tuple[int, ...]:
     if hasattr(os, "sched_getaffinity"):
         return tuple(sorted(os.sched_getaffinity(0)))
     return tuple(range(os.cpu_count() or 1))
-
-
-def _pin(core: int) -> None:
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {core})

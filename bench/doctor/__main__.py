@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 from collections import Counter
@@ -12,20 +11,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bench.cli import Parser, duration_s, positive_int
+from bench.cli import Parser, duration_s, guarded, positive_int, print_table, to_json
 from bench.doctor.readings import read_machine
 from bench.doctor.rules import Finding, Machine, Status, diagnose, worst
-from bench.errors import USAGE_EXIT_CODE, UsageError
+from bench.errors import ExitCode, UsageError
 from bench.text import visible
 
-BAD_EXIT_CODE = 1
 NOISE_SECONDS = "30s"
 POWER_TRIALS = 20
-WIDTH_WITHOUT_TERMINAL = 160
 STYLES = {"ok": "green", "unknown": "dim", "caution": "yellow", "bad": "bold red"}
 
 
@@ -63,15 +59,19 @@ def parser() -> Parser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the command; the exit code."""
+    return guarded("bench.doctor", lambda: _main(argv))
+
+
+def _main(argv: Sequence[str] | None) -> int:
     options = parser().parse_args(argv)
     if options.noise:
         return _noise(options)
     if options.power is not None:
         return _power(options)
     if options.trials is not None:
-        parser().error("--trials is the number of --power trials; add that")
+        raise UsageError("--trials is the number of --power trials; add that")
     if options.seconds is not None:
-        parser().error("--seconds is the length of --noise; add that")
+        raise UsageError("--seconds is the length of --noise; add that")
     machine = read_machine()
     found = diagnose(machine)
     grave = worst(finding.status for finding in found)
@@ -82,39 +82,31 @@ def main(argv: Sequence[str] | None = None) -> int:
         show(shown)
         if not options.quiet:
             print(summary(found))
-    return BAD_EXIT_CODE if grave == "bad" else 0
+    return ExitCode.FAILED if grave == "bad" else ExitCode.OK
 
 
 def _power(options: argparse.Namespace) -> int:
-    from bench.gate import power  # noqa: PLC0415 - as above
+    # Torch takes seconds to import: only the commands that train pay for it.
+    from bench.gate import power  # noqa: PLC0415
 
-    try:
-        num_trials = POWER_TRIALS if options.trials is None else positive_int(options.trials)
-        found = power.run(options.power, num_trials=num_trials, quiet=options.quiet or options.json)
-    except UsageError as error:
-        print(f"bench.doctor: error: {error}", file=sys.stderr)
-        return USAGE_EXIT_CODE
+    num_trials = POWER_TRIALS if options.trials is None else positive_int(options.trials)
+    found = power.run(options.power, num_trials=num_trials, quiet=options.quiet or options.json)
     print(power.as_json(found) if options.json else power.report(found))
-    return 0
+    return ExitCode.OK
 
 
 def _noise(options: argparse.Namespace) -> int:
-    # Torch takes seconds to import: only the command that trains pays for it.
     from bench.gate import noise_output  # noqa: PLC0415
     from bench.gate import noise_trials as noise_run  # noqa: PLC0415
 
-    try:
-        seconds = duration_s(options.seconds or NOISE_SECONDS)
-        found = noise_run.measure(seconds, quiet=options.quiet or options.json)
-    except UsageError as error:
-        print(f"bench.doctor: error: {error}", file=sys.stderr)
-        return USAGE_EXIT_CODE
+    seconds = duration_s(options.seconds or NOISE_SECONDS)
+    found = noise_run.measure(seconds, quiet=options.quiet or options.json)
     bad = noise_output.is_bad(found)
     if options.json:
         print(noise_output.as_json(found, noise_run.STEP))
     elif bad or not options.quiet:
         print(noise_output.report(found, noise_run.STEP))
-    return BAD_EXIT_CODE if bad else 0
+    return ExitCode.FAILED if bad else ExitCode.OK
 
 
 def show(found: Sequence[Finding]) -> None:
@@ -128,7 +120,7 @@ def show(found: Sequence[Finding]) -> None:
             text.append(f"\ndo: {visible(finding.advice)}", style="italic")
         name = Text(visible(finding.name))
         table.add_row(Text(finding.status, style=STYLES[finding.status]), name, text)
-    Console(file=sys.stdout, width=None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL).print(table)
+    print_table(table)
 
 
 def summary(found: Sequence[Finding]) -> str:
@@ -147,7 +139,7 @@ def summary(found: Sequence[Finding]) -> str:
 def as_json(machine: Machine, found: Sequence[Finding], status: Status) -> str:
     """Findings and readings; null is "could not be read", "unlimited" is no limit."""
     whole = {"status": status, "findings": [asdict(f) for f in found], "readings": asdict(machine)}
-    return json.dumps(_plain(whole), indent=2, allow_nan=False)
+    return to_json(_plain(whole))
 
 
 def _plain(value: Any) -> Any:

@@ -9,7 +9,7 @@ import pandas as pd
 
 from bench.findings.wording import gain, mode_name, place, setting_names, settings, times
 from bench.plan import DDP_AXES
-from bench.results.aggregate import ByRound
+from bench.results.ledger import ByRound
 from bench.stats import Interval, paired_ratio
 
 _CAVEATS = {

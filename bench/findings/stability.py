@@ -15,8 +15,8 @@ import pandas as pd
 import scipy
 
 from bench.findings.levels import two_levels
-from bench.results.aggregate import ByRound, images_per_s_by_round
-from bench.results.ledger import Ledger
+from bench.results.aggregate import images_per_s_by_round
+from bench.results.ledger import ByRound, Ledger
 
 FALSE_ALARMS = 0.01
 """Of each check on rounds that are only noisy."""

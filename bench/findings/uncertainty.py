@@ -10,7 +10,7 @@ import pandas as pd
 from bench.findings.advice import reference_case, rivals
 from bench.findings.wording import DEFAULTS, about, case_name, ranged
 from bench.plan import DDP_AXES
-from bench.results.aggregate import ByRound
+from bench.results.ledger import ByRound
 
 TARGET = 0.02
 """Half an interval over its value that tells differences worth having; the default --precision-target."""

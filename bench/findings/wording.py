@@ -18,6 +18,9 @@ DEFAULTS: dict[str, Any] = {
 }
 """DDP as its constructor makes it without arguments."""
 
+CPU_STAND_IN = "A device here is one CPU core standing in for a GPU: ratios show the mechanism, not GPU speed"
+"""Stands beside every number that was measured on CPU cores."""
+
 _MODES = {"single": "single", "dp": "DataParallel", "ddp": "DDP"}
 _UNITS = {"k": 1e3, "m": 1e6, "g": 1e9}
 

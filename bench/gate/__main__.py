@@ -9,16 +9,13 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
-
-from rich.console import Console as RichConsole
 
 from bench import cli
 from bench.console import Console
-from bench.errors import USAGE_EXIT_CODE, UsageError
+from bench.errors import ExitCode, UsageError
 from bench.gate import baseline
 from bench.gate import output as gate_output
-from bench.gate.compare import NOT_COMPARABLE, PASS, Gate, NotComparableError, compare
+from bench.gate.compare import Gate, compare
 from bench.gate.interleave import checkout_of, measure_in_turns, sides_of
 from bench.gate.launches import DEFAULT_LAUNCHES, merged
 from bench.gate.metrics import METRICS
@@ -28,18 +25,10 @@ from bench.run.__main__ import settings_of
 
 AUTO = "auto"
 
-PIPED_WIDTH = 180
-"""Without a terminal rich would wrap the table at 80 columns."""
 
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; see python -m bench.gate --help")
-
-
-def parser() -> argparse.ArgumentParser:
+def parser() -> cli.Parser:
     """The command line."""
-    made = _Parser(
+    made = cli.Parser(
         prog="python -m bench.gate",
         description=__doc__,
         epilog="A regression needs both: an interval of candidate / baseline that excludes no change, and a "
@@ -106,30 +95,27 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the command; the exit status."""
     given = list(sys.argv[1:] if argv is None else argv)
+    return cli.guarded("bench.gate", lambda: _main(given))
+
+
+def _main(given: list[str]) -> int:
     split = given.index("--") if "--" in given else len(given)
-    try:
-        options = parser().parse_args(given[:split])
-        if options.save_baseline is not None:
-            return _save(options, given[split:])
-        thresholds = read_thresholds(options.threshold, options.config)
-        if options.interleave is None:
-            first, second = _runs(options, given[split:])
-        else:
-            first, second = _measured(options, given[split + 1 :])
-        gate = compare(
-            first,
-            second,
-            thresholds=thresholds,
-            ratios_only=options.ratios_only,
-            allow_missing=options.allow_missing,
-            interleaved=options.interleave is not None,
-        )
-    except NotComparableError as error:
-        print(f"bench.gate: not comparable: {error}", file=sys.stderr)
-        return NOT_COMPARABLE
-    except UsageError as error:
-        print(f"bench.gate: error: {error}", file=sys.stderr)
-        return USAGE_EXIT_CODE
+    options = parser().parse_args(given[:split])
+    if options.save_baseline is not None:
+        return _save(options, given[split:])
+    thresholds = read_thresholds(options.threshold, options.config)
+    if options.interleave is None:
+        first, second = _runs(options, given[split:])
+    else:
+        first, second = _measured(options, given[split + 1 :])
+    gate = compare(
+        first,
+        second,
+        thresholds=thresholds,
+        ratios_only=options.ratios_only,
+        allow_missing=options.allow_missing,
+        interleaved=options.interleave is not None,
+    )
     on_cpu = any(c.row.get("device_type") == "cpu" for run in (first, second) for c in run.cases)
     if options.json:
         print(gate_output.as_json(gate, on_cpu=on_cpu))
@@ -174,7 +160,7 @@ def _save(options: argparse.Namespace, rest: Sequence[str]) -> int:
     if options.runs or rest or options.interleave is not None:
         raise UsageError("--save-baseline RUN stands alone; gate in a command of its own")
     print(f"Baseline of this kind of machine: {baseline.save(options.save_baseline, options.baselines)}")
-    return PASS
+    return ExitCode.OK
 
 
 def _runs(options: argparse.Namespace, rest: Sequence[str]) -> tuple[GateRun, GateRun]:
@@ -220,9 +206,7 @@ def _print(gate: Gate, *, on_cpu: bool) -> None:
     for line in gate_output.conditions(gate):
         print(line)
     if gate.comparisons:
-        RichConsole(file=sys.stdout, width=None if sys.stdout.isatty() else PIPED_WIDTH).print(
-            gate_output.table(gate)
-        )
+        cli.print_table(gate_output.table(gate))
     for line in gate_output.notes(gate, on_cpu=on_cpu):
         print(line)
     print(gate_output.verdict(gate))

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.errors import UsageError
-from bench.gate.compare import NotComparableError, require_rounds
+from bench.errors import NotComparableError, UsageError
+from bench.gate.compare import require_rounds
 from bench.gate.runs import read_run
 from bench.results.schema import FILES
 from bench.results.store import MANIFEST, check_claimable, replace_file

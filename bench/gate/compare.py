@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.errors import UsageError
+from bench.errors import ExitCode, NotComparableError, UsageError
 from bench.gate.conditions import Difference, differences
 from bench.gate.launches import launch_ratio
 from bench.gate.metrics import METRICS, Metric, judge, values, why
@@ -29,12 +29,7 @@ FAMILY_CONFIDENCE = 0.98
 VERDICTS = ("regressed", "missing", "not comparable", "inconclusive", "unchanged", "improved")
 """Worst first."""
 
-PASS, REGRESSION, NOT_COMPARABLE = 0, 1, 3
 """Exit statuses; 2 is a mistake in what was asked for."""
-
-
-class NotComparableError(UsageError):
-    """The two runs give nothing to compare."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +60,7 @@ class Gate:
     interleaved: bool
     """Whether the two runs took turns on one machine."""
     only_in_candidate: tuple[str, ...]
-    exit_code: int
+    exit_code: ExitCode
 
     def having(self, verdict: str) -> list[Comparison]:
         """The comparisons with this verdict."""
@@ -223,12 +218,12 @@ def _badness(comparison: Comparison) -> tuple[int, float]:
     return VERDICTS.index(comparison.verdict), -worse
 
 
-def _exit_code(found: Sequence[Comparison], *, blocked: bool, allow_missing: bool) -> int:
+def _exit_code(found: Sequence[Comparison], *, blocked: bool, allow_missing: bool) -> ExitCode:
     if blocked:
-        return NOT_COMPARABLE
+        return ExitCode.NOT_COMPARABLE
     verdicts = {c.verdict for c in found}
     if "regressed" in verdicts or ("missing" in verdicts and not allow_missing):
-        return REGRESSION
+        return ExitCode.FAILED
     # Equal memory alone, or nothing but intervals too wide to say anything, is no pass.
     decided = any(c.verdict in ("improved", "unchanged") for c in found if c.metric and c.metric.repeated)
-    return PASS if decided else NOT_COMPARABLE
+    return ExitCode.OK if decided else ExitCode.NOT_COMPARABLE

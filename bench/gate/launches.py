@@ -16,7 +16,7 @@ from dataclasses import replace
 import scipy
 
 from bench.gate.runs import GateCase, GateRun
-from bench.results.aggregate import ByRound
+from bench.results.ledger import ByRound
 from bench.stats import Interval, median_interval, paired_ratio
 
 DEFAULT_LAUNCHES = 3
@@ -47,14 +47,15 @@ def _merged_case(cases: Sequence[GateCase]) -> GateCase:
     memory = [case.peak_mem_mib for case in cases if case.peak_mem_mib is not None]
     return replace(
         cases[0],
-        images_per_s=_side_by_side([case.images_per_s for case in cases]),
-        speedup=_side_by_side([case.speedup for case in cases]),
-        exposed_comm_ms=_side_by_side([case.exposed_comm_ms for case in cases]),
+        images_per_s=side_by_side([case.images_per_s for case in cases]),
+        speedup=side_by_side([case.speedup for case in cases]),
+        exposed_comm_ms=side_by_side([case.exposed_comm_ms for case in cases]),
         peak_mem_mib=max(memory, default=None),
     )
 
 
-def _side_by_side(launches: Sequence[ByRound]) -> ByRound:
+def side_by_side(launches: Sequence[ByRound]) -> ByRound:
+    """The rounds of all launches as those of one, none of them alike in number."""
     return {i * LAUNCH + r: value for i, rounds in enumerate(launches) for r, value in rounds.items()}
 
 

@@ -10,10 +10,9 @@ import numpy as np
 import scipy
 
 from bench.gate.compare import FAMILY_CONFIDENCE
-from bench.gate.launches import LAUNCH, launch_ratio
+from bench.gate.launches import LAUNCH, launch_ratio, side_by_side
 from bench.gate.metrics import judge
 from bench.gate.power_rates import Launch
-from bench.results.aggregate import ByRound
 from bench.stats import Interval, median_interval, paired_ratio
 
 Array = np.ndarray[tuple[int], np.dtype[np.float64]]
@@ -85,8 +84,8 @@ class Noise:
 
 def noise_of(launches: Sequence[Launch], *, round_s: float, device: str) -> Noise:
     """Everything from the rounds of launches without slow-down; at least `FEWEST_ROUNDS` of them in all."""
-    baseline = _side_by_side([launch.baseline_ms for launch in launches])
-    candidate = _side_by_side([launch.candidate_ms for launch in launches])
+    baseline = side_by_side([launch.baseline_ms for launch in launches])
+    candidate = side_by_side([launch.candidate_ms for launch in launches])
     gate_ratio = launch_ratio(candidate, baseline, confidence=FAMILY_CONFIDENCE)
     centred = np.concatenate([_inside(launch) for launch in launches])
     whole = median_interval(centred.tolist(), confidence=FAMILY_CONFIDENCE)
@@ -113,10 +112,6 @@ def noise_of(launches: Sequence[Launch], *, round_s: float, device: str) -> Nois
             for seconds in LENGTHS_S
         ),
     )
-
-
-def _side_by_side(sides: Sequence[ByRound]) -> ByRound:
-    return {i * LAUNCH + r: ms for i, side in enumerate(sides) for r, ms in side.items()}
 
 
 def _inside(launch: Launch) -> Array:

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import asdict
-from typing import Any
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from bench.gate.compare import FAMILY_CONFIDENCE, NOT_COMPARABLE, PASS, REGRESSION, Comparison, Gate
+from bench.cli import to_json
+from bench.errors import ExitCode
+from bench.findings.wording import CPU_STAND_IN
+from bench.gate.compare import FAMILY_CONFIDENCE, Comparison, Gate
 from bench.text import markdown as markdown_text
 from bench.text import visible
 
-WORDS = {PASS: "pass", REGRESSION: "regression", NOT_COMPARABLE: "not comparable"}
+WORDS = {ExitCode.OK: "pass", ExitCode.FAILED: "regression", ExitCode.NOT_COMPARABLE: "not comparable"}
 
 HEADINGS = ("verdict", "case", "metric", "baseline", "candidate", "ratio [interval]", "allowed", "")
 
 MOST_ROUNDS = 1000
 """Advice to measure more rounds than this would help nobody."""
-
-STAND_IN = "A device here is one CPU core standing in for a GPU: ratios show the mechanism, not GPU speed."
 
 
 def table(gate: Gate) -> Table:
@@ -61,13 +60,13 @@ def notes(gate: Gate, *, on_cpu: bool) -> list[str]:
         lines.append("peak memory: one reading per run, compared exactly, no interval.")
     if gate.only_in_candidate:
         lines.append(f"only in the candidate, not gated: {', '.join(gate.only_in_candidate)}")
-    return [*lines, STAND_IN] if on_cpu else lines
+    return [*lines, f"{CPU_STAND_IN}."] if on_cpu else lines
 
 
 def word(gate: Gate) -> str:
     """`pass`, `regression`, `not comparable`; `undecided` where every interval was too wide."""
     compared = any(c.ratio is not None for c in gate.comparisons)
-    return "undecided" if gate.exit_code == NOT_COMPARABLE and compared else WORDS[gate.exit_code]
+    return "undecided" if gate.exit_code == ExitCode.NOT_COMPARABLE and compared else WORDS[gate.exit_code]
 
 
 def verdict(gate: Gate) -> str:
@@ -86,9 +85,9 @@ def verdict(gate: Gate) -> str:
     if word(gate) == "undecided":
         return f"{head}{', '.join(counts)}: nothing could be decided; {_longer(gate)}"
     worst = gate.comparisons[0]
-    lead = f"{_named(worst)}; " if gate.exit_code == REGRESSION else ""
+    lead = f"{_named(worst)}; " if gate.exit_code == ExitCode.FAILED else ""
     more = f"; to settle what is inconclusive, {_longer(gate)}" if gate.having("inconclusive") else ""
-    return f"{head}{lead}{', '.join(counts)}{more if gate.exit_code == PASS else ''}"
+    return f"{head}{lead}{', '.join(counts)}{more if gate.exit_code == ExitCode.OK else ''}"
 
 
 def markdown(gate: Gate, *, on_cpu: bool) -> str:
@@ -114,7 +113,7 @@ def as_json(gate: Gate, *, on_cpu: bool) -> str:
             {**asdict(c), "metric": c.metric.name if c.metric else None} for c in gate.comparisons
         ],
     }
-    return json.dumps(_finite(content), indent=2, allow_nan=False)
+    return to_json(content)
 
 
 def _cells(c: Comparison) -> tuple[str, ...]:
@@ -172,11 +171,3 @@ def _longer(gate: Gate) -> str:
         return "measure both on a quieter machine and with more --rounds"
     num_rounds = max(most, 10)
     return f"measure both with up to about {num_rounds} rounds (bench.run --rounds {num_rounds})"
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

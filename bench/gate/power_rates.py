@@ -8,11 +8,12 @@ from pathlib import Path
 
 import scipy
 
-from bench.gate.compare import REGRESSION, compare
+from bench.errors import ExitCode
+from bench.gate.compare import compare
 from bench.gate.launches import merged
 from bench.gate.metrics import METRICS
 from bench.gate.runs import GateCase, GateRun
-from bench.results.aggregate import ByRound
+from bench.results.ledger import ByRound
 
 EVERY_TRIAL = (0.0, 0.07, 0.10)
 """Injected in every trial, as shares of the step time; 0 is an A/A trial, in which any alarm is false."""
@@ -66,7 +67,7 @@ def regressed(trial: Sequence[Launch], *, threshold: float) -> bool:
         thresholds={metric.name: threshold for metric in METRICS},
         interleaved=True,
     )
-    return gate.exit_code == REGRESSION
+    return gate.exit_code == ExitCode.FAILED
 
 
 def rates(trials: Iterable[Sequence[Launch]], *, threshold: float) -> list[Rate]:

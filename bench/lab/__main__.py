@@ -42,9 +42,8 @@ from dataclasses import asdict, dataclass
 from types import FrameType
 from typing import NoReturn
 
-from bench.cli import positive_int
+from bench.cli import Parser, guarded, positive_int
 from bench.cluster.process import steady_memory
-from bench.errors import USAGE_EXIT_CODE, UsageError
 from bench.lab import devices, namespaces, rates, topology
 
 FAILURE_GRACE_S = 3.0
@@ -85,18 +84,13 @@ class Stopped(BaseException):
         self.number = number
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; see python -m bench.lab --help")
-
-
 def parse(argv: Sequence[str]) -> Settings:
     """Settings from the command line.
 
     Raises:
         UsageError: a value that cannot be used, or no `python -m MODULE` after `--`.
     """
-    parser = _Parser(
+    parser = Parser(
         prog="python -m bench.lab",
         usage="%(prog)s --hosts N --rate RATE [options] -- python -m MODULE [args...]",
         description=(__doc__ or "").strip(),
@@ -236,17 +230,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; the exit code is the job's, 2 for a usage error, 128 + signal after a signal."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        settings = parse(arguments)
-        namespaces.require_support()
-        namespaces.become_root([sys.executable, "-m", "bench.lab", *arguments])
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, _stop)
-        return run(settings)
-    except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return USAGE_EXIT_CODE
+        return guarded("bench.lab", lambda: _main(arguments))
     except Stopped as stopped:
         return 128 + stopped.number
+
+
+def _main(arguments: list[str]) -> int:
+    settings = parse(arguments)
+    namespaces.require_support()
+    namespaces.become_root([sys.executable, "-m", "bench.lab", *arguments])
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _stop)
+    return run(settings)
 
 
 if __name__ == "__main__":

@@ -9,9 +9,7 @@ import torch.distributed as dist
 
 from bench.measure.clock import Clock
 from bench.measure.timed import BlockTimes, run_block
-
-HALF_HOOKS = ("fp16", "bf16")
-"""Hooks that send two bytes for every gradient element of four."""
+from bench.plan import HALF_HOOKS
 
 CURVE_BYTES = tuple(4096 * 4**i for i in range(9))
 """4 KiB to 256 MiB."""

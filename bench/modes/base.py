@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -24,6 +25,13 @@ class Place:
     local_rank: int
     device: torch.device
     cores: tuple[int, ...]
+
+
+def pin(core: int) -> None:
+    """Keep this thread on one core, with one intra-op thread: a device that is a CPU core."""
+    torch.set_num_threads(1)
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {core})
 
 
 class Mode(ABC):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bench.modes.base import Mode, Place
+from bench.modes.base import Mode, Place, pin
 from bench.plan import Case
 
 
@@ -52,7 +51,7 @@ class HostDataParallel(nn.DataParallel[nn.Module]):
         self.device_ids = []
         self.dim = 0
         self._copies = [copy.deepcopy(module) for _ in cores[1:]]
-        self._threads = [ThreadPoolExecutor(1, initializer=_pin, initargs=(core,)) for core in cores]
+        self._threads = [ThreadPoolExecutor(1, initializer=pin, initargs=(core,)) for core in cores]
         self._anchor = torch.zeros((), requires_grad=True)
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -139,9 +138,3 @@ class _Gather(torch.autograd.Function):
 
 def _tensors(module: nn.Module) -> list[Tensor]:
     return [*module.parameters(), *module.buffers()]
-
-
-def _pin(core: int) -> None:
-    torch.set_num_threads(1)
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {core})

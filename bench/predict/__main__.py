@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 from bench import cli
-from bench.errors import USAGE_EXIT_CODE, UsageError
+from bench.errors import ExitCode, UsageError
+from bench.plan import HALF_HOOKS
 from bench.predict import output as predict_output
 from bench.predict.source import Source, read_network, read_source
 from bench.results.store import RunData, load_run
@@ -22,7 +22,7 @@ from bench.scaling.from_run import ddp_cases, identity
 from bench.scaling.networks import NETWORKS, Network, network
 from bench.scaling.predict import predict
 from bench.scaling.scaling_limit import curve
-from bench.scaling.scenario import HALF_HOOKS, MeasuredNetwork, Scenario
+from bench.scaling.scenario import MeasuredNetwork, Scenario
 from bench.scaling.validate import HeldOut, drift, held_out, model_error_pct
 from bench.settings import PRECISIONS
 from bench.stats import Interval
@@ -30,14 +30,9 @@ from bench.stats import Interval
 T = TypeVar("T")
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; see python -m bench.predict --help")
-
-
-def parser() -> argparse.ArgumentParser:
+def parser() -> cli.Parser:
     """The command line."""
-    made = _Parser(
+    made = cli.Parser(
         prog="python -m bench.predict",
         description=__doc__,
         epilog=f"Networks: {', '.join(NETWORKS)}, link:RATE such as link:350mbit, the text file that "
@@ -81,31 +76,26 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the command; the exit status."""
-    try:
-        options = parser().parse_args(argv)
-        scenarios = _scenarios(options)
-        source = read_source(options.run, cap=options.fit_cap, accept=options.accept)
-        _check_precision(options, source)
-        validated, changed = (None, None) if options.validate is None else _validated(options, source)
-        error = None if validated is None else model_error_pct(validated)
-        groups = [[predict(source.calibration, s, model_error_pct=error) for s in g] for g in scenarios]
-        fill = options.json or options.out is not None
-        curves = [curve(source.calibration, group, fill=fill, model_error_pct=error) for group in groups]
-        if options.csv is not None:
-            predict_output.write_csv(options.csv, [p for group in groups for p in group])
-        document = predict_output.outlook(source, curves, groups, validated, changed)
-        if options.out is not None:
-            predict_output.write_json(options.out, predict_output.as_json(document, groups))
-    except UsageError as error:
-        print(f"bench.predict: error: {error}", file=sys.stderr)
-        return USAGE_EXIT_CODE
-    try:
-        _show(options, document, groups)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # Whoever read, as `head` does, has seen enough; Python would complain once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
+    return cli.guarded("bench.predict", lambda: _main(argv))
+
+
+def _main(argv: Sequence[str] | None) -> int:
+    options = parser().parse_args(argv)
+    scenarios = _scenarios(options)
+    source = read_source(options.run, cap=options.fit_cap, accept=options.accept)
+    _check_precision(options, source)
+    validated, changed = (None, None) if options.validate is None else _validated(options, source)
+    error = None if validated is None else model_error_pct(validated)
+    groups = [[predict(source.calibration, s, model_error_pct=error) for s in g] for g in scenarios]
+    fill = options.json or options.out is not None
+    curves = [curve(source.calibration, group, fill=fill, model_error_pct=error) for group in groups]
+    if options.csv is not None:
+        predict_output.write_csv(options.csv, [p for group in groups for p in group])
+    document = predict_output.outlook(source, curves, groups, validated, changed)
+    if options.out is not None:
+        predict_output.write_json(options.out, predict_output.as_json(document, groups))
+    _show(options, document, groups)
+    return ExitCode.OK
 
 
 def _show(options: argparse.Namespace, document: Outlook, groups: predict_output.Asked) -> None:

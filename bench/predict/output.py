@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import csv
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
+from bench.cli import print_table
 from bench.errors import UsageError
+from bench.findings.wording import CPU_STAND_IN
 from bench.predict.source import Source
 from bench.results.store import replace_file
 from bench.scaling.document import Outlook, line
@@ -26,9 +26,6 @@ from bench.stats import Interval
 
 Asked = Sequence[Sequence[Prediction]]
 """Predictions that were asked for, in groups that differ in devices alone."""
-
-PIPED_WIDTH = 160
-"""Without a terminal rich would wrap the table at 80 columns."""
 
 CSV_COLUMNS = (
     *("num_devices", "bucket_cap_mb", "step_ms_p50", "step_ms_low", "step_ms_high"),
@@ -132,7 +129,7 @@ def show(predictions: Sequence[Prediction]) -> None:
             *(_shown(value) for value in (p.step_ms, p.images_per_s, percent, p.exposed_comm_ms)),
             f"{p.wait_ms:.2f}",
         )
-    _print(table)
+    print_table(table)
 
 
 def show_validation(cases: Sequence[HeldOut]) -> None:
@@ -146,7 +143,7 @@ def show_validation(cases: Sequence[HeldOut]) -> None:
             *((case.network,) if several else ()),
             *(case.case_id, f"{case.measured_ms:.4g}", _shown(case.predicted_ms), f"{case.error_pct:+.1f}"),
         )
-    _print(table)
+    print_table(table)
     if text := beside(cases):
         print(text)
 
@@ -192,7 +189,7 @@ def notes(
             "[low, high] are 95% intervals; efficiency is throughput over n times that of one device."
         )
     if calibration.identity.device_type == "cpu":
-        lines.append("A device of the calibration is one CPU core standing in for a GPU, not GPU speed.")
+        lines.append(f"{CPU_STAND_IN}.")
     return lines
 
 
@@ -239,7 +236,3 @@ def _cell(value: Any) -> str:
 
 def _shown(value: Interval) -> str:
     return f"{value.estimate:.4g} [{value.low:.4g}, {value.high:.4g}]"
-
-
-def _print(table: Table) -> None:
-    Console(file=sys.stdout, width=None if sys.stdout.isatty() else PIPED_WIDTH).print(table)

@@ -8,25 +8,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.errors import UsageError
-
 RESTART_EXIT_CODE = 75
 """A rank that cannot go on alone (EX_TEMPFAIL): the launcher is to start all ranks again."""
 
 TIMEOUT_EXIT_CODE = 76
 """A rank whose watchdog ended it because the first rank did not."""
 
-INTERRUPTED_EXIT_CODE = 130
-
 STARTED_ENV = "BENCH_STARTED_S"
 """When this attempt began, in seconds of the monotonic clock: set where bench.run starts its own ranks."""
 
 FAILURE_ENV = "BENCH_FAILURE"
 """How the ranks ended last time, as JSON from rank to exit code: from the launcher to the ranks after."""
-
-
-class AgreedError(UsageError):
-    """Every rank of the job raises it; the first says it."""
 
 
 @dataclass(frozen=True)

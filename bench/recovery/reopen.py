@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.cluster.ranks import host_name
-from bench.errors import UsageError
+from bench.errors import GaveUpError
 from bench.plan import Planned
 from bench.recovery.failures import Blame, blame
 from bench.results import store
@@ -18,12 +18,6 @@ from bench.results.journal import JOURNAL, read
 from bench.results.lock import FolderLock
 from bench.results.recorder import Block, Recorder
 from bench.settings import Settings
-
-
-class GaveUpError(UsageError):
-    """Restarting leads nowhere."""
-
-    exit_code = 1
 
 
 @dataclass(frozen=True)

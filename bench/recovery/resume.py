@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from bench.errors import UsageError
+from bench.errors import NotComparableError, UsageError
 from bench.results import bounded
 from bench.results.journal import State, read
 from bench.results.store import MANIFEST
@@ -18,12 +18,6 @@ MAY_CHANGE = ("rounds", "max_time", "precision_target", "case_timeout")
 
 DONE = ("all rounds done", "precision target reached", "time limit reached", "no case is left to measure")
 """Ends after which a run without a failed case has nothing left to do."""
-
-
-class NotTheSameError(UsageError):
-    """The run would not be the one that broke off."""
-
-    exit_code = 3
 
 
 def settings_of(folder: Path, changes: Mapping[str, Any]) -> Settings:
@@ -42,7 +36,9 @@ def settings_of(folder: Path, changes: Mapping[str, Any]) -> Settings:
     known = {f.name for f in fields(Settings)}
     stored = manifest.get("settings")
     if not isinstance(stored, dict) or not set(stored) <= known:
-        raise NotTheSameError(f"{folder} was made by another version of bench.run; resume it with that one")
+        raise NotComparableError(
+            f"{folder} was made by another version of bench.run; resume it with that one"
+        )
     values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in stored.items()}
     if "rounds" in changes:
         values["max_time"] = changes.get("max_time")
@@ -61,7 +57,7 @@ def manifest_of(folder: Path) -> dict[str, Any]:
 
 
 def check_same(folder: Path, manifest: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise NotTheSameError, with every difference, unless plan and environment are those of `manifest`.
+    """Raise NotComparableError, with every difference, unless plan and environment are those of `manifest`.
 
     `now` has a manifest's `plan_hash`, `versions` and `environment`, and `ranks` where they are known.
     """
@@ -71,7 +67,7 @@ def check_same(folder: Path, manifest: Mapping[str, Any], now: Mapping[str, Any]
         if then != here
     ]
     if found:
-        raise NotTheSameError(
+        raise NotComparableError(
             f"--resume {folder}: not the same run: {'; '.join(found)}; go where it began, or start anew"
         )
 

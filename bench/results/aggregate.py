@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from bench.plan import DDP_AXES, BucketLayout, Planned
-from bench.results.ledger import Ledger
+from bench.results.ledger import ByRound, Ledger
 from bench.results.schema import BUCKETS, CASES, typed_frame
 from bench.stats import Interval, median_interval, paired_ratio
-
-ByRound: TypeAlias = dict[int, float]
 
 SHARES = ("hidden_pct", "overlap_trace_pct", "overlap_window_pct", "dp_device0_pct")
 """Columns that cannot leave 0-100, nor can their intervals."""

@@ -14,7 +14,6 @@ import pandas as pd
 from bench.errors import UsageError
 from bench.plan import BucketLayout, Planned
 from bench.results.aggregate import (
-    ByRound,
     Outcome,
     allreduce_rows,
     bucket_rows,
@@ -23,7 +22,7 @@ from bench.results.aggregate import (
     worst_half_width,
 )
 from bench.results.journal import Journal
-from bench.results.ledger import Ledger
+from bench.results.ledger import ByRound, Ledger
 from bench.results.repair import repair_allreduce, repair_blocks
 from bench.results.store import RunWriter
 from bench.results.tables import load_blocks, read_blocks

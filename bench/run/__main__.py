@@ -6,16 +6,14 @@ import argparse
 import os
 import sys
 import time
-import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.cli import Parser
-from bench.cluster.process import is_rank, leave
+from bench.cli import Parser, guarded
+from bench.cluster.process import is_first, is_rank, leave
 from bench.cluster.slurm import ranks_environment
-from bench.errors import USAGE_EXIT_CODE, UsageError, UserCodeError
-from bench.recovery.failures import INTERRUPTED_EXIT_CODE, AgreedError
+from bench.errors import AgreedError, ExitCode, UsageError
 from bench.settings import PRESETS, Settings, options_of, resolve
 
 NOT_SETTINGS = ("preset", "config", "resume", "dry_run", "quiet", "json")
@@ -69,27 +67,15 @@ def _resolved(options: Mapping[str, Any], how: Mapping[str, Any]) -> Settings:
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the command and of every rank; the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    options = vars(parser().parse_args(arguments))
-    first = True
-    try:
-        os.environ.update(ranks_environment(os.environ))
-        first = os.environ.get("RANK", "0") == "0"
-        return _main(arguments, options, first=first)
-    except UserCodeError as error:
-        if first:
-            traceback.print_exception(error.__cause__)
-            print(f"bench.run: error: {error}", file=sys.stderr)
-        return USAGE_EXIT_CODE
-    except UsageError as error:
-        if first:
-            print(f"bench.run: error: {error}", file=sys.stderr)
-        return int(getattr(error, "exit_code", USAGE_EXIT_CODE))
-    except KeyboardInterrupt:
-        return INTERRUPTED_EXIT_CODE
+    first = is_first()
+    # Until the ranks have met, all of them fail alike, and the first one speaks.
+    return guarded("bench.run", lambda: _main(arguments, first=first), silent=None if first else UsageError)
 
 
-def _main(arguments: list[str], options: dict[str, Any], *, first: bool) -> int:
+def _main(arguments: list[str], *, first: bool) -> int:
     began_s = time.monotonic()
+    options = vars(parser().parse_args(arguments))
+    os.environ.update(ranks_environment(os.environ))
     how = _how(options)
     resume: Path | None = how["resume"]
     if resume is not None and (how["preset"] or how["config"] or how["dry_run"]):
@@ -108,23 +94,18 @@ def _main(arguments: list[str], options: dict[str, Any], *, first: bool) -> int:
         if not changes and job.is_complete(resume):
             if first:
                 print(f"bench.run: {resume} is complete: nothing is left to do", file=sys.stderr)
-            return 0
+            return ExitCode.OK
     prepared = job.prepare(settings)
     if how["dry_run"]:
         job.print_plan(prepared)
-        return 0
+        return ExitCode.OK
     if not is_rank():
         return job.launch_here(prepared, arguments, resume=resume, began_s=began_s)
     from bench.run.rank import Rank  # noqa: PLC0415
 
-    try:
-        return Rank(prepared, arguments, resume=resume, quiet=how["quiet"], as_json=how["json"]).run()
-    except AgreedError:
-        raise
-    except UsageError as error:
-        # Unlike the checks before, which fail alike everywhere, this may be news from one rank alone.
-        print(f"bench.run: error: {error}", file=sys.stderr)
-        return int(getattr(error, "exit_code", USAGE_EXIT_CODE))
+    rank = Rank(prepared, arguments, resume=resume, quiet=how["quiet"], as_json=how["json"])
+    # From here on an error may be news from one rank alone.
+    return guarded("bench.run", rank.run, silent=None if first else AgreedError)
 
 
 if __name__ == "__main__":

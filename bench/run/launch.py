@@ -19,8 +19,9 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from bench.cluster.loopback import use_loopback
 from bench.cluster.process import steady_memory
+from bench.errors import ExitCode
 from bench.recovery.close import STOPPED_BY_ERROR, finish_and_say, finish_quietly
-from bench.recovery.failures import FAILURE_ENV, INTERRUPTED_EXIT_CODE, STARTED_ENV, blame, is_restartable
+from bench.recovery.failures import FAILURE_ENV, STARTED_ENV, blame, is_restartable
 from bench.results.journal import JOURNAL, read
 from bench.run.agent import run_ranks
 
@@ -60,7 +61,7 @@ def launch(
             )
             code, why = _attempts(config, ["-m", module, *arguments], folders)
     except (SignalException, KeyboardInterrupt):
-        code, why = INTERRUPTED_EXIT_CODE, "interrupted"
+        code, why = ExitCode.INTERRUPTED, "interrupted"
     try:
         if code:
             for number in before:

@@ -17,14 +17,13 @@ from bench import conditions
 from bench.cluster.hosts import Facts, check_alike, facts
 from bench.cluster.ranks import Cluster, PeerLostError, RankInfo, host_name
 from bench.console import Console
-from bench.errors import USAGE_EXIT_CODE, UsageError
+from bench.errors import ExitCode, UsageError
 from bench.findings.findings import findings
 from bench.findings.stability import cautions
 from bench.recovery import stop
 from bench.recovery.close import STOPPED_BY_ERROR, finish, finish_and_say, finish_quietly
 from bench.recovery.failures import (
     FAILURE_ENV,
-    INTERRUPTED_EXIT_CODE,
     RESTART_EXIT_CODE,
     STARTED_ENV,
     Blame,
@@ -91,7 +90,7 @@ class Rank:
             finish_quietly(self._opened.recorder.folder, STOPPED_BY_ERROR, lock=self._opened.lock)
             sys.stderr.flush()
             # Not through the interpreter's end: it would wait for ranks that wait for this one.
-            os._exit(USAGE_EXIT_CODE)
+            os._exit(ExitCode.USAGE)
 
     def _run(self) -> int:
         job = self._job
@@ -169,7 +168,7 @@ class Rank:
         assert self._opened is not None  # noqa: S101 - set before signals are heard
         self._opened.recorder.lock.acquire(timeout=LOCK_WAIT_S)
         finish_and_say(self._opened.recorder.folder, "interrupted", lock=self._opened.lock)
-        os._exit(INTERRUPTED_EXIT_CODE)
+        os._exit(ExitCode.INTERRUPTED)
 
 
 class _Startup:

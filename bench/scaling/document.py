@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from bench.cli import to_json
 from bench.errors import UsageError
 from bench.results import bounded
 from bench.scaling.calibration import Identity
@@ -69,7 +69,7 @@ class Outlook:
                 {**asdict(case), "error_pct": error}
                 for case, error in zip(self.validation, errors, strict=True)
             ]
-        return json.dumps(_finite(whole), indent=2, allow_nan=False) + "\n"
+        return to_json(whole) + "\n"
 
     @classmethod
     def from_json(cls, content: str | bytes, *, source: str = "predictions.json") -> Outlook:
@@ -178,11 +178,3 @@ def _interval(data: Mapping[str, Any]) -> Interval:
     if not 0 <= found.low <= found.estimate <= found.high < 1e15:
         raise ValueError(f"an interval of {found}")
     return found
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

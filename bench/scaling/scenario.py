@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bench.errors import UsageError
+from bench.plan import HALF_HOOKS
 from bench.scaling.calibration import AllReduceTimes, Calibration
 from bench.scaling.cost import CostBand, CostCurve, at_ranks, hierarchical, measured_curve, tree_steps
 from bench.scaling.networks import Network
 
 MAX_DEVICES = 4096
-HALF_HOOKS = ("fp16", "bf16")
 PIPELINED = 0.5
 """Share of the shorter network level hidden behind the longer; unknown between 0 and 1: the band is both."""
 

@@ -8,6 +8,7 @@ from statistics import median
 
 import pandas as pd
 
+from bench.plan import HALF_HOOKS
 from bench.results.aggregate import step_ms_by_round
 from bench.results.store import RunData
 from bench.scaling.calibration import Calibration
@@ -15,7 +16,7 @@ from bench.scaling.from_run import ddp_cases, single_steps
 from bench.scaling.naive import naive_ms
 from bench.scaling.networks import Network
 from bench.scaling.predict import predict
-from bench.scaling.scenario import HALF_HOOKS, Scenario
+from bench.scaling.scenario import Scenario
 from bench.stats import Interval, ratio_of_medians
 
 

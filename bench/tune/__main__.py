@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.cli import Parser
-from bench.cluster.process import is_rank, leave
+from bench.cli import Parser, guarded, to_json
+from bench.cluster.process import is_first, is_rank, leave
 from bench.cluster.slurm import ranks_environment
-from bench.errors import USAGE_EXIT_CODE, UsageError, UserCodeError
-from bench.recovery.failures import INTERRUPTED_EXIT_CODE, RESTART_EXIT_CODE, AgreedError
+from bench.errors import AgreedError
+from bench.recovery.failures import RESTART_EXIT_CODE
 from bench.settings import options_of
 
 if TYPE_CHECKING:
@@ -77,23 +75,13 @@ def parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the command and of every rank; the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    options = vars(parser().parse_args(arguments))
-    first = os.environ.get("RANK", "0") == "0"
-    try:
-        return _main(arguments, options)
-    except UsageError as error:
-        agreed = isinstance(error, AgreedError)
-        if first or not agreed:
-            if isinstance(error, UserCodeError):
-                traceback.print_exception(error.__cause__)
-            print(f"bench.tune: error: {error}", file=sys.stderr)
-        return int(getattr(error, "exit_code", USAGE_EXIT_CODE))
-    except KeyboardInterrupt:
-        return INTERRUPTED_EXIT_CODE
+    silent = None if is_first() else AgreedError
+    return guarded("bench.tune", lambda: _main(arguments), silent=silent)
 
 
-def _main(arguments: list[str], options: dict[str, Any]) -> int:
+def _main(arguments: list[str]) -> int:
     began_s = time.monotonic()
+    options = vars(parser().parse_args(arguments))
     how = {name: options.pop(name) for name in NOT_SETTINGS}
     os.environ.update(ranks_environment(os.environ))
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
@@ -119,7 +107,7 @@ def _main(arguments: list[str], options: dict[str, Any]) -> int:
         from bench.tune.wording import as_json  # noqa: PLC0415
 
         if how["json"]:
-            print(json.dumps({"results": str(tuning.out), **as_json(answer)}, indent=2))
+            print(to_json({"results": str(tuning.out), **as_json(answer)}))
         else:
             show(answer, tuning.out, device_type=job.machine.device_type)
     return 0

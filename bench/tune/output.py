@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
+from bench.cli import print_table
+from bench.findings.wording import CPU_STAND_IN
 from bench.tune.answer import Answer
 from bench.tune.wording import paste, rows, sentence
-
-PIPED_WIDTH = 160
-"""Without a terminal rich would wrap the table at 80 columns."""
 
 COLUMNS = ("DDP with", "buckets", "predicted ms", "step ms [95%]", "faster", "above the bound", "rounds")
 
@@ -25,7 +22,7 @@ def show(answer: Answer, folder: Path, *, device_type: str) -> None:
         table.add_column(name, justify="left" if name == COLUMNS[0] else "right")
     for row in rows(answer):
         table.add_row(*row)
-    Console(file=sys.stdout, width=None if sys.stdout.isatty() else PIPED_WIDTH).print(table)
+    print_table(table)
     print(f"Answer: {sentence(answer)}.")
     line = paste(answer)
     if line:
@@ -37,7 +34,5 @@ def show(answer: Answer, folder: Path, *, device_type: str) -> None:
         f"slowed the other, times {answer.pace:.2f}: the default's measured step over its predicted one."
     )
     if device_type == "cpu":
-        print(
-            "A device here is one CPU core standing in for a GPU: layouts show the mechanism, not GPU speed."
-        )
+        print(f"{CPU_STAND_IN}.")
     print(f"Results: {folder}")

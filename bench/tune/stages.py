@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,13 +13,15 @@ from typing import Any, TypeVar
 from torch.nn.parallel import DistributedDataParallel
 
 from bench import conditions
+from bench.cli import to_json
 from bench.cluster.ranks import Cluster, host_name
 from bench.console import Console
-from bench.errors import UsageError
+from bench.errors import AgreedError, ExitCode, UsageError
 from bench.predict.source import CALIBRATION as CALIBRATION_FILE
 from bench.predict.source import load_calibration
-from bench.recovery.failures import RESTART_EXIT_CODE, AgreedError
-from bench.results.aggregate import ByRound, images_per_s_by_round
+from bench.recovery.failures import RESTART_EXIT_CODE
+from bench.results.aggregate import images_per_s_by_round
+from bench.results.ledger import ByRound
 from bench.results.store import default_folder, load_run, replace_file
 from bench.run.job import Job
 from bench.run.rank import Rank
@@ -41,7 +42,7 @@ TUNE_VERSION = 1
 class StageFailedError(AgreedError):
     """A stage measured nothing; its own messages tell why."""
 
-    exit_code = 1
+    exit_code = ExitCode.FAILED
 
 
 class Tuning:
@@ -186,7 +187,7 @@ class Tuning:
             "seconds": round(self._spent_s(), 1),
             **as_json(answer),
         }
-        text = json.dumps(whole, indent=2, allow_nan=False) + "\n"
+        text = to_json(whole) + "\n"
         self.out.mkdir(parents=True, exist_ok=True)
         replace_file(self.out / TUNE, lambda path: path.write_text(text, encoding="utf-8"))
 

@@ -102,9 +102,9 @@ def rows(answer: Answer) -> list[tuple[str, ...]]:
 
 
 def as_json(answer: Answer) -> dict[str, Any]:
-    """The answer as plain data; null is not known."""
+    """The answer as plain data; NaN is not known."""
     default = answer.default.candidate
-    found = {
+    return {
         "answer": sentence(answer),
         "change": answer.changes,
         "paste": paste(answer) or None,
@@ -113,8 +113,6 @@ def as_json(answer: Answer) -> dict[str, Any]:
         "pace": answer.pace,
         "candidates": [{"name": name(m.candidate, default), **_plain(m)} for m in answer.measured],
     }
-    plain: dict[str, Any] = _finite(found)
-    return plain
 
 
 def _plain(m: Measured) -> dict[str, Any]:
@@ -152,11 +150,3 @@ def _bound(answer: Answer, m: Measured) -> str:
     percent = round(100 * m.above_bound)
     least = f"the bound of {answer.bound_ms(m):.4g} ms"
     return f"{percent}% above {least}" if percent > 0 else f"at {least}"
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 from gate_runs import STEADY, write_run
 
-from bench.errors import UsageError
+from bench.errors import NotComparableError, UsageError
 from bench.gate import __main__ as gate
 from bench.gate.baseline import find, fingerprint, save
-from bench.gate.compare import NotComparableError
 from bench.results.store import load_run
 
 CPU: dict[str, Any] = {

@@ -9,8 +9,8 @@ from gate_runs import MANIFEST, STEADY, Steps, failed, made_run, noisy
 from scipy.stats import binomtest
 
 from bench import stats
-from bench.errors import UsageError
-from bench.gate.compare import Gate, NotComparableError, compare
+from bench.errors import NotComparableError, UsageError
+from bench.gate.compare import Gate, compare
 from bench.gate.metrics import METRICS, judge
 from bench.stats import Interval
 

@@ -82,7 +82,7 @@ def test_parts_import_each_other_in_one_direction() -> None:
 
 def _is_without_torch(module: str) -> bool:
     return _part(module) in WITHOUT_TORCH and not (
-        module.startswith("bench.gate.") and module.split(".")[-1] in TRAINS
+        module.startswith("bench.gate.") and module.rsplit(".", 1)[-1] in TRAINS
     )
 
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from commands import ROOT
 
-from bench.results.aggregate import ByRound, images_per_s_by_round
+from bench.results.aggregate import images_per_s_by_round
+from bench.results.ledger import ByRound
 from bench.results.store import load_run
 from bench.stats import Interval, paired_ratio
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.results.aggregate import ByRound
+from bench.results.ledger import ByRound
 from bench.tune.answer import Answer, decide
 from bench.tune.candidates import Candidate
 from bench.tune.output import show

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
+from bench.conditions import environment
 from bench.doctor.machine import Machine
 from bench.doctor.readings.network import read_network
 from bench.doctor.readings.nvml import read_gpus
 from bench.doctor.readings.software import read_software
 from bench.doctor.readings.system import read_disk, read_host
-
-ENV_PREFIXES = ("NCCL_", "GLOO_", "OMP_", "MKL_", "KMP_", "GOMP_", "CUDA_", "TORCH_", "PYTORCH_")
 
 
 def read_machine(*, results: Path = Path("results")) -> Machine:
@@ -29,5 +27,5 @@ def read_machine(*, results: Path = Path("results")) -> Machine:
         num_gpus_present=driver.num_present,
         gpu_error=driver.error,
         pairs=driver.pairs,
-        env={key: value for key, value in sorted(os.environ.items()) if key.startswith(ENV_PREFIXES)},
+        env=environment(),
     )
