@@ -11,7 +11,8 @@ import re
 import sys
 import tomllib
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -44,8 +45,7 @@ def guarded(name: str, work: Callable[[], int], *, silent: type[UsageError] | No
     Errors of the class `silent` are not printed: another rank prints the same.
     """
     try:
-        code = work()
-        sys.stdout.flush()
+        return work()
     except UsageError as error:
         if silent is None or not isinstance(error, silent):
             if isinstance(error, UserCodeError):
@@ -54,11 +54,17 @@ def guarded(name: str, work: Callable[[], int], *, silent: type[UsageError] | No
         return error.exit_code
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
+
+
+@contextmanager
+def to_reader() -> Iterator[None]:
+    """Print within; once the reader of a pipe has gone, as `head` does, the rest goes nowhere."""
+    try:
+        yield
+        sys.stdout.flush()
     except BrokenPipeError:
-        # Whoever read, as `head` does, has seen enough; Python would complain once more at exit.
+        # Python would complain once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return ExitCode.OK
-    return code
 
 
 def print_table(table: Table) -> None:

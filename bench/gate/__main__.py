@@ -117,12 +117,13 @@ def _main(given: list[str]) -> int:
         interleaved=options.interleave is not None,
     )
     on_cpu = any(c.row.get("device_type") == "cpu" for run in (first, second) for c in run.cases)
-    if options.json:
-        print(gate_output.as_json(gate, on_cpu=on_cpu))
-    elif options.markdown:
-        print(gate_output.markdown(gate, on_cpu=on_cpu))
-    elif not options.quiet:
-        _print(gate, on_cpu=on_cpu)
+    with cli.to_reader():
+        if options.json:
+            print(gate_output.as_json(gate, on_cpu=on_cpu))
+        elif options.markdown:
+            print(gate_output.markdown(gate, on_cpu=on_cpu))
+        elif not options.quiet:
+            _print(gate, on_cpu=on_cpu)
     return gate.exit_code
 
 

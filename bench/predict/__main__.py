@@ -94,7 +94,8 @@ def _main(argv: Sequence[str] | None) -> int:
     document = predict_output.outlook(source, curves, groups, validated, changed)
     if options.out is not None:
         predict_output.write_json(options.out, predict_output.as_json(document, groups))
-    _show(options, document, groups)
+    with cli.to_reader():
+        _show(options, document, groups)
     return ExitCode.OK
 
 

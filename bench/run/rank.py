@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 
 from bench import conditions
+from bench.cli import to_reader
 from bench.cluster.hosts import Facts, check_alike, facts
 from bench.cluster.ranks import Cluster, PeerLostError, RankInfo, host_name
 from bench.console import Console
@@ -230,9 +231,10 @@ def _conclude(
     blocks = recorder.blocks()
     sentences = findings(cases, blocks)
     doubts = cautions(cases, blocks, target=None if job.settings.rounds else job.settings.precision_target)
-    if as_json:
-        print(summary_json(folder, cases, sentences, doubts, timing))
-    elif not quiet:
-        print_summary(cases, sentences, doubts, timing, page)
+    with to_reader():
+        if as_json:
+            print(summary_json(folder, cases, sentences, doubts, timing))
+        elif not quiet:
+            print_summary(cases, sentences, doubts, timing, page)
     recorder.close(session.stopped_because)
     return 0 if bool((cases["status"] == "ok").any()) else 1

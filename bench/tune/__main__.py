@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.cli import Parser, guarded, to_json
+from bench.cli import Parser, guarded, to_json, to_reader
 from bench.cluster.process import is_first, is_rank, leave
 from bench.cluster.slurm import ranks_environment
 from bench.errors import AgreedError
@@ -106,10 +106,11 @@ def _main(arguments: list[str]) -> int:
         from bench.tune.output import show  # noqa: PLC0415
         from bench.tune.wording import as_json  # noqa: PLC0415
 
-        if how["json"]:
-            print(to_json({"results": str(tuning.out), **as_json(answer)}))
-        else:
-            show(answer, tuning.out, device_type=job.machine.device_type)
+        with to_reader():
+            if how["json"]:
+                print(to_json({"results": str(tuning.out), **as_json(answer)}))
+            else:
+                show(answer, tuning.out, device_type=job.machine.device_type)
     return 0
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from commands import ROOT
 
-from bench.errors import USAGE_EXIT_CODE, UsageError
+from bench.errors import ExitCode, UsageError
 from bench.gate.__main__ import main
 from bench.gate.interleave import checkout_of
 from bench.results.store import load_run
@@ -42,7 +42,7 @@ def test_two_sides_take_turns(
     run += ["--passes", "none"]
     gate = ["--interleave", ".", "--launches", str(num_launches), "--json", "--out", str(out)]
     code = main([*gate, "--", *run])
-    assert json.loads(capsys.readouterr().out)["exit_code"] == code != USAGE_EXIT_CODE
+    assert json.loads(capsys.readouterr().out)["exit_code"] == code != ExitCode.USAGE
     sides = [load_run(folder) for folder in sorted(out.glob("launch*/*"))]
     assert len(sides) == 2 * num_launches
     for side in sides:

@@ -138,6 +138,6 @@ def test_a_delay_works_or_says_what_is_missing(start_lab: StartLab) -> None:
     else:
         assert code == 2
         assert err.splitlines() == [
-            line for line in err.splitlines() if line.startswith("error: --delay needs")
+            line for line in err.splitlines() if line.startswith("bench.lab: error: --delay needs")
         ]
         assert "netem" in err

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from bench.cluster.hosts import Facts, check_alike
-from bench.recovery.failures import AgreedError
+from bench.errors import AgreedError
 
 HOST = Facts(
     host="a",

@@ -51,7 +51,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     assert lab.main(options) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert printed.err.startswith("error: ")
+    assert printed.err.startswith("bench.lab: error: ")
     assert printed.err.count("\n") == 1
     assert named in printed.err
 

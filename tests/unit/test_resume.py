@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.errors import UsageError
-from bench.recovery.resume import NotTheSameError, check_same, settings_of
+from bench.errors import NotComparableError, UsageError
+from bench.recovery.resume import check_same, settings_of
 from bench.results.journal import Journal
 from bench.settings import Settings
 
@@ -40,7 +40,7 @@ def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
 def test_every_difference_is_named(tmp_path: Path) -> None:
     check_same(tmp_path, THEN, THEN)
     now = {"plan_hash": "q", "versions": {"torch": "2.11.0"}, "environment": {**MACHINE, "num_cores": 4}}
-    with pytest.raises(NotTheSameError) as caught:
+    with pytest.raises(NotComparableError) as caught:
         check_same(tmp_path, THEN, now)
     for words in ("plan: then p, now q", "torch: then 2.15.0, now 2.11.0", "cuda: then 13, now none"):
         assert words in str(caught.value)
