@@ -1,7 +1,7 @@
 """Measures two checkouts, or two environments, in turns on one machine: the strongest comparison there is.
 
-Each side is an ordinary `bench.run` of its own code and interpreter; a referee lets them compute one visit at
-a time, in random order, so that a slow minute of the machine meets both.
+Each side is an ordinary `bench.run` of its own code and interpreter; a turn server lets one of them compute
+at a time, in random order, so that a slow minute of the machine meets both.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.cluster.process import steady_memory
-from bench.cluster.turns import refereed
+from bench.cluster.turns import turn_server
 from bench.errors import UsageError
 
 GIT_TIMEOUT_S = 60
@@ -40,12 +40,12 @@ def measure_in_turns(
     Raises UsageError with the last line of a side's own account if it fails.
     """
     outs = [folder / side.name for side in sides]
-    with refereed(len(sides), seed) as referee:
+    with turn_server(len(sides), seed) as server:
         runs = [
             subprocess.Popen(
                 [side.python, "-m", "bench.run", *arguments, "--quiet", "--out", str(out.absolute())],
                 cwd=side.checkout,
-                env={**os.environ, **steady_memory(os.environ), **referee.environment},
+                env={**os.environ, **steady_memory(os.environ), **server.environment},
                 stdin=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -55,7 +55,7 @@ def measure_in_turns(
 
         def ended(run: subprocess.Popen[str]) -> str:
             said = run.communicate()[1]
-            referee.excuse()  # a side that failed at its start would be waited for
+            server.client_left()  # a side that failed at its start would be waited for
             return said
 
         with ThreadPoolExecutor(len(runs)) as reading:
@@ -68,7 +68,7 @@ def measure_in_turns(
         if run.returncode != 0:
             last = (account.strip().splitlines() or ["it said nothing"])[-1]
             raise UsageError(f"the {side.name} side ended with status {run.returncode}: {last}")
-    if referee.turns == 0:
+    if server.turns == 0:
         raise UsageError("the two sides did not take turns; the older one may know nothing of them yet")
     return outs
 

@@ -1,7 +1,7 @@
 """One job in labs of several rates, in turns: what the machine does meanwhile meets every rate.
 
-Each rate has a lab of its own, a `bench.lab` process; the runs in them share a referee, so that only one of
-them computes at any moment.
+Each rate has a lab of its own, a `bench.lab` process; the runs in them share a turn server, so that only one
+of them computes at any moment.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import TextIO
 
-from bench.cluster.turns import refereed
+from bench.cluster.turns import turn_server
 from bench.errors import UsageError
 from bench.lab import topology
 
 TAKES_TURNS = "bench.run"
-"""The module that asks the referee for its turns; two of any other would compute at once."""
+"""The module that asks the turn server for its turns; two of any other would compute at once."""
 
 PLACEHOLDER = "{rate}"
 """Stands for the rate in the job's arguments, such as `--out results/{rate}`."""
@@ -57,12 +57,12 @@ def run_in_turns(
     What they say comes line by line under their `names`. A lab that fails is waited for no more: the others
     go on. Whatever is raised meanwhile, such as by a signal's handler, first ends the labs.
     """
-    with refereed(len(labs)) as referee:
+    with turn_server(len(labs)) as server:
         # If this process is killed, its labs end themselves.
         running = [
             subprocess.Popen(
                 ["setpriv", "--pdeathsig", "TERM", *lab],
-                env=environment | referee.environment,
+                env=environment | server.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -82,7 +82,7 @@ def run_in_turns(
 
         def ended(lab: subprocess.Popen[str]) -> int:
             code = lab.wait()
-            referee.excuse()
+            server.client_left()
             return code
 
         try:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import torch
 
 from bench.cluster.ranks import Cluster, RankInfo
-from bench.cluster.turns import TURNS_ENV, Player
+from bench.cluster.turns import TURNS_ENV, TurnClient
 from bench.console import Console
 from bench.measure.clock import make_clock
 from bench.measure.device import set_precision
@@ -67,7 +67,7 @@ class Session:
         self._leaving = leaving
         self._live: list[LiveCase] = []
         # Rank 0 takes the turn for all: the others wait for it at the next barrier.
-        self._player = Player(os.environ.get(TURNS_ENV) if cluster.is_first else None)
+        self._turns = TurnClient(os.environ.get(TURNS_ENV) if cluster.is_first else None)
         self.rounds = 0
         self.stopped_because = ""
 
@@ -100,7 +100,7 @@ class Session:
         self.stopped_because = self.stopped_because or "no case is left to measure"
         gc.unfreeze()
         self._console.progress_done()
-        self._player.close()
+        self._turns.close()
         for live in self._live:
             live.close()
 
@@ -126,7 +126,7 @@ class Session:
             def work(live: LiveCase = live) -> Prepared:
                 return prepare(live, prover=prover, settings=self._settings, clock=self._clock)
 
-            self._player.next_turn()
+            self._turns.next_turn()
             limit_s = limits.preparing_s(self._settings) + limits.waiting_s()
             started_s, reports = self._pieces.run(
                 index, "its preparation", work if takes_part else None, limit_s=limit_s
@@ -170,7 +170,7 @@ class Session:
             what = f"round {round_index} {live.case.case_id}"
             self._console.progress(what, position, len(visits), self._end.left_s())
             if missing[live.index]:
-                self._player.next_turn()
+                self._turns.next_turn()
                 self._visit(live, round_index, position, missing[live.index])
             if round_index > 1 and self._cluster.from_first(self._end.out_of_time()):
                 break
