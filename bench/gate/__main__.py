@@ -15,10 +15,9 @@ from bench.console import Console
 from bench.errors import ExitCode, UsageError
 from bench.gate import baseline
 from bench.gate import output as gate_output
-from bench.gate.compare import Gate, compare
+from bench.gate.compare import METRICS, Gate, compare
 from bench.gate.interleave import checkout_of, measure_in_turns, sides_of
 from bench.gate.launches import DEFAULT_LAUNCHES, merged
-from bench.gate.metrics import METRICS
 from bench.gate.runs import GateRun, read_run
 from bench.results.store import check_claimable
 from bench.run.__main__ import settings_of

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import scipy
 
-from bench.gate.compare import FAMILY_CONFIDENCE
+from bench.gate.compare import FAMILY_CONFIDENCE, judge
 from bench.gate.launches import LAUNCH, launch_ratio, side_by_side
-from bench.gate.metrics import judge
 from bench.gate.power_rates import Launch
 from bench.stats import Interval, median_interval, paired_ratio
 

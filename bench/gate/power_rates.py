@@ -9,9 +9,8 @@ from pathlib import Path
 import scipy
 
 from bench.errors import ExitCode
-from bench.gate.compare import compare
+from bench.gate.compare import METRICS, compare
 from bench.gate.launches import merged
-from bench.gate.metrics import METRICS
 from bench.gate.runs import GateCase, GateRun
 from bench.results.ledger import ByRound
 

@@ -12,9 +12,8 @@ import pytest
 from bench.doctor import __main__ as doctor
 from bench.gate import noise_output
 from bench.gate import noise_trials as noise_run
-from bench.gate.compare import FAMILY_CONFIDENCE
+from bench.gate.compare import FAMILY_CONFIDENCE, judge
 from bench.gate.launches import LAUNCH, launch_ratio
-from bench.gate.metrics import judge
 from bench.gate.noise import FEWEST_ROUNDS, THRESHOLD, Noise, noise_of
 from bench.gate.power_rates import Launch
 from bench.gate.trial_process import Step
