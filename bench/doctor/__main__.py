@@ -88,25 +88,24 @@ def _main(argv: Sequence[str] | None) -> int:
 
 def _power(options: argparse.Namespace) -> int:
     # Torch takes seconds to import: only the commands that train pay for it.
-    from bench.gate import power  # noqa: PLC0415
+    from bench.gate import power, trials  # noqa: PLC0415
 
     num_trials = POWER_TRIALS if options.trials is None else positive_int(options.trials)
-    found = power.run(options.power, num_trials=num_trials, quiet=options.quiet or options.json)
+    found = trials.measure_power(options.power, num_trials=num_trials, quiet=options.quiet or options.json)
     print(power.as_json(found) if options.json else power.report(found))
     return ExitCode.OK
 
 
 def _noise(options: argparse.Namespace) -> int:
-    from bench.gate import noise_output  # noqa: PLC0415
-    from bench.gate import noise_trials as noise_run  # noqa: PLC0415
+    from bench.gate import noise, trials  # noqa: PLC0415
 
     seconds = duration_s(options.seconds or NOISE_SECONDS)
-    found = noise_run.measure(seconds, quiet=options.quiet or options.json)
-    bad = noise_output.is_bad(found)
+    found = trials.measure_noise(seconds, quiet=options.quiet or options.json)
+    bad = noise.is_bad(found)
     if options.json:
-        print(noise_output.as_json(found, noise_run.STEP))
+        print(noise.as_json(found, trials.NOISE_STEP))
     elif bad or not options.quiet:
-        print(noise_output.report(found, noise_run.STEP))
+        print(noise.report(found, trials.NOISE_STEP))
     return ExitCode.FAILED if bad else ExitCode.OK
 
 

@@ -8,18 +8,39 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import math
 import os
 import random
 import subprocess
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import torch
+
 from bench.cluster.process import steady_memory
+from bench.console import Console
 from bench.errors import UsageError
-from bench.gate.power_rates import Launch
+from bench.gate.launches import DEFAULT_LAUNCHES
+from bench.gate.noise import FEWEST_ROUNDS, Noise, noise_of
+from bench.gate.power import (
+    EVERY_TRIAL,
+    IN_TURN,
+    ROUNDS_PER_LAUNCH,
+    STEP,
+    THRESHOLD,
+    Launch,
+    Rate,
+    rates,
+    trials_of,
+)
 from bench.gate.trial_process import Step, command
 
 COLUMNS = ("launch", "slow_down_pct", "round", "baseline_ms", "candidate_ms")
+
+NOISE_LAUNCHES = 3
+CPU_CORE = "one CPU core standing in for a GPU"
+NOISE_STEP = Step()
 
 
 class Side:
@@ -111,3 +132,91 @@ def load(path: Path) -> list[list[Launch]]:
     except (OSError, KeyError, ValueError, TypeError, csv.Error) as error:
         raise UsageError(f"{path} is no file of power trials: {error}; name a new one") from None
     return [list(of_launch.values()) for of_launch in found.values()]
+
+
+def measure_power(record: Path, *, num_trials: int, quiet: bool = False) -> list[Rate]:
+    """Measure until `record`, a CSV file that an earlier call may have begun, holds `num_trials` trials.
+
+    Raises UsageError where the file is another's or a side ends early.
+    """
+    console = Console(silent=quiet)
+    done = len(load(record)) if record.exists() else 0
+    wanted = num_trials * DEFAULT_LAUNCHES
+    begun = time.monotonic()
+    try:
+        for number, sides in enumerate(_pairs(wanted - done), start=done + 1):
+            took_s = (time.monotonic() - begun) / max(number - 1 - done, 1)
+            left_s = took_s * (wanted - number + 1) if number > done + 1 else None
+            console.progress("power trials, launch", number - 1, wanted, left_s)
+            trial = (number - 1) // DEFAULT_LAUNCHES
+            launches = measure_launch(
+                sides[:: 1 if number % 2 else -1],
+                STEP,
+                slow_downs=(*EVERY_TRIAL, IN_TURN[trial % len(IN_TURN)]),
+                num_rounds=ROUNDS_PER_LAUNCH,
+                seed=number,
+            )
+            append(record, number, launches)
+    finally:
+        console.progress_done()
+    return rates(trials_of(load(record), DEFAULT_LAUNCHES), threshold=THRESHOLD)
+
+
+def _pairs(count: int) -> Iterator[list[Side]]:
+    """Pairs of fresh processes; the next pair starts up, on another core, while this one is measured."""
+    upcoming: list[Side] = []
+    try:
+        for left in range(count, 0, -1):
+            now, upcoming = upcoming or _pair(), []
+            upcoming = _pair() if left > 1 else []
+            try:
+                yield now
+            finally:
+                for side in now:
+                    side.close()
+    finally:
+        for side in upcoming:
+            side.close()
+
+
+def _pair() -> list[Side]:
+    return [Side(STEP), Side(STEP)]
+
+
+def measure_noise(
+    seconds: float, *, step: Step = NOISE_STEP, num_launches: int = NOISE_LAUNCHES, quiet: bool = False
+) -> Noise:
+    """Blocks for about `seconds`, starting up not counted. Raises UsageError if a side ends early."""
+    console = Console(silent=quiet)
+    launches: list[Launch] = []
+    took_s = 0.0
+    try:
+        for number in range(1, num_launches + 1):
+            left_s = (num_launches - number + 1) * seconds / num_launches
+            console.progress(f"A/A noise, launch {number}", number - 1, num_launches, left_s)
+            launch, launch_s = _noise_launch(step, seconds / num_launches, number, num_launches)
+            launches.append(launch)
+            took_s += launch_s
+    finally:
+        console.progress_done()
+    num_rounds = sum(len(launch.baseline_ms) for launch in launches)
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else CPU_CORE
+    return noise_of(launches, round_s=took_s / num_rounds, device=device)
+
+
+def _noise_launch(step: Step, seconds: float, seed: int, num_launches: int) -> tuple[Launch, float]:
+    """One pair of processes, and the wall time of its rounds."""
+    order = random.Random(seed)  # noqa: S311 - a schedule
+    times: tuple[dict[int, float], dict[int, float]] = ({}, {})
+    fewest = math.ceil(FEWEST_ROUNDS / num_launches)
+    with contextlib.ExitStack() as opened:
+        sides = [opened.enter_context(contextlib.closing(Side(step))) for _ in times]
+        for side in sides:
+            side.warm_up()
+        begun = time.perf_counter()
+        while time.perf_counter() - begun < seconds or len(times[1]) < fewest:
+            round_index = len(times[1]) + 1
+            for index in order.sample((0, 1), 2):
+                times[index][round_index] = sides[index].block_ms(0.0) / step.steps
+        took_s = time.perf_counter() - begun
+    return Launch(slow_down=0.0, baseline_ms=times[0], candidate_ms=times[1]), took_s

@@ -22,7 +22,7 @@ LAYERS = (
 )
 """Parts of the code from the lowest up: folders and files of `bench`, and `models` and `report`."""
 
-TRAINS = {"interleave", "noise_output", "noise_trials", "power", "trial_process", "trials"}
+TRAINS = {"noise", "power", "trial_process", "trials"}
 """Files of `bench/gate` that may import torch: they start training, or do it."""
 
 WITHOUT_TORCH = {*LAYERS[0], *LAYERS[1], "results", "findings", "scaling", "predict", "report", "gate"}

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from bench.doctor import __main__ as doctor
-from bench.gate import noise_output
-from bench.gate import noise_trials as noise_run
+from bench.gate import noise as noise_output
+from bench.gate import trials
 from bench.gate.compare import FAMILY_CONFIDENCE, judge
 from bench.gate.launches import LAUNCH, launch_ratio
 from bench.gate.noise import FEWEST_ROUNDS, THRESHOLD, Noise, noise_of
-from bench.gate.power_rates import Launch
+from bench.gate.power import Launch
 from bench.gate.trial_process import Step
 
 
@@ -137,7 +137,7 @@ def wrong(seconds: float, *, quiet: bool) -> Noise:
 def test_equal_sides_that_a_gate_would_tell_apart_are_bad(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(noise_run, "measure", wrong)
+    monkeypatch.setattr(trials, "measure_noise", wrong)
     assert doctor.main(["--noise", "--seconds", "2", "--quiet"]) == 1
     assert capsys.readouterr().out.splitlines()[-1].startswith("bad: a gate at 5% would call A against A")
 

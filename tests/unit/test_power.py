@@ -11,9 +11,9 @@ from scipy import stats
 from bench.errors import UsageError
 from bench.gate import power
 from bench.gate.launches import DEFAULT_LAUNCHES
-from bench.gate.power_rates import EVERY_TRIAL, Launch, rates, regressed, trials_of
+from bench.gate.power import EVERY_TRIAL, Launch, rates, regressed, trials_of
 from bench.gate.trial_process import Step, slowed
-from bench.gate.trials import Side, append, load, measure_launch
+from bench.gate.trials import Side, append, load, measure_launch, measure_power
 
 
 def launch(slow_down: float, *, noise: float, seed: int, num_rounds: int = 25) -> Launch:
@@ -110,6 +110,6 @@ def test_a_finished_record_is_only_judged(tmp_path: Path) -> None:
     for number in range(1, DEFAULT_LAUNCHES + 1):
         append(record, number, [launch(s, noise=0.02, seed=number) for s in (0.0, 0.10)])
     before = record.read_bytes()
-    found = power.run(record, num_trials=1, quiet=True)
+    found = measure_power(record, num_trials=1, quiet=True)
     assert [rate.num_regressed for rate in found] == [0, 1]
     assert record.read_bytes() == before
