@@ -87,7 +87,7 @@ def _main(argv: Sequence[str] | None) -> int:
 
 
 def _power(options: argparse.Namespace) -> int:
-    # Torch takes seconds to import: only the commands that train pay for it.
+    # Pandas and scipy take a second to import: only the commands that need them pay for it.
     from bench.gate import power, trials  # noqa: PLC0415
 
     num_trials = POWER_TRIALS if options.trials is None else positive_int(options.trials)
@@ -103,9 +103,9 @@ def _noise(options: argparse.Namespace) -> int:
     found = trials.measure_noise(seconds, quiet=options.quiet or options.json)
     bad = noise.is_bad(found)
     if options.json:
-        print(noise.as_json(found, trials.NOISE_STEP))
+        print(noise.as_json(found, noise.STEP))
     elif bad or not options.quiet:
-        print(noise.report(found, trials.NOISE_STEP))
+        print(noise.report(found, noise.STEP))
     return ExitCode.FAILED if bad else ExitCode.OK
 
 

@@ -1,8 +1,7 @@
-"""What a machine's noise lets a gate see, from A against A: two equal processes in turns. Pure."""
+"""What a machine's noise lets a gate see, from A against A: two equal processes in turns."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -10,24 +9,26 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import scipy
 
+from bench.cli import to_json
 from bench.findings.wording import about
-from bench.gate.compare import FAMILY_CONFIDENCE, judge
+from bench.gate.compare import DEFAULT_THRESHOLD, FAMILY_CONFIDENCE, judge
 from bench.gate.launches import LAUNCH, launch_ratio, side_by_side
-from bench.gate.power import Launch
-from bench.gate.trial_process import Step
+from bench.gate.power import Launch, TrialStep
 from bench.stats import Interval, median_interval, paired_ratio
 
 Array = np.ndarray[tuple[int], np.dtype[np.float64]]
 
-THRESHOLD = 0.05
-"""The gate's default."""
+STEP = TrialStep()
+"""Small, so that half a minute holds many blocks."""
 
 LENGTHS_S = (15.0, 30.0, 60.0, 300.0, 600.0)
+"""Of the gate runs whose resolution is derived: from a first look to what a pull request can wait for."""
 
 SEEN = 0.9
 """Of runs in which a slow-down of the size named is told from no change."""
 
 SIMULATED_GATES = 400
+"""Of each length: enough for a 90% quantile, in a second."""
 
 MOST_SIMULATED_ROUNDS = 300
 """Longer runs are simulated with so many rounds, whose noise is scaled by 1 / sqrt(rounds)."""
@@ -86,7 +87,7 @@ class Noise:
     @property
     def verdict(self) -> str:
         """What the gate would say of A against A: anything but `unchanged` and `inconclusive` is false."""
-        return judge(self.gate_ratio, higher_is_better=False, threshold=THRESHOLD)
+        return judge(self.gate_ratio, higher_is_better=False, threshold=DEFAULT_THRESHOLD)
 
 
 def noise_of(launches: Sequence[Launch], *, round_s: float, device: str) -> Noise:
@@ -184,7 +185,7 @@ def _resolution(
         found.append(launch_ratio(ratios, ones, confidence=FAMILY_CONFIDENCE))
     low, estimate = np.array([one.low for one in found]), np.array([one.estimate for one in found])
     # A step slower by s multiplies the ratio and both ends by 1 + s.
-    excluded, exceeded = 1 / np.maximum(low, 1e-9) - 1, (1 + THRESHOLD) / estimate - 1
+    excluded, exceeded = 1 / np.maximum(low, 1e-9) - 1, (1 + DEFAULT_THRESHOLD) / estimate - 1
     return Resolution(
         seconds=seconds,
         num_rounds=num_rounds,
@@ -194,7 +195,7 @@ def _resolution(
     )
 
 
-def report(noise: Noise, step: Step) -> str:
+def report(noise: Noise, step: TrialStep) -> str:
     """The whole answer for a person."""
     launches = ", ".join(f"{ratio:.3f}" for ratio in noise.launch_ratios)
     drift = ", ".join(f"{100 * share:+.1f}%" for share in (noise.drift.low, noise.drift.high))
@@ -222,8 +223,8 @@ def report(noise: Noise, step: Step) -> str:
     ]
     if is_bad(noise):
         lines.append(
-            f"bad: a gate at {100 * THRESHOLD:g}% would call A against A {noise.verdict}; see what disturbs "
-            "with python -m bench.doctor, then measure longer with --noise --seconds 120"
+            f"bad: a gate at {100 * DEFAULT_THRESHOLD:g}% would call A against A {noise.verdict}; see what "
+            "disturbs with python -m bench.doctor, then measure longer with --noise --seconds 120"
         )
     return "\n".join(lines)
 
@@ -233,11 +234,9 @@ def is_bad(noise: Noise) -> bool:
     return noise.verdict in ("regressed", "improved")
 
 
-def as_json(noise: Noise, step: Step) -> str:
+def as_json(noise: Noise, step: TrialStep) -> str:
     """The same for a program: shares of the step time, null where there is none."""
-    return json.dumps(
-        {"step": asdict(step), "verdict": noise.verdict, **asdict(noise)}, indent=2, allow_nan=False
-    )
+    return to_json({"step": asdict(step), "verdict": noise.verdict, **asdict(noise)})
 
 
 def _line(one: Resolution, num_launches: int) -> str:
@@ -246,7 +245,7 @@ def _line(one: Resolution, num_launches: int) -> str:
         return f"{run}: too few rounds for an interval"
     return (
         f"{run}: resolves a slow-down >= {_pct(one.resolves)} (interval ±{_pct(one.half_width)}); "
-        f"with a threshold of {100 * THRESHOLD:g}% it fails from {_pct(one.gated)}"
+        f"with a threshold of {100 * DEFAULT_THRESHOLD:g}% it fails from {_pct(one.gated)}"
     )
 
 

@@ -1,4 +1,4 @@
-"""A gate as text: the plain verdict, a table for the terminal, Markdown, JSON. Pure."""
+"""A gate as text: the plain verdict, a table for the terminal, Markdown, JSON."""
 
 from __future__ import annotations
 

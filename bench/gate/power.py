@@ -1,19 +1,18 @@
-"""How often the gate fires, from recorded trials. Pure: the gate's own `compare` judges every trial."""
+"""How often the gate fires, from recorded trials; the gate's own `compare` judges every trial."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import scipy
 
+from bench.cli import to_json
 from bench.errors import ExitCode
-from bench.gate.compare import METRICS, compare
+from bench.gate.compare import DEFAULT_THRESHOLD, METRICS, compare
 from bench.gate.launches import DEFAULT_LAUNCHES, merged
 from bench.gate.runs import GateCase, GateRun
-from bench.gate.trial_process import Step
 from bench.results.ledger import ByRound
 
 EVERY_TRIAL = (0.0, 0.07, 0.10)
@@ -23,8 +22,21 @@ IN_TURN = (0.01, 0.02, 0.03, 0.05)
 """One of these comes with them, another in every trial: a hundred trials of each would take twice as long."""
 
 ROUNDS_PER_LAUNCH = 40
-THRESHOLD = 0.05
-STEP = Step(batch_size=4, steps=1)
+"""Of each slow-down; few, because a rate takes a hundred trials and more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialStep:
+    """The training step of a trial: one device, the plain module."""
+
+    arch: str = "resnet20"
+    batch_size: int = 8
+    steps: int = 3
+    """Steps per block."""
+
+
+STEP = TrialStep(batch_size=4, steps=1)
+"""Smaller than that of `bench.gate.noise`, for the same reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,8 +123,9 @@ def report(found: Sequence[Rate]) -> str:
     """The rates as a Markdown table, and what a trial is."""
     lines = [
         (
-            f"A trial is a gate of {DEFAULT_LAUNCHES} launches of {ROUNDS_PER_LAUNCH} rounds, threshold "
-            f"{100 * THRESHOLD:g}%; {STEP.arch}, batch {STEP.batch_size}, {STEP.steps} step per block."
+            f"A trial is a gate of {DEFAULT_LAUNCHES} launches of {ROUNDS_PER_LAUNCH} rounds, "
+            f"threshold {100 * DEFAULT_THRESHOLD:g}%; {STEP.arch}, batch {STEP.batch_size}, "
+            f"{STEP.steps} step per block."
         ),
         "",
         "| injected slow-down | called a regression | trials | rate [95%] |",
@@ -127,5 +140,9 @@ def report(found: Sequence[Rate]) -> str:
 
 def as_json(found: Sequence[Rate]) -> str:
     """The same for a program: slow-downs and rates as shares."""
-    setup = {"launches": DEFAULT_LAUNCHES, "rounds_per_launch": ROUNDS_PER_LAUNCH, "threshold": THRESHOLD}
-    return json.dumps({**setup, "step": asdict(STEP), "rates": [asdict(rate) for rate in found]}, indent=2)
+    setup = {
+        "launches": DEFAULT_LAUNCHES,
+        "rounds_per_launch": ROUNDS_PER_LAUNCH,
+        "threshold": DEFAULT_THRESHOLD,
+    }
+    return to_json({**setup, "step": asdict(STEP), "rates": [asdict(rate) for rate in found]})

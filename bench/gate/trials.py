@@ -1,8 +1,4 @@
-"""Runs power trials: two fresh processes per trial that take turns, block by block, as the gate's sides do.
-
-The slow-downs of one trial are blocks of the same two processes in random order, so a hundred trials of each
-of them cost little more than a hundred of one; trials of one slow-down share nothing.
-"""
+"""Measures trials of the gate: two fresh processes take turns, block by block, as the sides of a gate do."""
 
 from __future__ import annotations
 
@@ -12,55 +8,44 @@ import math
 import os
 import random
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import torch
-
 from bench.cluster.process import steady_memory
 from bench.console import Console
 from bench.errors import UsageError
+from bench.gate import noise, power
+from bench.gate.compare import DEFAULT_THRESHOLD
 from bench.gate.launches import DEFAULT_LAUNCHES
-from bench.gate.noise import FEWEST_ROUNDS, Noise, noise_of
-from bench.gate.power import (
-    EVERY_TRIAL,
-    IN_TURN,
-    ROUNDS_PER_LAUNCH,
-    STEP,
-    THRESHOLD,
-    Launch,
-    Rate,
-    rates,
-    trials_of,
-)
-from bench.gate.trial_process import Step, command
+from bench.gate.noise import Noise, noise_of
+from bench.gate.power import Launch, Rate, TrialStep, rates, trials_of
 
 COLUMNS = ("launch", "slow_down_pct", "round", "baseline_ms", "candidate_ms")
 
-NOISE_LAUNCHES = 3
-CPU_CORE = "one CPU core standing in for a GPU"
-NOISE_STEP = Step()
 
+class TrialProcess:
+    """A process that trains blocks on request (`bench.gate.trial_process`)."""
 
-class Side:
-    """A process that trains blocks on request."""
-
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: TrialStep) -> None:
+        trains = ("bench.gate.trial_process", step.arch, str(step.batch_size), str(step.steps))
         self._process = subprocess.Popen(
-            command(step),
+            [sys.executable, "-m", *trains],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             bufsize=1,
             env={**os.environ, "OMP_NUM_THREADS": "1", **steady_memory(os.environ)},
         )
+        self.device = ""
+        """Name of what it trains on; known once it is warm."""
 
     def warm_up(self) -> None:
         """Wait until it has started and taken its first steps. Raises UsageError if it ends instead."""
         self._answer()
         self._ask("warm up")
-        self._answer()
+        self.device = self._answer().strip()
 
     def block_ms(self, slow_down: float) -> float:
         """Train one block, slowed by this share; its duration."""
@@ -69,7 +54,8 @@ class Side:
 
     def _ask(self, what: str) -> None:
         assert self._process.stdin is not None  # noqa: S101 - an invariant: it is a pipe
-        self._process.stdin.write(f"{what}\n")
+        with contextlib.suppress(BrokenPipeError):  # its answer will be missing
+            self._process.stdin.write(f"{what}\n")
 
     def _answer(self) -> str:
         assert self._process.stdout is not None  # noqa: S101 - an invariant: it is a pipe
@@ -85,9 +71,13 @@ class Side:
 
 
 def measure_launch(
-    sides: Sequence[Side], step: Step, *, slow_downs: Sequence[float], num_rounds: int, seed: int
+    sides: Sequence[TrialProcess], step: TrialStep, *, slow_downs: Sequence[float], num_rounds: int, seed: int
 ) -> list[Launch]:
-    """One launch of every slow-down by two fresh processes, `num_rounds` rounds each."""
+    """One launch of every slow-down by two fresh processes, `num_rounds` rounds each.
+
+    The slow-downs are blocks of the same two processes in random order, so a hundred trials of each of them
+    cost little more than a hundred of one; trials of one slow-down share nothing.
+    """
     schedule = random.Random(seed)  # noqa: S311 - a schedule
     times: dict[float, tuple[dict[int, float], dict[int, float]]] = {s: ({}, {}) for s in slow_downs}
     for side in sides:
@@ -139,6 +129,8 @@ def measure_power(record: Path, *, num_trials: int, quiet: bool = False) -> list
 
     Raises UsageError where the file is another's or a side ends early.
     """
+    if not record.parent.is_dir():
+        raise UsageError(f"{record.parent} is no folder; name a file in one")
     console = Console(silent=quiet)
     done = len(load(record)) if record.exists() else 0
     wanted = num_trials * DEFAULT_LAUNCHES
@@ -151,20 +143,20 @@ def measure_power(record: Path, *, num_trials: int, quiet: bool = False) -> list
             trial = (number - 1) // DEFAULT_LAUNCHES
             launches = measure_launch(
                 sides[:: 1 if number % 2 else -1],
-                STEP,
-                slow_downs=(*EVERY_TRIAL, IN_TURN[trial % len(IN_TURN)]),
-                num_rounds=ROUNDS_PER_LAUNCH,
+                power.STEP,
+                slow_downs=(*power.EVERY_TRIAL, power.IN_TURN[trial % len(power.IN_TURN)]),
+                num_rounds=power.ROUNDS_PER_LAUNCH,
                 seed=number,
             )
             append(record, number, launches)
     finally:
         console.progress_done()
-    return rates(trials_of(load(record), DEFAULT_LAUNCHES), threshold=THRESHOLD)
+    return rates(trials_of(load(record), DEFAULT_LAUNCHES), threshold=DEFAULT_THRESHOLD)
 
 
-def _pairs(count: int) -> Iterator[list[Side]]:
+def _pairs(count: int) -> Iterator[list[TrialProcess]]:
     """Pairs of fresh processes; the next pair starts up, on another core, while this one is measured."""
-    upcoming: list[Side] = []
+    upcoming: list[TrialProcess] = []
     try:
         for left in range(count, 0, -1):
             now, upcoming = upcoming or _pair(), []
@@ -179,38 +171,37 @@ def _pairs(count: int) -> Iterator[list[Side]]:
             side.close()
 
 
-def _pair() -> list[Side]:
-    return [Side(STEP), Side(STEP)]
+def _pair() -> list[TrialProcess]:
+    return [TrialProcess(power.STEP), TrialProcess(power.STEP)]
 
 
 def measure_noise(
-    seconds: float, *, step: Step = NOISE_STEP, num_launches: int = NOISE_LAUNCHES, quiet: bool = False
+    seconds: float, *, step: TrialStep = noise.STEP, num_launches: int = DEFAULT_LAUNCHES, quiet: bool = False
 ) -> Noise:
     """Blocks for about `seconds`, starting up not counted. Raises UsageError if a side ends early."""
     console = Console(silent=quiet)
     launches: list[Launch] = []
-    took_s = 0.0
+    took_s, device = 0.0, ""
     try:
         for number in range(1, num_launches + 1):
             left_s = (num_launches - number + 1) * seconds / num_launches
             console.progress(f"A/A noise, launch {number}", number - 1, num_launches, left_s)
-            launch, launch_s = _noise_launch(step, seconds / num_launches, number, num_launches)
+            launch, launch_s, device = _noise_launch(step, seconds / num_launches, number, num_launches)
             launches.append(launch)
             took_s += launch_s
     finally:
         console.progress_done()
     num_rounds = sum(len(launch.baseline_ms) for launch in launches)
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else CPU_CORE
     return noise_of(launches, round_s=took_s / num_rounds, device=device)
 
 
-def _noise_launch(step: Step, seconds: float, seed: int, num_launches: int) -> tuple[Launch, float]:
-    """One pair of processes, and the wall time of its rounds."""
+def _noise_launch(step: TrialStep, seconds: float, seed: int, num_launches: int) -> tuple[Launch, float, str]:
+    """One pair of processes, the wall time of its rounds, and the device's name."""
     order = random.Random(seed)  # noqa: S311 - a schedule
     times: tuple[dict[int, float], dict[int, float]] = ({}, {})
-    fewest = math.ceil(FEWEST_ROUNDS / num_launches)
+    fewest = math.ceil(noise.FEWEST_ROUNDS / num_launches)
     with contextlib.ExitStack() as opened:
-        sides = [opened.enter_context(contextlib.closing(Side(step))) for _ in times]
+        sides = [opened.enter_context(contextlib.closing(TrialProcess(step))) for _ in times]
         for side in sides:
             side.warm_up()
         begun = time.perf_counter()
@@ -219,4 +210,4 @@ def _noise_launch(step: Step, seconds: float, seed: int, num_launches: int) -> t
             for index in order.sample((0, 1), 2):
                 times[index][round_index] = sides[index].block_ms(0.0) / step.steps
         took_s = time.perf_counter() - begun
-    return Launch(slow_down=0.0, baseline_ms=times[0], candidate_ms=times[1]), took_s
+    return Launch(slow_down=0.0, baseline_ms=times[0], candidate_ms=times[1]), took_s, sides[0].device
