@@ -16,7 +16,7 @@ from bench.errors import ExitCode, UsageError
 from bench.gate import baseline
 from bench.gate import output as gate_output
 from bench.gate.compare import DEFAULT_THRESHOLD, METRICS, Gate, compare
-from bench.gate.interleave import checkout_of, measure_in_turns, sides_of
+from bench.gate.interleave import both_checkouts, checkout_of, measure_in_turns
 from bench.gate.launches import DEFAULT_LAUNCHES, merged
 from bench.gate.runs import GateRun, read_run
 from bench.results.store import check_claimable
@@ -192,7 +192,7 @@ def _measured(options: argparse.Namespace, arguments: Sequence[str]) -> tuple[Ga
         else:
             check_claimable(options.out)
             folder = options.out
-        sides = sides_of(stack.enter_context(checkout_of(options.interleave)), options.python)
+        checkouts = both_checkouts(stack.enter_context(checkout_of(options.interleave)), options.python)
         console = Console(silent=options.quiet)
         stack.callback(console.progress_done)
         begun, launches = time.monotonic(), []
@@ -201,7 +201,9 @@ def _measured(options: argparse.Namespace, arguments: Sequence[str]) -> tuple[Ga
             left_s = (time.monotonic() - begun) / done * (num_launches - done) if done else None
             console.progress("launch of baseline and candidate in turns", done, num_launches, left_s)
             place = folder / f"launch{number}"
-            launches.append([read_run(out) for out in measure_in_turns(sides, arguments, place, seed=number)])
+            launches.append(
+                [read_run(out) for out in measure_in_turns(checkouts, arguments, place, seed=number)]
+            )
         first, second = (merged(runs) for runs in zip(*launches, strict=True))
         return first, second
 

@@ -24,33 +24,33 @@ GIT_TIMEOUT_S = 60
 
 
 @dataclass(frozen=True)
-class Side:
+class Checkout:
     """Code and interpreter of one side of the comparison."""
 
     name: str
-    checkout: Path
+    folder: Path
     python: str
 
 
 def measure_in_turns(
-    sides: Sequence[Side], arguments: Sequence[str], folder: Path, *, seed: int = 0
+    checkouts: Sequence[Checkout], arguments: Sequence[str], folder: Path, *, seed: int = 0
 ) -> list[Path]:
-    """Run `bench.run arguments` on both sides in turns; their results folders, in the order of `sides`.
+    """Run `bench.run arguments` on both sides in turns; their results folders, in the order of `checkouts`.
 
     Raises UsageError with the last line of a side's own account if it fails.
     """
-    outs = [folder / side.name for side in sides]
-    with turn_server(len(sides), seed) as server:
+    outs = [folder / checkout.name for checkout in checkouts]
+    with turn_server(len(checkouts), seed) as server:
         runs = [
             subprocess.Popen(
-                [side.python, "-m", "bench.run", *arguments, "--quiet", "--out", str(out.absolute())],
-                cwd=side.checkout,
+                [checkout.python, "-m", "bench.run", *arguments, "--quiet", "--out", str(out.absolute())],
+                cwd=checkout.folder,
                 env={**os.environ, **steady_memory(os.environ), **server.environment},
                 stdin=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 text=True,
             )
-            for side, out in zip(sides, outs, strict=True)
+            for checkout, out in zip(checkouts, outs, strict=True)
         ]
 
         def ended(run: subprocess.Popen[str]) -> str:
@@ -64,10 +64,10 @@ def measure_in_turns(
             finally:
                 for run in runs:
                     run.terminate()
-    for side, run, account in zip(sides, runs, accounts, strict=True):
+    for checkout, run, account in zip(checkouts, runs, accounts, strict=True):
         if run.returncode != 0:
             last = (account.strip().splitlines() or ["it said nothing"])[-1]
-            raise UsageError(f"the {side.name} side ended with status {run.returncode}: {last}")
+            raise UsageError(f"the {checkout.name} side ended with status {run.returncode}: {last}")
     if server.turns == 0:
         raise UsageError("the two sides did not take turns; the older one may know nothing of them yet")
     return outs
@@ -107,10 +107,10 @@ def _git(where: Path, *arguments: str, why: str) -> None:
         raise UsageError(f"--interleave: {why}: {said}; name a commit, a branch or a tag")
 
 
-def sides_of(baseline_checkout: Path, baseline_python: str | None) -> list[Side]:
+def both_checkouts(baseline_checkout: Path, baseline_python: str | None) -> list[Checkout]:
     """Baseline and candidate: the candidate is this checkout under this interpreter."""
     here = Path(__file__).resolve().parents[2]
     return [
-        Side("baseline", baseline_checkout, baseline_python or sys.executable),
-        Side("candidate", here, sys.executable),
+        Checkout("baseline", baseline_checkout, baseline_python or sys.executable),
+        Checkout("candidate", here, sys.executable),
     ]
