@@ -11,9 +11,9 @@ from scipy import stats
 from bench.errors import UsageError
 from bench.gate import power
 from bench.gate.launches import DEFAULT_LAUNCHES
-from bench.gate.power import EVERY_TRIAL, Launch, TrialStep, rates, regressed, trials_of
+from bench.gate.power import EVERY_TRIAL, Launch, rates, regressed, trials_of
 from bench.gate.trial_process import slowed
-from bench.gate.trials import TrialProcess, append, load, measure_launch, measure_power
+from bench.gate.trials import append, load, measure_power
 
 
 def launch(slow_down: float, *, noise: float, seed: int, num_rounds: int = 25) -> Launch:
@@ -81,21 +81,6 @@ def test_a_slowed_step_is_slower_by_the_share(share: float, monkeypatch: pytest.
     monkeypatch.setattr(time, "perf_counter_ns", clock)
     slowed(step, share, torch.device("cpu"))()
     assert now_ns == pytest.approx(2_000_000 * (1 + share), abs=1000)
-
-
-@pytest.mark.campaign
-def test_a_real_launch_measures_every_slow_down() -> None:
-    step = TrialStep(batch_size=2, steps=1)
-    sides = [TrialProcess(step), TrialProcess(step)]
-    try:
-        launches = measure_launch(sides, step, slow_downs=EVERY_TRIAL, num_rounds=2, seed=0)
-    finally:
-        for side in sides:
-            side.close()
-    assert tuple(one.slow_down for one in launches) == EVERY_TRIAL
-    for one in launches:
-        assert set(one.baseline_ms) == set(one.candidate_ms) == {1, 2}
-        assert min(*one.baseline_ms.values(), *one.candidate_ms.values()) > 0
 
 
 def test_a_record_in_no_folder_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
