@@ -16,7 +16,7 @@ from bench.errors import ExitCode, UsageError
 from bench.gate import baseline
 from bench.gate import output as gate_output
 from bench.gate.compare import DEFAULT_THRESHOLD, METRICS, Gate, compare
-from bench.gate.interleave import both_checkouts, checkout_of, measure_in_turns
+from bench.gate.interleave import both_checkouts, checkout_of, interrupted_by_signals, measure_in_turns
 from bench.gate.launches import DEFAULT_LAUNCHES, merged
 from bench.gate.runs import GateRun, read_run
 from bench.results.store import check_claimable
@@ -186,7 +186,7 @@ def _measured(options: argparse.Namespace, arguments: Sequence[str]) -> tuple[Ga
     if num_launches < 1:
         raise UsageError(f"--launches {num_launches}: give 1 or more")
     settings_of(arguments)  # a mistake is said before anything starts
-    with contextlib.ExitStack() as stack:
+    with interrupted_by_signals(), contextlib.ExitStack() as stack:
         if options.out is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         else:
@@ -201,9 +201,8 @@ def _measured(options: argparse.Namespace, arguments: Sequence[str]) -> tuple[Ga
             left_s = (time.monotonic() - begun) / done * (num_launches - done) if done else None
             console.progress("launch of baseline and candidate in turns", done, num_launches, left_s)
             place = folder / f"launch{number}"
-            launches.append(
-                [read_run(out) for out in measure_in_turns(checkouts, arguments, place, seed=number)]
-            )
+            outs = measure_in_turns(checkouts, arguments, place, seed=number)
+            launches.append([read_run(out) for out in outs])
         first, second = (merged(runs) for runs in zip(*launches, strict=True))
         return first, second
 
