@@ -16,7 +16,7 @@ from rich.text import Text
 
 from bench.cli import Parser, duration_s, guarded, positive_int, print_table, to_json, to_reader
 from bench.doctor.readings import read_machine
-from bench.doctor.rules import Finding, Machine, Status, diagnose, worst
+from bench.doctor.rules import Finding, HostReadings, Status, diagnose, worst
 from bench.errors import ExitCode, UsageError
 from bench.text import visible
 
@@ -137,7 +137,7 @@ def summary(found: Sequence[Finding]) -> str:
     return f"{numbers}: {meaning}"
 
 
-def as_json(machine: Machine, found: Sequence[Finding], status: Status) -> str:
+def as_json(machine: HostReadings, found: Sequence[Finding], status: Status) -> str:
     """Findings and readings; null is "could not be read", "unlimited" is no limit."""
     whole = {"status": status, "findings": [asdict(f) for f in found], "readings": asdict(machine)}
     return to_json(_plain(whole))

@@ -91,7 +91,7 @@ class Port:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Network:
+class HostNetwork:
     """Interfaces, and what this host's name resolves to (empty: to nothing)."""
 
     interfaces: tuple[Interface, ...] | None = None
@@ -180,13 +180,13 @@ class GpuPair:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machine:
+class HostReadings:
     """Everything read. `gpus` are those that CUDA_VISIBLE_DEVICES leaves; empty where there is no driver."""
 
     cpu: Cpu = field(default_factory=Cpu)
     memory: Memory = field(default_factory=Memory)
     disk: Disk = field(default_factory=lambda: Disk(path="results"))
-    network: Network = field(default_factory=Network)
+    network: HostNetwork = field(default_factory=HostNetwork)
     software: Software = field(default_factory=Software)
     gpus: tuple[Gpu, ...] | None = None
     num_gpus_present: int | None = None

@@ -7,11 +7,11 @@ import pytest
 from doctor_machines import container, h100_box, laptop, virtual_gpu
 
 from bench.doctor import __main__ as doctor
-from bench.doctor.rules import Machine, diagnose
+from bench.doctor.rules import HostReadings, diagnose
 
 
 def run(
-    machine: Machine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *options: str
+    machine: HostReadings, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *options: str
 ) -> tuple[int, str]:
     monkeypatch.setattr(doctor, "read_machine", lambda: machine)
     code = doctor.main(options)
@@ -23,7 +23,7 @@ def test_exit_code_is_one_only_where_something_is_bad(
 ) -> None:
     codes = [run(make(), capsys, monkeypatch)[0] for make in (h100_box, laptop, virtual_gpu, container)]
     assert codes == [0, 0, 0, 1]
-    assert run(Machine(), capsys, monkeypatch)[0] == 0
+    assert run(HostReadings(), capsys, monkeypatch)[0] == 0
 
 
 def test_every_finding_is_on_the_screen_with_what_to_do(

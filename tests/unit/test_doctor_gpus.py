@@ -6,12 +6,12 @@ import pytest
 from doctor_machines import ETH0, H100, LOOPBACK, h100_box, laptop, nvlink_pairs, virtual_gpu, with_gpu
 
 from bench.doctor.machine import ClockReason, GpuPair, GpuProcess, Interface, Port, Software
-from bench.doctor.rules import Finding, Machine, diagnose
+from bench.doctor.rules import Finding, HostReadings, diagnose
 from bench.doctor.rules.gpu import ranges, span
 from bench.doctor.rules.interfaces import nccl_interfaces
 
 
-def line(machine: Machine, name: str) -> Finding:
+def line(machine: HostReadings, name: str) -> Finding:
     (found,) = [finding for finding in diagnose(machine) if finding.name == name]
     return found
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from bench.doctor.machine import Interface, Network, Port
+from bench.doctor.machine import HostNetwork, Interface, Port
 from bench.doctor.readings import sysfs
 from bench.doctor.readings.system import attempt
 
@@ -19,9 +19,9 @@ LOOK_UP_S = 1.0
 ROUTE_UP, ANYWHERE = 0x1, "00000000"
 
 
-def read_network(root: Path = Path("/")) -> Network:
+def read_network(root: Path = Path("/")) -> HostNetwork:
     """Everything that decides which interface gloo and NCCL would use."""
-    return Network(
+    return HostNetwork(
         interfaces=attempt(_interfaces),
         default_route=_default_route(root),
         host_addresses=_host_addresses(),

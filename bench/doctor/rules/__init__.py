@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench.doctor.finding import Finding, Status, worst
-from bench.doctor.machine import Machine
+from bench.doctor.machine import HostReadings
 from bench.doctor.rules.cores import core_findings
 from bench.doctor.rules.gpu import gpu_findings
 from bench.doctor.rules.interfaces import network_findings
@@ -11,10 +11,10 @@ from bench.doctor.rules.links import link_findings
 from bench.doctor.rules.memory import host_findings
 from bench.doctor.rules.versions import software_findings
 
-__all__ = ["Finding", "Machine", "Status", "diagnose", "worst"]
+__all__ = ["Finding", "HostReadings", "Status", "diagnose", "worst"]
 
 
-def diagnose(machine: Machine) -> list[Finding]:
+def diagnose(machine: HostReadings) -> list[Finding]:
     """Every line of the doctor, in reading order: GPUs, cores, memory, network, software."""
     return [
         *gpu_findings(machine),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench.doctor.finding import SEVERITY, Finding, Status, figures, graded, unknown
-from bench.doctor.machine import Cpu, Machine
+from bench.doctor.machine import Cpu, HostReadings
 
 CORES_PER_GPU = 2
 """A rank on a GPU keeps one core busy launching kernels, and NCCL's proxy thread beside it (NCCL user guide,
@@ -22,7 +22,7 @@ SELF_SCALING_DRIVERS = ("intel_pstate", "amd-pstate-epp", "amd_pstate_epp")
 mode); under any other driver "powersave" is the lowest frequency, always (admin-guide/pm/cpufreq)."""
 
 
-def core_findings(machine: Machine) -> list[Finding]:
+def core_findings(machine: HostReadings) -> list[Finding]:
     """Lines about cores, frequency, load, steal and NUMA."""
     cpu = machine.cpu
     return [
@@ -35,7 +35,7 @@ def core_findings(machine: Machine) -> list[Finding]:
     ]
 
 
-def cores(machine: Machine) -> Finding:
+def cores(machine: HostReadings) -> Finding:
     """Cores this process may use against those present, and against what the devices need."""
     usable = machine.usable_cores
     if usable is None:
@@ -46,7 +46,7 @@ def cores(machine: Machine) -> Finding:
     return max(found, key=lambda f: SEVERITY.index(f.status), default=Finding("cores", "ok", text))
 
 
-def _quota(machine: Machine, text: str) -> Finding | None:
+def _quota(machine: HostReadings, text: str) -> Finding | None:
     """A container's quota below the cores it sees: sched-bwc in the Linux scheduler documents."""
     quota, allowed = machine.cpu.quota, machine.cpu.allowed
     if quota is None or allowed is None or quota >= allowed:
@@ -58,7 +58,7 @@ def _quota(machine: Machine, text: str) -> Finding | None:
     return Finding("cores", "bad" if quota < 1 else "caution", what, advice)
 
 
-def _too_few(machine: Machine, usable: float, text: str) -> Finding | None:
+def _too_few(machine: HostReadings, usable: float, text: str) -> Finding | None:
     if not machine.num_gpus:
         what, advice = f"{text}: nothing can be scaled on it", "allow two cores or more (taskset, --cpus)"
         return Finding("cores", "caution", what, advice) if usable < 2 else None
@@ -68,7 +68,7 @@ def _too_few(machine: Machine, usable: float, text: str) -> Finding | None:
     return Finding("cores", status, what, advice if status != "ok" else "")
 
 
-def _hardware_threads(machine: Machine, text: str) -> Finding | None:
+def _hardware_threads(machine: HostReadings, text: str) -> Finding | None:
     allowed, physical = machine.cpu.allowed, machine.cpu.allowed_physical
     if machine.num_gpus or allowed is None or physical is None or physical >= allowed:
         return None
@@ -114,7 +114,7 @@ def turbo(cpu: Cpu, *, on_cpu: bool) -> Finding:
     return Finding(name, "ok", "on" if cpu.turbo else "off")
 
 
-def load(machine: Machine) -> Finding:
+def load(machine: HostReadings) -> Finding:
     """Cores that other programs use now, against what the devices need."""
     name, cpu, usable = "load", machine.cpu, machine.usable_cores
     if cpu.busy_share is None or cpu.allowed is None or usable is None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bench.doctor.finding import SEVERITY, Finding, Status, unknown, worst
-from bench.doctor.machine import ClockReason, Gpu, Machine
+from bench.doctor.machine import ClockReason, Gpu, HostReadings
 
 BUSY_CAUTION_PCT = 5
 """GPU time that others may take before it can pass for a regression: the gate's default threshold."""
@@ -28,7 +28,7 @@ CHOICES = frozenset((ClockReason.APPLICATION, ClockReason.SYNC_BOOST, ClockReaso
 
 
 @dataclass(frozen=True)
-class Verdict:
+class GpuFinding:
     """One GPU's answer to one question; `{}` in `text` stands for `value`: equal answers share a line."""
 
     status: Status
@@ -37,10 +37,10 @@ class Verdict:
     value: float | None = None
 
 
-NOT_READABLE = Verdict("unknown", "not readable here")
+NOT_READABLE = GpuFinding("unknown", "not readable here")
 
 
-def gpu_findings(machine: Machine) -> list[Finding]:
+def gpu_findings(machine: HostReadings) -> list[Finding]:
     """Lines about the GPUs; one line where there is none."""
     name, gpus = "GPUs", machine.gpus
     if gpus is None and machine.gpu_error is None:
@@ -57,7 +57,7 @@ def gpu_findings(machine: Machine) -> list[Finding]:
         return [Finding(name, "caution", hidden, "unset CUDA_VISIBLE_DEVICES to measure on GPUs")]
     if not gpus:
         return [Finding(name, "ok", "no CUDA device: devices are CPU cores")]
-    rules: dict[str, Callable[[Gpu], Verdict]] = {
+    rules: dict[str, Callable[[Gpu], GpuFinding]] = {
         "GPU use": use,
         "GPU clocks": clocks,
         "GPU power": power,
@@ -68,7 +68,7 @@ def gpu_findings(machine: Machine) -> list[Finding]:
     return [models(machine, gpus), *(per_gpu(name, gpus, rule) for name, rule in rules.items())]
 
 
-def per_gpu(name: str, gpus: Sequence[Gpu], rule: Callable[[Gpu], Verdict]) -> Finding:
+def per_gpu(name: str, gpus: Sequence[Gpu], rule: Callable[[Gpu], GpuFinding]) -> Finding:
     """One line for all GPUs: equal answers together, the gravest first; its advice is the line's."""
     groups: dict[tuple[Status, str, str], list[tuple[int, float | None]]] = defaultdict(list)
     for gpu in gpus:
@@ -102,7 +102,7 @@ def ranges(numbers: Sequence[int]) -> str:
     return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
-def models(machine: Machine, gpus: Sequence[Gpu]) -> Finding:
+def models(machine: HostReadings, gpus: Sequence[Gpu]) -> Finding:
     """What GPUs there are, and whether each is a whole and a real one."""
     counts = Counter(gpu.name or "name unknown" for gpu in gpus)
     text = ", ".join(f"{count} x {name}" for name, count in counts.items())
@@ -119,7 +119,7 @@ def models(machine: Machine, gpus: Sequence[Gpu]) -> Finding:
     return Finding("GPUs", "ok", text)
 
 
-def use(gpu: Gpu) -> Verdict:
+def use(gpu: Gpu) -> GpuFinding:
     """Whether anyone else uses it."""
     busy = "share of time unknown" if gpu.busy_pct is None else "{}% busy"
     if gpu.processes:
@@ -129,38 +129,40 @@ def use(gpu: Gpu) -> Verdict:
         advice = (
             "wait for it, or use other GPUs (CUDA_VISIBLE_DEVICES); ps -o user,cmd -p PID shows whose it is"
         )
-        return Verdict("bad" if working else "caution", text, advice, gpu.busy_pct)
+        return GpuFinding("bad" if working else "caution", text, advice, gpu.busy_pct)
     elsewhere = "ask who else runs on this GPU: another container or virtual machine can"
     if gpu.busy_pct is not None and gpu.busy_pct >= BUSY_CAUTION_PCT:
-        return Verdict("bad", "{}% busy, by a process not visible from here", elsewhere, gpu.busy_pct)
+        return GpuFinding("bad", "{}% busy, by a process not visible from here", elsewhere, gpu.busy_pct)
     if gpu.used_mib is not None and gpu.used_mib >= UNSEEN_CAUTION_MIB:
-        return Verdict("caution", "{} MiB in use by a process not visible from here", elsewhere, gpu.used_mib)
+        return GpuFinding(
+            "caution", "{} MiB in use by a process not visible from here", elsewhere, gpu.used_mib
+        )
     if gpu.processes is None and gpu.busy_pct is None:
         return NOT_READABLE
-    return Verdict("ok", f"no other process, {busy}", value=gpu.busy_pct)
+    return GpuFinding("ok", f"no other process, {busy}", value=gpu.busy_pct)
 
 
-def clocks(gpu: Gpu) -> Verdict:
+def clocks(gpu: Gpu) -> GpuFinding:
     """The SM clock now and at most, and what holds it down."""
     if gpu.sm_clock_mhz is None:
         return NOT_READABLE
     text = f"{{}} of {gpu.max_sm_clock_mhz or '?'} MHz"
     if gpu.clock_reasons is None:
-        return Verdict("unknown", f"{text}, why not readable here", value=gpu.sm_clock_mhz)
+        return GpuFinding("unknown", f"{text}, why not readable here", value=gpu.sm_clock_mhz)
     held = f"{text}, held down by {', '.join(sorted(gpu.clock_reasons - {ClockReason.IDLE}))}"
     if gpu.clock_reasons & FAULTS:
         advice = "look at cooling and power supply (nvidia-smi -q -d PERFORMANCE,TEMPERATURE)"
-        return Verdict("bad", held, advice, gpu.sm_clock_mhz)
+        return GpuFinding("bad", held, advice, gpu.sm_clock_mhz)
     if ClockReason.POWER_CAP in gpu.clock_reasons:
-        return Verdict("caution", held, "raise the power limit, see the line GPU power", gpu.sm_clock_mhz)
+        return GpuFinding("caution", held, "raise the power limit, see the line GPU power", gpu.sm_clock_mhz)
     if gpu.clock_reasons & CHOICES:
         advice = "compare only runs at these clocks; for the default: sudo nvidia-smi -rac and -rgc"
-        return Verdict("caution", held, advice, gpu.sm_clock_mhz)
+        return GpuFinding("caution", held, advice, gpu.sm_clock_mhz)
     idle = ", idle" if ClockReason.IDLE in gpu.clock_reasons else ""
-    return Verdict("ok", f"{text}{idle}", value=gpu.sm_clock_mhz)
+    return GpuFinding("ok", f"{text}{idle}", value=gpu.sm_clock_mhz)
 
 
-def power(gpu: Gpu) -> Verdict:
+def power(gpu: Gpu) -> GpuFinding:
     """The enforced power limit against the maker's default; the half watt is for rounding."""
     if gpu.power_limit_w is None or gpu.default_power_limit_w is None:
         return NOT_READABLE
@@ -169,53 +171,53 @@ def power(gpu: Gpu) -> Verdict:
         advice = (
             f"sudo nvidia-smi -pl {gpu.default_power_limit_w:.0f}; else compare only runs with this limit"
         )
-        return Verdict("caution", f"capped at {{}} W, {default}", advice, gpu.power_limit_w)
-    return Verdict("ok", f"limit {{}} W, {default}", value=gpu.power_limit_w)
+        return GpuFinding("caution", f"capped at {{}} W, {default}", advice, gpu.power_limit_w)
+    return GpuFinding("ok", f"limit {{}} W, {default}", value=gpu.power_limit_w)
 
 
-def memory_errors(gpu: Gpu) -> Verdict:
+def memory_errors(gpu: Gpu) -> GpuFinding:
     """ECC mode and errors since the driver was loaded.
 
     Corrected errors need no action; uncorrected ones and a failed row remapping do (NVIDIA, "GPU Memory Error
     Management").
     """
     if gpu.remap_failed:
-        return Verdict("bad", "row remapping failed", "replace the GPU: it qualifies for return")
+        return GpuFinding("bad", "row remapping failed", "replace the GPU: it qualifies for return")
     if gpu.uncorrected_errors:
-        return Verdict(
+        return GpuFinding(
             "bad", "{} uncorrected errors", "drain the machine and reset the GPU", gpu.uncorrected_errors
         )
     if gpu.remap_pending:
-        return Verdict("caution", "a row waits to be remapped", "reset the GPU when nothing runs on it")
+        return GpuFinding("caution", "a row waits to be remapped", "reset the GPU when nothing runs on it")
     if gpu.ecc is None:
-        return Verdict("unknown", "ECC not reported by this GPU")
+        return GpuFinding("unknown", "ECC not reported by this GPU")
     if not gpu.ecc:
-        return Verdict(
+        return GpuFinding(
             "caution", "ECC off", "compare only runs with ECC off; on: sudo nvidia-smi -e 1, then reboot"
         )
-    return Verdict("ok", "ECC on, {} corrected, none uncorrected", value=gpu.corrected_errors)
+    return GpuFinding("ok", "ECC on, {} corrected, none uncorrected", value=gpu.corrected_errors)
 
 
-def heat(gpu: Gpu) -> Verdict:
+def heat(gpu: Gpu) -> GpuFinding:
     """Temperature and the way to thermal slow-down, both from NVML."""
     if gpu.temperature_c is None:
         return NOT_READABLE
     if gpu.margin_c is None:
-        return Verdict("unknown", "{} C, slow-down temperature not readable here", value=gpu.temperature_c)
+        return GpuFinding("unknown", "{} C, slow-down temperature not readable here", value=gpu.temperature_c)
     advice = "look at fans and airflow, or let it cool"
     if gpu.margin_c <= 0:
-        return Verdict("bad", "{} C, at thermal slow-down", advice, gpu.temperature_c)
+        return GpuFinding("bad", "{} C, at thermal slow-down", advice, gpu.temperature_c)
     if gpu.margin_c <= MARGIN_CAUTION_C:
         text = f"{{}} C, within {MARGIN_CAUTION_C} C of thermal slow-down"
-        return Verdict("caution", text, advice, gpu.temperature_c)
-    return Verdict("ok", "{} C", value=gpu.temperature_c)
+        return GpuFinding("caution", text, advice, gpu.temperature_c)
+    return GpuFinding("ok", "{} C", value=gpu.temperature_c)
 
 
-def persistence(gpu: Gpu) -> Verdict:
+def persistence(gpu: Gpu) -> GpuFinding:
     """Without persistence the driver lets go of an idle GPU (NVIDIA, "Driver Persistence")."""
     if gpu.persistence is None:
         return NOT_READABLE
     if gpu.persistence:
-        return Verdict("ok", "on")
+        return GpuFinding("ok", "on")
     advice = "sudo nvidia-smi -pm 1, or run nvidia-persistenced"
-    return Verdict("caution", "off: the driver unloads between runs, and settings with it", advice)
+    return GpuFinding("caution", "off: the driver unloads between runs, and settings with it", advice)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from bench.doctor.finding import Finding, unknown
-from bench.doctor.machine import Interface, Machine, Network
+from bench.doctor.machine import HostNetwork, HostReadings, Interface
 
 NCCL_ORDER = ("ib", "^docker,lo,virbr", "docker", "lo", "virbr")
 """NCCL's search without NCCL_SOCKET_IFNAME: the first of these patterns that matches anything (NCCL,
@@ -14,7 +14,7 @@ src/misc/socket.cc)."""
 VIRTUAL_PREFIXES = ("docker", "virbr", "veth", "br-")
 
 
-def network_findings(machine: Machine) -> list[Finding]:
+def network_findings(machine: HostReadings) -> list[Finding]:
     """A line for gloo, and one for NCCL where there are GPUs."""
     lines = [gloo(machine.network, machine.env)]
     if machine.num_gpus:
@@ -44,7 +44,7 @@ def _matches(name: str, pattern: str) -> bool:
     return hit != excluded
 
 
-def nccl(network: Network, env: Mapping[str, str]) -> Finding:
+def nccl(network: HostNetwork, env: Mapping[str, str]) -> Finding:
     """NCCL's interface for connecting ranks, and the InfiniBand or RoCE ports for the data."""
     name = "NCCL network"
     if network.interfaces is None:
@@ -69,7 +69,7 @@ def nccl(network: Network, env: Mapping[str, str]) -> Finding:
     return _reachable(name, text, chosen, "NCCL", network)
 
 
-def gloo(network: Network, env: Mapping[str, str]) -> Finding:
+def gloo(network: HostNetwork, env: Mapping[str, str]) -> Finding:
     """Gloo's interface: GLOO_SOCKET_IFNAME, else where this host's name resolves to, else loopback.
 
     Source: PyTorch, ProcessGroupGloo.cpp, createDefaultDevice; exact names separated by commas.
@@ -108,7 +108,9 @@ def describe(interface: Interface) -> str:
     return f"{interface.name} ({interface.addresses[0] if interface.addresses else 'no address'}{speed})"
 
 
-def _reachable(name: str, text: str, chosen: Sequence[Interface], library: str, network: Network) -> Finding:
+def _reachable(
+    name: str, text: str, chosen: Sequence[Interface], library: str, network: HostNetwork
+) -> Finding:
     if all(interface.is_loopback for interface in chosen):
         alone = f"{text}, loopback only: one machine can run, several cannot meet"
         return Finding(name, "caution", alone, _choose(library, network))
@@ -118,7 +120,7 @@ def _reachable(name: str, text: str, chosen: Sequence[Interface], library: str, 
     return Finding(name, "ok", text)
 
 
-def _choose(library: str, network: Network) -> str:
+def _choose(library: str, network: HostNetwork) -> str:
     outward = [i.name for i in network.interfaces or () if i.is_up and i.addresses and not i.is_loopback]
     route = network.default_route
     best = route if route in outward else outward[0] if outward else None

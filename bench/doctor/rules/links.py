@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from bench.doctor.finding import Finding, unknown
-from bench.doctor.machine import Gpu, GpuPair, Machine
-from bench.doctor.rules.gpu import NOT_READABLE, Verdict, per_gpu, ranges, span
+from bench.doctor.machine import Gpu, GpuPair, HostReadings
+from bench.doctor.rules.gpu import NOT_READABLE, GpuFinding, per_gpu, ranges, span
 
 PATHS = {
     "PIX": "one PCIe switch",
@@ -18,7 +18,7 @@ PATHS = {
 """Abbreviations of `nvidia-smi topo -m`, by its own legend."""
 
 
-def link_findings(machine: Machine) -> list[Finding]:
+def link_findings(machine: HostReadings) -> list[Finding]:
     """Lines about links between GPUs and about the cores next to them; none without GPUs."""
     if not machine.gpus:
         return []
@@ -68,21 +68,21 @@ def way(pair: GpuPair) -> str:
     return f"by PCIe{through}" if pair.peer_access else f"by host memory, no peer access{through}"
 
 
-def affinity(machine: Machine) -> Finding:
+def affinity(machine: HostReadings) -> Finding:
     """Whether this process may use cores on each GPU's own NUMA node."""
     nodes = machine.cpu.nodes
 
-    def near(gpu: Gpu) -> Verdict:
+    def near(gpu: Gpu) -> GpuFinding:
         if nodes is None or (gpu.numa_node is None and len(nodes) > 1):
             return NOT_READABLE
         if len(nodes) < 2:
-            return Verdict("ok", "one NUMA node")
+            return GpuFinding("ok", "one NUMA node")
         node = next((node for node in nodes if node.number == gpu.numa_node), None)
         if node is None or node.num_allowed is None:
             return NOT_READABLE
         if not node.num_allowed:
             advice = "allow cores of every GPU's node (numactl, Slurm --gpus-per-task with --cpus-per-gpu)"
-            return Verdict("caution", f"on NUMA node {node.number}, where no core is allowed", advice)
-        return Verdict("ok", f"on NUMA node {node.number}")
+            return GpuFinding("caution", f"on NUMA node {node.number}, where no core is allowed", advice)
+        return GpuFinding("ok", f"on NUMA node {node.number}")
 
     return per_gpu("GPU affinity", machine.gpus or (), near)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from bench.doctor.finding import Finding, figures, gib, graded, unknown
-from bench.doctor.machine import Disk, Machine, Memory
+from bench.doctor.machine import Disk, HostReadings, Memory
 
 RANK_BYTES = 2**30
 """Host memory of one rank: 0.7 GiB with a CUDA build of torch imported, 0.9 GiB training ResNet-18 (measured,
@@ -32,7 +32,7 @@ DISK_BAD_BYTES, DISK_CAUTION_BYTES = 100 * 2**20, 2 * 2**30
 rank, so a sweep of 20 cases on 8 ranks writes 1.6 GiB."""
 
 
-def host_findings(machine: Machine) -> list[Finding]:
+def host_findings(machine: HostReadings) -> list[Finding]:
     """Lines about memory, swap, huge pages, /dev/shm, results disk and thread settings."""
     memory = machine.memory
     return [
@@ -46,7 +46,7 @@ def host_findings(machine: Machine) -> list[Finding]:
     ]
 
 
-def free_memory(machine: Machine) -> Finding:
+def free_memory(machine: HostReadings) -> Finding:
     """Available memory, or the container's limit where that is less, against one rank per device."""
     memory = machine.memory
     if memory.available_bytes is None:
@@ -106,7 +106,7 @@ def huge_pages(memory: Memory) -> Finding:
     return Finding(name, "ok", f"{memory.huge_pages}: bench.run's ranks on CPU cores use them")
 
 
-def shared_memory(machine: Machine) -> Finding:
+def shared_memory(machine: HostReadings) -> Finding:
     """The shared-memory file system: DataLoader workers hand over batches in it, NCCL talks through it."""
     free, total = machine.memory.shm_free_bytes, machine.memory.shm_total_bytes
     if free is None or total is None:
@@ -134,7 +134,7 @@ def disk(place: Disk) -> Finding:
     return Finding("disk", status, f"{gib(place.free_bytes)} free for {place.path}", advice)
 
 
-def threads(machine: Machine) -> Finding:
+def threads(machine: HostReadings) -> Finding:
     """OpenMP and MKL settings that every rank would inherit."""
     name, env = "threads", machine.env
     pinned = [key for key in ("GOMP_CPU_AFFINITY", "KMP_AFFINITY") if env.get(key)]

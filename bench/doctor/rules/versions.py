@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from packaging.requirements import InvalidRequirement, Requirement
 
 from bench.doctor.finding import Finding, unknown
-from bench.doctor.machine import Machine, Software
+from bench.doctor.machine import HostReadings, Software
 
 REINSTALL = "install torch and torchvision together, from one index: pip install -U torch torchvision"
 
@@ -26,7 +26,7 @@ collective checked by another (PyTorch notes "CUDA environment variables" and "D
 others switch a transport off or write logs (NCCL user guide, "Environment variables")."""
 
 
-def software_findings(machine: Machine) -> list[Finding]:
+def software_findings(machine: HostReadings) -> list[Finding]:
     """Lines about torch, torchvision, the driver and debugging settings."""
     lines = [torch_build(machine), torchvision(machine.software), settings(machine.env)]
     if machine.gpus or machine.software.driver:
@@ -34,7 +34,7 @@ def software_findings(machine: Machine) -> list[Finding]:
     return lines
 
 
-def torch_build(machine: Machine) -> Finding:
+def torch_build(machine: HostReadings) -> Finding:
     """Torch, and whether it sees the GPUs that the driver shows."""
     found = machine.software
     if found.torch_error is not None:

@@ -9,23 +9,23 @@ from doctor_machines import GIB, container, h100_box, laptop, virtual_gpu, with_
 
 from bench.doctor.finding import figures, gib, graded
 from bench.doctor.machine import NumaNode
-from bench.doctor.rules import Finding, Machine, diagnose
+from bench.doctor.rules import Finding, HostReadings, diagnose
 
 
-def line(machine: Machine, name: str) -> Finding:
+def line(machine: HostReadings, name: str) -> Finding:
     (found,) = [finding for finding in diagnose(machine) if finding.name == name]
     return found
 
 
-def cpu(machine: Machine, **changes: Any) -> Machine:
+def cpu(machine: HostReadings, **changes: Any) -> HostReadings:
     return replace(machine, cpu=replace(machine.cpu, **changes))
 
 
-def memory(machine: Machine, **changes: Any) -> Machine:
+def memory(machine: HostReadings, **changes: Any) -> HostReadings:
     return replace(machine, memory=replace(machine.memory, **changes))
 
 
-def software(machine: Machine, **changes: Any) -> Machine:
+def software(machine: HostReadings, **changes: Any) -> HostReadings:
     return replace(machine, software=replace(machine.software, **changes))
 
 
@@ -40,7 +40,7 @@ def test_a_machine_without_gpu_has_one_line_about_gpus() -> None:
 
 
 def test_what_was_not_read_is_unknown_and_never_judged() -> None:
-    judged = {f.name for f in diagnose(Machine()) if f.status != "unknown"}
+    judged = {f.name for f in diagnose(HostReadings()) if f.status != "unknown"}
     assert judged == {"threads", "settings"}  # these come from the environment, which is always known
 
 
