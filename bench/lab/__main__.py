@@ -44,7 +44,20 @@ from typing import NoReturn
 
 from bench.cli import Parser, guarded, positive_int
 from bench.cluster.process import steady_memory
-from bench.lab import devices, namespaces, rates, topology
+from bench.lab import devices, namespaces, rates
+from bench.lab.link import (
+    HostJob,
+    ShapedLink,
+    host_environment,
+    host_name,
+    job_exit_code,
+    module_arguments,
+    parse_delay,
+    parse_hosts,
+    parse_rate,
+    shares,
+    summary,
+)
 
 FAILURE_GRACE_S = 3.0
 """How long the other hosts may go on, to say what they have to say, once a host has failed."""
@@ -57,18 +70,18 @@ STOP_GRACE_S = 10.0
 
 
 @dataclass(frozen=True)
-class Settings:
+class LabOptions:
     """What the command line asks for."""
 
     num_hosts: int
-    links: tuple[topology.Link, ...]
+    links: tuple[ShapedLink, ...]
     """One per rate, all of one delay; each is a lab of its own."""
     ranks_per_host: int
     module_arguments: list[str]
     quiet: bool
 
     @property
-    def options(self) -> list[str]:
+    def without_rate(self) -> list[str]:
         """The command line's options but `--rate`."""
         delay = ["--delay", self.links[0].delay_label] if self.links[0].delay_s else []
         quiet = ["--quiet"] if self.quiet else []
@@ -84,8 +97,8 @@ class Stopped(BaseException):
         self.number = number
 
 
-def parse(argv: Sequence[str]) -> Settings:
-    """Settings from the command line.
+def parse(argv: Sequence[str]) -> LabOptions:
+    """Parse the command line.
 
     Raises:
         UsageError: a value that cannot be used, or no `python -m MODULE` after `--`.
@@ -112,47 +125,45 @@ def parse(argv: Sequence[str]) -> Settings:
         split = options.index("--")
         options, command = options[:split], options[split + 1 :]
     given = parser.parse_args(options)
-    delay_s = topology.parse_delay(given.delay) if given.delay else 0.0
-    return Settings(
-        num_hosts=topology.parse_hosts(given.hosts),
-        links=tuple(topology.Link(topology.parse_rate(rate), delay_s) for rate in given.rate.split(",")),
+    delay_s = parse_delay(given.delay) if given.delay else 0.0
+    return LabOptions(
+        num_hosts=parse_hosts(given.hosts),
+        links=tuple(ShapedLink(parse_rate(rate), delay_s) for rate in given.rate.split(",")),
         ranks_per_host=positive_int(given.ranks_per_host),
-        module_arguments=topology.module_arguments(command, sys.executable),
+        module_arguments=module_arguments(command, sys.executable),
         quiet=given.quiet,
     )
 
 
-def run(settings: Settings) -> int:
+def run(options: LabOptions) -> int:
     """Make the lab, run the job in it, and return the job's exit code; of several rates, all in turns."""
-    return _run_in_turns(settings) if len(settings.links) > 1 else _run(settings, settings.links[0])
+    return _run_in_turns(options) if len(options.links) > 1 else _run(options, options.links[0])
 
 
-def _run(settings: Settings, link: topology.Link) -> int:
-    network = namespaces.Network(settings.num_hosts, link)
-    cores = topology.shares(sorted(os.sched_getaffinity(0)), settings.num_hosts)
-    gpus = topology.shares(devices.visible_gpus(), settings.num_hosts)
-    if not settings.quiet:
-        line = topology.summary(settings.num_hosts, settings.ranks_per_host, link, cores)
+def _run(options: LabOptions, link: ShapedLink) -> int:
+    network = namespaces.LabNetwork(options.num_hosts, link)
+    cores = shares(sorted(os.sched_getaffinity(0)), options.num_hosts)
+    gpus = shares(devices.visible_gpus(), options.num_hosts)
+    if not options.quiet:
+        line = summary(options.num_hosts, options.ranks_per_host, link, cores)
         print(line, file=sys.stderr, flush=True)
     run_id = f"lab-{secrets.token_hex(8)}"
     hosts: list[subprocess.Popen[str]] = []
     speakers: list[threading.Thread] = []
     muted = threading.Event()
     try:
-        for host in range(settings.num_hosts):
-            job = topology.HostJob(
-                host, settings.num_hosts, settings.ranks_per_host, run_id, settings.module_arguments
-            )
-            environment = os.environ | topology.host_environment(host, link, gpus[host])
+        for host in range(options.num_hosts):
+            job = HostJob(host, options.num_hosts, options.ranks_per_host, run_id, options.module_arguments)
+            environment = os.environ | host_environment(host, link, gpus[host])
             environment |= {} if gpus[host] else steady_memory(environment)
             with devices.pinned(cores[host]):
                 hosts.append(_start(network, job, environment))
         for host, process in enumerate(hosts[1:], start=1):
-            said = (process.stdout, topology.host_name(host), sys.stderr, lambda: not muted.is_set())
+            said = (process.stdout, host_name(host), sys.stderr, lambda: not muted.is_set())
             speaker = threading.Thread(target=rates.forward, args=said)
             speaker.start()
             speakers.append(speaker)
-        return topology.job_exit_code(_wait(hosts))
+        return job_exit_code(_wait(hosts))
     except Stopped as stopped:
         muted.set()
         for process in hosts:
@@ -169,14 +180,14 @@ def _run(settings: Settings, link: topology.Link) -> int:
             speaker.join()
 
 
-def _run_in_turns(settings: Settings) -> int:
-    labs = rates.commands(settings.links, settings.options, settings.module_arguments)
-    names = [link.rate_label for link in settings.links]
+def _run_in_turns(options: LabOptions) -> int:
+    labs = rates.commands(options.links, options.without_rate, options.module_arguments)
+    names = [link.rate_label for link in options.links]
     return rates.run_in_turns(labs, names, namespaces.environment(), stop_grace_s=2 * STOP_GRACE_S)
 
 
 def _start(
-    network: namespaces.Network, job: topology.HostJob, environment: dict[str, str]
+    network: namespaces.LabNetwork, job: HostJob, environment: dict[str, str]
 ) -> subprocess.Popen[str]:
     """Start a host: host0 speaks for itself, the others to a pipe; the job follows on standard input."""
     first = job.host == 0
@@ -210,9 +221,7 @@ def _wait(hosts: Sequence[subprocess.Popen[str]], deadline_s: float | None = Non
             codes.append(process.wait())
             os.close(descriptor)
             if process.returncode < 0 and deadline_s is None:
-                gone = (
-                    f"{topology.host_name(hosts.index(process))} was killed by signal {-process.returncode}"
-                )
+                gone = f"{host_name(hosts.index(process))} was killed by signal {-process.returncode}"
                 print(
                     f"lab: {gone}; the others have {LOST_GRACE_S:g} s to close", file=sys.stderr, flush=True
                 )
@@ -236,12 +245,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: list[str]) -> int:
-    settings = parse(arguments)
+    options = parse(arguments)
     namespaces.require_support()
     namespaces.become_root([sys.executable, "-m", "bench.lab", *arguments])
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _stop)
-    return run(settings)
+    return run(options)
 
 
 if __name__ == "__main__":

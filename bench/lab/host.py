@@ -16,7 +16,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig
 
-from bench.lab.topology import RENDEZVOUS_PORT, HostJob, address, job_exit_code
+from bench.lab.link import RENDEZVOUS_PORT, HostJob, address, job_exit_code
 from bench.run.agent import run_ranks
 
 RESUMING_MODULE = "bench.run"

@@ -16,7 +16,7 @@ from typing import TextIO
 
 from bench.cluster.turns import refereed
 from bench.errors import UsageError
-from bench.lab import topology
+from bench.lab.link import ShapedLink, job_exit_code
 
 TAKES_TURNS = "bench.run"
 """The module that asks the referee for its turns; two of any other would compute at once."""
@@ -26,7 +26,7 @@ PLACEHOLDER = "{rate}"
 
 
 def commands(
-    links: Sequence[topology.Link], options: Sequence[str], module_arguments: Sequence[str]
+    links: Sequence[ShapedLink], options: Sequence[str], module_arguments: Sequence[str]
 ) -> list[list[str]]:
     """The `bench.lab` of each link: `options` are those without `--rate`.
 
@@ -94,7 +94,7 @@ def run_in_turns(
                 except BaseException:
                     _end(running, time.monotonic() + stop_grace_s)
                     raise
-            return topology.job_exit_code(codes)
+            return job_exit_code(codes)
         finally:
             for speaker in speakers:
                 speaker.join()

@@ -42,7 +42,7 @@ _NUMBER = r"([0-9]{1,6}(?:\.[0-9]{1,6})?)"
 
 
 @dataclass(frozen=True)
-class Link:
+class ShapedLink:
     """One host's link to the switch: `rate_bit_per_s` each way, `delay_s` added to what leaves the host."""
 
     rate_bit_per_s: int
@@ -161,7 +161,7 @@ def host_commands(host: int) -> list[str]:
     ]
 
 
-def shaping_commands(interface: str, link: Link, *, leaves_host: bool) -> list[str]:
+def shaping_commands(interface: str, link: ShapedLink, *, leaves_host: bool) -> list[str]:
     """`tc` batch lines for one end of a link; the delay sits on the host's end alone."""
     bucket = f"burst {link.burst_bytes} limit {link.queue_bytes}"
     lines = [f"qdisc add dev {interface} root handle 1: tbf rate {link.rate_bit_per_s}bit {bucket}"]
@@ -172,7 +172,7 @@ def shaping_commands(interface: str, link: Link, *, leaves_host: bool) -> list[s
     return lines
 
 
-def host_environment(host: int, link: Link, gpus: Sequence[str]) -> dict[str, str]:
+def host_environment(host: int, link: ShapedLink, gpus: Sequence[str]) -> dict[str, str]:
     """What a host's ranks find in their environment beside the user's own."""
     environment = {
         "BENCH_HOST": host_name(host),
@@ -199,7 +199,7 @@ def job_exit_code(codes: Sequence[int]) -> int:
     return (chosen or failed or [0])[0]
 
 
-def summary(num_hosts: int, ranks_per_host: int, link: Link, cores: Sequence[Sequence[int]]) -> str:
+def summary(num_hosts: int, ranks_per_host: int, link: ShapedLink, cores: Sequence[Sequence[int]]) -> str:
     """One line that says what lab was made."""
     each = len(cores[0])
     shared = ", shared between hosts" if len({core for share in cores for core in share}) < num_hosts else ""
