@@ -15,8 +15,15 @@ from rich.table import Table
 from rich.text import Text
 
 from bench.cli import Parser, duration_s, guarded, positive_int, print_table, to_json, to_reader
-from bench.doctor.readings import read_machine
-from bench.doctor.rules import Finding, HostReadings, Status, diagnose, worst
+from bench.conditions import environment
+from bench.doctor.readings import HostReadings
+from bench.doctor.readings.nvml import read_gpus
+from bench.doctor.readings.software import read_software
+from bench.doctor.readings.system import read_disk, read_host, read_network
+from bench.doctor.rules import Finding, Status, worst
+from bench.doctor.rules.gpu import gpu_findings, link_findings
+from bench.doctor.rules.libraries import network_findings, software_findings
+from bench.doctor.rules.resources import core_findings, host_findings
 from bench.errors import ExitCode, UsageError
 from bench.text import visible
 
@@ -108,6 +115,37 @@ def _noise(options: argparse.Namespace) -> int:
     elif bad or not options.quiet:
         print(noise_output.report(found, noise_run.STEP))
     return ExitCode.FAILED if bad else ExitCode.OK
+
+
+def read_machine(*, results: Path = Path("results")) -> HostReadings:
+    """Everything the doctor looks at; takes a few seconds, most of it importing torch."""
+    # First what our own work would disturb: the load, then the GPUs, then the imports.
+    cpu, memory = read_host()
+    driver = read_gpus()
+    return HostReadings(
+        cpu=cpu,
+        memory=memory,
+        disk=read_disk(results),
+        network=read_network(),
+        software=read_software(driver=driver.version, driver_cuda=driver.cuda),
+        gpus=driver.gpus,
+        num_gpus_present=driver.num_present,
+        gpu_error=driver.error,
+        pairs=driver.pairs,
+        env=environment(),
+    )
+
+
+def diagnose(machine: HostReadings) -> list[Finding]:
+    """Every line of the doctor, in reading order: GPUs, cores, memory, network, software."""
+    return [
+        *gpu_findings(machine),
+        *link_findings(machine),
+        *core_findings(machine),
+        *host_findings(machine),
+        *network_findings(machine),
+        *software_findings(machine),
+    ]
 
 
 def show(found: Sequence[Finding]) -> None:

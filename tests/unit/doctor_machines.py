@@ -6,7 +6,7 @@ import itertools
 import math
 from dataclasses import replace
 
-from bench.doctor.machine import (
+from bench.doctor.readings import (
     ClockReason,
     Cpu,
     Disk,

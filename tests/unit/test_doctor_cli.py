@@ -7,7 +7,7 @@ import pytest
 from doctor_machines import container, h100_box, laptop, virtual_gpu
 
 from bench.doctor import __main__ as doctor
-from bench.doctor.rules import HostReadings, diagnose
+from bench.doctor.readings import HostReadings
 
 
 def run(
@@ -30,7 +30,7 @@ def test_every_finding_is_on_the_screen_with_what_to_do(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, out = run(container(), capsys, monkeypatch)
-    for finding in diagnose(container()):
+    for finding in doctor.diagnose(container()):
         (row,) = [row for row in out.splitlines() if row[9:].startswith(f"{finding.name}  ")]
         assert row.startswith(finding.status)
         assert finding.text[:40] in row
@@ -55,7 +55,7 @@ def test_json_tells_unlimited_from_unknown(
     assert found["status"] == "ok"
     assert found["readings"]["cpu"]["quota"] == "unlimited"
     assert found["readings"]["gpus"][0]["clock_reasons"] == ["idle"]
-    assert len(found["findings"]) == len(diagnose(h100_box()))
+    assert len(found["findings"]) == len(doctor.diagnose(h100_box()))
     _, out = run(replace(h100_box(), gpus=None), capsys, monkeypatch, "--json", "--quiet")
     assert json.loads(out)["readings"]["gpus"] is None
     assert json.loads(out)["status"] == "unknown"

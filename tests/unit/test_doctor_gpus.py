@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 from doctor_machines import ETH0, H100, LOOPBACK, h100_box, laptop, nvlink_pairs, virtual_gpu, with_gpu
 
-from bench.doctor.machine import ClockReason, GpuPair, GpuProcess, Interface, Port, Software
-from bench.doctor.rules import Finding, HostReadings, diagnose
+from bench.doctor.__main__ import diagnose
+from bench.doctor.readings import ClockReason, GpuPair, GpuProcess, HostReadings, Interface, Port, Software
+from bench.doctor.rules import Finding
 from bench.doctor.rules.gpu import ranges, span
-from bench.doctor.rules.interfaces import nccl_interfaces
+from bench.doctor.rules.libraries import nccl_interfaces
 
 
 def line(machine: HostReadings, name: str) -> Finding:

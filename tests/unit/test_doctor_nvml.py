@@ -9,8 +9,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from bench.doctor.machine import ClockReason, GpuPair, GpuProcess
-from bench.doctor.readings import nvml
+from bench.doctor.readings import ClockReason, GpuPair, GpuProcess, nvml
 
 
 class Nvml:

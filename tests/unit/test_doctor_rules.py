@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from doctor_machines import GIB, container, h100_box, laptop, virtual_gpu, with_gpu
 
-from bench.doctor.finding import figures, gib, graded
-from bench.doctor.machine import NumaNode
-from bench.doctor.rules import Finding, HostReadings, diagnose
+from bench.doctor.__main__ import diagnose
+from bench.doctor.readings import HostReadings, NumaNode
+from bench.doctor.rules import Finding, figures, gib, graded
 
 
 def line(machine: HostReadings, name: str) -> Finding:

@@ -12,8 +12,7 @@ from typing import Any
 
 import pynvml
 
-from bench.doctor.machine import ClockReason, Gpu, GpuPair, GpuProcess
-from bench.doctor.readings import sysfs
+from bench.doctor.readings import ClockReason, Gpu, GpuPair, GpuProcess, sysfs
 
 REASONS = {
     0x001: ClockReason.IDLE,

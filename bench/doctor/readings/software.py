@@ -11,7 +11,7 @@ from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
 
-from bench.doctor.machine import Software
+from bench.doctor.readings import Software
 from bench.doctor.readings.system import attempt
 
 
