@@ -21,9 +21,9 @@ from bench.doctor.readings.nvml import read_gpus
 from bench.doctor.readings.software import read_software
 from bench.doctor.readings.system import read_disk, read_host, read_network
 from bench.doctor.rules import Finding, Status, worst
-from bench.doctor.rules.gpu import gpu_findings, link_findings
-from bench.doctor.rules.libraries import network_findings, software_findings
-from bench.doctor.rules.resources import core_findings, host_findings
+from bench.doctor.rules.gpu import gpu_findings
+from bench.doctor.rules.libraries import library_findings
+from bench.doctor.rules.resources import resource_findings
 from bench.errors import ExitCode, UsageError
 from bench.text import visible
 
@@ -138,14 +138,7 @@ def read_machine(*, results: Path = Path("results")) -> HostReadings:
 
 def diagnose(machine: HostReadings) -> list[Finding]:
     """Every line of the doctor, in reading order: GPUs, cores, memory, network, software."""
-    return [
-        *gpu_findings(machine),
-        *link_findings(machine),
-        *core_findings(machine),
-        *host_findings(machine),
-        *network_findings(machine),
-        *software_findings(machine),
-    ]
+    return [*gpu_findings(machine), *resource_findings(machine), *library_findings(machine)]
 
 
 def show(found: Sequence[Finding]) -> None:

@@ -1,4 +1,4 @@
-"""One line of the doctor: what was looked at, how it is, what to do."""
+"""A line of the doctor: what was looked at, how it is, what to do."""
 
 from __future__ import annotations
 
@@ -22,8 +22,13 @@ class Finding:
 
 
 def unknown(name: str, text: str = "not readable here") -> Finding:
-    """A line about something that could not be read."""
+    """Say that something could not be read."""
     return Finding(name, "unknown", text)
+
+
+def judged(name: str, status: Status, text: str, advice: str) -> Finding:
+    """A line of any status; ok goes without the advice."""
+    return Finding(name, status, text, "" if status == "ok" else advice)
 
 
 def worst(statuses: Iterable[Status]) -> Status:
@@ -32,7 +37,7 @@ def worst(statuses: Iterable[Status]) -> Status:
 
 
 def graded(value: float, *, caution: float, bad: float) -> Status:
-    """Status of a value that is better the smaller it is; a limit belongs to the worse side."""
+    """Grade a value that is better the smaller it is; a limit belongs to the worse side."""
     return "bad" if value >= bad else "caution" if value >= caution else "ok"
 
 

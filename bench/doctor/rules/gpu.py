@@ -41,7 +41,7 @@ NOT_READABLE = GpuFinding("unknown", "not readable here")
 
 
 def gpu_findings(machine: HostReadings) -> list[Finding]:
-    """Lines about the GPUs; one line where there is none."""
+    """Judge the GPUs, their links and the cores next to them; one line where there is no GPU."""
     name, gpus = "GPUs", machine.gpus
     if gpus is None and machine.gpu_error is None:
         return [unknown(name)]
@@ -65,7 +65,8 @@ def gpu_findings(machine: HostReadings) -> list[Finding]:
         "GPU heat": heat,
         "GPU persistence": persistence,
     }
-    return [models(machine, gpus), *(per_gpu(name, gpus, rule) for name, rule in rules.items())]
+    each = (per_gpu(name, gpus, rule) for name, rule in rules.items())
+    return [models(machine, gpus), *each, links(machine, gpus), affinity(machine, gpus)]
 
 
 def per_gpu(name: str, gpus: Sequence[Gpu], rule: Callable[[Gpu], GpuFinding]) -> Finding:
@@ -233,19 +234,12 @@ PATHS = {
 """Abbreviations of `nvidia-smi topo -m`, by its own legend."""
 
 
-def link_findings(machine: HostReadings) -> list[Finding]:
-    """Lines about links between GPUs and about the cores next to them; none without GPUs."""
-    if not machine.gpus:
-        return []
-    return [links(machine.gpus, machine.pairs), affinity(machine)]
-
-
-def links(gpus: tuple[Gpu, ...], pairs: tuple[GpuPair, ...] | None) -> Finding:
+def links(machine: HostReadings, gpus: Sequence[Gpu]) -> Finding:
     """NVLink between every pair is what DDP's all-reduce wants; PCIe and host memory are slower ways.
 
     Bus bandwidth of all-reduce, published: A100 pair 208 GB/s by NVLink, 20 GB/s by PCIe.
     """
-    name = "GPU links"
+    name, pairs = "GPU links", machine.pairs
     if len(gpus) == 1:
         return Finding(name, "ok", "one GPU: nothing to link")
     if not pairs:
@@ -262,7 +256,7 @@ def links(gpus: tuple[Gpu, ...], pairs: tuple[GpuPair, ...] | None) -> Finding:
     return Finding(name, "caution", text, advice)
 
 
-def _nvlinks(name: str, gpus: tuple[Gpu, ...], num_pairs: int) -> Finding:
+def _nvlinks(name: str, gpus: Sequence[Gpu], num_pairs: int) -> Finding:
     numbers = {gpu.index: gpu.num_nvlinks for gpu in gpus if gpu.num_nvlinks is not None}
     text = f"all {num_pairs} pairs by NVLink"
     text += f", {span(list(numbers.values()))} links each" if numbers else ""
@@ -283,7 +277,7 @@ def way(pair: GpuPair) -> str:
     return f"by PCIe{through}" if pair.peer_access else f"by host memory, no peer access{through}"
 
 
-def affinity(machine: HostReadings) -> Finding:
+def affinity(machine: HostReadings, gpus: Sequence[Gpu]) -> Finding:
     """Whether this process may use cores on each GPU's own NUMA node."""
     nodes = machine.cpu.nodes
 
@@ -300,4 +294,4 @@ def affinity(machine: HostReadings) -> Finding:
             return GpuFinding("caution", f"on NUMA node {node.number}, where no core is allowed", advice)
         return GpuFinding("ok", f"on NUMA node {node.number}")
 
-    return per_gpu("GPU affinity", machine.gpus or (), near)
+    return per_gpu("GPU affinity", gpus, near)

@@ -1,4 +1,4 @@
-"""Findings about libraries: interfaces of gloo and NCCL, versions, settings that slow a step down."""
+"""Findings about libraries: threads, interfaces of gloo and NCCL, versions, settings for debugging."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from packaging.requirements import InvalidRequirement, Requirement
 
 from bench.doctor.readings import HostNetwork, HostReadings, Interface, Software
-from bench.doctor.rules import Finding, unknown
+from bench.doctor.rules import Finding, figures, unknown
 
 NCCL_ORDER = ("ib", "^docker,lo,virbr", "docker", "lo", "virbr")
 """NCCL's search without NCCL_SOCKET_IFNAME: the first of these patterns that matches anything (NCCL,
@@ -16,12 +16,18 @@ src/misc/socket.cc)."""
 VIRTUAL_PREFIXES = ("docker", "virbr", "veth", "br-")
 
 
-def network_findings(machine: HostReadings) -> list[Finding]:
-    """A line for gloo, and one for NCCL where there are GPUs."""
-    lines = [gloo(machine.network, machine.env)]
-    if machine.num_gpus:
-        lines.append(nccl(machine.network, machine.env))
-    return lines
+def library_findings(machine: HostReadings) -> list[Finding]:
+    """Judge OpenMP, gloo, torch, torchvision and debugging settings; with GPUs also NCCL and the driver."""
+    found = machine.software
+    return [
+        threads(machine),
+        gloo(machine.network, machine.env),
+        *([nccl(machine.network, machine.env)] if machine.num_gpus else []),
+        torch_build(machine),
+        torchvision(found),
+        *([driver(found)] if machine.gpus or found.driver else []),
+        settings(machine.env),
+    ]
 
 
 def nccl_interfaces(interfaces: Sequence[Interface], setting: str | None) -> list[Interface]:
@@ -152,14 +158,6 @@ collective checked by another (PyTorch notes "CUDA environment variables" and "D
 others switch a transport off or write logs (NCCL user guide, "Environment variables")."""
 
 
-def software_findings(machine: HostReadings) -> list[Finding]:
-    """Lines about torch, torchvision, the driver and debugging settings."""
-    lines = [torch_build(machine), torchvision(machine.software), settings(machine.env)]
-    if machine.gpus or machine.software.driver:
-        lines.insert(2, driver(machine.software))
-    return lines
-
-
 def torch_build(machine: HostReadings) -> Finding:
     """Torch, and whether it sees the GPUs that the driver shows."""
     found = machine.software
@@ -242,3 +240,33 @@ def settings(env: Mapping[str, str]) -> Finding:
     bad = any(grave == "bad" for _, _, grave in found)
     keys = " ".join(key for _, key, _ in found)
     return Finding("settings", "bad" if bad else "caution", f"{text}: slower steps", f"unset {keys}")
+
+
+def threads(machine: HostReadings) -> Finding:
+    """OpenMP and MKL settings that every rank would inherit."""
+    name, env = "threads", machine.env
+    pinned = [key for key in ("GOMP_CPU_AFFINITY", "KMP_AFFINITY") if env.get(key)]
+    if pinned:
+        what = ", ".join(f"{key}={env[key]}" for key in pinned)
+        return Finding(
+            name, "caution", f"{what}: every rank is pinned to the same cores", f"unset {' '.join(pinned)}"
+        )
+    most = 0
+    for key in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        value = env.get(key)
+        if not value:
+            continue
+        first = value.split(",")[0].strip()
+        if not first.isdecimal() or int(first) < 1:
+            return Finding(name, "caution", f"{key}={value} is no number of threads", f"export {key}=1")
+        most = max(most, int(first))
+    if not most:
+        return Finding(name, "ok", "OMP_NUM_THREADS unset: bench.run and torchrun give each rank 1")
+    if not machine.num_gpus:
+        return Finding(name, "ok", f"{most} set; a CPU core standing in for a GPU runs 1 all the same")
+    text = f"{most} per rank x {machine.num_gpus} GPU(s)"
+    if machine.usable_cores is not None and most * machine.num_gpus > machine.usable_cores:
+        fits = max(int(machine.usable_cores) // machine.num_gpus, 1)
+        over = f"{text} on {figures(machine.usable_cores)} cores: ranks push each other off their cores"
+        return Finding(name, "caution", over, f"export OMP_NUM_THREADS={fits} MKL_NUM_THREADS={fits}")
+    return Finding(name, "ok", text)

@@ -1,11 +1,11 @@
-"""Findings about processor cores, memory, disk and threads."""
+"""Findings about processor cores, memory and disk."""
 
 from __future__ import annotations
 
 import math
 
 from bench.doctor.readings import Cpu, Disk, HostReadings, Memory
-from bench.doctor.rules import SEVERITY, Finding, Status, figures, gib, graded, unknown
+from bench.doctor.rules import SEVERITY, Finding, Status, figures, gib, graded, judged, unknown
 
 CORES_PER_GPU = 2
 """A rank on a GPU keeps one core busy launching kernels, and NCCL's proxy thread beside it (NCCL user guide,
@@ -24,9 +24,9 @@ SELF_SCALING_DRIVERS = ("intel_pstate", "amd-pstate-epp", "amd_pstate_epp")
 mode); under any other driver "powersave" is the lowest frequency, always (admin-guide/pm/cpufreq)."""
 
 
-def core_findings(machine: HostReadings) -> list[Finding]:
-    """Lines about cores, frequency, load, steal and NUMA."""
-    cpu = machine.cpu
+def resource_findings(machine: HostReadings) -> list[Finding]:
+    """Judge cores, memory and disk."""
+    cpu, memory = machine.cpu, machine.memory
     return [
         cores(machine),
         governor(cpu),
@@ -34,6 +34,12 @@ def core_findings(machine: HostReadings) -> list[Finding]:
         load(machine),
         steal(cpu),
         numa(cpu),
+        free_memory(machine),
+        pressure(memory),
+        swap(memory),
+        *([] if machine.num_gpus else [huge_pages(memory)]),
+        shared_memory(machine),
+        disk(machine.disk),
     ]
 
 
@@ -67,7 +73,7 @@ def _too_few(machine: HostReadings, usable: float, text: str) -> Finding | None:
     status = _room(usable, machine.num_gpus)
     what = f"{text}, {CORES_PER_GPU * machine.num_gpus} wanted for {machine.num_gpus} GPU(s)"
     advice = "ask for more cores (Slurm --cpus-per-task, docker --cpus) or use fewer GPUs"
-    return Finding("cores", status, what, advice if status != "ok" else "")
+    return judged("cores", status, what, advice)
 
 
 def _hardware_threads(machine: HostReadings, text: str) -> Finding | None:
@@ -86,12 +92,15 @@ def _room(num_cores: float, num_gpus: int) -> Status:
     return "caution" if num_cores < CORES_PER_GPU * num_gpus else "ok"
 
 
+def _hidden(name: str, cpu: Cpu) -> Finding:
+    return unknown(name, "not shown in this virtual machine") if cpu.virtual else unknown(name)
+
+
 def governor(cpu: Cpu) -> Finding:
     """The frequency governor; only "performance" keeps one frequency target."""
     name = "governor"
     if not cpu.governors:
-        hidden = "not shown in this virtual machine" if cpu.virtual else "not readable here"
-        return unknown(name, hidden)
+        return _hidden(name, cpu)
     text = f"{'/'.join(cpu.governors)}{f' ({cpu.driver})' if cpu.driver else ''}"
     if cpu.governors == ("performance",):
         return Finding(name, "ok", text)
@@ -105,7 +114,7 @@ def turbo(cpu: Cpu, *, on_cpu: bool) -> Finding:
     """Turbo: where cores stand in for devices, one busy core runs faster than many do."""
     name = "turbo"
     if cpu.turbo is None:
-        return unknown(name, "not shown in this virtual machine" if cpu.virtual else "not readable here")
+        return _hidden(name, cpu)
     if cpu.turbo and on_cpu:
         return Finding(
             name,
@@ -131,9 +140,7 @@ def load(machine: HostReadings) -> Finding:
         status = graded(cpu.busy_share, caution=BUSY_CAUTION, bad=BUSY_BAD)
     if status == "ok" and cpu.load_1min is not None and cpu.load_1min > cpu.allowed:
         status = "caution"
-    return Finding(
-        name, status, text, "stop other programs (top shows them), or wait" if status != "ok" else ""
-    )
+    return judged(name, status, text, "stop other programs (top shows them), or wait")
 
 
 def steal(cpu: Cpu) -> Finding:
@@ -144,13 +151,9 @@ def steal(cpu: Cpu) -> Finding:
     text = f"{cpu.steal_share:.1%} over {figures(cpu.sample_s or 0)} s"
     text += "" if ever is None else f", {ever:.1%} since start-up"
     status = graded(max(cpu.steal_share, ever or 0.0), caution=STEAL_CAUTION, bad=STEAL_BAD)
-    if status == "ok":
-        return Finding("steal", status, text)
-    return Finding(
-        "steal",
-        status,
-        f"{text}: other virtual machines take this one's cores",
-        "use a dedicated or larger machine, or more rounds; compare by ratios only",
+    text += "" if status == "ok" else ": other virtual machines take this one's cores"
+    return judged(
+        "steal", status, text, "use a dedicated or larger machine, or more rounds; compare by ratios only"
     )
 
 
@@ -198,20 +201,6 @@ DISK_BAD_BYTES, DISK_CAUTION_BYTES = 100 * 2**20, 2 * 2**30
 rank, so a sweep of 20 cases on 8 ranks writes 1.6 GiB."""
 
 
-def host_findings(machine: HostReadings) -> list[Finding]:
-    """Lines about memory, swap, huge pages, /dev/shm, results disk and thread settings."""
-    memory = machine.memory
-    return [
-        free_memory(machine),
-        pressure(memory),
-        swap(memory),
-        *([] if machine.num_gpus else [huge_pages(memory)]),
-        shared_memory(machine),
-        disk(machine.disk),
-        threads(machine),
-    ]
-
-
 def free_memory(machine: HostReadings) -> Finding:
     """Available memory, or the container's limit where that is less, against one rank per device."""
     memory = machine.memory
@@ -225,14 +214,9 @@ def free_memory(machine: HostReadings) -> Finding:
         room = min(room, memory.limit_bytes)
     count = machine.num_devices or 1
     status = graded(-room, caution=-2 * RANK_BYTES * count, bad=-RANK_BYTES * count)
-    if status == "ok":
-        return Finding("memory", status, text)
-    return Finding(
-        "memory",
-        status,
-        f"{text}; {count} ranks need {gib(RANK_BYTES * count)} and more",
-        "free memory or raise the container's limit (docker --memory), or use fewer devices",
-    )
+    text += "" if status == "ok" else f"; {count} ranks need {gib(RANK_BYTES * count)} and more"
+    advice = "free memory or raise the container's limit (docker --memory), or use fewer devices"
+    return judged("memory", status, text, advice)
 
 
 def pressure(memory: Memory) -> Finding:
@@ -240,8 +224,8 @@ def pressure(memory: Memory) -> Finding:
     if memory.pressure_pct is None:
         return unknown("memory stalls")
     status = graded(memory.pressure_pct, caution=PRESSURE_CAUTION_PCT, bad=PRESSURE_BAD_PCT)
-    advice = "stop programs that use much memory (top, then M)" if status != "ok" else ""
-    return Finding("memory stalls", status, f"{memory.pressure_pct:.1f}% of the last 10 s", advice)
+    advice = "stop programs that use much memory (top, then M)"
+    return judged("memory stalls", status, f"{memory.pressure_pct:.1f}% of the last 10 s", advice)
 
 
 def swap(memory: Memory) -> Finding:
@@ -296,35 +280,5 @@ def disk(place: Disk) -> Finding:
     if place.free_bytes is None:
         return unknown("disk", f"{place.path}: not readable here")
     status = graded(-place.free_bytes, caution=-DISK_CAUTION_BYTES, bad=-DISK_BAD_BYTES)
-    advice = "free space, or name a folder elsewhere with --out" if status != "ok" else ""
-    return Finding("disk", status, f"{gib(place.free_bytes)} free for {place.path}", advice)
-
-
-def threads(machine: HostReadings) -> Finding:
-    """OpenMP and MKL settings that every rank would inherit."""
-    name, env = "threads", machine.env
-    pinned = [key for key in ("GOMP_CPU_AFFINITY", "KMP_AFFINITY") if env.get(key)]
-    if pinned:
-        what = ", ".join(f"{key}={env[key]}" for key in pinned)
-        return Finding(
-            name, "caution", f"{what}: every rank is pinned to the same cores", f"unset {' '.join(pinned)}"
-        )
-    most = 0
-    for key in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-        value = env.get(key)
-        if not value:
-            continue
-        first = value.split(",")[0].strip()
-        if not first.isdecimal() or int(first) < 1:
-            return Finding(name, "caution", f"{key}={value} is no number of threads", f"export {key}=1")
-        most = max(most, int(first))
-    if not most:
-        return Finding(name, "ok", "OMP_NUM_THREADS unset: bench.run and torchrun give each rank 1")
-    if not machine.num_gpus:
-        return Finding(name, "ok", f"{most} set; a CPU core standing in for a GPU runs 1 all the same")
-    text = f"{most} per rank x {machine.num_gpus} GPU(s)"
-    if machine.usable_cores is not None and most * machine.num_gpus > machine.usable_cores:
-        fits = max(int(machine.usable_cores) // machine.num_gpus, 1)
-        over = f"{text} on {figures(machine.usable_cores)} cores: ranks push each other off their cores"
-        return Finding(name, "caution", over, f"export OMP_NUM_THREADS={fits} MKL_NUM_THREADS={fits}")
-    return Finding(name, "ok", text)
+    advice = "free space, or name a folder elsewhere with --out"
+    return judged("disk", status, f"{gib(place.free_bytes)} free for {place.path}", advice)
