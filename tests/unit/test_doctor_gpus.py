@@ -102,6 +102,20 @@ def test_a_link_that_is_down_and_a_pair_without_peer_access() -> None:
     assert line(replace(two, pairs=nvlink_pairs(2)), "GPU links").status == "ok"
 
 
+def test_slow_links_that_nobody_can_change_are_no_caution() -> None:
+    pci = GpuPair(first=0, second=1, nvlink=False, peer_access=True, path="PHB")
+    of_eight = replace(h100_box(), gpus=h100_box().gpus[:2], pairs=(pci,))
+    assert "CUDA_VISIBLE_DEVICES" in line(of_eight, "GPU links").advice
+    all_there_are = replace(of_eight, num_gpus_present=2)
+    assert line(all_there_are, "GPU links").status == "ok"
+    some = replace(h100_box(), pairs=(pci, *nvlink_pairs(8)[1:]))
+    assert line(some, "GPU links").status == "caution"
+    through_host = replace(all_there_are, pairs=(replace(pci, peer_access=False),))
+    assert "ACS" in line(through_host, "GPU links").advice
+    geforce = tuple(replace(gpu, name="NVIDIA GeForce RTX 4090") for gpu in through_host.gpus or ())
+    assert line(replace(through_host, gpus=geforce), "GPU links").status == "ok"
+
+
 def test_mixed_split_and_hidden_gpus() -> None:
     assert line(with_gpu(h100_box(), 7, name="NVIDIA H200"), "GPUs").status == "caution"
     assert "MIG" in line(with_gpu(h100_box(), 7, mig=True), "GPUs").text

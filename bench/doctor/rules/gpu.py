@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bench.doctor.readings import ClockReason, Gpu, GpuPair, HostReadings
-from bench.doctor.rules import SEVERITY, Finding, Status, unknown, worst
+from bench.doctor.rules import SEVERITY, Finding, Status, judged, unknown, worst
 
 BUSY_CAUTION_PCT = 5
 """GPU time that others may take before it can pass for a regression: the gate's default threshold."""
@@ -237,7 +237,8 @@ PATHS = {
 def links(machine: HostReadings, gpus: Sequence[Gpu]) -> Finding:
     """NVLink between every pair is what DDP's all-reduce wants; PCIe and host memory are slower ways.
 
-    Bus bandwidth of all-reduce, published: A100 pair 208 GB/s by NVLink, 20 GB/s by PCIe.
+    Bus bandwidth of all-reduce, published: A100 pair 208 GB/s by NVLink, 20 GB/s by PCIe. PCIe is a caution
+    only where other GPUs could be chosen, no peer access only where it could be had (not on GeForce cards).
     """
     name, pairs = "GPU links", machine.pairs
     if len(gpus) == 1:
@@ -250,10 +251,13 @@ def links(machine: HostReadings, gpus: Sequence[Gpu]) -> Finding:
         return unknown(name, text)
     if all(pair.nvlink for pair in pairs):
         return _nvlinks(name, gpus, len(pairs))
-    advice = "expect communication to show; choose GPUs joined by NVLink where some are (nvidia-smi topo -m)"
     if not all(pair.nvlink or pair.peer_access for pair in pairs):
-        advice = "expected on GeForce cards; else turn PCIe ACS and IOMMU off (NCCL, Troubleshooting)"
-    return Finding(name, "caution", text, advice)
+        by_design = all("GeForce" in (gpu.name or "") for gpu in gpus)
+        advice = "turn PCIe ACS and IOMMU off (NCCL, Troubleshooting)"
+        return judged(name, "ok" if by_design else "caution", text, advice)
+    choice = any(pair.nvlink for pair in pairs) or (machine.num_gpus_present or 0) > len(gpus)
+    advice = "choose GPUs joined by NVLink, if some are (nvidia-smi topo -m, CUDA_VISIBLE_DEVICES)"
+    return judged(name, "caution" if choice else "ok", text, advice)
 
 
 def _nvlinks(name: str, gpus: Sequence[Gpu], num_pairs: int) -> Finding:
