@@ -1,4 +1,4 @@
-"""Is this machine fit to measure on? Reads, never changes: every line is ok, caution, bad or unknown."""
+"""Is this machine fit to measure on?"""
 
 from __future__ import annotations
 
@@ -39,28 +39,30 @@ def parser() -> Parser:
         description=__doc__,
         epilog="Exit status: 0 when nothing is bad, 1 when something is, 2 for a wrong command line.",
     )
-    made.add_argument("--quiet", action="store_true", help="only the lines that are caution or bad")
-    made.add_argument("--json", action="store_true", help="lines and readings as JSON on stdout")
-    made.add_argument(
-        "--noise",
-        action="store_true",
-        help="train equal blocks against each other instead: which slow-down can a gate resolve here",
+    made.add_argument_group(
+        "reading the machine",
+        "Without --noise and --power: only reads, never changes. Every line is ok, caution, bad or unknown "
+        "(not readable here); caution and bad say what to do.",
     )
-    made.add_argument(
-        "--seconds",
-        metavar="TIME",
-        help=f"with --noise: how long to measure, without starting up (default {NOISE_SECONDS})",
+    noise = made.add_argument_group("noise", "Trains equal blocks against each other, half a minute.")
+    noise.add_argument("--noise", action="store_true", help="which slow-down can a gate resolve here?")
+    noise.add_argument(
+        "--seconds", metavar="TIME", help=f"time to measure, without starting up (default {NOISE_SECONDS})"
     )
-    made.add_argument(
+    power = made.add_argument_group(
+        "power", "Runs the gate on equal code and on code slowed down on purpose."
+    )
+    power.add_argument(
         "--power",
         type=Path,
         metavar="FILE.csv",
-        help="run A/A and injected slow-down trials of the gate instead, recorded in FILE.csv, which a later "
-        "call goes on with: how often the gate fires, falsely and rightly",
+        help="how often does the gate fire, falsely and rightly? Trials are recorded in FILE.csv; a later "
+        "call goes on with it",
     )
-    made.add_argument(
-        "--trials", metavar="N", help=f"with --power: how many trials in all (default {POWER_TRIALS})"
-    )
+    power.add_argument("--trials", metavar="N", help=f"number of trials in all (default {POWER_TRIALS})")
+    output = made.add_argument_group("output")
+    output.add_argument("--quiet", action="store_true", help="only what is caution or bad")
+    output.add_argument("--json", action="store_true", help="findings and readings as JSON on stdout")
     return made
 
 
