@@ -30,6 +30,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import secrets
 import select
 import signal
@@ -37,27 +38,30 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path, PurePath
 from types import FrameType
 from typing import NoReturn
 
 from bench.cli import Parser, guarded, positive_int
 from bench.cluster.process import steady_memory
-from bench.lab import devices, namespaces, rates
+from bench.errors import UsageError
+from bench.lab import namespaces, rates
 from bench.lab.link import (
     HostJob,
     ShapedLink,
     host_environment,
     host_name,
     job_exit_code,
-    module_arguments,
     parse_delay,
-    parse_hosts,
     parse_rate,
     shares,
-    summary,
 )
+
+MIN_HOSTS, MAX_HOSTS = 2, 64
+"""Two make a network; the upper end only stops a slip of the keyboard."""
 
 FAILURE_GRACE_S = 3.0
 """How long the other hosts may go on, to say what they have to say, once a host has failed."""
@@ -135,6 +139,24 @@ def parse(argv: Sequence[str]) -> LabOptions:
     )
 
 
+def parse_hosts(text: str) -> int:
+    """A number of hosts from 2 to 64."""
+    if not re.fullmatch(r"[0-9]{1,3}", text) or not MIN_HOSTS <= int(text) <= MAX_HOSTS:
+        raise UsageError(f"--hosts {text!r} is not a whole number from {MIN_HOSTS} to {MAX_HOSTS}")
+    return int(text)
+
+
+def module_arguments(command: Sequence[str], executable: str) -> list[str]:
+    """The `MODULE args...` of `python -m MODULE args...`; every rank runs it under `executable`."""
+    pythons = {"python", "python3", executable, PurePath(executable).name}
+    if len(command) < 3 or command[0] not in pythons or command[1] != "-m" or command[2].startswith("-"):
+        given = " ".join(command) or "nothing"
+        raise UsageError(
+            f"after -- comes python -m MODULE args..., not {given!r}; e.g. -- python -m bench.run"
+        )
+    return list(command[2:])
+
+
 def run(options: LabOptions) -> int:
     """Make the lab, run the job in it, and return the job's exit code; of several rates, all in turns."""
     return _run_in_turns(options) if len(options.links) > 1 else _run(options, options.links[0])
@@ -143,7 +165,7 @@ def run(options: LabOptions) -> int:
 def _run(options: LabOptions, link: ShapedLink) -> int:
     network = namespaces.LabNetwork(options.num_hosts, link)
     cores = shares(sorted(os.sched_getaffinity(0)), options.num_hosts)
-    gpus = shares(devices.visible_gpus(), options.num_hosts)
+    gpus = shares(visible_gpus(), options.num_hosts)
     if not options.quiet:
         line = summary(options.num_hosts, options.ranks_per_host, link, cores)
         print(line, file=sys.stderr, flush=True)
@@ -156,7 +178,7 @@ def _run(options: LabOptions, link: ShapedLink) -> int:
             job = HostJob(host, options.num_hosts, options.ranks_per_host, run_id, options.module_arguments)
             environment = os.environ | host_environment(host, link, gpus[host])
             environment |= {} if gpus[host] else steady_memory(environment)
-            with devices.pinned(cores[host]):
+            with pinned(cores[host]):
                 hosts.append(_start(network, job, environment))
         for host, process in enumerate(hosts[1:], start=1):
             said = (process.stdout, host_name(host), sys.stderr, lambda: not muted.is_set())
@@ -178,6 +200,37 @@ def _run(options: LabOptions, link: ShapedLink) -> int:
             process.wait()
         for speaker in speakers:
             speaker.join()
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs that CUDA would see, by the names that CUDA_VISIBLE_DEVICES takes."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return [gpu for gpu in named.split(",") if gpu]
+    numbers = (re.fullmatch(r"nvidia([0-9]+)", path.name) for path in Path("/dev").glob("nvidia*"))
+    return [str(number) for number in sorted(int(match[1]) for match in numbers if match)]
+
+
+@contextmanager
+def pinned(cores: Sequence[int]) -> Iterator[None]:
+    """Processes started meanwhile run on `cores` only."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def summary(num_hosts: int, ranks_per_host: int, link: ShapedLink, cores: Sequence[Sequence[int]]) -> str:
+    """One line that says what lab was made."""
+    each = len(cores[0])
+    shared = ", shared between hosts" if len({core for share in cores for core in share}) < num_hosts else ""
+    ranks = f"{ranks_per_host} rank{'s' * (ranks_per_host > 1)}"
+    return (
+        f"lab: {num_hosts} hosts of {ranks} each, link {link.label} each way, "
+        f"{each} CPU core{'s' * (each > 1)} per host{shared}"
+    )
 
 
 def _run_in_turns(options: LabOptions) -> int:

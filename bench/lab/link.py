@@ -18,14 +18,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
 from typing import TypeVar
 
 from bench.errors import UsageError
 
 T = TypeVar("T")
 
-MIN_HOSTS, MAX_HOSTS = 2, 64
 MIN_RATE_BIT_PER_S, MAX_RATE_BIT_PER_S = 1_000_000, 100_000_000_000
 MAX_DELAY_S = 10.0
 BURST_S = 0.002
@@ -106,24 +104,6 @@ def parse_delay(text: str) -> float:
     return delay_s
 
 
-def parse_hosts(text: str) -> int:
-    """A number of hosts from 2 to 64."""
-    if not re.fullmatch(r"[0-9]{1,3}", text) or not MIN_HOSTS <= int(text) <= MAX_HOSTS:
-        raise UsageError(f"--hosts {text!r} is not a whole number from {MIN_HOSTS} to {MAX_HOSTS}")
-    return int(text)
-
-
-def module_arguments(command: Sequence[str], executable: str) -> list[str]:
-    """The `MODULE args...` of `python -m MODULE args...`; every rank runs it under `executable`."""
-    pythons = {"python", "python3", executable, PurePath(executable).name}
-    if len(command) < 3 or command[0] not in pythons or command[1] != "-m" or command[2].startswith("-"):
-        given = " ".join(command) or "nothing"
-        raise UsageError(
-            f"after -- comes python -m MODULE args..., not {given!r}; e.g. -- python -m bench.run"
-        )
-    return list(command[2:])
-
-
 def shares(items: Sequence[T], num_hosts: int) -> list[list[T]]:
     """Contiguous equal shares of cores or GPUs, one per host; with fewer items than hosts they are shared."""
     size = max(1, len(items) // num_hosts)
@@ -197,17 +177,6 @@ def job_exit_code(codes: Sequence[int]) -> int:
     failed = [128 - code if code < 0 else code for code in codes if code]
     chosen = [code for code in failed if 1 < code < 128]
     return (chosen or failed or [0])[0]
-
-
-def summary(num_hosts: int, ranks_per_host: int, link: ShapedLink, cores: Sequence[Sequence[int]]) -> str:
-    """One line that says what lab was made."""
-    each = len(cores[0])
-    shared = ", shared between hosts" if len({core for share in cores for core in share}) < num_hosts else ""
-    ranks = f"{ranks_per_host} rank{'s' * (ranks_per_host > 1)}"
-    return (
-        f"lab: {num_hosts} hosts of {ranks} each, link {link.label} each way, "
-        f"{each} CPU core{'s' * (each > 1)} per host{shared}"
-    )
 
 
 def _in_largest_unit(value: float, units: Mapping[str, float]) -> str:

@@ -10,21 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.errors import UsageError
+from bench.lab.__main__ import MAX_HOSTS, module_arguments, summary
 from bench.lab.link import (
     INTERFACE,
-    MAX_HOSTS,
     MAX_RATE_BIT_PER_S,
     MIN_RATE_BIT_PER_S,
     ShapedLink,
     address,
     host_environment,
     job_exit_code,
-    module_arguments,
     parse_delay,
     parse_rate,
     shaping_commands,
     shares,
-    summary,
 )
 
 
