@@ -1,28 +1,26 @@
-"""Several hosts on one Linux machine, joined by a link of a chosen rate.
+"""Make several hosts on one Linux machine, joined by links of a chosen rate, and run a job on them.
 
     python -m bench.lab --hosts 2 --rate 1gbit -- python -m bench.run --modes ddp --gpus 1,2
 
-Every host is a network namespace with one interface, its own share of the CPU cores (and of the GPUs, where
-there are some) and its own elastic launcher; the launchers meet over the lab's network as on a cluster. The
-interfaces lead to one switch (a bridge), and every link is held to the rate both ways by `tc tbf`.
+A host is a network namespace with one interface, its own share of the CPU cores and GPUs, and its own
+elastic launcher. The launchers meet over the lab's network as on a cluster.
 
 What to know about the link:
 
-- The rate counts Ethernet frames: with packets of 1,500 bytes TCP delivers at most 95.6% of it
-  (1,448 of every 1,514 bytes).
-- A link that was idle lets its first 2 ms worth (at least 70 kB) pass at memory speed. Messages below
-  that (250 KB at 1 Gbit/s) show the cost of software, not of the link; long transfers keep to the rate.
-- TCP's congestion control is Reno: where there are no losses it keeps the link full.
-- The bucket holds TCP's largest segment, so the kernel does not cut it in software and takes no core for it.
+- The rate counts Ethernet frames: TCP delivers at most 95.6% of it.
+- After a pause the first 2 ms worth (at least 70 kB) pass at memory speed. Messages below that (250 KB at
+  1 Gbit/s) show the cost of software, not of the link.
 - The same cores move the bytes and compute: beyond a few Gbit/s few cores, not the link, are the limit.
-- `--delay` holds what leaves a host (netem): one way, so a round trip takes twice as long.
+- The delay is one way: a round trip takes twice as long.
 
-`--rate 200mbit,1gbit` measures a `bench.run` at every rate, in turns: a lab of its own for each, only one of
-which computes at any moment, so that whatever the machine does meets them all. `{rate}` in the job's
-arguments stands for the rate, as in `--out results/{rate}`.
+Several rates (--rate 200mbit,1gbit) are measured in turns, which only bench.run can: whatever the machine
+does meanwhile affects all of them. {rate} in the job's arguments stands for the rate: --out results/{rate}.
 
-Needs Linux, iproute2, util-linux, and root or user namespaces. The network has no name outside the
-lab and lives no longer than its processes: success, failure, Ctrl-C and kill -9 leave nothing behind.
+Needs Linux, iproute2, util-linux, and root or user namespaces. Nothing of the lab remains afterwards: not
+after success, failure, Ctrl-C or kill -9.
+
+Exit status: the job's; 2 for a wrong command line; 128 + N after signal N, so 130 after Ctrl-C and 143 after
+SIGTERM (bench.run on its own ends with 130 after both).
 """
 
 from __future__ import annotations
@@ -64,10 +62,10 @@ MIN_HOSTS, MAX_HOSTS = 2, 64
 """Two make a network; the upper end only stops a slip of the keyboard."""
 
 FAILURE_GRACE_S = 3.0
-"""How long the other hosts may go on, to say what they have to say, once a host has failed."""
+"""How long the other hosts may go on once a host has failed: time to print their own errors."""
 
 LOST_GRACE_S = 20.0
-"""The same where a host is gone without a word: the first rank waits a little, then closes its books."""
+"""The same where a host was killed: the first rank waits for it a little, then writes its tables."""
 
 STOP_GRACE_S = 10.0
 """How long the job may wind up after Ctrl-C or SIGTERM; a second one ends it at once."""
@@ -159,7 +157,11 @@ def module_arguments(command: Sequence[str], executable: str) -> list[str]:
 
 def run(options: LabOptions) -> int:
     """Make the lab, run the job in it, and return the job's exit code; of several rates, all in turns."""
-    return _run_in_turns(options) if len(options.links) > 1 else _run(options, options.links[0])
+    if len(options.links) == 1:
+        return _run(options, options.links[0])
+    labs = rates.commands(options.links, options.without_rate, options.module_arguments)
+    names = [link.rate_label for link in options.links]
+    return rates.run_in_turns(labs, names, namespaces.environment(), stop_grace_s=2 * STOP_GRACE_S)
 
 
 def _run(options: LabOptions, link: ShapedLink) -> int:
@@ -171,8 +173,8 @@ def _run(options: LabOptions, link: ShapedLink) -> int:
         print(line, file=sys.stderr, flush=True)
     run_id = f"lab-{secrets.token_hex(8)}"
     hosts: list[subprocess.Popen[str]] = []
-    speakers: list[threading.Thread] = []
-    muted = threading.Event()
+    printers: list[threading.Thread] = []
+    stopping = threading.Event()
     try:
         for host in range(options.num_hosts):
             job = HostJob(host, options.num_hosts, options.ranks_per_host, run_id, options.module_arguments)
@@ -181,13 +183,13 @@ def _run(options: LabOptions, link: ShapedLink) -> int:
             with pinned(cores[host]):
                 hosts.append(_start(network, job, environment))
         for host, process in enumerate(hosts[1:], start=1):
-            said = (process.stdout, host_name(host), sys.stderr, lambda: not muted.is_set())
-            speaker = threading.Thread(target=rates.forward, args=said)
-            speaker.start()
-            speakers.append(speaker)
+            output = (process.stdout, host_name(host), sys.stderr, lambda: not stopping.is_set())
+            printer = threading.Thread(target=rates.forward, args=output)
+            printer.start()
+            printers.append(printer)
         return job_exit_code(_wait(hosts))
     except Stopped as stopped:
-        muted.set()
+        stopping.set()
         for process in hosts:
             if process.poll() is None:
                 os.killpg(process.pid, stopped.number)
@@ -198,8 +200,8 @@ def _run(options: LabOptions, link: ShapedLink) -> int:
             process.kill()
         for process in hosts:
             process.wait()
-        for speaker in speakers:
-            speaker.join()
+        for printer in printers:
+            printer.join()
 
 
 def visible_gpus() -> list[str]:
@@ -233,16 +235,10 @@ def summary(num_hosts: int, ranks_per_host: int, link: ShapedLink, cores: Sequen
     )
 
 
-def _run_in_turns(options: LabOptions) -> int:
-    labs = rates.commands(options.links, options.without_rate, options.module_arguments)
-    names = [link.rate_label for link in options.links]
-    return rates.run_in_turns(labs, names, namespaces.environment(), stop_grace_s=2 * STOP_GRACE_S)
-
-
 def _start(
     network: namespaces.LabNetwork, job: HostJob, environment: dict[str, str]
 ) -> subprocess.Popen[str]:
-    """Start a host: host0 speaks for itself, the others to a pipe; the job follows on standard input."""
+    """Start a host: host0 prints to the terminal, the others to a pipe; the job comes on standard input."""
     first = job.host == 0
     process = subprocess.Popen(
         network.host_command(job.host, [sys.executable, "-m", "bench.lab.host"]),

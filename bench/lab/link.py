@@ -1,16 +1,7 @@
-"""What a lab consists of: links, addresses, cores, commands and the job's exit code. Pure.
+"""A lab on paper: links, addresses, the commands that make them, and each host's part of the job.
 
 A link of rate R is a `tc tbf` on both of its ends: on the host's own interface (what leaves the host) and on
-the switch's port to it (what reaches the host). A token bucket lets `burst` bytes pass at once and then
-refills at R, so it meets R in the long run only if the bucket outlasts the time the kernel may be late to
-come back to it: measured on busy cores, 2 ms of the link are enough, 0.5 ms cost up to a third of 1 Gbit/s.
-A bucket smaller than the 64 KiB that TCP hands down at once has the kernel cut them into packets in software:
-at 200 Mbit/s that took 41% of two cores and slowed the compute beside it fourfold, so no bucket is smaller.
-The hosts' TCP uses Reno, which every kernel has: it keeps a link without losses full. BBR, some machines'
-default, probes for its rate and delay instead: at 200 Mbit/s a 47 MB all-reduce took 1,957-2,115 ms under it
-and 1,957-1,994 ms under Reno. The queue holds what a connection has in flight at most (tcp_wmem, 4 MB), as a
-precaution: a packet dropped at the end of a message would cost TCP's least timeout, 200 ms. With it no packet
-was dropped; with a shorter one drops were not counted.
+the switch's port to it (what reaches the host). docs/lab.md says how close it comes to a real link.
 """
 
 from __future__ import annotations
@@ -26,13 +17,25 @@ T = TypeVar("T")
 
 MIN_RATE_BIT_PER_S, MAX_RATE_BIT_PER_S = 1_000_000, 100_000_000_000
 MAX_DELAY_S = 10.0
+
 BURST_S = 0.002
+"""What a bucket holds, as time on the link: it has to outlast a kernel that comes back late on busy cores.
+Measured: 2 ms are enough, 0.5 ms cost up to a third of 1 Gbit/s."""
+
 MIN_BURST_BYTES = 70_000
-QUEUE_S, MAX_QUEUE_S = 0.05, 0.5
-QUEUE_BYTES = 8_000_000
+"""More than the 64 KiB that TCP hands down at once: the kernel would cut them into packets in software, which
+at 200 Mbit/s took 41% of two cores."""
+
+QUEUE_BYTES, QUEUE_S, MAX_QUEUE_S = 8_000_000, 0.05, 0.5
+"""What waits for a link before a packet is dropped: these bytes, but at least 50 ms and at most 0.5 s of its
+rate. A connection has at most 4 MB in flight (tcp_wmem), so none is dropped; one dropped at the end of a
+message would cost TCP's least timeout, 200 ms."""
+
 INTERFACE = "eth0"
 NETWORK = "10.77.0"
+
 RENDEZVOUS_PORT = 29500
+"""torchrun's default for --master-port; in a lab's own network no other program can hold it."""
 
 _BITS_PER_S = {"mbit": 10**6, "gbit": 10**9}
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -132,7 +135,11 @@ def switch_commands(namespaces: Sequence[str]) -> list[str]:
 
 
 def host_commands(host: int) -> list[str]:
-    """`ip` batch lines, run in the host's namespace; IPv4 only, so that nobody waits for IPv6 discovery."""
+    """`ip` batch lines, run in the host's namespace.
+
+    IPv4 only, so that nobody waits for IPv6 discovery. TCP uses Reno, which every kernel has and which keeps
+    a link without losses full; BBR, some machines' default, probes for its rate instead.
+    """
     return [
         "link set lo up",
         f"link set {INTERFACE} addrgenmode none up",

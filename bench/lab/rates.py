@@ -54,8 +54,8 @@ def run_in_turns(
 ) -> int:
     """Run the labs' commands in turns until all have ended; the job's exit code.
 
-    What they say comes line by line under their `names`. A lab that fails is waited for no more: the others
-    go on. Whatever is raised meanwhile, such as by a signal's handler, first ends the labs.
+    Their output comes line by line under their `names`. A lab that fails is waited for no more: the others go
+    on. Whatever is raised meanwhile, such as by a signal's handler, first ends the labs.
     """
     with refereed(len(labs)) as referee:
         # If this process is killed, its labs end themselves.
@@ -72,13 +72,13 @@ def run_in_turns(
             )
             for lab in labs
         ]
-        speakers = [
+        printers = [
             threading.Thread(target=forward, args=(stream, name, to))
             for lab, name in zip(running, names, strict=True)
             for stream, to in ((lab.stdout, sys.stdout), (lab.stderr, sys.stderr))
         ]
-        for speaker in speakers:
-            speaker.start()
+        for printer in printers:
+            printer.start()
 
         def ended(lab: subprocess.Popen[str]) -> int:
             code = lab.wait()
@@ -96,8 +96,8 @@ def run_in_turns(
                     raise
             return job_exit_code(codes)
         finally:
-            for speaker in speakers:
-                speaker.join()
+            for printer in printers:
+                printer.join()
 
 
 def forward(stream: TextIO | None, name: str, to: TextIO, wanted: Callable[[], bool] = lambda: True) -> None:
