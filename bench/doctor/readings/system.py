@@ -26,6 +26,11 @@ SAMPLE_S = 0.5
 
 CPUS = "sys/devices/system/cpu"
 
+LOOK_UP_S = 1.0
+"""How long to wait for the name service; gloo itself would wait for as long as it takes."""
+
+ROUTE_UP, ANYWHERE = 0x1, "00000000"
+
 
 def attempt(read: Callable[[], T]) -> T | None:
     """What `read` returns; None where this system has no such reading."""
@@ -163,12 +168,6 @@ def read_disk(folder: Path) -> Disk:
         free_bytes=None if usage is None else usage.free,
         writable=there.is_dir() and os.access(there, os.W_OK | os.X_OK),
     )
-
-
-LOOK_UP_S = 1.0
-"""How long to wait for the name service; gloo itself would wait for as long as it takes."""
-
-ROUTE_UP, ANYWHERE = 0x1, "00000000"
 
 
 def read_network(root: Path = Path("/")) -> HostNetwork:

@@ -26,6 +26,15 @@ FAULTS = frozenset(
 CHOICES = frozenset((ClockReason.APPLICATION, ClockReason.SYNC_BOOST, ClockReason.DISPLAY))
 """Reasons that someone set, again by NVML's documentation."""
 
+PATHS = {
+    "PIX": "one PCIe switch",
+    "PXB": "several PCIe switches",
+    "PHB": "the PCIe host bridge",
+    "NODE": "host bridges of one NUMA node",
+    "SYS": "the link between sockets",
+}
+"""Abbreviations of `nvidia-smi topo -m`, by its own legend."""
+
 
 @dataclass(frozen=True)
 class GpuFinding:
@@ -222,16 +231,6 @@ def persistence(gpu: Gpu) -> GpuFinding:
         return GpuFinding("ok", "on")
     advice = "sudo nvidia-smi -pm 1, or run nvidia-persistenced"
     return GpuFinding("caution", "off: the driver unloads between runs, and settings with it", advice)
-
-
-PATHS = {
-    "PIX": "one PCIe switch",
-    "PXB": "several PCIe switches",
-    "PHB": "the PCIe host bridge",
-    "NODE": "host bridges of one NUMA node",
-    "SYS": "the link between sockets",
-}
-"""Abbreviations of `nvidia-smi topo -m`, by its own legend."""
 
 
 def links(machine: HostReadings, gpus: Sequence[Gpu]) -> Finding:

@@ -15,6 +15,22 @@ src/misc/socket.cc)."""
 
 VIRTUAL_PREFIXES = ("docker", "virbr", "veth", "br-")
 
+REINSTALL = "install torch and torchvision together, from one index: pip install -U torch torchvision"
+
+SLOW_SETTINGS: tuple[tuple[str, tuple[str, ...], str], ...] = (
+    ("CUDA_LAUNCH_BLOCKING", ("1",), "bad"),
+    ("PYTORCH_NO_CUDA_MEMORY_CACHING", ("1",), "bad"),
+    ("TORCH_DISTRIBUTED_DEBUG", ("DETAIL",), "bad"),
+    ("TORCH_DISTRIBUTED_DEBUG", ("INFO",), "caution"),
+    ("NCCL_DEBUG", ("INFO", "TRACE"), "caution"),
+    ("NCCL_P2P_DISABLE", ("1",), "caution"),
+    ("NCCL_SHM_DISABLE", ("1",), "caution"),
+    ("NCCL_IB_DISABLE", ("1",), "caution"),
+)
+"""Name, values, how grave. The bad ones make every launch wait, every allocation a cudaMalloc, every
+collective checked by another (PyTorch notes "CUDA environment variables" and "Distributed: debugging"); the
+others switch a transport off or write logs (NCCL user guide, "Environment variables")."""
+
 
 def library_findings(machine: HostReadings) -> list[Finding]:
     """Judge OpenMP, gloo, torch, torchvision and debugging settings; with GPUs also NCCL and the driver."""
@@ -139,23 +155,6 @@ def _choose(library: str, network: HostNetwork) -> str:
 
 def _names(interfaces: Sequence[Interface]) -> str:
     return ", ".join(f"{i.name}{'' if i.is_up else ' (down)'}" for i in interfaces) or "none"
-
-
-REINSTALL = "install torch and torchvision together, from one index: pip install -U torch torchvision"
-
-SLOW_SETTINGS: tuple[tuple[str, tuple[str, ...], str], ...] = (
-    ("CUDA_LAUNCH_BLOCKING", ("1",), "bad"),
-    ("PYTORCH_NO_CUDA_MEMORY_CACHING", ("1",), "bad"),
-    ("TORCH_DISTRIBUTED_DEBUG", ("DETAIL",), "bad"),
-    ("TORCH_DISTRIBUTED_DEBUG", ("INFO",), "caution"),
-    ("NCCL_DEBUG", ("INFO", "TRACE"), "caution"),
-    ("NCCL_P2P_DISABLE", ("1",), "caution"),
-    ("NCCL_SHM_DISABLE", ("1",), "caution"),
-    ("NCCL_IB_DISABLE", ("1",), "caution"),
-)
-"""Name, values, how grave. The bad ones make every launch wait, every allocation a cudaMalloc, every
-collective checked by another (PyTorch notes "CUDA environment variables" and "Distributed: debugging"); the
-others switch a transport off or write logs (NCCL user guide, "Environment variables")."""
 
 
 def torch_build(machine: HostReadings) -> Finding:

@@ -23,6 +23,30 @@ SELF_SCALING_DRIVERS = ("intel_pstate", "amd-pstate-epp", "amd_pstate_epp")
 """Drivers whose "powersave" still follows the load (Linux admin-guide/pm, intel_pstate and amd-pstate, active
 mode); under any other driver "powersave" is the lowest frequency, always (admin-guide/pm/cpufreq)."""
 
+RANK_BYTES = 2**30
+"""Host memory of one rank: 0.7 GiB with a CUDA build of torch imported, 0.9 GiB training ResNet-18 (measured,
+resident set). Less than this per device and ranks are killed; less than twice leaves no page cache."""
+
+PRESSURE_CAUTION_PCT, PRESSURE_BAD_PCT = 5.0, 25.0
+"""Share of the last 10 s in which some task waited for memory (Linux accounting/psi, "some avg10"): the
+gate's default threshold, and five times it."""
+
+SWAP_CAUTION_SHARE = 0.01
+"""Swap in use, as a share of memory. Own rule: pages put away once do no harm; reading them back does."""
+
+SHM_BAD_BYTES = 64 * 2**20
+"""Docker's default size of /dev/shm (docker run reference, --shm-size), less than two batches."""
+
+BATCH_BYTES = 64 * 3 * 224 * 224 * 4
+"""`bench.run`'s default batch on a GPU, float32."""
+
+BATCHES_IN_FLIGHT = 2 * 2
+"""`--data-workers` 2 times DataLoader's default prefetch_factor 2 (torch.utils.data)."""
+
+DISK_BAD_BYTES, DISK_CAUTION_BYTES = 100 * 2**20, 2 * 2**30
+"""Own rule: tables, journal and page of a run stay below 100 MiB; with --trace about 10 MiB per case and
+rank, so a sweep of 20 cases on 8 ranks writes 1.6 GiB."""
+
 
 def resource_findings(machine: HostReadings) -> list[Finding]:
     """Judge cores, memory and disk."""
@@ -174,31 +198,6 @@ def numa(cpu: Cpu) -> Finding:
             "sudo sysctl kernel.numa_balancing=0",
         )
     return Finding("NUMA", "ok", text)
-
-
-RANK_BYTES = 2**30
-"""Host memory of one rank: 0.7 GiB with a CUDA build of torch imported, 0.9 GiB training ResNet-18 (measured,
-resident set). Less than this per device and ranks are killed; less than twice leaves no page cache."""
-
-PRESSURE_CAUTION_PCT, PRESSURE_BAD_PCT = 5.0, 25.0
-"""Share of the last 10 s in which some task waited for memory (Linux accounting/psi, "some avg10"): the
-gate's default threshold, and five times it."""
-
-SWAP_CAUTION_SHARE = 0.01
-"""Swap in use, as a share of memory. Own rule: pages put away once do no harm; reading them back does."""
-
-SHM_BAD_BYTES = 64 * 2**20
-"""Docker's default size of /dev/shm (docker run reference, --shm-size), less than two batches."""
-
-BATCH_BYTES = 64 * 3 * 224 * 224 * 4
-"""`bench.run`'s default batch on a GPU, float32."""
-
-BATCHES_IN_FLIGHT = 2 * 2
-"""`--data-workers` 2 times DataLoader's default prefetch_factor 2 (torch.utils.data)."""
-
-DISK_BAD_BYTES, DISK_CAUTION_BYTES = 100 * 2**20, 2 * 2**30
-"""Own rule: tables, journal and page of a run stay below 100 MiB; with --trace about 10 MiB per case and
-rank, so a sweep of 20 cases on 8 ranks writes 1.6 GiB."""
 
 
 def free_memory(machine: HostReadings) -> Finding:
