@@ -33,7 +33,7 @@ STYLES = {"ok": "green", "unknown": "dim", "caution": "yellow", "bad": "bold red
 
 
 def parser() -> Parser:
-    """The command line."""
+    """Make the command line's parser."""
     made = Parser(
         prog="python -m bench.doctor",
         description=__doc__,
@@ -67,7 +67,7 @@ def parser() -> Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of the command; the exit code."""
+    """Run the command and return its exit code."""
     return guarded("bench.doctor", lambda: _main(argv))
 
 
@@ -120,7 +120,7 @@ def _noise(options: argparse.Namespace) -> int:
 
 
 def read_machine(*, results: Path = Path("results")) -> HostReadings:
-    """Everything the doctor looks at; takes a few seconds, most of it importing torch."""
+    """Read everything that the rules judge; it takes a few seconds, most of them for importing torch."""
     # First what our own work would disturb: the load, then the GPUs, then the imports.
     cpu, memory = read_host()
     driver = read_gpus()
@@ -139,12 +139,12 @@ def read_machine(*, results: Path = Path("results")) -> HostReadings:
 
 
 def diagnose(machine: HostReadings) -> list[Finding]:
-    """Every line of the doctor, in reading order: GPUs, cores, memory, network, software."""
+    """Judge the readings, in reading order: GPUs, cores, memory, network, software."""
     return [*gpu_findings(machine), *resource_findings(machine), *library_findings(machine)]
 
 
 def show(found: Sequence[Finding]) -> None:
-    """One line per finding, what to do under it."""
+    """Print one line per finding, and what to do under it."""
     if not found:
         return
     table = Table.grid(padding=(0, 2))
@@ -158,7 +158,7 @@ def show(found: Sequence[Finding]) -> None:
 
 
 def summary(found: Sequence[Finding]) -> str:
-    """The last line: counts, and what they mean for a measurement."""
+    """Count the findings and say what they mean for a measurement."""
     counts = Counter(finding.status for finding in found)
     numbers = ", ".join(f"{counts[status]} {status}" for status in ("bad", "caution", "unknown", "ok"))
     if counts["bad"]:
@@ -171,7 +171,7 @@ def summary(found: Sequence[Finding]) -> str:
 
 
 def as_json(machine: HostReadings, found: Sequence[Finding], status: Status) -> str:
-    """Findings and readings; null is "could not be read", "unlimited" is no limit."""
+    """Write findings and readings as JSON; null is "could not be read", "unlimited" is no limit."""
     whole = {"status": status, "findings": [asdict(f) for f in found], "readings": asdict(machine)}
     return to_json(_plain(whole))
 

@@ -138,14 +138,14 @@ def parse(argv: Sequence[str]) -> LabOptions:
 
 
 def parse_hosts(text: str) -> int:
-    """A number of hosts from 2 to 64."""
+    """Parse a number of hosts from 2 to 64."""
     if not re.fullmatch(r"[0-9]{1,3}", text) or not MIN_HOSTS <= int(text) <= MAX_HOSTS:
         raise UsageError(f"--hosts {text!r} is not a whole number from {MIN_HOSTS} to {MAX_HOSTS}")
     return int(text)
 
 
 def module_arguments(command: Sequence[str], executable: str) -> list[str]:
-    """The `MODULE args...` of `python -m MODULE args...`; every rank runs it under `executable`."""
+    """Find the `MODULE args...` of `python -m MODULE args...`; every rank runs it under `executable`."""
     pythons = {"python", "python3", executable, PurePath(executable).name}
     if len(command) < 3 or command[0] not in pythons or command[1] != "-m" or command[2].startswith("-"):
         given = " ".join(command) or "nothing"
@@ -205,7 +205,7 @@ def _run(options: LabOptions, link: ShapedLink) -> int:
 
 
 def visible_gpus() -> list[str]:
-    """The GPUs that CUDA would see, by the names that CUDA_VISIBLE_DEVICES takes."""
+    """List the GPUs that CUDA would see, by the names that CUDA_VISIBLE_DEVICES takes."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
         return [gpu for gpu in named.split(",") if gpu]
@@ -215,7 +215,7 @@ def visible_gpus() -> list[str]:
 
 @contextmanager
 def pinned(cores: Sequence[int]) -> Iterator[None]:
-    """Processes started meanwhile run on `cores` only."""
+    """Let processes that are started meanwhile run on `cores` only."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:
@@ -225,7 +225,7 @@ def pinned(cores: Sequence[int]) -> Iterator[None]:
 
 
 def summary(num_hosts: int, ranks_per_host: int, link: ShapedLink, cores: Sequence[Sequence[int]]) -> str:
-    """One line that says what lab was made."""
+    """Say in one line what lab was made."""
     each = len(cores[0])
     shared = ", shared between hosts" if len({core for share in cores for core in share}) < num_hosts else ""
     ranks = f"{ranks_per_host} rank{'s' * (ranks_per_host > 1)}"
@@ -257,7 +257,10 @@ def _start(
 
 
 def _wait(hosts: Sequence[subprocess.Popen[str]], deadline_s: float | None = None) -> list[int]:
-    """Exit codes in the order of ending; from the first failure on, the others have a grace period."""
+    """Wait for the hosts and return their exit codes in the order of ending.
+
+    From the first failure on, the others have a grace period.
+    """
     codes: list[int] = []
     running = {os.pidfd_open(process.pid): process for process in hosts if process.returncode is None}
     while running:
@@ -285,7 +288,7 @@ def _stop(number: int, _frame: FrameType | None) -> NoReturn:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; the exit code is the job's, 2 for a usage error, 128 + signal after a signal."""
+    """Run the command: the job's exit code, 2 for a usage error, 128 + signal after a signal."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         return guarded("bench.lab", lambda: _main(arguments))

@@ -71,7 +71,7 @@ class ShapedLink:
 
     @property
     def queue_bytes(self) -> int:
-        """Bytes that wait for the link before one is dropped: 50 ms of its rate, 8 MB where that is brief."""
+        """Bytes that wait for the link before a packet is dropped."""
         brief = min(QUEUE_BYTES, int(self.rate_bit_per_s * MAX_QUEUE_S / 8))
         return self.burst_bytes + max(brief, int(self.rate_bit_per_s * QUEUE_S / 8))
 
@@ -88,7 +88,7 @@ class HostJob:
 
 
 def parse_rate(text: str) -> int:
-    """`200mbit`, `1gbit` or `2.5gbit` in bit/s (decimal units, as networks count)."""
+    """Parse `200mbit`, `1gbit` or `2.5gbit` to bit/s (decimal units, as networks count)."""
     match = re.fullmatch(_NUMBER + "(mbit|gbit)", text)
     if not match:
         raise UsageError(f"rate {text!r} is not understood; write it as 200mbit, 1gbit or 2.5gbit")
@@ -99,7 +99,7 @@ def parse_rate(text: str) -> int:
 
 
 def parse_delay(text: str) -> float:
-    """`500us`, `1ms` or `0.1s` in seconds."""
+    """Parse `500us`, `1ms` or `0.1s` to seconds."""
     match = re.fullmatch(_NUMBER + "(us|ms|s)", text)
     delay_s = float(match[1]) * _SECONDS[match[2]] if match else 0.0
     if not 1e-6 <= delay_s <= MAX_DELAY_S:
@@ -108,7 +108,7 @@ def parse_delay(text: str) -> float:
 
 
 def shares(items: Sequence[T], num_hosts: int) -> list[list[T]]:
-    """Contiguous equal shares of cores or GPUs, one per host; with fewer items than hosts they are shared."""
+    """Split cores or GPUs into equal contiguous shares, one per host; fewer items than hosts are shared."""
     size = max(1, len(items) // num_hosts)
     starts = [host * size % len(items) for host in range(num_hosts)] if items else [0] * num_hosts
     return [list(items[start : start + size]) for start in starts]
@@ -176,10 +176,11 @@ def host_environment(host: int, link: ShapedLink, gpus: Sequence[str]) -> dict[s
 
 
 def job_exit_code(codes: Sequence[int]) -> int:
-    """The exit code of a job from its processes' codes, in the order in which they ended; 0 if all are 0.
+    """Choose the exit code of a job from its processes' codes, in the order in which they ended.
 
     Peers of a failed process die of its absence, with 1 (an exception) or by a signal (negative, or above
-    128), sometimes before it has ended itself. So a code that a program chose, such as 2, goes first.
+    128), sometimes before it has ended itself. So a code that a program chose, such as 2, goes first; 0 only
+    where all are 0.
     """
     failed = [128 - code if code < 0 else code for code in codes if code]
     chosen = [code for code in failed if 1 < code < 128]

@@ -1,4 +1,4 @@
-"""Network namespaces joined by a shaped link: all of the lab's dealings with the kernel.
+"""Network namespaces joined by shaped links: everything that the lab asks of the kernel.
 
 Nothing here has a name outside the lab: a namespace is held by an open file descriptor of the lab's process
 and by the processes inside it, without a file under /run/netns or an interface in the machine's own
@@ -89,7 +89,7 @@ class LabNetwork:
 
 
 def _new_namespace() -> int:
-    """Move this thread to a new network namespace; a file descriptor that keeps it alive."""
+    """Move this thread to a new network namespace and return a file descriptor that keeps it alive."""
     # os.unshare is there from Python 3.12 on
     if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNET):
         raise UsageError(

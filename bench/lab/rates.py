@@ -28,7 +28,7 @@ PLACEHOLDER = "{rate}"
 def commands(
     links: Sequence[ShapedLink], options: Sequence[str], module_arguments: Sequence[str]
 ) -> list[list[str]]:
-    """The `bench.lab` of each link: `options` are those without `--rate`.
+    """Write the `bench.lab` command of each link; `options` are those without `--rate`.
 
     Raises:
         UsageError: the job cannot take turns, or two links have one rate.
@@ -52,7 +52,7 @@ def commands(
 def run_in_turns(
     labs: Sequence[Sequence[str]], names: Sequence[str], environment: dict[str, str], *, stop_grace_s: float
 ) -> int:
-    """Run the labs' commands in turns until all have ended; the job's exit code.
+    """Run the labs' commands in turns until all have ended, and return the job's exit code.
 
     Their output comes line by line under their `names`. A lab that fails is waited for no more: the others go
     on. Whatever is raised meanwhile, such as by a signal's handler, first ends the labs.

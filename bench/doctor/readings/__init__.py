@@ -1,4 +1,4 @@
-"""What can be read of a machine before measuring on it. None: could not be read; `math.inf`: no limit."""
+"""What was read of a machine. None means that it could not be read, `math.inf` that there is no limit."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class GpuProcess:
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """One GPU. `used_mib` leaves out what the driver keeps; `margin_c` is the way to thermal slow-down."""
+    """One GPU. `used_mib` leaves out what the driver keeps; `margin_c` is left until thermal slow-down."""
 
     index: int
     name: str | None = None

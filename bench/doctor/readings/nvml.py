@@ -44,7 +44,7 @@ class Driver:
 
 
 def read_gpus(root: Path = Path("/"), env: Mapping[str, str] = os.environ) -> Driver:
-    """Every GPU that CUDA_VISIBLE_DEVICES leaves, and how they are joined."""
+    """Read every GPU that CUDA_VISIBLE_DEVICES leaves, and how they are joined."""
     try:
         with nvml_devices() as handles:
             return _driver(handles, root, env.get("CUDA_VISIBLE_DEVICES"))
@@ -67,7 +67,7 @@ def _driver(handles: Sequence[Any], root: Path, setting: str | None) -> Driver:
 
 
 def visible(setting: str | None, uuids: Sequence[str | None]) -> list[int]:
-    """Indices that CUDA_VISIBLE_DEVICES leaves, in NVML's order, which CUDA shares for equal GPUs.
+    """Find the indices that CUDA_VISIBLE_DEVICES leaves, in NVML's order, which CUDA shares for equal GPUs.
 
     A list of indices or UUID prefixes, ended by the first that is not there (CUDA programming guide). A part
     of a GPU (`MIG-…`) is not told apart: then all are shown.
@@ -137,13 +137,13 @@ def _reasons(handle: Any) -> frozenset[ClockReason] | None:
 
 
 def _errors(handle: Any, kind: int) -> int | None:
-    """Errors since the driver was loaded."""
+    """Count errors since the driver was loaded."""
     count: int | None = ask_nvml("nvmlDeviceGetTotalEccErrors", handle, kind, pynvml.NVML_VOLATILE_ECC)
     return count
 
 
 def _margin_c(handle: Any, temperature_c: int | None) -> int | None:
-    """Degrees to the nearest slow-down threshold; older drivers know the threshold instead."""
+    """Read the degrees to the nearest slow-down threshold; older drivers know the threshold instead."""
     margin: int | None = ask_nvml("nvmlDeviceGetMarginTemperature", handle)
     if margin is not None or temperature_c is None:
         return margin
@@ -153,7 +153,7 @@ def _margin_c(handle: Any, temperature_c: int | None) -> int | None:
 
 
 def _processes(handle: Any) -> tuple[GpuProcess, ...] | None:
-    """Processes other than this one that compute or draw."""
+    """List processes other than this one that compute or draw."""
     lists = [
         ask_nvml("nvmlDeviceGetComputeRunningProcesses", handle),
         ask_nvml("nvmlDeviceGetGraphicsRunningProcesses", handle),
@@ -168,7 +168,7 @@ def _processes(handle: Any) -> tuple[GpuProcess, ...] | None:
 
 
 def _numa_node(handle: Any, root: Path) -> int | None:
-    """The node of the GPU's PCI slot; the kernel writes -1 where the firmware does not say."""
+    """Find the NUMA node of the GPU's PCI slot; the kernel writes -1 where the firmware does not say."""
     pci = ask_nvml("nvmlDeviceGetPciInfo", handle)
     if pci is None:
         return None
@@ -178,7 +178,7 @@ def _numa_node(handle: Any, root: Path) -> int | None:
 
 
 def _num_nvlinks(handle: Any) -> int | None:
-    """Links that are up; None where the GPU has none to ask about."""
+    """Count NVLinks that are up; None where the GPU has none to ask about."""
     states = [ask_nvml("nvmlDeviceGetNvLinkState", handle, i) for i in range(pynvml.NVML_NVLINK_MAX_LINKS)]
     known = [state for state in states if state is not None]
     return sum(known) if known else None

@@ -33,7 +33,7 @@ ROUTE_UP, ANYWHERE = 0x1, "00000000"
 
 
 def attempt(read: Callable[[], T]) -> T | None:
-    """What `read` returns; None where this system has no such reading."""
+    """Return what `read` returns; None where this system has no such reading."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # psutil warns of what /proc lacks; here that is an answer
@@ -53,7 +53,7 @@ def allowed_cores() -> frozenset[int] | None:
 def read_host(
     root: Path = Path("/"), *, allowed: frozenset[int] | None = None, sample_s: float = SAMPLE_S
 ) -> tuple[Cpu, Memory]:
-    """Cores and memory; waits `sample_s` in between. `root` is where /proc, /sys and /dev are found."""
+    """Read cores and memory; waits `sample_s` in between. `root` is where /proc, /sys and /dev are found."""
     cores = allowed_cores() if allowed is None else allowed
     before = attempt(lambda: psutil.cpu_times(percpu=True))
     swap_before = attempt(psutil.swap_memory)
@@ -82,7 +82,7 @@ def read_host(
 def _shares(
     before: Sequence[Any] | None, after: Sequence[Any] | None, allowed: frozenset[int] | None
 ) -> tuple[float | None, float | None, float | None]:
-    """Shares of the allowed cores' time: busy and stolen in between, stolen since start-up."""
+    """Compute shares of the allowed cores' time: busy and stolen in between, stolen since start-up."""
     if not before or not after or len(before) != len(after):
         return None, None, None
     cores = [core for core in allowed or () if core < len(after)] or range(len(after))
@@ -95,7 +95,7 @@ def _shares(
 
 
 def _times(cores: Sequence[Any]) -> tuple[float, float, float]:
-    """Busy, stolen and all seconds of these cores; guests' time is part of user time already (proc(5))."""
+    """Sum up busy, stolen and all seconds of these cores; user time includes guests' (proc(5))."""
     guests = sum(getattr(core, "guest", 0.0) + getattr(core, "guest_nice", 0.0) for core in cores)
     idle = sum(core.idle + getattr(core, "iowait", 0.0) for core in cores)
     steal = sum(getattr(core, "steal", 0.0) for core in cores)
@@ -104,7 +104,7 @@ def _times(cores: Sequence[Any]) -> tuple[float, float, float]:
 
 
 def read_cpu(root: Path, allowed: frozenset[int] | None) -> Cpu:
-    """What /proc and /sys under `root` say of the cores."""
+    """Read what /proc and /sys under `root` say of the cores."""
     cpus = root / CPUS
     policies = sorted(cpus.glob("cpu[0-9]*/cpufreq"))
     governors = {sysfs.text(policy / "scaling_governor") for policy in policies} - {None}
@@ -141,7 +141,7 @@ def _nodes(root: Path, allowed: frozenset[int] | None) -> tuple[NumaNode, ...] |
 
 
 def read_memory(root: Path) -> Memory:
-    """Memory, the container's limit on it, stalls and shared memory."""
+    """Read memory, the container's limit on it, stalls and shared memory."""
     now = attempt(psutil.virtual_memory)
     shm = attempt(lambda: shutil.disk_usage(root / "dev/shm"))
     stalls = re.search(r"^some avg10=([0-9.]+)", sysfs.text(root / "proc/pressure/memory") or "")
@@ -158,7 +158,7 @@ def read_memory(root: Path) -> Memory:
 
 
 def read_disk(folder: Path) -> Disk:
-    """Room where `folder` is or would be made."""
+    """Read the room where `folder` is or would be made."""
     there = next((up for up in (folder, *folder.absolute().parents) if up.exists()), None)
     if there is None:
         return Disk(path=str(folder))
@@ -171,7 +171,7 @@ def read_disk(folder: Path) -> Disk:
 
 
 def read_network(root: Path = Path("/")) -> HostNetwork:
-    """Everything that decides which interface gloo and NCCL would use."""
+    """Read everything that decides which interface gloo and NCCL would use."""
     return HostNetwork(
         interfaces=attempt(_interfaces),
         default_route=_default_route(root),
@@ -203,7 +203,7 @@ def _interfaces() -> tuple[Interface, ...]:
 
 
 def _default_route(root: Path) -> str | None:
-    """The interface of the IPv4 default route: /proc/net/route, columns Iface Destination … Flags … Mask."""
+    """Find the interface of the IPv4 default route: /proc/net/route, Iface Destination … Flags … Mask."""
     for line in (sysfs.text(root / "proc/net/route") or "").splitlines()[1:]:
         words = line.split()
         if len(words) > 7 and words[1] == words[7] == ANYWHERE and int(words[3], 16) & ROUTE_UP:
@@ -212,7 +212,7 @@ def _default_route(root: Path) -> str | None:
 
 
 def _host_addresses() -> tuple[str, ...] | None:
-    """What gloo's own look-up of this host's name gives; empty where it gives nothing, None if too slow."""
+    """Look up this host's name as gloo does; empty where it resolves to nothing, None if too slow."""
     found: list[tuple[str, ...]] = []
 
     def look_up() -> None:

@@ -27,12 +27,12 @@ def unknown(name: str, text: str = "not readable here") -> Finding:
 
 
 def judged(name: str, status: Status, text: str, advice: str) -> Finding:
-    """A line of any status; ok goes without the advice."""
+    """Make a line of any status; ok goes without the advice."""
     return Finding(name, status, text, "" if status == "ok" else advice)
 
 
 def worst(statuses: Iterable[Status]) -> Status:
-    """The gravest of the statuses; ok without any."""
+    """Find the gravest of the statuses; ok without any."""
     return max(statuses, key=SEVERITY.index, default="ok")
 
 
@@ -42,11 +42,11 @@ def graded(value: float, *, caution: float, bad: float) -> Status:
 
 
 def figures(value: float) -> str:
-    """Cores and the like: `8`, `2.5`, `0.25`."""
+    """Write cores and the like: `8`, `2.5`, `0.25`."""
     return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
 def gib(value_bytes: float) -> str:
-    """Bytes as `1.5 GiB`, or `64 MiB` below one GiB."""
+    """Write bytes as `1.5 GiB`, or `64 MiB` below one GiB."""
     size_mib = value_bytes / 2**20
     return f"{size_mib / 1024:.1f} GiB" if size_mib >= 1024 else f"{size_mib:.0f} MiB"

@@ -1,4 +1,4 @@
-"""Findings about GPUs, one line per question for all of them, and how they reach each other and the cores."""
+"""Findings about GPUs, one line per question for all of them, and about the links between them."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def gpu_findings(machine: HostReadings) -> list[Finding]:
 
 
 def per_gpu(name: str, gpus: Sequence[Gpu], rule: Callable[[Gpu], GpuFinding]) -> Finding:
-    """One line for all GPUs: equal answers together, the gravest first; its advice is the line's."""
+    """Make one line for all GPUs: equal answers together, the gravest first, whose advice is the line's."""
     groups: dict[tuple[Status, str, str], list[tuple[int, float | None]]] = defaultdict(list)
     for gpu in gpus:
         verdict = rule(gpu)
@@ -94,7 +94,7 @@ def per_gpu(name: str, gpus: Sequence[Gpu], rule: Callable[[Gpu], GpuFinding]) -
 
 
 def span(values: Sequence[float]) -> str:
-    """`41-47`, or `41` where all agree."""
+    """Write `41-47`, or `41` where all agree."""
     if not values:
         return "?"
     low, high = f"{min(values):.0f}", f"{max(values):.0f}"
@@ -102,7 +102,7 @@ def span(values: Sequence[float]) -> str:
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """`0-3,6` for 0, 1, 2, 3, 6."""
+    """Write `0-3,6` for 0, 1, 2, 3, 6."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][-1] + 1:
@@ -113,7 +113,7 @@ def ranges(numbers: Sequence[int]) -> str:
 
 
 def models(machine: HostReadings, gpus: Sequence[Gpu]) -> Finding:
-    """What GPUs there are, and whether each is a whole and a real one."""
+    """Name the GPUs, and judge whether they are equal, whole and real ones."""
     counts = Counter(gpu.name or "name unknown" for gpu in gpus)
     text = ", ".join(f"{count} x {name}" for name, count in counts.items())
     if machine.num_gpus_present is not None and machine.num_gpus_present > len(gpus):
@@ -130,7 +130,7 @@ def models(machine: HostReadings, gpus: Sequence[Gpu]) -> Finding:
 
 
 def use(gpu: Gpu) -> GpuFinding:
-    """Whether anyone else uses it."""
+    """Judge whether anyone else uses the GPU."""
     busy = "share of time unknown" if gpu.busy_pct is None else "{}% busy"
     if gpu.processes:
         who = ", ".join(f"{p.pid}{f' ({p.used_mib} MiB)' if p.used_mib else ''}" for p in gpu.processes)
@@ -153,7 +153,7 @@ def use(gpu: Gpu) -> GpuFinding:
 
 
 def clocks(gpu: Gpu) -> GpuFinding:
-    """The SM clock now and at most, and what holds it down."""
+    """Judge the SM clock by what holds it down."""
     if gpu.sm_clock_mhz is None:
         return NOT_READABLE
     text = f"{{}} of {gpu.max_sm_clock_mhz or '?'} MHz"
@@ -173,7 +173,7 @@ def clocks(gpu: Gpu) -> GpuFinding:
 
 
 def power(gpu: Gpu) -> GpuFinding:
-    """The enforced power limit against the maker's default; the half watt is for rounding."""
+    """Judge the enforced power limit against the maker's default; the half watt is for rounding."""
     if gpu.power_limit_w is None or gpu.default_power_limit_w is None:
         return NOT_READABLE
     default = f"default {gpu.default_power_limit_w:.0f} W"
@@ -186,7 +186,7 @@ def power(gpu: Gpu) -> GpuFinding:
 
 
 def memory_errors(gpu: Gpu) -> GpuFinding:
-    """ECC mode and errors since the driver was loaded.
+    """Judge the ECC mode and the errors since the driver was loaded.
 
     Corrected errors need no action; uncorrected ones and a failed row remapping do (NVIDIA, "GPU Memory Error
     Management").
@@ -209,7 +209,7 @@ def memory_errors(gpu: Gpu) -> GpuFinding:
 
 
 def heat(gpu: Gpu) -> GpuFinding:
-    """Temperature and the way to thermal slow-down, both from NVML."""
+    """Judge the temperature by the degrees left to thermal slow-down, both from NVML."""
     if gpu.temperature_c is None:
         return NOT_READABLE
     if gpu.margin_c is None:
@@ -224,7 +224,7 @@ def heat(gpu: Gpu) -> GpuFinding:
 
 
 def persistence(gpu: Gpu) -> GpuFinding:
-    """Without persistence the driver lets go of an idle GPU (NVIDIA, "Driver Persistence")."""
+    """Judge persistence: without it the driver unloads an idle GPU (NVIDIA, "Driver Persistence")."""
     if gpu.persistence is None:
         return NOT_READABLE
     if gpu.persistence:
@@ -234,7 +234,7 @@ def persistence(gpu: Gpu) -> GpuFinding:
 
 
 def links(machine: HostReadings, gpus: Sequence[Gpu]) -> Finding:
-    """NVLink between every pair is what DDP's all-reduce wants; PCIe and host memory are slower ways.
+    """Judge how GPUs reach each other: all-reduce is fastest over NVLink, then PCIe, then host memory.
 
     Bus bandwidth of all-reduce, published: A100 pair 208 GB/s by NVLink, 20 GB/s by PCIe. PCIe is a caution
     only where other GPUs could be chosen, no peer access only where it could be had (not on GeForce cards).
@@ -271,7 +271,7 @@ def _nvlinks(name: str, gpus: Sequence[Gpu], num_pairs: int) -> Finding:
 
 
 def way(pair: GpuPair) -> str:
-    """How one pair is joined, in words."""
+    """Say how one pair is joined."""
     if pair.nvlink:
         return "by NVLink"
     if pair.peer_access is None:
@@ -281,7 +281,7 @@ def way(pair: GpuPair) -> str:
 
 
 def affinity(machine: HostReadings, gpus: Sequence[Gpu]) -> Finding:
-    """Whether this process may use cores on each GPU's own NUMA node."""
+    """Judge whether this process may use cores on each GPU's own NUMA node."""
     nodes = machine.cpu.nodes
 
     def near(gpu: Gpu) -> GpuFinding:

@@ -47,7 +47,7 @@ def library_findings(machine: HostReadings) -> list[Finding]:
 
 
 def nccl_interfaces(interfaces: Sequence[Interface], setting: str | None) -> list[Interface]:
-    """Interfaces that NCCL would use; `setting` is NCCL_SOCKET_IFNAME.
+    """Choose the interfaces that NCCL would use; `setting` is NCCL_SOCKET_IFNAME.
 
     Prefixes by commas, `=` before them for exact names, `^` for all but them (NCCL user guide).
     """
@@ -69,7 +69,7 @@ def _matches(name: str, pattern: str) -> bool:
 
 
 def nccl(network: HostNetwork, env: Mapping[str, str]) -> Finding:
-    """NCCL's interface for connecting ranks, and the InfiniBand or RoCE ports for the data."""
+    """Judge NCCL's interface for connecting ranks, and the InfiniBand or RoCE ports for the data."""
     name = "NCCL network"
     if network.interfaces is None:
         return unknown(name)
@@ -94,7 +94,7 @@ def nccl(network: HostNetwork, env: Mapping[str, str]) -> Finding:
 
 
 def gloo(network: HostNetwork, env: Mapping[str, str]) -> Finding:
-    """Gloo's interface: GLOO_SOCKET_IFNAME, else where this host's name resolves to, else loopback.
+    """Judge gloo's interface: GLOO_SOCKET_IFNAME, else where this host's name resolves to, else loopback.
 
     Source: PyTorch, ProcessGroupGloo.cpp, createDefaultDevice; exact names separated by commas.
     """
@@ -158,7 +158,7 @@ def _names(interfaces: Sequence[Interface]) -> str:
 
 
 def torch_build(machine: HostReadings) -> Finding:
-    """Torch, and whether it sees the GPUs that the driver shows."""
+    """Judge whether torch loads and sees the GPUs that the driver shows."""
     found = machine.software
     if found.torch_error is not None:
         return Finding("torch", "bad", f"does not load: {found.torch_error}", REINSTALL)
@@ -183,7 +183,7 @@ def torch_build(machine: HostReadings) -> Finding:
 
 
 def torchvision(found: Software) -> Finding:
-    """Whether torchvision was built for this torch: its own requirement, and whether it loads."""
+    """Judge whether torchvision was built for this torch: its own requirement, and whether it loads."""
     name = "torchvision"
     if found.torchvision is None:
         absent = Finding(name, "bad", f"does not load: {found.torchvision_error}", REINSTALL)
@@ -206,7 +206,7 @@ def _fits(version: str, requirement: str) -> bool:
 
 
 def driver(found: Software) -> Finding:
-    """Whether the driver is new enough for the CUDA that torch was built with.
+    """Judge whether the driver is new enough for the CUDA that torch was built with.
 
     Any of the same CUDA major version is ("CUDA Compatibility", minor version compatibility), and newer ones.
     """
@@ -227,7 +227,7 @@ def driver(found: Software) -> Finding:
 
 
 def settings(env: Mapping[str, str]) -> Finding:
-    """Environment variables for debugging that would be measured along with the step."""
+    """Name environment variables for debugging that would be measured along with the step."""
     found = [
         (f"{key}={env[key]}", key, grave)
         for key, values, grave in SLOW_SETTINGS
@@ -242,7 +242,7 @@ def settings(env: Mapping[str, str]) -> Finding:
 
 
 def threads(machine: HostReadings) -> Finding:
-    """OpenMP and MKL settings that every rank would inherit."""
+    """Judge the OpenMP and MKL settings that every rank would inherit."""
     name, env = "threads", machine.env
     pinned = [key for key in ("GOMP_CPU_AFFINITY", "KMP_AFFINITY") if env.get(key)]
     if pinned:

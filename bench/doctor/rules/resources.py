@@ -68,7 +68,7 @@ def resource_findings(machine: HostReadings) -> list[Finding]:
 
 
 def cores(machine: HostReadings) -> Finding:
-    """Cores this process may use against those present, and against what the devices need."""
+    """Judge the cores this process may use against those present, and against what the devices need."""
     usable = machine.usable_cores
     if usable is None:
         return unknown("cores")
@@ -79,7 +79,7 @@ def cores(machine: HostReadings) -> Finding:
 
 
 def _quota(machine: HostReadings, text: str) -> Finding | None:
-    """A container's quota below the cores it sees: sched-bwc in the Linux scheduler documents."""
+    """Find a container's quota below the cores it sees: sched-bwc in the Linux scheduler documents."""
     quota, allowed = machine.cpu.quota, machine.cpu.allowed
     if quota is None or allowed is None or quota >= allowed:
         return None
@@ -110,7 +110,7 @@ def _hardware_threads(machine: HostReadings, text: str) -> Finding | None:
 
 
 def _room(num_cores: float, num_gpus: int) -> Status:
-    """Whether so many cores can feed so many GPUs."""
+    """Grade whether so many cores can feed so many GPUs."""
     if num_cores < num_gpus:
         return "bad"
     return "caution" if num_cores < CORES_PER_GPU * num_gpus else "ok"
@@ -121,7 +121,7 @@ def _hidden(name: str, cpu: Cpu) -> Finding:
 
 
 def governor(cpu: Cpu) -> Finding:
-    """The frequency governor; only "performance" keeps one frequency target."""
+    """Judge the frequency governor; only "performance" keeps one frequency target."""
     name = "governor"
     if not cpu.governors:
         return _hidden(name, cpu)
@@ -135,7 +135,7 @@ def governor(cpu: Cpu) -> Finding:
 
 
 def turbo(cpu: Cpu, *, on_cpu: bool) -> Finding:
-    """Turbo: where cores stand in for devices, one busy core runs faster than many do."""
+    """Judge turbo: where cores stand in for devices, one busy core runs faster than many do."""
     name = "turbo"
     if cpu.turbo is None:
         return _hidden(name, cpu)
@@ -150,7 +150,7 @@ def turbo(cpu: Cpu, *, on_cpu: bool) -> Finding:
 
 
 def load(machine: HostReadings) -> Finding:
-    """Cores that other programs use now, against what the devices need."""
+    """Judge the cores that other programs use now, against what the devices need."""
     name, cpu, usable = "load", machine.cpu, machine.usable_cores
     if cpu.busy_share is None or cpu.allowed is None or usable is None:
         return unknown(name)
@@ -168,7 +168,7 @@ def load(machine: HostReadings) -> Finding:
 
 
 def steal(cpu: Cpu) -> Finding:
-    """Time that other guests of the same host took."""
+    """Judge the time that other guests of the same host took."""
     if cpu.steal_share is None:
         return unknown("steal")
     ever = cpu.steal_share_since_boot
@@ -182,7 +182,7 @@ def steal(cpu: Cpu) -> Finding:
 
 
 def numa(cpu: Cpu) -> Finding:
-    """NUMA nodes, and whether the kernel moves pages between them (sysctl/kernel, numa_balancing)."""
+    """Judge whether the kernel moves pages between NUMA nodes (sysctl/kernel, numa_balancing)."""
     if cpu.nodes is None:
         return unknown("NUMA")
     count = len(cpu.nodes)
@@ -201,7 +201,7 @@ def numa(cpu: Cpu) -> Finding:
 
 
 def free_memory(machine: HostReadings) -> Finding:
-    """Available memory, or the container's limit where that is less, against one rank per device."""
+    """Judge available memory, or the container's limit where that is less, against one rank per device."""
     memory = machine.memory
     if memory.available_bytes is None:
         return unknown("memory")
@@ -219,7 +219,7 @@ def free_memory(machine: HostReadings) -> Finding:
 
 
 def pressure(memory: Memory) -> Finding:
-    """Time lost waiting for memory."""
+    """Judge the time lost waiting for memory."""
     if memory.pressure_pct is None:
         return unknown("memory stalls")
     status = graded(memory.pressure_pct, caution=PRESSURE_CAUTION_PCT, bad=PRESSURE_BAD_PCT)
@@ -228,7 +228,7 @@ def pressure(memory: Memory) -> Finding:
 
 
 def swap(memory: Memory) -> Finding:
-    """Swap in use, and whether pages are being read back right now."""
+    """Judge swap in use, and whether pages are being read back right now."""
     if memory.swap_used_bytes is None:
         return unknown("swap")
     text = f"{gib(memory.swap_used_bytes)} in use" if memory.swap_used_bytes else "none in use"
@@ -241,7 +241,7 @@ def swap(memory: Memory) -> Finding:
 
 
 def huge_pages(memory: Memory) -> Finding:
-    """Whether ranks on CPU cores get memory that makes every launch equally fast."""
+    """Judge whether ranks on CPU cores get memory that makes every launch equally fast."""
     name = "huge pages"
     if memory.huge_pages is None:
         return unknown(name)
@@ -256,7 +256,7 @@ def huge_pages(memory: Memory) -> Finding:
 
 
 def shared_memory(machine: HostReadings) -> Finding:
-    """The shared-memory file system: DataLoader workers hand over batches in it, NCCL talks through it."""
+    """Judge /dev/shm: DataLoader workers hand over batches in it, NCCL sends data through it."""
     free, total = machine.memory.shm_free_bytes, machine.memory.shm_total_bytes
     if free is None or total is None:
         return unknown("shared memory")
@@ -273,7 +273,7 @@ def shared_memory(machine: HostReadings) -> Finding:
 
 
 def disk(place: Disk) -> Finding:
-    """Room for results."""
+    """Judge the room for results."""
     if place.writable is False:
         return Finding("disk", "bad", f"{place.path} cannot be written to", "name another folder with --out")
     if place.free_bytes is None:
