@@ -119,7 +119,7 @@ def _noise(options: argparse.Namespace) -> int:
     return ExitCode.FAILED if bad else ExitCode.OK
 
 
-def read_machine(*, results: Path = Path("results")) -> HostReadings:
+def read_machine() -> HostReadings:
     """Read everything that the rules judge; it takes a few seconds, most of them for importing torch."""
     # First what our own work would disturb: the load, then the GPUs, then the imports.
     cpu, memory = read_host()
@@ -127,7 +127,7 @@ def read_machine(*, results: Path = Path("results")) -> HostReadings:
     return HostReadings(
         cpu=cpu,
         memory=memory,
-        disk=read_disk(results),
+        disk=read_disk(Path("results")),
         network=read_network(),
         software=read_software(driver=driver.version, driver_cuda=driver.cuda),
         gpus=driver.gpus,

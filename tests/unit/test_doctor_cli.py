@@ -61,6 +61,14 @@ def test_json_tells_unlimited_from_unknown(
     assert json.loads(out)["status"] == "unknown"
 
 
+def test_help_groups_options_by_what_they_are_for(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        doctor.main(["--help"])
+    assert ended.value.code == 0
+    heads = [line for line in capsys.readouterr().out.splitlines() if line.endswith(":") and line[0] != " "]
+    assert heads[-4:] == ["reading the machine:", "noise:", "power:", "output:"]
+
+
 def test_a_wrong_command_line_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert doctor.main(["--repair"]) == 2
     assert "--repair" in capsys.readouterr().err
