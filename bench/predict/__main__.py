@@ -39,7 +39,7 @@ def parser() -> cli.Parser:
         "nccl-tests' all_reduce_perf printed, or the folder of a run whose all-reduces to take.",
     )
     add = made.add_argument
-    add("run", type=Path, metavar="RUN", help="results folder with calibration.json or a measured DDP case")
+    add("run", type=Path, metavar="RUN", help="folder of a run with --calibrate")
     add("--gpus", metavar="N,N", help="devices to predict, up to 4096")
     add("--network", metavar="NAME,NAME", help="what joins the nodes; default: as measured in RUN")
     add("--intra", metavar="NAME", help="what joins the GPUs of a node, such as nvlink-h100")
@@ -56,7 +56,6 @@ def parser() -> cli.Parser:
     add("--comm-hook", default="none", metavar="NAME", help="none, fp16 or bf16: half the bytes on the wire")
     add("--accumulate", default="1", metavar="K", help="micro-batches per optimizer step (default 1)")
     add("--scaling", default="weak", metavar="NAME", help="weak (default) or strong")
-    add("--fit-cap", metavar="CAP", help="without calibration.json: fit on RUN's case of this cap")
     add(
         "--validate",
         nargs="*",
@@ -82,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(argv: Sequence[str] | None) -> int:
     options = parser().parse_args(argv)
     scenarios = _scenarios(options)
-    source = read_source(options.run, cap=options.fit_cap, accept=options.accept)
+    source = read_source(options.run, accept=options.accept)
     _check_precision(options, source)
     validated, changed = (None, None) if options.validate is None else _validated(options, source)
     error = None if validated is None else model_error_pct(validated)

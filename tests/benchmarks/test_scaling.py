@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from published import from_throughput, gradients_in_backward_order
 
-from bench.scaling.approximate import from_throughput
 from bench.scaling.buckets import assign_cap
 from bench.scaling.calibration import Calibration, Identity
 from bench.scaling.networks import network
 from bench.scaling.scenario import Scenario, cost_band
 from bench.scaling.search import best_layout
 from bench.scaling.timeline import Compute, Slowdown, make_work, simulate
-from models.gradients import gradients_in_backward_order
 from models.registry import resnet_workload
 
 SLOW = Slowdown(compute=1.2, comm=1.3)
@@ -27,9 +26,7 @@ def resnet152() -> Calibration:
         device_name="V100", torch="", host="",
     )  # fmt: skip
     found = gradients_in_backward_order(resnet_workload("resnet152", 224))
-    return from_throughput(
-        identity, [(g.name, g.num_bytes, g.forward_flops) for g in found], images_per_s=120.0
-    )
+    return from_throughput(identity, found, images_per_s=120.0)
 
 
 def test_resnet152_on_1024_ranks(benchmark: Any, resnet152: Calibration) -> None:

@@ -7,10 +7,10 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from published import gradients_in_backward_order
 
 from bench.errors import UsageError
 from bench.scaling.buckets import assign, assign_cap, bucket_bytes, cap_limits, caps_for
-from models.gradients import gradients_in_backward_order
 from models.registry import resnet_workload
 
 # torch 2.15, ResNet-18
