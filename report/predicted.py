@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from bench.findings.wording import link_name
 from bench.scaling.calibration import differences
 from bench.scaling.from_run import ddp_cases, identity
-from bench.scaling.validate import beside
 from report.charts import device_ticks, marked, shown
 from report.drawings import MOST_RUNS, Chart, Panel, Point, Series
 from report.model import Column, Section, Table
@@ -211,8 +210,7 @@ def _validation(outlook: Outlook) -> Table | None:
     )
     sizes = [abs(case.error_pct) for case in outlook.validation]
     below = f"Median error {number(median(sizes), 2)}%, worst {number(max(sizes), 2)}%, without signs."
-    more = tuple(filter(None, [beside(outlook.validation)]))
-    return Table("Error of the predictions", _CHECKED_NOTE, columns, rows, below=(below, *more))
+    return Table("Error of the predictions", _CHECKED_NOTE, columns, rows, below=(below,))
 
 
 def _shown(value: Interval, unit: str, factor: float = 1.0) -> str:

@@ -21,7 +21,7 @@ from bench.scaling.document import Outlook, line
 from bench.scaling.losses import SHARING
 from bench.scaling.predict import Prediction
 from bench.scaling.scaling_limit import RULE, Curve, sentence
-from bench.scaling.validate import HeldOut, beside, median_error_pct, model_error_pct
+from bench.scaling.validate import HeldOut, median_error_pct, model_error_pct
 from bench.stats import Interval
 
 Asked = Sequence[Sequence[Prediction]]
@@ -144,8 +144,6 @@ def show_validation(cases: Sequence[HeldOut]) -> None:
             *(case.case_id, f"{case.measured_ms:.4g}", _shown(case.predicted_ms), f"{case.error_pct:+.1f}"),
         )
     print_table(table)
-    if text := beside(cases):
-        print(text)
 
 
 def notes(

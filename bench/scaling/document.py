@@ -160,8 +160,6 @@ def _held_out(data: Mapping[str, Any]) -> HeldOut:
         bucket_cap_mb=str(data["bucket_cap_mb"]),
         measured_ms=_positive(data["measured_ms"]),
         predicted_ms=_interval(data["predicted_ms"]),
-        naive_ms={str(rule): _positive(ms) for rule, ms in data.get("naive_ms", {}).items()},
-        paced_ms=None if data.get("paced_ms") is None else _positive(data["paced_ms"]),
         network=str(data.get("network", "")),
     )
 

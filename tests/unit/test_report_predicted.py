@@ -137,6 +137,13 @@ def test_the_document_survives_its_file_and_is_drawn_on_the_page(tmp_path: Path)
     assert 'id="run1-predicted-1-efficiency"' in html
 
 
+def test_a_document_with_rules_of_thumb_as_older_versions_wrote_is_read() -> None:
+    older = json.loads(made().to_json())
+    for case in older["validation"]:
+        case |= {"naive_ms": {"perfect scaling": 50.0}, "paced_ms": None}
+    assert Outlook.from_json(json.dumps(older)) == made()
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
