@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
-
-from torch.nn.parallel import DistributedDataParallel
 
 from bench import conditions
 from bench.cli import to_json
@@ -118,7 +115,8 @@ class Tuning:
 
     def _affordable(self, calibration: Calibration) -> tuple[list[Candidate], float]:
         """What to measure, and the seconds spent so far."""
-        found, spent_s = self._choose(calibration), self._spent_s()
+        found = choose(calibration, num_ranks=self._request.num_devices, axes=self._request.axes)
+        spent_s = self._spent_s()
         seconds = self._request.proof_s(spent_s)
         kept = affordable(found, seconds=seconds)
         if len(kept) < len(found):
@@ -127,15 +125,6 @@ class Tuning:
                 "most; --max-time for more"
             )
         return kept, spent_s
-
-    def _choose(self, calibration: Calibration) -> list[Candidate]:
-        known = inspect.signature(DistributedDataParallel.__init__).parameters
-        return choose(
-            calibration,
-            num_ranks=self._request.num_devices,
-            axes=self._request.axes,
-            lists="bucket_cap_mb_list" in known,
-        )
 
     def _check(self, found: Calibration) -> None:
         """Raise UsageError where a calibration is of something else than what is tuned."""

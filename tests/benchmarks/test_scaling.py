@@ -1,4 +1,4 @@
-"""A simulated step, and the search for the best layout, on the largest of the models."""
+"""A simulated step of the largest of the models."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from bench.scaling.buckets import assign_cap
 from bench.scaling.calibration import Calibration, Identity
 from bench.scaling.networks import network
 from bench.scaling.scenario import Scenario, cost_band
-from bench.scaling.search import best_layout
 from bench.scaling.timeline import Compute, Slowdown, make_work, simulate
 from models.registry import resnet_workload
 
@@ -43,11 +42,3 @@ def test_resnet152_on_1024_ranks(benchmark: Any, resnet152: Calibration) -> None
 
     assert benchmark(step) > COMPUTE.total_ms
     assert benchmark.stats.stats.median < 0.020
-
-
-def test_best_layout_of_resnet152(benchmark: Any, resnet152: Calibration) -> None:
-    curve = network("eth-10g").band(8).estimate
-    sizes = [p.num_bytes for p in resnet152.parameters]
-    ready = [p.ready_ms for p in resnet152.parameters]
-    found = benchmark.pedantic(lambda: best_layout(sizes, ready, curve, COMPUTE, slowdown=SLOW), rounds=1)
-    assert found.step.step_ms > COMPUTE.total_ms
