@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from bench.findings.wording import link_name
 from bench.scaling.calibration import differences
-from bench.scaling.from_run import ddp_cases, identity
+from bench.scaling.measured import ddp_cases, identity
 from report.charts import device_ticks, marked, shown
 from report.drawings import MOST_RUNS, Chart, Panel, Point, Series
 from report.model import Column, Section, Table

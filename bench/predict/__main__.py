@@ -18,7 +18,7 @@ from bench.predict.source import Source, read_network, read_source
 from bench.results.store import RunData, load_run
 from bench.scaling.calibration import check_same
 from bench.scaling.document import Outlook
-from bench.scaling.from_run import ddp_cases, identity
+from bench.scaling.measured import ddp_cases, identity
 from bench.scaling.networks import NETWORKS, Network, network
 from bench.scaling.predict import predict
 from bench.scaling.scaling_limit import curve

@@ -9,7 +9,7 @@ from bench.errors import UsageError
 from bench.results.store import MANIFEST, load_run, replace_file
 from bench.scaling.calibration import AllReduceTimes, Calibration, check_same
 from bench.scaling.from_pass import residual_case
-from bench.scaling.from_run import allreduce_of_run, ddp_cases, identity
+from bench.scaling.measured import allreduce_of_run, ddp_cases, identity
 from bench.scaling.nccl_log import parse_nccl_log
 from bench.scaling.networks import Network, network
 from bench.scaling.scenario import MeasuredNetwork

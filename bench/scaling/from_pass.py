@@ -23,7 +23,7 @@ from bench.scaling import reading
 from bench.scaling.buckets import assign_cap, bucket_bytes
 from bench.scaling.calibration import Calibration, Parameter, Samples
 from bench.scaling.cost import measured_curve
-from bench.scaling.from_run import allreduce_times, ddp_cases, identity, rank_steps, single_steps
+from bench.scaling.measured import allreduce_times, ddp_cases, identity, rank_steps, single_steps
 from bench.scaling.slowest_rank import Spread, typical_ms
 from bench.scaling.timeline import Slowdown, make_work, simulate
 from bench.scaling.validate import held_out, model_error_pct

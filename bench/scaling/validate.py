@@ -11,7 +11,7 @@ import pandas as pd
 from bench.plan import HALF_HOOKS
 from bench.results.store import RunData
 from bench.scaling.calibration import Calibration
-from bench.scaling.from_run import ddp_cases, single_steps
+from bench.scaling.measured import ddp_cases, single_steps
 from bench.scaling.networks import Network
 from bench.scaling.predict import predict
 from bench.scaling.scenario import Scenario

@@ -10,8 +10,8 @@ from statistics import mean
 from bench.scaling.buckets import Layout, assign_cap
 from bench.scaling.calibration import Calibration
 from bench.tune.caps import uniform_caps
+from bench.tune.elimination import rounds_of_finalists
 from bench.tune.problem import Problem
-from bench.tune.race import rounds_of_finalists
 
 KINDS = ("default", "uniform")
 """Of bucket caps, the simplest first."""

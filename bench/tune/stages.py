@@ -23,10 +23,10 @@ from bench.results.store import default_folder, load_run, replace_file
 from bench.run.job import Job
 from bench.run.rank import Rank
 from bench.scaling.calibration import Calibration, Identity, check_same
-from bench.scaling.from_run import host_fingerprint
+from bench.scaling.measured import host_fingerprint
 from bench.tune.answer import Answer, decide
 from bench.tune.candidates import Candidate, affordable, choose
-from bench.tune.race import Race
+from bench.tune.elimination import Race
 from bench.tune.request import CALIBRATION, PROOF, Request, point_of, stage_job
 from bench.tune.wording import as_json
 

@@ -10,7 +10,7 @@ from statistics import mean
 import pytest
 
 from bench.stats import paired_ratio
-from bench.tune.race import FINAL_SHARE, LEAST_ROUNDS, Race, rounds_of_finalists, seats
+from bench.tune.elimination import FINAL_SHARE, LEAST_ROUNDS, Race, rounds_of_finalists, seats
 
 
 def steps(ms: Mapping[str, float], num_rounds: int) -> dict[str, dict[int, float]]:
