@@ -17,9 +17,9 @@ from bench.predict import output as predict_output
 from bench.predict.source import Source, read_network, read_source
 from bench.results.store import RunData, load_run
 from bench.scaling.calibration import check_same
-from bench.scaling.document import Outlook
+from bench.scaling.document import Predictions
 from bench.scaling.measured import ddp_cases, identity
-from bench.scaling.networks import NETWORKS, Network, network
+from bench.scaling.networks import NETWORKS, NetworkModel, network
 from bench.scaling.predict import predict
 from bench.scaling.scaling_limit import curve
 from bench.scaling.scenario import MeasuredNetwork, Scenario
@@ -90,7 +90,7 @@ def _main(argv: Sequence[str] | None) -> int:
     curves = [curve(source.calibration, group, fill=fill, model_error_pct=error) for group in groups]
     if options.csv is not None:
         predict_output.write_csv(options.csv, [p for group in groups for p in group])
-    document = predict_output.outlook(source, curves, groups, validated, changed)
+    document = predict_output.document(source, curves, groups, validated, changed)
     if options.out is not None:
         predict_output.write_json(options.out, predict_output.as_json(document, groups))
     with cli.to_reader():
@@ -98,7 +98,7 @@ def _main(argv: Sequence[str] | None) -> int:
     return ExitCode.OK
 
 
-def _show(options: argparse.Namespace, document: Outlook, groups: predict_output.Asked) -> None:
+def _show(options: argparse.Namespace, document: Predictions, groups: predict_output.Asked) -> None:
     if options.json:
         print(predict_output.as_json(document, groups), end="")
         return
@@ -134,7 +134,7 @@ def _scenarios(options: argparse.Namespace) -> list[list[Scenario]]:
         [
             Scenario(
                 num_devices=n,
-                network=joined if isinstance(joined, Network) else None,
+                network=joined if isinstance(joined, NetworkModel) else None,
                 measured=joined if isinstance(joined, MeasuredNetwork) else None,
                 intra=intra,
                 gpus_per_node=_whole(options, "gpus_per_node"),
@@ -152,7 +152,7 @@ def _scenarios(options: argparse.Namespace) -> list[list[Scenario]]:
     ]
 
 
-def _networks(text: str | None) -> list[Network | MeasuredNetwork | None]:
+def _networks(text: str | None) -> list[NetworkModel | MeasuredNetwork | None]:
     """Several by comma, unless a file or folder is called that."""
     if text is None:
         return [None]
@@ -190,7 +190,7 @@ def _validated(options: argparse.Namespace, source: Source) -> tuple[list[HeldOu
     return found, max(changes, key=lambda change: abs(math.log(change.estimate)), default=None)
 
 
-def _checked_network(source: Source, run: RunData, *, accept: bool) -> Network | None:
+def _checked_network(source: Source, run: RunData, *, accept: bool) -> NetworkModel | None:
     """What joins the hosts of `run`; None where it is what was calibrated.
 
     Raises UsageError where anything else differs, unless `accept`.

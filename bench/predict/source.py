@@ -11,7 +11,7 @@ from bench.scaling.calibration import AllReduceTimes, Calibration, check_same
 from bench.scaling.from_pass import residual_case
 from bench.scaling.measured import allreduce_of_run, ddp_cases, identity
 from bench.scaling.nccl_log import parse_nccl_log
-from bench.scaling.networks import Network, network
+from bench.scaling.networks import NetworkModel, network
 from bench.scaling.scenario import MeasuredNetwork
 
 CALIBRATION = "calibration.json"
@@ -60,7 +60,7 @@ def save_calibration(folder: Path, calibration: Calibration) -> Path:
     return path
 
 
-def read_network(name: str) -> Network | MeasuredNetwork:
+def read_network(name: str) -> NetworkModel | MeasuredNetwork:
     """A network by name, from the log of nccl-tests in a file of that name, or from a run in a folder.
 
     Raises UsageError for an unknown name, a file that is no such log and a run without all-reduces.

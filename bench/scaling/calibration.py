@@ -9,7 +9,7 @@ from typing import Any
 
 from bench.errors import UsageError
 from bench.results import bounded
-from bench.scaling.slowest_rank import Spread
+from bench.scaling.slowest_rank import RankSpread
 
 CALIBRATION_VERSION = 2
 _MOST = 1e12
@@ -100,9 +100,9 @@ class Calibration:
     notes: tuple[str, ...] = ()
 
     @property
-    def spread(self) -> Spread:
+    def spread(self) -> RankSpread:
         """How ranks' own steps differ."""
-        return Spread(of_ranks=self.rank_spread, of_slowest=self.slowest_spread, num_ranks=self.num_ranks)
+        return RankSpread(of_ranks=self.rank_spread, of_slowest=self.slowest_spread, num_ranks=self.num_ranks)
 
     def __post_init__(self) -> None:
         """Raise UsageError for what no measurement can give; a file may hold anything."""

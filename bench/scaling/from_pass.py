@@ -24,7 +24,7 @@ from bench.scaling.buckets import assign_cap, bucket_bytes
 from bench.scaling.calibration import Calibration, Parameter, Samples
 from bench.scaling.cost import measured_curve
 from bench.scaling.measured import allreduce_times, ddp_cases, identity, rank_steps, single_steps
-from bench.scaling.slowest_rank import Spread, typical_ms
+from bench.scaling.slowest_rank import RankSpread, typical_ms
 from bench.scaling.timeline import Slowdown, make_work, simulate
 from bench.scaling.validate import held_out, model_error_pct
 
@@ -103,7 +103,7 @@ def calibration_of(run: RunData, trainable: Sequence[Trainable]) -> Calibration:
         raise UsageError(f"{where} has no no_sync blocks; measure it again")
     local = rank_steps(blocks, "no_sync", PHASE)
     typical = {r: typical_ms(ranks) for r, ranks in local.items()}
-    spread = Spread.of(local)
+    spread = RankSpread.of(local)
     accumulate = int(case["accumulate"])
     split = {name: looked.middle(f"{name}_ms") for name in ("data", "forward", "backward", "optimizer")}
     total = sum(split.values())

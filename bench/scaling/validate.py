@@ -12,7 +12,7 @@ from bench.plan import HALF_HOOKS
 from bench.results.store import RunData
 from bench.scaling.calibration import Calibration
 from bench.scaling.measured import ddp_cases, single_steps
-from bench.scaling.networks import Network
+from bench.scaling.networks import NetworkModel
 from bench.scaling.predict import predict
 from bench.scaling.scenario import Scenario
 from bench.stats import Interval, ratio_of_medians
@@ -38,7 +38,7 @@ class HeldOut:
 
 
 def held_out(
-    calibration: Calibration, run: RunData, *, fitted: str | None, network: Network | None = None
+    calibration: Calibration, run: RunData, *, fitted: str | None, network: NetworkModel | None = None
 ) -> list[HeldOut]:
     """Every measured DDP case of `run` but `fitted` that a scenario can describe, predicted.
 

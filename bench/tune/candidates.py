@@ -93,7 +93,7 @@ def choose(calibration: Calibration, *, num_ranks: int, axes: Axes) -> list[Cand
 
 
 def affordable(candidates: Sequence[Candidate], *, seconds: float) -> list[Candidate]:
-    """So many that in `seconds` the finalists of the race get `LEAST_STEPS`, in their order.
+    """So many that in `seconds` the finalists get `LEAST_STEPS`, in their order.
 
     The default comes first and what the user asked to compare beside the layout stays; of further layouts
     those go that promise least, until the rest fits or two are left.
@@ -113,7 +113,7 @@ def affordable(candidates: Sequence[Candidate], *, seconds: float) -> list[Candi
 
 
 def _last_steps(candidates: Sequence[Candidate], seconds: float) -> float:
-    """Steps of each finalist of a race that takes `seconds`, preparation included."""
+    """Steps of each finalist in `seconds`, preparation included."""
     step_ms = mean(c.predicted_ms for c in candidates)
     left_ms = 1000 * seconds - STEPS_TO_PREPARE * step_ms * len(candidates)
     return left_ms / (2 * step_ms) * rounds_of_finalists(len(candidates) - 1)

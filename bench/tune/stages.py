@@ -26,7 +26,7 @@ from bench.scaling.calibration import Calibration, Identity, check_same
 from bench.scaling.measured import host_fingerprint
 from bench.tune.answer import Answer, decide
 from bench.tune.candidates import Candidate, affordable, choose
-from bench.tune.elimination import Race
+from bench.tune.elimination import Elimination
 from bench.tune.request import CALIBRATION, PROOF, Request, point_of, stage_job
 from bench.tune.wording import as_json
 
@@ -105,7 +105,7 @@ class Tuning:
             quiet=self._quiet,
             as_json=False,
             cluster=self._cluster,
-            leaving=_race(job, candidates).leaving if candidates else None,
+            leaving=_elimination(job, candidates).dropped if candidates else None,
         )
         code = rank.run()
         if code == RESTART_EXIT_CODE:
@@ -181,10 +181,10 @@ class Tuning:
         replace_file(self.out / TUNE, lambda path: path.write_text(text, encoding="utf-8"))
 
 
-def _race(job: Job, candidates: Sequence[Candidate]) -> Race:
+def _elimination(job: Job, candidates: Sequence[Candidate]) -> Elimination:
     ids = {point_of(p): p.case.case_id for p in job.plan}
     default, *challengers = (ids[c.point] for c in candidates if c.point in ids)
-    return Race(default, tuple(challengers))
+    return Elimination(default, tuple(challengers))
 
 
 def answer_of(folder: Path, candidates: Sequence[Candidate]) -> Answer:

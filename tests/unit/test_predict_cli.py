@@ -16,7 +16,7 @@ from commands import ROOT
 
 from bench.predict import __main__ as command
 from bench.predict.source import read_source, save_calibration
-from bench.scaling.document import Outlook
+from bench.scaling.document import Predictions
 from bench.scaling.networks import NETWORKS, network
 
 UNCALIBRATED = ROOT / "results" / "samples" / "cpu-lab-1gbit-2hosts"
@@ -161,7 +161,7 @@ def test_the_text_says_where_it_breaks_what_is_assumed_and_how_far_off(
         "efficiency", "exposed_comm_ms",
     ]  # fmt: skip
     assert len(rows) == 4
-    found = Outlook.from_json(document.read_text())
+    found = Predictions.from_json(document.read_text())
     assert [line.network for line in found.lines] == ["link:350mbit", "ib-100g"]
     assert [mark.num_devices for mark in found.lines[0].marks if mark.asked] == [2, 8]
     assert [mark.num_devices for mark in found.lines[0].marks] == [1, 2, 4, 8]
