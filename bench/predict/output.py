@@ -18,8 +18,7 @@ from bench.findings.wording import CPU_STAND_IN
 from bench.predict.source import Source
 from bench.results.store import replace_file
 from bench.scaling.document import Predictions, line
-from bench.scaling.losses import BESIDE_OTHERS
-from bench.scaling.predict import Prediction
+from bench.scaling.predict import BESIDE_OTHERS, Prediction
 from bench.scaling.scaling_limit import RULE, Curve, sentence
 from bench.scaling.validate import HeldOut, median_error_pct, model_error_pct
 from bench.stats import Interval

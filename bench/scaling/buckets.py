@@ -1,4 +1,4 @@
-"""DDP's rule that puts parameters into buckets, reproduced. Pure.
+"""DDP's rule that puts parameters into buckets, reproduced.
 
 The rule of `compute_bucket_assignment_by_size` in PyTorch's `reducer.cpp`: a bucket closes once its size
 reaches its cap, so it may exceed it; parameters are never split; each kind (dtype and device) fills buckets

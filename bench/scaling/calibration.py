@@ -1,15 +1,17 @@
-"""What a prediction is made from: one workload measured on one machine, as data. Pure."""
+"""What a prediction is made from: one workload measured on one machine, as data."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
+from statistics import median
 from typing import Any
 
 from bench.errors import UsageError
 from bench.results import bounded
 from bench.scaling.slowest_rank import RankSpread
+from bench.scaling.timeline import Compute, Slowdown
 
 CALIBRATION_VERSION = 2
 _MOST = 1e12
@@ -17,6 +19,9 @@ _MOST = 1e12
 
 Samples = tuple[float, ...]
 """One figure per round; the median is the estimate, resampling gives the interval."""
+
+Value = Callable[[Samples], float]
+"""What stands for the rounds: their median, or that of a resample."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +108,18 @@ class Calibration:
     def spread(self) -> RankSpread:
         """How ranks' own steps differ."""
         return RankSpread(of_ranks=self.rank_spread, of_slowest=self.slowest_spread, num_ranks=self.num_ranks)
+
+    def compute(self, value: Value = median) -> Compute:
+        """What a typical rank does by itself in a step of one micro-batch."""
+        return Compute(
+            before_ms=value(self.forward_ms) + value(self.data_ms),
+            backward_ms=value(self.backward_ms),
+            after_ms=value(self.optimizer_ms),
+        )
+
+    def slowdown(self, value: Value = median) -> Slowdown:
+        """How many times as long compute and communication take beside each other."""
+        return Slowdown(compute=value(self.compute_slowdown), comm=value(self.comm_slowdown))
 
     def __post_init__(self) -> None:
         """Raise UsageError for what no measurement can give; a file may hold anything."""

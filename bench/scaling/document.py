@@ -1,4 +1,4 @@
-"""Predictions as a document, `predictions.json`: what `bench.predict` writes and the report draws. Pure."""
+"""Predictions as a document, `predictions.json`: what `bench.predict` writes and the report draws."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A calibration from a run's calibration pass (`--calibrate`). Pure.
+"""A calibration from a run's calibration pass (`--calibrate`).
 
 The pass gives every parameter's ready time, the cost of copies and both slow-downs; the lengths of a step
 come from its bursts alone and from the `no_sync` blocks, which nothing instrumented; what then is missing to
@@ -19,7 +19,6 @@ import pandas as pd
 from bench.errors import UsageError
 from bench.results.aggregate import step_ms_by_round
 from bench.results.store import RunData
-from bench.scaling import reading
 from bench.scaling.buckets import assign_cap, bucket_bytes
 from bench.scaling.calibration import Calibration, Parameter, Samples
 from bench.scaling.cost import measured_curve
@@ -210,7 +209,7 @@ def _residual_ms(found: Calibration, run: RunData, case: Mapping[str, Any]) -> S
         return ()
     curve = measured_curve(found.allreduce[0].points)
     alone_ms = sum(curve(size) for size in in_layout)
-    compute, slow = reading.compute(found), reading.slowdown(found)
+    compute, slow = found.compute(), found.slowdown()
     samples = []
     for r in sorted(timed.keys() & comm.keys() & local.keys()):
         # The longest rank's own step in this round, and what its buckets took by themselves.

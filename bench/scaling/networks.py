@@ -1,4 +1,4 @@
-"""Networks by name, each with the public measurement it rests on and with what is assumed. Pure.
+"""Networks by name, each with the public measurement it rests on and with what is assumed.
 
 `intra` joins the GPUs of a node, `inter` the nodes. Bandwidths are nccl-tests' bus bandwidth in 10^9 bytes/s:
 bytes / time x 2 (n - 1) / n. Latencies follow NCCL's tree, 2 log2 n steps.

@@ -1,4 +1,4 @@
-"""Where scaling breaks: the first device count whose efficiency is below 80%, and what breaks it. Pure."""
+"""Where scaling breaks: the first device count whose efficiency is below 80%, and what breaks it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked for: devices, network, batch, and what it means for the cost of an all-reduce. Pure."""
+"""What is asked for: devices, network, batch, and what it means for the cost of an all-reduce."""
 
 from __future__ import annotations
 
@@ -71,6 +71,22 @@ class Scenario:
 def wire_share(comm_hook: str) -> float:
     """Share of fp32 gradients' bytes that a hook sends."""
     return 0.5 if comm_hook in HALF_HOOKS else 1.0
+
+
+def batch_per_device(calibration: Calibration, scenario: Scenario) -> int:
+    """Images per device and micro-batch; strong scaling divides the batch size over the devices.
+
+    Raises UsageError where it does not divide.
+    """
+    batch = scenario.batch_per_device or calibration.identity.batch_per_device
+    if scenario.scaling == "weak":
+        return batch
+    if batch % scenario.num_devices:
+        raise UsageError(
+            f"the global batch of {batch} does not divide over {scenario.num_devices} devices; "
+            f"give --batch-size a multiple of {scenario.num_devices}"
+        )
+    return batch // scenario.num_devices
 
 
 def cost_band(calibration: Calibration, scenario: Scenario, curves: dict[int, CostCurve]) -> CostBand:

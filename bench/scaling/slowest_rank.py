@@ -1,4 +1,4 @@
-"""Waiting for the slowest: the expected maximum over n ranks. Pure."""
+"""Waiting for the slowest: the expected maximum over n ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One step, simulated: gradients become ready, buckets fill, all-reduces queue, both sides slow down. Pure.
+"""One step, simulated: gradients become ready, buckets fill, all-reduces queue, both sides slow down.
 
 Compute and communication advance at rates that are constant between events: compute at 1/`slowdown.compute`
 while an all-reduce is in flight, an all-reduce at 1/`slowdown.comm` while the backward runs, else at 1.

@@ -1,4 +1,4 @@
-"""Predictions against what was measured, on cases that nothing was fitted to. Pure."""
+"""Predictions against what was measured, on cases that nothing was fitted to."""
 
 from __future__ import annotations
 

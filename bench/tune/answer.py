@@ -1,4 +1,4 @@
-"""What to use, from what was measured in turns. Pure.
+"""What to use, from what was measured in turns.
 
 Throughputs are compared inside each round. All intervals together cover the truth with 95% (Bonferroni), so
 that the best of several is not best by chance. A more complicated setting has to beat the simpler one by more

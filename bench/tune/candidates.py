@@ -1,4 +1,4 @@
-"""What is worth measuring: the few layouts that a calibration promises most of. Pure."""
+"""What is worth measuring: the few layouts that a calibration promises most of."""
 
 from __future__ import annotations
 

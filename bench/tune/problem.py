@@ -1,4 +1,4 @@
-"""What a layout is searched for in: one reading of a calibration. Pure."""
+"""What a layout is searched for in: one reading of a calibration."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from bench.errors import UsageError
-from bench.scaling import reading
 from bench.scaling.buckets import Layout
 from bench.scaling.calibration import Calibration
 from bench.scaling.scenario import Scenario, cost_band, own_curves
@@ -38,7 +37,7 @@ class Problem:
         c = calibration
         scenario = Scenario(num_devices=num_ranks, comm_hook=comm_hook, accumulate=accumulate)
         slowest = c.spread.factor(num_ranks)
-        micro = reading.compute(c)
+        micro = c.compute()
         further_ms = (accumulate - 1) * (micro.before_ms + micro.backward_ms)
         compute = replace(micro, before_ms=micro.before_ms + further_ms)
         return cls(
@@ -47,7 +46,7 @@ class Problem:
             kinds=tuple(p.kind for p in c.parameters),
             comm_ms=cost_band(c, scenario, own_curves(c.allreduce)).estimate,
             compute=compute.scaled(slowest),
-            slowdown=reading.slowdown(c),
+            slowdown=c.slowdown(),
             copy_ms=median(c.copy_ms),
             residual_ms=median(c.residual_ms),
             wire_share=scenario.wire_share,

@@ -1,4 +1,4 @@
-"""The answer in words: one sentence, the line to paste, a table, JSON. Pure."""
+"""The answer in words: one sentence, the line to paste, a table, JSON."""
 
 from __future__ import annotations
 
