@@ -103,8 +103,7 @@ def _main(arguments: list[str]) -> int:
     except PeerLostError:
         return RESTART_EXIT_CODE
     if os.environ["RANK"] == "0":
-        from bench.tune.output import show  # noqa: PLC0415
-        from bench.tune.wording import as_json  # noqa: PLC0415
+        from bench.tune.output import as_json, show  # noqa: PLC0415
 
         with to_reader():
             if how["json"]:

@@ -1,4 +1,4 @@
-"""Which candidates to measure no further, so that rounds are spent where the answer is open.
+"""Which candidates to measure, and which no further, so that rounds are spent where the answer is open.
 
 Successive elimination: at even intervals the candidate that looks worst is dropped, and what remains of the
 time goes to the default and the best two (after the successive rejects of Audibert, Bubeck and Munos, "Best
@@ -11,11 +11,13 @@ has 1.4 times as many rounds in common with the default.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import mean
 
 from bench.results.ledger import ByRound
 from bench.stats import paired_ratio
+from bench.tune.candidates import Candidate
 
 FINALISTS = 2
 """Beside the default: with one alone the best would be lost more often."""
@@ -25,6 +27,15 @@ FINAL_SHARE = 0.6
 
 LEAST_ROUNDS = 4
 """None is dropped before: a single disturbance must not decide."""
+
+STEPS_TO_PREPARE = 10
+"""What a case takes before its first block, in its own steps: construction, proof, warm-up."""
+
+LEAST_STEPS = 24
+"""Of the default and each finalist, in timed blocks."""
+
+LEAST_MEASURED = 2
+"""The default and one to compare it with."""
 
 
 @dataclass(frozen=True)
@@ -63,3 +74,30 @@ def rounds_of_finalists(challengers: int) -> float:
     shares = [(FINAL_SHARE if dropped else 1.0, 1 + min(challengers, FINALISTS))]
     shares += [((1 - FINAL_SHARE) / dropped, 1 + FINALISTS + more) for more in range(1, dropped + 1)]
     return 2 * sum(share / cases for share, cases in shares)
+
+
+def affordable(candidates: Sequence[Candidate], *, seconds: float) -> list[Candidate]:
+    """So many that in `seconds` the finalists get `LEAST_STEPS`, in their order.
+
+    The default comes first and what the user asked to compare beside the layout stays; of further layouts
+    those go that promise least, until the rest fits or two are left.
+    """
+    default = candidates[0]
+    kept = list(candidates)
+    layouts = sorted(
+        (c for c in candidates[1:] if c.point[1:] == default.point[1:]),
+        key=lambda c: c.predicted_ms,
+        reverse=True,
+    )
+    for worst in layouts:
+        if len(kept) <= LEAST_MEASURED or _last_steps(kept, seconds) >= LEAST_STEPS:
+            break
+        kept.remove(worst)
+    return kept
+
+
+def _last_steps(candidates: Sequence[Candidate], seconds: float) -> float:
+    """Steps of each finalist in `seconds`, preparation included."""
+    step_ms = mean(c.predicted_ms for c in candidates)
+    left_ms = 1000 * seconds - STEPS_TO_PREPARE * step_ms * len(candidates)
+    return left_ms / (2 * step_ms) * rounds_of_finalists(len(candidates) - 1)

@@ -14,7 +14,6 @@ from bench.plan import Planned
 from bench.run.job import Job, prepare
 from bench.settings import Settings, resolve
 from bench.tune.candidates import Axes, Candidate
-from bench.tune.problem import check_hooks
 
 STAGES = CALIBRATION, PROOF = "calibration", "proof"
 """Results folders of the two stages, within the tuning's own."""
@@ -150,7 +149,6 @@ def _axes(settings: Settings) -> Axes:
     several = next((name for name in FIXED if len(getattr(settings, name)) > 1), None)
     if several is not None:
         raise UsageError(f"--{several.replace('_', '-')} is not tuned: give one value")
-    check_hooks(settings.comm_hook)
     return Axes(
         gradient_as_bucket_view=settings.gradient_as_bucket_view,
         comm_hook=settings.comm_hook,

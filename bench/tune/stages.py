@@ -25,10 +25,10 @@ from bench.run.rank import Rank
 from bench.scaling.calibration import Calibration, Identity, check_same
 from bench.scaling.measured import host_fingerprint
 from bench.tune.answer import Answer, decide
-from bench.tune.candidates import Candidate, affordable, choose
-from bench.tune.elimination import Elimination
+from bench.tune.candidates import Candidate, choose
+from bench.tune.elimination import Elimination, affordable
+from bench.tune.output import as_json
 from bench.tune.request import CALIBRATION, PROOF, Request, point_of, stage_job
-from bench.tune.wording import as_json
 
 T = TypeVar("T")
 

@@ -13,8 +13,7 @@ import pytest
 from bench.results.ledger import ByRound
 from bench.tune.answer import Answer, decide
 from bench.tune.candidates import Candidate
-from bench.tune.output import show
-from bench.tune.wording import as_json, name, paste, rows, sentence
+from bench.tune.output import as_json, name, paste, rows, sentence, show
 
 DEFAULT = Candidate(bucket_cap_mb="default", kind="default", bound_ms=400.0, predicted_ms=500.0)
 FOUR = Candidate(bucket_cap_mb="4", kind="uniform", bound_ms=400.0, predicted_ms=500.0)
