@@ -19,7 +19,6 @@ from bench.scaling.predict import predict
 from bench.scaling.scenario import Scenario
 from bench.scaling.timeline import Compute, Slowdown
 from bench.tune.candidates import Axes, Candidate, StepModel, choose, uniform_caps
-from bench.tune.elimination import affordable
 
 SIZES_MIB = (1, 4, 2, 8, 1, 6, 3)
 
@@ -168,30 +167,3 @@ def test_parameters_of_several_kinds_are_laid_out_as_ddp_does() -> None:
 def test_a_hook_without_buckets_is_refused() -> None:
     with pytest.raises(UsageError, match="powersgd"):
         Axes(comm_hook=("none", "powersgd"))
-
-
-def layouts(*predicted_ms: float) -> list[Candidate]:
-    return [
-        Candidate(bucket_cap_mb=str(i), kind="uniform" if i else "default", predicted_ms=ms)
-        for i, ms in enumerate(predicted_ms)
-    ]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "kept"),
-    [
-        (130.0, [0, 1, 2, 3]),  # 43 s to prepare; 24 rounds if 0.6 of the time is of three cases, 0.4 of four
-        (125.0, [0, 1, 3]),  # the slowest goes: 31 s to prepare, 24 rounds of three cases in 75 s
-        (100.0, [0, 3]),
-        (1.0, [0, 3]),  # no answer without two
-    ],
-)
-def test_as_many_layouts_as_there_is_time_for(seconds: float, kept: list[int]) -> None:
-    """Of 1,000, 1,100, 1,200 and 1,000 ms."""
-    found = affordable(layouts(1000, 1100, 1200, 1000), seconds=seconds)
-    assert [int(c.bucket_cap_mb) for c in found] == kept
-
-
-def test_what_was_asked_for_beside_the_layout_is_never_left_out() -> None:
-    hook = Candidate(bucket_cap_mb="default", kind="default", comm_hook="fp16", predicted_ms=9000)
-    assert affordable([*layouts(1000, 900), hook], seconds=1.0)[-1] is hook
