@@ -38,24 +38,24 @@ def parser() -> cli.Parser:
         epilog=f"Networks: {', '.join(NETWORKS)}, link:RATE such as link:350mbit, the text file that "
         "nccl-tests' all_reduce_perf printed, or the folder of a run whose all-reduces to take.",
     )
-    add = made.add_argument
-    add("run", type=Path, metavar="RUN", help="folder of a run with --calibrate")
+    made.add_argument("run", type=Path, metavar="RUN", help="folder of a run with --calibrate")
+
+    add = made.add_argument_group("devices and what joins them").add_argument
     add("--gpus", metavar="N,N", help="devices to predict, up to 4096")
     add("--network", metavar="NAME,NAME", help="what joins the nodes; default: as measured in RUN")
     add("--intra", metavar="NAME", help="what joins the GPUs of a node, such as nvlink-h100")
     add("--gpus-per-node", metavar="N", help="default 1, with --intra 8")
     add("--nics-per-node", metavar="N", help="network ports that a node's GPUs share; default one per GPU")
-    add(
-        "--bucket-cap-mb",
-        default="default",
-        metavar="CAPS",
-        help="as in bench.run; several by comma",
-    )
+
+    add = made.add_argument_group("how they train").add_argument
+    add("--bucket-cap-mb", default="default", metavar="CAPS", help="as in bench.run; several by comma")
     add("--batch-size", metavar="N", help="per device (weak) or global (strong); default as measured")
-    add("--precision", metavar="NAME", help="checked against RUN's: a precision has to be measured")
+    add("--scaling", default="weak", metavar="NAME", help="weak (default) or strong")
     add("--comm-hook", default="none", metavar="NAME", help="none, fp16 or bf16: half the bytes on the wire")
     add("--accumulate", default="1", metavar="K", help="micro-batches per optimizer step (default 1)")
-    add("--scaling", default="weak", metavar="NAME", help="weak (default) or strong")
+    add("--precision", metavar="NAME", help="checked against RUN's: a precision has to be measured")
+
+    add = made.add_argument_group("how far to trust it").add_argument
     add(
         "--validate",
         nargs="*",
@@ -65,11 +65,11 @@ def parser() -> cli.Parser:
         "the errors and widen the intervals by the largest",
     )
     add("--accept", action="store_true", help="use a calibration of another machine, torch or workload")
+
+    add = made.add_argument_group("output").add_argument
+    add("--json", action="store_true", help="everything as JSON to the terminal, instead of tables")
+    add("--out", type=Path, metavar="FILE", help="the same to a file, for report RUN --predictions FILE")
     add("--csv", type=Path, metavar="FILE", help="one row per prediction")
-    add(
-        "--out", type=Path, metavar="FILE", help="everything as JSON: python -m report RUN --predictions FILE"
-    )
-    add("--json", action="store_true", help="the same JSON to the terminal, instead of tables")
     return made
 
 
