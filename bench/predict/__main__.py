@@ -124,7 +124,7 @@ def _check_precision(options: argparse.Namespace, source: Source) -> None:
 
 
 def _scenarios(options: argparse.Namespace) -> list[list[Scenario]]:
-    """What is asked for, in groups that differ in devices alone."""
+    """Parse what is asked for, in groups that differ in devices alone."""
     if options.gpus is None and options.validate is None:
         raise UsageError("nothing to predict; give --gpus 8,64 or --validate")
     if options.gpus is None:
@@ -153,7 +153,7 @@ def _scenarios(options: argparse.Namespace) -> list[list[Scenario]]:
 
 
 def _networks(text: str | None) -> list[NetworkModel | MeasuredNetwork | None]:
-    """Several by comma, unless a file or folder is called that."""
+    """Read several networks by comma, unless a file or folder has that name."""
     if text is None:
         return [None]
     names = [text] if Path(text).exists() else text.split(",")
@@ -169,7 +169,7 @@ def _parsed(options: argparse.Namespace, name: str, parse: Callable[[str], T]) -
 
 
 def _validated(options: argparse.Namespace, source: Source) -> tuple[list[HeldOut], Interval | None]:
-    """The held-out cases, and how much slower the machine was than when calibrated, where most."""
+    """Predict the held-out cases; also the largest change of the machine since its calibration."""
     found: list[HeldOut] = []
     changes: list[Interval] = []
     folders = options.validate or [options.run]
@@ -191,7 +191,7 @@ def _validated(options: argparse.Namespace, source: Source) -> tuple[list[HeldOu
 
 
 def _checked_network(source: Source, run: RunData, *, accept: bool) -> NetworkModel | None:
-    """What joins the hosts of `run`; None where it is what was calibrated.
+    """Find what joins the hosts of `run`; None where it is what was calibrated.
 
     Raises UsageError where anything else differs, unless `accept`.
     """

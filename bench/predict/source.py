@@ -1,4 +1,4 @@
-"""What a prediction reads: a run's calibration, and a network by name, from a log or from a run."""
+"""Reads what a prediction needs: a calibration, and a network by name, from a log or from a run."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ CALIBRATION = "calibration.json"
 
 @dataclass(frozen=True)
 class Source:
-    """A calibration, and the case of its folder that its residual is of, if any."""
+    """A calibration, and the case that its residual was fitted to, if any."""
 
     calibration: Calibration
     fitted: str | None = None
 
 
 def read_source(folder: Path, *, accept: bool = False) -> Source:
-    """The calibration of a results folder.
+    """Read the calibration of a results folder.
 
     Raises UsageError where there is none, or where it is of another machine, torch or workload than the
     folder's run, unless `accept`.
@@ -61,7 +61,7 @@ def save_calibration(folder: Path, calibration: Calibration) -> None:
 
 
 def write_calibration(folder: Path, trainable: Sequence[Trainable]) -> str | None:
-    """Put `calibration.json` beside a run's tables; why not, where its pass was not measured.
+    """Put `calibration.json` beside a run's tables, or return why its pass does not allow it.
 
     `trainable` are the model's parameters as registered.
     """
@@ -73,7 +73,7 @@ def write_calibration(folder: Path, trainable: Sequence[Trainable]) -> str | Non
 
 
 def read_network(name: str) -> NetworkModel | MeasuredNetwork:
-    """A network by name, from the log of nccl-tests in a file of that name, or from a run in a folder.
+    """Find a network: by name, in the file of an nccl-tests log, or in the folder of a run.
 
     Raises UsageError for an unknown name, a file that is no such log and a run without all-reduces.
     """

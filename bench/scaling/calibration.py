@@ -15,13 +15,13 @@ from bench.scaling.timeline import Compute, Slowdown
 
 CALIBRATION_VERSION = 2
 _MOST = 1e12
-"""Bytes, ms or devices: whatever is more was not measured."""
+"""Most bytes, ms or devices that a file may name; more was never measured, and might overflow."""
 
 Samples = tuple[float, ...]
 """One figure per round; the median is the estimate, resampling gives the interval."""
 
 Value = Callable[[Samples], float]
-"""What stands for the rounds: their median, or that of a resample."""
+"""Reduces the rounds to one figure: their median, or that of a resample."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class AllReduceTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """What was calibrated, and where; a calibration speaks of nothing else."""
+    """Workload and machine that were calibrated; a calibration holds for no other."""
 
     arch: str
     image_size: int | None
@@ -106,7 +106,7 @@ class Calibration:
 
     @property
     def spread(self) -> RankSpread:
-        """How ranks' own steps differ."""
+        """How the steps of ranks differ."""
         return RankSpread(of_ranks=self.rank_spread, of_slowest=self.slowest_spread, num_ranks=self.num_ranks)
 
     def compute(self, value: Value = median) -> Compute:
@@ -169,7 +169,7 @@ _TIMES = ("forward_ms", "backward_ms", "optimizer_ms", "data_ms", "copy_ms", "co
 
 
 def differences(found: Identity, wanted: Identity) -> list[str]:
-    """How a calibration differs from what it would be used for, one phrase per field; empty when equal."""
+    """List how a calibration differs from what it would be used for, one phrase per field."""
     return [
         f"{field.name} {getattr(found, field.name)!r} is not {getattr(wanted, field.name)!r}"
         for field in fields(Identity)

@@ -87,7 +87,7 @@ class CostBand:
 
 
 def measured_curve(points: Iterable[tuple[int, Sequence[float]]]) -> CostCurve:
-    """The curve of measured (bytes, ms of each repetition): medians, made non-decreasing in size.
+    """Make a curve of measured (bytes, ms of each repetition): medians, non-decreasing in size.
 
     A larger message is never faster; where noise says so, neighbours are pooled (isotonic, on logs). A size
     that comes several times has the median of all.
@@ -111,7 +111,7 @@ def ring_factor(num_ranks: int) -> float:
 def at_ranks(
     curve: CostCurve, *, measured: int, wanted: int, hop_ms: float, steps: Sequence[int] | None = None
 ) -> CostCurve:
-    """A curve of `measured` ranks carried over to `wanted`: ring law by size, `hop_ms` per latency step.
+    """Carry a curve of `measured` ranks over to `wanted`: ring law by size, `hop_ms` per latency step.
 
     Args:
         curve: measured over at least 2 ranks.
@@ -136,7 +136,7 @@ def tree_steps(num_ranks: int) -> int:
 
 
 def hierarchical(intra: CostCurve, inter: CostCurve, *, overlap: float) -> CostCurve:
-    """All-reduce over nodes: reduce-scatter inside, all-reduce between, all-gather inside.
+    """Combine two levels: reduce-scatter inside a node, all-reduce between nodes, all-gather inside.
 
     The two inside are the two halves of a ring all-reduce, so they cost what `intra` does. `overlap` is the
     share of the shorter level hidden behind the longer one: 0 is one after the other, 1 perfectly pipelined.
@@ -155,7 +155,7 @@ def on_shared_cores(
     asked: tuple[CostCurve, int],
     num_bytes: float,
 ) -> tuple[Slowdown, CostCurve]:
-    """Slow-downs on the asked network, and its all-reduce cost where a core moves the bytes.
+    """Carry slow-downs over to the asked network, and its cost to where a core moves the bytes.
 
     Gloo moves bytes with threads of the CPU. Where a device is a core, these take their share of it: the
     slow-down of compute less 1 is in proportion to the bytes moved per second. Three things limit that.

@@ -1,4 +1,4 @@
-"""What a calibration and its checks take from the tables of a run."""
+"""Reads from a run's tables what calibrations and their checks need."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from bench.scaling.cost import measured_curve
 from bench.scaling.scenario import wire_share
 
 COMMON_SD = 0.01
-"""Of the speed of the whole network between two medians: those of buckets and of one message of all their
-bytes differ by 0-2% over shaped links."""
+"""Standard deviation of the whole network's speed between two medians, as a share.
+
+The medians of buckets and of one message of all their bytes differ by 0-2% over shaped links."""
 
 Z95 = 1.96
 """Half-width of a normal 95% interval over its standard deviation."""
@@ -34,7 +35,7 @@ Points = tuple[tuple[int, Samples], ...]
 
 
 def ddp_cases(run: RunData) -> list[dict[str, Any]]:
-    """Measured DDP cases of 2 devices or more, those whose layout is known."""
+    """List the measured DDP cases of 2 devices or more whose layout is known."""
     cases = run.cases
     chosen = cases[(cases["mode"] == "ddp") & (cases["status"] == "ok") & (cases["num_devices"] > 1)]
     rows = chosen[chosen["bucket_bytes"].notna()].astype(object).to_dict("records")
@@ -42,7 +43,7 @@ def ddp_cases(run: RunData) -> list[dict[str, Any]]:
 
 
 def single_steps(run: RunData, batch_per_device: int) -> Samples:
-    """Step time of `single` with that batch, ms, one per round; empty where it was not measured."""
+    """List the step times of `single` with that batch, ms, one per round; empty if not measured."""
     cases = run.cases[(run.cases["mode"] == "single") & (run.cases["status"] == "ok")]
     same = cases.loc[cases["batch_per_device"] == batch_per_device, "case_id"]
     return tuple(
@@ -51,7 +52,7 @@ def single_steps(run: RunData, batch_per_device: int) -> Samples:
 
 
 def identity(run: RunData, case: Mapping[str, Any]) -> Identity:
-    """Workload and machine of a run's case."""
+    """Identify the workload and machine of a run's case."""
     environment = run.manifest.get("environment", {})
     return Identity(
         arch=str(case["arch"]),
@@ -67,13 +68,13 @@ def identity(run: RunData, case: Mapping[str, Any]) -> Identity:
 
 
 def host_fingerprint(environment: Mapping[str, Any]) -> str:
-    """What tells a machine from another kind of machine, from a manifest's `environment`."""
+    """Describe a machine by a manifest's `environment`, so that another kind of machine differs."""
     gpus = environment.get("gpus") or []
     return f"{environment.get('cpu_model', '')} x {environment.get('num_cores', '')}, {len(gpus)} GPUs"
 
 
 def rank_steps(blocks: pd.DataFrame, *phases: str) -> dict[int, dict[int, list[float]]]:
-    """Every step's ms of these phases, by round and rank."""
+    """Collect every step's ms of these phases by round and rank."""
     found: dict[int, dict[int, list[float]]] = {}
     chosen = blocks[blocks["phase"].isin(phases)]
     for r, rank, text in zip(chosen["round"], chosen["rank"], chosen["steps_ms"], strict=True):
@@ -83,7 +84,7 @@ def rank_steps(blocks: pd.DataFrame, *phases: str) -> dict[int, dict[int, list[f
 
 
 def allreduce_of_run(run: RunData) -> AllReduceTimes:
-    """The all-reduce curve of a run's plainest DDP case: most buckets, then fewest devices.
+    """Take the all-reduce curve from the DDP case of most buckets, then of fewest devices.
 
     Raises UsageError where the run has none.
     """
@@ -94,7 +95,7 @@ def allreduce_of_run(run: RunData) -> AllReduceTimes:
 
 
 def allreduce_times(run: RunData, case: Mapping[str, Any]) -> AllReduceTimes:
-    """The measured curve, in line with what the case's own buckets took; else a rate from those alone.
+    """Bring the measured curve in line with what the case's buckets took; without one, take their rate.
 
     The curve is taken once and in one go, the buckets in every round: what held the network up just then
     is no part of any step. Raises UsageError where the run has neither.
@@ -125,7 +126,7 @@ def allreduce_times(run: RunData, case: Mapping[str, Any]) -> AllReduceTimes:
 
 
 def reconciled(points: Points, sizes: Sequence[float], total_ms: float) -> Points:
-    """The curve with its times multiplied, so that messages of `sizes` take `total_ms` together.
+    """Multiply the curve's times so that messages of `sizes` take `total_ms` together.
 
     The least change that does it, in logarithms, weighed by how far each point's own repetitions scatter (no
     further than they reach) and by `COMMON_SD` for all together; the rest is the same for all. A size that
@@ -159,7 +160,7 @@ def reconciled(points: Points, sizes: Sequence[float], total_ms: float) -> Point
 
 
 def _reach(times: Samples) -> tuple[float, float]:
-    """From the median to the shortest and to the longest repetition, in logarithms."""
+    """Distance from the median to the shortest and to the longest repetition, in logarithms."""
     middle = float(np.median(times))
     return (math.log(min(times) / middle), math.log(max(times) / middle)) if min(times) > 0 else (0.0, 0.0)
 

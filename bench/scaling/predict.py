@@ -1,4 +1,4 @@
-"""Step time, throughput and exposed communication elsewhere, with intervals.
+"""Predicts step time, throughput and exposed communication elsewhere, with intervals.
 
 An interval holds what the calibration's own rounds leave open (every input resampled), what is not known of
 the network (the band of its curve), and the model's error on held-out cases where that was measured.
@@ -246,7 +246,7 @@ def _play(calibration: Calibration, scenario: Scenario, inputs: _Inputs, batch: 
 
 
 def _resampled(samples: Samples, rng: np.random.Generator | None) -> Samples:
-    """As many figures drawn with replacement; without `rng` the figures themselves."""
+    """Draw as many figures with replacement; without `rng` return the figures themselves."""
     if rng is None or len(samples) < 2:
         return samples
     return tuple(rng.choice(samples, len(samples)))
@@ -262,7 +262,7 @@ def _widening(calibration: Calibration) -> float:
 
 
 def _interval(estimate: float, draws: Sequence[float], wider: float, error: float) -> Interval:
-    """The 95% interval of `draws` about `estimate`.
+    """Form the 95% interval of `draws` about `estimate`.
 
     Args:
         estimate: from the figures themselves.

@@ -1,4 +1,4 @@
-"""What is asked for: devices, network, batch, and what it means for the cost of an all-reduce."""
+"""Describes what is asked for (devices, network, batch) and what an all-reduce costs there."""
 
 from __future__ import annotations
 
@@ -69,12 +69,12 @@ class Scenario:
 
 
 def wire_share(comm_hook: str) -> float:
-    """Share of fp32 gradients' bytes that a hook sends."""
+    """Tell the share of fp32 gradients' bytes that a hook sends."""
     return 0.5 if comm_hook in HALF_HOOKS else 1.0
 
 
 def batch_per_device(calibration: Calibration, scenario: Scenario) -> int:
-    """Images per device and micro-batch; strong scaling divides the batch size over the devices.
+    """Count images per device and micro-batch; strong scaling divides the batch size over the devices.
 
     Raises UsageError where it does not divide.
     """
@@ -90,7 +90,7 @@ def batch_per_device(calibration: Calibration, scenario: Scenario) -> int:
 
 
 def cost_band(calibration: Calibration, scenario: Scenario, curves: dict[int, CostCurve]) -> CostBand:
-    """The all-reduce cost of a scenario. `curves` are the calibration's, by ranks (see `own_curves`).
+    """Cost an all-reduce of a scenario. `curves` are the calibration's, by ranks (see `own_curves`).
 
     Raises UsageError where the scenario names no network for what it asks.
     """
@@ -129,7 +129,7 @@ def cost_band(calibration: Calibration, scenario: Scenario, curves: dict[int, Co
 
 
 def own_curves(allreduce: tuple[AllReduceTimes, ...]) -> dict[int, CostCurve]:
-    """The measured curves by number of ranks."""
+    """Make the measured curves, by number of ranks."""
     return {times.num_ranks: measured_curve(times.points) for times in allreduce if times.num_ranks > 1}
 
 
@@ -154,7 +154,7 @@ def _nearest(allreduce: tuple[AllReduceTimes, ...], curves: dict[int, CostCurve]
 
 
 def _carried(curve: CostCurve, measured: int, wanted: int, *, backend: str) -> CostBand:
-    """From `measured` to `wanted` ranks: latency grows as a tree's or a ring's steps, at best not at all."""
+    """Carry a curve to `wanted` ranks: latency grows as a tree's or a ring's steps, at best not at all."""
     if measured == wanted or not curve.points:
         return CostBand.exact(curve)
     ring = 2 * (measured - 1), 2 * (wanted - 1)

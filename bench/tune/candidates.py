@@ -1,4 +1,4 @@
-"""What is worth measuring: the few uniform caps that a calibration promises most of."""
+"""Chooses what is worth measuring: the few uniform caps that promise most by a calibration."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ STEP_APART = 1.4
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One way to run DDP, and what the calibration promises of it."""
+    """One way to run DDP, and its predicted step."""
 
     bucket_cap_mb: str
     kind: str
@@ -77,7 +77,7 @@ class Axes:
 
 @dataclass(frozen=True, kw_only=True)
 class StepModel:
-    """One step of the slowest of several ranks under any layout: a reading of a calibration, times in ms."""
+    """One step of the slowest of several ranks under any layout, from a calibration; times in ms."""
 
     num_bytes: tuple[int, ...]
     ready_ms: tuple[float, ...]
@@ -92,7 +92,7 @@ class StepModel:
 
     @classmethod
     def of(cls, calibration: Calibration, *, num_ranks: int, comm_hook: str, accumulate: int) -> StepModel:
-        """The medians of a calibration, as `bench.scaling.predict` reads them."""
+        """Read the medians of a calibration as `bench.scaling.predict` does."""
         c = calibration
         scenario = Scenario(num_devices=num_ranks, comm_hook=comm_hook, accumulate=accumulate)
         slowest = c.spread.factor(num_ranks)
@@ -112,7 +112,7 @@ class StepModel:
         )
 
     def layout(self, bucket_cap_mb: str) -> Layout:
-        """What DDP makes of a cap."""
+        """The buckets that DDP makes under a cap."""
         return assign_cap(self.num_bytes, bucket_cap_mb, kinds=self.kinds)
 
     def step_ms(self, layout: Layout) -> float:
@@ -143,7 +143,7 @@ class StepModel:
         return max(least_ms + self.residual_ms, compute.total_ms)
 
     def _least_comm_ms(self) -> list[float]:
-        """By k, the least time in which the gradients from k on can be sent, over all ways to cut them."""
+        """By k, the least time to send the gradients from k on, over all ways to cut them."""
         count = len(self.num_bytes)
         sent = [0, *accumulate(self.num_bytes)]
         least = [math.inf] * count + [0.0]
@@ -157,7 +157,7 @@ class StepModel:
 
 
 def uniform_caps(total_bytes: int) -> list[str]:
-    """Caps to try for gradients of `total_bytes`: the usual ones, then round numbers down to 1/200 of it."""
+    """List caps to try for gradients of `total_bytes`: the usual ones, then round numbers."""
     lowest = math.floor(math.log10(max(total_bytes / FINEST, 1) / MIB))
     highest = math.ceil(math.log10(total_bytes / MIB))
     powers = range(lowest, highest + 1)
@@ -167,7 +167,7 @@ def uniform_caps(total_bytes: int) -> list[str]:
 
 
 def choose(calibration: Calibration, *, num_ranks: int, axes: Axes) -> list[Candidate]:
-    """The candidates, the default first: at most four layouts, and one or two per further value of an axis.
+    """Choose candidates, the default first: four layouts at most, then two per further value of an axis.
 
     Args:
         calibration: of the workload on this machine.
@@ -200,7 +200,7 @@ def choose(calibration: Calibration, *, num_ranks: int, axes: Axes) -> list[Cand
 
 
 def _promising(model: StepModel, margin: float) -> list[tuple[str, Layout]]:
-    """The default, the best uniform cap, and one coarser and one finer that lose `margin` at most."""
+    """Find the default, the best uniform cap, and one coarser and one finer that lose `margin` at most."""
     caps: dict[Layout, str] = {}
     for cap in uniform_caps(sum(model.num_bytes)):
         caps.setdefault(model.layout(cap), cap)

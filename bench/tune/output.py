@@ -1,4 +1,4 @@
-"""The answer in words: a table of what was measured, one sentence, the line to paste, JSON."""
+"""Writes the answer: a table of what was measured, one sentence, the line to paste, JSON."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def show(answer: Answer, folder: Path, *, device_type: str) -> None:
 
 
 def arguments(candidate: Candidate, default: Candidate) -> str:
-    """What to give DistributedDataParallel, as `bucket_cap_mb=4, gradient_as_bucket_view=True`."""
+    """Write what to give DistributedDataParallel, as `bucket_cap_mb=4, gradient_as_bucket_view=True`."""
     cap, parts = candidate.bucket_cap_mb, []
     if cap != "default":
         parts.append(f"bucket_cap_mb={ONE_BYTE_CAP if cap == '0' else cap}")
@@ -58,7 +58,7 @@ def arguments(candidate: Candidate, default: Candidate) -> str:
 
 
 def name(candidate: Candidate, default: Candidate) -> str:
-    """A candidate in a sentence: what it differs in from the default."""
+    """Name a candidate in a sentence by what it differs in from the default."""
     parts = [arguments(candidate, default)]
     if candidate.comm_hook != default.comm_hook:
         parts.append(f"the {candidate.comm_hook} hook" if candidate.comm_hook != "none" else "no hook")
@@ -68,7 +68,7 @@ def name(candidate: Candidate, default: Candidate) -> str:
 
 
 def sentence(answer: Answer) -> str:
-    """The answer."""
+    """Say the answer in one sentence."""
     default, best, chosen = answer.default, answer.best, answer.chosen
     if answer.changes:
         said = name(chosen.candidate, default.candidate)
@@ -90,7 +90,7 @@ def sentence(answer: Answer) -> str:
 
 
 def paste(answer: Answer) -> str:
-    """The line for the user's code; empty where nothing changes."""
+    """Write the line for the user's code; empty where nothing changes."""
     if not answer.changes:
         return ""
     chosen, default = answer.chosen.candidate, answer.default.candidate
@@ -106,14 +106,14 @@ def paste(answer: Answer) -> str:
 
 
 def gain(ratio: Interval) -> str:
-    """A ratio of throughputs as `8.1% [6.9, 9.2]`."""
+    """Write a ratio of throughputs as `8.1% [6.9, 9.2]`."""
     low, high = 100 * (ratio.low - 1), 100 * (ratio.high - 1)
     interval = f"[{low:.1f}, {high:.1f}]" if _tells(ratio) else "[unknown]"
     return f"{100 * (ratio.estimate - 1):.1f}% {interval}"
 
 
 def rows(answer: Answer) -> list[tuple[str, ...]]:
-    """A table: what, buckets, predicted and measured step, faster than the default, above the bound."""
+    """Fill the table of `COLUMNS`, one row per candidate."""
     default = answer.default.candidate
     return [
         (
@@ -130,7 +130,7 @@ def rows(answer: Answer) -> list[tuple[str, ...]]:
 
 
 def as_json(answer: Answer) -> dict[str, Any]:
-    """The answer as plain data; NaN is not known."""
+    """Turn the answer into plain data; NaN is not known."""
     default = answer.default.candidate
     return {
         "answer": sentence(answer),
@@ -163,7 +163,7 @@ def _said(m: Measured, default: Measured) -> str:
 
 
 def _more(m: Measured) -> str:
-    """How many rounds would tell, where a gain worth a change is still possible.
+    """Say how many rounds would tell, where a gain worth a change is still possible.
 
     The width of an interval goes with one over the root of their number.
     """
