@@ -29,7 +29,7 @@ NUDGE = 1e-4
 """Step of the numerical derivative, in logarithms; the search ends where no point moves further."""
 
 ITERATIONS = 20
-"""An end to the search where weights go to and fro between two points of a curve."""
+"""At most so many steps: an end where the weights do not settle."""
 
 Points = tuple[tuple[int, Samples], ...]
 
