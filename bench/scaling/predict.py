@@ -92,7 +92,7 @@ class _Inputs:
 
 
 @dataclass(frozen=True)
-class _Played:
+class _Outcome:
     """A step; its ms, images/s, efficiency and exposed communication; what it loses, when asked."""
 
     step: SimulatedStep
@@ -118,23 +118,25 @@ def predict(
     Raises UsageError where the scenario asks for what its network or batch cannot give.
     """
     batch = batch_per_device(calibration, scenario)
-    played = _play(calibration, scenario, _read(calibration, scenario, None), batch)
+    found = _outcome(calibration, scenario, _read(calibration, scenario, None), batch)
     rng = np.random.default_rng(0)
-    drawn = (_play(calibration, scenario, _read(calibration, scenario, rng), batch) for _ in range(resamples))
-    draws = [p.figures for p in drawn]
+    draws = [
+        _outcome(calibration, scenario, _read(calibration, scenario, rng), batch).figures
+        for _ in range(resamples)
+    ]
     error = calibration.model_error_pct if model_error_pct is None else model_error_pct
     wider = _widening(calibration)
 
     def of(index: int, *, share: float = 1.0) -> Interval:
         return _interval(
-            played.figures[index], [d[index] for d in draws], wider, (error or 0.0) / 100 * share
+            found.figures[index], [figures[index] for figures in draws], wider, (error or 0.0) / 100 * share
         )
 
     step_ms = of(0)
     exposed = of(3, share=0.0)
     # The model's error is one of the step; the part that is communication carries all of it.
     reach = (error or 0.0) / 100 * step_ms.estimate
-    losses = played.losses()
+    losses = found.losses()
     return Prediction(
         scenario=scenario,
         step_ms=step_ms,
@@ -147,8 +149,8 @@ def predict(
         ),
         wait_ms=losses.rank_spread_ms,
         losses=losses,
-        num_buckets=len(played.step.buckets),
-        step=played.step,
+        num_buckets=len(found.step.buckets),
+        step=found.step,
     )
 
 
@@ -197,7 +199,7 @@ def _read(calibration: Calibration, scenario: Scenario, rng: np.random.Generator
     )
 
 
-def _play(calibration: Calibration, scenario: Scenario, inputs: _Inputs, batch: int) -> _Played:
+def _outcome(calibration: Calibration, scenario: Scenario, inputs: _Inputs, batch: int) -> _Outcome:
     n, calibrated = scenario.num_devices, calibration.identity.batch_per_device
     layout = assign_cap(
         [p.num_bytes for p in calibration.parameters],
@@ -242,7 +244,7 @@ def _play(calibration: Calibration, scenario: Scenario, inputs: _Inputs, batch: 
         )
 
     figures = (step.step_ms, images_per_s, images_per_s / n / single, step.exposed_comm_ms)
-    return _Played(step, figures, losses)
+    return _Outcome(step, figures, losses)
 
 
 def _resampled(samples: Samples, rng: np.random.Generator | None) -> Samples:
