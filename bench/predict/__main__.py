@@ -17,9 +17,9 @@ from bench.predict import output as predict_output
 from bench.predict.source import Source, read_network, read_source
 from bench.results.store import RunData, load_run
 from bench.scaling.calibration import check_same
-from bench.scaling.document import Outlook
-from bench.scaling.from_run import ddp_cases, identity
-from bench.scaling.networks import NETWORKS, Network, network
+from bench.scaling.document import Predictions
+from bench.scaling.measured import ddp_cases, identity
+from bench.scaling.networks import NETWORKS, NetworkModel, network
 from bench.scaling.predict import predict
 from bench.scaling.scaling_limit import curve
 from bench.scaling.scenario import MeasuredNetwork, Scenario
@@ -38,25 +38,24 @@ def parser() -> cli.Parser:
         epilog=f"Networks: {', '.join(NETWORKS)}, link:RATE such as link:350mbit, the text file that "
         "nccl-tests' all_reduce_perf printed, or the folder of a run whose all-reduces to take.",
     )
-    add = made.add_argument
-    add("run", type=Path, metavar="RUN", help="results folder with calibration.json or a measured DDP case")
+    made.add_argument("run", type=Path, metavar="RUN", help="folder of a run with --calibrate")
+
+    add = made.add_argument_group("devices and what joins them").add_argument
     add("--gpus", metavar="N,N", help="devices to predict, up to 4096")
     add("--network", metavar="NAME,NAME", help="what joins the nodes; default: as measured in RUN")
     add("--intra", metavar="NAME", help="what joins the GPUs of a node, such as nvlink-h100")
     add("--gpus-per-node", metavar="N", help="default 1, with --intra 8")
     add("--nics-per-node", metavar="N", help="network ports that a node's GPUs share; default one per GPU")
-    add(
-        "--bucket-cap-mb",
-        default="default",
-        metavar="CAPS",
-        help="as in bench.run; several by comma",
-    )
+
+    add = made.add_argument_group("how they train").add_argument
+    add("--bucket-cap-mb", default="default", metavar="CAPS", help="as in bench.run; several by comma")
     add("--batch-size", metavar="N", help="per device (weak) or global (strong); default as measured")
-    add("--precision", metavar="NAME", help="checked against RUN's: a precision has to be measured")
+    add("--scaling", default="weak", metavar="NAME", help="weak (default) or strong")
     add("--comm-hook", default="none", metavar="NAME", help="none, fp16 or bf16: half the bytes on the wire")
     add("--accumulate", default="1", metavar="K", help="micro-batches per optimizer step (default 1)")
-    add("--scaling", default="weak", metavar="NAME", help="weak (default) or strong")
-    add("--fit-cap", metavar="CAP", help="without calibration.json: fit on RUN's case of this cap")
+    add("--precision", metavar="NAME", help="checked against RUN's: a precision has to be measured")
+
+    add = made.add_argument_group("how far to trust it").add_argument
     add(
         "--validate",
         nargs="*",
@@ -66,11 +65,11 @@ def parser() -> cli.Parser:
         "the errors and widen the intervals by the largest",
     )
     add("--accept", action="store_true", help="use a calibration of another machine, torch or workload")
+
+    add = made.add_argument_group("output").add_argument
+    add("--json", action="store_true", help="everything as JSON to the terminal, instead of tables")
+    add("--out", type=Path, metavar="FILE", help="the same to a file, for report RUN --predictions FILE")
     add("--csv", type=Path, metavar="FILE", help="one row per prediction")
-    add(
-        "--out", type=Path, metavar="FILE", help="everything as JSON: python -m report RUN --predictions FILE"
-    )
-    add("--json", action="store_true", help="the same JSON to the terminal, instead of tables")
     return made
 
 
@@ -82,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(argv: Sequence[str] | None) -> int:
     options = parser().parse_args(argv)
     scenarios = _scenarios(options)
-    source = read_source(options.run, cap=options.fit_cap, accept=options.accept)
+    source = read_source(options.run, accept=options.accept)
     _check_precision(options, source)
     validated, changed = (None, None) if options.validate is None else _validated(options, source)
     error = None if validated is None else model_error_pct(validated)
@@ -91,7 +90,7 @@ def _main(argv: Sequence[str] | None) -> int:
     curves = [curve(source.calibration, group, fill=fill, model_error_pct=error) for group in groups]
     if options.csv is not None:
         predict_output.write_csv(options.csv, [p for group in groups for p in group])
-    document = predict_output.outlook(source, curves, groups, validated, changed)
+    document = predict_output.document(source, curves, groups, validated, changed)
     if options.out is not None:
         predict_output.write_json(options.out, predict_output.as_json(document, groups))
     with cli.to_reader():
@@ -99,7 +98,7 @@ def _main(argv: Sequence[str] | None) -> int:
     return ExitCode.OK
 
 
-def _show(options: argparse.Namespace, document: Outlook, groups: predict_output.Asked) -> None:
+def _show(options: argparse.Namespace, document: Predictions, groups: predict_output.Asked) -> None:
     if options.json:
         print(predict_output.as_json(document, groups), end="")
         return
@@ -125,7 +124,7 @@ def _check_precision(options: argparse.Namespace, source: Source) -> None:
 
 
 def _scenarios(options: argparse.Namespace) -> list[list[Scenario]]:
-    """What is asked for, in groups that differ in devices alone."""
+    """Parse what is asked for, in groups that differ in devices alone."""
     if options.gpus is None and options.validate is None:
         raise UsageError("nothing to predict; give --gpus 8,64 or --validate")
     if options.gpus is None:
@@ -135,7 +134,7 @@ def _scenarios(options: argparse.Namespace) -> list[list[Scenario]]:
         [
             Scenario(
                 num_devices=n,
-                network=joined if isinstance(joined, Network) else None,
+                network=joined if isinstance(joined, NetworkModel) else None,
                 measured=joined if isinstance(joined, MeasuredNetwork) else None,
                 intra=intra,
                 gpus_per_node=_whole(options, "gpus_per_node"),
@@ -153,8 +152,8 @@ def _scenarios(options: argparse.Namespace) -> list[list[Scenario]]:
     ]
 
 
-def _networks(text: str | None) -> list[Network | MeasuredNetwork | None]:
-    """Several by comma, unless a file or folder is called that."""
+def _networks(text: str | None) -> list[NetworkModel | MeasuredNetwork | None]:
+    """Read several networks by comma, unless a file or folder has that name."""
     if text is None:
         return [None]
     names = [text] if Path(text).exists() else text.split(",")
@@ -170,7 +169,7 @@ def _parsed(options: argparse.Namespace, name: str, parse: Callable[[str], T]) -
 
 
 def _validated(options: argparse.Namespace, source: Source) -> tuple[list[HeldOut], Interval | None]:
-    """The held-out cases, and how much slower the machine was than when calibrated, where most."""
+    """Predict the held-out cases; also the largest change of the machine since its calibration."""
     found: list[HeldOut] = []
     changes: list[Interval] = []
     folders = options.validate or [options.run]
@@ -191,8 +190,8 @@ def _validated(options: argparse.Namespace, source: Source) -> tuple[list[HeldOu
     return found, max(changes, key=lambda change: abs(math.log(change.estimate)), default=None)
 
 
-def _checked_network(source: Source, run: RunData, *, accept: bool) -> Network | None:
-    """What joins the hosts of `run`; None where it is what was calibrated.
+def _checked_network(source: Source, run: RunData, *, accept: bool) -> NetworkModel | None:
+    """Find what joins the hosts of `run`; None where it is what was calibrated.
 
     Raises UsageError where anything else differs, unless `accept`.
     """

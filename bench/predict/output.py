@@ -1,4 +1,4 @@
-"""Predictions as a table, CSV or the document that the report draws."""
+"""Writes predictions as a table, as CSV or as the document that the report draws."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ from bench.errors import UsageError
 from bench.findings.wording import CPU_STAND_IN
 from bench.predict.source import Source
 from bench.results.store import replace_file
-from bench.scaling.document import Outlook, line
-from bench.scaling.losses import SHARING
-from bench.scaling.predict import Prediction
+from bench.scaling.document import Predictions, line
+from bench.scaling.predict import BESIDE_OTHERS, Prediction
 from bench.scaling.scaling_limit import RULE, Curve, sentence
-from bench.scaling.validate import HeldOut, beside, median_error_pct, model_error_pct
+from bench.scaling.validate import HeldOut, median_error_pct, model_error_pct
 from bench.stats import Interval
 
 Asked = Sequence[Sequence[Prediction]]
@@ -35,7 +34,7 @@ CSV_COLUMNS = (
 
 
 def write_csv(path: Path, predictions: Sequence[Prediction]) -> None:
-    """One row per prediction under `CSV_COLUMNS`. Raises UsageError where the file cannot be written."""
+    """Write one row per prediction. Raises UsageError where the file cannot be written."""
     try:
         with path.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file, lineterminator="\n")
@@ -45,17 +44,17 @@ def write_csv(path: Path, predictions: Sequence[Prediction]) -> None:
         raise UsageError(f"--csv {path} cannot be written: {error.strerror}; name another file") from None
 
 
-def outlook(
+def document(
     source: Source,
     curves: Sequence[Curve],
     asked: Asked,
     validated: Sequence[HeldOut] | None,
     changed: Interval | None = None,
-) -> Outlook:
-    """The document behind `--json` and `--out`; `changed` is a drift beyond noise."""
+) -> Predictions:
+    """Make the document behind `--json` and `--out`; `changed` is a drift beyond noise."""
     predictions = [p for group in asked for p in group]
     batch = source.calibration.identity.batch_per_device
-    return Outlook(
+    return Predictions(
         identity=source.calibration.identity,
         fitted=source.fitted,
         rule=RULE,
@@ -74,13 +73,13 @@ def outlook(
     )
 
 
-def as_json(found: Outlook, asked: Asked) -> str:
-    """The document, the simulated timelines included."""
+def as_json(found: Predictions, asked: Asked) -> str:
+    """Write the document as JSON, the simulated timelines included."""
     return found.to_json(
         predictions=[
             {
                 **dict(zip(CSV_COLUMNS, _row(p), strict=True)),
-                "lost": asdict(p.lost),
+                "lost": asdict(p.losses),
                 "timeline": asdict(p.step),
             }
             for group in asked
@@ -98,13 +97,13 @@ def write_json(path: Path, text: str) -> None:
 
 
 def verdict(source: Source, curve: Curve, of: Prediction) -> str:
-    """Where scaling breaks on one line of predictions, and what breaks it: one sentence."""
+    """Say in one sentence where scaling breaks on one line of predictions, and why."""
     device = "CPU core" if source.calibration.identity.device_type == "cpu" else "GPU"
     return sentence(curve, where=f"{network_name(of)}, bucket cap {_cap(of)},", device=device)
 
 
 def show(predictions: Sequence[Prediction]) -> None:
-    """The table of predictions."""
+    """Print the table of predictions."""
     table = Table(box=box.SIMPLE_HEAD, title="Predicted")
     several = len({network_name(p) for p in predictions}) > 1
     for name in (
@@ -133,7 +132,7 @@ def show(predictions: Sequence[Prediction]) -> None:
 
 
 def show_validation(cases: Sequence[HeldOut]) -> None:
-    """The table of held-out cases."""
+    """Print the table of held-out cases."""
     table = Table(box=box.SIMPLE_HEAD, title="Held out: cases that nothing was fitted to")
     several = len({case.network for case in cases}) > 1
     for name in (*(("link",) if several else ()), "case", "measured ms", "predicted ms", "error %"):
@@ -144,8 +143,6 @@ def show_validation(cases: Sequence[HeldOut]) -> None:
             *(case.case_id, f"{case.measured_ms:.4g}", _shown(case.predicted_ms), f"{case.error_pct:+.1f}"),
         )
     print_table(table)
-    if text := beside(cases):
-        print(text)
 
 
 def notes(
@@ -154,7 +151,7 @@ def notes(
     validated: Sequence[HeldOut] | None,
     changed: Interval | None = None,
 ) -> list[str]:
-    """What a reader of the table has to know."""
+    """List what a reader of the table has to know."""
     calibration = source.calibration
     lines = [f"Calibration: {note}." for note in calibration.notes]
     lines += [f"Network: {text}." for text in dict.fromkeys(_network(p) for p in predictions)]
@@ -163,8 +160,10 @@ def notes(
     on_cores = calibration.identity.device_type == "cpu"
     if on_cores and any(p.scenario.elsewhere for p in predictions):
         lines.append("Assumed: cores move the bytes, so a faster network takes more of them from compute.")
-    if any(share >= 5 for p in predictions for cause, share in p.lost.shares_pct() if cause == SHARING):
-        lines.append(f"Assumed: {SHARING} stays as much slower than alone as on the calibrated machine.")
+    shares = [share for p in predictions for cause, share in p.losses.shares_pct() if cause == BESIDE_OTHERS]
+    if any(share >= 5 for share in shares):
+        slower = "as much slower than alone as on the calibrated machine"
+        lines.append(f"Assumed: {BESIDE_OTHERS} stays {slower}.")
     if validated is not None:
         largest, middle = model_error_pct(validated), median_error_pct(validated)
         included = "; the intervals of predictions include it" if predictions else ""
@@ -194,7 +193,7 @@ def notes(
 
 
 def network_name(p: Prediction) -> str:
-    """What joins the devices, in a word or two."""
+    """Name what joins the devices, in a word or two."""
     s = p.scenario
     if s.measured is not None:
         return s.measured.name

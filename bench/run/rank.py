@@ -21,6 +21,8 @@ from bench.console import Console
 from bench.errors import ExitCode, UsageError
 from bench.findings.findings import findings
 from bench.findings.stability import cautions
+from bench.measure.calibration import trainable
+from bench.predict.source import write_calibration
 from bench.recovery import stop
 from bench.recovery.close import STOPPED_BY_ERROR, finish, finish_and_say, finish_quietly
 from bench.recovery.failures import (
@@ -33,7 +35,6 @@ from bench.recovery.failures import (
 from bench.recovery.reopen import Contact, Opened, Past, blame_case, open_run
 from bench.recovery.resume import check_same, manifest_of
 from bench.recovery.watchdog import Watchdog
-from bench.run.calibrated import write_calibration
 from bench.run.job import Job
 from bench.run.manifest import described
 from bench.run.session import Leaving, Session
@@ -218,7 +219,7 @@ def _conclude(
         "stopped_because": session.stopped_because,
     }
     recorder.write_manifest(manifest)
-    missing = write_calibration(folder, job.workload) if job.settings.calibrate else None
+    missing = write_calibration(folder, trainable(job.workload)) if job.settings.calibrate else None
     if missing is not None:
         print(f"bench.run: {missing}", file=sys.stderr)
     # The report is a separate package that never imports torch; only a finished run reaches for it.

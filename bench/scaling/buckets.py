@@ -1,4 +1,4 @@
-"""DDP's rule that puts parameters into buckets, reproduced. Pure.
+"""Reproduces the rule by which DDP puts parameters into buckets.
 
 The rule of `compute_bucket_assignment_by_size` in PyTorch's `reducer.cpp`: a bucket closes once its size
 reaches its cap, so it may exceed it; parameters are never split; each kind (dtype and device) fills buckets
@@ -20,7 +20,7 @@ DEFAULT_LIMITS = (MIB, 25 * MIB)
 
 
 def cap_limits(bucket_cap_mb: str) -> tuple[int, ...]:
-    """The caps in bytes of a cap as the suite writes it: `default`, `25`, `0`, or `1/25/25` per bucket.
+    """Parse a cap as the suite writes it (`default`, `25`, `0`, or `1/25/25` per bucket) into bytes.
 
     0 is a bucket per parameter: every parameter reaches a cap of one byte. Raises UsageError for other text.
     """
@@ -37,7 +37,7 @@ def cap_limits(bucket_cap_mb: str) -> tuple[int, ...]:
 
 
 def assign(num_bytes: Sequence[int], limits: Sequence[int], *, kinds: Sequence[str] | None = None) -> Layout:
-    """The layout of parameters of `num_bytes`, in reducer order, under caps of `limits` bytes.
+    """Lay out parameters of `num_bytes`, in reducer order, under caps of `limits` bytes.
 
     Buckets stand in the order of their first parameter, as DDP launches them.
     """
@@ -58,21 +58,10 @@ def assign(num_bytes: Sequence[int], limits: Sequence[int], *, kinds: Sequence[s
 
 
 def assign_cap(num_bytes: Sequence[int], bucket_cap_mb: str, *, kinds: Sequence[str] | None = None) -> Layout:
-    """`assign` under a cap as the suite writes it (see `cap_limits`)."""
+    """Lay out parameters under a cap as the suite writes it (see `cap_limits`)."""
     return assign(num_bytes, cap_limits(bucket_cap_mb), kinds=kinds)
 
 
 def bucket_bytes(num_bytes: Sequence[int], layout: Layout) -> tuple[int, ...]:
-    """Bytes of each bucket of `layout`."""
+    """Sum the bytes of each bucket of `layout`."""
     return tuple(sum(num_bytes[index] for index in bucket) for bucket in layout)
-
-
-def caps_for(num_bytes: Sequence[int], layout: Layout) -> tuple[float, ...]:
-    """Caps in MiB, one per bucket, for `bucket_cap_mb_list` under which DDP arrives at `layout`.
-
-    Each cap is its bucket's own size: reached by its last parameter and by none before. `layout` must be
-    contiguous and of one kind; raises UsageError otherwise.
-    """
-    if [index for bucket in layout for index in bucket] != list(range(len(num_bytes))):
-        raise UsageError("the layout leaves gaps or changes the order; DDP can only cut the order it has")
-    return tuple(size / MIB for size in bucket_bytes(num_bytes, layout))

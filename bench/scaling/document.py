@@ -1,4 +1,4 @@
-"""Predictions as a document, `predictions.json`: what `bench.predict` writes and the report draws. Pure."""
+"""Predictions as a document, `predictions.json`: what `bench.predict` writes and the report draws."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from bench.scaling.scaling_limit import Curve
 from bench.scaling.validate import HeldOut
 from bench.stats import Interval
 
-OUTLOOK_VERSION = 1
+DOCUMENT_VERSION = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """One prediction; `asked` for, or made to draw a line. Intervals are of 95%."""
+    """One prediction of a line, `asked` for by the user or made to draw the line. Intervals are of 95%."""
 
     num_devices: int
     asked: bool
@@ -50,8 +50,8 @@ class Line:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outlook:
-    """What was calibrated, on which case, the predictions, and the errors where nothing was fitted."""
+class Predictions:
+    """What was calibrated, on which case, the predictions, and their errors on held-out cases."""
 
     identity: Identity
     fitted: str | None
@@ -61,8 +61,8 @@ class Outlook:
     validation: tuple[HeldOut, ...] | None
 
     def to_json(self, **more: Any) -> str:
-        """The text of `predictions.json`; `more` goes into it unread. What is not known is null."""
-        whole = {"schema_version": OUTLOOK_VERSION, **asdict(self), **more}
+        """Write the text of `predictions.json`; `more` goes into it unread. What is not known is null."""
+        whole = {"schema_version": DOCUMENT_VERSION, **asdict(self), **more}
         if self.validation is not None:
             errors = [case.error_pct for case in self.validation]
             whole["validation"] = [
@@ -72,8 +72,8 @@ class Outlook:
         return to_json(whole) + "\n"
 
     @classmethod
-    def from_json(cls, content: str | bytes, *, source: str = "predictions.json") -> Outlook:
-        """The document of that text. Raises UsageError, naming `source`, where it is not one."""
+    def from_json(cls, content: str | bytes, *, source: str = "predictions.json") -> Predictions:
+        """Read the document from that text. Raises UsageError, naming `source`, where it is not one."""
         data = bounded.parse_json(content, source)
         try:
             _check_version(data["schema_version"])
@@ -91,7 +91,7 @@ class Outlook:
 
 
 def line(curve: Curve, *, network: str, batch_size: int, verdict: str, asked: Sequence[Prediction]) -> Line:
-    """One curve of the document; `asked` are those of its predictions that were asked for."""
+    """Make one line of the document; `asked` are those of its predictions that were asked for."""
     scenario = asked[0].scenario
     counts = {p.scenario.num_devices for p in asked}
     return Line(
@@ -120,8 +120,8 @@ def line(curve: Curve, *, network: str, batch_size: int, verdict: str, asked: Se
 
 
 def _check_version(version: object) -> None:
-    if version != OUTLOOK_VERSION:
-        raise ValueError(f"schema {version!r}, this version reads {OUTLOOK_VERSION}")
+    if version != DOCUMENT_VERSION:
+        raise ValueError(f"schema {version!r}, this version reads {DOCUMENT_VERSION}")
 
 
 def _line(data: Mapping[str, Any]) -> Line:
@@ -160,8 +160,6 @@ def _held_out(data: Mapping[str, Any]) -> HeldOut:
         bucket_cap_mb=str(data["bucket_cap_mb"]),
         measured_ms=_positive(data["measured_ms"]),
         predicted_ms=_interval(data["predicted_ms"]),
-        naive_ms={str(rule): _positive(ms) for rule, ms in data.get("naive_ms", {}).items()},
-        paced_ms=None if data.get("paced_ms") is None else _positive(data["paced_ms"]),
         network=str(data.get("network", "")),
     )
 

@@ -1,4 +1,4 @@
-"""A calibration from a run's calibration pass (`--calibrate`). Pure.
+"""Makes a calibration from a run's calibration pass (`--calibrate`).
 
 The pass gives every parameter's ready time, the cost of copies and both slow-downs; the lengths of a step
 come from its bursts alone and from the `no_sync` blocks, which nothing instrumented; what then is missing to
@@ -19,12 +19,11 @@ import pandas as pd
 from bench.errors import UsageError
 from bench.results.aggregate import step_ms_by_round
 from bench.results.store import RunData
-from bench.scaling import reading
 from bench.scaling.buckets import assign_cap, bucket_bytes
-from bench.scaling.calibration import AllReduceTimes, Calibration, Parameter, Samples
+from bench.scaling.calibration import Calibration, Parameter, Samples
 from bench.scaling.cost import measured_curve
-from bench.scaling.from_run import allreduce_times, ddp_cases, identity, rank_steps, single_steps
-from bench.scaling.slowest_rank import Spread, typical_ms
+from bench.scaling.measured import allreduce_times, ddp_cases, identity, rank_steps, single_steps
+from bench.scaling.slowest_rank import RankSpread, typical_ms
 from bench.scaling.timeline import Slowdown, make_work, simulate
 from bench.scaling.validate import held_out, model_error_pct
 
@@ -59,7 +58,7 @@ def slowdowns(
     compute_end_ms: Sequence[float],
     comm_end_ms: Sequence[float],
 ) -> Slowdown:
-    """Both slow-downs from bursts of compute and communication that began together.
+    """Derive both slow-downs from bursts of compute and communication that began together.
 
     In each both run until the first ends; what the other still has to do then goes at full speed, so the
     shared time over the work that each got done in it is its slow-down. Never below 1.
@@ -77,7 +76,7 @@ def slowdowns(
 
 
 def calibrated_case(run: RunData) -> dict[str, Any]:
-    """The case that the calibration pass looked into. Raises UsageError where there was none."""
+    """Find the case that the calibration pass measured. Raises UsageError where there was none."""
     found = _looked_into(run)
     if not found:
         raise UsageError(
@@ -87,7 +86,7 @@ def calibrated_case(run: RunData) -> dict[str, Any]:
 
 
 def calibration_of(run: RunData, trainable: Sequence[Trainable]) -> Calibration:
-    """The calibration of a run's pass, its model error measured on the run's other cases.
+    """Calibrate from a run's pass, and measure the model's error on the run's other cases.
 
     Args:
         run: with a calibration pass.
@@ -103,7 +102,7 @@ def calibration_of(run: RunData, trainable: Sequence[Trainable]) -> Calibration:
         raise UsageError(f"{where} has no no_sync blocks; measure it again")
     local = rank_steps(blocks, "no_sync", PHASE)
     typical = {r: typical_ms(ranks) for r, ranks in local.items()}
-    spread = Spread.of(local)
+    spread = RankSpread.of(local)
     accumulate = int(case["accumulate"])
     split = {name: looked.middle(f"{name}_ms") for name in ("data", "forward", "backward", "optimizer")}
     total = sum(split.values())
@@ -121,7 +120,7 @@ def calibration_of(run: RunData, trainable: Sequence[Trainable]) -> Calibration:
         forward_ms=lengths("forward"),
         backward_ms=backward_ms,
         optimizer_ms=lengths("optimizer", 1),
-        allreduce=(_curve(run, case, blocks, where),),
+        allreduce=(allreduce_times(run, case),),
         comm_core_share=looked.by_median(lambda d: d.get("comm_core_ms", 0.0) / d["comm_alone_ms"]),
         copy_ms=looked.by_median(lambda d: d.get("copy_ms", 0.0)),
         compute_slowdown=_slow(looked, "compute"),
@@ -162,18 +161,13 @@ def _parameters(
     )
 
 
-def _curve(run: RunData, case: Mapping[str, Any], blocks: pd.DataFrame, where: str) -> AllReduceTimes:
-    sizes = [int(size) for size in str(case["bucket_bytes"]).split("/")]
-    return allreduce_times(run, case, sizes, blocks, where)
-
-
 def _slow(looked: _Pass, side: str) -> Samples:
     names = ("compute_alone_ms", "comm_alone_ms", "compute_end_ms", "comm_end_ms")
     return looked.by_median(lambda d: getattr(slowdowns(**{name: d[name] for name in names}), side))
 
 
 def residual_case(run: RunData, num_ranks: int) -> dict[str, Any] | None:
-    """The case whose step gives the residual: the calibrated one; None where no scenario describes that."""
+    """Find the case whose step gives the residual: the calibrated one, where a scenario describes it."""
     return next(
         (
             case
@@ -190,7 +184,7 @@ def _looked_into(run: RunData) -> list[dict[str, Any]]:
 
 
 def _with_residual(found: Calibration, run: RunData) -> Calibration:
-    """With the residual, and the error on the other cases."""
+    """Add the residual, and the error on the other cases."""
     case = residual_case(run, found.num_ranks)
     if case is None:
         return found
@@ -203,7 +197,7 @@ def _with_residual(found: Calibration, run: RunData) -> Calibration:
 
 
 def _residual_ms(found: Calibration, run: RunData, case: Mapping[str, Any]) -> Samples:
-    """By round, what a case's step takes beyond the simulated one."""
+    """Measure by round what a case's step takes beyond the simulated one."""
     case_id = str(case["case_id"])
     timed, comm, local = (
         step_ms_by_round(run.blocks, phase).get(case_id, {}) for phase in ("timed", "comm", "no_sync")
@@ -215,7 +209,7 @@ def _residual_ms(found: Calibration, run: RunData, case: Mapping[str, Any]) -> S
         return ()
     curve = measured_curve(found.allreduce[0].points)
     alone_ms = sum(curve(size) for size in in_layout)
-    compute, slow = reading.compute(found), reading.slowdown(found)
+    compute, slow = found.compute(), found.slowdown()
     samples = []
     for r in sorted(timed.keys() & comm.keys() & local.keys()):
         # The longest rank's own step in this round, and what its buckets took by themselves.

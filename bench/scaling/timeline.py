@@ -1,4 +1,4 @@
-"""One step, simulated: gradients become ready, buckets fill, all-reduces queue, both sides slow down. Pure.
+"""Simulates one step: gradients become ready, buckets fill, all-reduces queue, both sides slow down.
 
 Compute and communication advance at rates that are constant between events: compute at 1/`slowdown.compute`
 while an all-reduce is in flight, an all-reduce at 1/`slowdown.comm` while the backward runs, else at 1.
@@ -27,7 +27,7 @@ class Compute:
     """A step without communication, ms."""
 
     before_ms: float
-    """Ahead of the backward: data, forward, and micro-batches that only accumulate."""
+    """What precedes the backward: data, forward, and micro-batches that only accumulate."""
     backward_ms: float
     after_ms: float
     """Optimizer."""
@@ -67,7 +67,7 @@ class StepBucket:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class SimulatedStep:
     """A simulated step, ms. `compute_end_ms` and `comm_end_ms` count from the start of the backward."""
 
     step_ms: float
@@ -88,7 +88,7 @@ def make_work(
     *,
     wire_share: float = 1.0,
 ) -> list[Work]:
-    """The buckets of `layout`; `comm_ms` maps bytes on the wire to ms.
+    """Make the buckets of `layout`; `comm_ms` maps bytes on the wire to ms.
 
     `wire_share` is the share of a gradient's bytes that is sent, 0.5 under an fp16 hook on fp32 gradients.
     """
@@ -110,8 +110,8 @@ def simulate(
     slowdown: Slowdown | None = None,
     copy_ms: float = 0.0,
     residual_ms: float = 0.0,
-) -> Step:
-    """Play one step.
+) -> SimulatedStep:
+    """Simulate one step.
 
     Args:
         work: buckets in all-reduce order.
@@ -146,7 +146,7 @@ def simulate(
         )
     copied_ms = _copied_back(compute_end_ms, work, [done for _, done in spans], copy_ms)
     backward_ms = max(copied_ms + residual_ms, compute.backward_ms)
-    return Step(
+    return SimulatedStep(
         step_ms=compute.before_ms + backward_ms + compute.after_ms,
         exposed_comm_ms=max(backward_ms - compute.backward_ms, 0.0),
         comm_ms=sum(bucket.comm_ms for bucket in work),

@@ -1,16 +1,14 @@
-"""Both stages on one rank: calibrate, search on the first rank, measure the few in turns, answer."""
+"""Runs both stages on one rank: calibrate, choose on the first rank, measure in turns, answer."""
 
 from __future__ import annotations
 
-import inspect
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 from typing import Any, TypeVar
-
-from torch.nn.parallel import DistributedDataParallel
 
 from bench import conditions
 from bench.cli import to_json
@@ -26,12 +24,12 @@ from bench.results.store import default_folder, load_run, replace_file
 from bench.run.job import Job
 from bench.run.rank import Rank
 from bench.scaling.calibration import Calibration, Identity, check_same
-from bench.scaling.from_run import host_fingerprint
+from bench.scaling.measured import host_fingerprint
 from bench.tune.answer import Answer, decide
-from bench.tune.candidates import Candidate, affordable, choose
-from bench.tune.race import Race
+from bench.tune.candidates import Candidate, choose
+from bench.tune.elimination import Elimination, affordable
+from bench.tune.output import as_json
 from bench.tune.request import CALIBRATION, PROOF, Request, point_of, stage_job
-from bench.tune.wording import as_json
 
 T = TypeVar("T")
 
@@ -46,7 +44,7 @@ class StageFailedError(AgreedError):
 
 
 class Tuning:
-    """One rank's part of a tuning; the first one searches, decides and writes."""
+    """One rank's part of a tuning; the first one chooses, decides and writes."""
 
     def __init__(self, request: Request, job: Job, *, quiet: bool) -> None:
         self._request = request
@@ -58,7 +56,7 @@ class Tuning:
         self.out = Path()
 
     def run(self) -> Answer:
-        """Tune; the answer, on every rank. Raises AgreedError where a stage or the search fails."""
+        """Tune, and return the answer on every rank. Raises AgreedError where a stage or the search fails."""
         try:
             outcome: Answer | AgreedError = self._run()
         except AgreedError as error:  # every rank's: they part in good order
@@ -108,7 +106,7 @@ class Tuning:
             quiet=self._quiet,
             as_json=False,
             cluster=self._cluster,
-            leaving=_race(job, candidates).leaving if candidates else None,
+            leaving=_elimination(job, candidates).dropped if candidates else None,
         )
         code = rank.run()
         if code == RESTART_EXIT_CODE:
@@ -117,8 +115,9 @@ class Tuning:
             raise StageFailedError(f"nothing could be measured; see {options['out']}")
 
     def _affordable(self, calibration: Calibration) -> tuple[list[Candidate], float]:
-        """What to measure, and the seconds spent so far."""
-        found, spent_s = self._choose(calibration), self._spent_s()
+        """Choose what to measure; also the seconds spent so far."""
+        found = choose(calibration, num_ranks=self._request.num_devices, axes=self._request.axes)
+        spent_s = self._spent_s()
         seconds = self._request.proof_s(spent_s)
         kept = affordable(found, seconds=seconds)
         if len(kept) < len(found):
@@ -127,15 +126,6 @@ class Tuning:
                 "most; --max-time for more"
             )
         return kept, spent_s
-
-    def _choose(self, calibration: Calibration) -> list[Candidate]:
-        known = inspect.signature(DistributedDataParallel.__init__).parameters
-        return choose(
-            calibration,
-            num_ranks=self._request.num_devices,
-            axes=self._request.axes,
-            lists="bucket_cap_mb_list" in known,
-        )
 
     def _check(self, found: Calibration) -> None:
         """Raise UsageError where a calibration is of something else than what is tuned."""
@@ -160,7 +150,7 @@ class Tuning:
             )
 
     def _agreed(self, work: Callable[[], T]) -> T:
-        """What the first rank makes of `work`, on every rank; its UsageError is everybody's."""
+        """Do `work` on the first rank and return its result, or raise its UsageError, on every rank."""
         result: T | None = None
         refusal: UsageError | None = None
         if self._cluster.is_first:
@@ -170,7 +160,9 @@ class Tuning:
                 refusal = error
         box: tuple[Any, UsageError | None] = self._cluster.from_first((result, refusal))
         if box[1] is not None:
-            raise AgreedError(str(box[1]))
+            agreed = AgreedError(str(box[1]))
+            agreed.exit_code = box[1].exit_code
+            raise agreed
         found: T = box[0]
         return found
 
@@ -192,10 +184,10 @@ class Tuning:
         replace_file(self.out / TUNE, lambda path: path.write_text(text, encoding="utf-8"))
 
 
-def _race(job: Job, candidates: Sequence[Candidate]) -> Race:
+def _elimination(job: Job, candidates: Sequence[Candidate]) -> Elimination:
     ids = {point_of(p): p.case.case_id for p in job.plan}
     default, *challengers = (ids[c.point] for c in candidates if c.point in ids)
-    return Race(default, tuple(challengers))
+    return Elimination(default, tuple(challengers))
 
 
 def answer_of(folder: Path, candidates: Sequence[Candidate]) -> Answer:
@@ -225,13 +217,10 @@ def answer_of(folder: Path, candidates: Sequence[Candidate]) -> Answer:
 
 
 def _described(calibration: Calibration) -> str:
-    def middle(values: Sequence[float]) -> float:
-        return sorted(values)[len(values) // 2]
-
     error = calibration.model_error_pct
     known = "" if error is None else f"; the model is off by {error:.1f}% on a step that it was not fitted to"
     return (
-        f"Calibrated: backward {middle(calibration.backward_ms):.4g} ms; beside communication compute takes "
-        f"{middle(calibration.compute_slowdown):.2f} times as long, communication "
-        f"{middle(calibration.comm_slowdown):.2f} times{known}"
+        f"Calibrated: backward {median(calibration.backward_ms):.4g} ms; beside communication compute takes "
+        f"{median(calibration.compute_slowdown):.2f} times as long, communication "
+        f"{median(calibration.comm_slowdown):.2f} times{known}"
     )
