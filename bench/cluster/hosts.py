@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 
@@ -43,7 +43,7 @@ def facts(settings: Settings, *, device: str, num_local_ranks: int) -> Facts:
     """This host's facts."""
     git = conditions.git_state()
     code = f"{git['commit'][:12]}{' with changes' if git['dirty'] else ''}" if git else "unknown"
-    chosen = {k: str(v) for k, v in asdict(settings).items() if k not in ("out", "preset", "name")}
+    chosen = {k: str(v) for k, v in settings.stored().items() if k not in ("out", "preset", "name")}
     drivers = sorted({str(gpu.get("driver")) for gpu in conditions.gpus()})
     return Facts(
         host=host_name(),

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from bench.layout import BucketLayout
 from bench.measure.anatomy import PHASES, AnatomyTrainer, ready_hooks
 from bench.measure.clock import Clock
 from bench.measure.collectives import BucketReplay
 from bench.measure.timed import BlockTimes, Trainer, no_gc, run_block
-from bench.plan import BucketLayout
 from models.workload import Workload, make_module
 
 LOOKS = 2

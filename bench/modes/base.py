@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from bench.plan import BucketLayout
+from bench.layout import BucketLayout
 
 
 class Unsupported(RuntimeError):  # noqa: N818 - a reason to skip, not an error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from bench.cluster.turns import TURNS_ENV
-from bench.settings import Settings
+from bench.settings import ResolvedSettings
 
 PREPARING_S = 600.0
 LEAST_S = 60.0
@@ -19,14 +19,14 @@ OTHERS_S = 900.0
 """Beside other runs a block waits for its turn."""
 
 
-def preparing_s(settings: Settings) -> float:
+def preparing_s(settings: ResolvedSettings) -> float:
     """For a case's construction, proof and warm-up, or for one all-reduce curve."""
     return settings.case_timeout or PREPARING_S
 
 
-def block_s(settings: Settings, longest_step_s: float) -> float:
+def block_s(settings: ResolvedSettings, longest_step_s: float) -> float:
     """For a block of a case whose longest step of the warm-up took so long."""
-    usual_s = longest_step_s * max(settings.steps or 1, LEAST_STEPS)
+    usual_s = longest_step_s * max(settings.steps, LEAST_STEPS)
     return settings.case_timeout or max(LEAST_S, PATIENCE * usual_s)
 
 

@@ -39,10 +39,8 @@ def settings_of(folder: Path, changes: Mapping[str, Any]) -> Settings:
         raise NotComparableError(
             f"{folder} was made by another version of bench.run; resume it with that one"
         )
-    values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in stored.items()}
-    if "rounds" in changes:
-        values["max_time"] = changes.get("max_time")
-    return replace(Settings(**values), **changes, out=None)
+    values = {**stored, "max_time": changes.get("max_time")} if "rounds" in changes else stored
+    return replace(Settings.of_stored(values), **changes, out=None)
 
 
 def manifest_of(folder: Path) -> dict[str, Any]:

@@ -1,18 +1,20 @@
-"""From blocks to the rows of cases.csv. Pure."""
+"""From blocks to the rows of cases.csv."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from bench.plan import DDP_AXES, BucketLayout, Planned
+from bench.layout import BucketLayout
+from bench.plan import Planned
 from bench.results.ledger import ByRound, Ledger
 from bench.results.schema import BUCKETS, CASES, typed_frame
+from bench.settings import DDP_AXES
 from bench.stats import Interval, median_interval, paired_ratio
 
 SHARES = ("hidden_pct", "overlap_trace_pct", "overlap_window_pct", "dp_device0_pct")
@@ -160,7 +162,7 @@ def allreduce_rows(
 def _identity(outcome: Outcome) -> dict[str, Any]:
     planned, case = outcome.planned, outcome.planned.case
     row = {
-        **asdict(case),
+        **case.stored(),
         "case_id": case.case_id,
         "impl": case.impl,
         "global_batch": case.global_batch,

@@ -10,12 +10,13 @@ import errno
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from bench.errors import UsageError
-from bench.plan import BucketLayout, Case, Planned
+from bench.layout import BucketLayout
+from bench.plan import Case, Planned
 
 JOURNAL = "journal.jsonl"
 
@@ -50,7 +51,7 @@ class State:
             getattr(self, f"_take_{kind}", lambda _: None)(value)
 
     def _take_plan(self, rows: Sequence[Any]) -> None:
-        self.plan = [Planned(case=Case(**case), **rest) for case, rest in rows]
+        self.plan = [Planned(case=Case.of_stored(case), **rest) for case, rest in rows]
 
     def _take_attempt(self, attempt: dict[str, Any]) -> None:
         self.attempts.append(attempt)
@@ -105,10 +106,8 @@ class Journal:
 
     def begin(self, plan: Sequence[Planned]) -> None:
         """The first line: the plan."""
-        rows = []
-        for planned in plan:
-            rest = asdict(planned)
-            rows.append([rest.pop("case"), rest])
+        names = [f.name for f in fields(Planned) if f.name != "case"]
+        rows = [[p.case.stored(), {name: getattr(p, name) for name in names}] for p in plan]
         self.write({"plan": rows}, sync=True)
 
     def note(self, index: int | None, what: str, **more: Any) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 import pandas as pd
 
 from bench.errors import UsageError
-from bench.plan import BucketLayout, Planned
+from bench.layout import BucketLayout
+from bench.plan import Planned
 from bench.results.aggregate import (
     Outcome,
     allreduce_rows,

@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import Field, dataclass
 from typing import Any
 
 import pandas as pd
+
+from bench.settings import DDP_SETTINGS
 
 SCHEMA_VERSION = 1
 
@@ -37,6 +39,11 @@ def _interval(name: str, meaning: str) -> tuple[Column, Column, Column]:
     )
 
 
+def _setting(setting: Field[Any]) -> Column:
+    kind = {bool: "bool", int: "int"}.get(type(setting.default), "text")
+    return Column(setting.name, kind, setting.metadata["column"])
+
+
 IDENTITY: tuple[Column, ...] = (
     Column("case_id", "text", "readable name of the case plus a hash of every setting that defines it"),
     Column("status", "text", "`ok`, `skipped`, `oom`, `failed` or `timeout`"),
@@ -57,14 +64,7 @@ IDENTITY: tuple[Column, ...] = (
     Column("scaling", "text", "`weak` fixes the batch per device, `strong` the global batch"),
     Column("precision", "text", "`fp32`, `tf32`, `bf16` or `fp16` (the last two under autocast)"),
     Column("data", "text", "`device`, `host`, or the folder the images come from"),
-    Column("bucket_cap_mb", "text", "`default`, a number of MiB, `0`, or a `/`-separated list per bucket"),
-    Column("gradient_as_bucket_view", "bool", "DDP setting"),
-    Column("static_graph", "bool", "DDP setting"),
-    Column("find_unused_parameters", "bool", "DDP setting"),
-    Column("sync_buffers", "bool", "whether DDP broadcasts buffers in the forward"),
-    Column("sync_batchnorm", "bool", "whether BatchNorm was converted to SyncBatchNorm"),
-    Column("comm_hook", "text", "DDP communication hook: `none`, `fp16`, `bf16` or `powersgd`"),
-    Column("accumulate", "int", "micro-batches per optimizer step; gradients synchronise on the last"),
+    *(_setting(setting) for setting in DDP_SETTINGS),
 )
 
 MEASURED: tuple[Column, ...] = (

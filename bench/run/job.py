@@ -26,7 +26,7 @@ from bench.results import store
 from bench.results.journal import read
 from bench.results.lock import FolderLock
 from bench.run.launch import launch
-from bench.settings import Settings, with_device_defaults
+from bench.settings import ResolvedSettings, Settings, with_device_defaults
 from models.data import check_folder
 from models.registry import default_image_size, load_workload, resnet_workload
 from models.workload import Workload
@@ -36,17 +36,17 @@ from models.workload import Workload
 class Job:
     """A validated run, the same on every rank."""
 
-    settings: Settings
+    settings: ResolvedSettings
     machine: Machine
     workload: Workload
     plan: list[Planned]
 
 
-def prepare(settings: Settings) -> Job:
+def prepare(asked: Settings) -> Job:
     """Resolve the device, the workload and the plan. Raises UsageError for what cannot run here."""
-    device_type = _device_type(settings.device)
+    device_type = _device_type(asked.device)
     num_devices = torch.cuda.device_count() if device_type == "cuda" else _num_cores()
-    settings = with_device_defaults(settings, device_type=device_type, num_local_devices=num_devices)
+    settings = with_device_defaults(asked, device_type=device_type, num_local_devices=num_devices)
     _check_precision(settings)
     machine = Machine(device_type=device_type, devices_per_node=num_devices, **_launched_ranks())
     workload = _workload(settings)

@@ -31,7 +31,7 @@ def described(
         "created_utc": datetime.now(UTC).isoformat(timespec="seconds"),
         "argv": list(arguments),
         "command": shlex.join(["python", "-m", "bench.run", *arguments]),
-        "settings": asdict(job.settings),
+        "settings": job.settings.stored(),
         "seed": job.settings.seed,
         "plan_hash": plan.plan_hash(job.plan),
         "versions": conditions.versions(),

@@ -12,10 +12,10 @@ from bench.measure.collectives import BucketReplay
 from bench.measure.timed import BlockTimes, Trainer, run_block
 from bench.measure.trace import run_trace
 from bench.modes import Place
-from bench.plan import DDP_AXES, Case, Planned
+from bench.plan import Case, Planned
 from bench.results.recorder import Block
 from bench.run.prepare import LiveCase
-from bench.settings import Settings
+from bench.settings import DDP_AXES, ResolvedSettings
 
 INSTRUMENTED_EVERY = 5
 """Anatomy and trace are taken in the first round and every fifth after it: time is left for throughput."""
@@ -28,7 +28,7 @@ TRACE_STEPS = 1
 Work = Callable[[], BlockTimes]
 
 
-def phases(case: Case, *, oversubscribed: bool, round_index: int, settings: Settings) -> list[str]:
+def phases(case: Case, *, oversubscribed: bool, round_index: int, settings: ResolvedSettings) -> list[str]:
     """The phases of a case's visit in a round, in their order."""
     found = ["timed"]
     if case.communicates:
@@ -46,17 +46,17 @@ def phases(case: Case, *, oversubscribed: bool, round_index: int, settings: Sett
     return [*found, "calibration"] if is_calibrated(case, settings) else found
 
 
-def is_calibrated(case: Case, settings: Settings) -> bool:
+def is_calibrated(case: Case, settings: ResolvedSettings) -> bool:
     """Whether the calibration pass looks into it: the largest count, the first value of each axis."""
     return (
         settings.calibrate
         and case.communicates
-        and case.num_devices == max(settings.counts)
+        and case.num_devices == max(settings.gpus)
         and all(getattr(case, axis) == getattr(settings, axis)[0] for axis in DDP_AXES)
     )
 
 
-def is_complete(planned: Planned, settings: Settings, measured: Container[Block]) -> bool:
+def is_complete(planned: Planned, settings: ResolvedSettings, measured: Container[Block]) -> bool:
     """Whether every block that a run of fixed length wants of a case is there."""
     case = planned.case
     return settings.rounds is not None and all(
@@ -67,7 +67,11 @@ def is_complete(planned: Planned, settings: Settings, measured: Container[Block]
 
 
 def unfinished(
-    plan: Sequence[Planned], settings: Settings, measured: Container[Block], *, dropped: Container[int]
+    plan: Sequence[Planned],
+    settings: ResolvedSettings,
+    measured: Container[Block],
+    *,
+    dropped: Container[int],
 ) -> list[tuple[int, Planned]]:
     """The cases of a plan that have something left to measure, with their places in it."""
     return [
@@ -77,7 +81,9 @@ def unfinished(
     ]
 
 
-def work_of(phase: str, live: LiveCase, settings: Settings, place: Place, clock: Clock) -> Work | None:
+def work_of(
+    phase: str, live: LiveCase, settings: ResolvedSettings, place: Place, clock: Clock
+) -> Work | None:
     """What this rank does in a block of `phase`; None where it only waits."""
     trainer = live.trainer
     if trainer is None:
@@ -93,9 +99,9 @@ def work_of(phase: str, live: LiveCase, settings: Settings, place: Place, clock:
 
 
 def _work(
-    phase: str, live: LiveCase, trainer: Trainer, settings: Settings, place: Place, clock: Clock
+    phase: str, live: LiveCase, trainer: Trainer, settings: ResolvedSettings, place: Place, clock: Clock
 ) -> Work:
-    steps = settings.steps or 1
+    steps = settings.steps
     sizes = live.layout.num_bytes if live.layout is not None else ()
     if phase == "timed":
         return lambda: run_block(trainer.step, steps, clock)

@@ -11,11 +11,12 @@ import torch
 import torch.distributed as dist
 
 from bench.cluster.ranks import RankInfo
+from bench.layout import BucketLayout
 from bench.measure.clock import Clock
 from bench.measure.device import peak_mib, start_peak
 from bench.measure.timed import BlockTimes, Trainer, run_block
 from bench.modes import Place, build_mode
-from bench.plan import BucketLayout, Case
+from bench.plan import Case
 from bench.run.proof import Prover
 from bench.settings import Settings
 from models.data import BatchSource, open_source
@@ -91,7 +92,7 @@ def facts_of(live: LiveCase, first: RankInfo, found: Sequence[Prepared]) -> dict
     }
     if live.layout is not None:
         facts["num_buckets"] = len(live.layout.num_bytes)
-        facts["bucket_bytes"] = "/".join(str(size) for size in live.layout.num_bytes)
+        facts["bucket_bytes"] = str(live.layout)
     return facts
 
 

@@ -107,7 +107,7 @@ def make_request(
     axes = _axes(settings)
     if settings.gpus is not None and len(settings.gpus) > 1:
         raise UsageError("--gpus takes one device count here: a layout is best for one; tune each by itself")
-    num_devices = settings.counts[0] if settings.gpus else _all_devices(settings)
+    num_devices = settings.gpus[0] if settings.gpus else _all_devices(settings)
     if num_devices < 2:
         raise UsageError("one device exchanges gradients with nobody; give --gpus 2 or more")
     request = Request(
@@ -143,7 +143,7 @@ def stage_job(options: Mapping[str, str], candidates: Sequence[Candidate] = ()) 
 def point_of(planned: Planned) -> tuple[str, bool, str, int]:
     """A planned case as `Candidate.point` names it."""
     case = planned.case
-    return case.bucket_cap_mb, case.gradient_as_bucket_view, case.comm_hook, case.accumulate
+    return str(case.bucket_cap_mb), case.gradient_as_bucket_view, case.comm_hook, case.accumulate
 
 
 def _axes(settings: Settings) -> Axes:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.findings.findings import findings
+from bench.layout import BucketCaps
 from bench.plan import Machine, Planned, expand, round_order
 from bench.results.aggregate import Outcome, case_rows
 from bench.results.ledger import Ledger
@@ -34,7 +35,7 @@ def plan(num_caps: int, num_ranks: int) -> list[Planned]:
     settings = Settings(
         modes=("ddp",),
         gpus=(num_ranks,),
-        bucket_cap_mb=tuple(str(cap) for cap in range(1, num_caps + 1)),
+        bucket_cap_mb=tuple(BucketCaps((float(cap),)) for cap in range(1, num_caps + 1)),
         gradient_as_bucket_view=(False, True),
         static_graph=(False, True),
         comm_hook=("none", "fp16", "bf16"),

@@ -10,7 +10,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from bench.plan import BucketLayout, Case, Machine, Planned, expand
+from bench.layout import BucketLayout
+from bench.plan import Case, Machine, Planned, expand
 from bench.results.aggregate import Outcome, allreduce_rows, bucket_rows, case_rows
 from bench.results.schema import BLOCKS, SCHEMA_VERSION, typed_frame
 from bench.results.store import MANIFEST, RunWriter, replace_file
@@ -123,7 +124,7 @@ def _anatomy(case: Case, ms: float) -> dict[str, Any]:
 def _trace(case: Case) -> dict[str, Any]:
     """Buckets one after the other on a link that carries one at a time."""
     start, done, free = [], [], 0.0
-    for ready, size in zip(_ready_ms(case), LAYOUTS[case.bucket_cap_mb], strict=True):
+    for ready, size in zip(_ready_ms(case), LAYOUTS[str(case.bucket_cap_mb)], strict=True):
         start.append(max(ready, free) + 1.0)
         free = start[-1] + size / BYTES_PER_MS
         done.append(free)
@@ -131,12 +132,12 @@ def _trace(case: Case) -> dict[str, Any]:
 
 
 def _ready_ms(case: Case) -> list[float]:
-    sizes = LAYOUTS[case.bucket_cap_mb]
+    sizes = LAYOUTS[str(case.bucket_cap_mb)]
     return [BACKWARD_MS * sum(sizes[: i + 1]) / sum(sizes) for i in range(len(sizes))]
 
 
 def _layout(case: Case) -> BucketLayout:
-    return BucketLayout(tuple(LAYOUTS[case.bucket_cap_mb]), ())
+    return BucketLayout(tuple(LAYOUTS[str(case.bucket_cap_mb)]), ())
 
 
 def _outcome(planned: Planned, link: str | None) -> Outcome:
@@ -149,7 +150,7 @@ def _outcome(planned: Planned, link: str | None) -> Outcome:
         "peak_mem_mib": 912.0 + 41.0 * case.num_devices,
     }
     if case.mode == "ddp":
-        sizes = LAYOUTS[case.bucket_cap_mb]
+        sizes = LAYOUTS[str(case.bucket_cap_mb)]
         facts |= {"bucket_bytes": "/".join(map(str, sizes)), "num_buckets": len(sizes)}
     return Outcome(planned, facts=facts)
 
