@@ -1,14 +1,21 @@
-"""The conditions of a run: versions, machine, topology, git state. Read-only."""
+"""The conditions of a run: read from this machine, and compared between two runs or hosts.
+
+`conditions_of` is the one table of what has to be the same for which question.
+"""
 
 from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import psutil
 import pynvml
@@ -21,6 +28,46 @@ ENV_PREFIXES = (
 """Beginnings of the names of environment variables that change how fast a step is."""
 
 GIT_TIMEOUT_S = 10
+
+UNKNOWN = "unknown"
+NONE = "none"
+
+Manifest: TypeAlias = Mapping[str, Any]
+"""A run's manifest.json, or as much of one as is known. It may be anyone's: any part may be missing."""
+
+
+class Question(Enum):
+    """Why conditions are compared; each question needs others of them to be the same."""
+
+    HOSTS = auto()
+    """May these hosts train together?"""
+    RESUME = auto()
+    """Would this go on with the same run?"""
+    GATE = auto()
+    """May the absolute figures of two runs be compared?"""
+
+
+HOSTS, RESUME, GATE = Question
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One condition as text, the questions that need it to be the same, and those that only mention it."""
+
+    name: str
+    value: str
+    needed: frozenset[Question]
+    mentioned: frozenset[Question]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A condition that two runs do not share; `blocking` where the question needs it to be the same."""
+
+    name: str
+    then: str
+    now: str
+    blocking: bool
 
 
 def versions() -> dict[str, str]:
@@ -133,3 +180,104 @@ def topology() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
+
+
+def differences(then: Manifest, now: Manifest, question: Question) -> list[Difference]:
+    """The conditions that differ, blocking ones first; one that is needed and unknown blocks as well."""
+    ours, theirs = ({c.name: c for c in conditions_of(manifest)} for manifest in (then, now))
+    found = []
+    for name in dict.fromkeys([*ours, *theirs]):
+        pair = [side[name] for side in (ours, theirs) if name in side]
+        blocking = any(question in c.needed for c in pair)
+        if not blocking and not any(question in c.mentioned for c in pair):
+            continue
+        left, right = (side[name].value if name in side else NONE for side in (ours, theirs))
+        if left != right or (blocking and UNKNOWN in (left, right)):
+            found.append(Difference(name, left, right, blocking))
+    return sorted(found, key=lambda difference: not difference.blocking)
+
+
+def needed(manifest: Manifest, question: Question) -> dict[str, str]:
+    """The conditions that have to be the same for `question`, by name."""
+    return {c.name: c.value for c in conditions_of(manifest) if question in c.needed}
+
+
+def conditions_of(manifest: Manifest) -> list[Condition]:
+    """Every condition that a manifest tells: the table of what is needed for which question."""
+    machine, versions, git, model, settings = (
+        part(manifest, name) for name in ("environment", "versions", "git", "model", "settings")
+    )
+    listed = machine.get("gpus")
+    gpus = [gpu for gpu in listed if isinstance(gpu, dict)] if isinstance(listed, list) else []
+    known = isinstance(listed, list) and all(gpu.get("name") for gpu in gpus) and len(gpus) == len(listed)
+    from_files = settings.get("data") not in ("device", "host")
+    cuda = f" (CUDA {versions['cuda']})" if versions.get("cuda") else ""
+    rows: list[tuple[str, Any, Iterable[Question], Iterable[Question]]] = [
+        # name, value, needed by, mentioned to
+        ("plan", manifest.get("plan_hash"), (RESUME,), ()),
+        ("ranks", manifest.get("ranks"), (RESUME,), ()),
+        ("device", manifest.get("device"), (HOSTS,), ()),
+        ("ranks per host", manifest.get("num_ranks"), (HOSTS,), ()),
+        ("CPU", machine.get("cpu_model"), (RESUME, GATE), ()),
+        ("CPU cores", machine.get("num_cores"), (RESUME, GATE), ()),
+        ("GPUs", _counted(gpus, "name") if known else None, (RESUME, GATE), ()),
+        ("GPU power limits, W", _counted(gpus, "power_limit_w"), (GATE,), ()),
+        ("GPU driver", _distinct(gpus, "driver"), (HOSTS, RESUME), (GATE,)),
+        ("torch", f"{versions['torch']}{cuda}" if versions.get("torch") else None, Question, ()),
+        ("python", versions.get("python", NONE), (HOSTS, RESUME), (GATE,)),
+        ("model parameters", model.get("num_params"), (GATE,), ()),
+        ("gradient bytes", model.get("gradient_bytes"), (GATE,), ()),
+        ("data workers", settings.get("data_workers") if from_files else NONE, (GATE,), ()),
+        ("steps per block", settings.get("steps", NONE), (), (GATE,)),
+        ("seed", settings.get("seed", NONE), (), (GATE,)),
+        ("host", machine.get("host", NONE), (), (GATE,)),
+        ("commit", git.get("commit", NONE), (HOSTS,), (GATE,)),
+        ("uncommitted changes", git.get("dirty", NONE), (HOSTS,), (GATE,)),
+    ]
+    for name, value in versions.items():
+        if name not in ("torch", "cuda", "python"):
+            rows.append((name, value, (RESUME,), (GATE,)))
+    for name, value in part(machine, "env").items():
+        # The suite's own tell ranks where to meet, and differ from run to run.
+        if not name.startswith("BENCH_"):
+            rows.append((name, value, (), (GATE,)))
+    for name, value in settings.items():
+        if name not in ("out", "preset", "name"):
+            rows.append((f"--{name.replace('_', '-')}", str(value), (HOSTS,), ()))
+    return [
+        Condition(name, UNKNOWN if value is None else str(value), frozenset(by), frozenset(to))
+        for name, value, by, to in rows
+    ]
+
+
+def machine_kind(manifest: Manifest) -> dict[str, Any]:
+    """What makes two machines of one kind, whatever their host name, driver or operating system."""
+    environment = part(manifest, "environment")
+    listed = environment.get("gpus")
+    gpus = (
+        [str(gpu.get("name")) for gpu in listed if isinstance(gpu, dict)] if isinstance(listed, list) else []
+    )
+    torch = re.findall(r"\d+", str(part(manifest, "versions").get("torch", "")))
+    return {
+        "device": part(manifest, "settings").get("device"),
+        "gpus": sorted(Counter(gpus).items()),
+        "cpu_model": environment.get("cpu_model"),
+        "num_cores": environment.get("num_cores"),
+        "torch": ".".join(torch[:2]),
+    }
+
+
+def part(manifest: Manifest, name: str) -> Manifest:
+    """A part of a manifest that should be a table; empty where it is missing or something else."""
+    found = manifest.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _counted(gpus: Iterable[Manifest], key: str) -> str:
+    """`2 x NVIDIA H200`, or `none`."""
+    known = Counter(str(gpu.get(key)) for gpu in gpus if gpu.get(key) is not None)
+    return ", ".join(f"{count} x {value}" for value, count in known.items()) or NONE
+
+
+def _distinct(gpus: Iterable[Manifest], key: str) -> str:
+    return ", ".join(dict.fromkeys(str(gpu.get(key)) for gpu in gpus)) or NONE

@@ -1,4 +1,4 @@
-"""Intervals over rounds. Pure: the round is the unit of repetition, see README "How to read"."""
+"""Intervals over rounds. Pure: the round is the unit of repetition, see docs/measuring.md."""
 
 from __future__ import annotations
 

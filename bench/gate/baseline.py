@@ -6,11 +6,11 @@ import hashlib
 import json
 import re
 import shutil
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from bench.conditions import machine_kind
 from bench.errors import NotComparableError, UsageError
 from bench.gate.compare import require_rounds
 from bench.gate.runs import read_run
@@ -28,26 +28,14 @@ def fingerprint(manifest: Mapping[str, Any]) -> str:
     GPUs by name and number, else the CPU; both CPU model and cores are in the hash, and torch's major.minor.
     Equal for equal machines, whatever their host name, driver or operating system, which the gate compares.
     """
-    environment, versions = _part(manifest, "environment"), _part(manifest, "versions")
-    listed = environment.get("gpus")
-    gpus = (
-        [str(gpu.get("name")) for gpu in listed if isinstance(gpu, dict)] if isinstance(listed, list) else []
-    )
-    torch = ".".join(re.findall(r"\d+", str(versions.get("torch", "")))[:2])
-    facts = {
-        "device": _part(manifest, "settings").get("device"),
-        "gpus": sorted(Counter(gpus).items()),
-        "cpu_model": environment.get("cpu_model"),
-        "num_cores": environment.get("num_cores"),
-        "torch": torch,
-    }
-    if facts["device"] == "cuda" and gpus:
-        name = "-".join(f"{count}x-{gpu}" for gpu, count in sorted(Counter(gpus).items()))
+    facts = machine_kind(manifest)
+    if facts["device"] == "cuda" and facts["gpus"]:
+        name = "-".join(f"{count}x-{gpu}" for gpu, count in facts["gpus"])
     else:
-        name = f"{environment.get('num_cores')}-cores-{environment.get('cpu_model')}"
+        name = f"{facts['num_cores']}-cores-{facts['cpu_model']}"
     readable = re.sub(r"[^a-z0-9]+", "-", name.lower())[:_LONGEST_NAME].strip("-")
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
-    return f"{readable}-torch{torch or '-unknown'}-{digest}"
+    return f"{readable}-torch{facts['torch'] or '-unknown'}-{digest}"
 
 
 def find(candidate: Path, root: Path = ROOT) -> Path:
@@ -94,8 +82,3 @@ def _without_path(manifest: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(kept.get("settings"), dict):
         kept["settings"] = {**kept["settings"], "out": None}
     return kept
-
-
-def _part(manifest: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    part = manifest.get(name)
-    return part if isinstance(part, dict) else {}

@@ -13,8 +13,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from bench.conditions import Difference
 from bench.errors import ExitCode, NotComparableError, UsageError
-from bench.gate.conditions import Difference, differences
+from bench.gate.conditions import run_differences
 from bench.gate.launches import launch_ratio
 from bench.gate.metrics import METRICS, Metric, judge, values, why
 from bench.gate.runs import SWEPT, GateCase, GateRun
@@ -114,7 +115,7 @@ def compare(
     both_ok = [(ours, theirs) for ours, theirs in pairs if theirs.ok]
     for run, cases in ((baseline, [ours for ours, _ in both_ok]), (candidate, [c for _, c in both_ok])):
         require_rounds(run, cases)
-    differing = differences(baseline, candidate, pairs)
+    differing = run_differences(baseline, candidate, pairs)
     blocked = any(difference.blocking for difference in differing) and not ratios_only and not interleaved
     metrics = [metric for metric in METRICS if not (ratios_only and metric.absolute)]
     wanted = [(a, b, metric) for a, b in both_ok for metric in metrics if values(a, metric)]

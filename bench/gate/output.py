@@ -38,7 +38,7 @@ def table(gate: Gate) -> Table:
 def conditions(gate: Gate) -> list[str]:
     """The settings that differ, one line each, to be read before any number."""
     return [
-        visible(f"{'differs' if d.blocking else 'also differs'}: {d.name}: {d.baseline} -> {d.candidate}")
+        visible(f"{'differs' if d.blocking else 'also differs'}: {d.name}: {d.then} -> {d.now}")
         for d in gate.differences
     ]
 
@@ -107,7 +107,10 @@ def as_json(gate: Gate, *, on_cpu: bool) -> str:
         "sentence": verdict(gate),
         "interval_confidence": gate.confidence,
         "cpu_stand_in": on_cpu,
-        "differences": [asdict(d) for d in gate.differences],
+        "differences": [
+            {"name": d.name, "baseline": d.then, "candidate": d.now, "blocking": d.blocking}
+            for d in gate.differences
+        ],
         "only_in_candidate": gate.only_in_candidate,
         "comparisons": [
             {**asdict(c), "metric": c.metric.name if c.metric else None} for c in gate.comparisons

@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from bench.conditions import Question, differences
 from bench.errors import NotComparableError, UsageError
 from bench.results import bounded
 from bench.results.journal import State, read
@@ -59,10 +60,12 @@ def check_same(folder: Path, manifest: Mapping[str, Any], now: Mapping[str, Any]
 
     `now` has a manifest's `plan_hash`, `versions` and `environment`, and `ranks` where they are known.
     """
+    then = {**manifest, "ranks": devices_of(manifest.get("ranks", []))}
+    here = {**now, "ranks": devices_of(now["ranks"]) if "ranks" in now else then["ranks"]}
     found = [
-        f"{name}: then {then or 'none'}, now {here or 'none'}"
-        for name, then, here in _compared(manifest, now)
-        if then != here
+        f"{d.name}: then {d.then}, now {d.now}"
+        for d in differences(then, here, Question.RESUME)
+        if d.blocking
     ]
     if found:
         raise NotComparableError(
@@ -70,23 +73,8 @@ def check_same(folder: Path, manifest: Mapping[str, Any], now: Mapping[str, Any]
         )
 
 
-def _compared(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    rows = [("plan", then.get("plan_hash"), now["plan_hash"])]
-    versions = then.get("versions", {})
-    rows += [(n, versions.get(n), now["versions"].get(n)) for n in sorted({*versions, *now["versions"]})]
-    before, here = then.get("environment", {}), now["environment"]
-    rows += [(name, before.get(name), here[name]) for name in ("cpu_model", "num_cores")]
-    rows += [("GPUs", _gpus(before), _gpus(here))]
-    if "ranks" in now:
-        rows += [("ranks", _devices(then.get("ranks", [])), _devices(now["ranks"]))]
-    return [(name, "" if a is None else str(a), "" if b is None else str(b)) for name, a, b in rows]
-
-
-def _gpus(environment: Mapping[str, Any]) -> str:
-    return ", ".join(f"{gpu.get('name')} (driver {gpu.get('driver')})" for gpu in environment.get("gpus", []))
-
-
-def _devices(ranks: Sequence[Mapping[str, Any]]) -> str:
+def devices_of(ranks: Sequence[Mapping[str, Any]]) -> str:
+    """How many ranks there are, and on what they train."""
     return f"{len(ranks)} on {', '.join(sorted({str(rank.get('device_name')) for rank in ranks}))}"
 
 

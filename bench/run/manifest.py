@@ -21,9 +21,9 @@ def described(
     job: Job,
     arguments: Sequence[str],
     infos: Sequence[RankInfo],
-    machines: Sequence[dict[str, Any] | None],
+    machines: Sequence[dict[str, Any]],
 ) -> dict[str, Any]:
-    """What manifest.json says of a run that begins; `machines` by rank, None but for the first of a host."""
+    """What manifest.json says of a run that begins; `machines` are its hosts, the first rank's first."""
     profile = profile_workload(job.workload)
     return {
         "name": job.settings.name,
@@ -37,7 +37,7 @@ def described(
         "versions": conditions.versions(),
         "git": conditions.git_state(),
         "environment": machines[0],
-        "hosts": {m["host"]: {k: m[k] for k in HOST_FACTS} for m in machines if m is not None},
+        "hosts": {m["host"]: {k: m[k] for k in HOST_FACTS} for m in machines},
         "model": {"arch": job.workload.name, **asdict(profile)},
         "ranks": [asdict(info) for info in infos],
         "link": infos[0].link,

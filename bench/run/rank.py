@@ -13,9 +13,9 @@ from typing import Any
 
 import psutil
 
-from bench import conditions
 from bench.cli import to_reader
-from bench.cluster.hosts import Facts, check_alike, facts
+from bench.cluster.hosts import check_alike
+from bench.cluster.hosts import described as described_host
 from bench.cluster.ranks import Cluster, PeerLostError, RankInfo, host_name
 from bench.console import Console
 from bench.errors import ExitCode, UsageError
@@ -98,12 +98,12 @@ class Rank:
         cluster = self._given_cluster or Cluster(job.machine.device_type)
         startup = _Startup(first=self._given_cluster is None)
         infos = cluster.gather(cluster.info())
-        check_alike(cluster.gather(_facts(job.settings, cluster)))
+        hosts = cluster.gather(_host(job.settings, cluster))
+        check_alike(hosts)
         contacts = cluster.gather(_contact())
-        machines = cluster.gather(conditions.machine(host_name()) if cluster.local_rank == 0 else None)
         console = Console(silent=self._quiet or not self._first)
         if self._first:
-            self._open(infos, contacts, machines)
+            self._open(infos, contacts, [host["environment"] for host in hosts if host is not None])
         opened = self._opened
         past: Past = cluster.from_first(opened.past if opened else None)
         for note in past.notes:
@@ -143,7 +143,7 @@ class Rank:
         self,
         infos: Sequence[RankInfo],
         contacts: Sequence[Contact],
-        machines: Sequence[dict[str, Any] | None],
+        machines: Sequence[dict[str, Any]],
     ) -> None:
         manifest = described(self._job, self._arguments, infos, machines)
         if self._resume is not None:
@@ -192,10 +192,11 @@ class _Startup:
         return time.monotonic() - self._over_s
 
 
-def _facts(settings: Settings, cluster: Cluster) -> Facts | None:
+def _host(settings: Settings, cluster: Cluster) -> dict[str, Any] | None:
     if cluster.local_rank != 0:
         return None  # the first rank of a host speaks for it
-    return facts(settings, device=cluster.info().device_name, num_local_ranks=cluster.local_world_size)
+    device = cluster.info().device_name
+    return described_host(host_name(), settings, device=device, num_local_ranks=cluster.local_world_size)
 
 
 def _contact() -> Contact:

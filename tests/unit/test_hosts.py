@@ -1,33 +1,31 @@
-from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from bench.cluster.hosts import Facts, check_alike
+from bench.cluster.hosts import check_alike
 from bench.errors import AgreedError
 
-HOST = Facts(
-    host="a",
-    device="H200",
-    num_ranks="8",
-    driver="570",
-    torch="2.15.0",
-    python="3.11.7",
-    cuda="13.0",
-    code="abc",
-    settings={"seed": "0", "batch_size": "64"},
-)
+
+def host(name: str, *, torch: str = "2.15.0", seed: int = 0) -> dict[str, Any]:
+    return {
+        "environment": {"host": name, "gpus": [{"name": "H200", "driver": "570"}]},
+        "versions": {"torch": torch, "cuda": "13.0", "python": "3.11.7"},
+        "git": {"commit": "abc", "dirty": False},
+        "settings": {"seed": seed, "batch_size": 64},
+        "device": "H200",
+        "num_ranks": 8,
+    }
 
 
 def test_hosts_that_are_alike_pass() -> None:
-    check_alike([HOST, None, replace(HOST, host="b"), None])
+    check_alike([host("a"), None, host("b"), None])
 
 
 def test_every_difference_is_listed() -> None:
-    other = replace(HOST, host="b", torch="2.11.0", settings={"seed": "1", "batch_size": "64"})
     with pytest.raises(AgreedError) as caught:
-        check_alike([HOST, other, replace(other, host="c")])
+        check_alike([host("a"), *(host(name, torch="2.11.0", seed=1) for name in "bc")])
     text = str(caught.value)
-    assert "a: torch 2.15.0, b and 1 more: torch 2.11.0" in text
+    assert "a: torch 2.15.0 (CUDA 13.0), b and 1 more: torch 2.11.0 (CUDA 13.0)" in text
     assert "a: --seed 0, b and 1 more: --seed 1" in text
     assert "batch" not in text
     assert "\n" not in text

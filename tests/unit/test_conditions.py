@@ -1,0 +1,120 @@
+"""What has to be the same for which question, and the machine as it is read."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from bench.conditions import UNKNOWN, Question, differences, environment, machine_kind, needed
+
+HOSTS, RESUME, GATE = Question
+
+RUN: dict[str, Any] = {
+    "plan_hash": "p",
+    "ranks": "2 on A",
+    "device": "A",
+    "num_ranks": 2,
+    "versions": {"torch": "2.15.0", "cuda": "13.0", "python": "3.12.1", "scipy": "1.13"},
+    "environment": {
+        "host": "here",
+        "cpu_model": "Some CPU",
+        "num_cores": 8,
+        "gpus": [{"name": "A", "driver": "570", "power_limit_w": 700.0} for _ in range(2)],
+        "env": {"NCCL_ALGO": "Ring", "BENCH_TURNS": "x"},
+    },
+    "git": {"commit": "abc", "dirty": False},
+    "settings": {"data": "/images", "data_workers": 2, "steps": 2, "seed": 0, "out": "a", "name": "n"},
+    "model": {"num_params": 10, "gradient_bytes": 40},
+}
+
+TABLE: dict[str, tuple[Any, set[Question], set[Question]]] = {
+    # what changes, its new value, whom it blocks, whom it is only told to
+    "plan_hash": ("q", {RESUME}, set()),
+    "ranks": ("4 on A", {RESUME}, set()),
+    "device": ("B", {HOSTS}, set()),
+    "num_ranks": (4, {HOSTS}, set()),
+    "versions.torch": ("2.11.0", {HOSTS, RESUME, GATE}, set()),
+    "versions.cuda": ("12.8", {HOSTS, RESUME, GATE}, set()),
+    "versions.python": ("3.13.0", {HOSTS, RESUME}, {GATE}),
+    "versions.scipy": ("1.14", {RESUME}, {GATE}),
+    "environment.host": ("there", set(), {GATE}),
+    "environment.cpu_model": ("Other CPU", {RESUME, GATE}, set()),
+    "environment.num_cores": (4, {RESUME, GATE}, set()),
+    "environment.gpus.0.name": ("B", {RESUME, GATE}, set()),
+    "environment.gpus.0.driver": ("580", {HOSTS, RESUME}, {GATE}),
+    "environment.gpus.0.power_limit_w": (350.0, {GATE}, set()),
+    "environment.env.NCCL_ALGO": ("Tree", set(), {GATE}),
+    "environment.env.BENCH_TURNS": ("y", set(), set()),
+    "git.commit": ("def", {HOSTS}, {GATE}),
+    "git.dirty": (True, {HOSTS}, {GATE}),
+    "settings.data_workers": (4, {HOSTS, GATE}, set()),
+    "settings.steps": (3, {HOSTS}, {GATE}),
+    "settings.seed": (1, {HOSTS}, {GATE}),
+    "settings.out": ("b", set(), set()),
+    "settings.name": ("m", set(), set()),
+    "model.num_params": (11, {GATE}, set()),
+    "model.gradient_bytes": (44, {GATE}, set()),
+}
+
+
+def changed(path: str, value: Any) -> dict[str, Any]:
+    other = copy.deepcopy(RUN)
+    *parents, last = path.split(".")
+    place: Any = other
+    for name in parents:
+        place = place[int(name)] if isinstance(place, list) else place[name]
+    place[last] = value
+    return other
+
+
+@pytest.mark.parametrize("question", Question)
+@pytest.mark.parametrize("path", TABLE)
+def test_a_change_blocks_whom_it_should(path: str, question: Question) -> None:
+    value, blocks, told = TABLE[path]
+    for pair in ((RUN, changed(path, value)), (changed(path, value), RUN)):
+        found = differences(*pair, question)
+        assert any(d.blocking for d in found) == (question in blocks)
+        assert any(not d.blocking for d in found) == (question in told)
+
+
+@pytest.mark.parametrize("question", Question)
+def test_equal_runs_differ_in_nothing(question: Question) -> None:
+    assert not differences(RUN, copy.deepcopy(RUN), question)
+
+
+@pytest.mark.parametrize("missing", ["versions", "environment"])
+@pytest.mark.parametrize("question", [RESUME, GATE])
+def test_what_is_needed_and_unknown_blocks_even_its_like(missing: str, question: Question) -> None:
+    run = {**RUN, missing: "?"}
+    assert any(d.blocking and UNKNOWN in (d.then, d.now) for d in differences(run, run, question))
+
+
+def test_blocking_differences_come_first_and_equal_gpus_are_counted() -> None:
+    other = changed("environment.gpus.0.name", "B")
+    other["git"]["commit"] = "def"
+    first, second = differences(RUN, other, GATE)
+    assert (first.name, first.then, first.now, first.blocking) == ("GPUs", "2 x A", "1 x B, 1 x A", True)
+    assert (second.name, second.blocking) == ("commit", False)
+
+
+def test_a_gpu_without_a_name_is_unknown() -> None:
+    assert needed(changed("environment.gpus.0.name", None), GATE)["GPUs"] == UNKNOWN
+
+
+def test_a_kind_of_machine_is_told_by_gpus_cores_and_minor_version_alone() -> None:
+    alike = changed("environment.host", "there")
+    alike["versions"]["torch"] = "2.15.1+cu130"
+    alike["environment"]["gpus"][0]["driver"] = "580"
+    assert machine_kind(alike) == machine_kind(RUN)
+    for path in ("environment.num_cores", "environment.cpu_model", "environment.gpus.0.name"):
+        assert machine_kind(changed(path, TABLE[path][0])) != machine_kind(RUN)
+
+
+def test_variables_that_change_speed_are_recorded_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "GOMP_SPINCOUNT", "DDP_ANY", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "1")
+    found = environment()
+    assert {"PYTORCH_CUDA_ALLOC_CONF", "GOMP_SPINCOUNT", "DDP_ANY"} <= set(found)
+    assert "AWS_SECRET_ACCESS_KEY" not in found
