@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from bench.results import bounded
-from bench.scaling.document import Outlook
+from bench.scaling.document import Predictions
 from bench.text import csv_cell, csv_text
 from report.model import Download, Link, RunFiles
 from report.numbers import mib, number
@@ -36,9 +36,11 @@ def offered(folders: Sequence[Path], page_folder: Path) -> tuple[RunFiles, ...]:
     return tuple(_of_run(folder, page_folder, f"run{i}") for i, folder in enumerate(folders, start=1))
 
 
-def predictions(path: Path) -> Outlook:
+def predictions(path: Path) -> Predictions:
     """What `bench.predict --out` wrote. Raises UsageError where the file holds something else."""
-    return Outlook.from_json(bounded.read_bytes(path, most_bytes=_MOST_PREDICTIONS_BYTES), source=str(path))
+    return Predictions.from_json(
+        bounded.read_bytes(path, most_bytes=_MOST_PREDICTIONS_BYTES), source=str(path)
+    )
 
 
 def _of_run(folder: Path, page_folder: Path, key: str) -> RunFiles:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from bench.findings.wording import link_name
 from bench.scaling.calibration import differences
-from bench.scaling.from_run import ddp_cases, identity
-from bench.scaling.validate import beside
+from bench.scaling.measured import ddp_cases, identity
 from bench.settings import DDP_DEFAULTS
 from report.charts import device_ticks, marked, shown
 from report.drawings import MOST_RUNS, Chart, Panel, Point, Series
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from bench.results.store import RunData
-    from bench.scaling.document import Line, Mark, Outlook
+    from bench.scaling.document import Line, Mark, Predictions
     from bench.stats import Interval
 
 _LOG_FROM = 16
@@ -59,7 +58,7 @@ _CHECKED_NOTE = (
 _UNCHECKED = "How far predictions are off was not measured: bench.predict --validate predicts measured cases."
 
 
-def section(run: RunData, outlook: Outlook, *, key: str) -> Section:
+def section(run: RunData, outlook: Predictions, *, key: str) -> Section:
     """The section that shows `outlook` beside the cases of `run`."""
     caps = dict.fromkeys(line.bucket_cap_mb for line in outlook.lines)
     by_cap = [[line for line in outlook.lines if line.bucket_cap_mb == cap][:MOST_RUNS] for cap in caps]
@@ -78,7 +77,7 @@ def section(run: RunData, outlook: Outlook, *, key: str) -> Section:
 
 
 def _figure(
-    run: RunData, outlook: Outlook, lines: Sequence[Line], name: str, key: str, *, several: bool
+    run: RunData, outlook: Predictions, lines: Sequence[Line], name: str, key: str, *, several: bool
 ) -> Chart:
     """Throughput or efficiency against devices; `several` bucket caps are told apart by the title."""
     rate = name == "images_per_s"
@@ -142,7 +141,7 @@ def _point(mark: Mark, name: str, factor: float) -> Point:
     return Point(mark.num_devices, factor * value.estimate, factor * value.low, factor * value.high)
 
 
-def _measured(run: RunData, outlook: Outlook, line: Line, name: str, factor: float) -> tuple[Point, ...]:
+def _measured(run: RunData, outlook: Predictions, line: Line, name: str, factor: float) -> tuple[Point, ...]:
     """The run's own cases of what the line predicts, on another network maybe."""
     usual = {
         **DDP_DEFAULTS,
@@ -165,7 +164,7 @@ def _measured(run: RunData, outlook: Outlook, line: Line, name: str, factor: flo
     )
 
 
-def _unlike(run: RunData, outlook: Outlook) -> list[str]:
+def _unlike(run: RunData, outlook: Predictions) -> list[str]:
     cases = ddp_cases(run)
     unlike = [differences(outlook.identity, identity(run, case)) for case in cases]
     if not unlike or not all(unlike):
@@ -174,7 +173,7 @@ def _unlike(run: RunData, outlook: Outlook) -> list[str]:
     return [f"The calibration is not of this run: {'; '.join(nearest)}."]
 
 
-def _predictions(outlook: Outlook) -> Table | None:
+def _predictions(outlook: Predictions) -> Table | None:
     rows = tuple(
         (
             line.network,
@@ -193,7 +192,7 @@ def _predictions(outlook: Outlook) -> Table | None:
     return Table("Predictions", _TABLE_NOTE, _COLUMNS, rows, below=outlook.notes) if rows else None
 
 
-def _validation(outlook: Outlook) -> Table | None:
+def _validation(outlook: Predictions) -> Table | None:
     if not outlook.validation:
         return None
     several = len({case.network for case in outlook.validation}) > 1
@@ -212,8 +211,7 @@ def _validation(outlook: Outlook) -> Table | None:
     )
     sizes = [abs(case.error_pct) for case in outlook.validation]
     below = f"Median error {number(median(sizes), 2)}%, worst {number(max(sizes), 2)}%, without signs."
-    more = tuple(filter(None, [beside(outlook.validation)]))
-    return Table("Error of the predictions", _CHECKED_NOTE, columns, rows, below=(below, *more))
+    return Table("Error of the predictions", _CHECKED_NOTE, columns, rows, below=(below,))
 
 
 def _shown(value: Interval, unit: str, factor: float = 1.0) -> str:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from bench.results.store import RunData
-    from bench.scaling.document import Outlook
+    from bench.scaling.document import Predictions
 
 _MOST_HOSTS = 4
 CPU_WARNING = "Devices are CPU cores standing in for GPUs: read ratios with care, not absolute numbers."
@@ -42,7 +42,7 @@ SHARED_WARNING = (
 )
 
 
-def page(runs: Sequence[RunData], files: Sequence[RunFiles] = (), outlook: Outlook | None = None) -> Page:
+def page(runs: Sequence[RunData], files: Sequence[RunFiles] = (), outlook: Predictions | None = None) -> Page:
     """The whole page; several runs stand one after another, their differences first.
 
     `files` are what the page offers of each run's files, in the order of the runs; `outlook` are predictions,
@@ -80,7 +80,9 @@ def _titles(runs: Sequence[RunData]) -> list[str]:
     ]
 
 
-def _run_view(run: RunData, files: RunFiles, title: str, key: str, outlook: Outlook | None = None) -> RunView:
+def _run_view(
+    run: RunData, files: RunFiles, title: str, key: str, outlook: Predictions | None = None
+) -> RunView:
     cases = run.cases
     measured = workloads(cases)
     several = len(measured) > 1

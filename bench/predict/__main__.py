@@ -17,9 +17,9 @@ from bench.predict import output as predict_output
 from bench.predict.source import Source, read_network, read_source
 from bench.results.store import RunData, load_run
 from bench.scaling.calibration import check_same
-from bench.scaling.document import Outlook
-from bench.scaling.from_run import ddp_cases, identity
-from bench.scaling.networks import NETWORKS, Network, network
+from bench.scaling.document import Predictions
+from bench.scaling.measured import ddp_cases, identity
+from bench.scaling.networks import NETWORKS, NetworkModel, network
 from bench.scaling.predict import predict
 from bench.scaling.scaling_limit import curve
 from bench.scaling.scenario import MeasuredNetwork, Scenario
@@ -39,7 +39,7 @@ def parser() -> cli.Parser:
         "nccl-tests' all_reduce_perf printed, or the folder of a run whose all-reduces to take.",
     )
     add = made.add_argument
-    add("run", type=Path, metavar="RUN", help="results folder with calibration.json or a measured DDP case")
+    add("run", type=Path, metavar="RUN", help="folder of a run with --calibrate")
     add("--gpus", metavar="N,N", help="devices to predict, up to 4096")
     add("--network", metavar="NAME,NAME", help="what joins the nodes; default: as measured in RUN")
     add("--intra", metavar="NAME", help="what joins the GPUs of a node, such as nvlink-h100")
@@ -56,7 +56,6 @@ def parser() -> cli.Parser:
     add("--comm-hook", default="none", metavar="NAME", help="none, fp16 or bf16: half the bytes on the wire")
     add("--accumulate", default="1", metavar="K", help="micro-batches per optimizer step (default 1)")
     add("--scaling", default="weak", metavar="NAME", help="weak (default) or strong")
-    add("--fit-cap", metavar="CAP", help="without calibration.json: fit on RUN's case of this cap")
     add(
         "--validate",
         nargs="*",
@@ -82,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(argv: Sequence[str] | None) -> int:
     options = parser().parse_args(argv)
     scenarios = _scenarios(options)
-    source = read_source(options.run, cap=options.fit_cap, accept=options.accept)
+    source = read_source(options.run, accept=options.accept)
     _check_precision(options, source)
     validated, changed = (None, None) if options.validate is None else _validated(options, source)
     error = None if validated is None else model_error_pct(validated)
@@ -91,7 +90,7 @@ def _main(argv: Sequence[str] | None) -> int:
     curves = [curve(source.calibration, group, fill=fill, model_error_pct=error) for group in groups]
     if options.csv is not None:
         predict_output.write_csv(options.csv, [p for group in groups for p in group])
-    document = predict_output.outlook(source, curves, groups, validated, changed)
+    document = predict_output.document(source, curves, groups, validated, changed)
     if options.out is not None:
         predict_output.write_json(options.out, predict_output.as_json(document, groups))
     with cli.to_reader():
@@ -99,7 +98,7 @@ def _main(argv: Sequence[str] | None) -> int:
     return ExitCode.OK
 
 
-def _show(options: argparse.Namespace, document: Outlook, groups: predict_output.Asked) -> None:
+def _show(options: argparse.Namespace, document: Predictions, groups: predict_output.Asked) -> None:
     if options.json:
         print(predict_output.as_json(document, groups), end="")
         return
@@ -135,7 +134,7 @@ def _scenarios(options: argparse.Namespace) -> list[list[Scenario]]:
         [
             Scenario(
                 num_devices=n,
-                network=joined if isinstance(joined, Network) else None,
+                network=joined if isinstance(joined, NetworkModel) else None,
                 measured=joined if isinstance(joined, MeasuredNetwork) else None,
                 intra=intra,
                 gpus_per_node=_whole(options, "gpus_per_node"),
@@ -153,7 +152,7 @@ def _scenarios(options: argparse.Namespace) -> list[list[Scenario]]:
     ]
 
 
-def _networks(text: str | None) -> list[Network | MeasuredNetwork | None]:
+def _networks(text: str | None) -> list[NetworkModel | MeasuredNetwork | None]:
     """Several by comma, unless a file or folder is called that."""
     if text is None:
         return [None]
@@ -191,7 +190,7 @@ def _validated(options: argparse.Namespace, source: Source) -> tuple[list[HeldOu
     return found, max(changes, key=lambda change: abs(math.log(change.estimate)), default=None)
 
 
-def _checked_network(source: Source, run: RunData, *, accept: bool) -> Network | None:
+def _checked_network(source: Source, run: RunData, *, accept: bool) -> NetworkModel | None:
     """What joins the hosts of `run`; None where it is what was calibrated.
 
     Raises UsageError where anything else differs, unless `accept`.

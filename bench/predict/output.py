@@ -17,11 +17,11 @@ from bench.errors import UsageError
 from bench.findings.wording import CPU_STAND_IN
 from bench.predict.source import Source
 from bench.results.store import replace_file
-from bench.scaling.document import Outlook, line
-from bench.scaling.losses import SHARING
+from bench.scaling.document import Predictions, line
+from bench.scaling.losses import BESIDE_OTHERS
 from bench.scaling.predict import Prediction
 from bench.scaling.scaling_limit import RULE, Curve, sentence
-from bench.scaling.validate import HeldOut, beside, median_error_pct, model_error_pct
+from bench.scaling.validate import HeldOut, median_error_pct, model_error_pct
 from bench.stats import Interval
 
 Asked = Sequence[Sequence[Prediction]]
@@ -45,17 +45,17 @@ def write_csv(path: Path, predictions: Sequence[Prediction]) -> None:
         raise UsageError(f"--csv {path} cannot be written: {error.strerror}; name another file") from None
 
 
-def outlook(
+def document(
     source: Source,
     curves: Sequence[Curve],
     asked: Asked,
     validated: Sequence[HeldOut] | None,
     changed: Interval | None = None,
-) -> Outlook:
+) -> Predictions:
     """The document behind `--json` and `--out`; `changed` is a drift beyond noise."""
     predictions = [p for group in asked for p in group]
     batch = source.calibration.identity.batch_per_device
-    return Outlook(
+    return Predictions(
         identity=source.calibration.identity,
         fitted=source.fitted,
         rule=RULE,
@@ -74,13 +74,13 @@ def outlook(
     )
 
 
-def as_json(found: Outlook, asked: Asked) -> str:
+def as_json(found: Predictions, asked: Asked) -> str:
     """The document, the simulated timelines included."""
     return found.to_json(
         predictions=[
             {
                 **dict(zip(CSV_COLUMNS, _row(p), strict=True)),
-                "lost": asdict(p.lost),
+                "lost": asdict(p.losses),
                 "timeline": asdict(p.step),
             }
             for group in asked
@@ -144,8 +144,6 @@ def show_validation(cases: Sequence[HeldOut]) -> None:
             *(case.case_id, f"{case.measured_ms:.4g}", _shown(case.predicted_ms), f"{case.error_pct:+.1f}"),
         )
     print_table(table)
-    if text := beside(cases):
-        print(text)
 
 
 def notes(
@@ -163,8 +161,10 @@ def notes(
     on_cores = calibration.identity.device_type == "cpu"
     if on_cores and any(p.scenario.elsewhere for p in predictions):
         lines.append("Assumed: cores move the bytes, so a faster network takes more of them from compute.")
-    if any(share >= 5 for p in predictions for cause, share in p.lost.shares_pct() if cause == SHARING):
-        lines.append(f"Assumed: {SHARING} stays as much slower than alone as on the calibrated machine.")
+    shares = [share for p in predictions for cause, share in p.losses.shares_pct() if cause == BESIDE_OTHERS]
+    if any(share >= 5 for share in shares):
+        slower = "as much slower than alone as on the calibrated machine"
+        lines.append(f"Assumed: {BESIDE_OTHERS} stays {slower}.")
     if validated is not None:
         largest, middle = model_error_pct(validated), median_error_pct(validated)
         included = "; the intervals of predictions include it" if predictions else ""

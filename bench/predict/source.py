@@ -1,56 +1,46 @@
-"""What a prediction reads: a calibration or an ordinary run, a network by name or from a log."""
+"""What a prediction reads: a run's calibration, a network by name, from a log or from a run."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from bench.errors import UsageError
-from bench.results.store import load_run, replace_file
-from bench.scaling.approximate import Shape
+from bench.results.store import MANIFEST, load_run, replace_file
 from bench.scaling.calibration import AllReduceTimes, Calibration, check_same
 from bench.scaling.from_pass import residual_case
-from bench.scaling.from_run import calibrate, calibration_case, ddp_cases, identity
+from bench.scaling.measured import allreduce_of_run, ddp_cases, identity
 from bench.scaling.nccl_log import parse_nccl_log
-from bench.scaling.networks import Network, network
+from bench.scaling.networks import NetworkModel, network
 from bench.scaling.scenario import MeasuredNetwork
-from models.gradients import gradients_in_backward_order
-from models.registry import ARCHS, resnet_workload
 
 CALIBRATION = "calibration.json"
 
 
 @dataclass(frozen=True)
 class Source:
-    """A calibration, and the case of its folder that it was fitted to, if any."""
+    """A calibration, and the case of its folder that its residual is of, if any."""
 
     calibration: Calibration
     fitted: str | None = None
 
 
-def read_source(folder: Path, *, cap: str | None = None, accept: bool = False) -> Source:
-    """The calibration of a results folder: its `calibration.json`, else fitted on one of its DDP cases.
+def read_source(folder: Path, *, accept: bool = False) -> Source:
+    """The calibration of a results folder.
 
-    Raises UsageError where there is neither, or where the calibration is of another machine, torch or
-    workload than the folder's run, unless `accept`.
+    Raises UsageError where there is none, or where it is of another machine, torch or workload than the
+    folder's run, unless `accept`.
     """
-    if cap is None and (folder / CALIBRATION).exists():
-        calibration = load_calibration(folder)
-        fitted: dict[str, Any] | None = None
-        if (folder / "manifest.json").exists():
-            run = load_run(folder)
-            cases: Sequence[dict[str, Any]] = ddp_cases(run)
-            if cases:
-                check_same(calibration.identity, identity(run, cases[0]), accept=accept)
-            fitted = residual_case(run, calibration.num_ranks)
-        return Source(calibration, str(fitted["case_id"]) if fitted else None)
+    if not (folder / CALIBRATION).exists():
+        raise UsageError(f"{folder} has no {CALIBRATION}; measure a run with bench.run --calibrate")
+    calibration = load_calibration(folder)
+    if not (folder / MANIFEST).exists():
+        return Source(calibration)
     run = load_run(folder)
-    case = calibration_case(run, cap=cap)
-    return Source(
-        calibrate(run, case, shapes=model_shapes(str(case["arch"]), case["image_size"])), str(case["case_id"])
-    )
+    if cases := ddp_cases(run):
+        check_same(calibration.identity, identity(run, cases[0]), accept=accept)
+    fitted = residual_case(run, calibration.num_ranks)
+    return Source(calibration, str(fitted["case_id"]) if fitted else None)
 
 
 def load_calibration(folder: Path) -> Calibration:
@@ -70,22 +60,16 @@ def save_calibration(folder: Path, calibration: Calibration) -> Path:
     return path
 
 
-def model_shapes(arch: str, image_size: Any) -> list[Shape] | None:
-    """Parameters of a built-in architecture in backward order; None for a user's own workload."""
-    if arch not in ARCHS:
-        return None
-    found = gradients_in_backward_order(resnet_workload(arch, int(image_size)))
-    return [(g.name, g.num_bytes, g.forward_flops) for g in found]
-
-
-def read_network(name: str) -> Network | MeasuredNetwork:
+def read_network(name: str) -> NetworkModel | MeasuredNetwork:
     """A network by name, from the log of nccl-tests in a file of that name, or from a run in a folder.
 
     Raises UsageError for an unknown name, a file that is no such log and a run without all-reduces.
     """
     path = Path(name)
     if name and path.is_dir():
-        allreduce = tuple(t for t in read_source(path, accept=True).calibration.allreduce if t.num_ranks > 1)
+        calibrated = (path / CALIBRATION).exists()
+        known = load_calibration(path).allreduce if calibrated else (allreduce_of_run(load_run(path)),)
+        allreduce = tuple(times for times in known if times.num_ranks > 1)
         if not allreduce:
             raise UsageError(f"--network {path} has no all-reduce of 2 ranks or more; name another run")
         return MeasuredNetwork(f"run {path.resolve().name}", f"the all-reduces of {path}", allreduce)

@@ -65,14 +65,3 @@ def assign_cap(num_bytes: Sequence[int], bucket_cap_mb: str, *, kinds: Sequence[
 def bucket_bytes(num_bytes: Sequence[int], layout: Layout) -> tuple[int, ...]:
     """Bytes of each bucket of `layout`."""
     return tuple(sum(num_bytes[index] for index in bucket) for bucket in layout)
-
-
-def caps_for(num_bytes: Sequence[int], layout: Layout) -> tuple[float, ...]:
-    """Caps in MiB, one per bucket, for `bucket_cap_mb_list` under which DDP arrives at `layout`.
-
-    Each cap is its bucket's own size: reached by its last parameter and by none before. `layout` must be
-    contiguous and of one kind; raises UsageError otherwise.
-    """
-    if [index for bucket in layout for index in bucket] != list(range(len(num_bytes))):
-        raise UsageError("the layout leaves gaps or changes the order; DDP can only cut the order it has")
-    return tuple(size / MIB for size in bucket_bytes(num_bytes, layout))

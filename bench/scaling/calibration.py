@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from statistics import median
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from bench.errors import UsageError
 from bench.results import bounded
-from bench.scaling.slowest_rank import Spread
+from bench.scaling.slowest_rank import RankSpread
 
 CALIBRATION_VERSION = 2
 _MOST = 1e12
@@ -101,43 +100,9 @@ class Calibration:
     notes: tuple[str, ...] = ()
 
     @property
-    def local_ms(self) -> float:
-        """A typical rank's step of one micro-batch without communication."""
-        return sum(map(median, self._local))
-
-    @property
-    def local_by_round(self) -> Samples:
-        """The same, in every round; what was measured fewer times counts with its median."""
-        rounds = max(map(len, self._local))
-        return tuple(
-            sum(part[r] if len(part) == rounds else median(part) for part in self._local)
-            for r in range(rounds)
-        )
-
-    @property
-    def _local(self) -> tuple[Samples, ...]:
-        return self.data_ms, self.forward_ms, self.backward_ms, self.optimizer_ms
-
-    @property
-    def spread(self) -> Spread:
+    def spread(self) -> RankSpread:
         """How ranks' own steps differ."""
-        return Spread(of_ranks=self.rank_spread, of_slowest=self.slowest_spread, num_ranks=self.num_ranks)
-
-    def paced(self, factor: float) -> Calibration:
-        """As if all that a rank does by itself had taken `factor` times as long."""
-
-        def longer(samples: Samples) -> Samples:
-            return tuple(factor * ms for ms in samples)
-
-        return replace(
-            self,
-            parameters=tuple(replace(p, ready_ms=factor * p.ready_ms) for p in self.parameters),
-            data_ms=longer(self.data_ms),
-            forward_ms=longer(self.forward_ms),
-            backward_ms=longer(self.backward_ms),
-            optimizer_ms=longer(self.optimizer_ms),
-            copy_ms=longer(self.copy_ms),
-        )
+        return RankSpread(of_ranks=self.rank_spread, of_slowest=self.slowest_spread, num_ranks=self.num_ranks)
 
     def __post_init__(self) -> None:
         """Raise UsageError for what no measurement can give; a file may hold anything."""

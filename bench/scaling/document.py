@@ -16,7 +16,7 @@ from bench.scaling.scaling_limit import Curve
 from bench.scaling.validate import HeldOut
 from bench.stats import Interval
 
-OUTLOOK_VERSION = 1
+DOCUMENT_VERSION = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class Line:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outlook:
+class Predictions:
     """What was calibrated, on which case, the predictions, and the errors where nothing was fitted."""
 
     identity: Identity
@@ -62,7 +62,7 @@ class Outlook:
 
     def to_json(self, **more: Any) -> str:
         """The text of `predictions.json`; `more` goes into it unread. What is not known is null."""
-        whole = {"schema_version": OUTLOOK_VERSION, **asdict(self), **more}
+        whole = {"schema_version": DOCUMENT_VERSION, **asdict(self), **more}
         if self.validation is not None:
             errors = [case.error_pct for case in self.validation]
             whole["validation"] = [
@@ -72,7 +72,7 @@ class Outlook:
         return to_json(whole) + "\n"
 
     @classmethod
-    def from_json(cls, content: str | bytes, *, source: str = "predictions.json") -> Outlook:
+    def from_json(cls, content: str | bytes, *, source: str = "predictions.json") -> Predictions:
         """The document of that text. Raises UsageError, naming `source`, where it is not one."""
         data = bounded.parse_json(content, source)
         try:
@@ -120,8 +120,8 @@ def line(curve: Curve, *, network: str, batch_size: int, verdict: str, asked: Se
 
 
 def _check_version(version: object) -> None:
-    if version != OUTLOOK_VERSION:
-        raise ValueError(f"schema {version!r}, this version reads {OUTLOOK_VERSION}")
+    if version != DOCUMENT_VERSION:
+        raise ValueError(f"schema {version!r}, this version reads {DOCUMENT_VERSION}")
 
 
 def _line(data: Mapping[str, Any]) -> Line:
@@ -160,8 +160,6 @@ def _held_out(data: Mapping[str, Any]) -> HeldOut:
         bucket_cap_mb=str(data["bucket_cap_mb"]),
         measured_ms=_positive(data["measured_ms"]),
         predicted_ms=_interval(data["predicted_ms"]),
-        naive_ms={str(rule): _positive(ms) for rule, ms in data.get("naive_ms", {}).items()},
-        paced_ms=None if data.get("paced_ms") is None else _positive(data["paced_ms"]),
         network=str(data.get("network", "")),
     )
 

@@ -21,10 +21,10 @@ from bench.results.aggregate import step_ms_by_round
 from bench.results.store import RunData
 from bench.scaling import reading
 from bench.scaling.buckets import assign_cap, bucket_bytes
-from bench.scaling.calibration import AllReduceTimes, Calibration, Parameter, Samples
+from bench.scaling.calibration import Calibration, Parameter, Samples
 from bench.scaling.cost import measured_curve
-from bench.scaling.from_run import allreduce_times, ddp_cases, identity, rank_steps, single_steps
-from bench.scaling.slowest_rank import Spread, typical_ms
+from bench.scaling.measured import allreduce_times, ddp_cases, identity, rank_steps, single_steps
+from bench.scaling.slowest_rank import RankSpread, typical_ms
 from bench.scaling.timeline import Slowdown, make_work, simulate
 from bench.scaling.validate import held_out, model_error_pct
 
@@ -103,7 +103,7 @@ def calibration_of(run: RunData, trainable: Sequence[Trainable]) -> Calibration:
         raise UsageError(f"{where} has no no_sync blocks; measure it again")
     local = rank_steps(blocks, "no_sync", PHASE)
     typical = {r: typical_ms(ranks) for r, ranks in local.items()}
-    spread = Spread.of(local)
+    spread = RankSpread.of(local)
     accumulate = int(case["accumulate"])
     split = {name: looked.middle(f"{name}_ms") for name in ("data", "forward", "backward", "optimizer")}
     total = sum(split.values())
@@ -121,7 +121,7 @@ def calibration_of(run: RunData, trainable: Sequence[Trainable]) -> Calibration:
         forward_ms=lengths("forward"),
         backward_ms=backward_ms,
         optimizer_ms=lengths("optimizer", 1),
-        allreduce=(_curve(run, case, blocks, where),),
+        allreduce=(allreduce_times(run, case),),
         comm_core_share=looked.by_median(lambda d: d.get("comm_core_ms", 0.0) / d["comm_alone_ms"]),
         copy_ms=looked.by_median(lambda d: d.get("copy_ms", 0.0)),
         compute_slowdown=_slow(looked, "compute"),
@@ -160,11 +160,6 @@ def _parameters(
         )
         for i, share in zip(order, shares, strict=True)
     )
-
-
-def _curve(run: RunData, case: Mapping[str, Any], blocks: pd.DataFrame, where: str) -> AllReduceTimes:
-    sizes = [int(size) for size in str(case["bucket_bytes"]).split("/")]
-    return allreduce_times(run, case, sizes, blocks, where)
 
 
 def _slow(looked: _Pass, side: str) -> Samples:

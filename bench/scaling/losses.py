@@ -8,11 +8,11 @@ BANDWIDTH = "exposed communication for bandwidth"
 LATENCY = "exposed communication for latency"
 HANDLING = "copying buckets, and what the simulation lacks"
 RANK_SPREAD = "rank spread, waiting for the slowest"
-SHARING = "compute of a rank beside others"
+BESIDE_OTHERS = "compute of a rank beside others"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lost:
+class Losses:
     """Milliseconds of a step; together they are what it takes beyond the same work on one device alone.
 
     Exposed communication, less what would remain if it took no time, is split as the all-reduces by
@@ -32,7 +32,7 @@ class Lost:
             LATENCY: self.latency_ms,
             HANDLING: self.handling_ms,
             RANK_SPREAD: self.rank_spread_ms,
-            SHARING: self.sharing_ms,
+            BESIDE_OTHERS: self.sharing_ms,
         }
         lost = {cause: ms for cause, ms in parts.items() if ms > 0}
         total_ms = sum(lost.values())
@@ -40,7 +40,7 @@ class Lost:
         return [(cause, 100 * ms / total_ms) for cause, ms in ordered]
 
 
-def lost(
+def split_losses(
     *,
     exposed_ms: float,
     handling_ms: float,
@@ -48,11 +48,11 @@ def lost(
     comm_ms: float,
     rank_spread_ms: float,
     sharing_ms: float,
-) -> Lost:
+) -> Losses:
     """Exposed communication split by the share that latency has of the all-reduces alone (`comm_ms`)."""
     share = min(latency_ms / comm_ms, 1.0) if comm_ms > 0 else 0.0
     network_ms = max(exposed_ms - handling_ms, 0.0)
-    return Lost(
+    return Losses(
         bandwidth_ms=network_ms * (1 - share),
         latency_ms=network_ms * share,
         handling_ms=exposed_ms - network_ms,

@@ -30,7 +30,7 @@ LINK_HOP_MS = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Network:
+class NetworkModel:
     """One level of network; `band(n)` is its all-reduce cost over n GPUs (intra) or n nodes (inter)."""
 
     name: str
@@ -125,7 +125,7 @@ _ETH_10G = (
 NETWORKS = {
     net.name: net
     for net in (
-        Network(
+        NetworkModel(
             name="nvlink-h200",
             level="intra",
             busbw_gb_per_s=H200_BUSBW,
@@ -133,7 +133,7 @@ NETWORKS = {
             source="nccl-tests all_reduce_perf on 8 x H200, 64 KiB to 1 GiB: 466 GB/s at the top; "
             f"assumed beyond 8: {_NVLINK_HOP}",
         ),
-        Network(
+        NetworkModel(
             name="nvlink-h100",
             level="intra",
             busbw_gb_per_s=_like_h200(368.0),
@@ -141,7 +141,7 @@ NETWORKS = {
             low=368 / 480,
             source=f"nccl-tests on 8 x H100: ring 365-370 GB/s, 480 with NVLS; {_NVSWITCH}",
         ),
-        Network(
+        NetworkModel(
             name="nvlink-a100",
             level="intra",
             busbw_gb_per_s=_like_h200(208.0),
@@ -149,14 +149,14 @@ NETWORKS = {
             low=0.85,
             source=f"nccl-tests on an A100 pair joined by NVLink: 208 GB/s; {_NVSWITCH}",
         ),
-        Network(
+        NetworkModel(
             name="nvlink-v100",
             level="intra",
             busbw_gb_per_s=_like_h200(6 * NVLINK2_GB_PER_S),
             hop_ms=NCCL_NVLINK_HOP_MS,
             source=f"{_NVSWITCH}, a ring over each of a V100's six links, each as nvlink2-link",
         ),
-        Network(
+        NetworkModel(
             name="nvlink2-link",
             level="intra",
             busbw_gb_per_s=_rate(NVLINK2_GB_PER_S),
@@ -165,7 +165,7 @@ NETWORKS = {
             source="nccl-tests on a pair joined by NVLink 2.0, 25 GB/s a way: 21.9 (nccl-tests issue 44); "
             f"assumed: the same rate for every size, {_NVLINK_HOP}",
         ),
-        Network(
+        NetworkModel(
             name="pcie-4",
             level="intra",
             busbw_gb_per_s=_rate(20.0),
@@ -173,7 +173,7 @@ NETWORKS = {
             high=1.3,
             source=f"nccl-tests on A100s across PCIe 4.0: 20 GB/s; assumed: for every size, {_NET_HOP}",
         ),
-        Network(
+        NetworkModel(
             name="pcie-5",
             level="intra",
             busbw_gb_per_s=_rate(28.0),
@@ -182,7 +182,7 @@ NETWORKS = {
             source=f"nccl-tests on 8 x RTX 5090 on PCIe 5.0: 28 GB/s; assumed: for every size, {_NET_HOP}",
         ),
         *(
-            Network(
+            NetworkModel(
                 name=f"ib-{gbit}g",
                 level="inter",
                 busbw_gb_per_s=_rate(gbit / 8 * 0.92),
@@ -193,7 +193,7 @@ NETWORKS = {
             )
             for gbit, what in ((100, "EDR"), (200, "HDR"), (400, "NDR"))
         ),
-        Network(
+        NetworkModel(
             name="roce-400g",
             level="inter",
             busbw_gb_per_s=_rate(400 / 8 * 0.92),
@@ -202,7 +202,7 @@ NETWORKS = {
             f"assumed: 180 beyond, at worst declining on, {_NET_HOP}",
         ),
         *(
-            Network(
+            NetworkModel(
                 name=f"eth-{gbit}g",
                 level="inter",
                 busbw_gb_per_s=_rate(gbit / 8 * share),
@@ -225,7 +225,7 @@ _LINK = re.compile(r"link:(?P<rate>[0-9]+(?:\.[0-9]+)?)(?P<unit>kbit|mbit|gbit)"
 _BIT_PER_S = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 
-def network(name: str, *, level: str | None = None) -> Network:
+def network(name: str, *, level: str | None = None) -> NetworkModel:
     """The network of that name; `link:350mbit` is one TCP link of that rate per node.
 
     Raises UsageError, naming the known ones, where there is none or it joins the other level.
@@ -233,7 +233,7 @@ def network(name: str, *, level: str | None = None) -> Network:
     link = _LINK.fullmatch(name)
     if link and float(link["rate"]) > 0:
         rate = float(link["rate"]) * _BIT_PER_S[link["unit"]] / 8e9
-        return Network(
+        return NetworkModel(
             name=name,
             level="inter",
             busbw_gb_per_s=_rate(rate * TCP_SHARE),

@@ -17,12 +17,12 @@ from bench.scaling import reading
 from bench.scaling.buckets import assign_cap
 from bench.scaling.calibration import AllReduceTimes, Calibration, Samples
 from bench.scaling.cost import CostBand, CostCurve
-from bench.scaling.losses import Lost, lost
+from bench.scaling.losses import Losses, split_losses
 from bench.scaling.resampling import interval, resampled, widening
 from bench.scaling.scenario import Scenario, cost_band, own_curves
 from bench.scaling.shared_cores import on_shared_cores
-from bench.scaling.slowest_rank import Spread
-from bench.scaling.timeline import Compute, Slowdown, Step, make_work, simulate
+from bench.scaling.slowest_rank import RankSpread
+from bench.scaling.timeline import Compute, SimulatedStep, Slowdown, make_work, simulate
 from bench.stats import Interval
 
 RESAMPLES = 200
@@ -40,10 +40,10 @@ class Prediction:
     exposed_comm_ms: Interval
     wait_ms: float
     """Of the step: waiting for the slowest rank."""
-    lost: Lost
+    losses: Losses
     """What the step takes beyond the same work on one device alone."""
     num_buckets: int
-    step: Step
+    step: SimulatedStep
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class _Inputs:
     slowdown: Slowdown
     copy_ms: float
     residual_ms: float
-    spread: Spread
+    spread: RankSpread
     comm: CostCurve
 
 
@@ -64,9 +64,9 @@ class _Inputs:
 class _Played:
     """A step; its ms, images/s, efficiency and exposed communication; what it loses, when asked."""
 
-    step: Step
+    step: SimulatedStep
     figures: tuple[float, float, float, float]
-    lost: Callable[[], Lost]
+    losses: Callable[[], Losses]
 
 
 def predict(
@@ -101,7 +101,7 @@ def predict(
     exposed = of(3, share=0.0)
     # The model's error is one of the step; the part that is communication carries all of it.
     reach = (error or 0.0) / 100 * step_ms.estimate
-    losses = played.lost()
+    losses = played.losses()
     return Prediction(
         scenario=scenario,
         step_ms=step_ms,
@@ -113,7 +113,7 @@ def predict(
             high=exposed.estimate + math.hypot(exposed.high - exposed.estimate, reach),
         ),
         wait_ms=losses.rank_spread_ms,
-        lost=losses,
+        losses=losses,
         num_buckets=len(played.step.buckets),
         step=played.step,
     )
@@ -212,9 +212,9 @@ def _play(calibration: Calibration, scenario: Scenario, inputs: _Inputs, batch: 
     images_per_s = batch * n * scenario.accumulate * 1000 / step.step_ms
     single = calibrated * 1000 / inputs.single_ms
 
-    def losses() -> Lost:
+    def losses() -> Losses:
         without_copies = simulate(work, compute, slowdown=inputs.slowdown)
-        return lost(
+        return split_losses(
             exposed_ms=step.exposed_comm_ms,
             handling_ms=max(step.step_ms - without_copies.step_ms, 0.0),
             latency_ms=inputs.comm(1.0) * len(layout),

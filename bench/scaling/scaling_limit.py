@@ -67,7 +67,7 @@ def sentence(found: Curve, *, where: str, device: str = "device") -> str:
         return f"On {where} efficiency stays at {least} or above up to {most} {device}s."
     p = found.broken
     percent = f"{p.efficiency.estimate:.0%} [{p.efficiency.low:.0%}, {p.efficiency.high:.0%}]"
-    causes = p.lost.shares_pct()
+    causes = p.losses.shares_pct()
     others = "; ".join(f"{share:.0f}% {cause}" for cause, share in causes[1:] if share >= 1)
     plural = "" if p.scenario.num_devices == 1 else "s"
     then = f" (then {others})" if others else ""

@@ -8,7 +8,7 @@ from bench.errors import UsageError
 from bench.plan import HALF_HOOKS
 from bench.scaling.calibration import AllReduceTimes, Calibration
 from bench.scaling.cost import CostBand, CostCurve, at_ranks, hierarchical, measured_curve, tree_steps
-from bench.scaling.networks import Network
+from bench.scaling.networks import NetworkModel
 
 MAX_DEVICES = 4096
 PIPELINED = 0.5
@@ -35,8 +35,8 @@ class Scenario:
     """
 
     num_devices: int
-    network: Network | None = None
-    intra: Network | None = None
+    network: NetworkModel | None = None
+    intra: NetworkModel | None = None
     gpus_per_node: int | None = None
     nics_per_node: int | None = None
     """NICs that share a node's work; by default the network's own count, or one per GPU."""

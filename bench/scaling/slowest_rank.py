@@ -13,7 +13,7 @@ EULER_GAMMA = float(np.euler_gamma)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spread:
+class RankSpread:
     """How ranks' own steps differ, over the median step of all ranks in the round.
 
     Args:
@@ -28,7 +28,7 @@ class Spread:
     num_ranks: int = 1
 
     @classmethod
-    def of(cls, steps_ms: Mapping[int, Mapping[int, Sequence[float]]]) -> Spread:
+    def of(cls, steps_ms: Mapping[int, Mapping[int, Sequence[float]]]) -> RankSpread:
         """From steps by round and rank, each beside the other ranks' of the same place."""
         ranks: list[float] = []
         slowest: list[float] = []

@@ -67,7 +67,7 @@ class StepBucket:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class SimulatedStep:
     """A simulated step, ms. `compute_end_ms` and `comm_end_ms` count from the start of the backward."""
 
     step_ms: float
@@ -110,7 +110,7 @@ def simulate(
     slowdown: Slowdown | None = None,
     copy_ms: float = 0.0,
     residual_ms: float = 0.0,
-) -> Step:
+) -> SimulatedStep:
     """Play one step.
 
     Args:
@@ -146,7 +146,7 @@ def simulate(
         )
     copied_ms = _copied_back(compute_end_ms, work, [done for _, done in spans], copy_ms)
     backward_ms = max(copied_ms + residual_ms, compute.backward_ms)
-    return Step(
+    return SimulatedStep(
         step_ms=compute.before_ms + backward_ms + compute.after_ms,
         exposed_comm_ms=max(backward_ms - compute.backward_ms, 0.0),
         comm_ms=sum(bucket.comm_ms for bucket in work),

@@ -143,9 +143,9 @@ def _show_plan(request: Request, job: Job) -> None:
     else:
         print(f"Stage 1, calibration: taken from {request.reuse}")
     print(
-        "Stage 2, proof: the default and up to 4 layouts that the search over all contiguous layouts and "
-        "uniform caps finds, with one or two per further value of another axis, in turns; one after another "
-        "the slowest leaves, until the default and two are left"
+        "Stage 2, proof: the default and up to 3 uniform caps that promise most by the calibration, with one "
+        "or two per further value of another axis, in turns; one after another the slowest is dropped, until "
+        "the default and two are left"
     )
     limit = "as long as the rounds take" if "rounds" in request.options else format_s(request.max_time_s)
     print(f"Expected time: at most {limit} of measuring in both stages together, plus start-up and reports.")

@@ -9,11 +9,11 @@ from statistics import mean
 
 from bench.scaling.buckets import Layout, assign_cap
 from bench.scaling.calibration import Calibration
-from bench.tune.caps import list_caps, uniform_caps
+from bench.tune.caps import uniform_caps
+from bench.tune.elimination import rounds_of_finalists
 from bench.tune.problem import Problem
-from bench.tune.race import rounds_of_finalists
 
-KINDS = ("default", "uniform", "list")
+KINDS = ("default", "uniform")
 """Of bucket caps, the simplest first."""
 
 LEAST_MARGIN, MOST_MARGIN = 0.05, 0.1
@@ -22,9 +22,6 @@ LEAST_MARGIN, MOST_MARGIN = 0.05, 0.1
 STEP_APART = 1.4
 """A second uniform cap makes this many times more or fewer buckets: it tells of the model's mistakes."""
 
-MOST_CAPS = 8
-"""A longer list nobody wants in the code; a shorter one loses little."""
-
 STEPS_TO_PREPARE = 10
 """What a case takes before its first block, in its own steps: construction, proof, warm-up."""
 
@@ -32,12 +29,6 @@ LEAST_STEPS = 24
 """Of the default and each finalist, in timed blocks."""
 
 LEAST_MEASURED = 2
-
-LIST_MARGIN = 0.03
-"""A list has to promise this much more than a uniform cap: the simulation errs by as much."""
-
-BUCKET_SHARES = (0.0, 0.0005, 0.001, 0.002, 0.004, 0.008)
-"""Of the compute: what a bucket is made to cost more, until the list is short enough."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,21 +60,20 @@ class Axes:
     accumulate: tuple[int, ...] = (1,)
 
 
-def choose(calibration: Calibration, *, num_ranks: int, axes: Axes, lists: bool) -> list[Candidate]:
-    """The candidates, the default first: at most five layouts, and one or two per further value of an axis.
+def choose(calibration: Calibration, *, num_ranks: int, axes: Axes) -> list[Candidate]:
+    """The candidates, the default first: at most four layouts, and one or two per further value of an axis.
 
     Args:
         calibration: of the workload on this machine.
         num_ranks: ranks that exchange gradients.
         axes: what may vary.
-        lists: whether the installed torch takes a list of caps.
     """
     view = axes.gradient_as_bucket_view[0]
     found: list[Candidate] = []
     for hook, accumulate in itertools.product(axes.comm_hook, axes.accumulate):
         problem = Problem.of(calibration, num_ranks=num_ranks, comm_hook=hook, accumulate=accumulate)
         base = (hook, accumulate) == (axes.comm_hook[0], axes.accumulate[0])
-        few = _of_problem(problem, lists=lists, margin=_margin(calibration))
+        few = _of_problem(problem, margin=_margin(calibration))
         found += [
             Candidate(
                 bucket_cap_mb=cap,
@@ -95,7 +85,7 @@ def choose(calibration: Calibration, *, num_ranks: int, axes: Axes, lists: bool)
                 predicted_ms=problem.step_ms(layout),
                 bound_ms=problem.bound_ms(),
             )
-            for cap, kind, layout in (few if base else _best_only(few))
+            for cap, kind, layout in (few if base else few[:2])
         ]
     best = _best_simple(found, axes)
     more = [_with_view(best, other) for other in axes.gradient_as_bucket_view[1:]]
@@ -103,16 +93,17 @@ def choose(calibration: Calibration, *, num_ranks: int, axes: Axes, lists: bool)
 
 
 def affordable(candidates: Sequence[Candidate], *, seconds: float) -> list[Candidate]:
-    """So many that in `seconds` the finalists of the race get `LEAST_STEPS`, in their order.
+    """So many that in `seconds` the finalists get `LEAST_STEPS`, in their order.
 
     The default comes first and what the user asked to compare beside the layout stays; of further layouts
-    those go that promise least, lists before uniform caps where they promise as much, until the rest fits
-    or two are left.
+    those go that promise least, until the rest fits or two are left.
     """
     default = candidates[0]
     kept = list(candidates)
     layouts = sorted(
-        (c for c in candidates[1:] if c.point[1:] == default.point[1:]), key=_promise, reverse=True
+        (c for c in candidates[1:] if c.point[1:] == default.point[1:]),
+        key=lambda c: c.predicted_ms,
+        reverse=True,
     )
     for worst in layouts:
         if len(kept) <= LEAST_MEASURED or _last_steps(kept, seconds) >= LEAST_STEPS:
@@ -122,22 +113,18 @@ def affordable(candidates: Sequence[Candidate], *, seconds: float) -> list[Candi
 
 
 def _last_steps(candidates: Sequence[Candidate], seconds: float) -> float:
-    """Steps of each finalist of a race that takes `seconds`, preparation included."""
+    """Steps of each finalist in `seconds`, preparation included."""
     step_ms = mean(c.predicted_ms for c in candidates)
     left_ms = 1000 * seconds - STEPS_TO_PREPARE * step_ms * len(candidates)
     return left_ms / (2 * step_ms) * rounds_of_finalists(len(candidates) - 1)
-
-
-def _promise(candidate: Candidate) -> float:
-    return candidate.predicted_ms * (1 + LIST_MARGIN * (candidate.kind == "list"))
 
 
 Promising = tuple[str, str, Layout]
 """Cap, kind and layout."""
 
 
-def _of_problem(problem: Problem, *, lists: bool, margin: float) -> list[Promising]:
-    """The default, the best uniform cap, one coarser and one finer within `margin`, and the best list."""
+def _of_problem(problem: Problem, *, margin: float) -> list[Promising]:
+    """The default, the best uniform cap, and one coarser and one finer within `margin`."""
     steps: dict[Layout, tuple[float, str]] = {}
     for cap in uniform_caps(sum(problem.num_bytes)):
         layout = assign_cap(problem.num_bytes, cap, kinds=problem.kinds)
@@ -153,33 +140,12 @@ def _of_problem(problem: Problem, *, lists: bool, margin: float) -> list[Promisi
         coarser = [layout for layout in close if len(layout) <= len(best) / STEP_APART]
         found += [best] if best in close else []
         found += [min(side, key=lambda layout: steps[layout][0]) for side in (coarser, finer) if side]
-    promising = [(steps[x][1], "default" if x == default else "uniform", x) for x in found]
-    listed = _best_list(problem) if lists else None
-    if listed is not None and listed[2] not in found:
-        promising.append(listed)
-    return promising
-
-
-def _best_list(problem: Problem) -> Promising | None:
-    """The best layout of all that a list of a length to live with describes."""
-    for share in BUCKET_SHARES:
-        layout = problem.best_layout(bucket_ms=share * problem.compute.total_ms)
-        if layout is None:
-            return None
-        caps = list_caps(problem.num_bytes, layout)
-        if caps.count("/") < MOST_CAPS and assign_cap(problem.num_bytes, caps) == layout:
-            return caps, "list" if "/" in caps else "uniform", layout
-    return None
-
-
-def _best_only(few: Sequence[Promising]) -> list[Promising]:
-    """The default and the best uniform cap."""
-    return [p for p in few if p[1] != "list"][:2]
+    return [(steps[x][1], "default" if x == default else "uniform", x) for x in found]
 
 
 def _best_simple(found: Sequence[Candidate], axes: Axes) -> Candidate:
     base = [c for c in found if (c.comm_hook, c.accumulate) == (axes.comm_hook[0], axes.accumulate[0])]
-    return min((c for c in base if c.kind != "list"), key=lambda c: c.predicted_ms)
+    return min(base, key=lambda c: c.predicted_ms)
 
 
 def _with_view(candidate: Candidate, view: bool) -> Candidate:  # noqa: FBT001 - a value of the axis

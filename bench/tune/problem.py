@@ -11,13 +11,8 @@ from bench.scaling import reading
 from bench.scaling.buckets import Layout
 from bench.scaling.calibration import Calibration
 from bench.scaling.scenario import Scenario, cost_band, own_curves
-from bench.scaling.search import CostMs, best_layout, lower_bound_ms
+from bench.scaling.search import CostMs, lower_bound_ms
 from bench.scaling.timeline import Compute, Slowdown, make_work, simulate
-
-EXACT_PARAMETERS = 200
-"""Above, the search takes states as one that are closer than a thousandth of a percent of the step."""
-
-TOLERANCE = 1e-5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,26 +60,6 @@ class Problem:
             work, self.compute, slowdown=self.slowdown, copy_ms=self.copy_ms, residual_ms=self.residual_ms
         )
         return step.step_ms
-
-    def best_layout(self, *, bucket_ms: float = 0.0) -> Layout | None:
-        """The contiguous layout with the shortest step; None for parameters of several kinds.
-
-        With `bucket_ms` every bucket is taken to cost so much more than it does: a coarser layout results.
-        """
-        if len(set(self.kinds)) > 1:
-            return None
-        exact = len(self.num_bytes) <= EXACT_PARAMETERS
-        found = best_layout(
-            self.num_bytes,
-            self.ready_ms,
-            lambda num_bytes: self.comm_ms(num_bytes) + bucket_ms,
-            self.compute,
-            slowdown=self.slowdown,
-            copy_ms=self.copy_ms,
-            wire_share=self.wire_share,
-            tolerance_ms=0.0 if exact else TOLERANCE * self.compute.total_ms,
-        )
-        return found.layout
 
     def bound_ms(self) -> float:
         """The least step that any layout can reach: compute and communication each at full speed."""

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
-
-from torch.nn.parallel import DistributedDataParallel
 
 from bench import conditions
 from bench.cli import to_json
@@ -26,10 +23,10 @@ from bench.results.store import default_folder, load_run, replace_file
 from bench.run.job import Job
 from bench.run.rank import Rank
 from bench.scaling.calibration import Calibration, Identity, check_same
-from bench.scaling.from_run import host_fingerprint
+from bench.scaling.measured import host_fingerprint
 from bench.tune.answer import Answer, decide
 from bench.tune.candidates import Candidate, affordable, choose
-from bench.tune.race import Race
+from bench.tune.elimination import Elimination
 from bench.tune.request import CALIBRATION, PROOF, Request, point_of, stage_job
 from bench.tune.wording import as_json
 
@@ -108,7 +105,7 @@ class Tuning:
             quiet=self._quiet,
             as_json=False,
             cluster=self._cluster,
-            leaving=_race(job, candidates).leaving if candidates else None,
+            leaving=_elimination(job, candidates).dropped if candidates else None,
         )
         code = rank.run()
         if code == RESTART_EXIT_CODE:
@@ -118,7 +115,8 @@ class Tuning:
 
     def _affordable(self, calibration: Calibration) -> tuple[list[Candidate], float]:
         """What to measure, and the seconds spent so far."""
-        found, spent_s = self._choose(calibration), self._spent_s()
+        found = choose(calibration, num_ranks=self._request.num_devices, axes=self._request.axes)
+        spent_s = self._spent_s()
         seconds = self._request.proof_s(spent_s)
         kept = affordable(found, seconds=seconds)
         if len(kept) < len(found):
@@ -127,15 +125,6 @@ class Tuning:
                 "most; --max-time for more"
             )
         return kept, spent_s
-
-    def _choose(self, calibration: Calibration) -> list[Candidate]:
-        known = inspect.signature(DistributedDataParallel.__init__).parameters
-        return choose(
-            calibration,
-            num_ranks=self._request.num_devices,
-            axes=self._request.axes,
-            lists="bucket_cap_mb_list" in known,
-        )
 
     def _check(self, found: Calibration) -> None:
         """Raise UsageError where a calibration is of something else than what is tuned."""
@@ -192,10 +181,10 @@ class Tuning:
         replace_file(self.out / TUNE, lambda path: path.write_text(text, encoding="utf-8"))
 
 
-def _race(job: Job, candidates: Sequence[Candidate]) -> Race:
+def _elimination(job: Job, candidates: Sequence[Candidate]) -> Elimination:
     ids = {point_of(p): p.case.case_id for p in job.plan}
     default, *challengers = (ids[c.point] for c in candidates if c.point in ids)
-    return Race(default, tuple(challengers))
+    return Elimination(default, tuple(challengers))
 
 
 def answer_of(folder: Path, candidates: Sequence[Candidate]) -> Answer:

@@ -18,12 +18,9 @@ HOOKS = {"fp16": "fp16_compress_hook", "bf16": "bf16_compress_hook"}
 
 def arguments(candidate: Candidate, default: Candidate) -> str:
     """What to give DistributedDataParallel, as `bucket_cap_mb=4, gradient_as_bucket_view=True`."""
-    caps = candidate.bucket_cap_mb.split("/")
-    parts = []
-    if len(caps) > 1:
-        parts.append(f"bucket_cap_mb_list=[{', '.join(caps)}]")
-    elif caps[0] != "default":
-        parts.append(f"bucket_cap_mb={ONE_BYTE_CAP if caps[0] == '0' else caps[0]}")
+    cap, parts = candidate.bucket_cap_mb, []
+    if cap != "default":
+        parts.append(f"bucket_cap_mb={ONE_BYTE_CAP if cap == '0' else cap}")
     if candidate.gradient_as_bucket_view != default.gradient_as_bucket_view:
         parts.append(f"gradient_as_bucket_view={candidate.gradient_as_bucket_view}")
     return ", ".join(parts)

@@ -1,19 +1,17 @@
-"""A simulated step, and the search for the best layout, on the largest of the models."""
+"""A simulated step of the largest of the models."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from published import from_throughput, gradients_in_backward_order
 
-from bench.scaling.approximate import from_throughput
 from bench.scaling.buckets import assign_cap
 from bench.scaling.calibration import Calibration, Identity
 from bench.scaling.networks import network
 from bench.scaling.scenario import Scenario, cost_band
-from bench.scaling.search import best_layout
 from bench.scaling.timeline import Compute, Slowdown, make_work, simulate
-from models.gradients import gradients_in_backward_order
 from models.registry import resnet_workload
 
 SLOW = Slowdown(compute=1.2, comm=1.3)
@@ -27,9 +25,7 @@ def resnet152() -> Calibration:
         device_name="V100", torch="", host="",
     )  # fmt: skip
     found = gradients_in_backward_order(resnet_workload("resnet152", 224))
-    return from_throughput(
-        identity, [(g.name, g.num_bytes, g.forward_flops) for g in found], images_per_s=120.0
-    )
+    return from_throughput(identity, found, images_per_s=120.0)
 
 
 def test_resnet152_on_1024_ranks(benchmark: Any, resnet152: Calibration) -> None:
@@ -46,11 +42,3 @@ def test_resnet152_on_1024_ranks(benchmark: Any, resnet152: Calibration) -> None
 
     assert benchmark(step) > COMPUTE.total_ms
     assert benchmark.stats.stats.median < 0.020
-
-
-def test_best_layout_of_resnet152(benchmark: Any, resnet152: Calibration) -> None:
-    curve = network("eth-10g").band(8).estimate
-    sizes = [p.num_bytes for p in resnet152.parameters]
-    ready = [p.ready_ms for p in resnet152.parameters]
-    found = benchmark.pedantic(lambda: best_layout(sizes, ready, curve, COMPUTE, slowdown=SLOW), rounds=1)
-    assert found.step.step_ms > COMPUTE.total_ms

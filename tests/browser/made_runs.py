@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -161,7 +160,7 @@ def _manifest(name: str, settings: Settings, link: str | None) -> dict[str, Any]
         "name": name,
         "created_utc": "2026-03-01T09:30:00Z",
         "command": "python -m bench.run --modes dp,ddp --gpus 1,2,4",
-        "settings": asdict(settings),
+        "settings": settings.stored(),
         "seed": 0,
         "plan_hash": "5b1f0c9e7a44",
         "link": link,

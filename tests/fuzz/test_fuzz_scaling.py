@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bench.scaling.calibration import AllReduceTimes, Calibration, Identity, Parameter
-from bench.scaling.document import Outlook
+from bench.scaling.document import Predictions
 from bench.scaling.nccl_log import parse_nccl_log
 from bench.scaling.predict import predict
 from bench.scaling.scenario import Scenario
@@ -95,7 +95,7 @@ def test_a_calibration_with_anything_in_a_field(data: st.DataObject) -> None:
 @example(text="[" * 100_000)
 def test_any_json_is_no_calibration_and_no_predictions(text: str) -> None:
     assert not read_calibration(text)
-    assert not read_or_refused(lambda: Outlook.from_json(text))
+    assert not read_or_refused(lambda: Predictions.from_json(text))
 
 
 def test_what_is_spoilt_above_is_read_whole() -> None:

@@ -77,8 +77,8 @@ def test_the_calibration_speaks_of_the_model_as_ddp_has_it(tuned: Any) -> None:
 
 
 @pytest.mark.campaign
-def test_the_slowest_leave_the_race(tmp_path: Path) -> None:
-    """Blocks of a case that left end with the round it left in; its row stays; the default never leaves."""
+def test_the_slowest_are_dropped(tmp_path: Path) -> None:
+    """Blocks of a dropped case end with the round it was dropped in; its row and the default stay."""
     out = tmp_path / "out"
     axes = ("--gradient-as-bucket-view", "off,on", "--accumulate", "1,2")
     done = bench_tune("--rounds", "8", "--steps", "1", *axes, "--json", "--out", str(out))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import pytest
@@ -21,7 +20,6 @@ from bench.scaling.buckets import assign_cap, bucket_bytes
 from bench.scaling.cost import CostCurve, measured_curve
 from bench.scaling.from_pass import calibration_of, slowdowns
 from bench.scaling.timeline import Compute, Slowdown, Work, make_work, simulate
-from bench.scaling.validate import beside, held_out
 
 SIZES = (2_000_000, 6_000_000, 12_000_000, 4_000_000)
 READY_MS = (20.0, 45.0, 70.0, 100.0)
@@ -184,32 +182,3 @@ def test_a_run_whose_communication_was_not_measured_is_refused(tmp_path: Path) -
     lacking = replace(run, blocks=run.blocks[run.blocks["phase"] != "no_sync"])
     with pytest.raises(UsageError, match="no_sync"):
         calibration_of(lacking, TRAINABLE)
-
-
-def test_an_error_is_told_apart_from_a_machine_that_became_slower(tmp_path: Path) -> None:
-    """Compute takes twice as long as when calibrated, communication as long."""
-    run = known_run(tmp_path)
-    found = calibration_of(run, TRAINABLE)
-    slower = 1.1 * 2  # the calibration is of the middle round
-    steps = []
-    for cap in run.cases["bucket_cap_mb"]:
-        work = make_work(SIZES, [slower * at for at in READY_MS], assign_cap(SIZES, cap), CURVE.scaled(1.1))
-        compute = COMPUTE.scaled(slower)
-        step = simulate(work, compute, slowdown=SLOW, copy_ms=slower * COPY_MS, residual_ms=1.1 * RESIDUAL_MS)
-        steps.append(step.step_ms)
-    blocks = run.blocks[run.blocks["phase"] == "no_sync"].assign(block_ms=COMPUTE.total_ms * slower)
-    later = replace(run, blocks=blocks, cases=run.cases.assign(images_per_s=[16_000 / ms for ms in steps]))
-    cases = held_out(found, later, fitted=None)
-    assert all(case.error_pct < -5 for case in cases)
-    assert [case.paced_error_pct for case in cases] == pytest.approx([0.0, 0.0], abs=0.5)
-    assert "Beside 2 of these 2 cases compute, in steps without communication, was not" in beside(cases)
-    assert f"instead of {median(abs(case.error_pct) for case in cases):.1f}%" in beside(cases)
-    without = replace(later, blocks=blocks.iloc[:0])
-    assert [case.paced_error_pct for case in held_out(found, without, fitted=None)] == [None, None]
-
-
-def test_steps_that_differ_by_noise_alone_are_not_followed(tmp_path: Path) -> None:
-    run = known_run(tmp_path)
-    cases = held_out(calibration_of(run, TRAINABLE), run, fitted=None)
-    assert [case.paced_error_pct for case in cases] == [None, None]
-    assert "compute" not in beside(cases).replace("max(compute", "")

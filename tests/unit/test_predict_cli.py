@@ -16,11 +16,12 @@ from commands import ROOT
 
 from bench.predict import __main__ as command
 from bench.predict.source import read_source, save_calibration
-from bench.scaling.document import Outlook
+from bench.scaling.document import Predictions
 from bench.scaling.networks import NETWORKS, network
 
-SAMPLE = ROOT / "results" / "samples" / "cpu-lab-1gbit-2hosts"
+UNCALIBRATED = ROOT / "results" / "samples" / "cpu-lab-1gbit-2hosts"
 PREDICTIONS = ROOT / "results" / "samples" / "predictions"
+SAMPLE = PREDICTIONS / "resnet18-2hosts" / "1gbit"
 LOG = """#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
 #        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
      1048576        262144     float     sum      -1   900.00    1.17    1.17      0   100.00   10.49   10.49      0
@@ -67,9 +68,16 @@ def test_a_calibration_of_something_else_is_refused_until_accepted(
 
 
 def test_a_calibration_that_is_broken_off_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = save_calibration(run, read_source(run).calibration)
+    path = run / "calibration.json"
     path.write_text(path.read_text()[:-9])
     assert "calibration.json is not valid JSON" in refused([str(run), "--gpus", "2"], capsys)
+
+
+def test_a_run_without_a_calibration_is_refused_with_the_option_that_makes_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    said = refused([str(UNCALIBRATED), "--gpus", "2"], capsys)
+    assert "has no calibration.json; measure a run with bench.run --calibrate" in said
 
 
 @pytest.mark.parametrize(
@@ -107,10 +115,11 @@ def test_the_all_reduces_of_another_run_are_a_network(capsys: pytest.CaptureFixt
         assert command.main([str(run), "--gpus", "2", *network, "--json"]) == 0
         return float(json.loads(capsys.readouterr().out)["predictions"][0]["step_ms_p50"])
 
-    slow, fast = PREDICTIONS / "resnet34-2hosts-slow" / "1gbit", PREDICTIONS / "resnet18-2hosts" / "1gbit"
-    assert step_ms(fast, "--network", str(fast)) == pytest.approx(step_ms(fast))
-    assert step_ms(fast, "--network", str(slow)) == pytest.approx(step_ms(fast), rel=0.05)
-    assert command.main([str(fast), "--gpus", "2", "--network", str(slow)]) == 0
+    slow = PREDICTIONS / "resnet34-2hosts-slow" / "1gbit"
+    assert step_ms(SAMPLE, "--network", str(SAMPLE)) == pytest.approx(step_ms(SAMPLE))
+    for other in (slow, UNCALIBRATED):
+        assert step_ms(SAMPLE, "--network", str(other)) == pytest.approx(step_ms(SAMPLE), rel=0.05)
+    assert command.main([str(SAMPLE), "--gpus", "2", "--network", str(slow)]) == 0
     said = capsys.readouterr().out
     assert f"Network: run 1gbit: the all-reduces of {slow};" in said
     assert "On run 1gbit, bucket cap default, scaling breaks" in said
@@ -152,12 +161,12 @@ def test_the_text_says_where_it_breaks_what_is_assumed_and_how_far_off(
         "efficiency", "exposed_comm_ms",
     ]  # fmt: skip
     assert len(rows) == 4
-    found = Outlook.from_json(document.read_text())
+    found = Predictions.from_json(document.read_text())
     assert [line.network for line in found.lines] == ["link:350mbit", "ib-100g"]
     assert [mark.num_devices for mark in found.lines[0].marks if mark.asked] == [2, 8]
     assert [mark.num_devices for mark in found.lines[0].marks] == [1, 2, 4, 8]
     assert found.validation is not None
-    assert len(found.validation) == 2
+    assert len(found.validation) == 6
     # The CSV and the document give the same figures.
     assert float(rows[0][2]) == pytest.approx(found.lines[0].marks[1].step_ms.estimate)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 
@@ -13,7 +13,6 @@ from commands import ROOT
 from bench.predict import __main__ as command
 from bench.predict.source import read_source
 from bench.results.store import load_run
-from bench.scaling.naive import CONSTANT, LONGER, PERFECT
 from bench.scaling.networks import network
 from bench.scaling.validate import HeldOut, held_out
 
@@ -23,12 +22,8 @@ RUNS = ROOT / "results" / "samples" / "predictions"
 OTHER_MACHINE = ROOT / "results" / "samples" / "predictions-epyc"
 CALIBRATED = "1gbit"
 
-DOCUMENTED = {
-    "simulated": (1.8, 7.9),
-    LONGER: (27, 53),
-    CONSTANT: (30, 77),
-    PERFECT: (63, 89),
-}
+DOCUMENTED = 1.8, 7.9
+"""The median and the largest error, in percent."""
 
 Cases = Mapping[tuple[str, str, str], HeldOut]
 
@@ -81,24 +76,10 @@ def test_a_machine_and_a_rate_that_the_simulation_had_never_seen(elsewhere: Case
 
 
 def test_the_errors_are_those_that_the_documentation_tells(cases: Cases) -> None:
-    """Median and largest in percent; who changes the simulation changes both."""
+    """Who changes the simulation changes both."""
     assert len(cases) == 67
-
-    def both(errors: Sequence[float], digits: int) -> tuple[float, float]:
-        sizes = [abs(error) for error in errors]
-        return round(median(sizes), digits), round(max(sizes), digits)
-
-    found = list(cases.values())
-    assert both([case.error_pct for case in found], 1) == DOCUMENTED["simulated"]
-    for rule in (LONGER, CONSTANT, PERFECT):
-        assert both([case.naive_error_pct(rule) for case in found], 0) == DOCUMENTED[rule], rule
-
-
-def test_every_rule_of_thumb_errs_more(cases: Cases) -> None:
-    found = list(cases.values())
-    ours = median(abs(case.error_pct) for case in found)
-    for rule in found[0].naive_ms:
-        assert median(abs(case.naive_error_pct(rule)) for case in found) > 3 * ours, rule
+    sizes = [abs(case.error_pct) for case in cases.values()]
+    assert (round(median(sizes), 1), round(max(sizes), 1)) == DOCUMENTED
 
 
 def test_the_case_that_the_residual_was_fitted_to_is_never_held_out(

@@ -11,7 +11,7 @@ from commands import ROOT
 
 from bench.results.store import load_run
 from bench.scaling.calibration import Identity
-from bench.scaling.document import Line, Mark, Outlook
+from bench.scaling.document import Line, Mark, Predictions
 from bench.scaling.validate import HeldOut
 from bench.stats import Interval
 from report import __main__ as command
@@ -35,7 +35,7 @@ def mark(num_devices: int, efficiency: float, *, asked: bool = True) -> Mark:
     )  # fmt: skip
 
 
-def made(**more: object) -> Outlook:
+def made(**more: object) -> Predictions:
     line = Line(
         network="ib-100g", bucket_cap_mb="default", scaling="weak", batch_size=16, comm_hook="none",
         accumulate=1, broken_at=32, verdict="On ib-100g scaling breaks at 32.",
@@ -48,7 +48,7 @@ def made(**more: object) -> Outlook:
         device_name=case["device_name"], torch="2.15.0", link="1gbit",
         host=f"{cpu['cpu_model']} x {cpu['num_cores']}, 0 GPUs",
     )  # fmt: skip
-    outlook = Outlook(
+    outlook = Predictions(
         identity=identity, fitted=None, rule="the rule", notes=("Network: x; assumed: y.",), lines=(line,),
         validation=tuple(
             HeldOut(f"case-{error}", 2, "25", 100.0, wide(100.0 + error)) for error in (-1.0, 2.0, 6.0)
@@ -130,11 +130,18 @@ def test_predictions_from_another_machine_are_drawn_without_measured_points_and_
 def test_the_document_survives_its_file_and_is_drawn_on_the_page(tmp_path: Path) -> None:
     path, page = tmp_path / "p.json", tmp_path / "r.html"
     path.write_text(made().to_json(more=[1]))
-    assert Outlook.from_json(path.read_text()) == made()
+    assert Predictions.from_json(path.read_text()) == made()
     assert command.main([str(SAMPLE), "--predictions", str(path), "--out", str(page)]) == 0
     html = page.read_text()
     assert "On hardware you do not have" in html
     assert 'id="run1-predicted-1-efficiency"' in html
+
+
+def test_a_document_with_rules_of_thumb_as_older_versions_wrote_is_read() -> None:
+    older = json.loads(made().to_json())
+    for case in older["validation"]:
+        case |= {"naive_ms": {"perfect scaling": 50.0}, "paced_ms": None}
+    assert Predictions.from_json(json.dumps(older)) == made()
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from published import gradients_in_backward_order
 
 from bench.errors import UsageError
-from bench.scaling.buckets import assign, assign_cap, bucket_bytes, cap_limits, caps_for
-from models.gradients import gradients_in_backward_order
+from bench.scaling.buckets import assign, assign_cap, bucket_bytes, cap_limits
 from models.registry import resnet_workload
 
 # torch 2.15, ResNet-18
@@ -78,17 +76,3 @@ def test_every_parameter_is_in_one_bucket_in_order(sizes: list[int], limits: lis
     for number, bucket in enumerate(layout[:-1]):
         cap = limits[min(number, len(limits) - 1)]
         assert sum(sizes[i] for i in bucket) >= cap > sum(sizes[i] for i in bucket[:-1])
-
-
-@given(SIZES, st.data())
-def test_caps_for_leads_back_to_its_layout(sizes: list[int], data: st.DataObject) -> None:
-    cuts = sorted(data.draw(st.sets(st.integers(1, len(sizes) - 1)))) if len(sizes) > 1 else []
-    edges = [0, *cuts, len(sizes)]
-    layout = tuple(tuple(range(a, b)) for a, b in itertools.pairwise(edges))
-    caps = "/".join(repr(cap) for cap in caps_for(sizes, layout))
-    assert assign_cap(sizes, caps) == layout
-
-
-def test_caps_for_needs_a_contiguous_layout() -> None:
-    with pytest.raises(UsageError, match="order"):
-        caps_for([1, 1], ((1,), (0,)))

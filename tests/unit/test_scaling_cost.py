@@ -13,7 +13,7 @@ from bench.errors import UsageError
 from bench.scaling.cost import CostBand, CostCurve, at_ranks, hierarchical, measured_curve, ring_factor
 from bench.scaling.nccl_log import parse_nccl_log
 from bench.scaling.networks import NETWORKS, network
-from bench.scaling.slowest_rank import Spread, expected_max
+from bench.scaling.slowest_rank import RankSpread, expected_max
 
 ALPHA_BETA = CostCurve(tuple((float(4096 * 4**i), 0.05 + 4096 * 4**i * 1e-6) for i in range(9)))
 
@@ -176,23 +176,23 @@ def test_expected_maximum_against_simulation() -> None:
 
 def test_of_ranks_measured_together_the_slowest_is_the_one_measured() -> None:
     """Two share a core and one has its own; a rank that is always slow is no draw of a lottery."""
-    found = Spread.of({r: {0: [2.0, 2.0], 1: [1.0, 1.0], 2: [2.0, 2.0]} for r in range(5)})
+    found = RankSpread.of({r: {0: [2.0, 2.0], 1: [1.0, 1.0], 2: [2.0, 2.0]} for r in range(5)})
     assert found.factor(1) == 1.0
     assert found.factor(3) == pytest.approx(1.0)
-    always = Spread.of({r: {0: [1.2], 1: [1.0]} for r in range(5)})
+    always = RankSpread.of({r: {0: [1.2], 1: [1.0]} for r in range(5)})
     assert always.factor(2) == pytest.approx(1.2 / 1.1)
     assert expected_max(always.of_ranks, 2) < 1.2 / 1.1
 
 
 def test_a_round_that_was_held_up_does_not_count_for_more_than_another() -> None:
     steps = {r: {0: [1.0, 1.1], 1: [1.1, 1.0]} for r in range(9)} | {9: {0: [1.0, 9.0], 1: [1.0, 1.0]}}
-    assert Spread.of(steps).factor(2) == pytest.approx(1.1 / 1.05)
+    assert RankSpread.of(steps).factor(2) == pytest.approx(1.1 / 1.05)
 
 
 def test_the_slowest_of_more_ranks_than_were_measured_grows_as_of_independent_ones() -> None:
     """Oracle: the slowest of eight drawn ranks; two were measured together."""
     drawn = np.random.default_rng(3).normal(1.0, 0.05, (4000, 2))
-    found = Spread.of(
+    found = RankSpread.of(
         {r: {0: list(steps[:, 0]), 1: list(steps[:, 1])} for r, steps in enumerate([drawn] * 3)}
     )
     assert found.factor(2) == pytest.approx(drawn.max(axis=1).mean(), rel=0.002)
@@ -200,7 +200,7 @@ def test_the_slowest_of_more_ranks_than_were_measured_grows_as_of_independent_on
 
 
 def test_fewer_ranks_than_were_measured_are_drawn_singly() -> None:
-    found = Spread(of_ranks=(1.0, 1.0, 1.0, 2.0), of_slowest=(2.0,), num_ranks=4)
+    found = RankSpread(of_ranks=(1.0, 1.0, 1.0, 2.0), of_slowest=(2.0,), num_ranks=4)
     assert found.factor(2) == pytest.approx(expected_max(found.of_ranks, 2))
     assert found.factor(4) == 2.0
 

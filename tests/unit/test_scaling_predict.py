@@ -11,19 +11,20 @@ from typing import Any
 
 import pytest
 from commands import ROOT
+from published import Gradient, from_throughput, gradients_in_backward_order
 
 from bench.errors import UsageError
 from bench.predict import __main__ as command
-from bench.predict.source import load_calibration, model_shapes, read_source, save_calibration
-from bench.scaling.approximate import from_throughput, refined
+from bench.predict.source import load_calibration, read_source, save_calibration
 from bench.scaling.calibration import AllReduceTimes, Calibration, Identity, Parameter, check_same
-from bench.scaling.fit import RoundFit, fit
 from bench.scaling.networks import network
 from bench.scaling.predict import predict
 from bench.scaling.scenario import Scenario
-from bench.scaling.timeline import Compute, Slowdown, Work, simulate
+from models.registry import resnet_workload
 
-SAMPLE = ROOT / "results" / "samples" / "cpu-lab-1gbit-2hosts"
+SAMPLE = ROOT / "results" / "samples" / "predictions" / "resnet18-2hosts" / "1gbit"
+OTHER_CAPS = ("0.5", "1", "5", "10", "25", "100")
+"""Of the sample, beside the default that its residual is of."""
 
 MACHINE = Identity(
     arch="resnet50", image_size=224, batch_per_device=32, precision="fp32", device_type="cuda",
@@ -48,12 +49,14 @@ SMALL = Calibration(
 
 
 @pytest.fixture(scope="module")
-def resnet50() -> Any:
-    return model_shapes("resnet50", 224)
+def resnet50() -> list[Gradient]:
+    return gradients_in_backward_order(resnet_workload("resnet50", 224))
 
 
 @pytest.mark.parametrize(("num_devices", "published"), [(2, 310.0), (4, 310.0), (8, 307.0), (16, 306.0)])
-def test_pytorch_ddp_table_from_its_one_gpu_row(resnet50: Any, num_devices: int, published: float) -> None:
+def test_pytorch_ddp_table_from_its_one_gpu_row(
+    resnet50: list[Gradient], num_devices: int, published: float
+) -> None:
     """ResNet-50 on V100s, batch 32, images/s per GPU: within 3% of pytorch/benchmarks/distributed/ddp.
 
     Assumed: the row of DDP on 1 GPU (319 at the median, 318 at the 75th percentile: the spread of a rank);
@@ -77,7 +80,7 @@ def test_pytorch_ddp_table_from_its_one_gpu_row(resnet50: Any, num_devices: int,
 
 
 @pytest.mark.parametrize("batch", [64, 128, 256])
-def test_eight_h200s_from_one(resnet50: Any, batch: int) -> None:
+def test_eight_h200s_from_one(resnet50: list[Gradient], batch: int) -> None:
     """Lambda: 3,079 images/s (fp16) on one H200, 24,479 on eight: within 2%, whatever the batch was.
 
     Assumed: as above, with the bus bandwidth that nccl-tests gives on 8 x H200; gradients are fp32.
@@ -87,30 +90,6 @@ def test_eight_h200s_from_one(resnet50: Any, batch: int) -> None:
     found = predict(calibration, Scenario(num_devices=8, intra=network("nvlink-h200")))
     assert found.images_per_s.estimate == pytest.approx(24479, rel=0.02)
     assert found.efficiency.estimate < 1
-
-
-def test_the_fit_finds_the_slow_down_and_the_residual_that_made_a_run() -> None:
-    compute = Compute(before_ms=50.0, backward_ms=100.0, after_ms=10.0)
-    work = [Work(num_bytes=1, ready_ms=r, comm_ms=25.0) for r in (5.0, 40.0, 70.0, 100.0)]
-    true = simulate(work, compute, slowdown=Slowdown(compute=1.5), residual_ms=7.0)
-    rounds = [RoundFit(true.step_ms, compute)] * 3
-    ratio = true.compute_end_ms / 100
-    found = fit(rounds, work, end_ms=100.0, beside=[ratio], slowest=1.0)
-    assert found.compute_slowdown == pytest.approx((1.5,) * 3, rel=1e-3)
-    assert found.residual_ms == pytest.approx((7.0,) * 3, rel=1e-2)
-
-
-def test_with_the_residual_known_the_fit_finds_both_slow_downs() -> None:
-    compute = Compute(before_ms=50.0, backward_ms=100.0, after_ms=10.0)
-    work = [Work(num_bytes=1, ready_ms=r, comm_ms=25.0) for r in (5.0, 40.0, 70.0, 100.0)]
-    true = simulate(work, compute, slowdown=Slowdown(compute=1.3, comm=1.4), residual_ms=7.0)
-    rounds = [RoundFit(true.step_ms, compute)]
-    ratio = true.compute_end_ms / 100
-    found = fit(rounds, work, end_ms=100.0, beside=[ratio], slowest=1.0, residual_ms=7.0)
-    again = Slowdown(compute=found.compute_slowdown[0], comm=found.comm_slowdown[0])
-    refit = simulate(work, compute, slowdown=again, residual_ms=7.0)
-    assert refit.step_ms == pytest.approx(true.step_ms, rel=1e-3)
-    assert refit.compute_end_ms == pytest.approx(true.compute_end_ms, rel=1e-2)
 
 
 def test_intervals_hold_their_estimate_and_widen_with_the_models_error() -> None:
@@ -187,23 +166,11 @@ def test_another_machine_is_refused_with_the_difference() -> None:
     check_same(MACHINE, replace(MACHINE, torch="2.15"), accept=True)
 
 
-def test_refining_keeps_known_moments_and_refuses_another_model() -> None:
-    known = [
-        Parameter(name="a", num_bytes=30, ready_ms=10.0),
-        Parameter(name="b", num_bytes=10, ready_ms=14.0),
-    ]
-    shapes = [("w", 10, 1.0), ("x", 20, 3.0), ("y", 4, 0.0), ("z", 6, 5.0)]
-    fine = refined(known, shapes)
-    assert fine is not None
-    assert [p.ready_ms for p in fine] == [2.5, 10.0, 10.0, 14.0]
-    assert refined(known, [("w", 25, 1.0), ("x", 15, 1.0)]) is None
-
-
 def test_the_sample_run_predicts_its_other_caps(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main([str(SAMPLE), "--validate", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["fitted"].startswith("ddp-n2-cap1-")
-    assert {case["bucket_cap_mb"] for case in found["validation"]} == {"default", "100"}
+    assert found["fitted"].startswith("ddp-n2-capdefault-")
+    assert {case["bucket_cap_mb"] for case in found["validation"]} == set(OTHER_CAPS)
     assert all(abs(case["error_pct"]) < 5 for case in found["validation"])
 
 
@@ -214,7 +181,7 @@ def test_the_table_the_csv_and_what_is_said(tmp_path: Path, capsys: pytest.Captu
     shown = capsys.readouterr().out
     assert "InfiniBand NDR" in shown
     assert "one CPU core standing in for a GPU" in shown
-    assert "--validate does" in shown
+    assert "Intervals include the model's error on held-out cases" in shown
     with out.open() as file:
         rows = list(csv.DictReader(file))
     assert [(row["num_devices"], row["bucket_cap_mb"]) for row in rows] == [
@@ -223,6 +190,12 @@ def test_the_table_the_csv_and_what_is_said(tmp_path: Path, capsys: pytest.Captu
     assert all(
         float(row["step_ms_low"]) <= float(row["step_ms_p50"]) <= float(row["step_ms_high"]) for row in rows
     )
+
+
+def test_an_error_that_was_not_measured_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_calibration(tmp_path, SMALL)
+    assert command.main([str(tmp_path), "--gpus", "2"]) == 0
+    assert "--validate does" in capsys.readouterr().out
 
 
 def test_a_calibration_in_the_folder_is_used_unless_it_is_of_something_else(tmp_path: Path) -> None:
@@ -244,7 +217,6 @@ def test_a_calibration_in_the_folder_is_used_unless_it_is_of_something_else(tmp_
         (["--gpus", "8", "--network", "ib-400"], "did you mean 'ib-400g'"),
         (["--gpus", "8", "--precision", "bf16"], "measured in fp32"),
         (["--gpus", "8192", "--network", "ib-400g"], "give 1 to 4096"),
-        (["--gpus", "8", "--fit-cap", "7"], "it has: default, 1, 100"),
         ([], "nothing to predict"),
         (["--gpus", "8", "--csv", "/nowhere/x.csv"], "cannot be written"),
     ],
@@ -274,11 +246,11 @@ def test_several_runs_are_judged_together(slower: Path, capsys: pytest.CaptureFi
     assert command.main([str(SAMPLE), "--validate", str(SAMPLE), str(slower), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     caps = [(case["network"], case["bucket_cap_mb"]) for case in found["validation"]]
-    own = [("1gbit", cap) for cap in ("default", "100")]
-    assert sorted(caps) == sorted([*own, *(("200mbit", cap) for cap in ("default", "1", "100"))])
+    own = [("1gbit", cap) for cap in OTHER_CAPS]
+    assert sorted(caps) == sorted([*own, *(("200mbit", cap) for cap in ("default", *OTHER_CAPS))])
     assert command.main([str(SAMPLE), "--validate", str(SAMPLE), str(slower)]) == 0
     shown = capsys.readouterr().out
-    assert "Error on 5 held-out cases" in shown
+    assert "Error on 13 held-out cases" in shown
     assert [line.split()[0] for line in shown.splitlines() if "-cap100-" in line] == ["1gbit", "200mbit"]
 
 

@@ -1,4 +1,4 @@
-"""Successive rejects: who leaves when, and what the race is worth."""
+"""Successive elimination: which case is dropped when, and what that is worth."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from statistics import mean
 import pytest
 
 from bench.stats import paired_ratio
-from bench.tune.race import FINAL_SHARE, LEAST_ROUNDS, Race, rounds_of_finalists, seats
+from bench.tune.elimination import FINAL_SHARE, LEAST_ROUNDS, Elimination, num_kept, rounds_of_finalists
 
 
 def steps(ms: Mapping[str, float], num_rounds: int) -> dict[str, dict[int, float]]:
@@ -18,42 +18,42 @@ def steps(ms: Mapping[str, float], num_rounds: int) -> dict[str, dict[int, float
     return {case: dict.fromkeys(range(1, num_rounds + 1), 1000 / value) for case, value in ms.items()}
 
 
-RACE = Race("default", ("a", "b", "c", "d"))
+OF_FOUR = Elimination("default", ("a", "b", "c", "d"))
 
 
-def test_the_worst_leaves_first_and_the_default_never() -> None:
+def test_the_worst_is_dropped_first_and_the_default_never() -> None:
     found = steps({"default": 200.0, "a": 100.0, "b": 120.0, "c": 110.0, "d": 130.0}, LEAST_ROUNDS)
-    assert RACE.leaving(found, 1.0) == []
-    assert RACE.leaving(found, 0.79) == ["d"]
-    assert RACE.leaving({case: found[case] for case in ("default", "a", "b", "c")}, 0.6) == ["b"]
-    assert RACE.leaving({case: found[case] for case in ("default", "a", "c")}, 0.0) == []
+    assert OF_FOUR.dropped(found, 1.0) == []
+    assert OF_FOUR.dropped(found, 0.79) == ["d"]
+    assert OF_FOUR.dropped({case: found[case] for case in ("default", "a", "b", "c")}, 0.6) == ["b"]
+    assert OF_FOUR.dropped({case: found[case] for case in ("default", "a", "c")}, 0.0) == []
 
 
-def test_several_leave_at_once_where_rounds_are_long() -> None:
+def test_several_are_dropped_at_once_where_rounds_are_long() -> None:
     found = steps({"default": 200.0, "a": 100.0, "b": 120.0, "c": 110.0, "d": 130.0}, LEAST_ROUNDS)
-    assert RACE.leaving(found, FINAL_SHARE) == ["b", "d"]
+    assert OF_FOUR.dropped(found, FINAL_SHARE) == ["b", "d"]
 
 
-def test_nobody_leaves_after_few_rounds() -> None:
-    assert not RACE.leaving(steps({"default": 200.0, "a": 100.0, "b": 120.0}, LEAST_ROUNDS - 1), 0.0)
+def test_none_is_dropped_after_few_rounds() -> None:
+    assert not OF_FOUR.dropped(steps({"default": 200.0, "a": 100.0, "b": 120.0}, LEAST_ROUNDS - 1), 0.0)
 
 
-def test_without_rounds_of_the_default_nobody_leaves() -> None:
-    assert not RACE.leaving(steps({"a": 100.0, "b": 120.0}, LEAST_ROUNDS), 0.0)
+def test_without_rounds_of_the_default_none_is_dropped() -> None:
+    assert not OF_FOUR.dropped(steps({"a": 100.0, "b": 120.0}, LEAST_ROUNDS), 0.0)
 
 
 def test_more_images_per_step_count() -> None:
-    race = Race("default", ("a", "b", "c"))
+    elimination = Elimination("default", ("a", "b", "c"))
     found = steps({"default": 100.0, "a": 150.0, "b": 90.0, "c": 80.0}, LEAST_ROUNDS)
     found["a"] = {r: 2 * rate for r, rate in found["a"].items()}
-    assert race.leaving(found, 0.0) == ["b"]
+    assert elimination.dropped(found, 0.0) == ["b"]
 
 
 @pytest.mark.parametrize(
     ("left_share", "expected"), [(1.0, 4), (0.9, 4), (0.75, 3), (FINAL_SHARE, 2), (0.0, 2)]
 )
-def test_seats(left_share: float, expected: int) -> None:
-    assert seats(4, left_share) == expected
+def test_num_kept(left_share: float, expected: int) -> None:
+    assert num_kept(4, left_share) == expected
 
 
 @pytest.mark.parametrize("challengers", [1, 2, 4, 7])
@@ -61,27 +61,27 @@ def test_the_rounds_of_the_last_two_are_those_of_the_schedule(challengers: int) 
     """Against the schedule walked in small steps of time, a step of a case costing one each."""
     ticks, rounds = 10_000, 0.0
     for tick in range(ticks):
-        rounds += 1 / (1 + seats(challengers, 1 - tick / ticks))
+        rounds += 1 / (1 + num_kept(challengers, 1 - tick / ticks))
     assert rounds_of_finalists(challengers) == pytest.approx(2 * rounds / ticks, rel=1e-3)
 
 
-def test_a_race_gives_the_best_more_rounds_and_loses_it_no_more_often_than_even_turns() -> None:
+def test_elimination_gives_the_best_more_rounds_and_loses_it_no_more_often_than_even_turns() -> None:
     """In the same number of steps; gains of 0 to 5% in noise of 5% per step."""
     truth = {"default": 100.0, "a": 95.0, "b": 97.0, "c": 98.0, "d": 100.0}
-    race = Race("default", tuple(case for case in truth if case != "default"))
+    elimination = Elimination("default", tuple(case for case in truth if case != "default"))
     chance, budget, tries = random.Random(1), 150, 200  # noqa: S311 - noise, not a secret
-    raced = [_best_after(race, truth, budget, chance) for _ in range(tries)]
+    eliminating = [_best_after(elimination, truth, budget, chance) for _ in range(tries)]
     even = [_best_after(None, truth, budget, chance) for _ in range(tries)]
-    found, found_evenly = (sum(best == "a" for best, _ in every) for every in (raced, even))
+    found, found_evenly = (sum(best == "a" for best, _ in every) for every in (eliminating, even))
     assert found > found_evenly - 3 * math.sqrt(tries * 2 * 0.12), "no worse by more than chance allows"
     assert found > 0.75 * tries
-    assert mean(n for _, n in raced) >= 1.35 * mean(n for _, n in even)
+    assert mean(n for _, n in eliminating) >= 1.35 * mean(n for _, n in even)
 
 
 def _best_after(
-    race: Race | None, truth: Mapping[str, float], budget: int, chance: random.Random
+    elimination: Elimination | None, truth: Mapping[str, float], budget: int, chance: random.Random
 ) -> tuple[str, int]:
-    """The best of a race, or of even turns, and its rounds."""
+    """The best of an elimination, or of even turns, and its rounds."""
     live, spent, round_index = list(truth), 0, 0
     found: dict[str, dict[int, float]] = {case: {} for case in truth}
     while spent < budget:
@@ -89,8 +89,8 @@ def _best_after(
         for case in live:
             found[case][round_index] = 1000 / (truth[case] * chance.gauss(1, 0.05))
         spent += len(live)
-        if race is not None:
-            out = race.leaving({case: found[case] for case in live}, 1 - spent / budget)
+        if elimination is not None:
+            out = elimination.dropped({case: found[case] for case in live}, 1 - spent / budget)
             live = [case for case in live if case not in out]
     rest = [case for case in live if case != "default"]
     best = max(rest, key=lambda case: paired_ratio(found[case], found["default"]).estimate)

@@ -6,8 +6,6 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from bench.cli import bucket_cap
 from bench.errors import UsageError
@@ -16,7 +14,7 @@ from bench.scaling.calibration import AllReduceTimes, Calibration, Identity, Par
 from bench.scaling.predict import predict
 from bench.scaling.scenario import Scenario
 from bench.tune.candidates import Axes, Candidate, affordable, choose
-from bench.tune.caps import list_caps, uniform_caps
+from bench.tune.caps import uniform_caps
 from bench.tune.problem import Problem, check_hooks
 
 SIZES_MIB = (1, 4, 2, 8, 1, 6, 3)
@@ -51,8 +49,8 @@ FREE = replace(
 )
 
 
-def tuned(calibration: Calibration, *, lists: bool = True, axes: Axes | None = None) -> list[Candidate]:
-    return choose(calibration, num_ranks=2, axes=axes or Axes(), lists=lists)
+def tuned(calibration: Calibration, *, axes: Axes | None = None) -> list[Candidate]:
+    return choose(calibration, num_ranks=2, axes=axes or Axes())
 
 
 def every_layout(count: int) -> list[Layout]:
@@ -61,28 +59,6 @@ def every_layout(count: int) -> list[Layout]:
         ends = [*(i + 1 for i, cut in enumerate(cuts) if cut), count]
         found.append(tuple(tuple(range(a, b)) for a, b in zip([0, *ends], ends, strict=False)))
     return found
-
-
-@given(st.data())
-def test_ddp_arrives_at_the_layout_of_a_list(data: st.DataObject) -> None:
-    sizes = data.draw(st.lists(st.integers(128, 40_000_000).map(lambda n: 4 * n), min_size=1, max_size=9))
-    layout = data.draw(st.sampled_from(every_layout(len(sizes))))
-    caps = list_caps(sizes, layout)
-    assert assign_cap(sizes, caps) == layout
-    assert bucket_cap(caps) == caps, "the text survives the command line"
-
-
-@pytest.mark.parametrize(
-    ("sizes_mib", "layout", "caps"),
-    [
-        ((1, 1, 1, 1, 1, 1), ((0,), (1, 2), (3, 4), (5,)), "1/2"),
-        ((1, 1, 1, 1), ((0, 1), (2, 3)), "2"),
-        ((3.7, 4, 9, 1), ((0,), (1, 2), (3,)), "3/13"),
-        ((1, 1, 10, 1), ((0, 1), (2,), (3,)), "2"),
-    ],
-)
-def test_lists_are_as_short_as_they_can_be(sizes_mib: tuple[float, ...], layout: Layout, caps: str) -> None:
-    assert list_caps([int(size * MIB) for size in sizes_mib], layout) == caps
 
 
 @pytest.mark.parametrize("total_bytes", [300_000, 1_080_424, 46_758_048, 100_000_000])
@@ -106,22 +82,22 @@ def test_a_problem_reads_a_calibration_as_predict_does(cap: str, hook: str, accu
     assert problem.step_ms(layout) == pytest.approx(predicted, rel=1e-9)
 
 
-def test_the_list_is_the_best_of_every_layout_and_none_beats_the_bound() -> None:
+def test_the_best_uniform_cap_is_among_them_and_no_layout_beats_the_bound() -> None:
     found = tuned(SLOW_LINK)
     problem = Problem.of(SLOW_LINK, num_ranks=2, comm_hook="none", accumulate=1)
+    caps = uniform_caps(sum(problem.num_bytes))
+    uniform = [problem.step_ms(assign_cap(problem.num_bytes, cap)) for cap in caps]
+    assert min(c.predicted_ms for c in found) == pytest.approx(min(uniform))
     steps = [problem.step_ms(layout) for layout in every_layout(len(SIZES_MIB))]
-    assert min(c.predicted_ms for c in found) == pytest.approx(min(steps))
-    assert [c.kind for c in found].count("list") == 1
     assert all(c.bound_ms <= step for c in found for step in steps)
 
 
 def test_the_default_comes_first_and_no_layout_twice() -> None:
     found = tuned(SLOW_LINK)
     assert found[0].bucket_cap_mb == "default"
-    assert 2 <= len(found) <= 5
+    assert 2 <= len(found) <= 4
     sizes = [p.num_bytes for p in SLOW_LINK.parameters]
     assert len({assign_cap(sizes, c.bucket_cap_mb) for c in found}) == len(found)
-    assert "list" not in {c.kind for c in tuned(SLOW_LINK, lists=False)}
 
 
 def test_without_communication_no_layout_is_promised_more_than_the_default() -> None:
@@ -145,9 +121,13 @@ def test_further_axes_are_added_on_request() -> None:
     assert {c.point[1:] for c in fixed} == {(True, "fp16", 1)}
 
 
-def test_parameters_of_several_kinds_get_no_list() -> None:
+def test_parameters_of_several_kinds_are_laid_out_as_ddp_does() -> None:
     kinds = [replace(p, kind="a" if i % 2 else "b") for i, p in enumerate(SLOW_LINK.parameters)]
-    assert {c.kind for c in tuned(replace(SLOW_LINK, parameters=tuple(kinds)))} <= {"default", "uniform"}
+    found = tuned(replace(SLOW_LINK, parameters=tuple(kinds)))
+    sizes, of = [p.num_bytes for p in kinds], [p.kind for p in kinds]
+    assert [c.num_buckets for c in found] == [
+        len(assign_cap(sizes, c.bucket_cap_mb, kinds=of)) for c in found
+    ]
 
 
 def test_a_hook_without_buckets_is_refused() -> None:
@@ -175,15 +155,6 @@ def test_as_many_layouts_as_there_is_time_for(seconds: float, kept: list[int]) -
     """Of 1,000, 1,100, 1,200 and 1,000 ms."""
     found = affordable(layouts(1000, 1100, 1200, 1000), seconds=seconds)
     assert [int(c.bucket_cap_mb) for c in found] == kept
-
-
-def test_a_list_that_promises_hardly_more_than_a_uniform_cap_goes_first() -> None:
-    listed = Candidate(bucket_cap_mb="1/5", kind="list", predicted_ms=890)
-    found = affordable([*layouts(1000, 900), listed], seconds=1.0)
-    assert [c.kind for c in found] == ["default", "uniform"]
-    shorter = replace(listed, predicted_ms=800)
-    found = affordable([*layouts(1000, 900), shorter], seconds=1.0)
-    assert [c.kind for c in found] == ["default", "list"]
 
 
 def test_what_was_asked_for_beside_the_layout_is_never_left_out() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from bench.scaling.calibration import AllReduceTimes, Calibration, Identity, Parameter
-from bench.scaling.losses import BANDWIDTH, HANDLING, LATENCY, RANK_SPREAD, SHARING
+from bench.scaling.losses import BANDWIDTH, BESIDE_OTHERS, HANDLING, LATENCY, RANK_SPREAD
 from bench.scaling.networks import network
 from bench.scaling.predict import predict
 from bench.scaling.scaling_limit import LEAST_EFFICIENCY, Curve, curve, sentence
@@ -37,7 +37,7 @@ def broken(calibration: Calibration, name: str | None, most: int = 64, **more: o
 
 def cause(found: Curve) -> str:
     assert found.broken is not None
-    return found.broken.lost.shares_pct()[0][0]
+    return found.broken.losses.shares_pct()[0][0]
 
 
 def test_the_break_is_the_first_count_below_and_no_other() -> None:
@@ -62,7 +62,7 @@ def test_the_break_is_the_first_count_below_and_no_other() -> None:
         ({"copy_ms": (40.0,)}, None, HANDLING),
         ({"residual_ms": (40.0,)}, None, HANDLING),
         ({"rank_spread": (1.0,) * 9 + (1.6,)}, None, RANK_SPREAD),
-        ({"single_step_ms": (50.0,)}, None, SHARING),
+        ({"single_step_ms": (50.0,)}, None, BESIDE_OTHERS),
         ({"parameters": (Parameter(name="p", num_bytes=4, ready_ms=60.0),)}, "slow hops", LATENCY),
     ],
 )
@@ -84,7 +84,7 @@ def test_what_is_lost_adds_up_to_the_step() -> None:
         ONE_BUCKET, single_step_ms=(90.0,), rank_spread=(0.9, 1.0, 1.2), copy_ms=(0.5,), residual_ms=(3.0,)
     )
     p = predict(calibration, Scenario(num_devices=8, network=network("link:1gbit")))
-    parts = p.lost
+    parts = p.losses
     total = sum(
         (parts.bandwidth_ms, parts.latency_ms, parts.handling_ms, parts.rank_spread_ms, parts.sharing_ms)
     )
