@@ -49,6 +49,10 @@ class BucketCaps:
         return {"bucket_cap_mb": self.mib[0] or ONE_BYTE_MIB} if self.mib else {}
 
 
+PYTORCH_CAPS = BucketCaps()
+"""Those of DDP where nothing is said: a small first bucket, then 25 MiB."""
+
+
 @dataclass(frozen=True)
 class BucketLayout:
     """DDP's buckets in all-reduce order: bytes, and the parameter indices in each where they are known."""

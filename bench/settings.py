@@ -12,7 +12,7 @@ from typing import Any
 
 from bench import cli
 from bench.errors import UsageError
-from bench.layout import BucketCaps
+from bench.layout import PYTORCH_CAPS, BucketCaps
 
 MODES = ("single", "dp", "ddp")
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
@@ -39,7 +39,7 @@ class DdpSettings:
     """
 
     bucket_cap_mb: BucketCaps = _ddp(  # noqa: RUF009 - a field
-        BucketCaps(),
+        PYTORCH_CAPS,
         BucketCaps.parse,
         "DDP bucket caps, MiB; default, a number, or a list per bucket as 1/25",
         "CAP,…",

@@ -96,7 +96,7 @@ def line(curve: Curve, *, network: str, batch_size: int, verdict: str, asked: Se
     counts = {p.scenario.num_devices for p in asked}
     return Line(
         network=network,
-        bucket_cap_mb=scenario.bucket_cap_mb,
+        bucket_cap_mb=str(scenario.bucket_cap_mb),
         scaling=scenario.scaling,
         batch_size=batch_size,
         comm_hook=scenario.comm_hook,

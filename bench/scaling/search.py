@@ -6,15 +6,16 @@ import math
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
+from bench.layout import BucketCaps
 from bench.scaling.timeline import Compute
 
 CostMs = Callable[[float], float]
 """Bytes on the wire to ms."""
 
 UNIFORM_CAPS = (
-    "default",
-    "0",
-    *(f"{cap:g}" for cap in (0.5, 1, 2, 4, 5, 8, 10, 16, 25, 32, 50, 64, 100, 200)),
+    BucketCaps(),
+    *(BucketCaps((cap,)) for cap in (0.0, 0.5, 1.0, 2.0, 4.0, 5.0, 8.0, 10.0, 16.0, 25.0, 32.0, 50.0, 64.0)),
+    *(BucketCaps((cap,)) for cap in (100.0, 200.0)),
 )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean
 
+from bench.layout import BucketCaps
 from bench.scaling.buckets import Layout, assign_cap
 from bench.scaling.calibration import Calibration
 from bench.tune.caps import uniform_caps
@@ -35,7 +36,7 @@ LEAST_MEASURED = 2
 class Candidate:
     """One way to run DDP, and what the calibration promises of it."""
 
-    bucket_cap_mb: str
+    bucket_cap_mb: BucketCaps
     kind: str
     """One of `KINDS`."""
     gradient_as_bucket_view: bool = False
@@ -46,7 +47,7 @@ class Candidate:
     bound_ms: float = 0.0
 
     @property
-    def point(self) -> tuple[str, bool, str, int]:
+    def point(self) -> tuple[BucketCaps, bool, str, int]:
         """The settings that tell it from the others."""
         return self.bucket_cap_mb, self.gradient_as_bucket_view, self.comm_hook, self.accumulate
 
@@ -119,13 +120,13 @@ def _last_steps(candidates: Sequence[Candidate], seconds: float) -> float:
     return left_ms / (2 * step_ms) * rounds_of_finalists(len(candidates) - 1)
 
 
-Promising = tuple[str, str, Layout]
+Promising = tuple[BucketCaps, str, Layout]
 """Cap, kind and layout."""
 
 
 def _of_problem(problem: Problem, *, margin: float) -> list[Promising]:
     """The default, the best uniform cap, and one coarser and one finer within `margin`."""
-    steps: dict[Layout, tuple[float, str]] = {}
+    steps: dict[Layout, tuple[float, BucketCaps]] = {}
     for cap in uniform_caps(sum(problem.num_bytes)):
         layout = assign_cap(problem.num_bytes, cap, kinds=problem.kinds)
         if layout not in steps:

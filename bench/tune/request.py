@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.errors import UsageError
+from bench.layout import BucketCaps
 from bench.plan import Planned
 from bench.run.job import Job, prepare
 from bench.settings import Settings, resolve
@@ -72,7 +73,7 @@ class Request:
         options = self._options(
             out / PROOF,
             self.proof_s(spent_s),
-            bucket_cap_mb=_joined(c.bucket_cap_mb for c in candidates),
+            bucket_cap_mb=_joined(str(c.bucket_cap_mb) for c in candidates),
             gradient_as_bucket_view=_joined("on" if c.gradient_as_bucket_view else "off" for c in candidates),
             comm_hook=_joined(c.comm_hook for c in candidates),
             accumulate=_joined(str(c.accumulate) for c in candidates),
@@ -140,10 +141,10 @@ def stage_job(options: Mapping[str, str], candidates: Sequence[Candidate] = ()) 
     return job, arguments
 
 
-def point_of(planned: Planned) -> tuple[str, bool, str, int]:
+def point_of(planned: Planned) -> tuple[BucketCaps, bool, str, int]:
     """A planned case as `Candidate.point` names it."""
     case = planned.case
-    return str(case.bucket_cap_mb), case.gradient_as_bucket_view, case.comm_hook, case.accumulate
+    return case.bucket_cap_mb, case.gradient_as_bucket_view, case.comm_hook, case.accumulate
 
 
 def _axes(settings: Settings) -> Axes:

@@ -14,6 +14,7 @@ from bench.cli import to_json
 from bench.cluster.ranks import Cluster, host_name
 from bench.console import Console
 from bench.errors import AgreedError, ExitCode, UsageError
+from bench.layout import BucketCaps
 from bench.predict.source import CALIBRATION as CALIBRATION_FILE
 from bench.predict.source import load_calibration
 from bench.recovery.failures import RESTART_EXIT_CODE
@@ -195,7 +196,7 @@ def answer_of(folder: Path, candidates: Sequence[Candidate]) -> Answer:
     throughput = images_per_s_by_round(run.blocks, batch)
     by_point = {
         (
-            str(row["bucket_cap_mb"]),
+            BucketCaps.parse(str(row["bucket_cap_mb"])),
             bool(row["gradient_as_bucket_view"]),
             str(row["comm_hook"]),
             int(row["accumulate"]),

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.errors import UsageError
-from bench.layout import BucketCaps
+from bench.layout import BucketCaps, BucketLayout
 from bench.plan import Case
 from bench.results.schema import ALLREDUCE, BLOCKS, BUCKETS, CASES, typed_frame
 from bench.results.store import RunData
@@ -72,7 +72,7 @@ def known_run(tmp_path: Path, *, with_pass: bool = True) -> RunData:
             precision="fp32", data="device", device_type="cpu", backend="gloo",
             bucket_cap_mb=BucketCaps.parse(cap),
         )  # fmt: skip
-        layout = assign_cap(SIZES, cap)
+        layout = assign_cap(SIZES, BucketCaps.parse(cap))
         sizes = bucket_bytes(SIZES, layout)
         first = _first_round(layout)
         for r in (1, 2, 3):
@@ -85,7 +85,7 @@ def known_run(tmp_path: Path, *, with_pass: bool = True) -> RunData:
         cases.append(
             {
                 **case.stored(), "case_id": case.case_id, "status": "ok", "num_nodes": 1,
-                "num_buckets": len(sizes), "bucket_bytes": "/".join(map(str, sizes)),
+                "num_buckets": len(sizes), "bucket_bytes": str(BucketLayout(sizes)),
                 "device_name": "CPU core", "global_batch": case.global_batch, "images_per_s": 16_000 / first,
             }
         )  # fmt: skip

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from bench.cli import bucket_cap
 from bench.errors import UsageError
+from bench.layout import BucketCaps
 from bench.scaling.buckets import MIB, Layout, assign_cap
 from bench.scaling.calibration import AllReduceTimes, Calibration, Identity, Parameter
 from bench.scaling.predict import predict
@@ -66,7 +66,7 @@ def test_uniform_caps_cover_models_of_any_size(total_bytes: int) -> None:
     caps = uniform_caps(total_bytes)
     assert caps[0] == "default"
     assert len(set(caps)) == len(caps)
-    assert [bucket_cap(cap) for cap in caps] == caps
+    assert [BucketCaps.parse(str(cap)) for cap in caps] == caps
     inside = [float(cap) for cap in caps[1:] if 0 < float(cap) * MIB < total_bytes]
     assert min(inside) * MIB < total_bytes / 100
     assert max(inside) * MIB > total_bytes / 2
@@ -94,7 +94,7 @@ def test_the_best_uniform_cap_is_among_them_and_no_layout_beats_the_bound() -> N
 
 def test_the_default_comes_first_and_no_layout_twice() -> None:
     found = tuned(SLOW_LINK)
-    assert found[0].bucket_cap_mb == "default"
+    assert found[0].bucket_cap_mb == BucketCaps()
     assert 2 <= len(found) <= 4
     sizes = [p.num_bytes for p in SLOW_LINK.parameters]
     assert len({assign_cap(sizes, c.bucket_cap_mb) for c in found}) == len(found)
@@ -137,7 +137,7 @@ def test_a_hook_without_buckets_is_refused() -> None:
 
 def layouts(*predicted_ms: float) -> list[Candidate]:
     return [
-        Candidate(bucket_cap_mb=str(i), kind="uniform" if i else "default", predicted_ms=ms)
+        Candidate(bucket_cap_mb=BucketCaps((float(i),)), kind="uniform" if i else "default", predicted_ms=ms)
         for i, ms in enumerate(predicted_ms)
     ]
 
@@ -154,9 +154,9 @@ def layouts(*predicted_ms: float) -> list[Candidate]:
 def test_as_many_layouts_as_there_is_time_for(seconds: float, kept: list[int]) -> None:
     """Of 1,000, 1,100, 1,200 and 1,000 ms."""
     found = affordable(layouts(1000, 1100, 1200, 1000), seconds=seconds)
-    assert [int(c.bucket_cap_mb) for c in found] == kept
+    assert [int(c.bucket_cap_mb.mib[0]) for c in found] == kept
 
 
 def test_what_was_asked_for_beside_the_layout_is_never_left_out() -> None:
-    hook = Candidate(bucket_cap_mb="default", kind="default", comm_hook="fp16", predicted_ms=9000)
+    hook = Candidate(bucket_cap_mb=BucketCaps(), kind="default", comm_hook="fp16", predicted_ms=9000)
     assert affordable([*layouts(1000, 900), hook], seconds=1.0)[-1] is hook
