@@ -9,7 +9,7 @@ import pandas as pd
 
 from bench.findings.advice import reference_case, rivals
 from bench.findings.wording import about, case_name, ranged
-from bench.results.ledger import ByRound
+from bench.results.round_times import ByRound
 from bench.settings import DDP_AXES, DDP_DEFAULTS
 
 TARGET = 0.02

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from bench.gate.runs import GateCase
-from bench.results.ledger import ByRound
+from bench.results.round_times import ByRound
 from bench.stats import Interval
 
 

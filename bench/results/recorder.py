@@ -23,8 +23,8 @@ from bench.results.aggregate import (
     worst_half_width,
 )
 from bench.results.journal import Journal
-from bench.results.ledger import ByRound, Ledger
 from bench.results.repair import repair_allreduce, repair_blocks
+from bench.results.round_times import ByRound, RoundTimes
 from bench.results.store import RunWriter
 from bench.results.tables import load_blocks, read_blocks
 
@@ -47,7 +47,7 @@ class Recorder:
         self.lock = threading.RLock()
         """Held while files change, so that another thread may close the books."""
         self._writer = writer
-        self._ledger = Ledger()
+        self._times = RoundTimes()
         self._plan = journal.state.plan
         self.timed_s = 0.0
         self.elapsed_s = 0.0
@@ -82,7 +82,7 @@ class Recorder:
         """Every block on disk, of every phase."""
         return frozenset(
             (case_id, phase, round_index)
-            for case_id, case in self._ledger.cases.items()
+            for case_id, case in self._times.cases.items()
             for phase, rounds in case.step_ms.items()
             for round_index in rounds
         )
@@ -90,7 +90,7 @@ class Recorder:
     @property
     def rounds(self) -> int:
         """The last round with a timed block."""
-        return max((r for rounds in self._ledger.step_ms("timed").values() for r in rounds), default=0)
+        return max((r for rounds in self._times.step_ms("timed").values() for r in rounds), default=0)
 
     def note(self, index: int | None, what: str, **more: Any) -> None:
         """What is under way from now on, for whoever has to tell how this process ended."""
@@ -120,7 +120,7 @@ class Recorder:
         self._take(rows)
 
     def _take(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        self._ledger.add(rows)
+        self._times.add(rows)
         longest_s = max(row["block_ms"] for row in rows) / 1000
         self.elapsed_s = max(self.elapsed_s, (rows[0].get("started_s") or 0.0) + longest_s)
         if rows[0]["phase"] in ("timed", "no_sync"):
@@ -144,11 +144,11 @@ class Recorder:
     def images_per_s(self) -> dict[str, ByRound]:
         """Throughput of every case and round so far."""
         global_batch = {p.case.case_id: p.case.global_batch for p in self._plan}
-        return images_per_s_by_round(self._ledger, global_batch)
+        return images_per_s_by_round(self._times, global_batch)
 
     def write(self) -> pd.DataFrame:
         """Bring cases.csv and buckets.csv up to date; the frame of cases."""
-        measured = self._ledger.step_ms("timed").keys()
+        measured = self._times.step_ms("timed").keys()
         state = self.journal.state
         shown = []
         for index, planned in enumerate(self._plan):
@@ -159,10 +159,10 @@ class Recorder:
                 shown.append(Outcome(planned, "skipped", NOT_REACHED, known.facts))
             else:
                 shown.append(Outcome(planned, known.status, known.reason, known.facts))
-        self.cases = case_rows(shown, self._ledger)
+        self.cases = case_rows(shown, self._times)
         with self._writing():
             self._writer.replace("cases.csv", self.cases)
-            self._writer.replace("buckets.csv", bucket_rows(state.layouts, self._ledger))
+            self._writer.replace("buckets.csv", bucket_rows(state.layouts, self._times))
         return self.cases
 
     def manifest(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import pandas as pd
 
 from bench.errors import UsageError
 from bench.results import bounded
-from bench.results.ledger import Ledger, blocks
+from bench.results.round_times import RoundTimes, blocks
 from bench.results.schema import BLOCKS, Column, typed_frame
 from bench.text import csv_text
 
@@ -109,15 +109,15 @@ def _rows(lines: Iterator[list[str]]) -> Iterator[dict[str, Any]]:
         yield row
 
 
-def read_ledger(path: Path) -> Ledger:
+def read_ledger(path: Path) -> RoundTimes:
     """What the summary of a run needs of its blocks.csv, without holding its rows."""
-    ledger = Ledger()
+    times = RoundTimes()
     for rows in read_blocks(path):
         try:
-            ledger.add(rows)
+            times.add(rows)
         except (ValueError, TypeError, KeyError, ArithmeticError, RecursionError) as error:
             raise _unreadable(path, error) from None
-    return ledger
+    return times
 
 
 def read_longest(path: Path, num_ranks: Mapping[str, int] | None = None) -> pd.DataFrame:

@@ -23,8 +23,8 @@ from bench.recovery.failures import Blame
 from bench.recovery.lockstep import Pieces, Report, block_rows
 from bench.recovery.reopen import Past, blame_case
 from bench.recovery.watchdog import Watchdog
-from bench.results.ledger import ByRound
 from bench.results.recorder import Recorder
+from bench.results.round_times import ByRound
 from bench.run.curves import measure_curves
 from bench.run.equal_layouts import twins
 from bench.run.job import Job

@@ -14,7 +14,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from bench.results.ledger import ByRound
+from bench.results.round_times import ByRound
 from bench.stats import paired_ratio
 
 FINALISTS = 2

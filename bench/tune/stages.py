@@ -19,7 +19,7 @@ from bench.predict.source import CALIBRATION as CALIBRATION_FILE
 from bench.predict.source import load_calibration
 from bench.recovery.failures import RESTART_EXIT_CODE
 from bench.results.aggregate import images_per_s_by_round
-from bench.results.ledger import ByRound
+from bench.results.round_times import ByRound
 from bench.results.store import default_folder, load_run, replace_file
 from bench.run.job import Job
 from bench.run.rank import Rank

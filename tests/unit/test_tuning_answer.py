@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench.layout import BucketCaps
-from bench.results.ledger import ByRound
+from bench.results.round_times import ByRound
 from bench.tune.answer import Answer, decide
 from bench.tune.candidates import Candidate
 from bench.tune.output import show
