@@ -9,8 +9,8 @@ from pathlib import Path
 
 from bench.errors import UsageError
 from bench.results.journal import JOURNAL, read
-from bench.results.lock import FolderLock
 from bench.results.recorder import Recorder
+from bench.results.store import FolderLock
 
 STOPPED_BY_ERROR = "stopped by an error"
 

@@ -15,8 +15,8 @@ from bench.plan import Planned
 from bench.recovery.failures import Blame, blame
 from bench.results import store
 from bench.results.journal import JOURNAL, read
-from bench.results.lock import FolderLock
 from bench.results.recorder import Block, Recorder
+from bench.results.store import FolderLock
 from bench.settings import Settings
 
 

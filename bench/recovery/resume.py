@@ -9,9 +9,9 @@ from typing import Any
 
 from bench.conditions import Question, differences
 from bench.errors import NotComparableError, UsageError
-from bench.results import bounded
 from bench.results.journal import State, read
 from bench.results.store import MANIFEST
+from bench.results.tables import read_json
 from bench.settings import Settings
 
 MAY_CHANGE = ("rounds", "max_time", "precision_target", "case_timeout")
@@ -49,7 +49,7 @@ def manifest_of(folder: Path) -> dict[str, Any]:
     if not (folder / MANIFEST).is_file():
         raise UsageError(f"--resume {folder}: it has no {MANIFEST}; name a run's folder")
     read(folder)
-    manifest = bounded.read_json(folder / MANIFEST)
+    manifest = read_json(folder / MANIFEST)
     if not isinstance(manifest, dict) or "plan_hash" not in manifest:
         raise UsageError(f"--resume {folder}: its {MANIFEST} tells of no plan; start the run anew")
     return manifest

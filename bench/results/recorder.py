@@ -22,11 +22,10 @@ from bench.results.aggregate import (
     images_per_s_by_round,
     worst_half_width,
 )
-from bench.results.journal import Journal
-from bench.results.repair import repair_allreduce, repair_blocks
+from bench.results.journal import Journal, repair_allreduce, repair_blocks
 from bench.results.round_times import ByRound, RoundTimes
 from bench.results.store import RunWriter
-from bench.results.tables import load_blocks, read_blocks
+from bench.results.tables import load_blocks, read_blocks, readable
 
 NOT_REACHED = "not measured: the run ended before this case's first block"
 
@@ -52,8 +51,10 @@ class Recorder:
         self.timed_s = 0.0
         self.elapsed_s = 0.0
         """End of the last block, in seconds since the run began."""
-        for rows in read_blocks(self.folder / "blocks.csv"):
-            self._take(rows)
+        blocks = self.folder / "blocks.csv"
+        with readable(blocks):
+            for rows in read_blocks(blocks):
+                self._take(rows)
         self.cases = self.write()
 
     @classmethod
@@ -177,13 +178,6 @@ class Recorder:
         """Replace manifest.json."""
         with self._writing():
             self._writer.write_manifest(manifest)
-
-    def write_log(self, name: str, text: str) -> None:
-        """Put a text into `logs/`."""
-        with self._writing():
-            logs = self.folder / "logs"
-            logs.mkdir(exist_ok=True)
-            (logs / name).write_text(text, encoding="utf-8")
 
     def close(self, because: str) -> None:
         """Close the books: why the run ended."""

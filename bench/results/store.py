@@ -1,14 +1,16 @@
-"""A run's folder: claimed once, appended and synced as results are known, loaded with types."""
+"""A run's folder: claimed once, locked by one run, synced as results are known, loaded with types."""
 
 from __future__ import annotations
 
 import contextlib
 import csv
 import errno
+import fcntl
 import io
 import json
 import os
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -19,12 +21,12 @@ from typing import Any
 import pandas as pd
 
 from bench.errors import UsageError
-from bench.results import bounded
 from bench.results.schema import FILES, SCHEMA_VERSION
-from bench.results.tables import is_large, load_blocks, read_table
+from bench.results.tables import is_large, load_blocks, read_json, read_table
 from bench.text import csv_cell
 
 MANIFEST = "manifest.json"
+LOCK = ".lock"
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,44 @@ def claim(folder: Path) -> Path:
     except OSError as error:
         raise UsageError(f"--out {folder} cannot be written: {error.strerror}; name another folder") from None
     return folder
+
+
+class FolderLock:
+    """One run at a time in a folder: held until `release` or the end of the process.
+
+    The kernel holds the lock, so that of a dead run holds nobody up. Raises UsageError where another process
+    has it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._descriptor: int | None = None
+        try:
+            descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise UsageError(f"{folder} cannot be written: {error.strerror}; name another folder") from None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "another process"
+            os.close(descriptor)
+            raise UsageError(
+                f"{folder} is in use by another run ({owner}); wait for its end or name another folder"
+            ) from None
+        except OSError:
+            os.close(descriptor)
+            return  # a file system without locks, as some network ones are: go without
+        self._descriptor = descriptor
+        with contextlib.suppress(OSError):
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        # A forked loader process would hold the lock beyond our end.
+        os.register_at_fork(after_in_child=self.release)
+
+    def release(self) -> None:
+        """Let go of the folder."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
 
 
 class RunWriter:
@@ -181,7 +221,7 @@ def load_run(path: Path) -> RunData:
     manifest_path = path / MANIFEST
     if not manifest_path.is_file():
         raise UsageError(f"{path} is not a results folder: it has no {MANIFEST}; name a run's folder")
-    manifest = bounded.read_json(manifest_path)
+    manifest = read_json(manifest_path)
     if not isinstance(manifest, dict):
         raise UsageError(f"{manifest_path} does not hold a JSON object")
     version = manifest.get("schema_version")

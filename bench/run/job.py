@@ -24,7 +24,7 @@ from bench.recovery.resume import check_same, manifest_of, settings_of
 from bench.recovery.resume import is_complete as resume_is_complete
 from bench.results import store
 from bench.results.journal import read
-from bench.results.lock import FolderLock
+from bench.results.store import FolderLock
 from bench.run.launch import launch
 from bench.settings import ResolvedSettings, Settings, with_device_defaults
 from models.data import check_folder

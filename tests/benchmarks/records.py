@@ -24,7 +24,7 @@ from bench.plan import Machine, Planned, expand, round_order
 from bench.results.aggregate import Outcome, case_rows
 from bench.results.round_times import RoundTimes
 from bench.results.store import RunWriter, claim
-from bench.results.tables import read_ledger, read_longest
+from bench.results.tables import read_blocks, read_longest
 from bench.settings import Settings, with_device_defaults
 
 NUM_STEPS = 3
@@ -95,7 +95,7 @@ def main(num_caps: int, num_rounds: int, num_ranks: int, folder: Path) -> dict[s
             writer.replace("cases.csv", case_rows(outcomes, times))
     del times
     with timed("resume"):
-        times = read_ledger(folder / "blocks.csv")
+        times = RoundTimes(read_blocks(folder / "blocks.csv"))
         cases = case_rows(outcomes, times)
     with timed("findings"):
         sentences = findings(cases, read_longest(folder / "blocks.csv"))

@@ -92,11 +92,11 @@ def test_a_case_without_blocks_has_nothing() -> None:
     assert case.bucket_moments() == {}
 
 
-def test_a_file_read_block_by_block_gives_the_same_ledger(tmp_path: Path) -> None:
+def test_a_file_read_block_by_block_gives_the_same_times(tmp_path: Path) -> None:
     writer = RunWriter(tmp_path)
     for rows in BLOCKS_MADE:
         writer.append("blocks.csv", rows)
-    read, kept = tables.read_ledger(tmp_path / "blocks.csv"), RoundTimes(BLOCKS_MADE)
+    read, kept = RoundTimes(tables.read_blocks(tmp_path / "blocks.csv")), RoundTimes(BLOCKS_MADE)
     assert read.cases.keys() == kept.cases.keys()
     for case_id, case in kept.cases.items():
         assert read.of_case(case_id).step_ms == case.step_ms
@@ -119,8 +119,8 @@ def test_a_file_read_block_by_block_gives_the_same_ledger(tmp_path: Path) -> Non
 def test_a_file_that_is_not_whole_is_refused(line: str, tmp_path: Path) -> None:
     path = tmp_path / "blocks.csv"
     path.write_text(",".join(c.name for c in BLOCKS) + "\n" + line + "\n")
-    with pytest.raises(UsageError, match=r"blocks\.csv cannot be read"):
-        tables.read_ledger(path)
+    with pytest.raises(UsageError, match=r"blocks\.csv cannot be read"), tables.readable(path):
+        RoundTimes(tables.read_blocks(path))
 
 
 def test_of_a_run_too_large_for_memory_the_longest_ranks_are_loaded(
