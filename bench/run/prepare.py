@@ -12,8 +12,7 @@ import torch.distributed as dist
 
 from bench.cluster.ranks import RankInfo
 from bench.layout import BucketLayout
-from bench.measure.clock import Clock
-from bench.measure.device import peak_mib, start_peak
+from bench.measure.clock import Clock, peak_mib, start_peak
 from bench.measure.timed import BlockTimes, Trainer, run_block
 from bench.modes import Place, build_mode
 from bench.plan import Case

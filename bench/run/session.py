@@ -14,8 +14,7 @@ import torch
 from bench.cluster.ranks import Cluster, RankInfo
 from bench.cluster.turns import TURNS_ENV, Player
 from bench.console import Console
-from bench.measure.clock import make_clock
-from bench.measure.device import set_precision
+from bench.measure.clock import make_clock, set_precision
 from bench.measure.timed import BlockTimes
 from bench.plan import Case, round_order
 from bench.recovery import limits
