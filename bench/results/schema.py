@@ -1,12 +1,14 @@
 """The columns of every results file: one definition for the writer, the reader and the documentation.
 
-`results/README.md` explains the same columns to people; a test keeps the two in step.
+`python -m bench.results.schema --write` puts the tables of columns into `results/README.md`.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import Field, dataclass
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -152,6 +154,9 @@ FILES: dict[str, tuple[Column, ...]] = {
     "allreduce.csv": ALLREDUCE,
 }
 
+README = Path(__file__).resolve().parents[2] / "results" / "README.md"
+"""Explains the files to people."""
+
 _DTYPES = {"text": "string", "int": "Int64", "float": "float64", "bool": "boolean"}
 
 
@@ -160,3 +165,35 @@ def typed_frame(rows: Iterable[Mapping[str, Any]], columns: tuple[Column, ...]) 
     rows = list(rows)
     data = {c.name: pd.Series([row.get(c.name) for row in rows], dtype=_DTYPES[c.kind]) for c in columns}
     return pd.DataFrame(data)
+
+
+def columns_table(columns: Iterable[Column]) -> str:
+    """The columns of a file as a Markdown table."""
+    rows = [f"| `{c.name}` | {c.kind} | {c.meaning} |" for c in columns]
+    return "\n".join(["| column | type | meaning |", "|---|---|---|", *rows])
+
+
+def with_tables(page: str) -> str:
+    """A Markdown page with every file's table between `<!-- columns of FILE -->` and `<!-- end -->`.
+
+    Raises ValueError where a file has no such place.
+    """
+    for name, columns in FILES.items():
+        start = f"<!-- columns of {name} -->\n"
+        before, marker, rest = page.partition(start)
+        _, end, after = rest.partition("<!-- end -->")
+        if not (marker and end):
+            raise ValueError(f"no place for the columns of {name}")
+        page = f"{before}{start}\n{columns_table(columns)}\n\n{end}{after}"
+    return page
+
+
+def main() -> None:
+    """Write the tables into `results/README.md`."""
+    if sys.argv[1:] != ["--write"]:
+        raise SystemExit("usage: python -m bench.results.schema --write")
+    README.write_text(with_tables(README.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
