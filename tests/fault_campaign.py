@@ -178,7 +178,7 @@ class Campaign:
             if status != "ok"
         )
 
-    def blamed(self, name: str) -> tuple[str, str]:
+    def outcome(self, name: str) -> tuple[str, str]:
         """Status and reason of the case in which `name` was done, right after that start."""
         marker = next(self.markers.glob(f"{name}.*.json"))
         row = self.ended[name].cases.iloc[json.loads(marker.read_text())["now"]["index"]]

@@ -10,7 +10,7 @@ from typing import NoReturn
 MALLOC_PAGES = "glibc.malloc.hugetlb"
 
 
-def steady_memory(environment: Mapping[str, str]) -> dict[str, str]:
+def huge_pages_env(environment: Mapping[str, str]) -> dict[str, str]:
     """What to add to `environment` for a process on CPU cores whose speed is compared with another's.
 
     Memory in huge pages, where the kernel lends them (madvise or always) and malloc is glibc 2.35's or later:
@@ -51,4 +51,4 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-__all__ = ["MALLOC_PAGES", "is_first", "is_rank", "leave", "steady_memory"]
+__all__ = ["MALLOC_PAGES", "huge_pages_env", "is_first", "is_rank", "leave"]

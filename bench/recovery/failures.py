@@ -22,7 +22,7 @@ FAILURE_ENV = "BENCH_FAILURE"
 
 
 @dataclass(frozen=True)
-class Blame:
+class Failure:
     """Status and reason of a case that a fault ended."""
 
     status: str
@@ -34,7 +34,7 @@ def is_restartable(exit_codes: Mapping[int, int]) -> bool:
     return all(code < 0 or code in (0, RESTART_EXIT_CODE, TIMEOUT_EXIT_CODE) for code in exit_codes.values())
 
 
-def blame(exit_codes: Mapping[int, int], *, what: str, out_of_memory: bool) -> Blame:
+def failure_of(exit_codes: Mapping[int, int], *, what: str, out_of_memory: bool) -> Failure:
     """Status and reason of the case in whose `what` (`round 3 (timed)`) the ranks ended.
 
     `exit_codes` may be empty where the launcher does not tell; `out_of_memory` says that the kernel's OOM
@@ -45,16 +45,16 @@ def blame(exit_codes: Mapping[int, int], *, what: str, out_of_memory: bool) -> B
     # A rank that has lost a peer leaves with RESTART_EXIT_CODE; only who died first is the cause.
     who = f"rank {min(killed)}" if killed else "a rank"
     if out_of_memory and (not killed or signal.SIGKILL in killed.values()):
-        return Blame("oom", f"{who} was killed by the kernel for want of host memory in {what}")
+        return Failure("oom", f"{who} was killed by the kernel for want of host memory in {what}")
     # Before killed ones: who leaves so has waited for long, and only then was the first rank killed.
     if TIMEOUT_EXIT_CODE in exit_codes.values():
-        return Blame("timeout", f"rank 0 did not answer in {what}; stacks are on standard error")
+        return Failure("timeout", f"rank 0 did not answer in {what}; stacks are on standard error")
     if killed:
         number = killed[min(killed)]
-        return Blame("failed", f"{who} was killed by signal {number} ({_signal_name(number)}) in {what}")
+        return Failure("failed", f"{who} was killed by signal {number} ({_signal_name(number)}) in {what}")
     if exit_codes.get(0) == -signal.SIGTERM or any(code == -signal.SIGTERM for code in exit_codes.values()):
-        return Blame("failed", f"a rank was ended by signal 15 (SIGTERM) in {what}")
-    return Blame("failed", f"a rank ended unexpectedly in {what}")
+        return Failure("failed", f"a rank was ended by signal 15 (SIGTERM) in {what}")
+    return Failure("failed", f"a rank ended unexpectedly in {what}")
 
 
 def oom_kills() -> int | None:

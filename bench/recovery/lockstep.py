@@ -33,7 +33,7 @@ class Report:
     value: Any = None
 
 
-class Pieces:
+class Lockstep:
     """Runs pieces of work on this rank in step with the others."""
 
     def __init__(

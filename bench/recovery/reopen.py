@@ -12,7 +12,7 @@ from typing import Any
 from bench.cluster.ranks import host_name
 from bench.errors import GaveUpError
 from bench.plan import Planned
-from bench.recovery.failures import Blame, blame
+from bench.recovery.failures import Failure, failure_of
 from bench.results import store
 from bench.results.journal import JOURNAL, read
 from bench.results.lock import FolderLock
@@ -21,7 +21,7 @@ from bench.settings import Settings
 
 
 @dataclass(frozen=True)
-class Contact:
+class RankHello:
     """What a rank tells when it joins: how its host's ranks ended, and its host's OOM kills so far."""
 
     host: str
@@ -30,7 +30,7 @@ class Contact:
 
 
 @dataclass(frozen=True)
-class Past:
+class Progress:
     """What every rank must know of what was measured before this attempt."""
 
     measured: frozenset[Block] = frozenset()
@@ -52,14 +52,14 @@ class Opened:
     recorder: Recorder
     lock: FolderLock
     manifest: dict[str, Any]
-    past: Past
+    progress: Progress
 
 
 def open_run(
     settings: Settings,
     plan: Sequence[Planned],
     manifest: dict[str, Any],
-    contacts: Sequence[Contact],
+    hellos: Sequence[RankHello],
     *,
     resume: Path | None,
 ) -> Opened:
@@ -83,13 +83,13 @@ def open_run(
         lock = FolderLock(folder)
         recorder = Recorder.reopen(folder)
         if earlier is not None:
-            notes += _settle_fault(recorder, contacts)
+            notes += _settle_fault(recorder, hellos)
         else:
             _try_again(recorder)
         manifest = _carried_on(recorder.manifest(), manifest, resumed=earlier is None)
         recorder.write_manifest(manifest)
-    _begin_attempt(recorder, run_id, contacts)
-    return Opened(recorder, lock, manifest, _past(recorder, notes))
+    _begin_attempt(recorder, run_id, hellos)
+    return Opened(recorder, lock, manifest, _progress_so_far(recorder, notes))
 
 
 def _earlier(folder: Path | None, run_id: str) -> Path | None:
@@ -106,20 +106,20 @@ def _earlier(folder: Path | None, run_id: str) -> Path | None:
     return None
 
 
-def _settle_fault(recorder: Recorder, contacts: Sequence[Contact]) -> list[str]:
-    """Blame the fault on the case that was under way; what to tell the user."""
+def _settle_fault(recorder: Recorder, hellos: Sequence[RankHello]) -> list[str]:
+    """Put the fault down to the case that was under way; what to tell the user."""
     state = recorder.journal.state
-    codes = {rank: code for contact in contacts for rank, code in contact.failure.items()}
+    codes = {rank: code for hello in hellos for rank, code in hello.failure.items()}
     last = state.attempts[-1]
     before = last.get("oom_kills", {})
     more = [
-        c.host for c in contacts if c.oom_kills is not None and c.oom_kills > before.get(c.host, c.oom_kills)
+        c.host for c in hellos if c.oom_kills is not None and c.oom_kills > before.get(c.host, c.oom_kills)
     ]
     under_way = state.under_way or {}
-    found = blame(codes, what=under_way.get("what", "between cases"), out_of_memory=bool(more))
+    found = failure_of(codes, what=under_way.get("what", "between cases"), out_of_memory=bool(more))
     index, curve = under_way.get("index"), under_way.get("curve")
     if index is not None:
-        return [blame_case(recorder, index, found)]
+        return [fail_case(recorder, index, found)]
     if curve is not None:
         recorder.add_allreduce(curve[0], curve[1], {})
         return [f"all-reduce curve left out: {found.reason}"]
@@ -128,7 +128,7 @@ def _settle_fault(recorder: Recorder, contacts: Sequence[Contact]) -> list[str]:
     return []
 
 
-def blame_case(recorder: Recorder, index: int, found: Blame) -> str:
+def fail_case(recorder: Recorder, index: int, found: Failure) -> str:
     """Write down why a case ends here; the sentence for the user."""
     case_id = recorder.journal.state.plan[index].case.case_id
     kept = any(c == case_id and phase == "timed" for c, phase, _ in recorder.measured())
@@ -147,11 +147,11 @@ def _progress(recorder: Recorder) -> list[int]:
     return [len(recorder.measured()), len(recorder.journal.state.settled)]
 
 
-def _begin_attempt(recorder: Recorder, run_id: str, contacts: Sequence[Contact]) -> None:
+def _begin_attempt(recorder: Recorder, run_id: str, hellos: Sequence[RankHello]) -> None:
     attempt = {
         "run_id": run_id,
         "progress": _progress(recorder),
-        "oom_kills": {c.host: c.oom_kills for c in contacts if c.oom_kills is not None},
+        "oom_kills": {c.host: c.oom_kills for c in hellos if c.oom_kills is not None},
     }
     recorder.journal.write({"attempt": attempt}, sync=True)
 
@@ -170,9 +170,9 @@ def _carried_on(old: dict[str, Any], new: dict[str, Any], *, resumed: bool) -> d
     return {**old, "settings": settings, "ranks": new["ranks"], "resumed": [*old.get("resumed", []), again]}
 
 
-def _past(recorder: Recorder, notes: Sequence[str]) -> Past:
+def _progress_so_far(recorder: Recorder, notes: Sequence[str]) -> Progress:
     state = recorder.journal.state
-    return Past(
+    return Progress(
         measured=recorder.measured(),
         dropped=frozenset(i for i, s in state.settled.items() if s.status != "ok"),
         layouts={

@@ -25,7 +25,7 @@ import psutil
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch's stub forgets it
 
 from bench.cluster.ranks import RankInfo, host_name
-from bench.recovery.failures import RESTART_EXIT_CODE, TIMEOUT_EXIT_CODE, Blame
+from bench.recovery.failures import RESTART_EXIT_CODE, TIMEOUT_EXIT_CODE, Failure
 
 FOREVER = timedelta(days=20)
 ERROR_GRACE_S = 5.0
@@ -36,11 +36,11 @@ ANSWER_S = 3.0
 
 LAST_RESORT_S = 20.0
 
-OnLoss = Callable[[Blame], None]
+OnLoss = Callable[[Failure], None]
 
 
 class Watchdog:
-    """One rank's guard. `token` names this attempt; on rank 0, `on_loss` writes down a blame and ends."""
+    """One rank's guard. `token` names this attempt; on rank 0, `on_loss` writes down the failure and ends."""
 
     def __init__(
         self, *, token: str, infos: Sequence[RankInfo], rank: int, folder: Path | None, on_loss: OnLoss
@@ -71,9 +71,9 @@ class Watchdog:
 
     def tell(self, status: str, reason: str) -> None:
         """Tell rank 0 of an error of this rank; it waits a little, for the others may have it too."""
-        blame = {"kind": "error", "piece": self._piece, "status": status, "reason": reason}
+        error = {"kind": "error", "piece": self._piece, "status": status, "reason": reason}
         with contextlib.suppress(RuntimeError):
-            self._send(blame)
+            self._send(error)
 
     def close(self) -> None:
         """Stop watching; every rank calls it at the end."""
@@ -103,7 +103,7 @@ class Watchdog:
         # Nobody has ended us: rank 0 hangs, or the store is gone.
         print(f"rank {self._rank}: {self._what} did not end\n{stacks()}", file=sys.stderr, flush=True)
         if self._rank == 0:
-            self._on_loss(Blame("timeout", f"no end of {late['what']} within {late['limit_s']:g} s"))
+            self._on_loss(Failure("timeout", f"no end of {late['what']} within {late['limit_s']:g} s"))
         with contextlib.suppress(psutil.Error):
             if psutil.Process(self._infos[0].pid).status() == psutil.STATUS_STOPPED:
                 self._kill(0)
@@ -137,7 +137,7 @@ class Watchdog:
             if self._closed:
                 return
             if self._rank == 0:
-                self._on_loss(Blame("", "the launcher is gone"))
+                self._on_loss(Failure("", "the launcher is gone"))
             # A rank that computes on would notice nothing before its next collective.
             time.sleep(LAST_RESORT_S)
             os._exit(RESTART_EXIT_CODE)
@@ -151,10 +151,10 @@ class Watchdog:
             deadline_s = time.monotonic() + ERROR_GRACE_S
             while self._piece <= alarm["piece"]:
                 if time.monotonic() > deadline_s:
-                    self._on_loss(Blame(alarm["status"], f"{alarm['reason']} (rank {alarm['rank']})"))
+                    self._on_loss(Failure(alarm["status"], f"{alarm['reason']} (rank {alarm['rank']})"))
                 time.sleep(0.1)
 
-    def _timed_out(self, alarm: dict[str, Any], store: TCPStore) -> Blame:
+    def _timed_out(self, alarm: dict[str, Any], store: TCPStore) -> Failure:
         """Collect the stacks of the ranks that answer, kill those that do not, and say where each was."""
         missing, wheres = set(range(len(self._infos))), dict[int, str]()
         deadline_s = time.monotonic() + ANSWER_S
@@ -169,7 +169,7 @@ class Watchdog:
             wheres[rank] = "gave no answer"
             self._kill(rank)
         where = ", ".join(f"rank {rank} {wheres[rank]}" for rank in sorted(wheres))
-        return Blame(
+        return Failure(
             "timeout",
             f"no end of {alarm['what']} within {alarm['limit_s']:g} s: {where}; stacks are in logs/",
         )

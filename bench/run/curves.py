@@ -8,7 +8,7 @@ from functools import partial
 from bench.cluster.ranks import Cluster
 from bench.measure.clock import make_clock
 from bench.measure.collectives import CURVE_BYTES, CURVE_REPETITIONS, allreduce_ms
-from bench.recovery.lockstep import Pieces
+from bench.recovery.lockstep import Lockstep
 from bench.results.recorder import Recorder
 from bench.run.prepare import LiveCase
 
@@ -25,7 +25,7 @@ USUAL_S = 200.0
 
 def measure_curves(
     cases: Sequence[LiveCase],
-    pieces: Pieces,
+    lockstep: Lockstep,
     cluster: Cluster,
     recorder: Recorder | None,
     *,
@@ -37,7 +37,7 @@ def measure_curves(
 
     Args:
         cases: with the groups that exchange gradients.
-        pieces: what runs a piece of work on all ranks.
+        lockstep: what runs a piece of work on all ranks.
         cluster: this rank among the others.
         recorder: the first rank's books.
         done: curves that need no measuring.
@@ -57,7 +57,7 @@ def measure_curves(
         def once(size: int, key: tuple[int, str] = key) -> float | None:
             """The longest rank's; None where any failed."""
             work = partial(allreduce_ms, size, groups[key], device, clock)
-            _, reports = pieces.run(
+            _, reports = lockstep.run(
                 None,
                 f"the all-reduce curve of {key[0]} ranks",
                 work if cluster.rank < key[0] else None,
@@ -70,7 +70,7 @@ def measure_curves(
         times = _curve(
             once,
             largest,
-            lambda: cluster.from_first(pieces.elapsed_s()),
+            lambda: cluster.from_first(lockstep.elapsed_s()),
             further_s=FURTHER_SHARE * (max_time_s or USUAL_S) / len(groups),
         )
         if recorder is not None:

@@ -10,11 +10,11 @@ from bench.plan import Planned
 from bench.run.prepare import LiveCase
 
 
-def twins(
+def equal_layouts(
     cases: Sequence[LiveCase],
     cluster: Cluster,
     plan: Sequence[Planned],
-    past_layouts: Mapping[int, Sequence[int]],
+    earlier_layouts: Mapping[int, Sequence[int]],
 ) -> list[tuple[LiveCase, str]]:
     """Those of `cases` whose bucket layout an earlier one has, with its case id; the same on every rank.
 
@@ -22,11 +22,11 @@ def twins(
         cases: prepared, in the plan's order.
         cluster: all ranks; the first one's layouts count.
         plan: of the run.
-        past_layouts: bucket sizes in bytes that an earlier attempt found, by place in the plan.
+        earlier_layouts: bucket sizes in bytes that an earlier attempt found, by place in the plan.
     """
     here = {live.index for live in cases}
     seen: dict[tuple[Any, ...], str] = {}
-    for index, sizes in past_layouts.items():
+    for index, sizes in earlier_layouts.items():
         if index not in here:
             case = plan[index].case
             seen[(*case.apart_from_cap, tuple(sizes))] = case.case_id

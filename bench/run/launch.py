@@ -18,10 +18,10 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.launcher.api import LaunchConfig
 
 from bench.cluster.loopback import use_loopback
-from bench.cluster.process import steady_memory
+from bench.cluster.process import huge_pages_env
 from bench.errors import ExitCode
 from bench.recovery.close import STOPPED_BY_ERROR, finish_and_say, finish_quietly
-from bench.recovery.failures import FAILURE_ENV, STARTED_ENV, blame, is_restartable
+from bench.recovery.failures import FAILURE_ENV, STARTED_ENV, failure_of, is_restartable
 from bench.results.journal import JOURNAL, read
 from bench.run.agent import run_ranks
 
@@ -88,7 +88,7 @@ def _environment(device_type: str, began_s: float) -> Iterator[None]:
     if device_type == "cpu":
         # Otherwise DataParallel would find the GPUs of this machine.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-        os.environ.update(steady_memory(os.environ))
+        os.environ.update(huge_pages_env(os.environ))
     try:
         yield
     finally:
@@ -110,7 +110,7 @@ def _attempts(config: LaunchConfig, arguments: Sequence[str], folders: Sequence[
         now = list(map(_progress, folders))
         idle, known = idle + 1 if now == known else 0, now
         if idle == MOST_IDLE_FAILURES:
-            why = blame(codes, what="start-up", out_of_memory=False).reason
+            why = failure_of(codes, what="start-up", out_of_memory=False).reason
             print(f"bench.run: error: gave up: {why}, {idle} times in a row", file=sys.stderr)
             return 1, "the ranks died"
         os.environ[STARTED_ENV] = str(time.monotonic())
@@ -122,7 +122,7 @@ def _progress(folder: Path) -> tuple[int, int]:
         return 0, 0
     blocks = folder / "blocks.csv"
     state = read(folder)
-    # The case under way will be blamed by the next attempt: that is progress too.
+    # The case under way will be outcome by the next attempt: that is progress too.
     num_known = len(state.settled) + sum(s.status != "ok" for s in state.settled.values())
     under_way = state.under_way is not None and state.under_way.get("index") is not None
     return blocks.stat().st_size if blocks.exists() else 0, num_known + under_way

@@ -27,16 +27,16 @@ from bench.recovery.failures import (
     FAILURE_ENV,
     RESTART_EXIT_CODE,
     STARTED_ENV,
-    Blame,
+    Failure,
     oom_kills,
 )
-from bench.recovery.reopen import Contact, Opened, Past, blame_case, open_run
+from bench.recovery.reopen import Opened, Progress, RankHello, fail_case, open_run
 from bench.recovery.resume import check_same, manifest_of
 from bench.recovery.watchdog import Watchdog
 from bench.run.calibrated import write_calibration
 from bench.run.job import Job
 from bench.run.manifest import described
-from bench.run.session import Leaving, Session
+from bench.run.session import CasesToDrop, Session
 from bench.run.summary import print_summary, summary_json
 from bench.settings import Settings
 
@@ -58,13 +58,13 @@ class Rank:
         quiet: bool,
         as_json: bool,
         cluster: Cluster | None = None,
-        leaving: Leaving | None = None,
+        to_drop: CasesToDrop | None = None,
     ) -> None:
         """One run; given a `cluster`, as one of several in these processes, which says nothing at its end.
 
-        `leaving` names, after every round, the cases that are measured no further.
+        `to_drop` names, after every round, the cases that are measured no further.
         """
-        self._leaving = leaving
+        self._to_drop = to_drop
         self._given_cluster = cluster
         self._job = job
         self._arguments = arguments
@@ -100,16 +100,16 @@ class Rank:
         infos = cluster.gather(cluster.info())
         hosts = cluster.gather(_host(job.settings, cluster))
         check_alike(hosts)
-        contacts = cluster.gather(_contact())
+        hellos = cluster.gather(_hello())
         console = Console(silent=self._quiet or not self._first)
         if self._first:
-            self._open(infos, contacts, [host["environment"] for host in hosts if host is not None])
+            self._open(infos, hellos, [host["environment"] for host in hosts if host is not None])
         opened = self._opened
-        past: Past = cluster.from_first(opened.past if opened else None)
-        for note in past.notes:
+        earlier: Progress = cluster.from_first(opened.progress if opened else None)
+        for note in earlier.notes:
             console.note(note)
         watchdog = Watchdog(
-            token=past.token,
+            token=earlier.token,
             infos=infos,
             rank=cluster.rank,
             folder=opened.recorder.folder if opened else None,
@@ -125,8 +125,8 @@ class Rank:
             recorder=opened.recorder if opened else None,
             console=console,
             watchdog=watchdog,
-            past=past,
-            leaving=self._leaving,
+            earlier=earlier,
+            to_drop=self._to_drop,
         )
         session.run()
         watchdog.close()
@@ -142,25 +142,25 @@ class Rank:
     def _open(
         self,
         infos: Sequence[RankInfo],
-        contacts: Sequence[Contact],
+        hellos: Sequence[RankHello],
         machines: Sequence[dict[str, Any]],
     ) -> None:
         manifest = described(self._job, self._arguments, infos, machines)
         if self._resume is not None:
             check_same(self._resume, manifest_of(self._resume), manifest)
-        self._opened = open_run(self._job.settings, self._job.plan, manifest, contacts, resume=self._resume)
+        self._opened = open_run(self._job.settings, self._job.plan, manifest, hellos, resume=self._resume)
 
-    def _lost(self, blame: Blame | None) -> None:
+    def _lost(self, failure: Failure | None) -> None:
         """Write down what ended this attempt, on any thread, and end; only another attempt can go on."""
         opened = self._opened
         if opened is not None and opened.recorder.lock.acquire(timeout=LOCK_WAIT_S):
             index = (opened.recorder.journal.state.under_way or {}).get("index")
             with contextlib.suppress(UsageError):
-                if blame is not None and blame.status and index is not None:
-                    print(blame_case(opened.recorder, index, blame), file=sys.stderr, flush=True)
-                if STARTED_ENV not in os.environ or (blame is not None and not blame.status):
+                if failure is not None and failure.status and index is not None:
+                    print(fail_case(opened.recorder, index, failure), file=sys.stderr, flush=True)
+                if STARTED_ENV not in os.environ or (failure is not None and not failure.status):
                     # A launcher that starts the ranks again goes on in the folder.
-                    close = finish_and_say if blame is None else finish
+                    close = finish_and_say if failure is None else finish
                     close(opened.recorder.folder, "a rank was lost", lock=opened.lock)
         os._exit(RESTART_EXIT_CODE)
 
@@ -199,15 +199,15 @@ def _host(settings: Settings, cluster: Cluster) -> dict[str, Any] | None:
     return described_host(host_name(), settings, device=device, num_local_ranks=cluster.local_world_size)
 
 
-def _contact() -> Contact:
+def _hello() -> RankHello:
     failure = json.loads(os.environ.get(FAILURE_ENV, "{}"))
-    return Contact(host_name(), {int(rank): int(code) for rank, code in failure.items()}, oom_kills())
+    return RankHello(host_name(), {int(rank): int(code) for rank, code in failure.items()}, oom_kills())
 
 
 def _conclude(
     job: Job, opened: Opened, session: Session, startup: _Startup, *, quiet: bool, as_json: bool
 ) -> int:
-    recorder, manifest, before_s = opened.recorder, opened.manifest, opened.past.elapsed_s
+    recorder, manifest, before_s = opened.recorder, opened.manifest, opened.progress.elapsed_s
     cases = recorder.write()
     folder = recorder.folder
     manifest["timing"] = timing = {

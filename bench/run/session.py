@@ -19,22 +19,22 @@ from bench.measure.device import set_precision
 from bench.measure.timed import BlockTimes
 from bench.plan import Case, round_order
 from bench.recovery import limits
-from bench.recovery.failures import Blame
-from bench.recovery.lockstep import Pieces, Report, block_rows
-from bench.recovery.reopen import Past, blame_case
+from bench.recovery.failures import Failure
+from bench.recovery.lockstep import Lockstep, Report, block_rows
+from bench.recovery.reopen import Progress, fail_case
 from bench.recovery.watchdog import Watchdog
 from bench.results.ledger import ByRound
 from bench.results.recorder import Recorder
 from bench.run.curves import measure_curves
-from bench.run.equal_layouts import twins
+from bench.run.equal_layouts import equal_layouts
 from bench.run.job import Job
 from bench.run.phases import phases, unfinished, work_of
 from bench.run.prepare import LiveCase, Prepared, facts_of, prepare
 from bench.run.proof import Prover, equal_replicas
-from bench.run.stop_rule import End
+from bench.run.stop_rule import StopRule
 from models.workload import make_module
 
-Leaving = Callable[[Mapping[str, ByRound], float], Collection[str]]
+CasesToDrop = Callable[[Mapping[str, ByRound], float], Collection[str]]
 """Case ids to measure no further, from the throughput by round of those that are, and the share left."""
 
 
@@ -50,8 +50,8 @@ class Session:
         recorder: Recorder | None,
         console: Console,
         watchdog: Watchdog,
-        past: Past,
-        leaving: Leaving | None = None,
+        earlier: Progress,
+        to_drop: CasesToDrop | None = None,
     ) -> None:
         self._cluster = cluster
         self._settings = job.settings
@@ -61,10 +61,10 @@ class Session:
         self._recorder = recorder
         self._console = console
         self._clock = make_clock(cluster.place.device)
-        self._past = past
-        self._pieces = Pieces(cluster, watchdog, recorder, past.elapsed_s)
-        self._end = End(job.settings, recorder, self._pieces.elapsed_s)
-        self._leaving = leaving
+        self._earlier = earlier
+        self._lockstep = Lockstep(cluster, watchdog, recorder, earlier.elapsed_s)
+        self._stop_rule = StopRule(job.settings, recorder, self._lockstep.elapsed_s)
+        self._to_drop = to_drop
         self._live: list[LiveCase] = []
         # Rank 0 takes the turn for all: the others wait for it at the next barrier.
         self._player = Player(os.environ.get(TURNS_ENV) if cluster.is_first else None)
@@ -75,24 +75,24 @@ class Session:
         """Prepare, then measure until the rounds, the target or the time limit is reached."""
         set_precision(self._settings.precision, self._cluster.place.device)
         self._prepare_all()
-        self._drop_twins()
+        self._drop_equal_layouts()
         gc.collect()
         gc.freeze()
         if self._settings.allreduce_curve or self._settings.calibrate:
             measure_curves(
                 self._live,
-                self._pieces,
+                self._lockstep,
                 self._cluster,
                 self._recorder,
-                done=self._past.curves,
+                done=self._earlier.curves,
                 limit_s=limits.preparing_s(self._settings),
                 max_time_s=self._settings.max_time,
             )
-        for round_index in range(1, self._past.last_round + 1):
+        for round_index in range(1, self._earlier.last_round + 1):
             self.rounds = round_index
             self._round(round_index)
         while self._live and not self.stopped_because:
-            self.stopped_because = self._cluster.from_first(self._end.reached(self.rounds))
+            self.stopped_because = self._cluster.from_first(self._stop_rule.reason(self.rounds))
             if not self.stopped_because:
                 self.rounds += 1
                 self._round(self.rounds)
@@ -106,10 +106,10 @@ class Session:
 
     def _prepare_all(self) -> None:
         torch.manual_seed(self._settings.seed)
-        wanted = unfinished(self._plan, self._settings, self._past.measured, dropped=self._past.dropped)
+        wanted = unfinished(self._plan, self._settings, self._earlier.measured, dropped=self._earlier.dropped)
         if not wanted:
             return
-        self._pieces.idle()
+        self._lockstep.idle()
         template = make_module(self._workload)
         equal = equal_replicas(template, self._cluster)
         prover = Prover(
@@ -117,7 +117,7 @@ class Session:
         )
         for done, (index, planned) in enumerate(wanted):
             case = planned.case
-            self._console.progress(f"preparing {case.case_id}", done, len(wanted), self._end.left_s())
+            self._console.progress(f"preparing {case.case_id}", done, len(wanted), self._stop_rule.left_s())
             in_ddp = case.mode == "ddp"
             group = self._cluster.group(case.num_devices, case.backend) if in_ddp else None
             live = LiveCase(index, case, group, planned.oversubscribed)
@@ -128,7 +128,7 @@ class Session:
 
             self._player.next_turn()
             limit_s = limits.preparing_s(self._settings) + limits.waiting_s()
-            started_s, reports = self._pieces.run(
+            started_s, reports = self._lockstep.run(
                 index, "its preparation", work if takes_part else None, limit_s=limit_s
             )
             if self._keep(live, reports):
@@ -148,13 +148,13 @@ class Session:
             live.case, "warmup", 0, len(self._live) - 1, started_s, [(i, p.warmup) for i, p in found]
         )
 
-    def _drop_twins(self) -> None:
+    def _drop_equal_layouts(self) -> None:
         """Measure one layout once."""
-        for live, twin in twins(self._live, self._cluster, self._plan, self._past.layouts or {}):
+        for live, first in equal_layouts(self._live, self._cluster, self._plan, self._earlier.layouts or {}):
             live.close()
             self._live.remove(live)
             if self._recorder is not None:
-                reason = f"same bucket layout as {twin}; see its row"
+                reason = f"same bucket layout as {first}; see its row"
                 self._recorder.set_outcome(live.index, "skipped", reason)
 
     def _round(self, round_index: int) -> None:
@@ -168,25 +168,25 @@ class Session:
             return
         for position, live in enumerate(visits):
             what = f"round {round_index} {live.case.case_id}"
-            self._console.progress(what, position, len(visits), self._end.left_s())
+            self._console.progress(what, position, len(visits), self._stop_rule.left_s())
             if missing[live.index]:
                 self._player.next_turn()
                 self._visit(live, round_index, position, missing[live.index])
-            if round_index > 1 and self._cluster.from_first(self._end.out_of_time()):
+            if round_index > 1 and self._cluster.from_first(self._stop_rule.out_of_time()):
                 break
-        self._pieces.between()
+        self._lockstep.between()
         if self._recorder is not None:
             self._recorder.write()
 
     def _retire(self) -> None:
-        """Measure no further what `leaving` names on rank 0; what it was measured to be stays."""
-        if self._leaving is None:
+        """Measure no further what `to_drop` names on rank 0; what it was measured to be stays."""
+        if self._to_drop is None:
             return
         named: Collection[str] = ()
         if self._recorder is not None:
             rates = self._recorder.images_per_s()
             live = {c: rates[c] for c in (x.case.case_id for x in self._live) if c in rates}
-            named = self._leaving(live, self._end.left_share(self.rounds))
+            named = self._to_drop(live, self._stop_rule.left_share(self.rounds))
         named = self._cluster.from_first(named)
         for live_case in [x for x in self._live if x.case.case_id in named]:
             live_case.close()
@@ -196,12 +196,12 @@ class Session:
         found = phases(
             live.case, oversubscribed=live.oversubscribed, round_index=round_index, settings=self._settings
         )
-        return [p for p in found if (live.case.case_id, p, round_index) not in self._past.measured]
+        return [p for p in found if (live.case.case_id, p, round_index) not in self._earlier.measured]
 
     def _visit(self, live: LiveCase, round_index: int, position: int, wanted: Sequence[str]) -> None:
         limit_s = limits.block_s(self._settings, live.longest_step_s) + limits.waiting_s()
         for phase in wanted:
-            started_s, reports = self._pieces.run(
+            started_s, reports = self._lockstep.run(
                 live.index,
                 f"round {round_index} ({phase})",
                 work_of(phase, live, self._settings, self._cluster.place, self._clock),
@@ -222,7 +222,7 @@ class Session:
         if self._cluster.place.device.type == "cuda":
             torch.cuda.empty_cache()
         if self._recorder is not None:
-            self._console.note(blame_case(self._recorder, live.index, Blame(bad.status, bad.reason)))
+            self._console.note(fail_case(self._recorder, live.index, Failure(bad.status, bad.reason)))
         return False
 
     def _record(
@@ -234,7 +234,7 @@ class Session:
         started_s: float,
         times: Sequence[tuple[int, BlockTimes]],
     ) -> None:
-        if self._recorder is None or (case.case_id, phase, round_index) in self._past.measured:
+        if self._recorder is None or (case.case_id, phase, round_index) in self._earlier.measured:
             return
         for rank, block in times:
             if "trace" in block.detail:

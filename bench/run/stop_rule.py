@@ -11,7 +11,7 @@ MIN_ROUNDS_FOR_TARGET = 5
 """Fewer rounds can agree by chance."""
 
 
-class End:
+class StopRule:
     """Asked on every rank; `recorder` exists on rank 0 only, whose answer counts."""
 
     def __init__(self, settings: Settings, recorder: Recorder | None, elapsed_s: Callable[[], float]) -> None:
@@ -20,7 +20,7 @@ class End:
         self._elapsed_s = elapsed_s
         self._left_at_first_s: float | None = None
 
-    def reached(self, num_rounds: int) -> str:
+    def reason(self, num_rounds: int) -> str:
         """Why the run ends after so many rounds; empty while it goes on."""
         if self._recorder is None or not num_rounds:
             return ""

@@ -108,7 +108,7 @@ class Tuning:
             quiet=self._quiet,
             as_json=False,
             cluster=self._cluster,
-            leaving=_race(job, candidates).leaving if candidates else None,
+            to_drop=_race(job, candidates).leaving if candidates else None,
         )
         code = rank.run()
         if code == RESTART_EXIT_CODE:

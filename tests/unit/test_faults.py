@@ -4,7 +4,13 @@ import signal
 
 import pytest
 
-from bench.recovery.failures import RESTART_EXIT_CODE, TIMEOUT_EXIT_CODE, blame, is_restartable, oom_kills
+from bench.recovery.failures import (
+    RESTART_EXIT_CODE,
+    TIMEOUT_EXIT_CODE,
+    failure_of,
+    is_restartable,
+    oom_kills,
+)
 
 TERM, KILL, SEGV = -signal.SIGTERM, -signal.SIGKILL, -signal.SIGSEGV
 
@@ -22,8 +28,8 @@ TERM, KILL, SEGV = -signal.SIGTERM, -signal.SIGKILL, -signal.SIGSEGV
         ({}, False, "failed", "a rank ended unexpectedly in round 3 (timed)"),
     ],
 )
-def test_blame(codes: dict[int, int], oom: bool, status: str, words: str) -> None:  # noqa: FBT001 - a parameter
-    found = blame(codes, what="round 3 (timed)", out_of_memory=oom)
+def test_the_cause_of_a_failure(codes: dict[int, int], oom: bool, status: str, words: str) -> None:  # noqa: FBT001 - a parameter
+    found = failure_of(codes, what="round 3 (timed)", out_of_memory=oom)
     assert found.status == status
     assert words in found.reason
 

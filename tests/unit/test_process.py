@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.cluster.process import steady_memory
+from bench.cluster.process import huge_pages_env
 
 ALLOCATE = """
 import re, sys
@@ -33,7 +33,7 @@ print(sum(int(size) for size, given in flags if " hg" in given))
     ],
 )
 def test_settings_of_the_users_own_stay(given: dict[str, str], added: dict[str, str]) -> None:
-    assert steady_memory(given) == added
+    assert huge_pages_env(given) == added
 
 
 def test_malloc_asks_the_kernel_for_huge_pages() -> None:
@@ -53,7 +53,7 @@ def test_malloc_asks_the_kernel_for_huge_pages() -> None:
                 check=True,
             ).stdout
         )
-        for more in ({}, steady_memory({}))
+        for more in ({}, huge_pages_env({}))
     ]
     assert asked_kib[0] == 0
     assert asked_kib[1] >= 32 * 1024, "8 times 4 MiB"
