@@ -1,12 +1,16 @@
-"""What can befall a rank: from how a process ended to the status and reason of a case."""
+"""What can befall a rank: from how a process ended to the status and reason of a case; time limits."""
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from bench.cluster.turns import TURNS_ENV
+from bench.settings import Settings
 
 RESTART_EXIT_CODE = 75
 """A rank that cannot go on alone (EX_TEMPFAIL): the launcher is to start all ranks again."""
@@ -87,3 +91,31 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return "unknown"
+
+
+PREPARING_S = 600.0
+LEAST_S = 60.0
+PATIENCE = 20
+"""A block may take this many times what its steps took in the warm-up."""
+
+LEAST_STEPS = 4
+"""A block counts as so many steps at least: some phases take several whatever `--steps` says."""
+
+OTHERS_S = 900.0
+"""Beside other runs a block waits for its turn."""
+
+
+def preparing_s(settings: Settings) -> float:
+    """For a case's construction, proof and warm-up, or for one all-reduce curve."""
+    return settings.case_timeout or PREPARING_S
+
+
+def block_s(settings: Settings, longest_step_s: float) -> float:
+    """For a block of a case whose longest step of the warm-up took so long."""
+    usual_s = longest_step_s * max(settings.steps or 1, LEAST_STEPS)
+    return settings.case_timeout or max(LEAST_S, PATIENCE * usual_s)
+
+
+def waiting_s() -> float:
+    """For the turns of other runs, where there are any."""
+    return OTHERS_S if TURNS_ENV in os.environ else 0.0

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.cli import Parser, guarded
-from bench.cluster.process import is_first, is_rank, leave
-from bench.cluster.slurm import ranks_environment
+from bench.cluster.process import is_first, is_rank, leave, ranks_environment
 from bench.errors import AgreedError, ExitCode, UsageError
 from bench.settings import PRESETS, Settings, options_of, resolve
 

@@ -17,13 +17,12 @@ from typing import NoReturn
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.launcher.api import LaunchConfig
 
-from bench.cluster.loopback import use_loopback
 from bench.cluster.process import huge_pages_env
 from bench.errors import ExitCode
 from bench.recovery.close import STOPPED_BY_ERROR, finish_and_say, finish_quietly
 from bench.recovery.failures import FAILURE_ENV, STARTED_ENV, failure_of, is_restartable
 from bench.results.journal import JOURNAL, read
-from bench.run.agent import run_ranks
+from bench.run.agent import run_ranks, use_loopback
 
 MOST_IDLE_FAILURES = 2
 """So often in a row may the ranks die without having got anywhere."""

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from bench.cluster.ranks import RankInfo
+from bench.cluster.ranks import Cluster, RankInfo
 from bench.measure.clock import Clock
 from bench.measure.device import peak_mib, start_peak
 from bench.measure.timed import BlockTimes, Trainer, run_block
 from bench.modes import Place, build_mode
-from bench.plan import BucketLayout, Case
+from bench.plan import BucketLayout, Case, Planned
 from bench.run.proof import Prover
 from bench.settings import Settings
 from models.data import BatchSource, open_source
@@ -123,3 +123,34 @@ def _warm_up(trainer: Trainer, group: dist.ProcessGroup | None, place: Place, cl
         if settled.item():
             break
     return BlockTimes(sum(steps), tuple(steps))
+
+
+def equal_layouts(
+    cases: Sequence[LiveCase],
+    cluster: Cluster,
+    plan: Sequence[Planned],
+    earlier_layouts: Mapping[int, Sequence[int]],
+) -> list[tuple[LiveCase, str]]:
+    """Those of `cases` whose bucket layout an earlier one has, with its case id; the same on every rank.
+
+    Args:
+        cases: prepared, in the plan's order.
+        cluster: all ranks; the first one's layouts count.
+        plan: of the run.
+        earlier_layouts: bucket sizes in bytes that an earlier attempt found, by place in the plan.
+    """
+    here = {live.index for live in cases}
+    seen: dict[tuple[Any, ...], str] = {}
+    for index, sizes in earlier_layouts.items():
+        if index not in here:
+            case = plan[index].case
+            seen[(*case.apart_from_cap, tuple(sizes))] = case.case_id
+    found = []
+    for live in cases:
+        own = cluster.from_first(live.layout.num_bytes if live.layout is not None else None)
+        if own is None:
+            continue
+        first = seen.setdefault((*live.case.apart_from_cap, tuple(own)), live.case.case_id)
+        if first != live.case.case_id:
+            found.append((live, first))
+    return found

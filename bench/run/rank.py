@@ -14,14 +14,12 @@ from typing import Any
 import psutil
 
 from bench.cli import to_reader
-from bench.cluster.hosts import check_alike
-from bench.cluster.hosts import described as described_host
-from bench.cluster.ranks import Cluster, PeerLostError, RankInfo, host_name
+from bench.cluster.ranks import Cluster, PeerLostError, RankInfo, check_alike, host_name
+from bench.cluster.ranks import described as described_host
 from bench.console import Console
 from bench.errors import ExitCode, UsageError
 from bench.findings.findings import findings
 from bench.findings.stability import cautions
-from bench.recovery import stop
 from bench.recovery.close import STOPPED_BY_ERROR, finish, finish_and_say, finish_quietly
 from bench.recovery.failures import (
     FAILURE_ENV,
@@ -30,12 +28,10 @@ from bench.recovery.failures import (
     Failure,
     oom_kills,
 )
-from bench.recovery.reopen import Opened, Progress, RankHello, fail_case, open_run
-from bench.recovery.resume import check_same, manifest_of
-from bench.recovery.watchdog import Watchdog
+from bench.recovery.reopen import Opened, Progress, RankHello, check_same, fail_case, manifest_of, open_run
+from bench.recovery.watchdog import Watchdog, die_at_once, on_stop
 from bench.run.calibrated import write_calibration
-from bench.run.job import Job
-from bench.run.manifest import described
+from bench.run.job import Job, described
 from bench.run.session import CasesToDrop, Session
 from bench.run.summary import print_summary, summary_json
 from bench.settings import Settings
@@ -77,7 +73,7 @@ class Rank:
     def run(self) -> int:
         """Measure; the exit code. Raises UsageError for what a user can mend before anything is measured."""
         # Where bench.run started the ranks, it closes the books; elsewhere the first rank does.
-        stop.die_at_once()
+        die_at_once()
         try:
             return self._run()
         except PeerLostError:
@@ -116,7 +112,7 @@ class Rank:
             on_loss=self._lost,
         )
         if opened is not None and STARTED_ENV not in os.environ:
-            stop.on_stop(self._stopped)
+            on_stop(self._stopped)
         startup.over()
         session = Session(
             cluster=cluster,

@@ -18,20 +18,18 @@ from bench.measure.clock import make_clock
 from bench.measure.device import set_precision
 from bench.measure.timed import BlockTimes
 from bench.plan import Case, round_order
-from bench.recovery import limits
-from bench.recovery.failures import Failure
+from bench.recovery.failures import Failure, block_s, preparing_s, waiting_s
 from bench.recovery.lockstep import Lockstep, Report, block_rows
 from bench.recovery.reopen import Progress, fail_case
 from bench.recovery.watchdog import Watchdog
 from bench.results.ledger import ByRound
 from bench.results.recorder import Recorder
 from bench.run.curves import measure_curves
-from bench.run.equal_layouts import equal_layouts
 from bench.run.job import Job
 from bench.run.phases import phases, unfinished, work_of
-from bench.run.prepare import LiveCase, Prepared, facts_of, prepare
+from bench.run.prepare import LiveCase, Prepared, equal_layouts, facts_of, prepare
 from bench.run.proof import Prover, equal_replicas
-from bench.run.stop_rule import StopRule
+from bench.settings import Settings
 from models.workload import make_module
 
 CasesToDrop = Callable[[Mapping[str, ByRound], float], Collection[str]]
@@ -85,7 +83,7 @@ class Session:
                 self._cluster,
                 self._recorder,
                 done=self._earlier.curves,
-                limit_s=limits.preparing_s(self._settings),
+                limit_s=preparing_s(self._settings),
                 max_time_s=self._settings.max_time,
             )
         for round_index in range(1, self._earlier.last_round + 1):
@@ -127,7 +125,7 @@ class Session:
                 return prepare(live, prover=prover, settings=self._settings, clock=self._clock)
 
             self._player.next_turn()
-            limit_s = limits.preparing_s(self._settings) + limits.waiting_s()
+            limit_s = preparing_s(self._settings) + waiting_s()
             started_s, reports = self._lockstep.run(
                 index, "its preparation", work if takes_part else None, limit_s=limit_s
             )
@@ -199,7 +197,7 @@ class Session:
         return [p for p in found if (live.case.case_id, p, round_index) not in self._earlier.measured]
 
     def _visit(self, live: LiveCase, round_index: int, position: int, wanted: Sequence[str]) -> None:
-        limit_s = limits.block_s(self._settings, live.longest_step_s) + limits.waiting_s()
+        limit_s = block_s(self._settings, live.longest_step_s) + waiting_s()
         for phase in wanted:
             started_s, reports = self._lockstep.run(
                 live.index,
@@ -241,3 +239,52 @@ class Session:
                 self._recorder.add_trace(case.case_id, rank, block.detail["trace"])
         found = [(self._infos[rank].host, rank, block) for rank, block in times]
         self._recorder.add_block(block_rows(case.case_id, phase, round_index, position, started_s, found))
+
+
+MIN_ROUNDS_FOR_TARGET = 5
+"""Fewer rounds can agree by chance."""
+
+
+class StopRule:
+    """Asked on every rank; `recorder` exists on rank 0 only, whose answer counts."""
+
+    def __init__(self, settings: Settings, recorder: Recorder | None, elapsed_s: Callable[[], float]) -> None:
+        self._settings = settings
+        self._recorder = recorder
+        self._elapsed_s = elapsed_s
+        self._left_at_first_s: float | None = None
+
+    def reason(self, num_rounds: int) -> str:
+        """Why the run ends after so many rounds; empty while it goes on."""
+        if self._recorder is None or not num_rounds:
+            return ""
+        if self._settings.rounds is not None:
+            if num_rounds >= self._settings.rounds:
+                return "all rounds done"
+        elif (
+            num_rounds >= MIN_ROUNDS_FOR_TARGET
+            and self._recorder.half_width() <= self._settings.precision_target
+        ):
+            return "precision target reached"
+        return "time limit reached" if self.out_of_time() else ""
+
+    def left_s(self) -> float | None:
+        """Seconds until the time limit; None without one."""
+        limit = self._settings.max_time
+        return None if limit is None else limit - self._elapsed_s()
+
+    def left_share(self, num_rounds: int) -> float:
+        """Share of the rounds, or of the time since this was first asked, that is left after `num_rounds`."""
+        if self._settings.rounds is not None:
+            return 1 - num_rounds / self._settings.rounds
+        left_s = self.left_s()
+        if left_s is None:
+            return 1.0
+        if self._left_at_first_s is None:
+            self._left_at_first_s = left_s
+        return left_s / self._left_at_first_s if self._left_at_first_s > 0 else 0.0
+
+    def out_of_time(self) -> bool:
+        """Whether the time limit has passed."""
+        left = self.left_s()
+        return left is not None and left <= 0
