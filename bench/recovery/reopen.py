@@ -1,4 +1,4 @@
-"""Rank 0's way into the results folder: claimed for a new run, or reopened after a fault or to resume."""
+"""Opens the results folder on rank 0: claimed for a new run, or reopened after a fault or for `--resume`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,25 @@ from bench.cluster.ranks import host_name
 from bench.conditions import Question, differences
 from bench.errors import GaveUpError, NotComparableError, UsageError
 from bench.plan import Planned
-from bench.recovery.failures import Failure, failure_of
+from bench.recovery.failures import Failure, failure_of, is_stuck, progress_of
 from bench.results import bounded, store
 from bench.results.journal import JOURNAL, State, read
 from bench.results.lock import FolderLock
 from bench.results.recorder import Block, Recorder
 from bench.results.store import MANIFEST
 from bench.settings import Settings
+
+MAY_CHANGE = ("rounds", "max_time", "precision_target", "case_timeout")
+"""Settings that `--resume` takes anew: how long to measure, not what is measured."""
+
+
+class Completion(StrEnum):
+    """Why a run ended by itself; without a failed case it has nothing left to do then."""
+
+    ROUNDS = "all rounds done"
+    TARGET = "precision target reached"
+    TIME = "time limit reached"
+    NO_CASE = "no case is left to measure"
 
 
 @dataclass(frozen=True)
@@ -33,7 +46,7 @@ class RankHello:
 
 @dataclass(frozen=True)
 class Progress:
-    """What every rank must know of what was measured before this attempt."""
+    """What every rank must know of what was measured before this attempt of the run."""
 
     measured: frozenset[Block] = frozenset()
     dropped: frozenset[int] = frozenset()
@@ -49,7 +62,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Opened:
-    """Rank 0's books, its lock on them, and what every rank must know."""
+    """The results folder as rank 0 holds it, and what every rank must know of it."""
 
     recorder: Recorder
     lock: FolderLock
@@ -85,12 +98,17 @@ def open_run(
         lock = FolderLock(folder)
         recorder = Recorder.reopen(folder)
         if earlier is not None:
-            notes += _settle_fault(recorder, hellos)
+            notes = _settle_fault(recorder, hellos)
         else:
-            _try_again(recorder)
+            _retry_failed_cases(recorder)
         manifest = _carried_on(recorder.manifest(), manifest, resumed=earlier is None)
         recorder.write_manifest(manifest)
-    _begin_attempt(recorder, run_id, hellos)
+    attempt = {
+        "run_id": run_id,
+        "progress": _progress_of(recorder),
+        "oom_kills": {hello.host: hello.oom_kills for hello in hellos if hello.oom_kills is not None},
+    }
+    recorder.journal.write({"attempt": attempt}, sync=True)
     return Opened(recorder, lock, manifest, _progress_so_far(recorder, notes))
 
 
@@ -109,23 +127,23 @@ def _earlier(folder: Path | None, run_id: str) -> Path | None:
 
 
 def _settle_fault(recorder: Recorder, hellos: Sequence[RankHello]) -> list[str]:
-    """Put the fault down to the case that was under way; what to tell the user."""
+    """Put the fault down to the case or curve that was under way; what to tell the user."""
     state = recorder.journal.state
     codes = {rank: code for hello in hellos for rank, code in hello.failure.items()}
-    last = state.attempts[-1]
-    before = last.get("oom_kills", {})
-    more = [
-        c.host for c in hellos if c.oom_kills is not None and c.oom_kills > before.get(c.host, c.oom_kills)
-    ]
+    kills_before = state.attempts[-1].get("oom_kills", {})
+    out_of_memory = any(
+        hello.oom_kills is not None and hello.oom_kills > kills_before.get(hello.host, hello.oom_kills)
+        for hello in hellos
+    )
     under_way = state.under_way or {}
-    found = failure_of(codes, what=under_way.get("what", "between cases"), out_of_memory=bool(more))
+    found = failure_of(codes, what=under_way.get("what", "between cases"), out_of_memory=out_of_memory)
     index, curve = under_way.get("index"), under_way.get("curve")
     if index is not None:
         return [fail_case(recorder, index, found)]
     if curve is not None:
         recorder.add_allreduce(curve[0], curve[1], {})
         return [f"all-reduce curve left out: {found.reason}"]
-    if [a.get("progress") for a in state.attempts[-2:]] == [_progress(recorder)] * 2:
+    if is_stuck([*(attempt.get("progress") for attempt in state.attempts), _progress_of(recorder)]):
         raise GaveUpError(f"gave up: {found.reason}, again and again; see the messages above")
     return []
 
@@ -139,23 +157,15 @@ def fail_case(recorder: Recorder, index: int, found: Failure) -> str:
     return f"{case_id}: {found.status}: {reason}"
 
 
-def _try_again(recorder: Recorder) -> None:
+def _retry_failed_cases(recorder: Recorder) -> None:
     settled = recorder.journal.state.settled
     again = [index for index, s in settled.items() if s.status in ("failed", "oom", "timeout")]
+    recorder.note(None, "between attempts")
     recorder.journal.write({"retry": again}, sync=True)
 
 
-def _progress(recorder: Recorder) -> list[int]:
-    return [len(recorder.measured()), len(recorder.journal.state.settled)]
-
-
-def _begin_attempt(recorder: Recorder, run_id: str, hellos: Sequence[RankHello]) -> None:
-    attempt = {
-        "run_id": run_id,
-        "progress": _progress(recorder),
-        "oom_kills": {c.host: c.oom_kills for c in hellos if c.oom_kills is not None},
-    }
-    recorder.journal.write({"attempt": attempt}, sync=True)
+def _progress_of(recorder: Recorder) -> list[int]:
+    return progress_of(recorder.journal.state, (recorder.folder / "blocks.csv").stat().st_size)
 
 
 def _carried_on(old: dict[str, Any], new: dict[str, Any], *, resumed: bool) -> dict[str, Any]:
@@ -188,13 +198,6 @@ def _progress_so_far(recorder: Recorder, notes: Sequence[str]) -> Progress:
         token=os.urandom(8).hex(),
         notes=tuple(notes),
     )
-
-
-MAY_CHANGE = ("rounds", "max_time", "precision_target", "case_timeout")
-"""How long to measure may be said anew; what is measured may not."""
-
-DONE = ("all rounds done", "precision target reached", "time limit reached", "no case is left to measure")
-"""Ends after which a run without a failed case has nothing left to do."""
 
 
 def settings_of(folder: Path, changes: Mapping[str, Any]) -> Settings:
@@ -257,9 +260,9 @@ def devices_of(ranks: Sequence[Mapping[str, Any]]) -> str:
 
 
 def is_complete(state: State) -> bool:
-    """Whether nothing is left to do: the run came to its end, and no case failed."""
-    reached = all(
+    """Whether a run has nothing left to do: it came to its end, and no case failed."""
+    settled = all(
         p.skip_reason is not None or (i in state.settled and state.settled[i].status in ("ok", "skipped"))
         for i, p in enumerate(state.plan)
     )
-    return state.ended in DONE and reached
+    return state.ended in tuple(Completion) and settled

@@ -20,7 +20,7 @@ from bench.measure.timed import BlockTimes
 from bench.plan import Case, round_order
 from bench.recovery.failures import Failure, block_s, preparing_s, waiting_s
 from bench.recovery.lockstep import Lockstep, Report, block_rows
-from bench.recovery.reopen import Progress, fail_case
+from bench.recovery.reopen import Completion, Progress, fail_case
 from bench.recovery.watchdog import Watchdog
 from bench.results.ledger import ByRound
 from bench.results.recorder import Recorder
@@ -95,7 +95,7 @@ class Session:
                 self.rounds += 1
                 self._round(self.rounds)
                 self._retire()
-        self.stopped_because = self.stopped_because or "no case is left to measure"
+        self.stopped_because = self.stopped_because or Completion.NO_CASE
         gc.unfreeze()
         self._console.progress_done()
         self._player.close()
@@ -260,13 +260,13 @@ class StopRule:
             return ""
         if self._settings.rounds is not None:
             if num_rounds >= self._settings.rounds:
-                return "all rounds done"
+                return Completion.ROUNDS
         elif (
             num_rounds >= MIN_ROUNDS_FOR_TARGET
             and self._recorder.half_width() <= self._settings.precision_target
         ):
-            return "precision target reached"
-        return "time limit reached" if self.out_of_time() else ""
+            return Completion.TARGET
+        return Completion.TIME if self.out_of_time() else ""
 
     def left_s(self) -> float | None:
         """Seconds until the time limit; None without one."""
