@@ -16,7 +16,7 @@ from typing import Any
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not re-exported
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
@@ -89,14 +89,28 @@ def run_ranks(
     agent = Agent(spec, stop_signal=stop_signal)
     try:
         result = agent.run()
-    except BaseException:
+    except BaseException as error:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
         agent.stop()
+        stopped = _signalled(error)
+        if stopped is not None:
+            raise stopped from None
         raise
     finally:
         handler.shutdown()
     return dict(result.failures) if result.is_failed() else {}
+
+
+def _signalled(error: BaseException | None) -> SignalException | KeyboardInterrupt | None:
+    """The exception of a signal that `error` followed from, if any.
+
+    Where a signal comes while torch's `metrics.prof` takes the time, an UnboundLocalError hides it: the
+    `finally` there needs that time.
+    """
+    while error is not None and not isinstance(error, SignalException | KeyboardInterrupt):
+        error = error.__context__
+    return error
 
 
 BACKEND = "bench-loopback"
