@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ import torch
 
 from bench.cluster.ranks import Cluster
 from bench.errors import UsageError
-from bench.measure.timed import BlockTimes, NonFiniteLossError
+from bench.measure.timed import NonFiniteLossError
 from bench.modes import Unsupported
 from bench.recovery.watchdog import Watchdog
 from bench.results.recorder import Recorder
@@ -93,33 +92,3 @@ def _attempt(work: Callable[[], Any] | None) -> Report:
         # torch's CPU allocator raises a plain RuntimeError
         status = "oom" if "can't allocate memory" in str(error) else "failed"
         return Report(status, f"{type(error).__name__}: {first}" if first else type(error).__name__)
-
-
-def block_rows(
-    case_id: str,
-    phase: str,
-    round_index: int,
-    position: int,
-    started_s: float,
-    times: Sequence[tuple[str, int, BlockTimes]],
-) -> list[dict[str, Any]]:
-    """The rows of blocks.csv of one block: of each rank that took part its host, number and times."""
-    rows = []
-    for host, rank, block in times:
-        detail = {name: value for name, value in block.detail.items() if name != "trace"}
-        rows.append(
-            {
-                "case_id": case_id,
-                "phase": phase,
-                "round": round_index,
-                "position": position,
-                "rank": rank,
-                "host": host,
-                "started_s": round(started_s, 4),
-                "num_steps": len(block.steps_ms),
-                "block_ms": round(block.block_ms, 4),
-                "steps_ms": " ".join(f"{ms:.5g}" for ms in block.steps_ms),
-                "detail": json.dumps(detail) if detail else None,
-            }
-        )
-    return rows

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Container, Sequence
+from typing import Any
 
 from bench.measure.anatomy import bucket_ready_ms, run_anatomy
 from bench.measure.calibration import run_calibration
@@ -129,3 +131,33 @@ def _anatomy(live: LiveCase, trainer: Trainer, place: Place) -> BlockTimes:
     if live.layout is not None and live.layout.parameters:
         detail["ready_ms"] = bucket_ready_ms(ready, live.layout.parameters)
     return BlockTimes(times.block_ms, times.steps_ms, detail)
+
+
+def block_rows(
+    case_id: str,
+    phase: str,
+    round_index: int,
+    position: int,
+    started_s: float,
+    times: Sequence[tuple[str, int, BlockTimes]],
+) -> list[dict[str, Any]]:
+    """The rows of blocks.csv of one block: of each rank that took part its host, number and times."""
+    rows = []
+    for host, rank, block in times:
+        detail = {name: value for name, value in block.detail.items() if name != "trace"}
+        rows.append(
+            {
+                "case_id": case_id,
+                "phase": phase,
+                "round": round_index,
+                "position": position,
+                "rank": rank,
+                "host": host,
+                "started_s": round(started_s, 4),
+                "num_steps": len(block.steps_ms),
+                "block_ms": round(block.block_ms, 4),
+                "steps_ms": " ".join(f"{ms:.5g}" for ms in block.steps_ms),
+                "detail": json.dumps(detail) if detail else None,
+            }
+        )
+    return rows

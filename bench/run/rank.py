@@ -124,7 +124,7 @@ class Rank:
             earlier=earlier,
             to_drop=self._to_drop,
         )
-        session.run()
+        stopped_because = session.run()
         watchdog.close()
         quiet = self._quiet
         if self._given_cluster is None:
@@ -133,7 +133,7 @@ class Rank:
             quiet = True
         if opened is None:
             return 0
-        return _conclude(job, opened, session, startup, quiet=quiet, as_json=self._as_json)
+        return _conclude(job, opened, stopped_because, startup, quiet=quiet, as_json=self._as_json)
 
     def _open(
         self,
@@ -201,7 +201,7 @@ def _hello() -> RankHello:
 
 
 def _conclude(
-    job: Job, opened: Opened, session: Session, startup: _Startup, *, quiet: bool, as_json: bool
+    job: Job, opened: Opened, stopped_because: str, startup: _Startup, *, quiet: bool, as_json: bool
 ) -> int:
     recorder, manifest, before_s = opened.recorder, opened.manifest, opened.progress.elapsed_s
     cases = recorder.write()
@@ -211,7 +211,7 @@ def _conclude(
         "measuring_s": round(before_s + startup.since_s(), 2),
         "timed_steps_s": round(recorder.timed_s, 2),
         "rounds": recorder.rounds,
-        "stopped_because": session.stopped_because,
+        "stopped_because": stopped_because,
     }
     recorder.write_manifest(manifest)
     missing = write_calibration(folder, job.workload) if job.settings.calibrate else None
@@ -233,5 +233,5 @@ def _conclude(
             print(summary_json(folder, cases, sentences, doubts, timing))
         elif not quiet:
             print_summary(cases, sentences, doubts, timing, page)
-    recorder.close(session.stopped_because)
+    recorder.close(stopped_because)
     return 0 if bool((cases["status"] == "ok").any()) else 1
