@@ -38,7 +38,7 @@ GONE_LIMIT_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Deed:
-    """A fault: `kind-moment`, what is done, and when: at the `nth` piece of work that fits."""
+    """A fault: `kind-moment`, what is done, and when: at the `nth` block that fits."""
 
     name: str
     act: str

@@ -11,18 +11,14 @@ from typing import NoReturn
 from bench.errors import UsageError
 
 MALLOC_PAGES = "glibc.malloc.hugetlb"
+"""Glibc's name for the kind of pages that malloc asks for; 1 is madvise, which needs no reserved pages."""
 
 
 def huge_pages_env(environment: Mapping[str, str]) -> dict[str, str]:
     """What to add to `environment` for a process on CPU cores whose speed is compared with another's.
 
-    Memory in huge pages, where the kernel lends them (madvise or always) and malloc is glibc 2.35's or later:
-    with pages of 4 KiB the caches serve a process well or badly by the pages it happens to get, for as long
-    as it lives. Two launches of one program then differ: by 3.6% (standard deviation; resnet20, batch 4, 2
-    shared cores) where huge pages leave 1.5%, most of that the noise of their blocks. The virtual layout
-    is not it: forking both from one process left 3.6%, no address randomisation 2.4 and 3.7% (16 launches).
-
-    A setting of the user's own stays.
+    Memory in huge pages, where kernel and malloc (glibc 2.35) offer them: with pages of 4 KiB two launches of
+    one program differ by 3.6% (standard deviation), with huge ones by 1.5%. A setting of the user's own stays.
     """
     tunables = environment.get("GLIBC_TUNABLES", "")
     if MALLOC_PAGES in tunables:
@@ -55,6 +51,8 @@ def leave(code: int) -> NoReturn:
 
 
 FIRST_PORT, NUM_PORTS = 20_000, 10_000
+"""Where ranks of srun meet unless MASTER_PORT says so: a port by job id, below those given out at random."""
+
 _GROUP = re.compile(r"([^\[,]*)\[([^\]]*)\]([^,\[]*)")
 
 
@@ -78,7 +76,7 @@ def ranks_environment(environment: Mapping[str, str]) -> dict[str, str]:
         "WORLD_SIZE": tasks,
         "LOCAL_RANK": environment.get("SLURM_LOCALID", "0"),
         "LOCAL_WORLD_SIZE": str(per_node.pop()),
-        "MASTER_ADDR": environment.get("MASTER_ADDR") or hosts(environment["SLURM_STEP_NODELIST"])[0],
+        "MASTER_ADDR": environment.get("MASTER_ADDR") or host_names(environment["SLURM_STEP_NODELIST"])[0],
         "MASTER_PORT": environment.get("MASTER_PORT") or str(FIRST_PORT + int(job) % NUM_PORTS),
         "TORCHELASTIC_RUN_ID": f"slurm-{job}.{environment.get('SLURM_STEP_ID', '0')}",
     }
@@ -95,7 +93,7 @@ def tasks_per_node(text: str) -> list[int]:
     return counts
 
 
-def hosts(text: str) -> list[str]:
+def host_names(text: str) -> list[str]:
     """Slurm's `node[01-04,7],other` as its host names, in order."""
     names: list[str] = []
     for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text):

@@ -35,7 +35,10 @@ COLLECTIVE_TIMEOUT = timedelta(days=1)
 """The watchdog ends what hangs, and knows what it was; a collective's own limit must not come before it."""
 
 MEETING_LIMIT_S = 600.0
+"""A rank gives up waiting for the others then: allocations and slow file systems can take minutes."""
+
 POLL_S = 0.02
+"""Between two looks at the store, in seconds."""
 
 
 class PeerLostError(RuntimeError):
@@ -206,7 +209,7 @@ def _allowed_cores() -> tuple[int, ...]:
     return tuple(range(os.cpu_count() or 1))
 
 
-def described(host: str, settings: Settings, *, device: str, num_local_ranks: int) -> dict[str, Any]:
+def described_host(host: str, settings: Settings, *, device: str, num_local_ranks: int) -> dict[str, Any]:
     """This host as a manifest describes a run, with what its ranks train on."""
     return {
         "environment": machine(host),

@@ -1,4 +1,4 @@
-"""Closes the books of a run from what is on disk, without its ranks: its tables, its manifest, its report."""
+"""Brings the files of a run that broke off up to date and builds its report, without its ranks."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from bench.results.lock import FolderLock
 from bench.results.recorder import Recorder
 
 STOPPED_BY_ERROR = "stopped by an error"
+"""Why a run ended that said itself what was wrong: nothing more is printed then."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Finished:
 
 
 def finish(folder: Path, because: str, *, lock: FolderLock | None = None) -> Finished | None:
-    """Bring every file of a broken-off run up to date; None where there is nothing to close.
+    """Bring every file of a broken-off run up to date and build its report; None where nothing is to be done.
 
     `lock` is the caller's own. Raises UsageError where the folder is in use or cannot be written.
     """

@@ -1,4 +1,4 @@
-"""One piece of a case's work on all ranks: announced, guarded, begun together, and its outcome shared."""
+"""Work that all ranks do together: announced, guarded, begun at once, and its outcome shared."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from bench.recovery.watchdog import Watchdog
 from bench.results.recorder import Recorder
 
 IDLE_LIMIT_S = 600.0
-"""For what ranks do between pieces: rank 0's books, and whatever comes before the first."""
+"""Time limit of what ranks do between cases: rank 0 writes tables, all build the model."""
 
 LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting")
-"""What gloo says on ranks whose peer has died; the reason is to be found there."""
+"""Words of gloo's errors on ranks whose peer has died; that peer has the reason."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What one rank says after a piece of work: its result, or what went wrong."""
+    """What one rank says after its work: its result, or what went wrong."""
 
     status: str = "ok"
     reason: str = ""
@@ -33,7 +33,7 @@ class Report:
 
 
 class Lockstep:
-    """Runs pieces of work on this rank in step with the others."""
+    """Runs work on this rank in step with the others."""
 
     def __init__(
         self, cluster: Cluster, watchdog: Watchdog, recorder: Recorder | None, elapsed_s: float
@@ -64,11 +64,11 @@ class Lockstep:
         return started_s, reports
 
     def idle(self) -> None:
-        """Between pieces."""
+        """Tell the watchdog that no case is under way."""
         self._watchdog.arm("the work between cases", IDLE_LIMIT_S)
 
     def between(self) -> None:
-        """No case is under way from here on."""
+        """Tell the journal that no case is under way."""
         if self._recorder is not None:
             self._recorder.note(None, "between rounds")
 

@@ -1,4 +1,4 @@
-"""Ends what does not end: a time limit on every piece of work, and alarms between the ranks.
+"""Ends what does not end: time limits on the ranks' work, alarms between them, and what signals do to them.
 
 The ranks tell each other of trouble through the launcher's store, on threads that sleep until there is
 some: a main thread may sit in a collective that never returns. Rank 0 writes down what happened and ends; the
@@ -29,6 +29,8 @@ from bench.cluster.ranks import RankInfo, host_name
 from bench.recovery.failures import RESTART_EXIT_CODE, TIMEOUT_EXIT_CODE, Failure
 
 FOREVER = timedelta(days=20)
+"""A thread waits so long for alarms: longer than any run, and short enough for the store's milliseconds."""
+
 ERROR_GRACE_S = 5.0
 """How long the other ranks may take to come and hear of a rank's error before they count as stuck."""
 
@@ -36,6 +38,7 @@ ANSWER_S = 3.0
 """How long ranks have to send their stacks."""
 
 LAST_RESORT_S = 20.0
+"""A rank that sent an alarm ends itself after so long: rank 0 hangs then, or the store is gone."""
 
 OnLoss = Callable[[Failure], None]
 
@@ -206,15 +209,15 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def die_at_once() -> None:
-    """Leave on a signal without a word: another process closes the books."""
+    """Leave on a signal without a word: another process brings the files up to date."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
 
 
 def on_stop(act: Callable[[], None]) -> None:
-    """Call `act` on a thread of its own once a signal comes; it ends the process.
+    """Call `act` on a thread of its own once Ctrl-C or SIGTERM comes; it ends the process.
 
-    Python's own handler would wait for the main thread to come back from C++.
+    Python's own handler would wait for the main thread, which may sit in a collective, to come back from C++.
     """
     heard, woken = socket.socketpair()
     woken.settimeout(0)

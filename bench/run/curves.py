@@ -13,14 +13,16 @@ from bench.results.recorder import Recorder
 from bench.run.prepare import LiveCase
 
 LEAST_REPETITIONS = 2
+"""Every size is measured so often, however slow: one time alone may be a disturbed one."""
+
 LONG_S = 10.0
-"""After so many seconds, and the least repetitions, the time is left for the steps."""
+"""A curve takes no more than the least repetitions after so many seconds: the time is for training steps."""
 
 FURTHER_SHARE = 0.05
-"""Of the time to measure in, for messages of twice all gradients and more: another model may need them."""
+"""Share of the time limit for messages of twice all gradients and more: another model may need them."""
 
 USUAL_S = 200.0
-"""What a run that has no limit is taken to measure for."""
+"""A run without a time limit is taken to measure for so long, the default on a CPU."""
 
 
 def measure_curves(
@@ -37,9 +39,9 @@ def measure_curves(
 
     Args:
         cases: with the groups that exchange gradients.
-        lockstep: what runs a piece of work on all ranks.
+        lockstep: what runs work on all ranks together.
         cluster: this rank among the others.
-        recorder: the first rank's books.
+        recorder: on the first rank.
         done: curves that need no measuring.
         limit_s: after which a curve is given up.
         max_time_s: the whole run may measure for so long; None where it has no limit.

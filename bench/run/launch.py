@@ -1,4 +1,4 @@
-"""Starts the ranks on this machine with PyTorch's own elastic agent, again and again where they die."""
+"""Starts the ranks on this machine with PyTorch's elastic agent, and again where they die."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def launch(
 
     `began_s` is when the command began, on the monotonic clock, for the first rank to count start-up from.
     `parts` are the results folders within it, where it is not one itself.
-    Ranks that died start again and go on; the books are closed here where no rank could.
+    Ranks that died start again and go on. Where no rank could, the files are brought up to date here.
     """
     folders = [folder / part for part in parts]
     before = {number: signal.signal(number, _interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -101,7 +101,7 @@ def _environment(device_type: str, began_s: float) -> Iterator[None]:
 
 
 def _attempts(config: LaunchConfig, arguments: Sequence[str], folders: Sequence[Path]) -> tuple[int, str]:
-    """The exit code, and why the run ended where it is not 0."""
+    """Start the ranks until they end well or restarts lead nowhere; the exit code, and why it is not 0."""
     progress = [[progress_in(folder) for folder in folders]]
     while True:
         failures = run_ranks(config, arguments, stop_signal=signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""What a visit to a case measures: its blocks of a round, in order, the same on every rank."""
+"""What is measured of a case in a round: one block per phase, in one order on every rank."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ INSTRUMENTED_EVERY = 5
 """Anatomy and trace are taken in the first round and every fifth after it: time is left for throughput."""
 
 ANATOMY_STEPS = 2
-"""DDP's logger tells of a step only in the next one."""
+"""Steps of an anatomy block: DDP's logger tells of a step only in the next one."""
 
 TRACE_STEPS = 1
+"""Steps of a trace block: overlap within a step is what it is for, and a trace of each rank is large."""
 
 Work = Callable[[], BlockTimes]
 
 
 def phases(case: Case, *, oversubscribed: bool, round_index: int, settings: Settings) -> list[str]:
-    """The phases of a case's visit in a round, in their order."""
+    """The phases of a case in a round, in their order."""
     found = ["timed"]
     if case.communicates:
         found.append("no_sync")

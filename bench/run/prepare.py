@@ -21,9 +21,11 @@ from bench.settings import Settings
 from models.data import BatchSource, open_source
 
 MIN_WARMUP_STEPS = 3
-"""DDP rebuilds its buckets after the first step and reports them after the second."""
+"""Least steps of warm-up: DDP rebuilds its buckets after the first and reports them after the second."""
 
 MAX_WARMUP_STEPS = 10
+"""Most steps of warm-up: what still gets faster after these is part of the measurement."""
+
 STILL_FASTER = 0.95
 """Warm-up goes on while a step takes less than this share of every step before it."""
 
@@ -55,7 +57,7 @@ class LiveCase:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What preparing found out, for rank 0's books."""
+    """What a rank tells rank 0 of a case that it has prepared."""
 
     warmup: BlockTimes
     peak_mem_mib: float | None

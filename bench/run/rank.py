@@ -1,4 +1,4 @@
-"""One rank's life: it meets the others, opens the results folder, measures, and ends well or badly."""
+"""One rank from start to end: it meets the others, opens the results folder, measures, ends well or badly."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from typing import Any
 import psutil
 
 from bench.cli import to_reader
-from bench.cluster.ranks import Cluster, PeerLostError, RankInfo, check_alike, host_name
-from bench.cluster.ranks import described as described_host
+from bench.cluster.ranks import Cluster, PeerLostError, RankInfo, check_alike, described_host, host_name
 from bench.console import Console
 from bench.errors import ExitCode, UsageError
 from bench.findings.findings import findings
@@ -31,15 +30,16 @@ from bench.recovery.failures import (
 from bench.recovery.reopen import Opened, Progress, RankHello, check_same, fail_case, manifest_of, open_run
 from bench.recovery.watchdog import Watchdog, die_at_once, on_stop
 from bench.run.calibrated import write_calibration
-from bench.run.job import Job, described
+from bench.run.job import Job, new_manifest
 from bench.run.session import CasesToDrop, Session
 from bench.run.summary import print_summary, summary_json
 from bench.settings import Settings
 
 PEER_GRACE_S = 3.0
-"""The launcher, which sees who died, ends the others sooner."""
+"""A rank that lost another waits so long: the launcher, which sees who died, ends it sooner."""
 
 LOCK_WAIT_S = 2.0
+"""So long may the main thread finish a write before another thread ends the process."""
 
 
 class Rank:
@@ -72,7 +72,7 @@ class Rank:
 
     def run(self) -> int:
         """Measure; the exit code. Raises UsageError for what a user can mend before anything is measured."""
-        # Where bench.run started the ranks, it closes the books; elsewhere the first rank does.
+        # Where bench.run started the ranks, it brings the files up to date; elsewhere the first rank does.
         die_at_once()
         try:
             return self._run()
@@ -141,7 +141,7 @@ class Rank:
         hellos: Sequence[RankHello],
         machines: Sequence[dict[str, Any]],
     ) -> None:
-        manifest = described(self._job, self._arguments, infos, machines)
+        manifest = new_manifest(self._job, self._arguments, infos, machines)
         if self._resume is not None:
             check_same(self._resume, manifest_of(self._resume), manifest)
         self._opened = open_run(self._job.settings, self._job.plan, manifest, hellos, resume=self._resume)
@@ -161,7 +161,7 @@ class Rank:
         os._exit(RESTART_EXIT_CODE)
 
     def _stopped(self) -> None:
-        """Close the books on a signal, on a thread of its own; the main thread writes no more."""
+        """Bring the files up to date on a signal, on a thread of its own; the main thread writes no more."""
         assert self._opened is not None  # noqa: S101 - set before signals are heard
         self._opened.recorder.lock.acquire(timeout=LOCK_WAIT_S)
         finish_and_say(self._opened.recorder.folder, "interrupted", lock=self._opened.lock)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.cluster.process import hosts, huge_pages_env, ranks_environment, tasks_per_node
+from bench.cluster.process import host_names, huge_pages_env, ranks_environment, tasks_per_node
 from bench.errors import UsageError
 
 ALLOCATE = """
@@ -107,13 +107,13 @@ def test_what_is_no_step_of_ranks(other: dict[str, str]) -> None:
 
 
 def test_host_lists() -> None:
-    assert hosts("node[01-03,7],other,rack[1-2]n[8-9]x") == [
+    assert host_names("node[01-03,7],other,rack[1-2]n[8-9]x") == [
         *("node01", "node02", "node03", "node7", "other"),
         *("rack1n8x", "rack1n9x", "rack2n8x", "rack2n9x"),
     ]
-    assert hosts("single") == ["single"]
+    assert host_names("single") == ["single"]
     with pytest.raises(UsageError, match="node"):
-        hosts("node[a-b]")
+        host_names("node[a-b]")
 
 
 def test_unequal_nodes_are_refused() -> None:
