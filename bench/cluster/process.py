@@ -18,7 +18,7 @@ def huge_pages_env(environment: Mapping[str, str]) -> dict[str, str]:
     """What to add to `environment` for a process on CPU cores whose speed is compared with another's.
 
     Memory in huge pages, where kernel and malloc (glibc 2.35) offer them: with pages of 4 KiB two launches of
-    one program differ by 3.6% (standard deviation), with huge ones by 1.5%. A setting of the user's own stays.
+    one program differ by 3.6% (standard deviation), with huge ones by 1.5%. The user's own setting stays.
     """
     tunables = environment.get("GLIBC_TUNABLES", "")
     if MALLOC_PAGES in tunables:

@@ -31,6 +31,12 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from bench.recovery.failures import FAILURE_ENV, is_restartable
 
+BACKEND = "bench-loopback"
+"""What `LaunchConfig` calls the rendezvous of a run on one machine."""
+
+ADDRESS = "127.0.0.1"
+INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
+
 
 class Agent(LocalElasticAgent):
     """Restarts ranks that died, not those that ended with a code of their own, and tells how."""
@@ -113,13 +119,8 @@ def _signalled(error: BaseException | None) -> SignalException | KeyboardInterru
     return error
 
 
-BACKEND = "bench-loopback"
-ADDRESS = "127.0.0.1"
-INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
-
-
 class LoopbackRendezvous(RendezvousHandler):
-    """One node; its launcher holds the one store, which the ranks share, through restarts too."""
+    """Where the ranks of one machine meet: its launcher holds the one store, through restarts too."""
 
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
@@ -177,9 +178,5 @@ def use_loopback() -> str:
     """Keep gloo's and NCCL's connections on this machine, and name the rendezvous for `LaunchConfig`."""
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         os.environ.setdefault(name, INTERFACE)
-    rendezvous_handler_registry.register(BACKEND, _create)
+    rendezvous_handler_registry.register(BACKEND, lambda job: LoopbackRendezvous(job.run_id))
     return BACKEND
-
-
-def _create(parameters: RendezvousParameters) -> RendezvousHandler:
-    return LoopbackRendezvous(parameters.run_id)
