@@ -6,6 +6,7 @@ import contextlib
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bench.errors import UsageError
 from bench.results.journal import JOURNAL, read
@@ -38,13 +39,7 @@ def finish(folder: Path, because: str, *, lock: FolderLock | None = None) -> Fin
             return None
         recorder = Recorder.reopen(folder)
         manifest = recorder.manifest()
-        manifest["timing"] = {
-            **manifest.get("timing", {}),
-            "measuring_s": round(recorder.elapsed_s, 2),
-            "timed_steps_s": round(recorder.timed_s, 2),
-            "rounds": recorder.rounds,
-            "stopped_because": because,
-        }
+        manifest["timing"] = manifest.get("timing", {}) | timing_of(recorder, recorder.elapsed_s, because)
         recorder.write_manifest(manifest)
         measured = recorder.cases["images_per_s"].notna().sum()
         recorder.close(because)
@@ -52,6 +47,16 @@ def finish(folder: Path, because: str, *, lock: FolderLock | None = None) -> Fin
     finally:
         if lock is None:
             held.release()
+
+
+def timing_of(recorder: Recorder, measuring_s: float, because: str) -> dict[str, Any]:
+    """What the manifest says of the time of a run, but for its start-up; `because` is why it ended."""
+    return {
+        "measuring_s": round(measuring_s, 2),
+        "timed_steps_s": round(recorder.timed_s, 2),
+        "rounds": recorder.rounds,
+        "stopped_because": because,
+    }
 
 
 def _page(folder: Path) -> Path | None:

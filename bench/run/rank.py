@@ -19,7 +19,7 @@ from bench.console import Console
 from bench.errors import ExitCode, UsageError
 from bench.findings.findings import findings
 from bench.findings.stability import cautions
-from bench.recovery.close import STOPPED_BY_ERROR, finish, finish_and_say, finish_quietly
+from bench.recovery.close import STOPPED_BY_ERROR, finish, finish_and_say, finish_quietly, timing_of
 from bench.recovery.failures import (
     FAILURE_ENV,
     RESTART_EXIT_CODE,
@@ -126,13 +126,11 @@ class Rank:
         )
         stopped_because = session.run()
         watchdog.close()
-        quiet = self._quiet
         if self._given_cluster is None:
             cluster.close()
-        else:
-            quiet = True
         if opened is None:
-            return 0
+            return ExitCode.OK
+        quiet = self._quiet or self._given_cluster is not None
         return _conclude(job, opened, stopped_because, startup, quiet=quiet, as_json=self._as_json)
 
     def _open(
@@ -203,16 +201,12 @@ def _hello() -> RankHello:
 def _conclude(
     job: Job, opened: Opened, stopped_because: str, startup: _Startup, *, quiet: bool, as_json: bool
 ) -> int:
+    """Write what a run that came to its end leaves, and say what was found; the exit code."""
     recorder, manifest, before_s = opened.recorder, opened.manifest, opened.progress.elapsed_s
     cases = recorder.write()
     folder = recorder.folder
-    manifest["timing"] = timing = {
-        "startup_s": round(startup.seconds, 2),
-        "measuring_s": round(before_s + startup.since_s(), 2),
-        "timed_steps_s": round(recorder.timed_s, 2),
-        "rounds": recorder.rounds,
-        "stopped_because": stopped_because,
-    }
+    measured = timing_of(recorder, before_s + startup.since_s(), stopped_because)
+    manifest["timing"] = timing = {"startup_s": round(startup.seconds, 2), **measured}
     recorder.write_manifest(manifest)
     missing = write_calibration(folder, job.workload) if job.settings.calibrate else None
     if missing is not None:
@@ -234,4 +228,4 @@ def _conclude(
         elif not quiet:
             print_summary(cases, sentences, doubts, timing, page)
     recorder.close(stopped_because)
-    return 0 if bool((cases["status"] == "ok").any()) else 1
+    return ExitCode.OK if bool((cases["status"] == "ok").any()) else ExitCode.FAILED
