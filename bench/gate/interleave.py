@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.cluster.process import steady_memory
+from bench.cluster.process import huge_pages_env
 from bench.cluster.turns import refereed
 from bench.errors import UsageError
 
@@ -45,7 +45,7 @@ def measure_in_turns(
             subprocess.Popen(
                 [side.python, "-m", "bench.run", *arguments, "--quiet", "--out", str(out.absolute())],
                 cwd=side.checkout,
-                env={**os.environ, **steady_memory(os.environ), **referee.environment},
+                env={**os.environ, **huge_pages_env(os.environ), **referee.environment},
                 stdin=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 text=True,

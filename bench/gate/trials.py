@@ -14,7 +14,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.cluster.process import steady_memory
+from bench.cluster.process import huge_pages_env
 from bench.errors import UsageError
 from bench.gate.power_rates import Launch
 from bench.gate.trial_process import Step, command
@@ -32,7 +32,7 @@ class Side:
             stdout=subprocess.PIPE,
             text=True,
             bufsize=1,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **steady_memory(os.environ)},
+            env={**os.environ, "OMP_NUM_THREADS": "1", **huge_pages_env(os.environ)},
         )
 
     def warm_up(self) -> None:

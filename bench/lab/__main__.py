@@ -43,7 +43,7 @@ from types import FrameType
 from typing import NoReturn
 
 from bench.cli import Parser, guarded, positive_int
-from bench.cluster.process import steady_memory
+from bench.cluster.process import huge_pages_env
 from bench.lab import devices, namespaces, rates, topology
 
 FAILURE_GRACE_S = 3.0
@@ -144,7 +144,7 @@ def _run(settings: Settings, link: topology.Link) -> int:
                 host, settings.num_hosts, settings.ranks_per_host, run_id, settings.module_arguments
             )
             environment = os.environ | topology.host_environment(host, link, gpus[host])
-            environment |= {} if gpus[host] else steady_memory(environment)
+            environment |= {} if gpus[host] else huge_pages_env(environment)
             with devices.pinned(cores[host]):
                 hosts.append(_start(network, job, environment))
         for host, process in enumerate(hosts[1:], start=1):

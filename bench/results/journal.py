@@ -98,16 +98,14 @@ class Journal:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / JOURNAL
-        self.lines: list[str] = []
         self.state = State()
         if self._path.exists():
             self._load()
 
     def _load(self) -> None:
         text = self._path.read_text(encoding="utf-8", errors="replace")
-        for line, content in _lines(text):
+        for _, content in _lines(text):
             self.state.take(content)
-            self.lines.append(line)
         if text and not text.endswith("\n"):
             self._append("\n")
 
@@ -126,7 +124,6 @@ class Journal:
         text = json.dumps(line, separators=(",", ":"), default=str)
         # Round trip: the state must be the one that a reader will find.
         self.state.take(json.loads(text))
-        self.lines.append(text)
         self._append(text + "\n", sync=sync)
 
     def _append(self, text: str, *, sync: bool = False) -> None:
@@ -139,10 +136,6 @@ class Journal:
                 os.fsync(descriptor)
         finally:
             os.close(descriptor)
-
-    def restore(self) -> None:
-        """Write the whole journal again where it has vanished."""
-        self._path.write_text("".join(f"{line}\n" for line in self.lines), encoding="utf-8")
 
 
 def read(folder: Path) -> State:

@@ -61,7 +61,7 @@ class Recorder:
     def begin(cls, plan: Sequence[Planned], writer: RunWriter) -> Recorder:
         """The books of a new run."""
         journal = Journal(writer.folder)
-        with _kept(writer, journal):
+        with _explained(writer.folder):
             journal.begin(plan)
         return cls(writer, journal)
 
@@ -187,7 +187,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        with self.lock, _kept(self._writer, self.journal):
+        with self.lock, _explained(self.folder):
             yield
 
     def half_width(self) -> float:
@@ -196,25 +196,17 @@ class Recorder:
 
 
 @contextlib.contextmanager
-def _kept(writer: RunWriter, journal: Journal) -> Iterator[None]:
+def _explained(folder: Path) -> Iterator[None]:
     """Say in one line why a file could not be written, and what remains."""
-    folder = writer.folder
-    again = f"python -m bench.run --resume {folder}"
     try:
         yield
     except OSError as error:
-        if folder.is_dir() and (folder / "blocks.csv").exists():
+        if (folder / "blocks.csv").exists():
             raise UsageError(
                 f"{folder} cannot be written: {error.strerror}; every block finished before is kept: "
-                f"make room, then {again}"
-            ) from None
-        try:
-            writer.restore()
-            journal.restore()
-        except OSError as worse:
-            raise UsageError(
-                f"{folder} has been removed during the run and cannot be made again: {worse.strerror}"
+                f"make room, then python -m bench.run --resume {folder}"
             ) from None
         raise UsageError(
-            f"{folder} has been removed during the run; what it held was written there again: {again}"
+            f"{folder} has been removed or renamed during the run; if renamed, python -m bench.run --resume "
+            "with its new name goes on"
         ) from None

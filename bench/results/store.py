@@ -9,7 +9,6 @@ import fcntl
 import io
 import json
 import os
-import shutil
 import socket
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -119,17 +118,15 @@ class FolderLock:
 class RunWriter:
     """Writes one run's files; only rank 0 has one.
 
-    Every method raises OSError where the disk is full or the folder has gone. The growing tables stay open:
-    what was written is at hand even where somebody has removed the folder.
+    Every method raises OSError where the disk is full or the folder has gone.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._manifest: Mapping[str, Any] = {}
         self._tables: dict[str, int] = {}
         for name in ("blocks.csv", "allreduce.csv"):
             self._tables[name] = os.open(
-                folder / name, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644
+                folder / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644
             )
             if os.fstat(self._tables[name]).st_size == 0:
                 self._append(name, [[column.name for column in FILES[name]]])
@@ -154,17 +151,6 @@ class RunWriter:
             with contextlib.suppress(OSError):
                 os.ftruncate(table, before.st_size)
             raise
-
-    def restore(self) -> None:
-        """Make the folder anew where it has been removed, with the tables and the manifest."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        for name, table in self._tables.items():
-            with (self.folder / name).open("wb") as copy, os.fdopen(os.dup(table), "rb") as file:
-                file.seek(0)
-                shutil.copyfileobj(file, copy)
-                copy.flush()
-                os.fsync(copy.fileno())
-        self.write_manifest(self._manifest)
 
     def close(self) -> None:
         """Let go of the files."""
@@ -193,7 +179,6 @@ class RunWriter:
 
     def write_manifest(self, manifest: Mapping[str, Any]) -> None:
         """Replace `manifest.json`."""
-        self._manifest = manifest
         text = json.dumps({"schema_version": SCHEMA_VERSION, **manifest}, indent=2, default=str) + "\n"
         replace_file(self.folder / MANIFEST, lambda path: path.write_text(text, encoding="utf-8"))
 

@@ -1,11 +1,13 @@
-"""A run before its ranks: validated, planned, shown, launched."""
+"""A run before its ranks: validated, planned, shown, described for its manifest, launched."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,23 +15,27 @@ import torch
 
 from bench import conditions, plan
 from bench.cluster.process import is_rank
-from bench.cluster.ranks import from_first, host_name, meet
+from bench.cluster.ranks import RankInfo, from_first, host_name, meet
 from bench.console import format_s
 from bench.errors import UsageError
 from bench.findings.findings import devices
 from bench.measure.timed import step_seconds
 from bench.plan import Machine, Planned
 from bench.recovery.failures import STARTED_ENV
-from bench.recovery.resume import check_same, manifest_of, settings_of
-from bench.recovery.resume import is_complete as resume_is_complete
+from bench.recovery.reopen import check_same, manifest_of, settings_of
+from bench.recovery.reopen import is_complete as resume_is_complete
 from bench.results import store
 from bench.results.journal import read
 from bench.results.store import FolderLock
 from bench.run.launch import launch
 from bench.settings import ResolvedSettings, Settings, with_device_defaults
 from models.data import check_folder
+from models.profile import profile_workload
 from models.registry import default_image_size, load_workload, resnet_workload
 from models.workload import Workload
+
+HOST_FACTS = ("cpu_model", "num_cores", "memory_gib", "gpus", "topology")
+"""What the manifest says of every host; of the first it says all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +87,33 @@ def print_plan(job: Job) -> None:
     )
     limit = "" if job.settings.max_time is None else f", limit {format_s(job.settings.max_time)}"
     print(f"Expected time: about {format_s(expected)} of measuring{limit}, plus start-up.")
+
+
+def new_manifest(
+    job: Job,
+    arguments: Sequence[str],
+    infos: Sequence[RankInfo],
+    machines: Sequence[dict[str, Any]],
+) -> dict[str, Any]:
+    """What manifest.json says of a run that begins; `machines` are its hosts, the first rank's first."""
+    profile = profile_workload(job.workload)
+    return {
+        "name": job.settings.name,
+        "preset": job.settings.preset,
+        "created_utc": datetime.now(UTC).isoformat(timespec="seconds"),
+        "argv": list(arguments),
+        "command": shlex.join(["python", "-m", "bench.run", *arguments]),
+        "settings": job.settings.stored(),
+        "seed": job.settings.seed,
+        "plan_hash": plan.plan_hash(job.plan),
+        "versions": conditions.versions(),
+        "git": conditions.git_state(),
+        "environment": machines[0],
+        "hosts": {m["host"]: {k: m[k] for k in HOST_FACTS} for m in machines},
+        "model": {"arch": job.workload.name, **asdict(profile)},
+        "ranks": [asdict(info) for info in infos],
+        "link": infos[0].link,
+    }
 
 
 def resumed_settings(folder: Path, changes: Mapping[str, Any]) -> Settings:
@@ -168,6 +201,3 @@ def _check_precision(settings: Settings) -> None:
         raise UsageError(f"--precision {settings.precision} needs a CUDA device; use fp32 or bf16 on a CPU")
     if settings.device == "cpu" and settings.backend == "nccl":
         raise UsageError("--backend nccl needs CUDA devices; use gloo on a CPU")
-
-
-__all__ = ["Job", "is_complete", "launch_here", "prepare", "print_plan", "resumed_settings"]

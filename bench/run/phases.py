@@ -1,9 +1,11 @@
-"""What a visit to a case measures: its blocks of a round, in order, the same on every rank."""
+"""What is measured of a case in a round: one block per phase, in one order on every rank."""
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Container, Sequence
+from typing import Any
 
 from bench.measure.anatomy import bucket_ready_ms, run_anatomy
 from bench.measure.calibration import run_calibration
@@ -21,15 +23,16 @@ INSTRUMENTED_EVERY = 5
 """Anatomy and trace are taken in the first round and every fifth after it: time is left for throughput."""
 
 ANATOMY_STEPS = 2
-"""DDP's logger tells of a step only in the next one."""
+"""Steps of an anatomy block: DDP's logger tells of a step only in the next one."""
 
 TRACE_STEPS = 1
+"""Steps of a trace block: overlap within a step is what it is for, and a trace of each rank is large."""
 
 Work = Callable[[], BlockTimes]
 
 
 def phases(case: Case, *, oversubscribed: bool, round_index: int, settings: ResolvedSettings) -> list[str]:
-    """The phases of a case's visit in a round, in their order."""
+    """The phases of a case in a round, in their order."""
     found = ["timed"]
     if case.communicates:
         found.append("no_sync")
@@ -135,3 +138,33 @@ def _anatomy(live: LiveCase, trainer: Trainer, place: Place) -> BlockTimes:
     if live.layout is not None and live.layout.parameters:
         detail["ready_ms"] = bucket_ready_ms(ready, live.layout.parameters)
     return BlockTimes(times.block_ms, times.steps_ms, detail)
+
+
+def block_rows(
+    case_id: str,
+    phase: str,
+    round_index: int,
+    position: int,
+    started_s: float,
+    times: Sequence[tuple[str, int, BlockTimes]],
+) -> list[dict[str, Any]]:
+    """The rows of blocks.csv of one block: of each rank that took part its host, number and times."""
+    rows = []
+    for host, rank, block in times:
+        detail = {name: value for name, value in block.detail.items() if name != "trace"}
+        rows.append(
+            {
+                "case_id": case_id,
+                "phase": phase,
+                "round": round_index,
+                "position": position,
+                "rank": rank,
+                "host": host,
+                "started_s": round(started_s, 4),
+                "num_steps": len(block.steps_ms),
+                "block_ms": round(block.block_ms, 4),
+                "steps_ms": " ".join(f"{ms:.5g}" for ms in block.steps_ms),
+                "detail": json.dumps(detail) if detail else None,
+            }
+        )
+    return rows

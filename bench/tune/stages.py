@@ -106,7 +106,7 @@ class Tuning:
             quiet=self._quiet,
             as_json=False,
             cluster=self._cluster,
-            leaving=_elimination(job, candidates).dropped if candidates else None,
+            to_drop=_elimination(job, candidates).dropped if candidates else None,
         )
         code = rank.run()
         if code == RESTART_EXIT_CODE:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bench.errors import NotComparableError, UsageError
-from bench.recovery.resume import check_same, settings_of
+from bench.recovery.reopen import check_same, settings_of
 from bench.results.journal import Journal
 from bench.settings import Settings
 
