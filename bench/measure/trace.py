@@ -28,6 +28,8 @@ from bench.results.tables import MOST_TRACE_BYTES, read_json
 from models.workload import Batch
 
 NCCL_KERNELS = ("ncclDevKernel", "ncclKernel")
+"""How the names of NCCL's kernels begin; the second of older versions."""
+
 GLOO = "gloo:"
 ALL_REDUCE = ("gloo:all_reduce", "ncclDevKernel_AllReduce", "ncclKernel_AllReduce")
 

@@ -1,8 +1,9 @@
-"""The journal of a run: the plan, what became of each case, what is under way; and what a crash leaves.
+"""The journal of a run, and the repair of what a crash leaves.
 
-One JSON object a line, only ever appended, so that a process that dies at any moment leaves all but its last
-line. With `blocks.csv` it is all that is needed to resume a run, or to close it without the ranks. The tables
-that grow with it are cut off behind their last whole block or curve.
+It tells the plan, what became of each case, and what is under way: one JSON object a line, only ever
+appended, so that a process that dies at any moment leaves all but its last line. With `blocks.csv` it is all
+that is needed to resume a run, or to close it without the ranks. The tables that grow with it are cut off
+behind their last whole block or curve.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class State:
     """`index` of the case (absent between cases) and `what` was being done to it."""
     attempts: list[dict[str, Any]] = field(default_factory=list)
     ended: str = ""
-    """Why the run ended, if its books were closed since the last attempt."""
+    """Why the run ended, if it was closed since the last attempt."""
 
     def take(self, line: Mapping[str, Any]) -> None:
         """Go on by one line."""

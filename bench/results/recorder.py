@@ -1,4 +1,4 @@
-"""Rank 0's books: outcomes and blocks, written as they are known, and opened again after a fault."""
+"""Rank 0's record of a run: outcomes and blocks on disk as they are known, reopened after a fault."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from bench.results.store import RunWriter
 from bench.results.tables import load_blocks, read_blocks, readable
 
 NOT_REACHED = "not measured: the run ended before this case's first block"
+"""Reason of a case that is shown as skipped because its turn never came."""
 
 Block = tuple[str, str, int]
 """A block: case id, phase, round."""
@@ -40,11 +41,11 @@ class Recorder:
     """
 
     def __init__(self, writer: RunWriter, journal: Journal) -> None:
-        """Books of the plan that `journal` holds, with the blocks that are on disk."""
+        """Record the plan that `journal` holds, with the blocks that are on disk."""
         self.folder = writer.folder
         self.journal = journal
         self.lock = threading.RLock()
-        """Held while files change, so that another thread may close the books."""
+        """Held while files change, so that another thread may close the run."""
         self._writer = writer
         self._times = RoundTimes()
         self._plan = journal.state.plan
@@ -59,7 +60,7 @@ class Recorder:
 
     @classmethod
     def begin(cls, plan: Sequence[Planned], writer: RunWriter) -> Recorder:
-        """The books of a new run."""
+        """The record of a new run."""
         journal = Journal(writer.folder)
         with _explained(writer.folder):
             journal.begin(plan)
@@ -67,7 +68,7 @@ class Recorder:
 
     @classmethod
     def reopen(cls, folder: Path) -> Recorder:
-        """The books of a run that broke off; what it had half-written is cut off."""
+        """The record of a run that broke off; what it had half-written is cut off."""
         try:
             journal = Journal(folder)
             plan = [p.case for p in journal.state.plan]
@@ -180,7 +181,7 @@ class Recorder:
             self._writer.write_manifest(manifest)
 
     def close(self, because: str) -> None:
-        """Close the books: why the run ended."""
+        """Write why the run ended, and close its files."""
         with self._writing():
             self.journal.write({"end": because}, sync=True)
         self._writer.close()

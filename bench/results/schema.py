@@ -16,6 +16,7 @@ import pandas as pd
 from bench.settings import DDP_SETTINGS
 
 SCHEMA_VERSION = 1
+"""Of the files as a whole; a folder of a later one is refused."""
 
 STATUSES = ("ok", "skipped", "oom", "failed", "timeout")
 """Every planned case ends in exactly one of these."""
@@ -68,6 +69,7 @@ IDENTITY: tuple[Column, ...] = (
     Column("data", "text", "`device`, `host`, or the folder the images come from"),
     *(_setting(setting) for setting in DDP_SETTINGS),
 )
+"""What a case is: known before it is measured, equal when it is measured again."""
 
 MEASURED: tuple[Column, ...] = (
     Column("num_buckets", "int", "DDP buckets after the rebuild"),

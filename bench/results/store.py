@@ -26,6 +26,7 @@ from bench.text import csv_cell
 
 MANIFEST = "manifest.json"
 LOCK = ".lock"
+"""The file that a run holds locked; its text names the process."""
 
 
 @dataclass(frozen=True)
