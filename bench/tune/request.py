@@ -13,14 +13,15 @@ from bench.errors import UsageError
 from bench.layout import BucketCaps
 from bench.plan import Planned
 from bench.run.job import Job, prepare
-from bench.settings import Settings, resolve
+from bench.settings import DDP_AXES, Settings, resolve
 from bench.tune.candidates import Axes, Candidate
 from bench.tune.problem import check_hooks
 
 STAGES = CALIBRATION, PROOF = "calibration", "proof"
 """Results folders of the two stages, within the tuning's own."""
 
-FIXED = ("static_graph", "find_unused_parameters", "sync_buffers", "sync_batchnorm")
+TUNED = ("bucket_cap_mb", *(axis.name for axis in dataclasses.fields(Axes)))
+FIXED = tuple(axis for axis in DDP_AXES if axis not in TUNED)
 """Axes of bench.run that stay what they are."""
 
 DEFAULT_MAX_TIME_S = 150.0
