@@ -116,7 +116,8 @@ def test_every_ddp_setting_is_an_option_with_values_to_measure(setting: Field[An
     assert option.metadata["help"] == setting.metadata["help"]
     values = getattr(Settings(), setting.name)
     assert setting.default in values
-    text = ",".join({True: "on", False: "off"}.get(value, str(value)) for value in values)
+    switches = {"True": "on", "False": "off"}
+    text = ",".join(switches.get(str(value), str(value)) for value in values)
     assert option.metadata["parse"](text) == values
 
 
