@@ -145,7 +145,7 @@ class Cluster:
         self.local_rank = int(os.environ["LOCAL_RANK"])
         self.world_size = int(os.environ["WORLD_SIZE"])
         self.local_world_size = int(os.environ["LOCAL_WORLD_SIZE"])
-        cores = _allowed_cores()
+        cores = allowed_cores()
         if device_type == "cuda":
             device = torch.device("cuda", self.local_rank % torch.cuda.device_count())
             torch.cuda.set_device(device)
@@ -192,7 +192,7 @@ class Cluster:
             rank=self.rank,
             host=host_name(),
             local_rank=self.local_rank,
-            device=str(device) if device.type == "cuda" else f"core {min(_allowed_cores())}",
+            device=str(device) if device.type == "cuda" else f"core {min(allowed_cores())}",
             device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU core",
             link=os.environ.get("BENCH_LINK"),
             pid=os.getpid(),
@@ -203,7 +203,8 @@ class Cluster:
         dist.destroy_process_group()
 
 
-def _allowed_cores() -> tuple[int, ...]:
+def allowed_cores() -> tuple[int, ...]:
+    """The CPU cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return tuple(sorted(os.sched_getaffinity(0)))
     return tuple(range(os.cpu_count() or 1))

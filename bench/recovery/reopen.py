@@ -44,20 +44,23 @@ class RankHello:
     oom_kills: int | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Progress:
     """What every rank must know of what was measured before this attempt of the run."""
 
-    measured: frozenset[Block] = frozenset()
-    dropped: frozenset[int] = frozenset()
-    """Cases that are settled without being measured."""
-    layouts: Mapping[int, tuple[int, ...]] | None = None
-    """Bytes of the buckets of cases that are measured, by index."""
-    curves: frozenset[tuple[int, str]] = frozenset()
-    elapsed_s: float = 0.0
-    last_round: int = 0
-    token: str = ""
-    notes: tuple[str, ...] = ()
+    measured: frozenset[Block]
+    dropped: frozenset[int]
+    """Places in the plan of the cases that are settled without being measured."""
+    layouts: Mapping[int, tuple[int, ...]]
+    """Bytes of the buckets of cases that are measured, by place in the plan."""
+    curves: frozenset[tuple[int, str]]
+    """Rank count and backend of the all-reduce curves that need no measuring."""
+    elapsed_s: float
+    last_round: int
+    token: str
+    """A name of this attempt that no other has."""
+    notes: tuple[str, ...]
+    """What the user is told of the attempt before."""
 
 
 @dataclass(frozen=True)
@@ -257,8 +260,8 @@ def devices_of(ranks: Sequence[Mapping[str, Any]]) -> str:
     return f"{len(ranks)} on {', '.join(sorted({str(rank.get('device_name')) for rank in ranks}))}"
 
 
-def is_complete(state: State) -> bool:
-    """Whether a run has nothing left to do: it came to its end, and no case failed."""
+def has_nothing_left(state: State) -> bool:
+    """Whether a run came to its end and no case failed."""
     settled = all(
         p.skip_reason is not None or (i in state.settled and state.settled[i].status in ("ok", "skipped"))
         for i, p in enumerate(state.plan)

@@ -14,16 +14,15 @@ from typing import Any
 import torch
 
 from bench import conditions, plan
-from bench.cluster.process import is_rank
-from bench.cluster.ranks import RankInfo, from_first, host_name, meet
+from bench.cluster.process import is_first, is_rank
+from bench.cluster.ranks import RankInfo, allowed_cores, from_first, host_name, meet
 from bench.console import format_s
 from bench.errors import UsageError
 from bench.findings.findings import devices
 from bench.measure.timed import step_seconds
 from bench.plan import Machine, Planned
 from bench.recovery.failures import STARTED_ENV
-from bench.recovery.reopen import check_same, manifest_of, settings_of
-from bench.recovery.reopen import is_complete as resume_is_complete
+from bench.recovery.reopen import check_same, has_nothing_left, manifest_of, settings_of
 from bench.results import store
 from bench.results.journal import read
 from bench.results.store import FolderLock
@@ -51,7 +50,7 @@ class Job:
 def prepare(asked: Settings) -> Job:
     """Resolve the device, the workload and the plan. Raises UsageError for what cannot run here."""
     device_type = _device_type(asked.device)
-    num_devices = torch.cuda.device_count() if device_type == "cuda" else _num_cores()
+    num_devices = torch.cuda.device_count() if device_type == "cuda" else len(allowed_cores())
     settings = with_device_defaults(asked, device_type=device_type, num_local_devices=num_devices)
     _check_precision(settings)
     machine = Machine(device_type=device_type, devices_per_node=num_devices, **_launched_ranks())
@@ -126,7 +125,7 @@ def resumed_settings(folder: Path, changes: Mapping[str, Any]) -> Settings:
     meet()
     found: Settings | None = None
     refusal: UsageError | None = None
-    if os.environ["RANK"] == "0":
+    if is_first():
         try:
             found = settings_of(folder, changes)
         except UsageError as error:
@@ -140,7 +139,7 @@ def resumed_settings(folder: Path, changes: Mapping[str, Any]) -> Settings:
 
 def is_complete(folder: Path) -> bool:
     """Whether the run in `folder` has nothing left to do; every rank hears the same."""
-    mine = resume_is_complete(read(folder)) if os.environ.get("RANK", "0") == "0" else None
+    mine = has_nothing_left(read(folder)) if is_first() else None
     return from_first(mine) if is_rank() else bool(mine)
 
 
@@ -183,10 +182,6 @@ def _device_type(wanted: str) -> str:
     if wanted == "cuda" and not available:
         raise UsageError("--device cuda: torch finds no CUDA device here; use --device cpu or auto")
     return "cuda" if available and wanted != "cpu" else "cpu"
-
-
-def _num_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _launched_ranks() -> dict[str, int]:

@@ -59,7 +59,7 @@ def is_calibrated(case: Case, settings: ResolvedSettings) -> bool:
     )
 
 
-def is_complete(planned: Planned, settings: ResolvedSettings, measured: Container[Block]) -> bool:
+def is_measured(planned: Planned, settings: ResolvedSettings, measured: Container[Block]) -> bool:
     """Whether every block that a run of fixed length wants of a case is there."""
     case = planned.case
     return settings.rounds is not None and all(
@@ -80,7 +80,7 @@ def unfinished(
     return [
         (i, p)
         for i, p in enumerate(plan)
-        if p.skip_reason is None and i not in dropped and not is_complete(p, settings, measured)
+        if p.skip_reason is None and i not in dropped and not is_measured(p, settings, measured)
     ]
 
 

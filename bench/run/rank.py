@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 
 from bench.cli import to_reader
+from bench.cluster.process import is_first
 from bench.cluster.ranks import Cluster, PeerLostError, RankInfo, check_alike, described_host, host_name
 from bench.console import Console
 from bench.errors import ExitCode, UsageError
@@ -67,7 +68,7 @@ class Rank:
         self._resume = resume
         self._quiet = quiet
         self._as_json = as_json
-        self._first = os.environ["RANK"] == "0"
+        self._first = is_first()
         self._opened: Opened | None = None
 
     def run(self) -> int:

@@ -146,7 +146,7 @@ class Session:
 
     def _drop_equal_layouts(self) -> None:
         """Measure every bucket layout once: different caps can give the same one."""
-        for live, first in equal_layouts(self._live, self._cluster, self._plan, self._earlier.layouts or {}):
+        for live, first in equal_layouts(self._live, self._cluster, self._plan, self._earlier.layouts):
             self._drop(live)
             if self._recorder is not None:
                 reason = f"same bucket layout as {first}; see its row"
