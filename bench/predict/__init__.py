@@ -1,1 +1,1 @@
-"""What `bench.predict` reads and writes."""
+"""`bench.predict`: scaling on hardware that is not at hand."""

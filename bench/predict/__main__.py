@@ -39,24 +39,24 @@ def parser() -> cli.Parser:
         epilog=f"Networks: {', '.join(NETWORKS)}, link:RATE such as link:350mbit, the text file that "
         "nccl-tests' all_reduce_perf printed, or the folder of a run whose all-reduces to take.",
     )
-    add = made.add_argument
-    add("run", type=Path, metavar="RUN", help="folder of a run with --calibrate")
+    made.add_argument("run", type=Path, metavar="RUN", help="folder of a run with --calibrate")
+
+    add = made.add_argument_group("devices and what joins them").add_argument
     add("--gpus", metavar="N,N", help="devices to predict, up to 4096")
     add("--network", metavar="NAME,NAME", help="what joins the nodes; default: as measured in RUN")
     add("--intra", metavar="NAME", help="what joins the GPUs of a node, such as nvlink-h100")
     add("--gpus-per-node", metavar="N", help="default 1, with --intra 8")
     add("--nics-per-node", metavar="N", help="network ports that a node's GPUs share; default one per GPU")
-    add(
-        "--bucket-cap-mb",
-        default="default",
-        metavar="CAPS",
-        help="as in bench.run; several by comma",
-    )
+
+    add = made.add_argument_group("how they train").add_argument
+    add("--bucket-cap-mb", default="default", metavar="CAPS", help="as in bench.run; several by comma")
     add("--batch-size", metavar="N", help="per device (weak) or global (strong); default as measured")
-    add("--precision", metavar="NAME", help="checked against RUN's: a precision has to be measured")
+    add("--scaling", default="weak", metavar="NAME", help="weak (default) or strong")
     add("--comm-hook", default="none", metavar="NAME", help="none, fp16 or bf16: half the bytes on the wire")
     add("--accumulate", default="1", metavar="K", help="micro-batches per optimizer step (default 1)")
-    add("--scaling", default="weak", metavar="NAME", help="weak (default) or strong")
+    add("--precision", metavar="NAME", help="checked against RUN's: a precision has to be measured")
+
+    add = made.add_argument_group("how far to trust it").add_argument
     add(
         "--validate",
         nargs="*",
@@ -66,11 +66,11 @@ def parser() -> cli.Parser:
         "the errors and widen the intervals by the largest",
     )
     add("--accept", action="store_true", help="use a calibration of another machine, torch or workload")
+
+    add = made.add_argument_group("output").add_argument
+    add("--json", action="store_true", help="everything as JSON to the terminal, instead of tables")
+    add("--out", type=Path, metavar="FILE", help="the same to a file, for report RUN --predictions FILE")
     add("--csv", type=Path, metavar="FILE", help="one row per prediction")
-    add(
-        "--out", type=Path, metavar="FILE", help="everything as JSON: python -m report RUN --predictions FILE"
-    )
-    add("--json", action="store_true", help="the same JSON to the terminal, instead of tables")
     return made
 
 
@@ -125,7 +125,7 @@ def _check_precision(options: argparse.Namespace, source: Source) -> None:
 
 
 def _scenarios(options: argparse.Namespace) -> list[list[Scenario]]:
-    """What is asked for, in groups that differ in devices alone."""
+    """Parse what is asked for, in groups that differ in devices alone."""
     if options.gpus is None and options.validate is None:
         raise UsageError("nothing to predict; give --gpus 8,64 or --validate")
     if options.gpus is None:
@@ -154,7 +154,7 @@ def _scenarios(options: argparse.Namespace) -> list[list[Scenario]]:
 
 
 def _networks(text: str | None) -> list[NetworkModel | MeasuredNetwork | None]:
-    """Several by comma, unless a file or folder is called that."""
+    """Read several networks by comma, unless a file or folder has that name."""
     if text is None:
         return [None]
     names = [text] if Path(text).exists() else text.split(",")
@@ -170,7 +170,7 @@ def _parsed(options: argparse.Namespace, name: str, parse: Callable[[str], T]) -
 
 
 def _validated(options: argparse.Namespace, source: Source) -> tuple[list[HeldOut], Interval | None]:
-    """The held-out cases, and how much slower the machine was than when calibrated, where most."""
+    """Predict the held-out cases; also the largest change of the machine since its calibration."""
     found: list[HeldOut] = []
     changes: list[Interval] = []
     folders = options.validate or [options.run]
@@ -192,7 +192,7 @@ def _validated(options: argparse.Namespace, source: Source) -> tuple[list[HeldOu
 
 
 def _checked_network(source: Source, run: RunData, *, accept: bool) -> NetworkModel | None:
-    """What joins the hosts of `run`; None where it is what was calibrated.
+    """Find what joins the hosts of `run`; None where it is what was calibrated.
 
     Raises UsageError where anything else differs, unless `accept`.
     """

@@ -1,4 +1,4 @@
-"""Predictions as a table, CSV or the document that the report draws."""
+"""Writes predictions as a table, as CSV or as the document that the report draws."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from bench.findings.wording import CPU_STAND_IN
 from bench.predict.source import Source
 from bench.results.store import replace_file
 from bench.scaling.document import Predictions, line
-from bench.scaling.losses import BESIDE_OTHERS
-from bench.scaling.predict import Prediction
+from bench.scaling.predict import BESIDE_OTHERS, Prediction
 from bench.scaling.scaling_limit import RULE, Curve, sentence
 from bench.scaling.validate import HeldOut, median_error_pct, model_error_pct
 from bench.stats import Interval
@@ -35,7 +34,7 @@ CSV_COLUMNS = (
 
 
 def write_csv(path: Path, predictions: Sequence[Prediction]) -> None:
-    """One row per prediction under `CSV_COLUMNS`. Raises UsageError where the file cannot be written."""
+    """Write one row per prediction. Raises UsageError where the file cannot be written."""
     try:
         with path.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file, lineterminator="\n")
@@ -52,7 +51,7 @@ def document(
     validated: Sequence[HeldOut] | None,
     changed: Interval | None = None,
 ) -> Predictions:
-    """The document behind `--json` and `--out`; `changed` is a drift beyond noise."""
+    """Make the document behind `--json` and `--out`; `changed` is a drift beyond noise."""
     predictions = [p for group in asked for p in group]
     batch = source.calibration.identity.batch_per_device
     return Predictions(
@@ -75,7 +74,7 @@ def document(
 
 
 def as_json(found: Predictions, asked: Asked) -> str:
-    """The document, the simulated timelines included."""
+    """Write the document as JSON, the simulated timelines included."""
     return found.to_json(
         predictions=[
             {
@@ -98,13 +97,13 @@ def write_json(path: Path, text: str) -> None:
 
 
 def verdict(source: Source, curve: Curve, of: Prediction) -> str:
-    """Where scaling breaks on one line of predictions, and what breaks it: one sentence."""
+    """Say in one sentence where scaling breaks on one line of predictions, and why."""
     device = "CPU core" if source.calibration.identity.device_type == "cpu" else "GPU"
     return sentence(curve, where=f"{network_name(of)}, bucket cap {_cap(of)},", device=device)
 
 
 def show(predictions: Sequence[Prediction]) -> None:
-    """The table of predictions."""
+    """Print the table of predictions."""
     table = Table(box=box.SIMPLE_HEAD, title="Predicted")
     several = len({network_name(p) for p in predictions}) > 1
     for name in (
@@ -133,7 +132,7 @@ def show(predictions: Sequence[Prediction]) -> None:
 
 
 def show_validation(cases: Sequence[HeldOut]) -> None:
-    """The table of held-out cases."""
+    """Print the table of held-out cases."""
     table = Table(box=box.SIMPLE_HEAD, title="Held out: cases that nothing was fitted to")
     several = len({case.network for case in cases}) > 1
     for name in (*(("link",) if several else ()), "case", "measured ms", "predicted ms", "error %"):
@@ -152,7 +151,7 @@ def notes(
     validated: Sequence[HeldOut] | None,
     changed: Interval | None = None,
 ) -> list[str]:
-    """What a reader of the table has to know."""
+    """List what a reader of the table has to know."""
     calibration = source.calibration
     lines = [f"Calibration: {note}." for note in calibration.notes]
     lines += [f"Network: {text}." for text in dict.fromkeys(_network(p) for p in predictions)]
@@ -194,7 +193,7 @@ def notes(
 
 
 def network_name(p: Prediction) -> str:
-    """What joins the devices, in a word or two."""
+    """Name what joins the devices, in a word or two."""
     s = p.scenario
     if s.measured is not None:
         return s.measured.name

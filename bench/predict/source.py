@@ -1,14 +1,15 @@
-"""What a prediction reads: a run's calibration, a network by name, from a log or from a run."""
+"""Reads what a prediction needs: a calibration, and a network by name, from a log or from a run."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench.errors import UsageError
 from bench.results.store import MANIFEST, load_run, replace_file
 from bench.scaling.calibration import AllReduceTimes, Calibration, check_same
-from bench.scaling.from_pass import residual_case
+from bench.scaling.from_pass import Trainable, calibration_of, residual_case
 from bench.scaling.measured import allreduce_of_run, ddp_cases, identity
 from bench.scaling.nccl_log import parse_nccl_log
 from bench.scaling.networks import NetworkModel, network
@@ -19,14 +20,14 @@ CALIBRATION = "calibration.json"
 
 @dataclass(frozen=True)
 class Source:
-    """A calibration, and the case of its folder that its residual is of, if any."""
+    """A calibration, and the case that its residual was fitted to, if any."""
 
     calibration: Calibration
     fitted: str | None = None
 
 
 def read_source(folder: Path, *, accept: bool = False) -> Source:
-    """The calibration of a results folder.
+    """Read the calibration of a results folder.
 
     Raises UsageError where there is none, or where it is of another machine, torch or workload than the
     folder's run, unless `accept`.
@@ -53,15 +54,26 @@ def load_calibration(folder: Path) -> Calibration:
     return Calibration.from_json(text, source=str(path))
 
 
-def save_calibration(folder: Path, calibration: Calibration) -> Path:
-    """Put `calibration.json` into a results folder; the path."""
-    path = folder / CALIBRATION
-    replace_file(path, lambda file: file.write_text(calibration.to_json(), encoding="utf-8"))
-    return path
+def save_calibration(folder: Path, calibration: Calibration) -> None:
+    """Put `calibration.json` into a results folder."""
+    text = calibration.to_json()
+    replace_file(folder / CALIBRATION, lambda file: file.write_text(text, encoding="utf-8"))
+
+
+def write_calibration(folder: Path, trainable: Sequence[Trainable]) -> str | None:
+    """Put `calibration.json` beside a run's tables, or return why its pass does not allow it.
+
+    `trainable` are the model's parameters as registered.
+    """
+    try:
+        save_calibration(folder, calibration_of(load_run(folder), trainable))
+    except UsageError as missing:
+        return f"no calibration: {missing}"
+    return None
 
 
 def read_network(name: str) -> NetworkModel | MeasuredNetwork:
-    """A network by name, from the log of nccl-tests in a file of that name, or from a run in a folder.
+    """Find a network: by name, in the file of an nccl-tests log, or in the folder of a run.
 
     Raises UsageError for an unknown name, a file that is no such log and a run without all-reduces.
     """

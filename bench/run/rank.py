@@ -20,6 +20,8 @@ from bench.console import Console
 from bench.errors import ExitCode, UsageError
 from bench.findings.findings import findings
 from bench.findings.stability import cautions
+from bench.measure.calibration import trainable
+from bench.predict.source import write_calibration
 from bench.recovery.close import STOPPED_BY_ERROR, finish, finish_and_say, finish_quietly, timing_of
 from bench.recovery.failures import (
     FAILURE_ENV,
@@ -30,7 +32,6 @@ from bench.recovery.failures import (
 )
 from bench.recovery.reopen import Opened, Progress, RankHello, check_same, fail_case, manifest_of, open_run
 from bench.recovery.watchdog import Watchdog, die_at_once, on_stop
-from bench.run.calibrated import write_calibration
 from bench.run.job import Job, new_manifest
 from bench.run.session import CasesToDrop, Session
 from bench.run.summary import print_summary, summary_json
@@ -209,7 +210,7 @@ def _conclude(
     measured = timing_of(recorder, before_s + startup.since_s(), stopped_because)
     manifest["timing"] = timing = {"startup_s": round(startup.seconds, 2), **measured}
     recorder.write_manifest(manifest)
-    missing = write_calibration(folder, job.workload) if job.settings.calibrate else None
+    missing = write_calibration(folder, trainable(job.workload)) if job.settings.calibrate else None
     if missing is not None:
         print(f"bench.run: {missing}", file=sys.stderr)
     # The report is a separate package that never imports torch; only a finished run reaches for it.

@@ -1,4 +1,4 @@
-"""DDP's rule that puts parameters into buckets, reproduced. Pure.
+"""Reproduces the rule by which DDP puts parameters into buckets.
 
 The rule of `compute_bucket_assignment_by_size` in PyTorch's `reducer.cpp`: a bucket closes once its size
 reaches its cap, so it may exceed it; parameters are never split; each kind (dtype and device) fills buckets
@@ -20,13 +20,13 @@ DEFAULT_LIMITS = (MIB, 25 * MIB)
 
 
 def cap_limits(caps: BucketCaps) -> tuple[int, ...]:
-    """The caps in bytes; 0 is a bucket per parameter: every parameter reaches a cap of one byte."""
+    """Give the caps in bytes; 0 is a bucket per parameter: every parameter reaches a cap of one byte."""
     # As DDP does: int() cuts the fraction of a byte off.
     return tuple(max(int(cap * MIB), 1) for cap in caps.mib) or DEFAULT_LIMITS
 
 
 def assign(num_bytes: Sequence[int], limits: Sequence[int], *, kinds: Sequence[str] | None = None) -> Layout:
-    """The layout of parameters of `num_bytes`, in reducer order, under caps of `limits` bytes.
+    """Lay out parameters of `num_bytes`, in reducer order, under caps of `limits` bytes.
 
     Buckets stand in the order of their first parameter, as DDP launches them.
     """
@@ -47,10 +47,10 @@ def assign(num_bytes: Sequence[int], limits: Sequence[int], *, kinds: Sequence[s
 
 
 def assign_cap(num_bytes: Sequence[int], caps: BucketCaps, *, kinds: Sequence[str] | None = None) -> Layout:
-    """`assign` under DDP's caps."""
+    """Lay out parameters under DDP's caps."""
     return assign(num_bytes, cap_limits(caps), kinds=kinds)
 
 
 def bucket_bytes(num_bytes: Sequence[int], layout: Layout) -> tuple[int, ...]:
-    """Bytes of each bucket of `layout`."""
+    """Sum the bytes of each bucket of `layout`."""
     return tuple(sum(num_bytes[index] for index in bucket) for bucket in layout)

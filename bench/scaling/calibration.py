@@ -1,22 +1,27 @@
-"""What a prediction is made from: one workload measured on one machine, as data. Pure."""
+"""What a prediction is made from: one workload measured on one machine, as data."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
+from statistics import median
 from typing import Any
 
 from bench.errors import UsageError
 from bench.results.tables import parse_json
 from bench.scaling.slowest_rank import RankSpread
+from bench.scaling.timeline import Compute, Slowdown
 
 CALIBRATION_VERSION = 2
 _MOST = 1e12
-"""Bytes, ms or devices: whatever is more was not measured."""
+"""Most bytes, ms or devices that a file may name; more was never measured, and might overflow."""
 
 Samples = tuple[float, ...]
 """One figure per round; the median is the estimate, resampling gives the interval."""
+
+Value = Callable[[Samples], float]
+"""Reduces the rounds to one figure: their median, or that of a resample."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +48,7 @@ class AllReduceTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """What was calibrated, and where; a calibration speaks of nothing else."""
+    """Workload and machine that were calibrated; a calibration holds for no other."""
 
     arch: str
     image_size: int | None
@@ -101,8 +106,20 @@ class Calibration:
 
     @property
     def spread(self) -> RankSpread:
-        """How ranks' own steps differ."""
+        """How the steps of ranks differ."""
         return RankSpread(of_ranks=self.rank_spread, of_slowest=self.slowest_spread, num_ranks=self.num_ranks)
+
+    def compute(self, value: Value = median) -> Compute:
+        """What a typical rank does by itself in a step of one micro-batch."""
+        return Compute(
+            before_ms=value(self.forward_ms) + value(self.data_ms),
+            backward_ms=value(self.backward_ms),
+            after_ms=value(self.optimizer_ms),
+        )
+
+    def slowdown(self, value: Value = median) -> Slowdown:
+        """How many times as long compute and communication take beside each other."""
+        return Slowdown(compute=value(self.compute_slowdown), comm=value(self.comm_slowdown))
 
     def __post_init__(self) -> None:
         """Raise UsageError for what no measurement can give; a file may hold anything."""
@@ -152,7 +169,7 @@ _TIMES = ("forward_ms", "backward_ms", "optimizer_ms", "data_ms", "copy_ms", "co
 
 
 def differences(found: Identity, wanted: Identity) -> list[str]:
-    """How a calibration differs from what it would be used for, one phrase per field; empty when equal."""
+    """List how a calibration differs from what it would be used for, one phrase per field."""
     return [
         f"{field.name} {getattr(found, field.name)!r} is not {getattr(wanted, field.name)!r}"
         for field in fields(Identity)

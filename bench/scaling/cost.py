@@ -1,4 +1,4 @@
-"""Time of an all-reduce by message size, on other rank counts and over several levels of network. Pure."""
+"""Time of an all-reduce by message size, on other rank counts, networks and shared cores."""
 
 from __future__ import annotations
 
@@ -9,6 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import scipy
+
+from bench.scaling.timeline import Slowdown
+
+THREADS = 3.0
+"""On a core: two of gloo, one that reduces and one that sends and receives, beside one that computes. Each
+has a third while all are busy (sched(7): equal weights)."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +87,7 @@ class CostBand:
 
 
 def measured_curve(points: Iterable[tuple[int, Sequence[float]]]) -> CostCurve:
-    """The curve of measured (bytes, ms of each repetition): medians, made non-decreasing in size.
+    """Make a curve of measured (bytes, ms of each repetition): medians, non-decreasing in size.
 
     A larger message is never faster; where noise says so, neighbours are pooled (isotonic, on logs). A size
     that comes several times has the median of all.
@@ -105,7 +111,7 @@ def ring_factor(num_ranks: int) -> float:
 def at_ranks(
     curve: CostCurve, *, measured: int, wanted: int, hop_ms: float, steps: Sequence[int] | None = None
 ) -> CostCurve:
-    """A curve of `measured` ranks carried over to `wanted`: ring law by size, `hop_ms` per latency step.
+    """Carry a curve of `measured` ranks over to `wanted`: ring law by size, `hop_ms` per latency step.
 
     Args:
         curve: measured over at least 2 ranks.
@@ -130,7 +136,7 @@ def tree_steps(num_ranks: int) -> int:
 
 
 def hierarchical(intra: CostCurve, inter: CostCurve, *, overlap: float) -> CostCurve:
-    """All-reduce over nodes: reduce-scatter inside, all-reduce between, all-gather inside.
+    """Combine two levels: reduce-scatter inside a node, all-reduce between nodes, all-gather inside.
 
     The two inside are the two halves of a ring all-reduce, so they cost what `intra` does. `overlap` is the
     share of the shorter level hidden behind the longer one: 0 is one after the other, 1 perfectly pipelined.
@@ -139,6 +145,40 @@ def hierarchical(intra: CostCurve, inter: CostCurve, *, overlap: float) -> CostC
     if not intra.points or not inter.points:
         return intra if intra.points else inter
     return CostCurve(tuple((s, intra(s) + inter(s) - overlap * min(intra(s), inter(s))) for s in sizes))
+
+
+def on_shared_cores(
+    slowdown: Slowdown,
+    *,
+    core_share: float,
+    calibrated: tuple[CostCurve, int],
+    asked: tuple[CostCurve, int],
+    num_bytes: float,
+) -> tuple[Slowdown, CostCurve]:
+    """Carry slow-downs over to the asked network, and its cost to where a core moves the bytes.
+
+    Gloo moves bytes with threads of the CPU. Where a device is a core, these take their share of it: the
+    slow-down of compute less 1 is in proportion to the bytes moved per second. Three things limit that.
+    Communication alone is no faster than the core that it needs; the scheduler shares a core equally among
+    busy threads; beside compute an all-reduce has a third of a core. docs/accuracy.md has the measurements.
+
+    Args:
+        slowdown: measured on the calibrated network.
+        core_share: of a core, taken by communication alone there; 0 where that is not known.
+        calibrated: all-reduce cost there, with its number of ranks.
+        asked: cost and ranks on the other network, as its link alone would have it.
+        num_bytes: of all gradients: where the two rates are compared.
+    """
+    (own, own_ranks), (wire, ranks) = calibrated, asked
+    if not own.points or not wire.points or min(own_ranks, ranks) < 2:
+        return slowdown, wire
+    faster = own(num_bytes) / ring_factor(own_ranks) / (wire(num_bytes) / ring_factor(ranks))
+    longer = max(core_share * faster, 1.0)
+    hindered = max(THREADS * core_share * faster / longer, 1.0) / max(THREADS * core_share, 1.0)
+    wanted = 1 + (slowdown.compute - 1) * faster / longer / hindered
+    compute = min(wanted, max(THREADS, slowdown.compute))
+    starved = (1 - 1 / wanted) / (1 - 1 / compute) if compute > 1 else 1.0
+    return Slowdown(compute=compute, comm=max(slowdown.comm * hindered, starved)), wire.scaled(longer)
 
 
 def _between(first: float, second: float, share: float) -> float:

@@ -1,4 +1,4 @@
-"""Predictions as a document, `predictions.json`: what `bench.predict` writes and the report draws. Pure."""
+"""Predictions as a document, `predictions.json`: what `bench.predict` writes and the report draws."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DOCUMENT_VERSION = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """One prediction; `asked` for, or made to draw a line. Intervals are of 95%."""
+    """One prediction of a line, `asked` for by the user or made to draw the line. Intervals are of 95%."""
 
     num_devices: int
     asked: bool
@@ -51,7 +51,7 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Predictions:
-    """What was calibrated, on which case, the predictions, and the errors where nothing was fitted."""
+    """What was calibrated, on which case, the predictions, and their errors on held-out cases."""
 
     identity: Identity
     fitted: str | None
@@ -61,7 +61,7 @@ class Predictions:
     validation: tuple[HeldOut, ...] | None
 
     def to_json(self, **more: Any) -> str:
-        """The text of `predictions.json`; `more` goes into it unread. What is not known is null."""
+        """Write the text of `predictions.json`; `more` goes into it unread. What is not known is null."""
         whole = {"schema_version": DOCUMENT_VERSION, **asdict(self), **more}
         if self.validation is not None:
             errors = [case.error_pct for case in self.validation]
@@ -73,7 +73,7 @@ class Predictions:
 
     @classmethod
     def from_json(cls, content: str | bytes, *, source: str = "predictions.json") -> Predictions:
-        """The document of that text. Raises UsageError, naming `source`, where it is not one."""
+        """Read the document from that text. Raises UsageError, naming `source`, where it is not one."""
         data = parse_json(content, source)
         try:
             _check_version(data["schema_version"])
@@ -91,7 +91,7 @@ class Predictions:
 
 
 def line(curve: Curve, *, network: str, batch_size: int, verdict: str, asked: Sequence[Prediction]) -> Line:
-    """One curve of the document; `asked` are those of its predictions that were asked for."""
+    """Make one line of the document; `asked` are those of its predictions that were asked for."""
     scenario = asked[0].scenario
     counts = {p.scenario.num_devices for p in asked}
     return Line(

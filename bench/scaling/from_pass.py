@@ -1,4 +1,4 @@
-"""A calibration from a run's calibration pass (`--calibrate`). Pure.
+"""Makes a calibration from a run's calibration pass (`--calibrate`).
 
 The pass gives every parameter's ready time, the cost of copies and both slow-downs; the lengths of a step
 come from its bursts alone and from the `no_sync` blocks, which nothing instrumented; what then is missing to
@@ -20,7 +20,6 @@ from bench.errors import UsageError
 from bench.layout import BucketCaps, BucketLayout
 from bench.results.aggregate import step_ms_by_round
 from bench.results.store import RunData
-from bench.scaling import reading
 from bench.scaling.buckets import assign_cap, bucket_bytes
 from bench.scaling.calibration import Calibration, Parameter, Samples
 from bench.scaling.cost import measured_curve
@@ -60,7 +59,7 @@ def slowdowns(
     compute_end_ms: Sequence[float],
     comm_end_ms: Sequence[float],
 ) -> Slowdown:
-    """Both slow-downs from bursts of compute and communication that began together.
+    """Derive both slow-downs from bursts of compute and communication that began together.
 
     In each both run until the first ends; what the other still has to do then goes at full speed, so the
     shared time over the work that each got done in it is its slow-down. Never below 1.
@@ -78,7 +77,7 @@ def slowdowns(
 
 
 def calibrated_case(run: RunData) -> dict[str, Any]:
-    """The case that the calibration pass looked into. Raises UsageError where there was none."""
+    """Find the case that the calibration pass measured. Raises UsageError where there was none."""
     found = _looked_into(run)
     if not found:
         raise UsageError(
@@ -88,7 +87,7 @@ def calibrated_case(run: RunData) -> dict[str, Any]:
 
 
 def calibration_of(run: RunData, trainable: Sequence[Trainable]) -> Calibration:
-    """The calibration of a run's pass, its model error measured on the run's other cases.
+    """Calibrate from a run's pass, and measure the model's error on the run's other cases.
 
     Args:
         run: with a calibration pass.
@@ -169,7 +168,7 @@ def _slow(looked: _Pass, side: str) -> Samples:
 
 
 def residual_case(run: RunData, num_ranks: int) -> dict[str, Any] | None:
-    """The case whose step gives the residual: the calibrated one; None where no scenario describes that."""
+    """Find the case whose step gives the residual: the calibrated one, where a scenario describes it."""
     return next(
         (
             case
@@ -186,7 +185,7 @@ def _looked_into(run: RunData) -> list[dict[str, Any]]:
 
 
 def _with_residual(found: Calibration, run: RunData) -> Calibration:
-    """With the residual, and the error on the other cases."""
+    """Add the residual, and the error on the other cases."""
     case = residual_case(run, found.num_ranks)
     if case is None:
         return found
@@ -199,7 +198,7 @@ def _with_residual(found: Calibration, run: RunData) -> Calibration:
 
 
 def _residual_ms(found: Calibration, run: RunData, case: Mapping[str, Any]) -> Samples:
-    """By round, what a case's step takes beyond the simulated one."""
+    """Measure by round what a case's step takes beyond the simulated one."""
     case_id = str(case["case_id"])
     timed, comm, local = (
         step_ms_by_round(run.blocks, phase).get(case_id, {}) for phase in ("timed", "comm", "no_sync")
@@ -212,7 +211,7 @@ def _residual_ms(found: Calibration, run: RunData, case: Mapping[str, Any]) -> S
         return ()
     curve = measured_curve(found.allreduce[0].points)
     alone_ms = sum(curve(size) for size in in_layout)
-    compute, slow = reading.compute(found), reading.slowdown(found)
+    compute, slow = found.compute(), found.slowdown()
     samples = []
     for r in sorted(timed.keys() & comm.keys() & local.keys()):
         # The longest rank's own step in this round, and what its buckets took by themselves.

@@ -1,25 +1,42 @@
-"""What a calibration and its checks take from the tables of a run."""
+"""Reads from a run's tables what calibrations and their checks need."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from bench.errors import UsageError
 from bench.layout import BucketLayout
 from bench.results.aggregate import step_ms_by_round
 from bench.results.store import RunData
 from bench.scaling.calibration import AllReduceTimes, Identity, Samples
-from bench.scaling.reconcile import reconciled
+from bench.scaling.cost import measured_curve
 from bench.scaling.scenario import wire_share
+
+COMMON_SD = 0.01
+"""Standard deviation of the whole network's speed between two medians, as a share.
+
+The medians of buckets and of one message of all their bytes differ by 0-2% over shaped links."""
+
+Z95 = 1.96
+"""Half-width of a normal 95% interval over its standard deviation."""
+
+NUDGE = 1e-4
+"""Step of the numerical derivative, in logarithms; the search ends where no point moves further."""
+
+ITERATIONS = 20
+"""At most so many steps: an end where the weights do not settle."""
+
+Points = tuple[tuple[int, Samples], ...]
 
 
 def ddp_cases(run: RunData) -> list[dict[str, Any]]:
-    """Measured DDP cases of 2 devices or more, those whose layout is known."""
+    """List the measured DDP cases of 2 devices or more whose layout is known."""
     cases = run.cases
     chosen = cases[(cases["mode"] == "ddp") & (cases["status"] == "ok") & (cases["num_devices"] > 1)]
     rows = chosen[chosen["bucket_bytes"].notna()].astype(object).to_dict("records")
@@ -27,7 +44,7 @@ def ddp_cases(run: RunData) -> list[dict[str, Any]]:
 
 
 def single_steps(run: RunData, batch_per_device: int) -> Samples:
-    """Step time of `single` with that batch, ms, one per round; empty where it was not measured."""
+    """List the step times of `single` with that batch, ms, one per round; empty if not measured."""
     cases = run.cases[(run.cases["mode"] == "single") & (run.cases["status"] == "ok")]
     same = cases.loc[cases["batch_per_device"] == batch_per_device, "case_id"]
     return tuple(
@@ -36,7 +53,7 @@ def single_steps(run: RunData, batch_per_device: int) -> Samples:
 
 
 def identity(run: RunData, case: Mapping[str, Any]) -> Identity:
-    """Workload and machine of a run's case."""
+    """Identify the workload and machine of a run's case."""
     environment = run.manifest.get("environment", {})
     return Identity(
         arch=str(case["arch"]),
@@ -52,13 +69,13 @@ def identity(run: RunData, case: Mapping[str, Any]) -> Identity:
 
 
 def host_fingerprint(environment: Mapping[str, Any]) -> str:
-    """What tells a machine from another kind of machine, from a manifest's `environment`."""
+    """Describe a machine by a manifest's `environment`, so that another kind of machine differs."""
     gpus = environment.get("gpus") or []
     return f"{environment.get('cpu_model', '')} x {environment.get('num_cores', '')}, {len(gpus)} GPUs"
 
 
 def rank_steps(blocks: pd.DataFrame, *phases: str) -> dict[int, dict[int, list[float]]]:
-    """Every step's ms of these phases, by round and rank."""
+    """Collect every step's ms of these phases by round and rank."""
     found: dict[int, dict[int, list[float]]] = {}
     chosen = blocks[blocks["phase"].isin(phases)]
     for r, rank, text in zip(chosen["round"], chosen["rank"], chosen["steps_ms"], strict=True):
@@ -68,7 +85,7 @@ def rank_steps(blocks: pd.DataFrame, *phases: str) -> dict[int, dict[int, list[f
 
 
 def allreduce_of_run(run: RunData) -> AllReduceTimes:
-    """The all-reduce curve of a run's plainest DDP case: most buckets, then fewest devices.
+    """Take the all-reduce curve from the DDP case of most buckets, then of fewest devices.
 
     Raises UsageError where the run has none.
     """
@@ -79,7 +96,7 @@ def allreduce_of_run(run: RunData) -> AllReduceTimes:
 
 
 def allreduce_times(run: RunData, case: Mapping[str, Any]) -> AllReduceTimes:
-    """The measured curve, in line with what the case's own buckets took; else a rate from those alone.
+    """Bring the measured curve in line with what the case's buckets took; without one, take their rate.
 
     The curve is taken once and in one go, the buckets in every round: what held the network up just then
     is no part of any step. Raises UsageError where the run has neither.
@@ -107,3 +124,62 @@ def allreduce_times(run: RunData, case: Mapping[str, Any]) -> AllReduceTimes:
             f"{run.path}: {case['case_id']} has no communication measured by itself; measure it again"
         )
     return AllReduceTimes(num_ranks=num_ranks, backend=backend, points=points)
+
+
+def reconciled(points: Points, sizes: Sequence[float], total_ms: float) -> Points:
+    """Multiply the curve's times so that messages of `sizes` take `total_ms` together.
+
+    The least change that does it, in logarithms, weighed by how far each point's own repetitions scatter (no
+    further than they reach) and by `COMMON_SD` for all together; the rest is the same for all. A size that
+    was held up while the curve was taken is put right by that, and does not make the others faster than the
+    network was ever seen.
+
+    Args:
+        points: (message bytes, ms of each repetition, or the median and its 95% interval).
+        sizes: bytes of the messages that were sent back to back.
+        total_ms: what they took. Where it or the curve is no time at all, the curve stays as it is.
+
+    Source: least squares under one constraint, x = C w (w' C w)^-1 d, repeated as w changes with x.
+    """
+    if total_ms <= 0 or measured_curve(points)(max(sizes, default=0)) <= 0:
+        return points
+    shortest, longest = np.array([_reach(times) for _, times in points]).T
+    # A point's interval is that of its median.
+    covariance = np.diag(((longest - shortest) / (2 * Z95)) ** 2) + COMMON_SD**2
+    moved = np.zeros(len(points))
+    for _ in range(ITERATIONS):
+        missing = math.log(total_ms / _total(points, moved, sizes))
+        weights = _weights(points, moved, sizes)
+        together = covariance @ weights
+        further = together * (missing + weights @ moved) / (weights @ together) - moved
+        moved = moved + further
+        if np.abs(further).max() < NUDGE:
+            break
+    moved = np.clip(moved, shortest, longest)
+    moved = moved + math.log(total_ms / _total(points, moved, sizes))
+    return _moved(points, moved)
+
+
+def _reach(times: Samples) -> tuple[float, float]:
+    """Distance from the median to the shortest and to the longest repetition, in logarithms."""
+    middle = float(np.median(times))
+    return (math.log(min(times) / middle), math.log(max(times) / middle)) if min(times) > 0 else (0.0, 0.0)
+
+
+def _weights(points: Points, moved: NDArray[np.float64], sizes: Sequence[float]) -> NDArray[np.float64]:
+    """How much the logarithm of the total follows that of each point."""
+    here = math.log(_total(points, moved, sizes))
+    nudges = NUDGE * np.eye(len(points))
+    return np.array([(math.log(_total(points, moved + nudge, sizes)) - here) / NUDGE for nudge in nudges])
+
+
+def _total(points: Points, moved: NDArray[np.float64], sizes: Sequence[float]) -> float:
+    return sum(map(measured_curve(_moved(points, moved)), sizes))
+
+
+def _moved(points: Points, moved: NDArray[np.float64]) -> Points:
+    factors = np.exp(moved)
+    return tuple(
+        (size, tuple(ms * float(by) for ms in times))
+        for (size, times), by in zip(points, factors, strict=True)
+    )

@@ -1,4 +1,4 @@
-"""The text that nccl-tests' `all_reduce_perf` prints, read as a cost curve. Pure."""
+"""Reads the text that nccl-tests' `all_reduce_perf` prints as a cost curve."""
 
 from __future__ import annotations
 

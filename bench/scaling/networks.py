@@ -1,4 +1,4 @@
-"""Networks by name, each with the public measurement it rests on and with what is assumed. Pure.
+"""Names networks, each with the public measurement it rests on and what is assumed.
 
 `intra` joins the GPUs of a node, `inter` the nodes. Bandwidths are nccl-tests' bus bandwidth in 10^9 bytes/s:
 bytes / time x 2 (n - 1) / n. Latencies follow NCCL's tree, 2 log2 n steps.
@@ -50,7 +50,7 @@ class NetworkModel:
     """NICs of a node; None is one per GPU."""
 
     def band(self, num_members: int, *, nics: int = 1) -> CostBand:
-        """Cost over `num_members` GPUs or nodes; `nics` of a node share the work of an inter network."""
+        """Cost an all-reduce over GPUs or nodes; `nics` of a node share the work between nodes."""
         if num_members < 2:
             return CostBand.exact(CostCurve())
         share = nics if self.level == "inter" else 1
@@ -58,7 +58,7 @@ class NetworkModel:
         return CostBand(curve, curve.scaled(self.low), curve.scaled(self.high))
 
     def job_band(self, num_ranks: int, num_nodes: int) -> CostBand:
-        """Cost of the whole job from `whole_job`: between its points on log-log axes.
+        """Cost an all-reduce of the whole job, between the points of `whole_job` on log-log axes.
 
         Beyond the last it stays there, and the decline between the last two goes on at the pessimistic end.
         """
@@ -226,7 +226,7 @@ _BIT_PER_S = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 
 def network(name: str, *, level: str | None = None) -> NetworkModel:
-    """The network of that name; `link:350mbit` is one TCP link of that rate per node.
+    """Look up a network; `link:350mbit` is one TCP link of that rate per node.
 
     Raises UsageError, naming the known ones, where there is none or it joins the other level.
     """

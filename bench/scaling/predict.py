@@ -1,4 +1,4 @@
-"""Step time, throughput and exposed communication elsewhere, with intervals. Pure.
+"""Predicts step time, throughput and exposed communication elsewhere, with intervals.
 
 An interval holds what the calibration's own rounds leave open (every input resampled), what is not known of
 the network (the band of its curve), and the model's error on held-out cases where that was measured.
@@ -7,25 +7,56 @@ the network (the band of its curve), and the model's error on held-out cases whe
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import scipy
 
-from bench.errors import UsageError
-from bench.scaling import reading
 from bench.scaling.buckets import assign_cap
 from bench.scaling.calibration import AllReduceTimes, Calibration, Samples
-from bench.scaling.cost import CostBand, CostCurve
-from bench.scaling.losses import Losses, split_losses
-from bench.scaling.resampling import interval, resampled, widening
-from bench.scaling.scenario import Scenario, cost_band, own_curves
-from bench.scaling.shared_cores import on_shared_cores
+from bench.scaling.cost import CostCurve, on_shared_cores
+from bench.scaling.scenario import Scenario, batch_per_device, cost_band, own_curves
 from bench.scaling.slowest_rank import RankSpread
 from bench.scaling.timeline import Compute, SimulatedStep, Slowdown, make_work, simulate
 from bench.stats import Interval
 
 RESAMPLES = 200
+
+BANDWIDTH = "exposed communication for bandwidth"
+LATENCY = "exposed communication for latency"
+HANDLING = "copying buckets, and what the simulation lacks"
+RANK_SPREAD = "rank spread, waiting for the slowest"
+BESIDE_OTHERS = "compute of a rank beside others"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Losses:
+    """Milliseconds of a step; together they are what it takes beyond the same work on one device alone.
+
+    Exposed communication, less what would remain if it took no time, is split as the all-reduces by
+    themselves are: time that grows with bytes, time that does not. It holds compute slowed by communication.
+    """
+
+    bandwidth_ms: float
+    latency_ms: float
+    handling_ms: float
+    rank_spread_ms: float
+    sharing_ms: float
+
+    def shares_pct(self) -> list[tuple[str, float]]:
+        """Cause and share of the time lost, largest first; empty where nothing is lost."""
+        parts = {
+            BANDWIDTH: self.bandwidth_ms,
+            LATENCY: self.latency_ms,
+            HANDLING: self.handling_ms,
+            RANK_SPREAD: self.rank_spread_ms,
+            BESIDE_OTHERS: self.sharing_ms,
+        }
+        lost = {cause: ms for cause, ms in parts.items() if ms > 0}
+        total_ms = sum(lost.values())
+        ordered = sorted(lost.items(), key=lambda part: -part[1])
+        return [(cause, 100 * ms / total_ms) for cause, ms in ordered]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +92,7 @@ class _Inputs:
 
 
 @dataclass(frozen=True)
-class _Played:
+class _Outcome:
     """A step; its ms, images/s, efficiency and exposed communication; what it loses, when asked."""
 
     step: SimulatedStep
@@ -87,21 +118,25 @@ def predict(
     Raises UsageError where the scenario asks for what its network or batch cannot give.
     """
     batch = batch_per_device(calibration, scenario)
-    played = _play(calibration, scenario, _read(calibration, scenario, None), batch)
+    found = _outcome(calibration, scenario, _read(calibration, scenario, None), batch)
     rng = np.random.default_rng(0)
-    drawn = (_play(calibration, scenario, _read(calibration, scenario, rng), batch) for _ in range(resamples))
-    draws = [p.figures for p in drawn]
+    draws = [
+        _outcome(calibration, scenario, _read(calibration, scenario, rng), batch).figures
+        for _ in range(resamples)
+    ]
     error = calibration.model_error_pct if model_error_pct is None else model_error_pct
-    wider = widening(calibration)
+    wider = _widening(calibration)
 
     def of(index: int, *, share: float = 1.0) -> Interval:
-        return interval(played.figures[index], [d[index] for d in draws], wider, (error or 0.0) / 100 * share)
+        return _interval(
+            found.figures[index], [figures[index] for figures in draws], wider, (error or 0.0) / 100 * share
+        )
 
     step_ms = of(0)
     exposed = of(3, share=0.0)
     # The model's error is one of the step; the part that is communication carries all of it.
     reach = (error or 0.0) / 100 * step_ms.estimate
-    losses = played.losses()
+    losses = found.losses()
     return Prediction(
         scenario=scenario,
         step_ms=step_ms,
@@ -114,36 +149,20 @@ def predict(
         ),
         wait_ms=losses.rank_spread_ms,
         losses=losses,
-        num_buckets=len(played.step.buckets),
-        step=played.step,
+        num_buckets=len(found.step.buckets),
+        step=found.step,
     )
-
-
-def batch_per_device(calibration: Calibration, scenario: Scenario) -> int:
-    """Images per device and micro-batch; strong scaling divides the batch size over the devices.
-
-    Raises UsageError where it does not divide.
-    """
-    batch = scenario.batch_per_device or calibration.identity.batch_per_device
-    if scenario.scaling == "weak":
-        return batch
-    if batch % scenario.num_devices:
-        raise UsageError(
-            f"the global batch of {batch} does not divide over {scenario.num_devices} devices; "
-            f"give --batch-size a multiple of {scenario.num_devices}"
-        )
-    return batch // scenario.num_devices
 
 
 def _read(calibration: Calibration, scenario: Scenario, rng: np.random.Generator | None) -> _Inputs:
     def value(samples: Samples) -> float:
-        return float(np.median(resampled(samples, rng)))
+        return float(np.median(_resampled(samples, rng)))
 
     c = calibration
 
     def again(allreduce: tuple[AllReduceTimes, ...]) -> tuple[AllReduceTimes, ...]:
         return tuple(
-            replace(t, points=tuple((size, resampled(times, rng)) for size, times in t.points))
+            replace(t, points=tuple((size, _resampled(times, rng)) for size, times in t.points))
             for t in allreduce
         )
 
@@ -151,8 +170,8 @@ def _read(calibration: Calibration, scenario: Scenario, rng: np.random.Generator
     if scenario.measured is not None:
         other = replace(scenario.measured, allreduce=again(scenario.measured.allreduce))
         scenario = replace(scenario, measured=other)
-    band: CostBand = cost_band(c, scenario, curves)
-    compute, slowdown = reading.compute(c, value), reading.slowdown(c, value)
+    band = cost_band(c, scenario, curves)
+    compute, slowdown = c.compute(value), c.slowdown(value)
     central_ms = float(np.median(c.backward_ms))
     scale = compute.backward_ms / central_ms if central_ms else 1.0
     comm = band.at(float(rng.triangular(-1, 0, 1)) if rng is not None else 0.0)
@@ -173,14 +192,14 @@ def _read(calibration: Calibration, scenario: Scenario, rng: np.random.Generator
         residual_ms=value(c.residual_ms),
         spread=replace(
             c.spread,
-            of_ranks=resampled(c.rank_spread, rng),
-            of_slowest=resampled(c.slowest_spread, rng),
+            of_ranks=_resampled(c.rank_spread, rng),
+            of_slowest=_resampled(c.slowest_spread, rng),
         ),
         comm=comm,
     )
 
 
-def _play(calibration: Calibration, scenario: Scenario, inputs: _Inputs, batch: int) -> _Played:
+def _outcome(calibration: Calibration, scenario: Scenario, inputs: _Inputs, batch: int) -> _Outcome:
     n, calibrated = scenario.num_devices, calibration.identity.batch_per_device
     layout = assign_cap(
         [p.num_bytes for p in calibration.parameters],
@@ -214,14 +233,53 @@ def _play(calibration: Calibration, scenario: Scenario, inputs: _Inputs, batch: 
 
     def losses() -> Losses:
         without_copies = simulate(work, compute, slowdown=inputs.slowdown)
-        return split_losses(
-            exposed_ms=step.exposed_comm_ms,
-            handling_ms=max(step.step_ms - without_copies.step_ms, 0.0),
-            latency_ms=inputs.comm(1.0) * len(layout),
-            comm_ms=step.comm_ms,
+        network_ms = max(step.exposed_comm_ms - max(step.step_ms - without_copies.step_ms, 0.0), 0.0)
+        latency = min(inputs.comm(1.0) * len(layout) / step.comm_ms, 1.0) if step.comm_ms > 0 else 0.0
+        return Losses(
+            bandwidth_ms=network_ms * (1 - latency),
+            latency_ms=network_ms * latency,
+            handling_ms=step.exposed_comm_ms - network_ms,
             rank_spread_ms=own.total_ms * (slowest - 1),
             sharing_ms=own.total_ms - size * scenario.accumulate * inputs.single_ms,
         )
 
     figures = (step.step_ms, images_per_s, images_per_s / n / single, step.exposed_comm_ms)
-    return _Played(step, figures, losses)
+    return _Outcome(step, figures, losses)
+
+
+def _resampled(samples: Samples, rng: np.random.Generator | None) -> Samples:
+    """Draw as many figures with replacement; without `rng` return the figures themselves."""
+    if rng is None or len(samples) < 2:
+        return samples
+    return tuple(rng.choice(samples, len(samples)))
+
+
+def _widening(calibration: Calibration) -> float:
+    """Hesterberg's factor for few rounds (source: `bench.stats.ratio_of_medians`)."""
+    rounds = min((len(s) for s in (calibration.backward_ms, calibration.forward_ms) if len(s) > 1), default=0)
+    if not rounds:
+        return 1.0
+    factor = scipy.stats.t.ppf(0.975, rounds - 1) / scipy.stats.norm.ppf(0.975)
+    return float(factor * math.sqrt(rounds / (rounds - 1)))
+
+
+def _interval(estimate: float, draws: Sequence[float], wider: float, error: float) -> Interval:
+    """Form the 95% interval of `draws` about `estimate`.
+
+    Args:
+        estimate: from the figures themselves.
+        draws: from resamples of them; none leaves only the error.
+        wider: factor for few rounds, on the logarithm.
+        error: of the model, as a share, added in quadrature.
+    """
+    low, high = np.quantile(draws, (0.025, 0.975)) if draws else (estimate, estimate)
+    if estimate <= 0:
+        return Interval(estimate, min(float(low), estimate), max(float(high), estimate))
+    below = math.log(estimate / min(float(low), estimate)) * wider if low > 0 else math.inf
+    above = math.log(max(float(high), estimate) / estimate) * wider
+    model = math.log1p(error)
+    return Interval(
+        estimate,
+        estimate * math.exp(-math.hypot(below, model)),
+        estimate * math.exp(math.hypot(above, model)),
+    )

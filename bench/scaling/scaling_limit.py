@@ -1,4 +1,4 @@
-"""Where scaling breaks: the first device count whose efficiency is below 80%, and what breaks it. Pure."""
+"""Finds where scaling breaks: the first device count with an efficiency below 80%, and why."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Curve:
 
     @property
     def most_devices(self) -> int:
-        """The end of the curve."""
+        """The largest device count."""
         return max(p.scenario.num_devices for p in self.predictions)
 
 
@@ -34,7 +34,7 @@ def curve(
     fill: bool = False,
     model_error_pct: float | None = None,
 ) -> Curve:
-    """The curve through predictions of one scenario at several device counts, and its break.
+    """Draw the curve through predictions of one scenario at several device counts, and find its break.
 
     Args:
         calibration: what they were made from.
@@ -61,7 +61,7 @@ def curve(
 
 
 def sentence(found: Curve, *, where: str, device: str = "device") -> str:
-    """One sentence: where it breaks and the causes with their shares, or that it does not."""
+    """Say in one sentence where it breaks and the causes with their shares, or that it does not."""
     if found.broken is None:
         least, most = f"{LEAST_EFFICIENCY:.0%}", found.most_devices
         return f"On {where} efficiency stays at {least} or above up to {most} {device}s."
@@ -78,7 +78,7 @@ def sentence(found: Curve, *, where: str, device: str = "device") -> str:
 
 
 def _possible(calibration: Calibration, scenario: Scenario, most: int) -> list[int]:
-    """Device counts that can be predicted: all, or those that divide a global batch."""
+    """List the device counts that can be predicted: all, or those that divide a global batch."""
     if scenario.scaling == "weak":
         return list(range(1, most + 1))
     batch = scenario.batch_per_device or calibration.identity.batch_per_device
@@ -86,7 +86,7 @@ def _possible(calibration: Calibration, scenario: Scenario, most: int) -> list[i
 
 
 def _first_below(calibration: Calibration, scenario: Scenario, counts: Sequence[int]) -> int | None:
-    """By doubling, then halving: efficiency falls as devices are added, but for steps at whole nodes."""
+    """Search by doubling, then halving: efficiency falls with devices, but for steps at whole nodes."""
 
     def below(place: int) -> int:
         found = predict(calibration, replace(scenario, num_devices=counts[place]), resamples=0)

@@ -1,4 +1,4 @@
-"""What is asked for: devices, network, batch, and what it means for the cost of an all-reduce. Pure."""
+"""Describes what is asked for (devices, network, batch) and what an all-reduce costs there."""
 
 from __future__ import annotations
 
@@ -70,12 +70,28 @@ class Scenario:
 
 
 def wire_share(comm_hook: str) -> float:
-    """Share of fp32 gradients' bytes that a hook sends."""
+    """Tell the share of fp32 gradients' bytes that a hook sends."""
     return 0.5 if comm_hook in HALF_HOOKS else 1.0
 
 
+def batch_per_device(calibration: Calibration, scenario: Scenario) -> int:
+    """Count images per device and micro-batch; strong scaling divides the batch size over the devices.
+
+    Raises UsageError where it does not divide.
+    """
+    batch = scenario.batch_per_device or calibration.identity.batch_per_device
+    if scenario.scaling == "weak":
+        return batch
+    if batch % scenario.num_devices:
+        raise UsageError(
+            f"the global batch of {batch} does not divide over {scenario.num_devices} devices; "
+            f"give --batch-size a multiple of {scenario.num_devices}"
+        )
+    return batch // scenario.num_devices
+
+
 def cost_band(calibration: Calibration, scenario: Scenario, curves: dict[int, CostCurve]) -> CostBand:
-    """The all-reduce cost of a scenario. `curves` are the calibration's, by ranks (see `own_curves`).
+    """Cost an all-reduce of a scenario. `curves` are the calibration's, by ranks (see `own_curves`).
 
     Raises UsageError where the scenario names no network for what it asks.
     """
@@ -114,7 +130,7 @@ def cost_band(calibration: Calibration, scenario: Scenario, curves: dict[int, Co
 
 
 def own_curves(allreduce: tuple[AllReduceTimes, ...]) -> dict[int, CostCurve]:
-    """The measured curves by number of ranks."""
+    """Make the measured curves, by number of ranks."""
     return {times.num_ranks: measured_curve(times.points) for times in allreduce if times.num_ranks > 1}
 
 
@@ -139,7 +155,7 @@ def _nearest(allreduce: tuple[AllReduceTimes, ...], curves: dict[int, CostCurve]
 
 
 def _carried(curve: CostCurve, measured: int, wanted: int, *, backend: str) -> CostBand:
-    """From `measured` to `wanted` ranks: latency grows as a tree's or a ring's steps, at best not at all."""
+    """Carry a curve to `wanted` ranks: latency grows as a tree's or a ring's steps, at best not at all."""
     if measured == wanted or not curve.points:
         return CostBand.exact(curve)
     ring = 2 * (measured - 1), 2 * (wanted - 1)

@@ -1,4 +1,4 @@
-"""Waiting for the slowest: the expected maximum over n ranks. Pure."""
+"""Estimates the wait for the slowest rank: the expected maximum over n ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EULER_GAMMA = float(np.euler_gamma)
 
 @dataclass(frozen=True, kw_only=True)
 class RankSpread:
-    """How ranks' own steps differ, over the median step of all ranks in the round.
+    """Steps of ranks over the median step of all ranks in the round.
 
     Args:
         of_ranks: one figure per rank and step.
@@ -29,7 +29,7 @@ class RankSpread:
 
     @classmethod
     def of(cls, steps_ms: Mapping[int, Mapping[int, Sequence[float]]]) -> RankSpread:
-        """From steps by round and rank, each beside the other ranks' of the same place."""
+        """Compare steps by round and rank, each with the other ranks' of the same place."""
         ranks: list[float] = []
         slowest: list[float] = []
         for by_rank in steps_ms.values():
@@ -59,7 +59,7 @@ def typical_ms(by_rank: Mapping[int, Sequence[float]]) -> float:
 
 
 def expected_max(samples: Sequence[float], num_ranks: int) -> float:
-    """Expected largest of `num_ranks` independent draws, given `samples` of one; 1 without samples.
+    """Estimate the largest of `num_ranks` independent draws, given `samples` of one; 1 without samples.
 
     Up to as many ranks as there are samples it is that of the empirical distribution. Beyond, what lies above
     the upper quartile is taken as exponential (extreme-value theory's Gumbel domain): of n ranks n / 4 are

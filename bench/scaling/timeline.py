@@ -1,4 +1,4 @@
-"""One step, simulated: gradients become ready, buckets fill, all-reduces queue, both sides slow down. Pure.
+"""Simulates one step: gradients become ready, buckets fill, all-reduces queue, both sides slow down.
 
 Compute and communication advance at rates that are constant between events: compute at 1/`slowdown.compute`
 while an all-reduce is in flight, an all-reduce at 1/`slowdown.comm` while the backward runs, else at 1.
@@ -27,7 +27,7 @@ class Compute:
     """A step without communication, ms."""
 
     before_ms: float
-    """Ahead of the backward: data, forward, and micro-batches that only accumulate."""
+    """What precedes the backward: data, forward, and micro-batches that only accumulate."""
     backward_ms: float
     after_ms: float
     """Optimizer."""
@@ -88,7 +88,7 @@ def make_work(
     *,
     wire_share: float = 1.0,
 ) -> list[Work]:
-    """The buckets of `layout`; `comm_ms` maps bytes on the wire to ms.
+    """Make the buckets of `layout`; `comm_ms` maps bytes on the wire to ms.
 
     `wire_share` is the share of a gradient's bytes that is sent, 0.5 under an fp16 hook on fp32 gradients.
     """
@@ -111,7 +111,7 @@ def simulate(
     copy_ms: float = 0.0,
     residual_ms: float = 0.0,
 ) -> SimulatedStep:
-    """Play one step.
+    """Simulate one step.
 
     Args:
         work: buckets in all-reduce order.

@@ -1,4 +1,4 @@
-"""Predictions against what was measured, on cases that nothing was fitted to. Pure."""
+"""Judges predictions by measured cases that nothing was fitted to."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class HeldOut:
 def held_out(
     calibration: Calibration, run: RunData, *, fitted: str | None, network: NetworkModel | None = None
 ) -> list[HeldOut]:
-    """Every measured DDP case of `run` but `fitted` that a scenario can describe, predicted.
+    """Predict every measured DDP case of `run` but `fitted` that a scenario can describe.
 
     `network` joins the nodes of `run` where it is another than the calibration's.
     """
@@ -83,7 +83,7 @@ def median_error_pct(cases: Sequence[HeldOut]) -> float:
 
 
 def drift(calibration: Calibration, run: RunData) -> Interval | None:
-    """How many times as long one device alone took in `run` as when calibrated; None where not measured.
+    """Compare the time of one device alone in `run` with that when calibrated; None if not measured.
 
     What a shared or throttled machine changed in between is no error of the simulation, but part of one.
     """

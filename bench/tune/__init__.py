@@ -1,1 +1,1 @@
-"""Finds the bucket layout with the shortest step: calibrated, searched for, and proven by measurement."""
+"""Finds the bucket cap with the shortest step: calibrates, predicts, and proves it by measurement."""

@@ -1,4 +1,4 @@
-"""Find the bucket layout with which DDP trains a model fastest on this machine, and prove it."""
+"""Find the bucket cap with which DDP trains a model fastest on this machine, and prove it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +21,16 @@ if TYPE_CHECKING:
     from bench.tune.request import Request
 
 NOT_SETTINGS = ("calibration", "accept", "dry_run", "quiet", "json")
-DECIDED = (*("modes", "bucket_cap_mb", "sweep", "trace", "allreduce_curve", "calibrate", "passes", "name"),)
+DECIDED = ("modes", "bucket_cap_mb", "sweep", "trace", "allreduce_curve", "calibrate", "passes", "name")
 """Settings of bench.run that tuning decides by itself."""
+
+NEAREST = {
+    "what to tune": ("gpus", "arch", "workload", "batch_size", "image_size", "precision"),
+    "how long to measure": ("max_time", "rounds", "precision_target"),
+    "what to compare beside bucket caps": ("gradient_as_bucket_view", "comm_hook", "accumulate"),
+    "output": ("out",),
+}
+"""Settings by the heading that --help gives them; the others come last."""
 
 HELP = {
     "gpus": "ranks to tune for (default: all devices)",
@@ -43,31 +51,27 @@ def parser() -> Parser:
         description=__doc__,
         epilog="Works under torchrun, srun and bench.lab like bench.run.",
     )
-    for setting in options_of():
-        if setting.name in DECIDED:
-            continue
-        switch: dict[str, Any] = {}
-        if isinstance(setting.default, bool):
-            switch = {"nargs": "?", "const": "on"}
-        made.add_argument(
-            f"--{setting.name.replace('_', '-')}",
-            **switch,
-            metavar="N" if setting.name == "gpus" else setting.metadata["metavar"],
-            help=HELP.get(setting.name, setting.metadata["help"]),
-            default=argparse.SUPPRESS,
-        )
-    made.add_argument(
-        "--calibration",
-        type=Path,
-        metavar="DIR",
-        help="take the calibration of this run instead of measuring",
-    )
-    made.add_argument(
-        "--accept", action="store_true", help="though it is of another machine, torch or workload"
-    )
-    made.add_argument("--dry-run", action="store_true", help="print what would be done; measure nothing")
-    made.add_argument("--quiet", action="store_true", help="no progress, only the answer")
-    made.add_argument("--json", action="store_true", help="the answer as JSON on stdout")
+    settings = {setting.name: setting for setting in options_of() if setting.name not in DECIDED}
+
+    def group(title: str, names: Iterable[str]) -> Any:
+        made_group = made.add_argument_group(title)
+        for setting in map(settings.pop, list(names)):
+            made_group.add_argument(
+                f"--{setting.name.replace('_', '-')}",
+                metavar="N" if setting.name == "gpus" else setting.metadata["metavar"],
+                help=HELP.get(setting.name, setting.metadata["help"]),
+                default=argparse.SUPPRESS,
+            )
+        return made_group.add_argument
+
+    *_, add = [group(title, names) for title, names in NEAREST.items()]
+    add("--dry-run", action="store_true", help="print what would be done; measure nothing")
+    add("--quiet", action="store_true", help="no progress, only the answer")
+    add("--json", action="store_true", help="the answer as JSON on stdout")
+    add = group("calibration", ())
+    add("--calibration", type=Path, metavar="DIR", help="take that of this run instead of measuring one")
+    add("--accept", action="store_true", help="though it is of another machine, torch or workload")
+    group("further settings, as in bench.run", settings)
     return made
 
 
@@ -102,8 +106,7 @@ def _main(arguments: list[str]) -> int:
     except PeerLostError:
         return RESTART_EXIT_CODE
     if os.environ["RANK"] == "0":
-        from bench.tune.output import show  # noqa: PLC0415
-        from bench.tune.wording import as_json  # noqa: PLC0415
+        from bench.tune.output import as_json, show  # noqa: PLC0415
 
         with to_reader():
             if how["json"]:

@@ -1,4 +1,4 @@
-"""What to use, from what was measured in turns. Pure.
+"""Decides what to use from what was measured in turns.
 
 Throughputs are compared inside each round. All intervals together cover the truth with 95% (Bonferroni), so
 that the best of several is not best by chance. A more complicated setting has to beat the simpler one by more
@@ -105,6 +105,6 @@ def decide(
 
 
 def _complexity(candidate: Candidate, default: Candidate) -> tuple[int, int]:
-    """How many other settings change, then the kind of cap."""
+    """Rank a candidate by how many other settings it changes, then by its kind of cap."""
     others = sum(a != b for a, b in zip(candidate.point[1:], default.point[1:], strict=True))
     return others, KINDS.index(candidate.kind)

@@ -1,21 +1,35 @@
-"""What is worth measuring: the few layouts that a calibration promises most of. Pure."""
+"""Chooses what is worth measuring: the few uniform caps that promise most by a calibration."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass
-from statistics import mean
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from statistics import median
 
-from bench.layout import BucketCaps
-from bench.scaling.buckets import Layout, assign_cap
+from bench.errors import UsageError
+from bench.layout import PYTORCH_CAPS, BucketCaps
+from bench.scaling.buckets import MIB, Layout, assign_cap
 from bench.scaling.calibration import Calibration
-from bench.tune.caps import uniform_caps
-from bench.tune.elimination import rounds_of_finalists
-from bench.tune.problem import Problem
+from bench.scaling.scenario import Scenario, cost_band, own_curves
+from bench.scaling.timeline import Compute, Slowdown, make_work, simulate
 
 KINDS = ("default", "uniform")
 """Of bucket caps, the simplest first."""
+
+USUAL_CAPS = (
+    PYTORCH_CAPS,
+    *(BucketCaps((cap,)) for cap in (0, 0.5, 1, 2, 4, 5, 8, 10, 16, 25, 32, 50, 64, 100, 200)),
+)
+"""Tried for models of any size."""
+
+ROUND = (1, 1.5, 2, 3, 4, 5, 6, 8)
+"""Digits of further caps: steps of a third or a half, which a user would write."""
+
+FINEST = 200
+"""No more buckets than this are tried for, but for one per parameter."""
 
 LEAST_MARGIN, MOST_MARGIN = 0.05, 0.1
 """A layout may win that is predicted to be slower by less than the model's error, or than this."""
@@ -23,18 +37,10 @@ LEAST_MARGIN, MOST_MARGIN = 0.05, 0.1
 STEP_APART = 1.4
 """A second uniform cap makes this many times more or fewer buckets: it tells of the model's mistakes."""
 
-STEPS_TO_PREPARE = 10
-"""What a case takes before its first block, in its own steps: construction, proof, warm-up."""
-
-LEAST_STEPS = 24
-"""Of the default and each finalist, in timed blocks."""
-
-LEAST_MEASURED = 2
-
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One way to run DDP, and what the calibration promises of it."""
+    """One way to run DDP, and its predicted step."""
 
     bucket_cap_mb: BucketCaps
     kind: str
@@ -60,99 +66,154 @@ class Axes:
     comm_hook: tuple[str, ...] = ("none",)
     accumulate: tuple[int, ...] = (1,)
 
+    def __post_init__(self) -> None:
+        """Raise UsageError for a hook that has no buckets to lay out."""
+        if "powersgd" in self.comm_hook:
+            raise UsageError(
+                "--comm-hook powersgd: its messages are not the buckets, so no layout can be searched for; "
+                "give none, fp16 or bf16"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepModel:
+    """One step of the slowest of several ranks under any layout, from a calibration; times in ms."""
+
+    num_bytes: tuple[int, ...]
+    ready_ms: tuple[float, ...]
+    comm_ms: Callable[[float], float]
+    """All-reduce time of so many bytes on the wire."""
+    compute: Compute
+    kinds: tuple[str, ...] | None = None
+    slowdown: Slowdown | None = None
+    copy_ms: float = 0.0
+    residual_ms: float = 0.0
+    wire_share: float = 1.0
+
+    @classmethod
+    def of(cls, calibration: Calibration, *, num_ranks: int, comm_hook: str, accumulate: int) -> StepModel:
+        """Read the medians of a calibration as `bench.scaling.predict` does."""
+        c = calibration
+        scenario = Scenario(num_devices=num_ranks, comm_hook=comm_hook, accumulate=accumulate)
+        slowest = c.spread.factor(num_ranks)
+        micro = c.compute()
+        further_ms = (accumulate - 1) * (micro.before_ms + micro.backward_ms)
+        compute = replace(micro, before_ms=micro.before_ms + further_ms)
+        return cls(
+            num_bytes=tuple(p.num_bytes for p in c.parameters),
+            ready_ms=tuple(min(p.ready_ms, micro.backward_ms) * slowest for p in c.parameters),
+            kinds=tuple(p.kind for p in c.parameters),
+            comm_ms=cost_band(c, scenario, own_curves(c.allreduce)).estimate,
+            compute=compute.scaled(slowest),
+            slowdown=c.slowdown(),
+            copy_ms=median(c.copy_ms),
+            residual_ms=median(c.residual_ms),
+            wire_share=scenario.wire_share,
+        )
+
+    def layout(self, caps: BucketCaps) -> Layout:
+        """The buckets that DDP makes under caps."""
+        return assign_cap(self.num_bytes, caps, kinds=self.kinds)
+
+    def step_ms(self, layout: Layout) -> float:
+        """The simulated step under `layout`."""
+        work = make_work(self.num_bytes, self.ready_ms, layout, self.comm_ms, wire_share=self.wire_share)
+        step = simulate(
+            work, self.compute, slowdown=self.slowdown, copy_ms=self.copy_ms, residual_ms=self.residual_ms
+        )
+        return step.step_ms
+
+    def bound_ms(self) -> float:
+        """The least step that any layout can reach: compute and communication each at full speed.
+
+        From parameter k on, everything is sent after k is ready and copied, so the backward lasts at least
+        until then plus the least time in which the rest can be sent; for the last parameter that is its own
+        all-reduce. It is copied back after that, and all of them are after the last gradient is ready.
+        """
+        compute, total = self.compute, sum(self.num_bytes)
+        launch_ms = (
+            ready + self.copy_ms * copied / total
+            for ready, copied in zip(accumulate(self.ready_ms, max), accumulate(self.num_bytes), strict=True)
+        )
+        sent_ms = max(launch + rest for launch, rest in zip(launch_ms, self._least_comm_ms(), strict=True))
+        last_ms = max(
+            compute.backward_ms + 2 * self.copy_ms, sent_ms + self.copy_ms * self.num_bytes[-1] / total
+        )
+        least_ms = compute.before_ms + last_ms + compute.after_ms
+        return max(least_ms + self.residual_ms, compute.total_ms)
+
+    def _least_comm_ms(self) -> list[float]:
+        """By k, the least time to send the gradients from k on, over all ways to cut them."""
+        count = len(self.num_bytes)
+        sent = [0, *accumulate(self.num_bytes)]
+        least = [math.inf] * count + [0.0]
+        for k in range(count - 1, -1, -1):
+            # The first bucket may have begun before k: what it holds of the rest still has to go out.
+            least[k] = min(
+                self.comm_ms((sent[end] - sent[k]) * self.wire_share) + least[end]
+                for end in range(k + 1, count + 1)
+            )
+        return least[:count]
+
+
+def uniform_caps(total_bytes: int) -> list[BucketCaps]:
+    """List caps to try for gradients of `total_bytes`: the usual ones, then round numbers."""
+    lowest = math.floor(math.log10(max(total_bytes / FINEST, 1) / MIB))
+    highest = math.ceil(math.log10(total_bytes / MIB))
+    powers = range(lowest, highest + 1)
+    more = [digit * 10.0**power for power in powers for digit in ROUND]
+    sensible = [f"{cap:.6g}" for cap in more if total_bytes / FINEST <= cap * MIB <= 2 * total_bytes]
+    written = (BucketCaps.parse(cap) for cap in sensible if "e" not in cap)
+    return list(dict.fromkeys([*USUAL_CAPS, *written]))
+
 
 def choose(calibration: Calibration, *, num_ranks: int, axes: Axes) -> list[Candidate]:
-    """The candidates, the default first: at most four layouts, and one or two per further value of an axis.
+    """Choose candidates, the default first: four layouts at most, then two per further value of an axis.
 
     Args:
         calibration: of the workload on this machine.
         num_ranks: ranks that exchange gradients.
         axes: what may vary.
     """
-    view = axes.gradient_as_bucket_view[0]
+    view, *other_views = axes.gradient_as_bucket_view
+    margin = min(max((calibration.model_error_pct or 0.0) / 100, LEAST_MARGIN), MOST_MARGIN)
     found: list[Candidate] = []
-    for hook, accumulate in itertools.product(axes.comm_hook, axes.accumulate):
-        problem = Problem.of(calibration, num_ranks=num_ranks, comm_hook=hook, accumulate=accumulate)
-        base = (hook, accumulate) == (axes.comm_hook[0], axes.accumulate[0])
-        few = _of_problem(problem, margin=_margin(calibration))
-        found += [
+    for hook, micro_batches in itertools.product(axes.comm_hook, axes.accumulate):
+        model = StepModel.of(calibration, num_ranks=num_ranks, comm_hook=hook, accumulate=micro_batches)
+        bound_ms = model.bound_ms()
+        promising = [
             Candidate(
                 bucket_cap_mb=cap,
-                kind=kind,
+                kind="default" if cap == PYTORCH_CAPS else "uniform",
                 gradient_as_bucket_view=view,
                 comm_hook=hook,
-                accumulate=accumulate,
+                accumulate=micro_batches,
                 num_buckets=len(layout),
-                predicted_ms=problem.step_ms(layout),
-                bound_ms=problem.bound_ms(),
+                predicted_ms=model.step_ms(layout),
+                bound_ms=bound_ms,
             )
-            for cap, kind, layout in (few if base else few[:2])
+            for cap, layout in _promising(model, margin)
         ]
-    best = _best_simple(found, axes)
-    more = [_with_view(best, other) for other in axes.gradient_as_bucket_view[1:]]
-    return list({c.point: c for c in [*found, *more]}.values())
+        found += promising[:2] if found else promising
+    # What a view saves is not part of the model: the prediction is that of the copy.
+    best = min((c for c in found if c.point[1:] == found[0].point[1:]), key=lambda c: c.predicted_ms)
+    return [*found, *(replace(best, gradient_as_bucket_view=other) for other in other_views)]
 
 
-def affordable(candidates: Sequence[Candidate], *, seconds: float) -> list[Candidate]:
-    """So many that in `seconds` the finalists get `LEAST_STEPS`, in their order.
-
-    The default comes first and what the user asked to compare beside the layout stays; of further layouts
-    those go that promise least, until the rest fits or two are left.
-    """
-    default = candidates[0]
-    kept = list(candidates)
-    layouts = sorted(
-        (c for c in candidates[1:] if c.point[1:] == default.point[1:]),
-        key=lambda c: c.predicted_ms,
-        reverse=True,
-    )
-    for worst in layouts:
-        if len(kept) <= LEAST_MEASURED or _last_steps(kept, seconds) >= LEAST_STEPS:
-            break
-        kept.remove(worst)
-    return kept
-
-
-def _last_steps(candidates: Sequence[Candidate], seconds: float) -> float:
-    """Steps of each finalist in `seconds`, preparation included."""
-    step_ms = mean(c.predicted_ms for c in candidates)
-    left_ms = 1000 * seconds - STEPS_TO_PREPARE * step_ms * len(candidates)
-    return left_ms / (2 * step_ms) * rounds_of_finalists(len(candidates) - 1)
-
-
-Promising = tuple[BucketCaps, str, Layout]
-"""Cap, kind and layout."""
-
-
-def _of_problem(problem: Problem, *, margin: float) -> list[Promising]:
-    """The default, the best uniform cap, and one coarser and one finer within `margin`."""
-    steps: dict[Layout, tuple[float, BucketCaps]] = {}
-    for cap in uniform_caps(sum(problem.num_bytes)):
-        layout = assign_cap(problem.num_bytes, cap, kinds=problem.kinds)
-        if layout not in steps:
-            steps[layout] = (problem.step_ms(layout), cap)
-    default, *others = steps  # in the order of the caps
+def _promising(model: StepModel, margin: float) -> list[tuple[BucketCaps, Layout]]:
+    """Find the default, the best uniform cap, and one coarser and one finer that lose `margin` at most."""
+    caps: dict[Layout, BucketCaps] = {}
+    for cap in uniform_caps(sum(model.num_bytes)):
+        caps.setdefault(model.layout(cap), cap)
+    steps = {layout: model.step_ms(layout) for layout in caps}
+    default, *others = caps  # in the order of the caps
     found = [default]
     if others:
-        best = min(others, key=lambda layout: steps[layout][0])
-        limit_ms = min(steps[best][0], steps[default][0]) * (1 + margin)
-        close = [layout for layout in others if steps[layout][0] <= limit_ms]
+        best = min(others, key=steps.__getitem__)
+        limit_ms = min(steps[best], steps[default]) * (1 + margin)
+        close = [layout for layout in others if steps[layout] <= limit_ms]
         finer = [layout for layout in close if len(layout) >= STEP_APART * len(best)]
         coarser = [layout for layout in close if len(layout) <= len(best) / STEP_APART]
         found += [best] if best in close else []
-        found += [min(side, key=lambda layout: steps[layout][0]) for side in (coarser, finer) if side]
-    return [(steps[x][1], "default" if x == default else "uniform", x) for x in found]
-
-
-def _best_simple(found: Sequence[Candidate], axes: Axes) -> Candidate:
-    base = [c for c in found if (c.comm_hook, c.accumulate) == (axes.comm_hook[0], axes.accumulate[0])]
-    return min(base, key=lambda c: c.predicted_ms)
-
-
-def _with_view(candidate: Candidate, view: bool) -> Candidate:  # noqa: FBT001 - a value of the axis
-    # What a view saves is not part of the model: the prediction is that of the copy.
-    return Candidate(**{**vars(candidate), "gradient_as_bucket_view": view})
-
-
-def _margin(calibration: Calibration) -> float:
-    return min(max((calibration.model_error_pct or 0.0) / 100, LEAST_MARGIN), MOST_MARGIN)
+        found += [min(side, key=steps.__getitem__) for side in (coarser, finer) if side]
+    return [(caps[layout], layout) for layout in found]

@@ -1,4 +1,4 @@
-"""Which candidates to measure no further, so that rounds are spent where the answer is open.
+"""Picks which candidates to measure, and which no further, so that rounds go where the answer is open.
 
 Successive elimination: at even intervals the candidate that looks worst is dropped, and what remains of the
 time goes to the default and the best two (after the successive rejects of Audibert, Bubeck and Munos, "Best
@@ -11,20 +11,31 @@ has 1.4 times as many rounds in common with the default.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import mean
 
 from bench.results.round_times import ByRound
 from bench.stats import paired_ratio
+from bench.tune.candidates import Candidate
 
 FINALISTS = 2
-"""Beside the default: with one alone the best would be lost more often."""
+"""Candidates that stay beside the default: with one alone the best would be lost more often."""
 
 FINAL_SHARE = 0.6
-"""Of the time, for the finalists and the default alone."""
+"""Share of the time that the finalists and the default have for themselves."""
 
 LEAST_ROUNDS = 4
-"""None is dropped before: a single disturbance must not decide."""
+"""No candidate is dropped earlier: a single disturbance must not decide."""
+
+STEPS_TO_PREPARE = 10
+"""What a case takes before its first block, in its own steps: construction, proof, warm-up."""
+
+LEAST_STEPS = 24
+"""Timed steps that the default and each finalist need for an answer."""
+
+LEAST_MEASURED = 2
+"""The default and one to compare it with."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +48,7 @@ class Elimination:
     """The others' ids, in the order that decides between equals."""
 
     def dropped(self, rates: Mapping[str, ByRound], left_share: float) -> Collection[str]:
-        """Those to measure no further.
+        """Name the cases to measure no further.
 
         Args:
             rates: throughput by round, of every case that is still measured.
@@ -52,14 +63,41 @@ class Elimination:
 
 
 def num_kept(challengers: int, left_share: float) -> int:
-    """How many of the challengers are measured beside the default with so much of the time left."""
+    """Count the challengers that are still measured with `left_share` of the time left."""
     early = max((left_share - FINAL_SHARE) / (1 - FINAL_SHARE), 0.0)
     return min(FINALISTS + math.ceil((challengers - FINALISTS) * early), challengers)
 
 
 def rounds_of_finalists(challengers: int) -> float:
-    """Rounds that the finalists get, over those that would fit if two cases alone were measured."""
+    """Rounds of the finalists, over those that would fit if two cases alone were measured."""
     dropped = max(challengers - FINALISTS, 0)
     shares = [(FINAL_SHARE if dropped else 1.0, 1 + min(challengers, FINALISTS))]
     shares += [((1 - FINAL_SHARE) / dropped, 1 + FINALISTS + more) for more in range(1, dropped + 1)]
     return 2 * sum(share / cases for share, cases in shares)
+
+
+def affordable(candidates: Sequence[Candidate], *, seconds: float) -> list[Candidate]:
+    """Keep so many candidates that in `seconds` the finalists get `LEAST_STEPS`.
+
+    The default comes first and what the user asked to compare beside the layout stays; of further layouts
+    those go that promise least, until the rest fits or two are left.
+    """
+    default = candidates[0]
+    kept = list(candidates)
+    layouts = sorted(
+        (c for c in candidates[1:] if c.point[1:] == default.point[1:]),
+        key=lambda c: c.predicted_ms,
+        reverse=True,
+    )
+    for worst in layouts:
+        if len(kept) <= LEAST_MEASURED or _last_steps(kept, seconds) >= LEAST_STEPS:
+            break
+        kept.remove(worst)
+    return kept
+
+
+def _last_steps(candidates: Sequence[Candidate], seconds: float) -> float:
+    """Steps of each finalist if everything, preparation included, takes `seconds`."""
+    step_ms = mean(c.predicted_ms for c in candidates)
+    left_ms = 1000 * seconds - STEPS_TO_PREPARE * step_ms * len(candidates)
+    return left_ms / (2 * step_ms) * rounds_of_finalists(len(candidates) - 1)

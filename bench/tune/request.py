@@ -1,4 +1,4 @@
-"""What `bench.tune` was asked for, and the settings of the ordinary runs that its two stages are."""
+"""Resolves what `bench.tune` was asked for into the settings of its two stages, ordinary runs."""
 
 from __future__ import annotations
 
@@ -15,25 +15,27 @@ from bench.plan import Planned
 from bench.run.job import Job, prepare
 from bench.settings import DDP_AXES, Settings, resolve
 from bench.tune.candidates import Axes, Candidate
-from bench.tune.problem import check_hooks
 
 STAGES = CALIBRATION, PROOF = "calibration", "proof"
 """Results folders of the two stages, within the tuning's own."""
 
 TUNED = ("bucket_cap_mb", *(axis.name for axis in dataclasses.fields(Axes)))
 FIXED = tuple(axis for axis in DDP_AXES if axis not in TUNED)
-"""Axes of bench.run that stay what they are."""
+"""Axes of bench.run that take one value here: tuning does not compare them."""
 
 DEFAULT_MAX_TIME_S = 150.0
-"""With start-up and two reports less than three minutes."""
+"""Leaves a whole tuning, start-up and two reports included, below three minutes."""
 
 CPU_PROOF_STEPS = 1
-"""Two steps in a row are disturbed alike (on shared cores their times correlate by 0.3 to 0.6), so that for
-the same number of steps in all more rounds tell more than longer blocks."""
+"""One step per block on a CPU: more rounds tell more than longer blocks of as many steps in all.
+
+Two steps in a row are disturbed alike: on shared cores their times correlate by 0.3 to 0.6."""
 
 CALIBRATION_SHARE = 0.3
+"""Share of the time limit for the first stage: the proof compares cases and needs more rounds."""
+
 LEAST_PROOF_SHARE = 0.25
-"""Of the time limit, whatever the calibration took."""
+"""The proof gets at least this share of the time limit, however long calibration took."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +103,7 @@ class Request:
 def make_request(
     options: Mapping[str, str], *, reuse: Path | None = None, accept: bool = False
 ) -> tuple[Request, Job]:
-    """The request that settings as text make, and its first stage checked against this machine.
+    """Make the request from settings as text, and check its first stage against this machine.
 
     Raises UsageError for what cannot be tuned here.
     """
@@ -132,7 +134,7 @@ def make_request(
 
 
 def stage_job(options: Mapping[str, str], candidates: Sequence[Candidate] = ()) -> tuple[Job, list[str]]:
-    """A stage as a run of these options, of only the `candidates` if there are any; and its command line."""
+    """Prepare a stage as a run of these options, of the `candidates` alone if given; and its command line."""
     job = prepare(resolve(options))
     points = {c.point for c in candidates}
     if points:
@@ -143,7 +145,7 @@ def stage_job(options: Mapping[str, str], candidates: Sequence[Candidate] = ()) 
 
 
 def point_of(planned: Planned) -> tuple[BucketCaps, bool, str, int]:
-    """A planned case as `Candidate.point` names it."""
+    """Name a planned case as `Candidate.point` does."""
     case = planned.case
     return case.bucket_cap_mb, case.gradient_as_bucket_view, case.comm_hook, case.accumulate
 
@@ -152,7 +154,6 @@ def _axes(settings: Settings) -> Axes:
     several = next((name for name in FIXED if len(getattr(settings, name)) > 1), None)
     if several is not None:
         raise UsageError(f"--{several.replace('_', '-')} is not tuned: give one value")
-    check_hooks(settings.comm_hook)
     return Axes(
         gradient_as_bucket_view=settings.gradient_as_bucket_view,
         comm_hook=settings.comm_hook,
@@ -161,7 +162,7 @@ def _axes(settings: Settings) -> Axes:
 
 
 def _all_devices(settings: Settings) -> int:
-    """Ranks that a launcher has started, else the devices here."""
+    """Count the ranks that a launcher has started, else the devices here."""
     machine = prepare(dataclasses.replace(settings, out=None)).machine
     if machine.ranks_per_node is not None:
         return int(os.environ["WORLD_SIZE"])

@@ -1,4 +1,4 @@
-"""Both stages on one rank: calibrate, search on the first rank, measure the few in turns, answer."""
+"""Runs both stages on one rank: calibrate, choose on the first rank, measure in turns, answer."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 from typing import Any, TypeVar
 
 from bench import conditions
@@ -26,10 +27,10 @@ from bench.run.rank import Rank
 from bench.scaling.calibration import Calibration, Identity, check_same
 from bench.scaling.measured import host_fingerprint
 from bench.tune.answer import Answer, decide
-from bench.tune.candidates import Candidate, affordable, choose
-from bench.tune.elimination import Elimination
+from bench.tune.candidates import Candidate, choose
+from bench.tune.elimination import Elimination, affordable
+from bench.tune.output import as_json
 from bench.tune.request import CALIBRATION, PROOF, Request, point_of, stage_job
-from bench.tune.wording import as_json
 
 T = TypeVar("T")
 
@@ -44,7 +45,7 @@ class StageFailedError(AgreedError):
 
 
 class Tuning:
-    """One rank's part of a tuning; the first one searches, decides and writes."""
+    """One rank's part of a tuning; the first one chooses, decides and writes."""
 
     def __init__(self, request: Request, job: Job, *, quiet: bool) -> None:
         self._request = request
@@ -56,7 +57,7 @@ class Tuning:
         self.out = Path()
 
     def run(self) -> Answer:
-        """Tune; the answer, on every rank. Raises AgreedError where a stage or the search fails."""
+        """Tune, and return the answer on every rank. Raises AgreedError where a stage or the search fails."""
         try:
             outcome: Answer | AgreedError = self._run()
         except AgreedError as error:  # every rank's: they part in good order
@@ -115,7 +116,7 @@ class Tuning:
             raise StageFailedError(f"nothing could be measured; see {options['out']}")
 
     def _affordable(self, calibration: Calibration) -> tuple[list[Candidate], float]:
-        """What to measure, and the seconds spent so far."""
+        """Choose what to measure; also the seconds spent so far."""
         found = choose(calibration, num_ranks=self._request.num_devices, axes=self._request.axes)
         spent_s = self._spent_s()
         seconds = self._request.proof_s(spent_s)
@@ -150,7 +151,7 @@ class Tuning:
             )
 
     def _agreed(self, work: Callable[[], T]) -> T:
-        """What the first rank makes of `work`, on every rank; its UsageError is everybody's."""
+        """Do `work` on the first rank and return its result, or raise its UsageError, on every rank."""
         result: T | None = None
         refusal: UsageError | None = None
         if self._cluster.is_first:
@@ -160,7 +161,9 @@ class Tuning:
                 refusal = error
         box: tuple[Any, UsageError | None] = self._cluster.from_first((result, refusal))
         if box[1] is not None:
-            raise AgreedError(str(box[1]))
+            agreed = AgreedError(str(box[1]))
+            agreed.exit_code = box[1].exit_code
+            raise agreed
         found: T = box[0]
         return found
 
@@ -215,13 +218,10 @@ def answer_of(folder: Path, candidates: Sequence[Candidate]) -> Answer:
 
 
 def _described(calibration: Calibration) -> str:
-    def middle(values: Sequence[float]) -> float:
-        return sorted(values)[len(values) // 2]
-
     error = calibration.model_error_pct
     known = "" if error is None else f"; the model is off by {error:.1f}% on a step that it was not fitted to"
     return (
-        f"Calibrated: backward {middle(calibration.backward_ms):.4g} ms; beside communication compute takes "
-        f"{middle(calibration.compute_slowdown):.2f} times as long, communication "
-        f"{middle(calibration.comm_slowdown):.2f} times{known}"
+        f"Calibrated: backward {median(calibration.backward_ms):.4g} ms; beside communication compute takes "
+        f"{median(calibration.compute_slowdown):.2f} times as long, communication "
+        f"{median(calibration.comm_slowdown):.2f} times{known}"
     )

@@ -7,7 +7,7 @@ import pytest
 from scipy.optimize import minimize
 
 from bench.scaling.cost import measured_curve
-from bench.scaling.reconcile import COMMON_SD, reconciled
+from bench.scaling.measured import COMMON_SD, reconciled
 
 Points = tuple[tuple[int, tuple[float, ...]], ...]
 KIB, MIB = 2**10, 2**20

@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from bench.scaling.calibration import AllReduceTimes, Calibration, Identity, Parameter
-from bench.scaling.losses import BANDWIDTH, BESIDE_OTHERS, HANDLING, LATENCY, RANK_SPREAD
 from bench.scaling.networks import network
-from bench.scaling.predict import predict
+from bench.scaling.predict import BANDWIDTH, BESIDE_OTHERS, HANDLING, LATENCY, RANK_SPREAD, predict
 from bench.scaling.scaling_limit import LEAST_EFFICIENCY, Curve, curve, sentence
 from bench.scaling.scenario import Scenario
 

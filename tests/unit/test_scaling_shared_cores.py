@@ -7,11 +7,10 @@ from dataclasses import replace
 import pytest
 from test_scaling_predict import SMALL
 
-from bench.scaling.cost import CostCurve
+from bench.scaling.cost import CostCurve, on_shared_cores
 from bench.scaling.networks import network
 from bench.scaling.predict import predict
 from bench.scaling.scenario import Scenario
-from bench.scaling.shared_cores import on_shared_cores
 from bench.scaling.timeline import Slowdown
 
 OWN = CostCurve(((1e6, 10.0), (1e8, 1000.0)))

@@ -6,16 +6,19 @@ import itertools
 from dataclasses import replace
 
 import pytest
+from fuzzing import bounded
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bench.errors import UsageError
-from bench.layout import BucketCaps
+from bench.layout import PYTORCH_CAPS, BucketCaps
 from bench.scaling.buckets import MIB, Layout, assign_cap
 from bench.scaling.calibration import AllReduceTimes, Calibration, Identity, Parameter
+from bench.scaling.cost import CostCurve
 from bench.scaling.predict import predict
 from bench.scaling.scenario import Scenario
-from bench.tune.candidates import Axes, Candidate, affordable, choose
-from bench.tune.caps import uniform_caps
-from bench.tune.problem import Problem, check_hooks
+from bench.scaling.timeline import Compute, Slowdown
+from bench.tune.candidates import Axes, Candidate, StepModel, choose, uniform_caps
 
 SIZES_MIB = (1, 4, 2, 8, 1, 6, 3)
 
@@ -49,6 +52,18 @@ FREE = replace(
 )
 
 
+COMPUTE = Compute(before_ms=5.0, backward_ms=10.0, after_ms=1.0)
+PARAMETERS = st.lists(
+    st.tuples(st.sampled_from([512, 4096, 2**18, 2**20, 2**22]), st.floats(0, 10)), min_size=1, max_size=9
+)
+CURVES = st.builds(
+    lambda latency, rate: CostCurve(tuple((float(s), latency + s * rate) for s in (512, 2**16, 2**22))),
+    st.floats(0.001, 2),
+    st.floats(1e-8, 5e-6),
+)
+SLOWDOWNS = st.builds(lambda a, b: Slowdown(compute=a, comm=b), st.floats(1, 4), st.floats(1, 4))
+
+
 def tuned(calibration: Calibration, *, axes: Axes | None = None) -> list[Candidate]:
     return choose(calibration, num_ranks=2, axes=axes or Axes())
 
@@ -64,37 +79,56 @@ def every_layout(count: int) -> list[Layout]:
 @pytest.mark.parametrize("total_bytes", [300_000, 1_080_424, 46_758_048, 100_000_000])
 def test_uniform_caps_cover_models_of_any_size(total_bytes: int) -> None:
     caps = uniform_caps(total_bytes)
-    assert caps[0] == "default"
+    assert caps[0] == PYTORCH_CAPS
     assert len(set(caps)) == len(caps)
     assert [BucketCaps.parse(str(cap)) for cap in caps] == caps
-    inside = [float(cap) for cap in caps[1:] if 0 < float(cap) * MIB < total_bytes]
+    inside = [cap.mib[0] for cap in caps[1:] if 0 < cap.mib[0] * MIB < total_bytes]
     assert min(inside) * MIB < total_bytes / 100
     assert max(inside) * MIB > total_bytes / 2
 
 
 @pytest.mark.parametrize(("hook", "accumulate"), [("none", 1), ("fp16", 1), ("none", 4)])
-@pytest.mark.parametrize("cap", ["default", "0", "4", "1/9"])
-def test_a_problem_reads_a_calibration_as_predict_does(cap: str, hook: str, accumulate: int) -> None:
-    problem = Problem.of(SLOW_LINK, num_ranks=2, comm_hook=hook, accumulate=accumulate)
-    layout = assign_cap(problem.num_bytes, cap)
+@pytest.mark.parametrize("cap", map(BucketCaps.parse, ["default", "0", "4", "1/9"]), ids=str)
+def test_the_model_reads_a_calibration_as_predict_does(cap: BucketCaps, hook: str, accumulate: int) -> None:
+    model = StepModel.of(SLOW_LINK, num_ranks=2, comm_hook=hook, accumulate=accumulate)
+    layout = assign_cap(model.num_bytes, cap)
     scenario = Scenario(num_devices=2, bucket_cap_mb=cap, comm_hook=hook, accumulate=accumulate)
     predicted = predict(SLOW_LINK, scenario, resamples=2).step_ms.estimate
-    assert problem.step_ms(layout) == pytest.approx(predicted, rel=1e-9)
+    assert model.step_ms(layout) == pytest.approx(predicted, rel=1e-9)
 
 
 def test_the_best_uniform_cap_is_among_them_and_no_layout_beats_the_bound() -> None:
     found = tuned(SLOW_LINK)
-    problem = Problem.of(SLOW_LINK, num_ranks=2, comm_hook="none", accumulate=1)
-    caps = uniform_caps(sum(problem.num_bytes))
-    uniform = [problem.step_ms(assign_cap(problem.num_bytes, cap)) for cap in caps]
+    model = StepModel.of(SLOW_LINK, num_ranks=2, comm_hook="none", accumulate=1)
+    caps = uniform_caps(sum(model.num_bytes))
+    uniform = [model.step_ms(assign_cap(model.num_bytes, cap)) for cap in caps]
     assert min(c.predicted_ms for c in found) == pytest.approx(min(uniform))
-    steps = [problem.step_ms(layout) for layout in every_layout(len(SIZES_MIB))]
+    steps = [model.step_ms(layout) for layout in every_layout(len(SIZES_MIB))]
     assert all(c.bound_ms <= step for c in found for step in steps)
+
+
+@bounded(600)
+@given(PARAMETERS, CURVES, SLOWDOWNS, st.sampled_from([0.0, 0.3, 4.0]))
+def test_no_layout_of_any_model_beats_the_bound(
+    parameters: list[tuple[int, float]], curve: CostCurve, slow: Slowdown, copy_ms: float
+) -> None:
+    sizes, ready = zip(*parameters, strict=True)
+    model = StepModel(
+        num_bytes=sizes, ready_ms=ready, comm_ms=curve, compute=COMPUTE, slowdown=slow, copy_ms=copy_ms
+    )
+    steps = [model.step_ms(layout) for layout in every_layout(len(sizes))]
+    assert model.bound_ms() <= min(steps) + 1e-9
+
+
+def test_the_bound_exposes_the_last_gradient() -> None:
+    curve = CostCurve(((4.0, 2.0), (8.0, 2.5)))
+    model = StepModel(num_bytes=(4, 4), ready_ms=(5.0, 10.0), comm_ms=curve, compute=COMPUTE)
+    assert model.bound_ms() == pytest.approx(5 + 10 + 2 + 1)
 
 
 def test_the_default_comes_first_and_no_layout_twice() -> None:
     found = tuned(SLOW_LINK)
-    assert found[0].bucket_cap_mb == BucketCaps()
+    assert found[0].bucket_cap_mb == PYTORCH_CAPS
     assert 2 <= len(found) <= 4
     sizes = [p.num_bytes for p in SLOW_LINK.parameters]
     assert len({assign_cap(sizes, c.bucket_cap_mb) for c in found}) == len(found)
@@ -132,31 +166,4 @@ def test_parameters_of_several_kinds_are_laid_out_as_ddp_does() -> None:
 
 def test_a_hook_without_buckets_is_refused() -> None:
     with pytest.raises(UsageError, match="powersgd"):
-        check_hooks(("none", "powersgd"))
-
-
-def layouts(*predicted_ms: float) -> list[Candidate]:
-    return [
-        Candidate(bucket_cap_mb=BucketCaps((float(i),)), kind="uniform" if i else "default", predicted_ms=ms)
-        for i, ms in enumerate(predicted_ms)
-    ]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "kept"),
-    [
-        (130.0, [0, 1, 2, 3]),  # 43 s to prepare; 24 rounds if 0.6 of the time is of three cases, 0.4 of four
-        (125.0, [0, 1, 3]),  # the slowest goes: 31 s to prepare, 24 rounds of three cases in 75 s
-        (100.0, [0, 3]),
-        (1.0, [0, 3]),  # no answer without two
-    ],
-)
-def test_as_many_layouts_as_there_is_time_for(seconds: float, kept: list[int]) -> None:
-    """Of 1,000, 1,100, 1,200 and 1,000 ms."""
-    found = affordable(layouts(1000, 1100, 1200, 1000), seconds=seconds)
-    assert [int(c.bucket_cap_mb.mib[0]) for c in found] == kept
-
-
-def test_what_was_asked_for_beside_the_layout_is_never_left_out() -> None:
-    hook = Candidate(bucket_cap_mb=BucketCaps(), kind="default", comm_hook="fp16", predicted_ms=9000)
-    assert affordable([*layouts(1000, 900), hook], seconds=1.0)[-1] is hook
+        Axes(comm_hook=("none", "powersgd"))

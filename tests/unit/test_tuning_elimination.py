@@ -9,8 +9,17 @@ from statistics import mean
 
 import pytest
 
+from bench.layout import BucketCaps
 from bench.stats import paired_ratio
-from bench.tune.elimination import FINAL_SHARE, LEAST_ROUNDS, Elimination, num_kept, rounds_of_finalists
+from bench.tune.candidates import Candidate
+from bench.tune.elimination import (
+    FINAL_SHARE,
+    LEAST_ROUNDS,
+    Elimination,
+    affordable,
+    num_kept,
+    rounds_of_finalists,
+)
 
 
 def steps(ms: Mapping[str, float], num_rounds: int) -> dict[str, dict[int, float]]:
@@ -95,3 +104,30 @@ def _best_after(
     rest = [case for case in live if case != "default"]
     best = max(rest, key=lambda case: paired_ratio(found[case], found["default"]).estimate)
     return best, len(found[best])
+
+
+def layouts(*predicted_ms: float) -> list[Candidate]:
+    return [
+        Candidate(bucket_cap_mb=BucketCaps((float(i),)), kind="uniform" if i else "default", predicted_ms=ms)
+        for i, ms in enumerate(predicted_ms)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "kept"),
+    [
+        (130.0, [0, 1, 2, 3]),  # 43 s to prepare; 24 rounds if 0.6 of the time is of three cases, 0.4 of four
+        (125.0, [0, 1, 3]),  # the slowest goes: 31 s to prepare, 24 rounds of three cases in 75 s
+        (100.0, [0, 3]),
+        (1.0, [0, 3]),  # no answer without two
+    ],
+)
+def test_as_many_layouts_as_there_is_time_for(seconds: float, kept: list[int]) -> None:
+    """Of 1,000, 1,100, 1,200 and 1,000 ms."""
+    found = affordable(layouts(1000, 1100, 1200, 1000), seconds=seconds)
+    assert [int(c.bucket_cap_mb.mib[0]) for c in found] == kept
+
+
+def test_what_was_asked_for_beside_the_layout_is_never_left_out() -> None:
+    hook = Candidate(bucket_cap_mb=BucketCaps(), kind="default", comm_hook="fp16", predicted_ms=9000)
+    assert affordable([*layouts(1000, 900), hook], seconds=1.0)[-1] is hook
