@@ -88,7 +88,7 @@ def test_uniform_caps_cover_models_of_any_size(total_bytes: int) -> None:
 
 
 @pytest.mark.parametrize(("hook", "accumulate"), [("none", 1), ("fp16", 1), ("none", 4)])
-@pytest.mark.parametrize("cap", map(BucketCaps.parse, ["default", "0", "4", "1/9"]), ids=str)
+@pytest.mark.parametrize("cap", [PYTORCH_CAPS, *(BucketCaps.parse(c) for c in ("0", "4", "1/9"))], ids=str)
 def test_the_model_reads_a_calibration_as_predict_does(cap: BucketCaps, hook: str, accumulate: int) -> None:
     model = StepModel.of(SLOW_LINK, num_ranks=2, comm_hook=hook, accumulate=accumulate)
     layout = assign_cap(model.num_bytes, cap)
