@@ -168,21 +168,6 @@ def fraction(text: str) -> float:
     return value
 
 
-def bucket_cap(text: str) -> str:
-    """`default`, a number of MiB, 0 (a bucket per parameter), or a `/`-separated list, one per bucket."""
-    if text in ("default", "0"):
-        return text
-    caps = []
-    for part in text.split("/"):
-        if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", part) or float(part) <= 0:
-            raise UsageError(
-                f"bucket cap {text!r} is not a number of MiB above 0; write default, 25, 0 for a bucket per "
-                "parameter, or a list per bucket as 1/25/25"
-            )
-        caps.append(f"{float(part):.12g}")
-    return "/".join(caps)
-
-
 def read_toml(path: Path) -> dict[str, Any]:
     """A `--config` file as a dictionary. Raises UsageError where it cannot be read or is no TOML."""
     try:

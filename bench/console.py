@@ -11,6 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from bench.text import visible
 
 PLAIN_EVERY_S = 10.0
+"""Without a terminal a line comes so often: a log of an hour has a few hundred."""
 
 
 def format_s(seconds: float) -> str:

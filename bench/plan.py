@@ -1,4 +1,4 @@
-"""The sweep as data: cases, what is skipped and why, the order of each round. Pure."""
+"""The sweep as data: cases, what is skipped and why, the order of each round."""
 
 from __future__ import annotations
 
@@ -7,31 +7,20 @@ import itertools
 import json
 import math
 import random
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 from bench.errors import UsageError
-from bench.settings import Settings
-
-DDP_AXES = (
-    "bucket_cap_mb",
-    "gradient_as_bucket_view",
-    "static_graph",
-    "find_unused_parameters",
-    "sync_buffers",
-    "sync_batchnorm",
-    "comm_hook",
-    "accumulate",
-)
-"""Settings of DDP that a run may vary; each names a field of Case and of Settings."""
+from bench.layout import BucketCaps
+from bench.settings import DDP_AXES, DDP_SETTINGS, DdpSettings, ResolvedSettings, stored
 
 HALF_HOOKS = ("fp16", "bf16")
 """Communication hooks that send two bytes for every gradient element of four."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class Case(DdpSettings):
     """One point of the sweep: every setting that defines what is measured."""
 
     mode: str
@@ -44,14 +33,6 @@ class Case:
     data: str
     device_type: str
     backend: str = ""
-    bucket_cap_mb: str = ""
-    gradient_as_bucket_view: bool = False
-    static_graph: bool = False
-    find_unused_parameters: bool = False
-    sync_buffers: bool = True
-    sync_batchnorm: bool = False
-    comm_hook: str = "none"
-    accumulate: int = 1
 
     @property
     def global_batch(self) -> int:
@@ -66,7 +47,7 @@ class Case:
     @property
     def apart_from_cap(self) -> tuple[object, ...]:
         """Equal for cases that differ in nothing but the bucket cap."""
-        return tuple(value for name, value in asdict(self).items() if name != "bucket_cap_mb")
+        return tuple(value for name, value in self.stored().items() if name != "bucket_cap_mb")
 
     @property
     def impl(self) -> str:
@@ -76,32 +57,25 @@ class Case:
     @property
     def case_id(self) -> str:
         """Readable name plus a hash of every field: the same settings give the same id everywhere."""
-        digest = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:6]
+        digest = hashlib.sha256(json.dumps(self.stored(), sort_keys=True).encode()).hexdigest()[:6]
         parts = [self.mode, f"n{self.num_devices}"]
         if self.mode == "ddp":
-            parts.append(f"cap{self.bucket_cap_mb.replace('/', '_')}")
-            parts += [
-                short
-                for short, on in (
-                    ("view", self.gradient_as_bucket_view),
-                    ("static", self.static_graph),
-                    ("unused", self.find_unused_parameters),
-                    ("nobuf", not self.sync_buffers),
-                    ("syncbn", self.sync_batchnorm),
-                    (self.comm_hook, self.comm_hook != "none"),
-                    (f"acc{self.accumulate}", self.accumulate > 1),
-                )
-                if on
-            ]
+            for setting in DDP_SETTINGS:
+                value, short = getattr(self, setting.name), setting.metadata["short"]
+                if value != setting.default or setting.name == "bucket_cap_mb":
+                    parts.append(short if isinstance(value, bool) else f"{short}{value}".replace("/", "_"))
         return "-".join([*parts, digest])
 
+    def stored(self) -> dict[str, Any]:
+        """Every setting as journals hold it and `case_id` counts it; a mode without buckets has no cap."""
+        names = [f.name for f in fields(self) if f.name not in DDP_AXES]
+        values = {name: stored(getattr(self, name)) for name in (*names, *DDP_AXES)}
+        return values if self.mode == "ddp" else values | {"bucket_cap_mb": ""}
 
-@dataclass(frozen=True)
-class BucketLayout:
-    """DDP's buckets in all-reduce order: bytes, and the parameter indices in each."""
-
-    num_bytes: tuple[int, ...]
-    parameters: tuple[tuple[int, ...], ...]
+    @classmethod
+    def of_stored(cls, values: Mapping[str, Any]) -> Case:
+        """The case that a journal holds. Raises UsageError for a bucket cap that is none."""
+        return cls(**{**values, "bucket_cap_mb": BucketCaps.parse(values.get("bucket_cap_mb") or "default")})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,10 +99,11 @@ class Planned:
     skip_reason: str | None = None
 
 
-def expand(settings: Settings, machine: Machine, *, arch: str, image_size: int | None) -> list[Planned]:
+def expand(
+    settings: ResolvedSettings, machine: Machine, *, arch: str, image_size: int | None
+) -> list[Planned]:
     """Every case of the sweep, `single` first. Raises UsageError for a batch that does not divide."""
-    batch = settings.batch_size or 1
-    counts = settings.counts
+    batch, counts = settings.batch_size, settings.gpus
     if settings.scaling == "strong":
         bad = [n for n in counts if batch % n]
         if bad:
@@ -160,7 +135,7 @@ def expand(settings: Settings, machine: Machine, *, arch: str, image_size: int |
     return [_placed(c, machine) for c in cases]
 
 
-def _ddp_points(settings: Settings, num_devices: int) -> list[dict[str, Any]]:
+def _ddp_points(settings: ResolvedSettings, num_devices: int) -> list[dict[str, Any]]:
     """DDP settings to measure at one device count: all combinations, or one varied at a time."""
     axes = {name: getattr(settings, name) for name in DDP_AXES}
     if num_devices == 1:
@@ -221,7 +196,9 @@ def plan_hash(plan: Sequence[Planned]) -> str:
     return hashlib.sha256("\n".join(p.case.case_id for p in plan).encode()).hexdigest()[:12]
 
 
-def estimate_s(plan: Sequence[Planned], *, step_s: float, single_batch: int, settings: Settings) -> float:
+def estimate_s(
+    plan: Sequence[Planned], *, step_s: float, single_batch: int, settings: ResolvedSettings
+) -> float:
     """Expected seconds of measuring, from one measured step of `single_batch` images on one device.
 
     Ranks that share a device are taken to run one after the other; communication is not counted, so
@@ -235,7 +212,7 @@ def estimate_s(plan: Sequence[Planned], *, step_s: float, single_batch: int, set
 
     run = [p for p in plan if not p.skip_reason]
     warmup = sum(seconds(p, 5) for p in run)
-    per_round = sum(seconds(p, settings.steps or 1) for p in run)
+    per_round = sum(seconds(p, settings.steps) for p in run)
     limit = math.inf if settings.max_time is None else settings.max_time
     wanted = math.inf if settings.rounds is None else warmup + settings.rounds * per_round
     # The first round is always finished.

@@ -6,27 +6,129 @@ Defaults, then the preset, then the TOML file, then the command line; later laye
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import Field, dataclass, field, fields, replace
+from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from bench import cli
 from bench.errors import UsageError
+from bench.layout import PYTORCH_CAPS, BucketCaps
 
 MODES = ("single", "dp", "ddp")
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
-NO = False
+NO, YES = False, True
 PASSES = ("no_sync", "comm", "anatomy", "trace")
 COMM_HOOKS = ("none", "fp16", "bf16", "powersgd")
+DEFAULT_CAPS = ("default", "1", "25", "100")
+"""A run's sweep: PyTorch's own, many small buckets, its later cap from the first on, and one large bucket."""
+
+
+def _ddp(
+    default: Any, parse: Callable[[str], Any], meaning: str, metavar: str, *, column: str, short: str
+) -> Any:
+    facts = {"parse": parse, "help": meaning, "metavar": metavar, "column": column, "short": short}
+    return field(default=default, metadata=facts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DdpSettings:
+    """One value of every DDP setting that a run may vary; the defaults are DDP's own.
+
+    A field declares a setting: its option and parser, its column of cases.csv, and what stands for it in the
+    id of a case where it is not the default. `Settings` has a field of the same name, with values to measure.
+    """
+
+    bucket_cap_mb: BucketCaps = _ddp(  # noqa: RUF009 - a field
+        PYTORCH_CAPS,
+        BucketCaps.parse,
+        "DDP bucket caps, MiB; default, a number, or a list per bucket as 1/25",
+        "CAP,…",
+        column="`default`, a number of MiB, `0`, or a `/`-separated list per bucket",
+        short="cap",
+    )
+    gradient_as_bucket_view: bool = _ddp(
+        NO,
+        cli.switch,
+        "DDP: gradients are views of the buckets",
+        "on,off",
+        column="DDP setting",
+        short="view",
+    )
+    static_graph: bool = _ddp(
+        NO, cli.switch, "DDP: the graph never changes", "on,off", column="DDP setting", short="static"
+    )
+    find_unused_parameters: bool = _ddp(
+        NO,
+        cli.switch,
+        "DDP: search for parameters without gradient",
+        "on,off",
+        column="DDP setting",
+        short="unused",
+    )
+    sync_buffers: bool = _ddp(
+        YES,
+        cli.switch,
+        "DDP: broadcast buffers in the forward",
+        "on,off",
+        column="whether DDP broadcasts buffers in the forward",
+        short="nobuf",
+    )
+    sync_batchnorm: bool = _ddp(
+        NO,
+        cli.switch,
+        "DDP: convert to SyncBatchNorm (GPUs only)",
+        "on,off",
+        column="whether BatchNorm was converted to SyncBatchNorm",
+        short="syncbn",
+    )
+    comm_hook: str = _ddp(
+        "none",
+        cli.choice(COMM_HOOKS),
+        "DDP: gradient compression",
+        "HOOK,…",
+        column="DDP communication hook: `none`, `fp16`, `bf16` or `powersgd`",
+        short="",
+    )
+    accumulate: int = _ddp(
+        1,
+        cli.positive_int,
+        "DDP: micro-batches per synchronisation",
+        "K,…",
+        column="micro-batches per optimizer step; gradients synchronise on the last",
+        short="acc",
+    )
+
+
+DDP_SETTINGS: tuple[Field[Any], ...] = fields(DdpSettings)
+DDP_AXES = tuple(setting.name for setting in DDP_SETTINGS)
+"""Names of the DDP settings, in the order of case ids and columns."""
+
+
+def stored(value: Any) -> Any:
+    """A setting's value as manifests, journals and tables hold it: bucket caps are text."""
+    if isinstance(value, tuple):
+        return tuple(map(stored, value))
+    return str(value) if isinstance(value, BucketCaps) else value
+
+
+DDP_DEFAULTS: dict[str, Any] = {setting.name: stored(setting.default) for setting in DDP_SETTINGS}
+"""DDP as its constructor makes it without arguments, as cases.csv holds it."""
 
 
 def _setting(default: Any, parse: Callable[[str], Any], meaning: str, metavar: str = "VALUE") -> Any:
     return field(default=default, metadata={"parse": parse, "help": meaning, "metavar": metavar})
 
 
+def _swept(name: str, *values: Any) -> Any:
+    """The option of a DDP setting: `values`, or its default alone, where the user gives none."""
+    setting = next(s for s in DDP_SETTINGS if s.name == name)
+    facts = setting.metadata
+    return _setting(values or (setting.default,), cli.csv(facts["parse"]), facts["help"], facts["metavar"])
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """A whole run. None means "by device": see `with_device_defaults`."""
+    """A run as asked for. None means "by device" or "by workload": see `ResolvedSettings`."""
 
     modes: tuple[str, ...] = _setting(
         ("dp", "ddp"), cli.csv(cli.choice(MODES)), "modes beside single: dp, ddp", "MODE,…"
@@ -54,33 +156,14 @@ class Settings:
         "weak|strong",
     )
     precision: str = _setting("fp32", cli.choice(PRECISIONS), "arithmetic", "|".join(PRECISIONS))
-    bucket_cap_mb: tuple[str, ...] = _setting(
-        ("default", "1", "25", "100"),
-        cli.csv(cli.bucket_cap),
-        "DDP bucket caps, MiB; default, a number, or a list per bucket as 1/25",
-        "CAP,…",
-    )
-    gradient_as_bucket_view: tuple[bool, ...] = _setting(
-        (False,), cli.csv(cli.switch), "DDP: gradients are views of the buckets", "on,off"
-    )
-    static_graph: tuple[bool, ...] = _setting(
-        (False,), cli.csv(cli.switch), "DDP: the graph never changes", "on,off"
-    )
-    find_unused_parameters: tuple[bool, ...] = _setting(
-        (False,), cli.csv(cli.switch), "DDP: search for parameters without gradient", "on,off"
-    )
-    sync_buffers: tuple[bool, ...] = _setting(
-        (True,), cli.csv(cli.switch), "DDP: broadcast buffers in the forward", "on,off"
-    )
-    sync_batchnorm: tuple[bool, ...] = _setting(
-        (False,), cli.csv(cli.switch), "DDP: convert to SyncBatchNorm (GPUs only)", "on,off"
-    )
-    comm_hook: tuple[str, ...] = _setting(
-        ("none",), cli.csv(cli.choice(COMM_HOOKS)), "DDP: gradient compression", "HOOK,…"
-    )
-    accumulate: tuple[int, ...] = _setting(
-        (1,), cli.csv(cli.positive_int), "DDP: micro-batches per synchronisation", "K,…"
-    )
+    bucket_cap_mb: tuple[BucketCaps, ...] = _swept("bucket_cap_mb", *map(BucketCaps.parse, DEFAULT_CAPS))
+    gradient_as_bucket_view: tuple[bool, ...] = _swept("gradient_as_bucket_view")
+    static_graph: tuple[bool, ...] = _swept("static_graph")
+    find_unused_parameters: tuple[bool, ...] = _swept("find_unused_parameters")
+    sync_buffers: tuple[bool, ...] = _swept("sync_buffers")
+    sync_batchnorm: tuple[bool, ...] = _swept("sync_batchnorm")
+    comm_hook: tuple[str, ...] = _swept("comm_hook")
+    accumulate: tuple[int, ...] = _swept("accumulate")
     device: str = _setting("auto", cli.choice(("auto", "cpu", "cuda")), "where to train", "auto|cpu|cuda")
     backend: str = _setting(
         "auto", cli.choice(("auto", "nccl", "gloo")), "gradient process group", "auto|nccl|gloo"
@@ -133,10 +216,25 @@ class Settings:
         if not self.name or not all(c.isalnum() or c in "-_." for c in self.name):
             raise UsageError(f"--name {self.name!r} may hold only letters, digits, '-', '_' and '.'")
 
-    @property
-    def counts(self) -> tuple[int, ...]:
-        """Device counts, once resolved."""
-        return self.gpus or (1,)
+    def stored(self) -> dict[str, Any]:
+        """What manifest.json holds of them."""
+        return {f.name: stored(getattr(self, f.name)) for f in fields(self)}
+
+    @classmethod
+    def of_stored(cls, values: Mapping[str, Any]) -> Settings:
+        """The settings that a manifest holds. Raises UsageError for a bucket cap that is none."""
+        found: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in values.items()}
+        caps = tuple(BucketCaps.parse(str(cap)) for cap in found.get("bucket_cap_mb", ()))
+        return cls(**found | ({"bucket_cap_mb": caps} if caps else {}))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResolvedSettings(Settings):
+    """Settings of a run on a kind of device that is known: nothing is open that the device decides."""
+
+    gpus: tuple[int, ...] = field()
+    batch_size: int = field()
+    steps: int = field()
 
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -186,23 +284,24 @@ def options_of() -> list[Field[Any]]:
     return [f for f in fields(Settings) if f.metadata]
 
 
-def with_device_defaults(settings: Settings, *, device_type: str, num_local_devices: int) -> Settings:
+def with_device_defaults(settings: Settings, *, device_type: str, num_local_devices: int) -> ResolvedSettings:
     """Fill what depends on the device: a CPU gets minutes of ResNet-18, a GPU a ResNet-50."""
     on_cpu = device_type == "cpu"
     counts = tuple(2**i for i in range(num_local_devices.bit_length()) if 2**i <= num_local_devices)
     arch = settings.arch
     if arch is None and settings.workload is None:
         arch = "resnet18" if on_cpu else "resnet50"
-    return replace(
-        settings,
-        device=device_type,
-        backend=("gloo" if on_cpu else "nccl") if settings.backend == "auto" else settings.backend,
-        gpus=settings.gpus or counts or (1,),
-        arch=arch,
-        batch_size=settings.batch_size or (16 if on_cpu else 64),
-        max_time=settings.max_time or (None if settings.rounds else 200.0 if on_cpu else 600.0),
-        steps=settings.steps or (3 if on_cpu else 10),
-    )
+    given = {f.name: getattr(settings, f.name) for f in fields(settings)}
+    decided = {
+        "device": device_type,
+        "backend": ("gloo" if on_cpu else "nccl") if settings.backend == "auto" else settings.backend,
+        "gpus": settings.gpus or counts or (1,),
+        "arch": arch,
+        "batch_size": settings.batch_size or (16 if on_cpu else 64),
+        "max_time": settings.max_time or (None if settings.rounds else 200.0 if on_cpu else 600.0),
+        "steps": settings.steps or (3 if on_cpu else 10),
+    }
+    return ResolvedSettings(**given | decided)
 
 
 def _as_text(raw: Any) -> str:

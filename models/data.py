@@ -130,5 +130,5 @@ def check_folder(folder: Path) -> int:
 
 
 def _mix(seed: int, rank: int) -> int:
-    """One 64-bit seed of two numbers; sums would give rank 1 of seed 0 the data of rank 0 of seed 1."""
+    """One 64-bit seed of two numbers. Their sum would give rank 1 of seed 0 the data of rank 0 of seed 1."""
     return int.from_bytes(hashlib.blake2b(f"{seed} {rank}".encode(), digest_size=8).digest())

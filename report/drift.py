@@ -13,7 +13,7 @@ from report.select import by_mode, case_label, headline_count, records, text
 if TYPE_CHECKING:
     import pandas as pd
 
-    from bench.results.ledger import ByRound
+    from bench.results.round_times import ByRound
     from report.select import Workload
 
 _FEWEST_ROUNDS = 3

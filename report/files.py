@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from bench.results import bounded
+from bench.results.tables import read_bytes
 from bench.scaling.document import Predictions
 from bench.text import csv_cell, csv_text
 from report.model import Download, Link, RunFiles
@@ -38,9 +38,7 @@ def offered(folders: Sequence[Path], page_folder: Path) -> tuple[RunFiles, ...]:
 
 def predictions(path: Path) -> Predictions:
     """What `bench.predict --out` wrote. Raises UsageError where the file holds something else."""
-    return Predictions.from_json(
-        bounded.read_bytes(path, most_bytes=_MOST_PREDICTIONS_BYTES), source=str(path)
-    )
+    return Predictions.from_json(read_bytes(path, most_bytes=_MOST_PREDICTIONS_BYTES), source=str(path))
 
 
 def _of_run(folder: Path, page_folder: Path, key: str) -> RunFiles:

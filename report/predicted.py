@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 from bench.findings.wording import link_name
 from bench.scaling.calibration import differences
 from bench.scaling.measured import ddp_cases, identity
+from bench.settings import DDP_DEFAULTS
 from report.charts import device_ticks, marked, shown
 from report.drawings import MOST_RUNS, Chart, Panel, Point, Series
 from report.model import Column, Section, Table
 from report.numbers import Estimate, count, number, plural, quantity
-from report.select import DDP_DEFAULTS, cap_label, estimate, text
+from report.select import cap_label, estimate, text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,21 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from bench.settings import DDP_DEFAULTS
 from report.numbers import TIMES, Estimate, finite, plural
 
 if TYPE_CHECKING:
     Row = Mapping[Any, Any]
 
-DDP_DEFAULTS: dict[str, Any] = {
-    "bucket_cap_mb": "default",
-    "gradient_as_bucket_view": False,
-    "static_graph": False,
-    "find_unused_parameters": False,
-    "sync_buffers": True,
-    "sync_batchnorm": False,
-    "comm_hook": "none",
-    "accumulate": 1,
-}
 _WORKLOAD = ("device_type", "arch", "image_size", "scaling", "precision", "data", "batch")
 _NO_UNIT_CAPS = {"", "default"}
 _SAME_LAYOUT = re.compile(r"same bucket layout as (\S+);")

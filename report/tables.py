@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from bench.layout import BucketLayout
 from report.communication import communication
 from report.fields import CASE_ID, NAME, SHARED, Field, Links, interval, linked, table, value, whole
 from report.model import Column, Table
-from report.numbers import MIB, TIMES, finite, number
+from report.numbers import MIB, TIMES, number
 from report.select import mode_label, settings_label, text
 
 if TYPE_CHECKING:
@@ -42,9 +43,8 @@ DP_STAGES: tuple[Field, ...] = (
 
 
 def _sizes(row: Row) -> str:
-    sizes = [finite(part) for part in text(row["bucket_bytes"]).split("/")]
-    known = [number(size / MIB) for size in sizes if size is not None]
-    return f"{' + '.join(known)} MiB" if known else ""
+    layout = BucketLayout.of_cell(row["bucket_bytes"])
+    return f"{' + '.join(number(size / MIB) for size in layout.num_bytes)} MiB" if layout else ""
 
 
 BUCKETS: tuple[Field, ...] = (whole("Buckets", "num_buckets"), (Column("Sizes in all-reduce order"), _sizes))

@@ -38,7 +38,7 @@ GONE_LIMIT_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Deed:
-    """A fault: `kind-moment`, what is done, and when: at the `nth` piece of work that fits."""
+    """A fault: `kind-moment`, what is done, and when: at the `nth` block that fits."""
 
     name: str
     act: str
@@ -112,7 +112,13 @@ class Campaign:
         return [sys.executable, "-m", "bench.run", *how, "--quiet", *more]
 
     def start(self, *deeds: Deed, within: Sequence[str] = (), more: Sequence[str] = ()) -> Ended:
-        """Run or resume with `deeds`; returns when every process has gone."""
+        """`run`, and what is in the folder then."""
+        ended = self.look(*self.run(*deeds, within=within, more=more))
+        self.ended.update({d.name: ended for d in deeds} or {"end": ended})
+        return ended
+
+    def run(self, *deeds: Deed, within: Sequence[str] = (), more: Sequence[str] = ()) -> tuple[int, str]:
+        """Run or resume with `deeds`; the exit code and stderr, when every process has gone."""
         with (self.folder / "stderr.txt").open("w+") as log:
             done = subprocess.run(
                 [*within, *self.command(*more)],
@@ -125,10 +131,7 @@ class Campaign:
             )
             self.await_end()
             log.seek(0)
-            error = log.read()
-        ended = self.look(done.returncode, error)
-        self.ended.update({d.name: ended for d in deeds} or {"end": ended})
-        return ended
+            return done.returncode, log.read()
 
     def look(self, code: int, error: str) -> Ended:
         run = load_run(self.out)
@@ -178,7 +181,7 @@ class Campaign:
             if status != "ok"
         )
 
-    def blamed(self, name: str) -> tuple[str, str]:
+    def outcome(self, name: str) -> tuple[str, str]:
         """Status and reason of the case in which `name` was done, right after that start."""
         marker = next(self.markers.glob(f"{name}.*.json"))
         row = self.ended[name].cases.iloc[json.loads(marker.read_text())["now"]["index"]]

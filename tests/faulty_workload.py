@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from bench.recovery.lockstep import Pieces
+from bench.recovery.lockstep import Lockstep
 
 OUT = Path(os.environ["FAULTS_OUT"])
 MARKERS = Path(os.environ["FAULTS_MARKERS"])
@@ -166,7 +166,7 @@ def _hooked_write(descriptor: int, content: bytes) -> int:
     return _write(descriptor, content)
 
 
-def _hooked_between(self: Pieces, _between: Any = Pieces.between) -> None:
+def _hooked_between(self: Lockstep, _between: Any = Lockstep.between) -> None:
     _between(self)
     strike("between")
 
@@ -177,4 +177,4 @@ def _hooked_time() -> float:
 
 os.write = _hooked_write
 time.time = _hooked_time
-Pieces.between = _hooked_between  # type: ignore[method-assign]
+Lockstep.between = _hooked_between  # type: ignore[method-assign]

@@ -1,25 +1,24 @@
-"""What a process that runs as a rank is, and how it ends."""
+"""A process that runs as a rank: what launchers tell it, the memory it gets, and how it ends."""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping
 from typing import NoReturn
 
+from bench.errors import UsageError
+
 MALLOC_PAGES = "glibc.malloc.hugetlb"
+"""Glibc's name for the kind of pages that malloc asks for; 1 is madvise, which needs no reserved pages."""
 
 
-def steady_memory(environment: Mapping[str, str]) -> dict[str, str]:
+def huge_pages_env(environment: Mapping[str, str]) -> dict[str, str]:
     """What to add to `environment` for a process on CPU cores whose speed is compared with another's.
 
-    Memory in huge pages, where the kernel lends them (madvise or always) and malloc is glibc 2.35's or later:
-    with pages of 4 KiB the caches serve a process well or badly by the pages it happens to get, for as long
-    as it lives. Two launches of one program then differ: by 3.6% (standard deviation; resnet20, batch 4, 2
-    shared cores) where huge pages leave 1.5%, most of that the noise of their blocks. The virtual layout
-    is not it: forking both from one process left 3.6%, no address randomisation 2.4 and 3.7% (16 launches).
-
-    A setting of the user's own stays.
+    Memory in huge pages, where kernel and malloc (glibc 2.35) offer them: with pages of 4 KiB two launches of
+    one program differ by 3.6% (standard deviation), with huge ones by 1.5%. The user's own setting stays.
     """
     tunables = environment.get("GLIBC_TUNABLES", "")
     if MALLOC_PAGES in tunables:
@@ -51,4 +50,71 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-__all__ = ["MALLOC_PAGES", "is_first", "is_rank", "leave", "steady_memory"]
+FIRST_PORT, NUM_PORTS = 20_000, 10_000
+"""Where ranks of srun meet unless MASTER_PORT says so: a port by job id, below those given out at random."""
+
+_GROUP = re.compile(r"([^\[,]*)\[([^\]]*)\]([^,\[]*)")
+
+
+def ranks_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """What torchrun would have set for this task of `srun`; empty outside one, or under torchrun.
+
+    Raises UsageError for nodes with different numbers of tasks.
+    """
+    tasks = environment.get("SLURM_STEP_NUM_TASKS") or environment.get("SLURM_NTASKS", "1")
+    # A batch script has a SLURM_PROCID too, but is no step of srun.
+    in_step = "SLURM_PROCID" in environment and "SLURM_STEP_NODELIST" in environment
+    if "RANK" in environment or not in_step or int(tasks) < 2:
+        return {}
+    per_node = set(tasks_per_node(environment.get("SLURM_STEP_TASKS_PER_NODE") or tasks))
+    if len(per_node) > 1:
+        counts = " and ".join(str(n) for n in sorted(per_node))
+        raise UsageError(f"srun started {counts} tasks on different nodes; give every node the same number")
+    job = environment.get("SLURM_JOB_ID", "0")
+    return {
+        "RANK": environment["SLURM_PROCID"],
+        "WORLD_SIZE": tasks,
+        "LOCAL_RANK": environment.get("SLURM_LOCALID", "0"),
+        "LOCAL_WORLD_SIZE": str(per_node.pop()),
+        "MASTER_ADDR": environment.get("MASTER_ADDR") or host_names(environment["SLURM_STEP_NODELIST"])[0],
+        "MASTER_PORT": environment.get("MASTER_PORT") or str(FIRST_PORT + int(job) % NUM_PORTS),
+        "TORCHELASTIC_RUN_ID": f"slurm-{job}.{environment.get('SLURM_STEP_ID', '0')}",
+    }
+
+
+def tasks_per_node(text: str) -> list[int]:
+    """Slurm's `4(x2),1` as [4, 4, 1]."""
+    counts = []
+    for part in text.split(","):
+        match = re.fullmatch(r"([0-9]+)(?:\(x([0-9]+)\))?", part.strip())
+        if not match:
+            raise UsageError(f"SLURM_STEP_TASKS_PER_NODE {text!r} is not understood; expected e.g. 8(x4)")
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts
+
+
+def host_names(text: str) -> list[str]:
+    """Slurm's `node[01-04,7],other` as its host names, in order."""
+    names: list[str] = []
+    for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text):
+        names += _expanded(part)
+    if not names:
+        raise UsageError(f"SLURM_STEP_NODELIST {text!r} names no host")
+    return names
+
+
+def _expanded(part: str) -> list[str]:
+    match = _GROUP.search(part)
+    if match is None:
+        return [part]
+    before, after = part[: match.start()] + match[1], match[3] + part[match.end() :]
+    names = []
+    for numbers in match[2].split(","):
+        first, _, last = numbers.partition("-")
+        if not first.isdigit() or (last and not last.isdigit()):
+            raise UsageError(
+                f"SLURM_STEP_NODELIST part {part!r} is not understood; expected e.g. node[01-04]"
+            )
+        for number in range(int(first), int(last or first) + 1):
+            names += _expanded(f"{before}{number:0{len(first)}d}{after}")
+    return names

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -23,9 +23,11 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # torch's stub forgets them
 from torch.distributed.rendezvous import rendezvous
 
-from bench.errors import ExitCode, UsageError
+from bench.conditions import Question, git_state, machine, needed, versions
+from bench.errors import AgreedError, ExitCode, UsageError
 from bench.modes import Place
 from bench.modes.base import pin
+from bench.settings import Settings
 
 T = TypeVar("T")
 
@@ -33,7 +35,10 @@ COLLECTIVE_TIMEOUT = timedelta(days=1)
 """The watchdog ends what hangs, and knows what it was; a collective's own limit must not come before it."""
 
 MEETING_LIMIT_S = 600.0
+"""A rank gives up waiting for the others then: allocations and slow file systems can take minutes."""
+
 POLL_S = 0.02
+"""Between two looks at the store, in seconds."""
 
 
 class PeerLostError(RuntimeError):
@@ -140,7 +145,7 @@ class Cluster:
         self.local_rank = int(os.environ["LOCAL_RANK"])
         self.world_size = int(os.environ["WORLD_SIZE"])
         self.local_world_size = int(os.environ["LOCAL_WORLD_SIZE"])
-        cores = _allowed_cores()
+        cores = allowed_cores()
         if device_type == "cuda":
             device = torch.device("cuda", self.local_rank % torch.cuda.device_count())
             torch.cuda.set_device(device)
@@ -187,7 +192,7 @@ class Cluster:
             rank=self.rank,
             host=host_name(),
             local_rank=self.local_rank,
-            device=str(device) if device.type == "cuda" else f"core {min(_allowed_cores())}",
+            device=str(device) if device.type == "cuda" else f"core {min(allowed_cores())}",
             device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU core",
             link=os.environ.get("BENCH_LINK"),
             pid=os.getpid(),
@@ -198,7 +203,38 @@ class Cluster:
         dist.destroy_process_group()
 
 
-def _allowed_cores() -> tuple[int, ...]:
+def allowed_cores() -> tuple[int, ...]:
+    """The CPU cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return tuple(sorted(os.sched_getaffinity(0)))
     return tuple(range(os.cpu_count() or 1))
+
+
+def described_host(host: str, settings: Settings, *, device: str, num_local_ranks: int) -> dict[str, Any]:
+    """This host as a manifest describes a run, with what its ranks train on."""
+    return {
+        "environment": machine(host),
+        "versions": versions(),
+        "git": git_state(),
+        "settings": settings.stored(),
+        "device": device,
+        "num_ranks": num_local_ranks,
+    }
+
+
+def check_alike(found: Sequence[Mapping[str, Any] | None]) -> None:
+    """Raise AgreedError with every difference between hosts; None are ranks that speak for no host."""
+    hosts = {str(one["environment"]["host"]): needed(one, Question.HOSTS) for one in found if one is not None}
+    differences = []
+    for name in dict.fromkeys(name for told in hosts.values() for name in told):
+        values: dict[str, list[str]] = {}
+        for host, told in hosts.items():
+            values.setdefault(told.get(name, "none"), []).append(host)
+        if len(values) > 1:
+            differences.append(", ".join(f"{_named(h)}: {name} {value}" for value, h in values.items()))
+    if differences:
+        raise AgreedError(f"the hosts differ: {'; '.join(differences)}; make them alike or leave some out")
+
+
+def _named(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"

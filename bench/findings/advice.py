@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import pandas as pd
 
 from bench.findings.wording import gain, mode_name, place, setting_names, settings, times
-from bench.plan import DDP_AXES
-from bench.results.ledger import ByRound
+from bench.results.round_times import ByRound
+from bench.settings import DDP_AXES
 from bench.stats import Interval, paired_ratio
 
 _CAVEATS = {

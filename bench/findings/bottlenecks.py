@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
-
 import pandas as pd
 
 from bench.findings.advice import reference_case
 from bench.findings.wording import bits_per_s, link_name, number, place, ranged, setting_names, settings
+from bench.layout import BucketLayout
 
 TCP_OVERHEAD = 1514 / 1448
 """Bytes on the wire for each byte that TCP delivers, full Ethernet frames."""
@@ -38,7 +37,9 @@ def communication(ddp: pd.DataFrame) -> list[str]:
     sentence += "."
     if row["exposed_comm_ms_low"] > row["comm_ms_high"]:
         sentence += " That it adds more than it takes means that it also slows the compute beside it."
-    allowed_ms = _link_ms(str(row["link"]), str(row["bucket_bytes"]), int(row["num_devices"]))
+    allowed_ms = _link_ms(
+        str(row["link"]), BucketLayout.of_cell(row["bucket_bytes"]), int(row["num_devices"])
+    )
     if allowed_ms is not None and row["comm_ms"] > LINK_SLACK * allowed_ms:
         sentence += f" The link would allow {number(allowed_ms)} ms: here the cores limit communication."
     return [sentence]
@@ -69,10 +70,10 @@ def slow_rank(ddp: pd.DataFrame, blocks: pd.DataFrame) -> list[str]:
     return [f"{said}its own work takes {apart} longer than the fastest rank's, and the others wait for it."]
 
 
-def _link_ms(link: str, bucket_bytes: str, num_ranks: int) -> float | None:
+def _link_ms(link: str, layout: BucketLayout | None, num_ranks: int) -> float | None:
     """Least milliseconds of a ring all-reduce over a lab's link: 2 (n - 1) / n of the bytes, with headers."""
     rate = bits_per_s(link)
-    if rate is None or not re.fullmatch(r"[0-9/]+", bucket_bytes):
+    if rate is None or layout is None:
         return None
-    num_bytes = sum(int(size) for size in bucket_bytes.split("/")) * 2 * (num_ranks - 1) / num_ranks
+    num_bytes = sum(layout.num_bytes) * 2 * (num_ranks - 1) / num_ranks
     return num_bytes * TCP_OVERHEAD * 8 / rate * 1000

@@ -9,7 +9,7 @@ from bench.findings.bottlenecks import communication, slow_rank
 from bench.findings.uncertainty import not_tried, uncertain, unmeasured
 from bench.findings.wording import devices, mode_name, place, ranged, times, truth
 from bench.results.aggregate import images_per_s_by_round
-from bench.results.ledger import ByRound
+from bench.results.round_times import ByRound
 from bench.stats import paired_ratio
 from bench.text import visible
 

@@ -16,7 +16,7 @@ import scipy
 
 from bench.findings.levels import two_levels
 from bench.results.aggregate import images_per_s_by_round
-from bench.results.ledger import ByRound, Ledger
+from bench.results.round_times import ByRound, RoundTimes
 
 FALSE_ALARMS = 0.01
 """Of each check on rounds that are only noisy."""
@@ -50,7 +50,9 @@ class Caution:
         return f"{self.text}. Next: {self.advice}"
 
 
-def cautions(cases: pd.DataFrame, blocks: pd.DataFrame | Ledger, *, target: float | None) -> list[Caution]:
+def cautions(
+    cases: pd.DataFrame, blocks: pd.DataFrame | RoundTimes, *, target: float | None
+) -> list[Caution]:
     """What speaks against a run, one entry per kind; `target` is the half interval wanted, a fraction."""
     ok = cases[(cases["status"] == "ok") & cases["images_per_s"].notna()]
     batches = dict(zip(ok["case_id"].astype(str), ok["global_batch"].astype(int), strict=True))

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 import pandas as pd
 
 from bench.findings.advice import reference_case, rivals
-from bench.findings.wording import DEFAULTS, about, case_name, ranged
-from bench.plan import DDP_AXES
-from bench.results.ledger import ByRound
+from bench.findings.wording import about, case_name, ranged
+from bench.results.round_times import ByRound
+from bench.settings import DDP_AXES, DDP_DEFAULTS
 
 TARGET = 0.02
 """Half an interval over its value that tells differences worth having; the default --precision-target."""
@@ -92,7 +92,7 @@ def not_tried(cases: pd.DataFrame) -> list[str]:
     fixed = [
         axis
         for axis in _COMMON_AXES
-        if axis in DDP_AXES and len(ddp) and ddp[axis].fillna(DEFAULTS[axis]).nunique() < 2
+        if axis in DDP_AXES and len(ddp) and ddp[axis].fillna(DDP_DEFAULTS[axis]).nunique() < 2
     ]
     missing = [*modes, *([f"other values of {', '.join(fixed)}"] if fixed else [])]
     return [f"Not tried in this run: {'; '.join(missing)}."] if missing else []

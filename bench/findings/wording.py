@@ -4,19 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import fields
-from typing import Any
 
 import pandas as pd
 
-from bench.plan import DDP_AXES, Case
+from bench.settings import DDP_AXES, DDP_DEFAULTS
 from bench.stats import Interval
-
-DEFAULTS: dict[str, Any] = {
-    **{field.name: field.default for field in fields(Case) if field.name in DDP_AXES},
-    "bucket_cap_mb": "default",
-}
-"""DDP as its constructor makes it without arguments."""
 
 CPU_STAND_IN = "A device here is one CPU core standing in for a GPU: ratios show the mechanism, not GPU speed"
 """Stands beside every number that was measured on CPU cores."""
@@ -97,7 +89,7 @@ def case_name(row: pd.Series) -> str:
 
 
 def _value(row: pd.Series | None, axis: str) -> str:
-    return str(DEFAULTS[axis] if row is None or pd.isna(row[axis]) else row[axis])
+    return str(DDP_DEFAULTS[axis] if row is None or pd.isna(row[axis]) else row[axis])
 
 
 def truth(value: object) -> bool:

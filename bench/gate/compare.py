@@ -18,7 +18,7 @@ from bench.errors import ExitCode, NotComparableError, UsageError
 from bench.gate.conditions import run_differences
 from bench.gate.launches import launch_ratio
 from bench.gate.runs import SWEPT, GateCase, GateRun
-from bench.results.ledger import ByRound
+from bench.results.round_times import ByRound
 from bench.stats import Interval, ratio_of_medians
 
 MIN_ROUNDS = 3

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from bench.cluster.process import steady_memory
+from bench.cluster.process import huge_pages_env
 from bench.cluster.turns import turn_server
 from bench.errors import UsageError
 
@@ -82,7 +82,7 @@ def _start(
         return subprocess.Popen(
             [checkout.python, "-m", "bench.run", *arguments],
             cwd=checkout.folder,
-            env={**os.environ, **steady_memory(os.environ), **environment},
+            env={**os.environ, **huge_pages_env(os.environ), **environment},
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,

@@ -16,7 +16,7 @@ from dataclasses import replace
 import scipy
 
 from bench.gate.runs import GateCase, GateRun
-from bench.results.ledger import ByRound
+from bench.results.round_times import ByRound
 from bench.stats import Interval, median_interval, paired_ratio
 
 DEFAULT_LAUNCHES = 3

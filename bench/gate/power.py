@@ -13,7 +13,7 @@ from bench.errors import ExitCode
 from bench.gate.compare import DEFAULT_THRESHOLD, METRICS, compare
 from bench.gate.launches import DEFAULT_LAUNCHES, merged
 from bench.gate.runs import GateCase, GateRun
-from bench.results.ledger import ByRound
+from bench.results.round_times import ByRound
 
 EVERY_TRIAL = (0.0, 0.07, 0.10)
 """Injected in every trial, as shares of the step time; 0 is an A/A trial, in which any alarm is false."""

@@ -16,11 +16,11 @@ from typing import Any
 import pandas as pd
 
 from bench.errors import UsageError
-from bench.plan import DDP_AXES
 from bench.results.aggregate import images_per_s_by_round, step_ms_by_round
-from bench.results.ledger import ByRound
+from bench.results.round_times import ByRound
 from bench.results.schema import IDENTITY, PHASES, SCHEMA_VERSION, STATUSES
 from bench.results.store import RunData, load_run
+from bench.settings import DDP_AXES
 
 SWEPT = ("mode", "num_devices", *DDP_AXES)
 """Columns that may differ between the cases of one run; together they name a case within it."""

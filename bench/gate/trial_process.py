@@ -17,7 +17,7 @@ from bench.measure.clock import make_clock
 from bench.measure.timed import Trainer, run_block
 from bench.modes import Place, build_mode
 from bench.plan import Machine, expand
-from bench.settings import Settings
+from bench.settings import Settings, with_device_defaults
 from models.data import open_source
 from models.registry import default_image_size, resnet_workload
 from models.workload import make_module
@@ -31,7 +31,8 @@ def make_trainer(arch: str, batch_size: int, place: Place) -> Trainer:
     torch.manual_seed(0)
     device = place.device.type
     workload = resnet_workload(arch, default_image_size(arch, device))
-    settings = Settings(modes=("single",), gpus=(1,), batch_size=batch_size)
+    asked = Settings(modes=("single",), gpus=(1,), batch_size=batch_size)
+    settings = with_device_defaults(asked, device_type=device, num_local_devices=1)
     machine = Machine(device_type=device, devices_per_node=1)
     case = expand(settings, machine, arch=workload.name, image_size=workload.image_size)[0].case
     mode = build_mode(case, make_module(workload).to(place.device), place, None)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bench.cluster.process import steady_memory
+from bench.cluster.process import huge_pages_env
 from bench.console import Console
 from bench.errors import UsageError
 from bench.gate import noise, power
@@ -36,7 +36,7 @@ class TrialProcess:
             stdout=subprocess.PIPE,
             text=True,
             bufsize=1,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **steady_memory(os.environ)},
+            env={**os.environ, "OMP_NUM_THREADS": "1", **huge_pages_env(os.environ)},
         )
         self.device = ""
         """Name of what it trains on; known once it is warm."""

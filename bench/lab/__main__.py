@@ -44,7 +44,7 @@ from types import FrameType
 from typing import NoReturn
 
 from bench.cli import Parser, guarded, positive_int
-from bench.cluster.process import steady_memory
+from bench.cluster.process import huge_pages_env
 from bench.errors import UsageError
 from bench.lab import namespaces, rates
 from bench.lab.link import (
@@ -179,7 +179,7 @@ def _run(options: LabOptions, link: ShapedLink) -> int:
         for host in range(options.num_hosts):
             job = HostJob(host, options.num_hosts, options.ranks_per_host, run_id, options.module_arguments)
             environment = os.environ | host_environment(host, link, gpus[host])
-            environment |= {} if gpus[host] else steady_memory(environment)
+            environment |= {} if gpus[host] else huge_pages_env(environment)
             with pinned(cores[host]):
                 hosts.append(_start(network, job, environment))
         for host, process in enumerate(hosts[1:], start=1):

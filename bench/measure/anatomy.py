@@ -21,6 +21,7 @@ from bench.modes.dp import HostDataParallel
 from models.workload import Batch
 
 PHASES = ("data", "forward", "backward", "optimizer")
+"""Of a step; `zero_grad` counts to the optimizer."""
 
 HOST_STAGES = {
     "scatter_batch": "dp_scatter_ms",
@@ -30,12 +31,15 @@ HOST_STAGES = {
     "backward_replicas": "dp_backward_ms",
     "reduce_gradients": "dp_reduce_ms",
 }
+"""Methods of the stand-in, and the columns of their durations."""
+
 CUDA_STAGES = {
     "scatter": "dp_scatter_ms",
     "replicate": "dp_replicate_ms",
     "parallel_apply": "dp_apply_ms",
     "gather": "dp_gather_ms",
 }
+"""The same of `nn.DataParallel`, which documents them; its backward reduces too."""
 
 
 class Moments:

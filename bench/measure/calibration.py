@@ -17,15 +17,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from bench.layout import BucketLayout
 from bench.measure.anatomy import PHASES, AnatomyTrainer, ready_hooks
 from bench.measure.clock import Clock
 from bench.measure.collectives import BucketReplay
 from bench.measure.timed import BlockTimes, Trainer, no_gc, run_block
-from bench.plan import BucketLayout
 from models.workload import Workload, make_module
 
 LOOKS = 2
+"""Local steps that are looked into; the median counts."""
+
 COPIES = 3
+"""Times that all gradients are copied; the median counts."""
 
 LOCAL_STEPS = 6
 """Beside communication, in all bursts together. The slow-down has to be known well: on a network of another
@@ -35,6 +38,7 @@ COMM_TIMES = 1.25
 """Background communication by itself takes this many times as long as the compute by itself, at least."""
 
 MOST_REPLAYS = 200
+"""Of a burst, which launches them all at once."""
 
 REPLAYS_ALONE = 2
 """What one takes by itself is known from as many."""

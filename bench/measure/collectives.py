@@ -15,6 +15,7 @@ CURVE_BYTES = tuple(4096 * 4**i for i in range(9))
 """4 KiB to 256 MiB."""
 
 CURVE_REPETITIONS = 5
+"""Of a message size; the median counts."""
 
 IN_A_ROW = 8
 ROW_BYTES = 2**23

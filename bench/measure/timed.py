@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.measure.clock import Clock
+from bench.measure.clock import Clock, make_clock
 from bench.modes import Mode
+from bench.modes.base import SingleMode
 from bench.plan import Case
-from models.data import BatchSource
-from models.workload import Batch, Workload
+from models.data import BatchSource, open_source
+from models.workload import Batch, Workload, make_module
 
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -121,6 +122,20 @@ def run_block(step: Callable[[], None], num_steps: int, clock: Clock) -> BlockTi
             clock.mark()
         steps_ms = clock.read_ms()
     return BlockTimes(sum(steps_ms), tuple(steps_ms))
+
+
+def step_seconds(workload: Workload, case: Case, device: torch.device) -> float:
+    """Seconds of the third of three steps of `case`, a `single` one: enough to say what a plan will cost."""
+    if device.type == "cpu":
+        torch.set_num_threads(1)
+    module = make_module(workload).to(device)
+    source = open_source(
+        workload, data="device", batch_size=case.global_batch, rank=0, world_size=1, device=device, seed=0
+    )
+    trainer = Trainer(case, SingleMode(module), workload, source)
+    steps_ms = run_block(trainer.step, 3, make_clock(device)).steps_ms
+    trainer.close()
+    return steps_ms[-1] / 1000
 
 
 @contextlib.contextmanager

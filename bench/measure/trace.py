@@ -2,7 +2,8 @@
 
 On CPUs gloo's collectives are annotations on gloo's own threads, from the moment a thread takes them up until
 they are done; on GPUs NCCL's are kernels. Compute is every operator of the training thread, or every other
-kernel.
+kernel. Overlap is HTA's (Holistic Trace Analysis, communication-computation overlap): the time in which both
+run, over the time in which communication runs.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import gzip
 import json
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -22,18 +23,22 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from bench.errors import UsageError
 from bench.measure.clock import make_clock
-from bench.measure.overlap import Span, overlap_pct
 from bench.measure.timed import BlockTimes, Trainer, run_block
-from bench.results import bounded
+from bench.results.tables import MOST_TRACE_BYTES, read_json
 from models.workload import Batch
 
 NCCL_KERNELS = ("ncclDevKernel", "ncclKernel")
+"""How the names of NCCL's kernels begin; the second of older versions."""
+
 GLOO = "gloo:"
 ALL_REDUCE = ("gloo:all_reduce", "ncclDevKernel_AllReduce", "ncclKernel_AllReduce")
 
 _END_US = 1e18
 
 Event = Mapping[str, Any]
+
+Span = tuple[float, float]
+"""Start and end, in one unit."""
 
 
 class TracedTrainer(Trainer):
@@ -82,7 +87,7 @@ def run_trace(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "trace.json")
         profiler.export_chrome_trace(str(path))
-        trace = bounded.read_json(path, most_bytes=bounded.MOST_TRACE_BYTES)
+        trace = read_json(path, most_bytes=MOST_TRACE_BYTES)
     events = spans_of(trace, "the profiler's trace")
     detail: dict[str, Any] = {}
     overlap = overlap_pct(*communication_and_compute(events))
@@ -101,12 +106,7 @@ def run_trace(
     return BlockTimes(times.block_ms, times.steps_ms, detail)
 
 
-def read_trace(path: Path) -> list[Event]:
-    """The events with a duration of a gzipped Chrome trace; UsageError where it is none, or too large."""
-    return spans_of(bounded.parse_json(bounded.gunzip(path), path), path)
-
-
-def spans_of(trace: Any, where: Path | str) -> list[Event]:
+def spans_of(trace: Any, where: str) -> list[Event]:
     """The events with a duration, checked; a trace from elsewhere may hold anything."""
     events = trace.get("traceEvents") if isinstance(trace, dict) else None
     if not isinstance(events, list):
@@ -171,3 +171,42 @@ def _bucket_events(runs: Sequence[tuple[float, Sequence[Span]]], bucket_bytes: S
 def _span(event: Event) -> Span:
     start = float(event["ts"])
     return start, start + float(event.get("dur", 0.0))
+
+
+def union(spans: Iterable[Span]) -> list[Span]:
+    """The same covered time as disjoint spans in order; empty and backward spans vanish."""
+    merged: list[Span] = []
+    for start, end in sorted(span for span in spans if span[1] > span[0]):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def length(spans: Iterable[Span]) -> float:
+    """Covered time, counted once."""
+    return sum(end - start for start, end in union(spans))
+
+
+def intersection(first: Iterable[Span], second: Iterable[Span]) -> list[Span]:
+    """Where both cover, as disjoint spans."""
+    a, b = union(first), union(second)
+    result: list[Span] = []
+    i = j = 0
+    while i < len(a) and j < len(b):
+        start, end = max(a[i][0], b[j][0]), min(a[i][1], b[j][1])
+        if end > start:
+            result.append((start, end))
+        if a[i][1] < b[j][1]:
+            i += 1
+        else:
+            j += 1
+    return result
+
+
+def overlap_pct(communication: Iterable[Span], compute: Iterable[Span]) -> float | None:
+    """100 x |communication and compute| / |communication|; None where nothing was communicated."""
+    comm = union(communication)
+    total = length(comm)
+    return 100 * length(intersection(comm, compute)) / total if total > 0 else None

@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch.distributed as dist
 from torch import nn
 
-from bench.modes.base import Mode, Place, Unsupported
+from bench.modes.base import Mode, Place, SingleMode, Unsupported
 from bench.modes.ddp import DistributedMode
 from bench.modes.dp import DataParallelMode
-from bench.modes.single import SingleMode
 from bench.plan import Case
 
 __all__ = ["Mode", "Place", "Unsupported", "build_mode"]

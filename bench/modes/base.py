@@ -1,4 +1,4 @@
-"""The interface that every mode shares."""
+"""The interface that every mode shares, and the plainest of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from bench.plan import BucketLayout
+from bench.layout import BucketLayout
 
 
 class Unsupported(RuntimeError):  # noqa: N818 - a reason to skip, not an error
@@ -64,3 +64,14 @@ class Mode(ABC):
 
     def close(self) -> None:
         """Release threads and hooks."""
+
+
+class SingleMode(Mode):
+    """One device, the plain module: the reference of every ratio."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.wrapped = self.module = module
+
+    def no_sync(self) -> contextlib.AbstractContextManager[None]:
+        """Nothing to hold back."""
+        return contextlib.nullcontext()

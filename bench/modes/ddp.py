@@ -14,14 +14,12 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersgd
 from torch.nn.parallel import DistributedDataParallel
 
+from bench.layout import BucketLayout
 from bench.modes.base import Mode, Place, Unsupported
-from bench.plan import BucketLayout, Case
+from bench.plan import Case
 
 NEVER = 2**31 - 1
 """A logging sample rate that no run reaches."""
-
-ONE_BYTE_MB = 2**-20
-"""A cap that every parameter reaches by itself."""
 
 LOGGED_ITERATIONS = 10
 """DDP samples its own timings in these first iterations whatever the rate."""
@@ -108,14 +106,10 @@ def _constructor_settings(case: Case) -> dict[str, Any]:
         # torch 2.15 renamed it; the old name warns there.
         "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": case.sync_buffers,
     }
-    caps = case.bucket_cap_mb.split("/")
-    if len(caps) > 1:
-        if "bucket_cap_mb_list" not in known:
-            raise Unsupported(f"torch {torch.__version__} has no bucket_cap_mb_list (2.15 has)")
-        settings["bucket_cap_mb_list"] = [float(cap) for cap in caps]
-    elif caps[0] != "default":
-        settings["bucket_cap_mb"] = float(caps[0]) or ONE_BYTE_MB
-    return settings
+    caps = case.bucket_cap_mb.arguments()
+    if not caps.keys() <= known.keys():
+        raise Unsupported(f"torch {torch.__version__} has no bucket_cap_mb_list (2.15 has)")
+    return settings | caps
 
 
 def _register_hook(ddp: DistributedDataParallel, name: str, group: dist.ProcessGroup | None) -> None:

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from bench import cli
 from bench.errors import ExitCode, UsageError
+from bench.layout import BucketCaps
 from bench.plan import HALF_HOOKS
 from bench.predict import output as predict_output
 from bench.predict.source import Source, read_network, read_source
@@ -148,7 +149,7 @@ def _scenarios(options: argparse.Namespace) -> list[list[Scenario]]:
             for n in _parsed(options, "gpus", cli.csv(cli.positive_int))
         ]
         for joined in _networks(options.network)
-        for cap in _parsed(options, "bucket_cap_mb", cli.csv(cli.bucket_cap))
+        for cap in _parsed(options, "bucket_cap_mb", cli.csv(BucketCaps.parse))
     ]
 
 

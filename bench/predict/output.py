@@ -123,7 +123,7 @@ def show(predictions: Sequence[Prediction]) -> None:
         table.add_row(
             *((network_name(p),) if several else ()),
             f"{p.scenario.num_devices}",
-            p.scenario.bucket_cap_mb,
+            str(p.scenario.bucket_cap_mb),
             f"{p.num_buckets}",
             *(_shown(value) for value in (p.step_ms, p.images_per_s, percent, p.exposed_comm_ms)),
             f"{p.wait_ms:.2f}",
@@ -214,14 +214,14 @@ def _network(p: Prediction) -> str:
 
 
 def _cap(p: Prediction) -> str:
-    cap = p.scenario.bucket_cap_mb
+    cap = str(p.scenario.bucket_cap_mb)
     return cap if cap == "default" else f"{cap} MiB"
 
 
 def _row(p: Prediction) -> tuple[Any, ...]:
     step = p.step_ms
     return (
-        *(p.scenario.num_devices, p.scenario.bucket_cap_mb, step.estimate, step.low, step.high),
+        *(p.scenario.num_devices, str(p.scenario.bucket_cap_mb), step.estimate, step.low, step.high),
         *(p.images_per_s.estimate, p.efficiency.estimate, p.exposed_comm_ms.estimate),
         network_name(p),
     )

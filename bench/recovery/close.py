@@ -1,4 +1,4 @@
-"""Closes the books of a run from what is on disk, without its ranks: its tables, its manifest, its report."""
+"""Brings the files of a run that broke off up to date and builds its report, without its ranks."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import contextlib
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bench.errors import UsageError
 from bench.results.journal import JOURNAL, read
-from bench.results.lock import FolderLock
 from bench.results.recorder import Recorder
+from bench.results.store import FolderLock
 
 STOPPED_BY_ERROR = "stopped by an error"
+"""Why a run ended that said itself what was wrong: nothing more is printed then."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class Finished:
 
 
 def finish(folder: Path, because: str, *, lock: FolderLock | None = None) -> Finished | None:
-    """Bring every file of a broken-off run up to date; None where there is nothing to close.
+    """Bring every file of a broken-off run up to date and build its report; None where nothing is to be done.
 
     `lock` is the caller's own. Raises UsageError where the folder is in use or cannot be written.
     """
@@ -37,13 +39,7 @@ def finish(folder: Path, because: str, *, lock: FolderLock | None = None) -> Fin
             return None
         recorder = Recorder.reopen(folder)
         manifest = recorder.manifest()
-        manifest["timing"] = {
-            **manifest.get("timing", {}),
-            "measuring_s": round(recorder.elapsed_s, 2),
-            "timed_steps_s": round(recorder.timed_s, 2),
-            "rounds": recorder.rounds,
-            "stopped_because": because,
-        }
+        manifest["timing"] = manifest.get("timing", {}) | timing_of(recorder, recorder.elapsed_s, because)
         recorder.write_manifest(manifest)
         measured = recorder.cases["images_per_s"].notna().sum()
         recorder.close(because)
@@ -51,6 +47,16 @@ def finish(folder: Path, because: str, *, lock: FolderLock | None = None) -> Fin
     finally:
         if lock is None:
             held.release()
+
+
+def timing_of(recorder: Recorder, measuring_s: float, because: str) -> dict[str, Any]:
+    """What the manifest says of the time of a run, but for its start-up; `because` is why it ended."""
+    return {
+        "measuring_s": round(measuring_s, 2),
+        "timed_steps_s": round(recorder.timed_s, 2),
+        "rounds": recorder.rounds,
+        "stopped_because": because,
+    }
 
 
 def _page(folder: Path) -> Path | None:

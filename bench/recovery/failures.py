@@ -1,12 +1,17 @@
-"""What can befall a rank: from how a process ended to the status and reason of a case."""
+"""What befalls ranks: time limits, the status and reason of a failed case, and when to start them again."""
 
 from __future__ import annotations
 
+import os
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from bench.cluster.turns import TURNS_ENV
+from bench.results.journal import JOURNAL, State, read
+from bench.settings import ResolvedSettings
 
 RESTART_EXIT_CODE = 75
 """A rank that cannot go on alone (EX_TEMPFAIL): the launcher is to start all ranks again."""
@@ -20,13 +25,47 @@ STARTED_ENV = "BENCH_STARTED_S"
 FAILURE_ENV = "BENCH_FAILURE"
 """How the ranks ended last time, as JSON from rank to exit code: from the launcher to the ranks after."""
 
+MOST_IDLE_ATTEMPTS = 2
+"""So many attempts in a row may achieve nothing: one can be chance, two have a cause that stays."""
+
+PREPARING_S = 600.0
+"""Limit for a case's construction, proof and warm-up: compiling a large model takes minutes."""
+
+LEAST_S = 60.0
+"""No block is given up sooner: a busy machine or network can stop a process for seconds."""
+
+PATIENCE = 20
+"""A block may take this many times what its steps took in the warm-up."""
+
+LEAST_STEPS = 4
+"""A block counts as so many steps at least: some phases take several whatever `--steps` says."""
+
+OTHERS_S = 900.0
+"""Added where other runs take turns with this one: a block waits for theirs."""
+
 
 @dataclass(frozen=True)
-class Blame:
+class Failure:
     """Status and reason of a case that a fault ended."""
 
     status: str
     reason: str
+
+
+def preparing_s(settings: ResolvedSettings) -> float:
+    """The time limit of a case's construction, proof and warm-up, or of one all-reduce curve, in seconds."""
+    return settings.case_timeout or PREPARING_S
+
+
+def block_s(settings: ResolvedSettings, longest_step_s: float) -> float:
+    """The time limit of a block, in seconds, of a case whose longest step of the warm-up took so long."""
+    usual_s = longest_step_s * max(settings.steps, LEAST_STEPS)
+    return settings.case_timeout or max(LEAST_S, PATIENCE * usual_s)
+
+
+def waiting_s() -> float:
+    """The time that the turns of other runs may take, in seconds."""
+    return OTHERS_S if TURNS_ENV in os.environ else 0.0
 
 
 def is_restartable(exit_codes: Mapping[int, int]) -> bool:
@@ -34,7 +73,38 @@ def is_restartable(exit_codes: Mapping[int, int]) -> bool:
     return all(code < 0 or code in (0, RESTART_EXIT_CODE, TIMEOUT_EXIT_CODE) for code in exit_codes.values())
 
 
-def blame(exit_codes: Mapping[int, int], *, what: str, out_of_memory: bool) -> Blame:
+def progress_of(state: State, table_bytes: int) -> list[int]:
+    """How far the next attempt starts out: bytes of blocks.csv, cases settled and failed, curves done.
+
+    What was under way when the ranks died counts as done: the next attempt gives it up.
+    """
+    statuses = {index: case.status for index, case in state.settled.items()}
+    under_way = state.under_way or {}
+    if under_way.get("index") is not None:
+        statuses[under_way["index"]] = "failed"
+    curves = state.curves | {tuple(curve) for curve in [under_way.get("curve")] if curve is not None}
+    num_failed = sum(status != "ok" for status in statuses.values())
+    return [table_bytes, len(statuses), num_failed, len(curves)]
+
+
+def is_stuck(progress: Sequence[object]) -> bool:
+    """Whether to start the ranks no more: the last `MOST_IDLE_ATTEMPTS` attempts achieved nothing.
+
+    `progress` is that before each attempt, and that of now.
+    """
+    last = progress[-MOST_IDLE_ATTEMPTS - 1 :]
+    return len(last) > MOST_IDLE_ATTEMPTS and all(one == last[-1] for one in last)
+
+
+def progress_in(folder: Path) -> list[int]:
+    """`progress_of` the run in a results folder; empty before it has begun. Raises UsageError."""
+    if not (folder / JOURNAL).is_file():
+        return []
+    blocks = folder / "blocks.csv"
+    return progress_of(read(folder), blocks.stat().st_size if blocks.exists() else 0)
+
+
+def failure_of(exit_codes: Mapping[int, int], *, what: str, out_of_memory: bool) -> Failure:
     """Status and reason of the case in whose `what` (`round 3 (timed)`) the ranks ended.
 
     `exit_codes` may be empty where the launcher does not tell; `out_of_memory` says that the kernel's OOM
@@ -45,27 +115,34 @@ def blame(exit_codes: Mapping[int, int], *, what: str, out_of_memory: bool) -> B
     # A rank that has lost a peer leaves with RESTART_EXIT_CODE; only who died first is the cause.
     who = f"rank {min(killed)}" if killed else "a rank"
     if out_of_memory and (not killed or signal.SIGKILL in killed.values()):
-        return Blame("oom", f"{who} was killed by the kernel for want of host memory in {what}")
+        return Failure("oom", f"{who} was killed by the kernel for want of host memory in {what}")
     # Before killed ones: who leaves so has waited for long, and only then was the first rank killed.
     if TIMEOUT_EXIT_CODE in exit_codes.values():
-        return Blame("timeout", f"rank 0 did not answer in {what}; stacks are on standard error")
+        return Failure("timeout", f"rank 0 did not answer in {what}; stacks are on standard error")
     if killed:
         number = killed[min(killed)]
-        return Blame("failed", f"{who} was killed by signal {number} ({_signal_name(number)}) in {what}")
-    if exit_codes.get(0) == -signal.SIGTERM or any(code == -signal.SIGTERM for code in exit_codes.values()):
-        return Blame("failed", f"a rank was ended by signal 15 (SIGTERM) in {what}")
-    return Blame("failed", f"a rank ended unexpectedly in {what}")
+        return Failure("failed", f"{who} was killed by signal {number} ({_signal_name(number)}) in {what}")
+    if any(code == -signal.SIGTERM for code in exit_codes.values()):
+        return Failure("failed", f"a rank was ended by signal 15 (SIGTERM) in {what}")
+    return Failure("failed", f"a rank ended unexpectedly in {what}")
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "unknown"
 
 
 def oom_kills() -> int | None:
     """Processes that the kernel has ended for want of memory, here or in this group; None if unknown."""
-    text = "\n".join(map(_read, _oom_files()))
+    text = "\n".join(map(_text, _oom_files()))
     counts = [int(number) for number in re.findall(r"^oom_kill (\d+)$", text, re.MULTILINE)]
     return sum(counts) if counts else None
 
 
 def _oom_files() -> list[Path]:
-    groups = re.findall(r"^(\d+):([^:]*):(.*)$", _read(Path("/proc/self/cgroup")), re.MULTILINE)
+    groups = re.findall(r"^(\d+):([^:]*):(.*)$", _text(Path("/proc/self/cgroup")), re.MULTILINE)
     root = Path("/sys/fs/cgroup")
     files = [Path("/proc/vmstat")]
     files += [root / path.lstrip("/") / "memory.events" for _, names, path in groups if not names]
@@ -75,15 +152,8 @@ def _oom_files() -> list[Path]:
     return files
 
 
-def _read(path: Path) -> str:
+def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except OSError:
         return ""
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return "unknown"

@@ -1,8 +1,7 @@
-"""One piece of a case's work on all ranks: announced, guarded, begun together, and its outcome shared."""
+"""Work that all ranks do together: announced, guarded, begun at once, and its outcome shared."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,29 +11,29 @@ import torch
 
 from bench.cluster.ranks import Cluster
 from bench.errors import UsageError
-from bench.measure.timed import BlockTimes, NonFiniteLossError
+from bench.measure.timed import NonFiniteLossError
 from bench.modes import Unsupported
 from bench.recovery.watchdog import Watchdog
 from bench.results.recorder import Recorder
 
 IDLE_LIMIT_S = 600.0
-"""For what ranks do between pieces: rank 0's books, and whatever comes before the first."""
+"""Time limit of what ranks do between cases: rank 0 writes tables, all build the model."""
 
 LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting")
-"""What gloo says on ranks whose peer has died; the reason is to be found there."""
+"""Words of gloo's errors on ranks whose peer has died; that peer has the reason."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What one rank says after a piece of work: its result, or what went wrong."""
+    """What one rank says after its work: its result, or what went wrong."""
 
     status: str = "ok"
     reason: str = ""
     value: Any = None
 
 
-class Pieces:
-    """Runs pieces of work on this rank in step with the others."""
+class Lockstep:
+    """Runs work on this rank in step with the others."""
 
     def __init__(
         self, cluster: Cluster, watchdog: Watchdog, recorder: Recorder | None, elapsed_s: float
@@ -65,11 +64,11 @@ class Pieces:
         return started_s, reports
 
     def idle(self) -> None:
-        """Between pieces."""
+        """Tell the watchdog that no case is under way."""
         self._watchdog.arm("the work between cases", IDLE_LIMIT_S)
 
     def between(self) -> None:
-        """No case is under way from here on."""
+        """Tell the journal that no case is under way."""
         if self._recorder is not None:
             self._recorder.note(None, "between rounds")
 
@@ -93,33 +92,3 @@ def _attempt(work: Callable[[], Any] | None) -> Report:
         # torch's CPU allocator raises a plain RuntimeError
         status = "oom" if "can't allocate memory" in str(error) else "failed"
         return Report(status, f"{type(error).__name__}: {first}" if first else type(error).__name__)
-
-
-def block_rows(
-    case_id: str,
-    phase: str,
-    round_index: int,
-    position: int,
-    started_s: float,
-    times: Sequence[tuple[str, int, BlockTimes]],
-) -> list[dict[str, Any]]:
-    """The rows of blocks.csv of one block: of each rank that took part its host, number and times."""
-    rows = []
-    for host, rank, block in times:
-        detail = {name: value for name, value in block.detail.items() if name != "trace"}
-        rows.append(
-            {
-                "case_id": case_id,
-                "phase": phase,
-                "round": round_index,
-                "position": position,
-                "rank": rank,
-                "host": host,
-                "started_s": round(started_s, 4),
-                "num_steps": len(block.steps_ms),
-                "block_ms": round(block.block_ms, 4),
-                "steps_ms": " ".join(f"{ms:.5g}" for ms in block.steps_ms),
-                "detail": json.dumps(detail) if detail else None,
-            }
-        )
-    return rows

@@ -1,27 +1,42 @@
-"""Rank 0's way into the results folder: claimed for a new run, or reopened after a fault or to resume."""
+"""Opens the results folder on rank 0: claimed for a new run, or reopened after a fault or for `--resume`."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from bench.cluster.ranks import host_name
-from bench.errors import GaveUpError
+from bench.conditions import Question, differences
+from bench.errors import GaveUpError, NotComparableError, UsageError
 from bench.plan import Planned
-from bench.recovery.failures import Blame, blame
+from bench.recovery.failures import Failure, failure_of, is_stuck, progress_of
 from bench.results import store
-from bench.results.journal import JOURNAL, read
-from bench.results.lock import FolderLock
+from bench.results.journal import JOURNAL, State, read
 from bench.results.recorder import Block, Recorder
+from bench.results.store import MANIFEST, FolderLock
+from bench.results.tables import read_json
 from bench.settings import Settings
+
+MAY_CHANGE = ("rounds", "max_time", "precision_target", "case_timeout")
+"""Settings that `--resume` takes anew: how long to measure, not what is measured."""
+
+
+class Completion(StrEnum):
+    """Why a run ended by itself; without a failed case it has nothing left to do then."""
+
+    ROUNDS = "all rounds done"
+    TARGET = "precision target reached"
+    TIME = "time limit reached"
+    NO_CASE = "no case is left to measure"
 
 
 @dataclass(frozen=True)
-class Contact:
+class RankHello:
     """What a rank tells when it joins: how its host's ranks ended, and its host's OOM kills so far."""
 
     host: str
@@ -29,37 +44,40 @@ class Contact:
     oom_kills: int | None
 
 
-@dataclass(frozen=True)
-class Past:
-    """What every rank must know of what was measured before this attempt."""
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """What every rank must know of what was measured before this attempt of the run."""
 
-    measured: frozenset[Block] = frozenset()
-    dropped: frozenset[int] = frozenset()
-    """Cases that are settled without being measured."""
-    layouts: Mapping[int, tuple[int, ...]] | None = None
-    """Bytes of the buckets of cases that are measured, by index."""
-    curves: frozenset[tuple[int, str]] = frozenset()
-    elapsed_s: float = 0.0
-    last_round: int = 0
-    token: str = ""
-    notes: tuple[str, ...] = ()
+    measured: frozenset[Block]
+    dropped: frozenset[int]
+    """Places in the plan of the cases that are settled without being measured."""
+    layouts: Mapping[int, tuple[int, ...]]
+    """Bytes of the buckets of cases that are measured, by place in the plan."""
+    curves: frozenset[tuple[int, str]]
+    """Rank count and backend of the all-reduce curves that need no measuring."""
+    elapsed_s: float
+    last_round: int
+    token: str
+    """A name of this attempt that no other has."""
+    notes: tuple[str, ...]
+    """What the user is told of the attempt before."""
 
 
 @dataclass(frozen=True)
 class Opened:
-    """Rank 0's books, its lock on them, and what every rank must know."""
+    """The results folder as rank 0 holds it, and what every rank must know of it."""
 
     recorder: Recorder
     lock: FolderLock
     manifest: dict[str, Any]
-    past: Past
+    progress: Progress
 
 
 def open_run(
     settings: Settings,
     plan: Sequence[Planned],
     manifest: dict[str, Any],
-    contacts: Sequence[Contact],
+    hellos: Sequence[RankHello],
     *,
     resume: Path | None,
 ) -> Opened:
@@ -83,13 +101,18 @@ def open_run(
         lock = FolderLock(folder)
         recorder = Recorder.reopen(folder)
         if earlier is not None:
-            notes += _settle_fault(recorder, contacts)
+            notes = _settle_fault(recorder, hellos)
         else:
-            _try_again(recorder)
+            _retry_failed_cases(recorder)
         manifest = _carried_on(recorder.manifest(), manifest, resumed=earlier is None)
         recorder.write_manifest(manifest)
-    _begin_attempt(recorder, run_id, contacts)
-    return Opened(recorder, lock, manifest, _past(recorder, notes))
+    attempt = {
+        "run_id": run_id,
+        "progress": _progress_of(recorder),
+        "oom_kills": {hello.host: hello.oom_kills for hello in hellos if hello.oom_kills is not None},
+    }
+    recorder.journal.write({"attempt": attempt}, sync=True)
+    return Opened(recorder, lock, manifest, _progress_so_far(recorder, notes))
 
 
 def _earlier(folder: Path | None, run_id: str) -> Path | None:
@@ -106,29 +129,29 @@ def _earlier(folder: Path | None, run_id: str) -> Path | None:
     return None
 
 
-def _settle_fault(recorder: Recorder, contacts: Sequence[Contact]) -> list[str]:
-    """Blame the fault on the case that was under way; what to tell the user."""
+def _settle_fault(recorder: Recorder, hellos: Sequence[RankHello]) -> list[str]:
+    """Put the fault down to the case or curve that was under way; what to tell the user."""
     state = recorder.journal.state
-    codes = {rank: code for contact in contacts for rank, code in contact.failure.items()}
-    last = state.attempts[-1]
-    before = last.get("oom_kills", {})
-    more = [
-        c.host for c in contacts if c.oom_kills is not None and c.oom_kills > before.get(c.host, c.oom_kills)
-    ]
+    codes = {rank: code for hello in hellos for rank, code in hello.failure.items()}
+    kills_before = state.attempts[-1].get("oom_kills", {})
+    out_of_memory = any(
+        hello.oom_kills is not None and hello.oom_kills > kills_before.get(hello.host, hello.oom_kills)
+        for hello in hellos
+    )
     under_way = state.under_way or {}
-    found = blame(codes, what=under_way.get("what", "between cases"), out_of_memory=bool(more))
+    found = failure_of(codes, what=under_way.get("what", "between cases"), out_of_memory=out_of_memory)
     index, curve = under_way.get("index"), under_way.get("curve")
     if index is not None:
-        return [blame_case(recorder, index, found)]
+        return [fail_case(recorder, index, found)]
     if curve is not None:
         recorder.add_allreduce(curve[0], curve[1], {})
         return [f"all-reduce curve left out: {found.reason}"]
-    if [a.get("progress") for a in state.attempts[-2:]] == [_progress(recorder)] * 2:
+    if is_stuck([*(attempt.get("progress") for attempt in state.attempts), _progress_of(recorder)]):
         raise GaveUpError(f"gave up: {found.reason}, again and again; see the messages above")
     return []
 
 
-def blame_case(recorder: Recorder, index: int, found: Blame) -> str:
+def fail_case(recorder: Recorder, index: int, found: Failure) -> str:
     """Write down why a case ends here; the sentence for the user."""
     case_id = recorder.journal.state.plan[index].case.case_id
     kept = any(c == case_id and phase == "timed" for c, phase, _ in recorder.measured())
@@ -137,23 +160,15 @@ def blame_case(recorder: Recorder, index: int, found: Blame) -> str:
     return f"{case_id}: {found.status}: {reason}"
 
 
-def _try_again(recorder: Recorder) -> None:
+def _retry_failed_cases(recorder: Recorder) -> None:
     settled = recorder.journal.state.settled
     again = [index for index, s in settled.items() if s.status in ("failed", "oom", "timeout")]
+    recorder.note(None, "between attempts")
     recorder.journal.write({"retry": again}, sync=True)
 
 
-def _progress(recorder: Recorder) -> list[int]:
-    return [len(recorder.measured()), len(recorder.journal.state.settled)]
-
-
-def _begin_attempt(recorder: Recorder, run_id: str, contacts: Sequence[Contact]) -> None:
-    attempt = {
-        "run_id": run_id,
-        "progress": _progress(recorder),
-        "oom_kills": {c.host: c.oom_kills for c in contacts if c.oom_kills is not None},
-    }
-    recorder.journal.write({"attempt": attempt}, sync=True)
+def _progress_of(recorder: Recorder) -> list[int]:
+    return progress_of(recorder.journal.state, (recorder.folder / "blocks.csv").stat().st_size)
 
 
 def _carried_on(old: dict[str, Any], new: dict[str, Any], *, resumed: bool) -> dict[str, Any]:
@@ -170,9 +185,9 @@ def _carried_on(old: dict[str, Any], new: dict[str, Any], *, resumed: bool) -> d
     return {**old, "settings": settings, "ranks": new["ranks"], "resumed": [*old.get("resumed", []), again]}
 
 
-def _past(recorder: Recorder, notes: Sequence[str]) -> Past:
+def _progress_so_far(recorder: Recorder, notes: Sequence[str]) -> Progress:
     state = recorder.journal.state
-    return Past(
+    return Progress(
         measured=recorder.measured(),
         dropped=frozenset(i for i, s in state.settled.items() if s.status != "ok"),
         layouts={
@@ -186,3 +201,69 @@ def _past(recorder: Recorder, notes: Sequence[str]) -> Past:
         token=os.urandom(8).hex(),
         notes=tuple(notes),
     )
+
+
+def settings_of(folder: Path, changes: Mapping[str, Any]) -> Settings:
+    """The settings in a run's manifest with `changes`, parsed values by name.
+
+    Raises UsageError where there is no run to resume, or for a change of what is measured.
+    """
+    manifest = manifest_of(folder)
+    refused = [f"--{name.replace('_', '-')}" for name in changes if name not in MAY_CHANGE]
+    if refused:
+        allowed = ", ".join(f"--{name.replace('_', '-')}" for name in MAY_CHANGE)
+        raise UsageError(
+            f"--resume takes its settings from {folder}: leave out {', '.join(refused)} (with it "
+            f"go {allowed}, --quiet, --json)"
+        )
+    known = {f.name for f in fields(Settings)}
+    stored = manifest.get("settings")
+    if not isinstance(stored, dict) or not set(stored) <= known:
+        raise NotComparableError(
+            f"{folder} was made by another version of bench.run; resume it with that one"
+        )
+    values = {**stored, "max_time": changes.get("max_time")} if "rounds" in changes else stored
+    return replace(Settings.of_stored(values), **changes, out=None)
+
+
+def manifest_of(folder: Path) -> dict[str, Any]:
+    """The manifest of a run that can be resumed. Raises UsageError where there is none."""
+    if not (folder / MANIFEST).is_file():
+        raise UsageError(f"--resume {folder}: it has no {MANIFEST}; name a run's folder")
+    read(folder)
+    manifest = read_json(folder / MANIFEST)
+    if not isinstance(manifest, dict) or "plan_hash" not in manifest:
+        raise UsageError(f"--resume {folder}: its {MANIFEST} tells of no plan; start the run anew")
+    return manifest
+
+
+def check_same(folder: Path, manifest: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise NotComparableError, with every difference, unless plan and environment are those of `manifest`.
+
+    `now` has a manifest's `plan_hash`, `versions` and `environment`, and `ranks` where they are known.
+    """
+    then = {**manifest, "ranks": devices_of(manifest.get("ranks", []))}
+    here = {**now, "ranks": devices_of(now["ranks"]) if "ranks" in now else then["ranks"]}
+    found = [
+        f"{d.name}: then {d.then}, now {d.now}"
+        for d in differences(then, here, Question.RESUME)
+        if d.blocking
+    ]
+    if found:
+        raise NotComparableError(
+            f"--resume {folder}: not the same run: {'; '.join(found)}; go where it began, or start anew"
+        )
+
+
+def devices_of(ranks: Sequence[Mapping[str, Any]]) -> str:
+    """How many ranks there are, and on what they train."""
+    return f"{len(ranks)} on {', '.join(sorted({str(rank.get('device_name')) for rank in ranks}))}"
+
+
+def has_nothing_left(state: State) -> bool:
+    """Whether a run came to its end and no case failed."""
+    settled = all(
+        p.skip_reason is not None or (i in state.settled and state.settled[i].status in ("ok", "skipped"))
+        for i, p in enumerate(state.plan)
+    )
+    return state.ended in tuple(Completion) and settled

@@ -1,4 +1,4 @@
-"""Ends what does not end: a time limit on every piece of work, and alarms between the ranks.
+"""Ends what does not end: time limits on the ranks' work, alarms between them, and what signals do to them.
 
 The ranks tell each other of trouble through the launcher's store, on threads that sleep until there is
 some: a main thread may sit in a collective that never returns. Rank 0 writes down what happened and ends; the
@@ -12,6 +12,7 @@ import faulthandler
 import json
 import os
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -25,9 +26,11 @@ import psutil
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch's stub forgets it
 
 from bench.cluster.ranks import RankInfo, host_name
-from bench.recovery.failures import RESTART_EXIT_CODE, TIMEOUT_EXIT_CODE, Blame
+from bench.recovery.failures import RESTART_EXIT_CODE, TIMEOUT_EXIT_CODE, Failure
 
 FOREVER = timedelta(days=20)
+"""A thread waits so long for alarms: longer than any run, and short enough for the store's milliseconds."""
+
 ERROR_GRACE_S = 5.0
 """How long the other ranks may take to come and hear of a rank's error before they count as stuck."""
 
@@ -35,12 +38,13 @@ ANSWER_S = 3.0
 """How long ranks have to send their stacks."""
 
 LAST_RESORT_S = 20.0
+"""A rank that sent an alarm ends itself after so long: rank 0 hangs then, or the store is gone."""
 
-OnLoss = Callable[[Blame], None]
+OnLoss = Callable[[Failure], None]
 
 
 class Watchdog:
-    """One rank's guard. `token` names this attempt; on rank 0, `on_loss` writes down a blame and ends."""
+    """One rank's guard. `token` names this attempt; on rank 0, `on_loss` writes down the failure and ends."""
 
     def __init__(
         self, *, token: str, infos: Sequence[RankInfo], rank: int, folder: Path | None, on_loss: OnLoss
@@ -71,9 +75,9 @@ class Watchdog:
 
     def tell(self, status: str, reason: str) -> None:
         """Tell rank 0 of an error of this rank; it waits a little, for the others may have it too."""
-        blame = {"kind": "error", "piece": self._piece, "status": status, "reason": reason}
+        error = {"kind": "error", "piece": self._piece, "status": status, "reason": reason}
         with contextlib.suppress(RuntimeError):
-            self._send(blame)
+            self._send(error)
 
     def close(self) -> None:
         """Stop watching; every rank calls it at the end."""
@@ -103,7 +107,7 @@ class Watchdog:
         # Nobody has ended us: rank 0 hangs, or the store is gone.
         print(f"rank {self._rank}: {self._what} did not end\n{stacks()}", file=sys.stderr, flush=True)
         if self._rank == 0:
-            self._on_loss(Blame("timeout", f"no end of {late['what']} within {late['limit_s']:g} s"))
+            self._on_loss(Failure("timeout", f"no end of {late['what']} within {late['limit_s']:g} s"))
         with contextlib.suppress(psutil.Error):
             if psutil.Process(self._infos[0].pid).status() == psutil.STATUS_STOPPED:
                 self._kill(0)
@@ -137,7 +141,7 @@ class Watchdog:
             if self._closed:
                 return
             if self._rank == 0:
-                self._on_loss(Blame("", "the launcher is gone"))
+                self._on_loss(Failure("", "the launcher is gone"))
             # A rank that computes on would notice nothing before its next collective.
             time.sleep(LAST_RESORT_S)
             os._exit(RESTART_EXIT_CODE)
@@ -151,10 +155,10 @@ class Watchdog:
             deadline_s = time.monotonic() + ERROR_GRACE_S
             while self._piece <= alarm["piece"]:
                 if time.monotonic() > deadline_s:
-                    self._on_loss(Blame(alarm["status"], f"{alarm['reason']} (rank {alarm['rank']})"))
+                    self._on_loss(Failure(alarm["status"], f"{alarm['reason']} (rank {alarm['rank']})"))
                 time.sleep(0.1)
 
-    def _timed_out(self, alarm: dict[str, Any], store: TCPStore) -> Blame:
+    def _timed_out(self, alarm: dict[str, Any], store: TCPStore) -> Failure:
         """Collect the stacks of the ranks that answer, kill those that do not, and say where each was."""
         missing, wheres = set(range(len(self._infos))), dict[int, str]()
         deadline_s = time.monotonic() + ANSWER_S
@@ -169,7 +173,7 @@ class Watchdog:
             wheres[rank] = "gave no answer"
             self._kill(rank)
         where = ", ".join(f"rank {rank} {wheres[rank]}" for rank in sorted(wheres))
-        return Blame(
+        return Failure(
             "timeout",
             f"no end of {alarm['what']} within {alarm['limit_s']:g} s: {where}; stacks are in logs/",
         )
@@ -199,3 +203,32 @@ def stacks() -> str:
         faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)
         return file.read()
+
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def die_at_once() -> None:
+    """Leave on a signal without a word: another process brings the files up to date."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+
+
+def on_stop(act: Callable[[], None]) -> None:
+    """Call `act` on a thread of its own once Ctrl-C or SIGTERM comes; it ends the process.
+
+    Python's own handler would wait for the main thread, which may sit in a collective, to come back from C++.
+    """
+    heard, woken = socket.socketpair()
+    woken.settimeout(0)
+
+    def wait() -> None:
+        while True:
+            if heard.recv(1)[0] in STOP_SIGNALS:
+                act()
+                os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+    signal.set_wakeup_fd(woken.detach(), warn_on_full_buffer=False)
+    for number in STOP_SIGNALS:
+        signal.signal(number, lambda *_: None)

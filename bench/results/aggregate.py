@@ -1,18 +1,20 @@
-"""From blocks to the rows of cases.csv. Pure."""
+"""From blocks to the rows of cases.csv."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from bench.plan import DDP_AXES, BucketLayout, Planned
-from bench.results.ledger import ByRound, Ledger
+from bench.layout import BucketLayout
+from bench.plan import Planned
+from bench.results.round_times import ByRound, RoundTimes
 from bench.results.schema import BUCKETS, CASES, typed_frame
+from bench.settings import DDP_AXES
 from bench.stats import Interval, median_interval, paired_ratio
 
 SHARES = ("hidden_pct", "overlap_trace_pct", "overlap_window_pct", "dp_device0_pct")
@@ -29,9 +31,9 @@ class Outcome:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
-def step_ms_by_round(blocks: pd.DataFrame | Ledger, phase: str) -> dict[str, ByRound]:
+def step_ms_by_round(blocks: pd.DataFrame | RoundTimes, phase: str) -> dict[str, ByRound]:
     """Milliseconds per step of every case and round: the longest rank's block time over its steps."""
-    if isinstance(blocks, Ledger):
+    if isinstance(blocks, RoundTimes):
         return blocks.step_ms(phase)
     chosen = blocks[blocks["phase"] == phase]
     per_step = chosen["block_ms"] / chosen["num_steps"].astype("float64")
@@ -43,7 +45,7 @@ def step_ms_by_round(blocks: pd.DataFrame | Ledger, phase: str) -> dict[str, ByR
 
 
 def images_per_s_by_round(
-    blocks: pd.DataFrame | Ledger, global_batch: Mapping[str, int]
+    blocks: pd.DataFrame | RoundTimes, global_batch: Mapping[str, int]
 ) -> dict[str, ByRound]:
     """Throughput of every case and round: global batch x steps / longest rank's block time."""
     return {
@@ -53,17 +55,17 @@ def images_per_s_by_round(
     }
 
 
-def case_rows(outcomes: Sequence[Outcome], blocks: pd.DataFrame | Ledger) -> pd.DataFrame:
+def case_rows(outcomes: Sequence[Outcome], blocks: pd.DataFrame | RoundTimes) -> pd.DataFrame:
     """cases.csv: one row per planned case, measured or not."""
-    ledger = blocks if isinstance(blocks, Ledger) else Ledger.of(blocks)
+    times = blocks if isinstance(blocks, RoundTimes) else RoundTimes.of(blocks)
     global_batch = {o.planned.case.case_id: o.planned.case.global_batch for o in outcomes}
-    throughput = images_per_s_by_round(ledger, global_batch)
+    throughput = images_per_s_by_round(times, global_batch)
     single = next((throughput.get(c, {}) for c, o in _by_id(outcomes) if o.planned.case.mode == "single"), {})
     rows = []
     for case_id, outcome in _by_id(outcomes):
         row = _identity(outcome)
         if case_id in throughput:
-            found = ledger.of_case(case_id)
+            found = times.of_case(case_id)
             timed = found.step_ms["timed"]
             speedup = paired_ratio(throughput[case_id], single)
             n = outcome.planned.case.num_devices
@@ -107,12 +109,12 @@ def _slowdown(timed: ByRound, anatomy: ByRound) -> dict[str, float]:
     return _columns("anatomy_slowdown_pct", Interval(estimate, low, high))
 
 
-def bucket_rows(layouts: Mapping[str, BucketLayout], blocks: pd.DataFrame | Ledger) -> pd.DataFrame:
+def bucket_rows(layouts: Mapping[str, BucketLayout], blocks: pd.DataFrame | RoundTimes) -> pd.DataFrame:
     """buckets.csv: every bucket of every DDP case and rank, its moments as medians over rounds."""
-    ledger = blocks if isinstance(blocks, Ledger) else Ledger.of(blocks)
+    times = blocks if isinstance(blocks, RoundTimes) else RoundTimes.of(blocks)
     rows = []
     for case_id, layout in sorted(layouts.items()):
-        for rank, medians in sorted(ledger.of_case(case_id).bucket_moments().items()):
+        for rank, medians in sorted(times.of_case(case_id).bucket_moments().items()):
             rows += _buckets(case_id, rank, layout, medians)
     return typed_frame(rows, BUCKETS)
 
@@ -160,7 +162,7 @@ def allreduce_rows(
 def _identity(outcome: Outcome) -> dict[str, Any]:
     planned, case = outcome.planned, outcome.planned.case
     row = {
-        **asdict(case),
+        **case.stored(),
         "case_id": case.case_id,
         "impl": case.impl,
         "global_batch": case.global_batch,

@@ -1,23 +1,37 @@
-"""The run's diary beside its results: the plan, what became of each case, and what is under way.
+"""The journal of a run, and the repair of what a crash leaves.
 
-One JSON object a line, only ever appended, so that a process that dies at any moment leaves all but its last
-line. With `blocks.csv` it is all that is needed to go on, or to close the books without the ranks.
+It tells the plan, what became of each case, and what is under way: one JSON object a line, only ever
+appended, so that a process that dies at any moment leaves all but its last line. With `blocks.csv` it is all
+that is needed to resume a run, or to close it without the ranks. The tables that grow with it are cut off
+behind their last whole block or curve.
 """
 
 from __future__ import annotations
 
+import csv
 import errno
 import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from bench.errors import UsageError
-from bench.plan import BucketLayout, Case, Planned
+from bench.layout import BucketLayout
+from bench.plan import Case, Planned
+from bench.results.schema import ALLREDUCE, BLOCKS
 
 JOURNAL = "journal.jsonl"
+
+_TAIL_BYTES = 2**18
+_PHASE, _ROUND, _RANK = (
+    next(i for i, c in enumerate(BLOCKS) if c.name == n) for n in ("phase", "round", "rank")
+)
+_HEADERS = {
+    name: ",".join(column.name for column in columns).encode() + b"\n"
+    for name, columns in (("blocks.csv", BLOCKS), ("allreduce.csv", ALLREDUCE))
+}
 
 
 @dataclass(frozen=True)
@@ -42,7 +56,7 @@ class State:
     """`index` of the case (absent between cases) and `what` was being done to it."""
     attempts: list[dict[str, Any]] = field(default_factory=list)
     ended: str = ""
-    """Why the run ended, if its books were closed since the last attempt."""
+    """Why the run ended, if it was closed since the last attempt."""
 
     def take(self, line: Mapping[str, Any]) -> None:
         """Go on by one line."""
@@ -50,7 +64,7 @@ class State:
             getattr(self, f"_take_{kind}", lambda _: None)(value)
 
     def _take_plan(self, rows: Sequence[Any]) -> None:
-        self.plan = [Planned(case=Case(**case), **rest) for case, rest in rows]
+        self.plan = [Planned(case=Case.of_stored(case), **rest) for case, rest in rows]
 
     def _take_attempt(self, attempt: dict[str, Any]) -> None:
         self.attempts.append(attempt)
@@ -85,30 +99,21 @@ class Journal:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / JOURNAL
-        self.lines: list[str] = []
         self.state = State()
         if self._path.exists():
             self._load()
 
     def _load(self) -> None:
         text = self._path.read_text(encoding="utf-8", errors="replace")
-        for line in text.splitlines():
-            try:
-                content = json.loads(line)
-            except ValueError:
-                continue  # cut by a crash: what it told of had not happened yet
-            if isinstance(content, dict):
-                self.state.take(content)
-                self.lines.append(line)
+        for _, content in _lines(text):
+            self.state.take(content)
         if text and not text.endswith("\n"):
             self._append("\n")
 
     def begin(self, plan: Sequence[Planned]) -> None:
         """The first line: the plan."""
-        rows = []
-        for planned in plan:
-            rest = asdict(planned)
-            rows.append([rest.pop("case"), rest])
+        names = [f.name for f in fields(Planned) if f.name != "case"]
+        rows = [[p.case.stored(), {name: getattr(p, name) for name in names}] for p in plan]
         self.write({"plan": rows}, sync=True)
 
     def note(self, index: int | None, what: str, **more: Any) -> None:
@@ -120,7 +125,6 @@ class Journal:
         text = json.dumps(line, separators=(",", ":"), default=str)
         # Round trip: the state must be the one that a reader will find.
         self.state.take(json.loads(text))
-        self.lines.append(text)
         self._append(text + "\n", sync=sync)
 
     def _append(self, text: str, *, sync: bool = False) -> None:
@@ -134,10 +138,6 @@ class Journal:
         finally:
             os.close(descriptor)
 
-    def restore(self) -> None:
-        """Write the whole journal again where it has vanished."""
-        self._path.write_text("".join(f"{line}\n" for line in self.lines), encoding="utf-8")
-
 
 def read(folder: Path) -> State:
     """The state that a folder's journal tells. Raises UsageError where there is none."""
@@ -148,11 +148,93 @@ def read(folder: Path) -> State:
     except OSError as error:
         raise UsageError(f"{folder / JOURNAL} cannot be read: {error.strerror}") from None
     state = State()
+    for _, content in _lines(text):
+        state.take(content)
+    return state
+
+
+def _lines(text: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The whole lines, and what they hold; of one that a crash has cut nothing had happened yet."""
     for line in text.splitlines():
         try:
             content = json.loads(line)
         except ValueError:
             continue
         if isinstance(content, dict):
-            state.take(content)
-    return state
+            yield line, content
+
+
+def repair_blocks(path: Path, num_ranks: Mapping[str, int]) -> int:
+    """Cut blocks.csv behind its last whole block; the number of bytes that went.
+
+    A block is whole with a row of every rank: `num_ranks` by case. Only the end of the file is read: rows are
+    appended and synced block by block, so no crash damages more than the last. Raises OSError.
+    """
+    if not path.exists():
+        return 0
+    with path.open("r+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        tail_bytes = _TAIL_BYTES
+        while True:
+            start = max(0, size - tail_bytes)
+            file.seek(start)
+            keep = _whole_bytes(file.read(), at_start=start == 0, num_ranks=num_ranks)
+            if keep is not None:
+                break
+            tail_bytes *= 4
+        if start + keep < size:
+            file.truncate(start + keep)
+            os.fsync(file.fileno())
+        return size - start - keep
+
+
+def _whole_bytes(tail: bytes, *, at_start: bool, num_ranks: Mapping[str, int]) -> int | None:
+    """Bytes of `tail` up to the end of the last whole block; None where it begins before the tail."""
+    lines = tail.splitlines(keepends=True)
+    if at_start and not (lines and lines[0] == _HEADERS["blocks.csv"]):
+        return 0
+    if not at_start:
+        lines = lines[1:]  # its begin is cut off
+    begin = len(tail) - sum(map(len, lines)) + (len(lines[0]) if at_start else 0)
+    rows = [_row(line) for line in (lines[1:] if at_start else lines)]
+    lengths = [len(line) for line in (lines[1:] if at_start else lines)]
+    # A machine that lost power may leave zeros: nothing behind the first broken row counts.
+    good = next((i for i, row in enumerate(rows) if row is None), len(rows))
+    if good == 0:
+        return begin if at_start else None
+    last = rows[good - 1]
+    first = good
+    while first and (row := rows[first - 1]) is not None and last is not None and row[:3] == last[:3]:
+        first -= 1
+    if first == 0 and not at_start:
+        return None
+    assert last is not None  # noqa: S101 - an invariant: it stands before the first broken row
+    whole = good - first >= num_ranks.get(last[0], 1)
+    return begin + sum(lengths[: good if whole else first])
+
+
+def _row(line: bytes) -> tuple[str, str, str, str] | None:
+    """Case, phase, round and rank of a whole row; None for a broken one."""
+    if not line.endswith(b"\n") or b"\0" in line:
+        return None
+    try:
+        cells = next(csv.reader([line.decode("utf-8")], strict=True))
+    except (csv.Error, UnicodeDecodeError, StopIteration):
+        return None
+    if len(cells) != len(BLOCKS) or not cells[_RANK].isdigit():
+        return None
+    return cells[0], cells[_PHASE], cells[_ROUND], cells[_RANK]
+
+
+def repair_allreduce(path: Path, done: set[tuple[int, str]]) -> None:
+    """Keep the rows of curves that are `done` (rank count, backend), in the file's order. Raises OSError."""
+    if not path.exists():
+        return
+    before = path.read_bytes()
+    kept = [_HEADERS["allreduce.csv"]]
+    for line in before.splitlines(keepends=True)[1:]:
+        cells = line.decode("utf-8", errors="replace").split(",")
+        if line.endswith(b"\n") and cells[0].isdigit() and (int(cells[0]), cells[1]) in done:
+            kept.append(line)
+    if b"".join(kept) != before:
+        path.write_bytes(b"".join(kept))

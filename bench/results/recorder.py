@@ -1,4 +1,4 @@
-"""Rank 0's books: outcomes and blocks, written as they are known, and opened again after a fault."""
+"""Rank 0's record of a run: outcomes and blocks on disk as they are known, reopened after a fault."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Any
 import pandas as pd
 
 from bench.errors import UsageError
-from bench.plan import BucketLayout, Planned
+from bench.layout import BucketLayout
+from bench.plan import Planned
 from bench.results.aggregate import (
     Outcome,
     allreduce_rows,
@@ -21,13 +22,13 @@ from bench.results.aggregate import (
     images_per_s_by_round,
     worst_half_width,
 )
-from bench.results.journal import Journal
-from bench.results.ledger import ByRound, Ledger
-from bench.results.repair import repair_allreduce, repair_blocks
+from bench.results.journal import Journal, repair_allreduce, repair_blocks
+from bench.results.round_times import ByRound, RoundTimes
 from bench.results.store import RunWriter
-from bench.results.tables import load_blocks, read_blocks
+from bench.results.tables import load_blocks, read_blocks, readable
 
 NOT_REACHED = "not measured: the run ended before this case's first block"
+"""Reason of a case that is shown as skipped because its turn never came."""
 
 Block = tuple[str, str, int]
 """A block: case id, phase, round."""
@@ -40,32 +41,34 @@ class Recorder:
     """
 
     def __init__(self, writer: RunWriter, journal: Journal) -> None:
-        """Books of the plan that `journal` holds, with the blocks that are on disk."""
+        """Record the plan that `journal` holds, with the blocks that are on disk."""
         self.folder = writer.folder
         self.journal = journal
         self.lock = threading.RLock()
-        """Held while files change, so that another thread may close the books."""
+        """Held while files change, so that another thread may close the run."""
         self._writer = writer
-        self._ledger = Ledger()
+        self._times = RoundTimes()
         self._plan = journal.state.plan
         self.timed_s = 0.0
         self.elapsed_s = 0.0
         """End of the last block, in seconds since the run began."""
-        for rows in read_blocks(self.folder / "blocks.csv"):
-            self._take(rows)
+        blocks = self.folder / "blocks.csv"
+        with readable(blocks):
+            for rows in read_blocks(blocks):
+                self._take(rows)
         self.cases = self.write()
 
     @classmethod
     def begin(cls, plan: Sequence[Planned], writer: RunWriter) -> Recorder:
-        """The books of a new run."""
+        """The record of a new run."""
         journal = Journal(writer.folder)
-        with _kept(writer, journal):
+        with _explained(writer.folder):
             journal.begin(plan)
         return cls(writer, journal)
 
     @classmethod
     def reopen(cls, folder: Path) -> Recorder:
-        """The books of a run that broke off; what it had half-written is cut off."""
+        """The record of a run that broke off; what it had half-written is cut off."""
         try:
             journal = Journal(folder)
             plan = [p.case for p in journal.state.plan]
@@ -81,7 +84,7 @@ class Recorder:
         """Every block on disk, of every phase."""
         return frozenset(
             (case_id, phase, round_index)
-            for case_id, case in self._ledger.cases.items()
+            for case_id, case in self._times.cases.items()
             for phase, rounds in case.step_ms.items()
             for round_index in rounds
         )
@@ -89,7 +92,7 @@ class Recorder:
     @property
     def rounds(self) -> int:
         """The last round with a timed block."""
-        return max((r for rounds in self._ledger.step_ms("timed").values() for r in rounds), default=0)
+        return max((r for rounds in self._times.step_ms("timed").values() for r in rounds), default=0)
 
     def note(self, index: int | None, what: str, **more: Any) -> None:
         """What is under way from now on, for whoever has to tell how this process ended."""
@@ -119,7 +122,7 @@ class Recorder:
         self._take(rows)
 
     def _take(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        self._ledger.add(rows)
+        self._times.add(rows)
         longest_s = max(row["block_ms"] for row in rows) / 1000
         self.elapsed_s = max(self.elapsed_s, (rows[0].get("started_s") or 0.0) + longest_s)
         if rows[0]["phase"] in ("timed", "no_sync"):
@@ -143,11 +146,11 @@ class Recorder:
     def images_per_s(self) -> dict[str, ByRound]:
         """Throughput of every case and round so far."""
         global_batch = {p.case.case_id: p.case.global_batch for p in self._plan}
-        return images_per_s_by_round(self._ledger, global_batch)
+        return images_per_s_by_round(self._times, global_batch)
 
     def write(self) -> pd.DataFrame:
         """Bring cases.csv and buckets.csv up to date; the frame of cases."""
-        measured = self._ledger.step_ms("timed").keys()
+        measured = self._times.step_ms("timed").keys()
         state = self.journal.state
         shown = []
         for index, planned in enumerate(self._plan):
@@ -158,10 +161,10 @@ class Recorder:
                 shown.append(Outcome(planned, "skipped", NOT_REACHED, known.facts))
             else:
                 shown.append(Outcome(planned, known.status, known.reason, known.facts))
-        self.cases = case_rows(shown, self._ledger)
+        self.cases = case_rows(shown, self._times)
         with self._writing():
             self._writer.replace("cases.csv", self.cases)
-            self._writer.replace("buckets.csv", bucket_rows(state.layouts, self._ledger))
+            self._writer.replace("buckets.csv", bucket_rows(state.layouts, self._times))
         return self.cases
 
     def manifest(self) -> dict[str, Any]:
@@ -177,22 +180,15 @@ class Recorder:
         with self._writing():
             self._writer.write_manifest(manifest)
 
-    def write_log(self, name: str, text: str) -> None:
-        """Put a text into `logs/`."""
-        with self._writing():
-            logs = self.folder / "logs"
-            logs.mkdir(exist_ok=True)
-            (logs / name).write_text(text, encoding="utf-8")
-
     def close(self, because: str) -> None:
-        """Close the books: why the run ended."""
+        """Write why the run ended, and close its files."""
         with self._writing():
             self.journal.write({"end": because}, sync=True)
         self._writer.close()
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        with self.lock, _kept(self._writer, self.journal):
+        with self.lock, _explained(self.folder):
             yield
 
     def half_width(self) -> float:
@@ -201,25 +197,17 @@ class Recorder:
 
 
 @contextlib.contextmanager
-def _kept(writer: RunWriter, journal: Journal) -> Iterator[None]:
+def _explained(folder: Path) -> Iterator[None]:
     """Say in one line why a file could not be written, and what remains."""
-    folder = writer.folder
-    again = f"python -m bench.run --resume {folder}"
     try:
         yield
     except OSError as error:
-        if folder.is_dir() and (folder / "blocks.csv").exists():
+        if (folder / "blocks.csv").exists():
             raise UsageError(
                 f"{folder} cannot be written: {error.strerror}; every block finished before is kept: "
-                f"make room, then {again}"
-            ) from None
-        try:
-            writer.restore()
-            journal.restore()
-        except OSError as worse:
-            raise UsageError(
-                f"{folder} has been removed during the run and cannot be made again: {worse.strerror}"
+                f"make room, then python -m bench.run --resume {folder}"
             ) from None
         raise UsageError(
-            f"{folder} has been removed during the run; what it held was written there again: {again}"
+            f"{folder} has been removed or renamed during the run; if renamed, python -m bench.run --resume "
+            "with its new name goes on"
         ) from None

@@ -1,17 +1,22 @@
 """The columns of every results file: one definition for the writer, the reader and the documentation.
 
-`results/README.md` explains the same columns to people; a test keeps the two in step.
+`python -m bench.results.schema --write` puts the tables of columns into `results/README.md`.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import Field, dataclass
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from bench.settings import DDP_SETTINGS
+
 SCHEMA_VERSION = 1
+"""Of the files as a whole; a folder of a later one is refused."""
 
 STATUSES = ("ok", "skipped", "oom", "failed", "timeout")
 """Every planned case ends in exactly one of these."""
@@ -37,6 +42,11 @@ def _interval(name: str, meaning: str) -> tuple[Column, Column, Column]:
     )
 
 
+def _setting(setting: Field[Any]) -> Column:
+    kind = {bool: "bool", int: "int"}.get(type(setting.default), "text")
+    return Column(setting.name, kind, setting.metadata["column"])
+
+
 IDENTITY: tuple[Column, ...] = (
     Column("case_id", "text", "readable name of the case plus a hash of every setting that defines it"),
     Column("status", "text", "`ok`, `skipped`, `oom`, `failed` or `timeout`"),
@@ -57,15 +67,9 @@ IDENTITY: tuple[Column, ...] = (
     Column("scaling", "text", "`weak` fixes the batch per device, `strong` the global batch"),
     Column("precision", "text", "`fp32`, `tf32`, `bf16` or `fp16` (the last two under autocast)"),
     Column("data", "text", "`device`, `host`, or the folder the images come from"),
-    Column("bucket_cap_mb", "text", "`default`, a number of MiB, `0`, or a `/`-separated list per bucket"),
-    Column("gradient_as_bucket_view", "bool", "DDP setting"),
-    Column("static_graph", "bool", "DDP setting"),
-    Column("find_unused_parameters", "bool", "DDP setting"),
-    Column("sync_buffers", "bool", "whether DDP broadcasts buffers in the forward"),
-    Column("sync_batchnorm", "bool", "whether BatchNorm was converted to SyncBatchNorm"),
-    Column("comm_hook", "text", "DDP communication hook: `none`, `fp16`, `bf16` or `powersgd`"),
-    Column("accumulate", "int", "micro-batches per optimizer step; gradients synchronise on the last"),
+    *(_setting(setting) for setting in DDP_SETTINGS),
 )
+"""What a case is: known before it is measured, equal when it is measured again."""
 
 MEASURED: tuple[Column, ...] = (
     Column("num_buckets", "int", "DDP buckets after the rebuild"),
@@ -152,6 +156,9 @@ FILES: dict[str, tuple[Column, ...]] = {
     "allreduce.csv": ALLREDUCE,
 }
 
+README = Path(__file__).resolve().parents[2] / "results" / "README.md"
+"""Explains the files to people."""
+
 _DTYPES = {"text": "string", "int": "Int64", "float": "float64", "bool": "boolean"}
 
 
@@ -160,3 +167,35 @@ def typed_frame(rows: Iterable[Mapping[str, Any]], columns: tuple[Column, ...]) 
     rows = list(rows)
     data = {c.name: pd.Series([row.get(c.name) for row in rows], dtype=_DTYPES[c.kind]) for c in columns}
     return pd.DataFrame(data)
+
+
+def columns_table(columns: Iterable[Column]) -> str:
+    """The columns of a file as a Markdown table."""
+    rows = [f"| `{c.name}` | {c.kind} | {c.meaning} |" for c in columns]
+    return "\n".join(["| column | type | meaning |", "|---|---|---|", *rows])
+
+
+def with_tables(page: str) -> str:
+    """A Markdown page with every file's table between `<!-- columns of FILE -->` and `<!-- end -->`.
+
+    Raises ValueError where a file has no such place.
+    """
+    for name, columns in FILES.items():
+        start = f"<!-- columns of {name} -->\n"
+        before, marker, rest = page.partition(start)
+        _, end, after = rest.partition("<!-- end -->")
+        if not (marker and end):
+            raise ValueError(f"no place for the columns of {name}")
+        page = f"{before}{start}\n{columns_table(columns)}\n\n{end}{after}"
+    return page
+
+
+def main() -> None:
+    """Write the tables into `results/README.md`."""
+    if sys.argv[1:] != ["--write"]:
+        raise SystemExit("usage: python -m bench.results.schema --write")
+    README.write_text(with_tables(README.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,14 +1,15 @@
-"""A run's folder: claimed once, appended and synced as results are known, loaded with types."""
+"""A run's folder: claimed once, locked by one run, synced as results are known, loaded with types."""
 
 from __future__ import annotations
 
 import contextlib
 import csv
 import errno
+import fcntl
 import io
 import json
 import os
-import shutil
+import socket
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -19,12 +20,13 @@ from typing import Any
 import pandas as pd
 
 from bench.errors import UsageError
-from bench.results import bounded
 from bench.results.schema import FILES, SCHEMA_VERSION
-from bench.results.tables import is_large, load_blocks, read_table
+from bench.results.tables import is_large, load_blocks, read_json, read_table
 from bench.text import csv_cell
 
 MANIFEST = "manifest.json"
+LOCK = ".lock"
+"""The file that a run holds locked; its text names the process."""
 
 
 @dataclass(frozen=True)
@@ -76,20 +78,56 @@ def claim(folder: Path) -> Path:
     return folder
 
 
+class FolderLock:
+    """One run at a time in a folder: held until `release` or the end of the process.
+
+    The kernel holds the lock, so that of a dead run holds nobody up. Raises UsageError where another process
+    has it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._descriptor: int | None = None
+        try:
+            descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise UsageError(f"{folder} cannot be written: {error.strerror}; name another folder") from None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "another process"
+            os.close(descriptor)
+            raise UsageError(
+                f"{folder} is in use by another run ({owner}); wait for its end or name another folder"
+            ) from None
+        except OSError:
+            os.close(descriptor)
+            return  # a file system without locks, as some network ones are: go without
+        self._descriptor = descriptor
+        with contextlib.suppress(OSError):
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        # A forked loader process would hold the lock beyond our end.
+        os.register_at_fork(after_in_child=self.release)
+
+    def release(self) -> None:
+        """Let go of the folder."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
 class RunWriter:
     """Writes one run's files; only rank 0 has one.
 
-    Every method raises OSError where the disk is full or the folder has gone. The growing tables stay open:
-    what was written is at hand even where somebody has removed the folder.
+    Every method raises OSError where the disk is full or the folder has gone.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._manifest: Mapping[str, Any] = {}
         self._tables: dict[str, int] = {}
         for name in ("blocks.csv", "allreduce.csv"):
             self._tables[name] = os.open(
-                folder / name, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644
+                folder / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644
             )
             if os.fstat(self._tables[name]).st_size == 0:
                 self._append(name, [[column.name for column in FILES[name]]])
@@ -114,17 +152,6 @@ class RunWriter:
             with contextlib.suppress(OSError):
                 os.ftruncate(table, before.st_size)
             raise
-
-    def restore(self) -> None:
-        """Make the folder anew where it has been removed, with the tables and the manifest."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        for name, table in self._tables.items():
-            with (self.folder / name).open("wb") as copy, os.fdopen(os.dup(table), "rb") as file:
-                file.seek(0)
-                shutil.copyfileobj(file, copy)
-                copy.flush()
-                os.fsync(copy.fileno())
-        self.write_manifest(self._manifest)
 
     def close(self) -> None:
         """Let go of the files."""
@@ -153,7 +180,6 @@ class RunWriter:
 
     def write_manifest(self, manifest: Mapping[str, Any]) -> None:
         """Replace `manifest.json`."""
-        self._manifest = manifest
         text = json.dumps({"schema_version": SCHEMA_VERSION, **manifest}, indent=2, default=str) + "\n"
         replace_file(self.folder / MANIFEST, lambda path: path.write_text(text, encoding="utf-8"))
 
@@ -181,7 +207,7 @@ def load_run(path: Path) -> RunData:
     manifest_path = path / MANIFEST
     if not manifest_path.is_file():
         raise UsageError(f"{path} is not a results folder: it has no {MANIFEST}; name a run's folder")
-    manifest = bounded.read_json(manifest_path)
+    manifest = read_json(manifest_path)
     if not isinstance(manifest, dict):
         raise UsageError(f"{manifest_path} does not hold a JSON object")
     version = manifest.get("schema_version")

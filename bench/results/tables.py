@@ -1,9 +1,15 @@
-"""Results tables from disk, within limits and with their schema's types; every failure is a UsageError."""
+"""Files and tables of a results folder, read within limits: the folder may be anyone's.
+
+Nothing here, or anywhere else in the suite, unpickles what it reads. Every failure is a UsageError that names
+the file.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain, islice, pairwise
 from pathlib import Path
@@ -12,10 +18,18 @@ from typing import Any
 import pandas as pd
 
 from bench.errors import UsageError
-from bench.results import bounded
-from bench.results.ledger import Ledger, blocks
+from bench.results.round_times import blocks
 from bench.results.schema import BLOCKS, Column, typed_frame
 from bench.text import csv_text
+
+MOST_MANIFEST_BYTES = 64 * 2**20
+"""Of JSON; a manifest of thousands of ranks takes some MiB."""
+
+MOST_TRACE_BYTES = 2 * 2**30
+"""Of a trace, not packed; a few steps make some tens of MiB."""
+
+MOST_CSV_BYTES = 8 * 2**30
+"""5,000 cases x 30 rounds x 64 ranks of ten steps take 2 GiB."""
 
 MOST_TABLE_BYTES = 256 * 2**20
 """A larger table is not held whole: in memory it takes several times its size."""
@@ -32,6 +46,42 @@ _READERS: dict[str, Callable[[str], Any]] = {
 }
 
 
+def check(path: Path, *, most_bytes: int) -> None:
+    """Raise UsageError unless `path` is a regular file of at most `most_bytes`; a pipe could hang us."""
+    try:
+        if not path.is_file():
+            raise UsageError(f"{path} is missing or no regular file; name a folder or file that is whole")
+        size = path.stat().st_size
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} cannot be read: {_reason(error)}; name a readable file") from None
+    if size > most_bytes:
+        raise UsageError(f"{path} is too large: {size} bytes, at most {most_bytes} are read; is it the one?")
+
+
+def read_bytes(path: Path, *, most_bytes: int) -> bytes:
+    """The content of a regular file of at most `most_bytes`."""
+    check(path, most_bytes=most_bytes)
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {_reason(error)}; name a readable file") from None
+
+
+def read_json(path: Path, *, most_bytes: int = MOST_MANIFEST_BYTES) -> Any:
+    """The value in a JSON file."""
+    return parse_json(read_bytes(path, most_bytes=most_bytes), path)
+
+
+def parse_json(content: bytes | str, where: Path | str) -> Any:
+    """The value that `content` holds; `where` is named in errors."""
+    try:
+        return json.loads(content)
+    except RecursionError:
+        raise UsageError(f"{where} is nested too deeply to be read; restore the file") from None
+    except ValueError as error:
+        raise UsageError(f"{where} is not valid JSON ({error}): broken off or edited; restore it") from None
+
+
 def read_table(path: Path, columns: tuple[Column, ...]) -> pd.DataFrame:
     """A whole table; columns that it lacks are NA, and a missing file is an empty table.
 
@@ -39,15 +89,13 @@ def read_table(path: Path, columns: tuple[Column, ...]) -> pd.DataFrame:
     """
     if not path.exists():
         return typed_frame([], columns)
-    content = bounded.read_bytes(path, most_bytes=MOST_TABLE_BYTES)
+    content = read_bytes(path, most_bytes=MOST_TABLE_BYTES)
     whole = content[: content.rfind(b"\n") + 1]
     if not whole:
         return typed_frame([], columns)
-    try:
+    with readable(path):
         raw = pd.read_csv(io.BytesIO(whole), dtype="string", keep_default_na=False, na_values=[""])
         return pd.DataFrame({column.name: _typed(raw, column) for column in columns}, index=raw.index)
-    except (ValueError, TypeError, OverflowError, OSError) as error:
-        raise _unreadable(path, error) from None
 
 
 def _typed(raw: pd.DataFrame, column: Column) -> pd.Series[Any]:
@@ -84,12 +132,9 @@ def load_blocks(path: Path, num_ranks: Mapping[str, int] | None = None) -> pd.Da
 
 def read_blocks(path: Path) -> Iterator[list[dict[str, Any]]]:
     """Block after block of a blocks.csv of any size: the rows of all its ranks together."""
-    bounded.check(path, most_bytes=bounded.MOST_CSV_BYTES)
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            yield from blocks(_rows(csv.reader(_ended(file), strict=True)))
-    except (csv.Error, ValueError, KeyError, OSError) as error:
-        raise _unreadable(path, error) from None
+    check(path, most_bytes=MOST_CSV_BYTES)
+    with readable(path), path.open(newline="", encoding="utf-8") as file:
+        yield from blocks(_rows(csv.reader(_ended(file), strict=True)))
 
 
 def _ended(lines: Iterable[str]) -> Iterator[str]:
@@ -109,27 +154,14 @@ def _rows(lines: Iterator[list[str]]) -> Iterator[dict[str, Any]]:
         yield row
 
 
-def read_ledger(path: Path) -> Ledger:
-    """What the summary of a run needs of its blocks.csv, without holding its rows."""
-    ledger = Ledger()
-    for rows in read_blocks(path):
-        try:
-            ledger.add(rows)
-        except (ValueError, TypeError, KeyError, ArithmeticError, RecursionError) as error:
-            raise _unreadable(path, error) from None
-    return ledger
-
-
 def read_longest(path: Path, num_ranks: Mapping[str, int] | None = None) -> pd.DataFrame:
     """Of every block the row of its longest rank, which alone makes its throughput; see `load_blocks`."""
     whole = _whole(read_blocks(path), num_ranks or {})
     longest = (max(rows, key=lambda row: float(row["block_ms"])) for rows in whole)
     pieces = []
-    try:
+    with readable(path):
         while piece := list(islice(longest, _PIECE_ROWS)):
             pieces.append(typed_frame(piece, BLOCKS))
-    except (TypeError, OverflowError) as error:
-        raise _unreadable(path, error) from None
     return pd.concat(pieces, ignore_index=True) if pieces else typed_frame([], BLOCKS)
 
 
@@ -142,6 +174,17 @@ def _whole(
             yield rows
 
 
-def _unreadable(path: Path, error: Exception) -> UsageError:
-    first = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return UsageError(f"{path} cannot be read: {first}; restore the file or leave the run out")
+@contextlib.contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Within it, what a broken `path` leads to is a UsageError that names it."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except (csv.Error, ValueError, TypeError, KeyError, ArithmeticError, RecursionError, OSError) as error:
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UsageError(f"{path} cannot be read: {first}; restore the file or leave the run out") from None
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

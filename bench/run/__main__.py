@@ -11,41 +11,59 @@ from pathlib import Path
 from typing import Any
 
 from bench.cli import Parser, guarded
-from bench.cluster.process import is_first, is_rank, leave
-from bench.cluster.slurm import ranks_environment
+from bench.cluster.process import is_first, is_rank, leave, ranks_environment
 from bench.errors import AgreedError, ExitCode, UsageError
-from bench.settings import PRESETS, Settings, options_of, resolve
+from bench.settings import DDP_AXES, PRESETS, Settings, options_of, resolve
 
 NOT_SETTINGS = ("preset", "config", "resume", "dry_run", "quiet", "json")
 """Options that say how to run, not what."""
+
+GROUPS = {
+    "what to measure": (
+        *("modes", "gpus", "device", "scaling", "sweep", "passes", "trace", "allreduce_curve", "calibrate"),
+    ),
+    "model and data": (
+        *("arch", "workload", "batch_size", "image_size", "precision", "data", "data_workers", "seed"),
+    ),
+    "DDP settings": (*DDP_AXES, "backend"),
+    "how long": ("rounds", "steps", "precision_target", "max_time", "case_timeout"),
+    "where to and how shown": ("out", "name"),
+}
+"""Settings by the title of their group in `--help`, in the order of reading."""
 
 
 def parser() -> Parser:
     """The command line: one option per setting, plus how to invoke."""
     made = Parser(
         prog="python -m bench.run",
+        usage="%(prog)s [options]",
         description=__doc__,
         epilog="Settings come from defaults, then --preset, then --config, then these options.",
     )
-    for setting in options_of():
-        switch: dict[str, Any] = {}
-        if isinstance(setting.default, bool):
-            switch = {"nargs": "?", "const": "on"}
-        made.add_argument(
-            f"--{setting.name.replace('_', '-')}",
-            **switch,
-            metavar=setting.metadata["metavar"],
-            help=setting.metadata["help"],
-            default=argparse.SUPPRESS,
-        )
+    settings = {setting.name: setting for setting in options_of()}
+    for title, names in GROUPS.items():
+        group = made.add_argument_group(title)
+        for name in names:
+            setting = settings[name]
+            switch: dict[str, Any] = {}
+            if isinstance(setting.default, bool):
+                switch = {"nargs": "?", "const": "on"}
+            group.add_argument(
+                f"--{name.replace('_', '-')}",
+                **switch,
+                metavar=setting.metadata["metavar"],
+                help=setting.metadata["help"],
+                default=argparse.SUPPRESS,
+            )
+    # What concerns no measurement goes to the last group, and to the first, which is argparse's own.
+    group.add_argument("--resume", type=Path, metavar="DIR", help="finish what is missing in a run's folder")
+    group.add_argument("--quiet", action="store_true", help="no progress, no table; only errors")
+    group.add_argument("--json", action="store_true", help="the summary as JSON on stdout")
     made.add_argument("--preset", metavar="NAME", help=f"a named bundle of settings: {', '.join(PRESETS)}")
     made.add_argument("--config", type=Path, metavar="FILE.toml", help="settings from a TOML file")
-    made.add_argument("--resume", type=Path, metavar="DIR", help="finish what is missing in a run's folder")
     made.add_argument(
         "--dry-run", action="store_true", help="print the plan and its expected time; run nothing"
     )
-    made.add_argument("--quiet", action="store_true", help="no progress, no table; only errors")
-    made.add_argument("--json", action="store_true", help="the summary as JSON on stdout")
     return made
 
 

@@ -1,23 +1,41 @@
-"""PyTorch's elastic agent, told which failures are worth a restart."""
+"""PyTorch's elastic agent, told which failures are worth a restart, and where its ranks meet.
+
+PyTorch's own rendezvous for one machine listens on every network interface; this one on 127.0.0.1 alone.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
+import socket
 import sys
 from collections.abc import Sequence
 from typing import Any
 
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not re-exported
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
-from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+    rendezvous_handler_registry,
+)
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from torch.distributed.launcher.api import LaunchConfig
 
 from bench.recovery.failures import FAILURE_ENV, is_restartable
+
+BACKEND = "bench-loopback"
+"""What `LaunchConfig` calls the rendezvous of a run on one machine."""
+
+ADDRESS = "127.0.0.1"
+INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 
 
 class Agent(LocalElasticAgent):
@@ -77,11 +95,88 @@ def run_ranks(
     agent = Agent(spec, stop_signal=stop_signal)
     try:
         result = agent.run()
-    except BaseException:
+    except BaseException as error:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
         agent.stop()
+        stopped = _signalled(error)
+        if stopped is not None:
+            raise stopped from None
         raise
     finally:
         handler.shutdown()
     return dict(result.failures) if result.is_failed() else {}
+
+
+def _signalled(error: BaseException | None) -> SignalException | KeyboardInterrupt | None:
+    """The exception of a signal that `error` followed from, if any.
+
+    Where a signal comes while torch's `metrics.prof` takes the time, an UnboundLocalError hides it: the
+    `finally` there needs that time.
+    """
+    while error is not None and not isinstance(error, SignalException | KeyboardInterrupt):
+        error = error.__context__
+    return error
+
+
+class LoopbackRendezvous(RendezvousHandler):
+    """Where the ranks of one machine meet: its launcher holds the one store, through restarts too."""
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self._closed = False
+        listener = socket.socket()
+        listener.bind((ADDRESS, 0))
+        listener.listen()
+        self._port: int = listener.getsockname()[1]
+        self._store = TCPStore(
+            ADDRESS,
+            self._port,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
+
+    @property
+    def use_agent_store(self) -> bool:
+        """The ranks connect to the launcher's store instead of opening their own."""
+        return True
+
+    def get_backend(self) -> str:
+        """Name of the kind of rendezvous."""
+        return BACKEND
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """The only node is always complete."""
+        if self._closed:
+            raise RendezvousClosedError
+        return RendezvousInfo(self._store, 0, 1, RendezvousStoreInfo(ADDRESS, self._port))
+
+    def is_closed(self) -> bool:
+        """Whether the job has ended."""
+        return self._closed
+
+    def set_closed(self) -> None:
+        """End the job."""
+        self._closed = True
+
+    def num_nodes_waiting(self) -> int:
+        """Nobody else can come."""
+        return 0
+
+    def get_run_id(self) -> str:
+        """The run's id."""
+        return self._run_id
+
+    def shutdown(self) -> bool:
+        """Nothing is left to others."""
+        self._closed = True
+        return True
+
+
+def use_loopback() -> str:
+    """Keep gloo's and NCCL's connections on this machine, and name the rendezvous for `LaunchConfig`."""
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        os.environ.setdefault(name, INTERFACE)
+    rendezvous_handler_registry.register(BACKEND, lambda job: LoopbackRendezvous(job.run_id))
+    return BACKEND

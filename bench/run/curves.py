@@ -8,24 +8,26 @@ from functools import partial
 from bench.cluster.ranks import Cluster
 from bench.measure.clock import make_clock
 from bench.measure.collectives import CURVE_BYTES, CURVE_REPETITIONS, allreduce_ms
-from bench.recovery.lockstep import Pieces
+from bench.recovery.lockstep import Lockstep
 from bench.results.recorder import Recorder
 from bench.run.prepare import LiveCase
 
 LEAST_REPETITIONS = 2
+"""Every size is measured so often, however slow: one time alone may be a disturbed one."""
+
 LONG_S = 10.0
-"""After so many seconds, and the least repetitions, the time is left for the steps."""
+"""A curve takes no more than the least repetitions after so many seconds: the time is for training steps."""
 
 FURTHER_SHARE = 0.05
-"""Of the time to measure in, for messages of twice all gradients and more: another model may need them."""
+"""Share of the time limit for messages of twice all gradients and more: another model may need them."""
 
 USUAL_S = 200.0
-"""What a run that has no limit is taken to measure for."""
+"""A run without a time limit is taken to measure for so long, the default on a CPU."""
 
 
 def measure_curves(
     cases: Sequence[LiveCase],
-    pieces: Pieces,
+    lockstep: Lockstep,
     cluster: Cluster,
     recorder: Recorder | None,
     *,
@@ -37,9 +39,9 @@ def measure_curves(
 
     Args:
         cases: with the groups that exchange gradients.
-        pieces: what runs a piece of work on all ranks.
+        lockstep: what runs work on all ranks together.
         cluster: this rank among the others.
-        recorder: the first rank's books.
+        recorder: on the first rank.
         done: curves that need no measuring.
         limit_s: after which a curve is given up.
         max_time_s: the whole run may measure for so long; None where it has no limit.
@@ -57,7 +59,7 @@ def measure_curves(
         def once(size: int, key: tuple[int, str] = key) -> float | None:
             """The longest rank's; None where any failed."""
             work = partial(allreduce_ms, size, groups[key], device, clock)
-            _, reports = pieces.run(
+            _, reports = lockstep.run(
                 None,
                 f"the all-reduce curve of {key[0]} ranks",
                 work if cluster.rank < key[0] else None,
@@ -70,7 +72,7 @@ def measure_curves(
         times = _curve(
             once,
             largest,
-            lambda: cluster.from_first(pieces.elapsed_s()),
+            lambda: cluster.from_first(lockstep.elapsed_s()),
             further_s=FURTHER_SHARE * (max_time_s or USUAL_S) / len(groups),
         )
         if recorder is not None:

@@ -1,52 +1,57 @@
-"""A run before its ranks: validated, planned, shown, launched."""
+"""A run before its ranks: validated, planned, shown, described for its manifest, launched."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from bench import conditions, plan
-from bench.cluster.process import is_rank
-from bench.cluster.ranks import from_first, host_name, meet
+from bench.cluster.process import is_first, is_rank
+from bench.cluster.ranks import RankInfo, allowed_cores, from_first, host_name, meet
 from bench.console import format_s
 from bench.errors import UsageError
 from bench.findings.findings import devices
-from bench.measure.probe import step_seconds
+from bench.measure.timed import step_seconds
 from bench.plan import Machine, Planned
 from bench.recovery.failures import STARTED_ENV
-from bench.recovery.resume import check_same, manifest_of, settings_of
-from bench.recovery.resume import is_complete as resume_is_complete
+from bench.recovery.reopen import check_same, has_nothing_left, manifest_of, settings_of
 from bench.results import store
 from bench.results.journal import read
-from bench.results.lock import FolderLock
+from bench.results.store import FolderLock
 from bench.run.launch import launch
-from bench.settings import Settings, with_device_defaults
+from bench.settings import ResolvedSettings, Settings, with_device_defaults
 from models.data import check_folder
+from models.profile import profile_workload
 from models.registry import default_image_size, load_workload, resnet_workload
 from models.workload import Workload
+
+HOST_FACTS = ("cpu_model", "num_cores", "memory_gib", "gpus", "topology")
+"""What the manifest says of every host; of the first it says all."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """A validated run, the same on every rank."""
 
-    settings: Settings
+    settings: ResolvedSettings
     machine: Machine
     workload: Workload
     plan: list[Planned]
 
 
-def prepare(settings: Settings) -> Job:
+def prepare(asked: Settings) -> Job:
     """Resolve the device, the workload and the plan. Raises UsageError for what cannot run here."""
-    device_type = _device_type(settings.device)
-    num_devices = torch.cuda.device_count() if device_type == "cuda" else _num_cores()
-    settings = with_device_defaults(settings, device_type=device_type, num_local_devices=num_devices)
+    device_type = _device_type(asked.device)
+    num_devices = torch.cuda.device_count() if device_type == "cuda" else len(allowed_cores())
+    settings = with_device_defaults(asked, device_type=device_type, num_local_devices=num_devices)
     _check_precision(settings)
     machine = Machine(device_type=device_type, devices_per_node=num_devices, **_launched_ranks())
     workload = _workload(settings)
@@ -83,6 +88,33 @@ def print_plan(job: Job) -> None:
     print(f"Expected time: about {format_s(expected)} of measuring{limit}, plus start-up.")
 
 
+def new_manifest(
+    job: Job,
+    arguments: Sequence[str],
+    infos: Sequence[RankInfo],
+    machines: Sequence[dict[str, Any]],
+) -> dict[str, Any]:
+    """What manifest.json says of a run that begins; `machines` are its hosts, the first rank's first."""
+    profile = profile_workload(job.workload)
+    return {
+        "name": job.settings.name,
+        "preset": job.settings.preset,
+        "created_utc": datetime.now(UTC).isoformat(timespec="seconds"),
+        "argv": list(arguments),
+        "command": shlex.join(["python", "-m", "bench.run", *arguments]),
+        "settings": job.settings.stored(),
+        "seed": job.settings.seed,
+        "plan_hash": plan.plan_hash(job.plan),
+        "versions": conditions.versions(),
+        "git": conditions.git_state(),
+        "environment": machines[0],
+        "hosts": {m["host"]: {k: m[k] for k in HOST_FACTS} for m in machines},
+        "model": {"arch": job.workload.name, **asdict(profile)},
+        "ranks": [asdict(info) for info in infos],
+        "link": infos[0].link,
+    }
+
+
 def resumed_settings(folder: Path, changes: Mapping[str, Any]) -> Settings:
     """The settings of the run in `folder` with `changes`; of many ranks only the first needs the folder.
 
@@ -93,7 +125,7 @@ def resumed_settings(folder: Path, changes: Mapping[str, Any]) -> Settings:
     meet()
     found: Settings | None = None
     refusal: UsageError | None = None
-    if os.environ["RANK"] == "0":
+    if is_first():
         try:
             found = settings_of(folder, changes)
         except UsageError as error:
@@ -107,7 +139,7 @@ def resumed_settings(folder: Path, changes: Mapping[str, Any]) -> Settings:
 
 def is_complete(folder: Path) -> bool:
     """Whether the run in `folder` has nothing left to do; every rank hears the same."""
-    mine = resume_is_complete(read(folder)) if os.environ.get("RANK", "0") == "0" else None
+    mine = has_nothing_left(read(folder)) if is_first() else None
     return from_first(mine) if is_rank() else bool(mine)
 
 
@@ -152,10 +184,6 @@ def _device_type(wanted: str) -> str:
     return "cuda" if available and wanted != "cpu" else "cpu"
 
 
-def _num_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _launched_ranks() -> dict[str, int]:
     if not is_rank() or STARTED_ENV in os.environ:
         return {}
@@ -168,6 +196,3 @@ def _check_precision(settings: Settings) -> None:
         raise UsageError(f"--precision {settings.precision} needs a CUDA device; use fp32 or bf16 on a CPU")
     if settings.device == "cpu" and settings.backend == "nccl":
         raise UsageError("--backend nccl needs CUDA devices; use gloo on a CPU")
-
-
-__all__ = ["Job", "is_complete", "launch_here", "prepare", "print_plan", "resumed_settings"]

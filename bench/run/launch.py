@@ -1,4 +1,4 @@
-"""Starts the ranks on this machine with PyTorch's own elastic agent, again and again where they die."""
+"""Starts the ranks on this machine with PyTorch's elastic agent, and again where they die."""
 
 from __future__ import annotations
 
@@ -17,16 +17,19 @@ from typing import NoReturn
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.launcher.api import LaunchConfig
 
-from bench.cluster.loopback import use_loopback
-from bench.cluster.process import steady_memory
+from bench.cluster.process import huge_pages_env
 from bench.errors import ExitCode
 from bench.recovery.close import STOPPED_BY_ERROR, finish_and_say, finish_quietly
-from bench.recovery.failures import FAILURE_ENV, STARTED_ENV, blame, is_restartable
-from bench.results.journal import JOURNAL, read
-from bench.run.agent import run_ranks
-
-MOST_IDLE_FAILURES = 2
-"""So often in a row may the ranks die without having got anywhere."""
+from bench.recovery.failures import (
+    FAILURE_ENV,
+    MOST_IDLE_ATTEMPTS,
+    STARTED_ENV,
+    failure_of,
+    is_restartable,
+    is_stuck,
+    progress_in,
+)
+from bench.run.agent import run_ranks, use_loopback
 
 
 def launch(
@@ -43,7 +46,7 @@ def launch(
 
     `began_s` is when the command began, on the monotonic clock, for the first rank to count start-up from.
     `parts` are the results folders within it, where it is not one itself.
-    Ranks that died start again and go on; the books are closed here where no rank could.
+    Ranks that died start again and go on. Where no rank could, the files are brought up to date here.
     """
     folders = [folder / part for part in parts]
     before = {number: signal.signal(number, _interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -88,7 +91,7 @@ def _environment(device_type: str, began_s: float) -> Iterator[None]:
     if device_type == "cpu":
         # Otherwise DataParallel would find the GPUs of this machine.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-        os.environ.update(steady_memory(os.environ))
+        os.environ.update(huge_pages_env(os.environ))
     try:
         yield
     finally:
@@ -98,34 +101,21 @@ def _environment(device_type: str, began_s: float) -> Iterator[None]:
 
 
 def _attempts(config: LaunchConfig, arguments: Sequence[str], folders: Sequence[Path]) -> tuple[int, str]:
-    """The exit code, and why the run ended where it is not 0."""
-    idle, known = 0, list(map(_progress, folders))
+    """Start the ranks until they end well or restarts lead nowhere; the exit code, and why it is not 0."""
+    progress = [[progress_in(folder) for folder in folders]]
     while True:
         failures = run_ranks(config, arguments, stop_signal=signal.SIGKILL)
         codes = {rank: failure.exitcode for rank, failure in failures.items()}
         if not codes:
-            return 0, ""
+            return ExitCode.OK, ""
         if not is_restartable(codes):
             return next(c for c in codes.values() if not is_restartable({0: c})), STOPPED_BY_ERROR
-        now = list(map(_progress, folders))
-        idle, known = idle + 1 if now == known else 0, now
-        if idle == MOST_IDLE_FAILURES:
-            why = blame(codes, what="start-up", out_of_memory=False).reason
-            print(f"bench.run: error: gave up: {why}, {idle} times in a row", file=sys.stderr)
-            return 1, "the ranks died"
+        progress.append([progress_in(folder) for folder in folders])
+        if is_stuck(progress):
+            why = failure_of(codes, what="start-up", out_of_memory=False).reason
+            print(f"bench.run: error: gave up: {why}, {MOST_IDLE_ATTEMPTS} times in a row", file=sys.stderr)
+            return ExitCode.FAILED, "the ranks died"
         os.environ[STARTED_ENV] = str(time.monotonic())
-
-
-def _progress(folder: Path) -> tuple[int, int]:
-    """Grows with every finished block and every case whose fate is known."""
-    if not (folder / JOURNAL).is_file():
-        return 0, 0
-    blocks = folder / "blocks.csv"
-    state = read(folder)
-    # The case under way will be blamed by the next attempt: that is progress too.
-    num_known = len(state.settled) + sum(s.status != "ok" for s in state.settled.values())
-    under_way = state.under_way is not None and state.under_way.get("index") is not None
-    return blocks.stat().st_size if blocks.exists() else 0, num_known + under_way
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:

@@ -1,9 +1,11 @@
-"""What a visit to a case measures: its blocks of a round, in order, the same on every rank."""
+"""What is measured of a case in a round: one block per phase, in one order on every rank."""
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Container, Sequence
+from typing import Any
 
 from bench.measure.anatomy import bucket_ready_ms, run_anatomy
 from bench.measure.calibration import run_calibration
@@ -12,24 +14,25 @@ from bench.measure.collectives import BucketReplay
 from bench.measure.timed import BlockTimes, Trainer, run_block
 from bench.measure.trace import run_trace
 from bench.modes import Place
-from bench.plan import DDP_AXES, Case, Planned
+from bench.plan import Case, Planned
 from bench.results.recorder import Block
 from bench.run.prepare import LiveCase
-from bench.settings import Settings
+from bench.settings import DDP_AXES, ResolvedSettings
 
 INSTRUMENTED_EVERY = 5
 """Anatomy and trace are taken in the first round and every fifth after it: time is left for throughput."""
 
 ANATOMY_STEPS = 2
-"""DDP's logger tells of a step only in the next one."""
+"""Steps of an anatomy block: DDP's logger tells of a step only in the next one."""
 
 TRACE_STEPS = 1
+"""Steps of a trace block: overlap within a step is what it is for, and a trace of each rank is large."""
 
 Work = Callable[[], BlockTimes]
 
 
-def phases(case: Case, *, oversubscribed: bool, round_index: int, settings: Settings) -> list[str]:
-    """The phases of a case's visit in a round, in their order."""
+def phases(case: Case, *, oversubscribed: bool, round_index: int, settings: ResolvedSettings) -> list[str]:
+    """The phases of a case in a round, in their order."""
     found = ["timed"]
     if case.communicates:
         found.append("no_sync")
@@ -46,17 +49,17 @@ def phases(case: Case, *, oversubscribed: bool, round_index: int, settings: Sett
     return [*found, "calibration"] if is_calibrated(case, settings) else found
 
 
-def is_calibrated(case: Case, settings: Settings) -> bool:
+def is_calibrated(case: Case, settings: ResolvedSettings) -> bool:
     """Whether the calibration pass looks into it: the largest count, the first value of each axis."""
     return (
         settings.calibrate
         and case.communicates
-        and case.num_devices == max(settings.counts)
+        and case.num_devices == max(settings.gpus)
         and all(getattr(case, axis) == getattr(settings, axis)[0] for axis in DDP_AXES)
     )
 
 
-def is_complete(planned: Planned, settings: Settings, measured: Container[Block]) -> bool:
+def is_measured(planned: Planned, settings: ResolvedSettings, measured: Container[Block]) -> bool:
     """Whether every block that a run of fixed length wants of a case is there."""
     case = planned.case
     return settings.rounds is not None and all(
@@ -67,17 +70,23 @@ def is_complete(planned: Planned, settings: Settings, measured: Container[Block]
 
 
 def unfinished(
-    plan: Sequence[Planned], settings: Settings, measured: Container[Block], *, dropped: Container[int]
+    plan: Sequence[Planned],
+    settings: ResolvedSettings,
+    measured: Container[Block],
+    *,
+    dropped: Container[int],
 ) -> list[tuple[int, Planned]]:
     """The cases of a plan that have something left to measure, with their places in it."""
     return [
         (i, p)
         for i, p in enumerate(plan)
-        if p.skip_reason is None and i not in dropped and not is_complete(p, settings, measured)
+        if p.skip_reason is None and i not in dropped and not is_measured(p, settings, measured)
     ]
 
 
-def work_of(phase: str, live: LiveCase, settings: Settings, place: Place, clock: Clock) -> Work | None:
+def work_of(
+    phase: str, live: LiveCase, settings: ResolvedSettings, place: Place, clock: Clock
+) -> Work | None:
     """What this rank does in a block of `phase`; None where it only waits."""
     trainer = live.trainer
     if trainer is None:
@@ -93,9 +102,9 @@ def work_of(phase: str, live: LiveCase, settings: Settings, place: Place, clock:
 
 
 def _work(
-    phase: str, live: LiveCase, trainer: Trainer, settings: Settings, place: Place, clock: Clock
+    phase: str, live: LiveCase, trainer: Trainer, settings: ResolvedSettings, place: Place, clock: Clock
 ) -> Work:
-    steps = settings.steps or 1
+    steps = settings.steps
     sizes = live.layout.num_bytes if live.layout is not None else ()
     if phase == "timed":
         return lambda: run_block(trainer.step, steps, clock)
@@ -129,3 +138,33 @@ def _anatomy(live: LiveCase, trainer: Trainer, place: Place) -> BlockTimes:
     if live.layout is not None and live.layout.parameters:
         detail["ready_ms"] = bucket_ready_ms(ready, live.layout.parameters)
     return BlockTimes(times.block_ms, times.steps_ms, detail)
+
+
+def block_rows(
+    case_id: str,
+    phase: str,
+    round_index: int,
+    position: int,
+    started_s: float,
+    times: Sequence[tuple[str, int, BlockTimes]],
+) -> list[dict[str, Any]]:
+    """The rows of blocks.csv of one block: of each rank that took part its host, number and times."""
+    rows = []
+    for host, rank, block in times:
+        detail = {name: value for name, value in block.detail.items() if name != "trace"}
+        rows.append(
+            {
+                "case_id": case_id,
+                "phase": phase,
+                "round": round_index,
+                "position": position,
+                "rank": rank,
+                "host": host,
+                "started_s": round(started_s, 4),
+                "num_steps": len(block.steps_ms),
+                "block_ms": round(block.block_ms, 4),
+                "steps_ms": " ".join(f"{ms:.5g}" for ms in block.steps_ms),
+                "detail": json.dumps(detail) if detail else None,
+            }
+        )
+    return rows

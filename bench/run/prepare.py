@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from bench.cluster.ranks import RankInfo
-from bench.measure.clock import Clock
-from bench.measure.device import peak_mib, start_peak
+from bench.cluster.ranks import Cluster, RankInfo
+from bench.layout import BucketLayout
+from bench.measure.clock import Clock, peak_mib, start_peak
 from bench.measure.timed import BlockTimes, Trainer, run_block
 from bench.modes import Place, build_mode
-from bench.plan import BucketLayout, Case
+from bench.plan import Case, Planned
 from bench.run.proof import Prover
 from bench.settings import Settings
 from models.data import BatchSource, open_source
 
 MIN_WARMUP_STEPS = 3
-"""DDP rebuilds its buckets after the first step and reports them after the second."""
+"""Least steps of warm-up: DDP rebuilds its buckets after the first and reports them after the second."""
 
 MAX_WARMUP_STEPS = 10
+"""Most steps of warm-up: what still gets faster after these is part of the measurement."""
+
 STILL_FASTER = 0.95
 """Warm-up goes on while a step takes less than this share of every step before it."""
 
@@ -55,7 +57,7 @@ class LiveCase:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What preparing found out, for rank 0's books."""
+    """What a rank tells rank 0 of a case that it has prepared."""
 
     warmup: BlockTimes
     peak_mem_mib: float | None
@@ -91,7 +93,7 @@ def facts_of(live: LiveCase, first: RankInfo, found: Sequence[Prepared]) -> dict
     }
     if live.layout is not None:
         facts["num_buckets"] = len(live.layout.num_bytes)
-        facts["bucket_bytes"] = "/".join(str(size) for size in live.layout.num_bytes)
+        facts["bucket_bytes"] = str(live.layout)
     return facts
 
 
@@ -123,3 +125,34 @@ def _warm_up(trainer: Trainer, group: dist.ProcessGroup | None, place: Place, cl
         if settled.item():
             break
     return BlockTimes(sum(steps), tuple(steps))
+
+
+def equal_layouts(
+    cases: Sequence[LiveCase],
+    cluster: Cluster,
+    plan: Sequence[Planned],
+    earlier_layouts: Mapping[int, Sequence[int]],
+) -> list[tuple[LiveCase, str]]:
+    """Those of `cases` whose bucket layout an earlier one has, with its case id; the same on every rank.
+
+    Args:
+        cases: prepared, in the plan's order.
+        cluster: all ranks; the first one's layouts count.
+        plan: of the run.
+        earlier_layouts: bucket sizes in bytes that an earlier attempt found, by place in the plan.
+    """
+    here = {live.index for live in cases}
+    seen: dict[tuple[Any, ...], str] = {}
+    for index, sizes in earlier_layouts.items():
+        if index not in here:
+            case = plan[index].case
+            seen[(*case.apart_from_cap, tuple(sizes))] = case.case_id
+    found = []
+    for live in cases:
+        own = cluster.from_first(live.layout.num_bytes if live.layout is not None else None)
+        if own is None:
+            continue
+        first = seen.setdefault((*live.case.apart_from_cap, tuple(own)), live.case.case_id)
+        if first != live.case.case_id:
+            found.append((live, first))
+    return found

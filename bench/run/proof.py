@@ -23,12 +23,14 @@ from bench.plan import Case
 from models.workload import Workload, make_batch
 
 IMAGES_PER_DEVICE = 1
+"""Batch of the proof: the gradients of one image tell as much as those of many, in less time."""
 
 TOLERANCES = {"none": 1e-9, "powersgd": 1e-9, "fp16": 2e-3, "bf16": 2e-2}
 """Largest relative gradient error by communication hook, in float64; fp16 and bf16 hooks round what they
 send (half their last mantissa bit is 2^-11 and 2^-8), PowerSGD compresses only from its third step."""
 
 FLOAT32_TOLERANCE = 1e-3
+"""The same for models that do not run in float64: float32 has 7 digits, of which long sums cost some."""
 
 
 class ProofError(RuntimeError):
@@ -134,7 +136,7 @@ def equal_replicas(module: nn.Module, cluster: Cluster) -> bool:
 
 
 def fingerprint(module: nn.Module) -> str:
-    """Of all parameters and buffers, byte by byte; empty where they cannot be read (a lazy module's)."""
+    """A hash of all parameters and buffers; empty where they cannot be read (a lazy module's)."""
     found = hashlib.sha256()
     try:
         for name, tensor in [*module.named_parameters(), *module.named_buffers()]:

@@ -1,4 +1,4 @@
-"""One rank's life: it meets the others, opens the results folder, measures, and ends well or badly."""
+"""One rank from start to end: it meets the others, opens the results folder, measures, ends well or badly."""
 
 from __future__ import annotations
 
@@ -14,37 +14,34 @@ from typing import Any
 import psutil
 
 from bench.cli import to_reader
-from bench.cluster.hosts import check_alike
-from bench.cluster.hosts import described as described_host
-from bench.cluster.ranks import Cluster, PeerLostError, RankInfo, host_name
+from bench.cluster.process import is_first
+from bench.cluster.ranks import Cluster, PeerLostError, RankInfo, check_alike, described_host, host_name
 from bench.console import Console
 from bench.errors import ExitCode, UsageError
 from bench.findings.findings import findings
 from bench.findings.stability import cautions
 from bench.measure.calibration import trainable
 from bench.predict.source import write_calibration
-from bench.recovery import stop
-from bench.recovery.close import STOPPED_BY_ERROR, finish, finish_and_say, finish_quietly
+from bench.recovery.close import STOPPED_BY_ERROR, finish, finish_and_say, finish_quietly, timing_of
 from bench.recovery.failures import (
     FAILURE_ENV,
     RESTART_EXIT_CODE,
     STARTED_ENV,
-    Blame,
+    Failure,
     oom_kills,
 )
-from bench.recovery.reopen import Contact, Opened, Past, blame_case, open_run
-from bench.recovery.resume import check_same, manifest_of
-from bench.recovery.watchdog import Watchdog
-from bench.run.job import Job
-from bench.run.manifest import described
-from bench.run.session import Leaving, Session
+from bench.recovery.reopen import Opened, Progress, RankHello, check_same, fail_case, manifest_of, open_run
+from bench.recovery.watchdog import Watchdog, die_at_once, on_stop
+from bench.run.job import Job, new_manifest
+from bench.run.session import CasesToDrop, Session
 from bench.run.summary import print_summary, summary_json
 from bench.settings import Settings
 
 PEER_GRACE_S = 3.0
-"""The launcher, which sees who died, ends the others sooner."""
+"""A rank that lost another waits so long: the launcher, which sees who died, ends it sooner."""
 
 LOCK_WAIT_S = 2.0
+"""So long may the main thread finish a write before another thread ends the process."""
 
 
 class Rank:
@@ -59,26 +56,26 @@ class Rank:
         quiet: bool,
         as_json: bool,
         cluster: Cluster | None = None,
-        leaving: Leaving | None = None,
+        to_drop: CasesToDrop | None = None,
     ) -> None:
         """One run; given a `cluster`, as one of several in these processes, which says nothing at its end.
 
-        `leaving` names, after every round, the cases that are measured no further.
+        `to_drop` names, after every round, the cases that are measured no further.
         """
-        self._leaving = leaving
+        self._to_drop = to_drop
         self._given_cluster = cluster
         self._job = job
         self._arguments = arguments
         self._resume = resume
         self._quiet = quiet
         self._as_json = as_json
-        self._first = os.environ["RANK"] == "0"
+        self._first = is_first()
         self._opened: Opened | None = None
 
     def run(self) -> int:
         """Measure; the exit code. Raises UsageError for what a user can mend before anything is measured."""
-        # Where bench.run started the ranks, it closes the books; elsewhere the first rank does.
-        stop.die_at_once()
+        # Where bench.run started the ranks, it brings the files up to date; elsewhere the first rank does.
+        die_at_once()
         try:
             return self._run()
         except PeerLostError:
@@ -101,23 +98,23 @@ class Rank:
         infos = cluster.gather(cluster.info())
         hosts = cluster.gather(_host(job.settings, cluster))
         check_alike(hosts)
-        contacts = cluster.gather(_contact())
+        hellos = cluster.gather(_hello())
         console = Console(silent=self._quiet or not self._first)
         if self._first:
-            self._open(infos, contacts, [host["environment"] for host in hosts if host is not None])
+            self._open(infos, hellos, [host["environment"] for host in hosts if host is not None])
         opened = self._opened
-        past: Past = cluster.from_first(opened.past if opened else None)
-        for note in past.notes:
+        earlier: Progress = cluster.from_first(opened.progress if opened else None)
+        for note in earlier.notes:
             console.note(note)
         watchdog = Watchdog(
-            token=past.token,
+            token=earlier.token,
             infos=infos,
             rank=cluster.rank,
             folder=opened.recorder.folder if opened else None,
             on_loss=self._lost,
         )
         if opened is not None and STARTED_ENV not in os.environ:
-            stop.on_stop(self._stopped)
+            on_stop(self._stopped)
         startup.over()
         session = Session(
             cluster=cluster,
@@ -126,47 +123,45 @@ class Rank:
             recorder=opened.recorder if opened else None,
             console=console,
             watchdog=watchdog,
-            past=past,
-            leaving=self._leaving,
+            earlier=earlier,
+            to_drop=self._to_drop,
         )
-        session.run()
+        stopped_because = session.run()
         watchdog.close()
-        quiet = self._quiet
         if self._given_cluster is None:
             cluster.close()
-        else:
-            quiet = True
         if opened is None:
-            return 0
-        return _conclude(job, opened, session, startup, quiet=quiet, as_json=self._as_json)
+            return ExitCode.OK
+        quiet = self._quiet or self._given_cluster is not None
+        return _conclude(job, opened, stopped_because, startup, quiet=quiet, as_json=self._as_json)
 
     def _open(
         self,
         infos: Sequence[RankInfo],
-        contacts: Sequence[Contact],
+        hellos: Sequence[RankHello],
         machines: Sequence[dict[str, Any]],
     ) -> None:
-        manifest = described(self._job, self._arguments, infos, machines)
+        manifest = new_manifest(self._job, self._arguments, infos, machines)
         if self._resume is not None:
             check_same(self._resume, manifest_of(self._resume), manifest)
-        self._opened = open_run(self._job.settings, self._job.plan, manifest, contacts, resume=self._resume)
+        self._opened = open_run(self._job.settings, self._job.plan, manifest, hellos, resume=self._resume)
 
-    def _lost(self, blame: Blame | None) -> None:
+    def _lost(self, failure: Failure | None) -> None:
         """Write down what ended this attempt, on any thread, and end; only another attempt can go on."""
         opened = self._opened
         if opened is not None and opened.recorder.lock.acquire(timeout=LOCK_WAIT_S):
             index = (opened.recorder.journal.state.under_way or {}).get("index")
             with contextlib.suppress(UsageError):
-                if blame is not None and blame.status and index is not None:
-                    print(blame_case(opened.recorder, index, blame), file=sys.stderr, flush=True)
-                if STARTED_ENV not in os.environ or (blame is not None and not blame.status):
+                if failure is not None and failure.status and index is not None:
+                    print(fail_case(opened.recorder, index, failure), file=sys.stderr, flush=True)
+                if STARTED_ENV not in os.environ or (failure is not None and not failure.status):
                     # A launcher that starts the ranks again goes on in the folder.
-                    close = finish_and_say if blame is None else finish
+                    close = finish_and_say if failure is None else finish
                     close(opened.recorder.folder, "a rank was lost", lock=opened.lock)
         os._exit(RESTART_EXIT_CODE)
 
     def _stopped(self) -> None:
-        """Close the books on a signal, on a thread of its own; the main thread writes no more."""
+        """Bring the files up to date on a signal, on a thread of its own; the main thread writes no more."""
         assert self._opened is not None  # noqa: S101 - set before signals are heard
         self._opened.recorder.lock.acquire(timeout=LOCK_WAIT_S)
         finish_and_say(self._opened.recorder.folder, "interrupted", lock=self._opened.lock)
@@ -200,24 +195,20 @@ def _host(settings: Settings, cluster: Cluster) -> dict[str, Any] | None:
     return described_host(host_name(), settings, device=device, num_local_ranks=cluster.local_world_size)
 
 
-def _contact() -> Contact:
+def _hello() -> RankHello:
     failure = json.loads(os.environ.get(FAILURE_ENV, "{}"))
-    return Contact(host_name(), {int(rank): int(code) for rank, code in failure.items()}, oom_kills())
+    return RankHello(host_name(), {int(rank): int(code) for rank, code in failure.items()}, oom_kills())
 
 
 def _conclude(
-    job: Job, opened: Opened, session: Session, startup: _Startup, *, quiet: bool, as_json: bool
+    job: Job, opened: Opened, stopped_because: str, startup: _Startup, *, quiet: bool, as_json: bool
 ) -> int:
-    recorder, manifest, before_s = opened.recorder, opened.manifest, opened.past.elapsed_s
+    """Write what a run that came to its end leaves, and say what was found; the exit code."""
+    recorder, manifest, before_s = opened.recorder, opened.manifest, opened.progress.elapsed_s
     cases = recorder.write()
     folder = recorder.folder
-    manifest["timing"] = timing = {
-        "startup_s": round(startup.seconds, 2),
-        "measuring_s": round(before_s + startup.since_s(), 2),
-        "timed_steps_s": round(recorder.timed_s, 2),
-        "rounds": recorder.rounds,
-        "stopped_because": session.stopped_because,
-    }
+    measured = timing_of(recorder, before_s + startup.since_s(), stopped_because)
+    manifest["timing"] = timing = {"startup_s": round(startup.seconds, 2), **measured}
     recorder.write_manifest(manifest)
     missing = write_calibration(folder, trainable(job.workload)) if job.settings.calibrate else None
     if missing is not None:
@@ -238,5 +229,5 @@ def _conclude(
             print(summary_json(folder, cases, sentences, doubts, timing))
         elif not quiet:
             print_summary(cases, sentences, doubts, timing, page)
-    recorder.close(session.stopped_because)
-    return 0 if bool((cases["status"] == "ok").any()) else 1
+    recorder.close(stopped_because)
+    return ExitCode.OK if bool((cases["status"] == "ok").any()) else ExitCode.FAILED

@@ -1,6 +1,7 @@
-"""What every rank runs: prepare every case, then rounds over all of them in random order.
+"""Measures a run: every rank prepares every case, then measures rounds over all cases in random order.
 
-All ranks walk the same plan; rank 0 conducts, records and decides when to stop.
+All ranks go through one plan in the same order and meet before every block. Rank 0 also keeps the time,
+records what is measured and decides when it is enough; the others hear its decisions.
 """
 
 from __future__ import annotations
@@ -14,32 +15,32 @@ import torch
 from bench.cluster.ranks import Cluster, RankInfo
 from bench.cluster.turns import TURNS_ENV, TurnClient
 from bench.console import Console
-from bench.measure.clock import make_clock
-from bench.measure.device import set_precision
+from bench.measure.clock import make_clock, set_precision
 from bench.measure.timed import BlockTimes
-from bench.plan import Case, round_order
-from bench.recovery import limits
-from bench.recovery.failures import Blame
-from bench.recovery.lockstep import Pieces, Report, block_rows
-from bench.recovery.reopen import Past, blame_case
+from bench.plan import Planned, round_order
+from bench.recovery.failures import Failure, block_s, preparing_s, waiting_s
+from bench.recovery.lockstep import Lockstep, Report
+from bench.recovery.reopen import Completion, Progress, fail_case
 from bench.recovery.watchdog import Watchdog
-from bench.results.ledger import ByRound
 from bench.results.recorder import Recorder
+from bench.results.round_times import ByRound
 from bench.run.curves import measure_curves
-from bench.run.equal_layouts import twins
 from bench.run.job import Job
-from bench.run.phases import phases, unfinished, work_of
-from bench.run.prepare import LiveCase, Prepared, facts_of, prepare
+from bench.run.phases import block_rows, phases, unfinished, work_of
+from bench.run.prepare import LiveCase, Prepared, equal_layouts, facts_of, prepare
 from bench.run.proof import Prover, equal_replicas
-from bench.run.stop_rule import End
+from bench.settings import Settings
 from models.workload import make_module
 
-Leaving = Callable[[Mapping[str, ByRound], float], Collection[str]]
+MIN_ROUNDS_FOR_TARGET = 5
+"""The precision target ends no run sooner: fewer rounds can agree by chance."""
+
+CasesToDrop = Callable[[Mapping[str, ByRound], float], Collection[str]]
 """Case ids to measure no further, from the throughput by round of those that are, and the share left."""
 
 
 class Session:
-    """One rank's part of a run. `recorder` exists on rank 0 only."""
+    """One rank's part of measuring a run; `recorder` exists on rank 0 only."""
 
     def __init__(
         self,
@@ -50,8 +51,8 @@ class Session:
         recorder: Recorder | None,
         console: Console,
         watchdog: Watchdog,
-        past: Past,
-        leaving: Leaving | None = None,
+        earlier: Progress,
+        to_drop: CasesToDrop | None = None,
     ) -> None:
         self._cluster = cluster
         self._settings = job.settings
@@ -61,160 +62,173 @@ class Session:
         self._recorder = recorder
         self._console = console
         self._clock = make_clock(cluster.place.device)
-        self._past = past
-        self._pieces = Pieces(cluster, watchdog, recorder, past.elapsed_s)
-        self._end = End(job.settings, recorder, self._pieces.elapsed_s)
-        self._leaving = leaving
+        self._earlier = earlier
+        self._lockstep = Lockstep(cluster, watchdog, recorder, earlier.elapsed_s)
+        self._stop_rule = StopRule(job.settings, recorder, self._lockstep.elapsed_s)
+        self._to_drop = to_drop
         self._live: list[LiveCase] = []
+        """The cases that are still measured, in the plan's order, the same on every rank."""
         # Rank 0 takes the turn for all: the others wait for it at the next barrier.
         self._turns = TurnClient(os.environ.get(TURNS_ENV) if cluster.is_first else None)
-        self.rounds = 0
-        self.stopped_because = ""
 
-    def run(self) -> None:
-        """Prepare, then measure until the rounds, the target or the time limit is reached."""
+    def run(self) -> str:
+        """Prepare every case, then measure rounds until there is a reason to stop: that reason."""
         set_precision(self._settings.precision, self._cluster.place.device)
-        self._prepare_all()
-        self._drop_twins()
+        self._prepare_cases()
+        self._drop_equal_layouts()
+        # What is alive now stays so: no collection of garbage has to look through it within a block.
         gc.collect()
         gc.freeze()
-        if self._settings.allreduce_curve or self._settings.calibrate:
-            measure_curves(
-                self._live,
-                self._pieces,
-                self._cluster,
-                self._recorder,
-                done=self._past.curves,
-                limit_s=limits.preparing_s(self._settings),
-                max_time_s=self._settings.max_time,
-            )
-        for round_index in range(1, self._past.last_round + 1):
-            self.rounds = round_index
-            self._round(round_index)
-        while self._live and not self.stopped_because:
-            self.stopped_because = self._cluster.from_first(self._end.reached(self.rounds))
-            if not self.stopped_because:
-                self.rounds += 1
-                self._round(self.rounds)
-                self._retire()
-        self.stopped_because = self.stopped_because or "no case is left to measure"
+        self._measure_curves()
+        num_rounds = self._earlier.last_round
+        for round_index in range(1, num_rounds + 1):
+            self._measure_round(round_index)  # what an earlier attempt left out of it
+        while not (reason := self._reason_to_stop(num_rounds)):
+            num_rounds += 1
+            self._measure_round(num_rounds)
+            self._drop_named_cases(num_rounds)
         gc.unfreeze()
         self._console.progress_done()
         self._turns.close()
         for live in self._live:
             live.close()
+        return reason
 
-    def _prepare_all(self) -> None:
+    def _reason_to_stop(self, num_rounds: int) -> str:
+        """Why to measure no more after so many rounds; empty while the run goes on."""
+        if not self._live:
+            return Completion.NO_CASE
+        return self._cluster.from_first(self._stop_rule.reason(num_rounds))
+
+    def _prepare_cases(self) -> None:
         torch.manual_seed(self._settings.seed)
-        wanted = unfinished(self._plan, self._settings, self._past.measured, dropped=self._past.dropped)
+        wanted = unfinished(self._plan, self._settings, self._earlier.measured, dropped=self._earlier.dropped)
         if not wanted:
             return
-        self._pieces.idle()
+        self._lockstep.idle()
         template = make_module(self._workload)
         equal = equal_replicas(template, self._cluster)
-        prover = Prover(
-            self._workload, template, self._cluster.place, self._settings.seed, equal_replicas=equal
+        place, seed = self._cluster.place, self._settings.seed
+        prover = Prover(self._workload, template, place, seed, equal_replicas=equal)
+        for position, (index, planned) in enumerate(wanted):
+            self._show(f"preparing {planned.case.case_id}", position, len(wanted))
+            self._prepare_case(index, planned, prover)
+
+    def _prepare_case(self, index: int, planned: Planned, prover: Prover) -> None:
+        """Prove, build and warm up a case on its ranks; it is live if that went well on all of them."""
+        case = planned.case
+        in_ddp = case.mode == "ddp"
+        group = self._cluster.group(case.num_devices, case.backend) if in_ddp else None
+        live = LiveCase(index, case, group, planned.oversubscribed)
+        takes_part = self._cluster.rank < (case.num_devices if in_ddp else 1)
+
+        def work() -> Prepared:
+            return prepare(live, prover=prover, settings=self._settings, clock=self._clock)
+
+        self._turns.next_turn()
+        started_s, reports = self._lockstep.run(
+            index,
+            "its preparation",
+            work if takes_part else None,
+            limit_s=preparing_s(self._settings) + waiting_s(),
         )
-        for done, (index, planned) in enumerate(wanted):
-            case = planned.case
-            self._console.progress(f"preparing {case.case_id}", done, len(wanted), self._end.left_s())
-            in_ddp = case.mode == "ddp"
-            group = self._cluster.group(case.num_devices, case.backend) if in_ddp else None
-            live = LiveCase(index, case, group, planned.oversubscribed)
-            takes_part = self._cluster.rank < (case.num_devices if in_ddp else 1)
-
-            def work(live: LiveCase = live) -> Prepared:
-                return prepare(live, prover=prover, settings=self._settings, clock=self._clock)
-
-            self._turns.next_turn()
-            limit_s = limits.preparing_s(self._settings) + limits.waiting_s()
-            started_s, reports = self._pieces.run(
-                index, "its preparation", work if takes_part else None, limit_s=limit_s
-            )
-            if self._keep(live, reports):
-                steps_ms = (ms for r in reports if r.value for ms in r.value.warmup.steps_ms)
-                live.longest_step_s = max(steps_ms) / 1000
-                self._live.append(live)
-                self._record_prepared(live, started_s, reports)
-
-    def _record_prepared(self, live: LiveCase, started_s: float, reports: Sequence[Report]) -> None:
-        if self._recorder is None:
+        if not self._all_well(live, reports):
             return
-        found: list[tuple[int, Prepared]] = [(i, r.value) for i, r in enumerate(reports) if r.value]
-        facts = facts_of(live, self._infos[0], [prepared for _, prepared in found])
-        self._recorder.set_outcome(live.index, "ok", facts=facts)
-        self._recorder.set_layout(live.case.case_id, live.layout)
-        self._record(
-            live.case, "warmup", 0, len(self._live) - 1, started_s, [(i, p.warmup) for i, p in found]
-        )
+        found: dict[int, Prepared] = {rank: r.value for rank, r in enumerate(reports) if r.value is not None}
+        live.longest_step_s = max(ms for p in found.values() for ms in p.warmup.steps_ms) / 1000
+        if self._recorder is not None:
+            facts = facts_of(live, self._infos[0], list(found.values()))
+            self._recorder.set_outcome(index, "ok", facts=facts)
+            self._recorder.set_layout(case.case_id, live.layout)
+        warmups = {rank: prepared.warmup for rank, prepared in found.items()}
+        self._record(live, "warmup", 0, len(self._live), started_s, warmups)
+        self._live.append(live)
 
-    def _drop_twins(self) -> None:
-        """Measure one layout once."""
-        for live, twin in twins(self._live, self._cluster, self._plan, self._past.layouts or {}):
-            live.close()
-            self._live.remove(live)
+    def _drop_equal_layouts(self) -> None:
+        """Measure every bucket layout once: different caps can give the same one."""
+        for live, first in equal_layouts(self._live, self._cluster, self._plan, self._earlier.layouts):
+            self._drop(live)
             if self._recorder is not None:
-                reason = f"same bucket layout as {twin}; see its row"
+                reason = f"same bucket layout as {first}; see its row"
                 self._recorder.set_outcome(live.index, "skipped", reason)
 
-    def _round(self, round_index: int) -> None:
-        """Visit every case that lacks a block of this round, in the order that the seed gives."""
+    def _measure_curves(self) -> None:
+        if self._settings.allreduce_curve or self._settings.calibrate:
+            measure_curves(
+                self._live,
+                self._lockstep,
+                self._cluster,
+                self._recorder,
+                done=self._earlier.curves,
+                limit_s=preparing_s(self._settings),
+                max_time_s=self._settings.max_time,
+            )
+
+    def _measure_round(self, round_index: int) -> None:
+        """Measure what every live case lacks of this round, in the order that the seed gives."""
         runnable = [i for i, p in enumerate(self._plan) if p.skip_reason is None]
         order = round_order(len(runnable), seed=self._settings.seed, round_index=round_index)
         by_index = {live.index: live for live in self._live}
-        visits = [by_index[runnable[i]] for i in order if runnable[i] in by_index]
-        missing = {live.index: self._missing(live, round_index) for live in visits}
+        in_order = [by_index[runnable[i]] for i in order if runnable[i] in by_index]
+        missing = {live.index: self._missing_phases(live, round_index) for live in in_order}
         if not any(missing.values()):
             return
-        for position, live in enumerate(visits):
-            what = f"round {round_index} {live.case.case_id}"
-            self._console.progress(what, position, len(visits), self._end.left_s())
+        for position, live in enumerate(in_order):
+            self._show(f"round {round_index} {live.case.case_id}", position, len(in_order))
             if missing[live.index]:
                 self._turns.next_turn()
-                self._visit(live, round_index, position, missing[live.index])
-            if round_index > 1 and self._cluster.from_first(self._end.out_of_time()):
+                self._measure_case(live, round_index, position, missing[live.index])
+            if round_index > 1 and self._cluster.from_first(self._stop_rule.out_of_time()):
                 break
-        self._pieces.between()
+        self._lockstep.between()
         if self._recorder is not None:
             self._recorder.write()
 
-    def _retire(self) -> None:
-        """Measure no further what `leaving` names on rank 0; what it was measured to be stays."""
-        if self._leaving is None:
-            return
-        named: Collection[str] = ()
-        if self._recorder is not None:
-            rates = self._recorder.images_per_s()
-            live = {c: rates[c] for c in (x.case.case_id for x in self._live) if c in rates}
-            named = self._leaving(live, self._end.left_share(self.rounds))
-        named = self._cluster.from_first(named)
-        for live_case in [x for x in self._live if x.case.case_id in named]:
-            live_case.close()
-            self._live.remove(live_case)
-
-    def _missing(self, live: LiveCase, round_index: int) -> list[str]:
+    def _missing_phases(self, live: LiveCase, round_index: int) -> list[str]:
         found = phases(
             live.case, oversubscribed=live.oversubscribed, round_index=round_index, settings=self._settings
         )
-        return [p for p in found if (live.case.case_id, p, round_index) not in self._past.measured]
+        return [p for p in found if (live.case.case_id, p, round_index) not in self._earlier.measured]
 
-    def _visit(self, live: LiveCase, round_index: int, position: int, wanted: Sequence[str]) -> None:
-        limit_s = limits.block_s(self._settings, live.longest_step_s) + limits.waiting_s()
+    def _measure_case(self, live: LiveCase, round_index: int, position: int, wanted: Sequence[str]) -> None:
+        """Measure the `wanted` phases of a case, a block each; it is dropped where one fails."""
+        limit_s = block_s(self._settings, live.longest_step_s) + waiting_s()
         for phase in wanted:
-            started_s, reports = self._pieces.run(
+            started_s, reports = self._lockstep.run(
                 live.index,
                 f"round {round_index} ({phase})",
                 work_of(phase, live, self._settings, self._cluster.place, self._clock),
                 limit_s=limit_s,
             )
-            if not self._keep(live, reports):
-                self._live.remove(live)
+            if not self._all_well(live, reports):
+                self._drop(live)
                 return
-            times = [(rank, r.value) for rank, r in enumerate(reports) if r.value is not None]
-            self._record(live.case, phase, round_index, position, started_s, times)
+            times = {rank: r.value for rank, r in enumerate(reports) if r.value is not None}
+            self._record(live, phase, round_index, position, started_s, times)
 
-    def _keep(self, live: LiveCase, reports: Sequence[Report]) -> bool:
-        """Whether every rank fared well; otherwise the case ends here, on all of them."""
+    def _drop_named_cases(self, num_rounds: int) -> None:
+        """Measure no further what `to_drop` names on rank 0; its results stay."""
+        if self._to_drop is None:
+            return
+        named: Collection[str] = ()
+        if self._recorder is not None:
+            rates = self._recorder.images_per_s()
+            live_ids = [live.case.case_id for live in self._live]
+            measured = {case_id: rates[case_id] for case_id in live_ids if case_id in rates}
+            named = self._to_drop(measured, self._stop_rule.left_share(num_rounds))
+        named = self._cluster.from_first(named)
+        for live in [live for live in self._live if live.case.case_id in named]:
+            self._drop(live)
+
+    def _show(self, what: str, position: int, total: int) -> None:
+        self._console.progress(what, position, total, self._stop_rule.left_s())
+
+    def _drop(self, live: LiveCase) -> None:
+        live.close()
+        self._live.remove(live)
+
+    def _all_well(self, live: LiveCase, reports: Sequence[Report]) -> bool:
+        """Whether no rank reports a fault; otherwise the case ends here, on all of them."""
         bad = next((r for r in reports if r.status != "ok"), None)
         if bad is None:
             return True
@@ -222,22 +236,67 @@ class Session:
         if self._cluster.place.device.type == "cuda":
             torch.cuda.empty_cache()
         if self._recorder is not None:
-            self._console.note(blame_case(self._recorder, live.index, Blame(bad.status, bad.reason)))
+            self._console.note(fail_case(self._recorder, live.index, Failure(bad.status, bad.reason)))
         return False
 
     def _record(
         self,
-        case: Case,
+        live: LiveCase,
         phase: str,
         round_index: int,
         position: int,
         started_s: float,
-        times: Sequence[tuple[int, BlockTimes]],
+        times: Mapping[int, BlockTimes],
     ) -> None:
-        if self._recorder is None or (case.case_id, phase, round_index) in self._past.measured:
+        """Write down a block, with the times by rank, unless an earlier attempt has."""
+        case_id = live.case.case_id
+        if self._recorder is None or (case_id, phase, round_index) in self._earlier.measured:
             return
-        for rank, block in times:
+        for rank, block in times.items():
             if "trace" in block.detail:
-                self._recorder.add_trace(case.case_id, rank, block.detail["trace"])
-        found = [(self._infos[rank].host, rank, block) for rank, block in times]
-        self._recorder.add_block(block_rows(case.case_id, phase, round_index, position, started_s, found))
+                self._recorder.add_trace(case_id, rank, block.detail["trace"])
+        found = [(self._infos[rank].host, rank, block) for rank, block in times.items()]
+        self._recorder.add_block(block_rows(case_id, phase, round_index, position, started_s, found))
+
+
+class StopRule:
+    """Decides when a run has measured enough; rank 0, which has the `recorder`, decides for all."""
+
+    def __init__(self, settings: Settings, recorder: Recorder | None, elapsed_s: Callable[[], float]) -> None:
+        self._settings = settings
+        self._recorder = recorder
+        self._elapsed_s = elapsed_s
+        self._left_at_first_s: float | None = None
+
+    def reason(self, num_rounds: int) -> str:
+        """Why the run ends after so many rounds; empty while it goes on."""
+        if self._recorder is None or not num_rounds:
+            return ""
+        wanted, target = self._settings.rounds, self._settings.precision_target
+        if wanted is not None:
+            if num_rounds >= wanted:
+                return Completion.ROUNDS
+        elif num_rounds >= MIN_ROUNDS_FOR_TARGET and self._recorder.half_width() <= target:
+            return Completion.TARGET
+        return Completion.TIME if self.out_of_time() else ""
+
+    def left_s(self) -> float | None:
+        """Seconds until the time limit; None without one."""
+        limit = self._settings.max_time
+        return None if limit is None else limit - self._elapsed_s()
+
+    def left_share(self, num_rounds: int) -> float:
+        """Share of the rounds, or of the time since this was first asked, that is left after `num_rounds`."""
+        if self._settings.rounds is not None:
+            return 1 - num_rounds / self._settings.rounds
+        left_s = self.left_s()
+        if left_s is None:
+            return 1.0
+        if self._left_at_first_s is None:
+            self._left_at_first_s = left_s
+        return left_s / self._left_at_first_s if self._left_at_first_s > 0 else 0.0
+
+    def out_of_time(self) -> bool:
+        """Whether the time limit has passed."""
+        left = self.left_s()
+        return left is not None and left <= 0

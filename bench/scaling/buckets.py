@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bench.errors import UsageError
+from bench.layout import BucketCaps
 
 Layout = tuple[tuple[int, ...], ...]
 """Indices of parameters by bucket, in all-reduce order; indices count in the reducer's order."""
@@ -19,21 +19,10 @@ DEFAULT_LIMITS = (MIB, 25 * MIB)
 """`bucket_cap_mb=None`: a small first bucket, then PyTorch's default."""
 
 
-def cap_limits(bucket_cap_mb: str) -> tuple[int, ...]:
-    """Parse a cap as the suite writes it (`default`, `25`, `0`, or `1/25/25` per bucket) into bytes.
-
-    0 is a bucket per parameter: every parameter reaches a cap of one byte. Raises UsageError for other text.
-    """
-    if bucket_cap_mb == "default":
-        return DEFAULT_LIMITS
-    try:
-        # As DDP does: int() cuts the fraction of a byte off.
-        limits = tuple(int(float(cap) * MIB) for cap in bucket_cap_mb.split("/"))
-    except (ValueError, OverflowError):
-        limits = (-1,)
-    if min(limits) < 0:
-        raise UsageError(f"bucket cap {bucket_cap_mb!r} is no number of MiB; write default, 25, 0 or 1/25/25")
-    return tuple(max(limit, 1) for limit in limits)
+def cap_limits(caps: BucketCaps) -> tuple[int, ...]:
+    """Give the caps in bytes; 0 is a bucket per parameter: every parameter reaches a cap of one byte."""
+    # As DDP does: int() cuts the fraction of a byte off.
+    return tuple(max(int(cap * MIB), 1) for cap in caps.mib) or DEFAULT_LIMITS
 
 
 def assign(num_bytes: Sequence[int], limits: Sequence[int], *, kinds: Sequence[str] | None = None) -> Layout:
@@ -57,9 +46,9 @@ def assign(num_bytes: Sequence[int], limits: Sequence[int], *, kinds: Sequence[s
     return tuple(sorted([*closed, *(tuple(bucket) for bucket in open_buckets.values())]))
 
 
-def assign_cap(num_bytes: Sequence[int], bucket_cap_mb: str, *, kinds: Sequence[str] | None = None) -> Layout:
-    """Lay out parameters under a cap as the suite writes it (see `cap_limits`)."""
-    return assign(num_bytes, cap_limits(bucket_cap_mb), kinds=kinds)
+def assign_cap(num_bytes: Sequence[int], caps: BucketCaps, *, kinds: Sequence[str] | None = None) -> Layout:
+    """Lay out parameters under DDP's caps."""
+    return assign(num_bytes, cap_limits(caps), kinds=kinds)
 
 
 def bucket_bytes(num_bytes: Sequence[int], layout: Layout) -> tuple[int, ...]:

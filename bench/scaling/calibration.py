@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from bench.errors import UsageError
-from bench.results import bounded
+from bench.results.tables import parse_json
 from bench.scaling.slowest_rank import RankSpread
 from bench.scaling.timeline import Compute, Slowdown
 
@@ -155,7 +155,7 @@ class Calibration:
     def from_json(cls, text: str, *, source: str = "calibration.json") -> Calibration:
         """The calibration of that text. Raises UsageError, naming `source`, where it is not one."""
         try:
-            data = bounded.parse_json(text, source)
+            data = parse_json(text, source)
             _check_version(data.pop("schema_version"), source)
             return cls(**{f.name: _read(f.name, data[f.name]) for f in fields(cls) if f.name in data})
         except UsageError:

@@ -9,7 +9,7 @@ from typing import Any
 
 from bench.cli import to_json
 from bench.errors import UsageError
-from bench.results import bounded
+from bench.results.tables import parse_json
 from bench.scaling.calibration import Identity
 from bench.scaling.predict import Prediction
 from bench.scaling.scaling_limit import Curve
@@ -74,7 +74,7 @@ class Predictions:
     @classmethod
     def from_json(cls, content: str | bytes, *, source: str = "predictions.json") -> Predictions:
         """Read the document from that text. Raises UsageError, naming `source`, where it is not one."""
-        data = bounded.parse_json(content, source)
+        data = parse_json(content, source)
         try:
             _check_version(data["schema_version"])
             checked = data["validation"]
@@ -96,7 +96,7 @@ def line(curve: Curve, *, network: str, batch_size: int, verdict: str, asked: Se
     counts = {p.scenario.num_devices for p in asked}
     return Line(
         network=network,
-        bucket_cap_mb=scenario.bucket_cap_mb,
+        bucket_cap_mb=str(scenario.bucket_cap_mb),
         scaling=scenario.scaling,
         batch_size=batch_size,
         comm_hook=scenario.comm_hook,

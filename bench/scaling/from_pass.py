@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 
 from bench.errors import UsageError
+from bench.layout import BucketCaps, BucketLayout
 from bench.results.aggregate import step_ms_by_round
 from bench.results.store import RunData
 from bench.scaling.buckets import assign_cap, bucket_bytes
@@ -203,9 +204,10 @@ def _residual_ms(found: Calibration, run: RunData, case: Mapping[str, Any]) -> S
         step_ms_by_round(run.blocks, phase).get(case_id, {}) for phase in ("timed", "comm", "no_sync")
     )
     sizes = [p.num_bytes for p in found.parameters]
-    layout = assign_cap(sizes, str(case["bucket_cap_mb"]), kinds=[p.kind for p in found.parameters])
+    caps = BucketCaps.parse(str(case["bucket_cap_mb"]))
+    layout = assign_cap(sizes, caps, kinds=[p.kind for p in found.parameters])
     in_layout = bucket_bytes(sizes, layout)
-    if "/".join(map(str, in_layout)) != str(case["bucket_bytes"]):
+    if BucketLayout(in_layout) != BucketLayout.of_cell(case["bucket_bytes"]):
         return ()
     curve = measured_curve(found.allreduce[0].points)
     alone_ms = sum(curve(size) for size in in_layout)

@@ -11,6 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from bench.errors import UsageError
+from bench.layout import BucketLayout
 from bench.results.aggregate import step_ms_by_round
 from bench.results.store import RunData
 from bench.scaling.calibration import AllReduceTimes, Identity, Samples
@@ -101,7 +102,7 @@ def allreduce_times(run: RunData, case: Mapping[str, Any]) -> AllReduceTimes:
     is no part of any step. Raises UsageError where the run has neither.
     """
     replay = step_ms_by_round(run.blocks, "comm").get(str(case["case_id"]), {})
-    sizes = [int(size) for size in str(case["bucket_bytes"]).split("/")]
+    sizes = BucketLayout.parse(str(case["bucket_bytes"])).num_bytes
     sent = [size * wire_share(str(case["comm_hook"])) for size in sizes]
     num_ranks, backend = int(case["num_devices"]), str(case["backend"])
     rows = run.allreduce[(run.allreduce["num_devices"] == num_ranks) & (run.allreduce["backend"] == backend)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bench.errors import UsageError
+from bench.layout import PYTORCH_CAPS, BucketCaps
 from bench.plan import HALF_HOOKS
 from bench.scaling.calibration import AllReduceTimes, Calibration
 from bench.scaling.cost import CostBand, CostCurve, at_ranks, hierarchical, measured_curve, tree_steps
@@ -41,7 +42,7 @@ class Scenario:
     nics_per_node: int | None = None
     """NICs that share a node's work; by default the network's own count, or one per GPU."""
     measured: MeasuredNetwork | None = None
-    bucket_cap_mb: str = "default"
+    bucket_cap_mb: BucketCaps = PYTORCH_CAPS
     batch_per_device: int | None = None
     scaling: str = "weak"
     comm_hook: str = "none"

@@ -8,6 +8,7 @@ from statistics import median
 
 import pandas as pd
 
+from bench.layout import BucketCaps
 from bench.plan import HALF_HOOKS
 from bench.results.store import RunData
 from bench.scaling.calibration import Calibration
@@ -51,7 +52,7 @@ def held_out(
         scenario = Scenario(
             num_devices=int(row["num_devices"]),
             network=network,
-            bucket_cap_mb=str(row["bucket_cap_mb"]),
+            bucket_cap_mb=BucketCaps.parse(str(row["bucket_cap_mb"])),
             batch_per_device=int(row["batch_per_device"]),
             comm_hook=str(row["comm_hook"]),
             accumulate=int(row["accumulate"]),
@@ -62,7 +63,7 @@ def held_out(
             HeldOut(
                 str(row["case_id"]),
                 scenario.num_devices,
-                scenario.bucket_cap_mb,
+                str(scenario.bucket_cap_mb),
                 float(row["global_batch"]) * 1000 / float(row["images_per_s"]),
                 predict(calibration, scenario).step_ms,
                 "" if pd.isna(row["link"]) else str(row["link"]),

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.cli import Parser, guarded, to_json, to_reader
-from bench.cluster.process import is_first, is_rank, leave
-from bench.cluster.slurm import ranks_environment
+from bench.cluster.process import is_first, is_rank, leave, ranks_environment
 from bench.errors import AgreedError
 from bench.recovery.failures import RESTART_EXIT_CODE
 from bench.settings import options_of

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.results.ledger import ByRound
+from bench.results.round_times import ByRound
 from bench.stats import Interval, median_interval, paired_ratio
 from bench.tune.candidates import KINDS, Candidate
 

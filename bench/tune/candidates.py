@@ -10,6 +10,7 @@ from itertools import accumulate
 from statistics import median
 
 from bench.errors import UsageError
+from bench.layout import PYTORCH_CAPS, BucketCaps
 from bench.scaling.buckets import MIB, Layout, assign_cap
 from bench.scaling.calibration import Calibration
 from bench.scaling.scenario import Scenario, cost_band, own_curves
@@ -19,9 +20,8 @@ KINDS = ("default", "uniform")
 """Of bucket caps, the simplest first."""
 
 USUAL_CAPS = (
-    "default",
-    "0",
-    *(f"{cap:g}" for cap in (0.5, 1, 2, 4, 5, 8, 10, 16, 25, 32, 50, 64, 100, 200)),
+    PYTORCH_CAPS,
+    *(BucketCaps((cap,)) for cap in (0, 0.5, 1, 2, 4, 5, 8, 10, 16, 25, 32, 50, 64, 100, 200)),
 )
 """Tried for models of any size."""
 
@@ -42,7 +42,7 @@ STEP_APART = 1.4
 class Candidate:
     """One way to run DDP, and its predicted step."""
 
-    bucket_cap_mb: str
+    bucket_cap_mb: BucketCaps
     kind: str
     """One of `KINDS`."""
     gradient_as_bucket_view: bool = False
@@ -53,7 +53,7 @@ class Candidate:
     bound_ms: float = 0.0
 
     @property
-    def point(self) -> tuple[str, bool, str, int]:
+    def point(self) -> tuple[BucketCaps, bool, str, int]:
         """The settings that tell it from the others."""
         return self.bucket_cap_mb, self.gradient_as_bucket_view, self.comm_hook, self.accumulate
 
@@ -111,9 +111,9 @@ class StepModel:
             wire_share=scenario.wire_share,
         )
 
-    def layout(self, bucket_cap_mb: str) -> Layout:
-        """The buckets that DDP makes under a cap."""
-        return assign_cap(self.num_bytes, bucket_cap_mb, kinds=self.kinds)
+    def layout(self, caps: BucketCaps) -> Layout:
+        """The buckets that DDP makes under caps."""
+        return assign_cap(self.num_bytes, caps, kinds=self.kinds)
 
     def step_ms(self, layout: Layout) -> float:
         """The simulated step under `layout`."""
@@ -156,14 +156,15 @@ class StepModel:
         return least[:count]
 
 
-def uniform_caps(total_bytes: int) -> list[str]:
+def uniform_caps(total_bytes: int) -> list[BucketCaps]:
     """List caps to try for gradients of `total_bytes`: the usual ones, then round numbers."""
     lowest = math.floor(math.log10(max(total_bytes / FINEST, 1) / MIB))
     highest = math.ceil(math.log10(total_bytes / MIB))
     powers = range(lowest, highest + 1)
     more = [digit * 10.0**power for power in powers for digit in ROUND]
     sensible = [f"{cap:.6g}" for cap in more if total_bytes / FINEST <= cap * MIB <= 2 * total_bytes]
-    return list(dict.fromkeys([*USUAL_CAPS, *(cap for cap in sensible if "e" not in cap)]))
+    written = (BucketCaps.parse(cap) for cap in sensible if "e" not in cap)
+    return list(dict.fromkeys([*USUAL_CAPS, *written]))
 
 
 def choose(calibration: Calibration, *, num_ranks: int, axes: Axes) -> list[Candidate]:
@@ -183,7 +184,7 @@ def choose(calibration: Calibration, *, num_ranks: int, axes: Axes) -> list[Cand
         promising = [
             Candidate(
                 bucket_cap_mb=cap,
-                kind="default" if cap == "default" else "uniform",
+                kind="default" if cap == PYTORCH_CAPS else "uniform",
                 gradient_as_bucket_view=view,
                 comm_hook=hook,
                 accumulate=micro_batches,
@@ -199,9 +200,9 @@ def choose(calibration: Calibration, *, num_ranks: int, axes: Axes) -> list[Cand
     return [*found, *(replace(best, gradient_as_bucket_view=other) for other in other_views)]
 
 
-def _promising(model: StepModel, margin: float) -> list[tuple[str, Layout]]:
+def _promising(model: StepModel, margin: float) -> list[tuple[BucketCaps, Layout]]:
     """Find the default, the best uniform cap, and one coarser and one finer that lose `margin` at most."""
-    caps: dict[Layout, str] = {}
+    caps: dict[Layout, BucketCaps] = {}
     for cap in uniform_caps(sum(model.num_bytes)):
         caps.setdefault(model.layout(cap), cap)
     steps = {layout: model.step_ms(layout) for layout in caps}

@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
 
-from bench.results.ledger import ByRound
+from bench.results.round_times import ByRound
 from bench.stats import paired_ratio
 from bench.tune.candidates import Candidate
 

@@ -49,7 +49,7 @@ def show(answer: Answer, folder: Path, *, device_type: str) -> None:
 
 def arguments(candidate: Candidate, default: Candidate) -> str:
     """Write what to give DistributedDataParallel, as `bucket_cap_mb=4, gradient_as_bucket_view=True`."""
-    cap, parts = candidate.bucket_cap_mb, []
+    cap, parts = str(candidate.bucket_cap_mb), []
     if cap != "default":
         parts.append(f"bucket_cap_mb={ONE_BYTE_CAP if cap == '0' else cap}")
     if candidate.gradient_as_bucket_view != default.gradient_as_bucket_view:
@@ -146,6 +146,7 @@ def as_json(answer: Answer) -> dict[str, Any]:
 def _plain(m: Measured) -> dict[str, Any]:
     return {
         **asdict(m.candidate),
+        "bucket_cap_mb": str(m.candidate.bucket_cap_mb),
         "step_ms": asdict(m.step_ms),
         "throughput_over_default": asdict(m.ratio),
         "above_bound_pct": 100 * m.above_bound,

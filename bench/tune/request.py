@@ -10,15 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.errors import UsageError
+from bench.layout import BucketCaps
 from bench.plan import Planned
 from bench.run.job import Job, prepare
-from bench.settings import Settings, resolve
+from bench.settings import DDP_AXES, Settings, resolve
 from bench.tune.candidates import Axes, Candidate
 
 STAGES = CALIBRATION, PROOF = "calibration", "proof"
 """Results folders of the two stages, within the tuning's own."""
 
-FIXED = ("static_graph", "find_unused_parameters", "sync_buffers", "sync_batchnorm")
+TUNED = ("bucket_cap_mb", *(axis.name for axis in dataclasses.fields(Axes)))
+FIXED = tuple(axis for axis in DDP_AXES if axis not in TUNED)
 """Axes of bench.run that take one value here: tuning does not compare them."""
 
 DEFAULT_MAX_TIME_S = 150.0
@@ -74,7 +76,7 @@ class Request:
         options = self._options(
             out / PROOF,
             self.proof_s(spent_s),
-            bucket_cap_mb=_joined(c.bucket_cap_mb for c in candidates),
+            bucket_cap_mb=_joined(str(c.bucket_cap_mb) for c in candidates),
             gradient_as_bucket_view=_joined("on" if c.gradient_as_bucket_view else "off" for c in candidates),
             comm_hook=_joined(c.comm_hook for c in candidates),
             accumulate=_joined(str(c.accumulate) for c in candidates),
@@ -109,7 +111,7 @@ def make_request(
     axes = _axes(settings)
     if settings.gpus is not None and len(settings.gpus) > 1:
         raise UsageError("--gpus takes one device count here: a layout is best for one; tune each by itself")
-    num_devices = settings.counts[0] if settings.gpus else _all_devices(settings)
+    num_devices = settings.gpus[0] if settings.gpus else _all_devices(settings)
     if num_devices < 2:
         raise UsageError("one device exchanges gradients with nobody; give --gpus 2 or more")
     request = Request(
@@ -142,7 +144,7 @@ def stage_job(options: Mapping[str, str], candidates: Sequence[Candidate] = ()) 
     return job, arguments
 
 
-def point_of(planned: Planned) -> tuple[str, bool, str, int]:
+def point_of(planned: Planned) -> tuple[BucketCaps, bool, str, int]:
     """Name a planned case as `Candidate.point` does."""
     case = planned.case
     return case.bucket_cap_mb, case.gradient_as_bucket_view, case.comm_hook, case.accumulate

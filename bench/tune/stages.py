@@ -15,11 +15,12 @@ from bench.cli import to_json
 from bench.cluster.ranks import Cluster, host_name
 from bench.console import Console
 from bench.errors import AgreedError, ExitCode, UsageError
+from bench.layout import BucketCaps
 from bench.predict.source import CALIBRATION as CALIBRATION_FILE
 from bench.predict.source import load_calibration
 from bench.recovery.failures import RESTART_EXIT_CODE
 from bench.results.aggregate import images_per_s_by_round
-from bench.results.ledger import ByRound
+from bench.results.round_times import ByRound
 from bench.results.store import default_folder, load_run, replace_file
 from bench.run.job import Job
 from bench.run.rank import Rank
@@ -106,7 +107,7 @@ class Tuning:
             quiet=self._quiet,
             as_json=False,
             cluster=self._cluster,
-            leaving=_elimination(job, candidates).dropped if candidates else None,
+            to_drop=_elimination(job, candidates).dropped if candidates else None,
         )
         code = rank.run()
         if code == RESTART_EXIT_CODE:
@@ -198,7 +199,7 @@ def answer_of(folder: Path, candidates: Sequence[Candidate]) -> Answer:
     throughput = images_per_s_by_round(run.blocks, batch)
     by_point = {
         (
-            str(row["bucket_cap_mb"]),
+            BucketCaps.parse(str(row["bucket_cap_mb"])),
             bool(row["gradient_as_bucket_view"]),
             str(row["comm_hook"]),
             int(row["accumulate"]),

@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from bench.findings.findings import findings
+from bench.layout import BucketCaps
 from bench.plan import Machine, Planned, expand, round_order
 from bench.results.aggregate import Outcome, case_rows
-from bench.results.ledger import Ledger
+from bench.results.round_times import RoundTimes
 from bench.results.store import RunWriter, claim
-from bench.results.tables import read_ledger, read_longest
+from bench.results.tables import read_blocks, read_longest
 from bench.settings import Settings, with_device_defaults
 
 NUM_STEPS = 3
@@ -34,7 +35,7 @@ def plan(num_caps: int, num_ranks: int) -> list[Planned]:
     settings = Settings(
         modes=("ddp",),
         gpus=(num_ranks,),
-        bucket_cap_mb=tuple(str(cap) for cap in range(1, num_caps + 1)),
+        bucket_cap_mb=tuple(BucketCaps((float(cap),)) for cap in range(1, num_caps + 1)),
         gradient_as_bucket_view=(False, True),
         static_graph=(False, True),
         comm_hook=("none", "fp16", "bf16"),
@@ -82,20 +83,20 @@ def main(num_caps: int, num_rounds: int, num_ranks: int, folder: Path) -> dict[s
         ids = [p.case.case_id for p in planned]
     ranks = [p.case.num_devices for p in planned]
     outcomes = [Outcome(p) for p in planned]
-    writer, ledger = RunWriter(claim(folder)), Ledger()
+    writer, times = RunWriter(claim(folder)), RoundTimes()
     writer.write_manifest({})
     for round_index in range(1, num_rounds + 1):
         for index in round_order(len(planned), seed=0, round_index=round_index):
             rows = block(ids[index], index, round_index, ranks[index])
             with timed("store"):
                 writer.append("blocks.csv", rows)
-                ledger.add(rows)
+                times.add(rows)
         with timed("summarise"):
-            writer.replace("cases.csv", case_rows(outcomes, ledger))
-    del ledger
+            writer.replace("cases.csv", case_rows(outcomes, times))
+    del times
     with timed("resume"):
-        ledger = read_ledger(folder / "blocks.csv")
-        cases = case_rows(outcomes, ledger)
+        times = RoundTimes(read_blocks(folder / "blocks.csv"))
+        cases = case_rows(outcomes, times)
     with timed("findings"):
         sentences = findings(cases, read_longest(folder / "blocks.csv"))
     assert len(cases) == len(planned)

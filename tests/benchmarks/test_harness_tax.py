@@ -27,7 +27,7 @@ cluster = Cluster("cpu")
 n = cluster.world_size
 case = Case(mode="ddp" if n > 1 else "single", num_devices=n, arch="resnet18", image_size=64,
             batch_per_device=16, scaling="weak", precision="fp32", data="device", device_type="cpu",
-            backend="gloo", bucket_cap_mb="default")
+            backend="gloo")
 workload = resnet_workload("resnet18", 64)
 mode = build_mode(case, workload.module(), cluster.place, cluster.group(n, "gloo"))
 source = open_source(workload, data="device", batch_size=16, rank=cluster.rank, world_size=n,

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bench.layout import BucketCaps
 from bench.plan import Machine, Planned, expand
 from bench.results.aggregate import Outcome, case_rows
 from bench.results.schema import BLOCKS, typed_frame
@@ -19,7 +20,9 @@ MACHINE = Machine(device_type="cpu", devices_per_node=8)
 
 
 def plan(num_caps: int) -> list[Planned]:
-    settings = Settings(gpus=(1, 2, 4, 8), bucket_cap_mb=tuple(str(i + 1) for i in range(num_caps)))
+    settings = Settings(
+        gpus=(1, 2, 4, 8), bucket_cap_mb=tuple(BucketCaps((i + 1.0,)) for i in range(num_caps))
+    )
     resolved = with_device_defaults(settings, device_type="cpu", num_local_devices=8)
     return expand(resolved, MACHINE, arch="resnet18", image_size=64)
 

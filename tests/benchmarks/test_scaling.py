@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from published import from_throughput, gradients_in_backward_order
 
+from bench.layout import BucketCaps
 from bench.scaling.buckets import assign_cap
 from bench.scaling.calibration import Calibration, Identity
 from bench.scaling.networks import network
@@ -37,7 +38,7 @@ def test_resnet152_on_1024_ranks(benchmark: Any, resnet152: Calibration) -> None
 
     def step() -> float:
         curve = cost_band(resnet152, scenario, {}).estimate
-        work = make_work(sizes, ready, assign_cap(sizes, "0"), curve)
+        work = make_work(sizes, ready, assign_cap(sizes, BucketCaps((0.0,))), curve)
         return simulate(work, COMPUTE, slowdown=SLOW).step_ms
 
     assert benchmark(step) > COMPUTE.total_ms

@@ -53,7 +53,7 @@ from models.registry import resnet_workload
 cluster = Cluster("cpu")
 workload = resnet_workload("resnet20", 32)
 case = Case(mode="ddp", num_devices=2, arch="resnet20", image_size=32, batch_per_device=8, scaling="weak",
-            precision="fp32", data="device", device_type="cpu", backend="gloo", bucket_cap_mb="default")
+            precision="fp32", data="device", device_type="cpu", backend="gloo")
 mode = build_mode(case, workload.module(), cluster.place, cluster.group(2, "gloo"))
 source = open_source(workload, data="device", batch_size=8, rank=cluster.rank, world_size=2,
                      device=cluster.place.device, seed=0)

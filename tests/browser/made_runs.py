@@ -5,12 +5,12 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from bench.plan import BucketLayout, Case, Machine, Planned, expand
+from bench.layout import BucketLayout
+from bench.plan import Case, Machine, Planned, expand
 from bench.results.aggregate import Outcome, allreduce_rows, bucket_rows, case_rows
 from bench.results.schema import BLOCKS, SCHEMA_VERSION, typed_frame
 from bench.results.store import MANIFEST, RunWriter, replace_file
@@ -123,7 +123,7 @@ def _anatomy(case: Case, ms: float) -> dict[str, Any]:
 def _trace(case: Case) -> dict[str, Any]:
     """Buckets one after the other on a link that carries one at a time."""
     start, done, free = [], [], 0.0
-    for ready, size in zip(_ready_ms(case), LAYOUTS[case.bucket_cap_mb], strict=True):
+    for ready, size in zip(_ready_ms(case), LAYOUTS[str(case.bucket_cap_mb)], strict=True):
         start.append(max(ready, free) + 1.0)
         free = start[-1] + size / BYTES_PER_MS
         done.append(free)
@@ -131,12 +131,12 @@ def _trace(case: Case) -> dict[str, Any]:
 
 
 def _ready_ms(case: Case) -> list[float]:
-    sizes = LAYOUTS[case.bucket_cap_mb]
+    sizes = LAYOUTS[str(case.bucket_cap_mb)]
     return [BACKWARD_MS * sum(sizes[: i + 1]) / sum(sizes) for i in range(len(sizes))]
 
 
 def _layout(case: Case) -> BucketLayout:
-    return BucketLayout(tuple(LAYOUTS[case.bucket_cap_mb]), ())
+    return BucketLayout(tuple(LAYOUTS[str(case.bucket_cap_mb)]), ())
 
 
 def _outcome(planned: Planned, link: str | None) -> Outcome:
@@ -149,7 +149,7 @@ def _outcome(planned: Planned, link: str | None) -> Outcome:
         "peak_mem_mib": 912.0 + 41.0 * case.num_devices,
     }
     if case.mode == "ddp":
-        sizes = LAYOUTS[case.bucket_cap_mb]
+        sizes = LAYOUTS[str(case.bucket_cap_mb)]
         facts |= {"bucket_bytes": "/".join(map(str, sizes)), "num_buckets": len(sizes)}
     return Outcome(planned, facts=facts)
 
@@ -160,7 +160,7 @@ def _manifest(name: str, settings: Settings, link: str | None) -> dict[str, Any]
         "name": name,
         "created_utc": "2026-03-01T09:30:00Z",
         "command": "python -m bench.run --modes dp,ddp --gpus 1,2,4",
-        "settings": asdict(settings),
+        "settings": settings.stored(),
         "seed": 0,
         "plan_hash": "5b1f0c9e7a44",
         "link": link,

@@ -34,7 +34,7 @@ def test_survives(campaign: Campaign, undisturbed: pd.DataFrame, fault: Deed) ->
     assert ended.code == 0, ended.error
     assert ended.manifest["restarts"] == len(RANK_1 + RANK_0)
     if "between" not in fault.name:
-        status, reason = campaign.blamed(fault.name)
+        status, reason = campaign.outcome(fault.name)
         assert status == "failed"
         assert f"rank {fault.ranks[0]} was killed by signal 9 (SIGKILL) in " in reason
     marker = next(campaign.markers.glob(f"{fault.name}.*.json"))

@@ -44,7 +44,7 @@ def test_survives(campaign: Campaign, undisturbed: pd.DataFrame, fault: Deed) ->
     ended = campaign.check(fault.name, undisturbed)
     assert ended.code == 0, ended.error
     assert "restarts" not in ended.manifest, "an error on every rank needs no restart"
-    status, reason = campaign.blamed(fault.name)
+    status, reason = campaign.outcome(fault.name)
     expected, sentence = SAID[fault.name.split("-")[0]]
     assert status == expected
     assert sentence in reason

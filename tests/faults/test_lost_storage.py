@@ -1,10 +1,11 @@
-"""The disk is full, or the results folder is gone: the run ends with one line that says what is kept."""
+"""The disk is full, or the results folder is gone: the run ends with one line that says how to go on."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -15,11 +16,10 @@ FULL = [
     deed("disk_full", moment, "fill disk")
     for moment in ("before_first_block", "in_timed_block", "while_writing")
 ]
-VANISHED = [
-    deed("folder_vanished", "before_first_block", "remove folder"),
-    deed("folder_vanished", "in_timed_block", "rename folder", "elsewhere"),
-    deed("folder_vanished", "between_rounds", "remove folder"),
+REMOVED = [
+    deed("folder_removed", moment, "remove folder") for moment in ("before_first_block", "between_rounds")
 ]
+RENAMED = deed("folder_renamed", "in_timed_block", "rename folder", "elsewhere")
 
 
 @pytest.fixture(scope="module")
@@ -55,19 +55,26 @@ def test_a_full_disk(full: Campaign, undisturbed: pd.DataFrame, fault: Deed) -> 
     assert "Traceback" not in ended.error
 
 
-@pytest.fixture(scope="module")
-def vanished(tmp_path_factory: pytest.TempPathFactory) -> Campaign:
-    made = Campaign(tmp_path_factory.mktemp("vanished"))
-    for fault in VANISHED:
-        made.start(fault)
-    made.start()
-    return made
+def line(campaign: Campaign) -> str:
+    return (
+        f"bench.run: error: {campaign.out} has been removed or renamed during the run; if renamed, python -m "
+        "bench.run --resume with its new name goes on\n"
+    )
 
 
-@pytest.mark.parametrize("fault", VANISHED, ids=lambda fault: fault.name)
-def test_a_vanished_folder_is_made_again(vanished: Campaign, undisturbed: pd.DataFrame, fault: Deed) -> None:
-    ended = vanished.check(fault.name, undisturbed)
-    assert ended.code == 2
-    assert "has been removed during the run; what it held was written there again" in ended.error
-    assert f"python -m bench.run --resume {vanished.out}" in ended.error
-    assert "Traceback" not in ended.error
+@pytest.mark.parametrize("fault", REMOVED, ids=lambda fault: fault.name)
+def test_a_removed_folder_ends_the_run_in_one_line(tmp_path: Path, fault: Deed) -> None:
+    campaign = Campaign(tmp_path)
+    assert campaign.run(fault) == (2, line(campaign))
+    assert list(campaign.markers.glob(f"{fault.name}.*.csv")), "it happened"
+    assert not campaign.out.exists(), "nothing is written there again"
+
+
+def test_a_renamed_folder_goes_on_under_its_new_name(tmp_path: Path, undisturbed: pd.DataFrame) -> None:
+    campaign = Campaign(tmp_path)
+    assert campaign.run(RENAMED) == (2, line(campaign))
+    assert not campaign.out.exists()
+    campaign.out = campaign.out.with_name("run-elsewhere")
+    campaign.ended[RENAMED.name] = campaign.look(2, "")
+    campaign.start()
+    campaign.check(RENAMED.name, undisturbed)

@@ -23,7 +23,7 @@ def campaign(tmp_path_factory: pytest.TempPathFactory) -> Campaign:
 
 def test_a_killed_rank_costs_its_case_alone(campaign: Campaign) -> None:
     ended = campaign.kept(KILLED.name)
-    status, reason = campaign.blamed(KILLED.name)
+    status, reason = campaign.outcome(KILLED.name)
     assert status == "failed"
     assert "rank 1 was killed by signal 9 (SIGKILL) in " in reason
     assert ended.cases["status"].eq("failed").sum() == 1, campaign.reasons(KILLED.name)

@@ -36,7 +36,7 @@ def test_a_model_that_fails_costs_its_case_alone(campaign: Campaign) -> None:
     for fault, expected, sentence in CASES:
         ended = campaign.kept(fault.name)
         assert ended.code == 0, ended.error
-        status, reason = campaign.blamed(fault.name)
+        status, reason = campaign.outcome(fault.name)
         assert status == expected
         assert sentence in reason
     assert ended.cases["status"].ne("ok").sum() == len(CASES), campaign.reasons(RAISED.name)

@@ -47,7 +47,7 @@ def test_a_stopped_rank_is_ended(
     campaign = campaigns["stopped"]
     ended = campaign.check(fault.name, undisturbed)
     assert ended.code == 0, ended.error
-    status, reason = campaign.blamed(fault.name)
+    status, reason = campaign.outcome(fault.name)
     assert status == "timeout", reason
     if fault.ranks == [1]:
         assert "rank 1 gave no answer" in reason
@@ -64,7 +64,7 @@ def test_an_exception_on_one_rank(
     campaign = campaigns["alone"]
     ended = campaign.check(fault.name, undisturbed)
     assert ended.code == 0, ended.error
-    status, reason = campaign.blamed(fault.name)
+    status, reason = campaign.outcome(fault.name)
     # In a block without communication the other rank comes to its end and hears of it there.
     waited = "no_sync" not in fault.name
     assert status == "failed", reason

@@ -128,7 +128,7 @@ def test_the_kernel_ends_a_rank_for_want_of_memory(
 ) -> None:
     ended = starved.check(fault.name, undisturbed)
     assert ended.code == 0, ended.error
-    status, reason = starved.blamed(fault.name)
+    status, reason = starved.outcome(fault.name)
     assert status == "oom"
     assert f"rank {fault.ranks[0]} was killed by the kernel for want of host memory in " in reason
 

@@ -78,7 +78,7 @@ workload = resnet_workload("resnet20", 32)
 def made(**settings):
     base = dict(mode="ddp", num_devices=2, arch="resnet20", image_size=32, batch_per_device=4, scaling="weak",
                 precision="fp32", data="device", device_type="cpu", backend="gloo", bucket_cap_mb="0.25")
-    case = Case(**{**base, **settings})
+    case = Case.of_stored({**base, **settings})
     mode = build_mode(case, workload.module(), cluster.place, cluster.group(2, "gloo"))
     source = open_source(workload, data="device", batch_size=4, rank=cluster.rank, world_size=2,
                          device=cluster.place.device, seed=0)

@@ -1,4 +1,4 @@
-"""A real run as a fault leaves it: its books are closed without its ranks, and a resume goes on in it."""
+"""A real run as a fault leaves it: its files are brought up to date without its ranks; a resume goes on."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def broken_off(real_run: RealRun, tmp_path: Path) -> Path:
     return folder
 
 
-def test_its_books_are_closed_once(
+def test_its_files_are_brought_up_to_date_once(
     broken_off: Path, real_run: RealRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
     finish_and_say(broken_off, "interrupted")

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from bench.layout import BucketCaps, BucketLayout
 from bench.modes.ddp import DistributedMode, Place
-from bench.plan import BucketLayout, Case
+from bench.plan import Case
 from bench.scaling.buckets import assign_cap, bucket_bytes
 from models.registry import resnet_workload
 
@@ -35,10 +36,10 @@ def module_of(arch: str) -> nn.Module:
     return resnet_workload(arch, SIZES[arch]).module()
 
 
-def reported(module: nn.Module, arch: str, cap: str) -> BucketLayout:
+def reported(module: nn.Module, arch: str, caps: BucketCaps) -> BucketLayout:
     case = Case(
         mode="ddp", num_devices=1, arch=arch, image_size=32, batch_per_device=2, scaling="weak",
-        precision="fp32", data="device", device_type="cpu", backend="gloo", bucket_cap_mb=cap,
+        precision="fp32", data="device", device_type="cpu", backend="gloo", bucket_cap_mb=caps,
     )  # fmt: skip
     mode = DistributedMode(
         case, module, Place(device=torch.device("cpu"), rank=0, local_rank=0, cores=()), None
@@ -49,13 +50,13 @@ def reported(module: nn.Module, arch: str, cap: str) -> BucketLayout:
     return mode.bucket_layout()
 
 
-def check(arch: str, cap: str) -> None:
-    layout = reported(module_of(arch), arch, cap)
+def check(arch: str, caps: BucketCaps) -> None:
+    layout = reported(module_of(arch), arch, caps)
     assert layout.parameters
     order = [index for bucket in layout.parameters for index in bucket]
     sizes = [p.numel() * p.element_size() for p in module_of(arch).parameters()]
     in_order = [sizes[index] for index in order]
-    found = assign_cap(in_order, cap)
+    found = assign_cap(in_order, caps)
     assert bucket_bytes(in_order, found) == layout.num_bytes
     assert tuple(tuple(order[i] for i in bucket) for bucket in found) == layout.parameters
 
@@ -63,20 +64,20 @@ def check(arch: str, cap: str) -> None:
 @pytest.mark.parametrize("arch", SIZES)
 @pytest.mark.parametrize("cap", ["default", "0", "25", "1.5"])
 def test_layouts_of_several_resnets(arch: str, cap: str) -> None:
-    check(arch, cap)
+    check(arch, BucketCaps.parse(cap))
 
 
 @bounded(100)
 @given(st.integers(1, 2**20))
 def test_random_caps(cap_bytes: int) -> None:
-    check("resnet20", repr(cap_bytes / 2**20))
+    check("resnet20", BucketCaps((cap_bytes / 2**20,)))
 
 
 @bounded(40)
 @given(st.lists(st.integers(1, 600_000), min_size=2, max_size=6))
 def test_random_lists_of_caps(caps: list[int]) -> None:
     try:
-        check("resnet20", "/".join(repr(cap / 2**20) for cap in caps))
+        check("resnet20", BucketCaps(tuple(cap / 2**20 for cap in caps)))
     except Exception as error:
         if "has no bucket_cap_mb_list" in str(error):
             pytest.skip(str(error))

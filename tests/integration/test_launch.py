@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from commands import ROOT
 
+from bench.errors import ExitCode
 from bench.run.launch import launch
 
 SHOW = """
@@ -35,6 +39,26 @@ def test_what_the_ranks_inherit_is_not_left_behind(
     shown = sorted(capfd.readouterr().out.splitlines())
     assert shown == [f"rank {rank}: began 7.5, 1 thread, GPUs ''" for rank in range(2)]
     assert dict(os.environ) == before
+
+
+@pytest.mark.parametrize("handler", ["_interrupt", "_terminate_process_handler"])
+def test_a_signal_while_torch_takes_the_time_is_an_interruption(
+    handler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the ranks start and after; torch's `prof` makes an UnboundLocalError of it."""
+    (tmp_path / "waits.py").write_text("import time\ntime.sleep(60)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    sent = []
+
+    def taken() -> float:
+        if not sent and getattr(signal.getsignal(signal.SIGTERM), "__name__", "") == handler:
+            sent.append(handler)
+            os.kill(os.getpid(), signal.SIGTERM)
+        return time.time()
+
+    monkeypatch.setattr("torch.distributed.elastic.metrics.api.time", SimpleNamespace(time=taken))
+    code = launch([], folder=tmp_path, num_ranks=1, device_type="cpu", began_s=0.0, module="waits")
+    assert (code, sent) == (ExitCode.INTERRUPTED, [handler])
 
 
 MEET = """

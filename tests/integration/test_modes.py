@@ -23,7 +23,7 @@ cluster = Cluster("cpu")
 def case(**settings):
     base = dict(mode="ddp", num_devices=2, arch="resnet18", image_size=32, batch_per_device=2, scaling="weak",
                 precision="fp32", data="device", device_type="cpu", backend="gloo", bucket_cap_mb="default")
-    return Case(**{**base, **settings})
+    return Case.of_stored({**base, **settings})
 def step(mode):
     mode.wrapped.zero_grad(set_to_none=True)
     functional.cross_entropy(mode.wrapped(torch.randn(2, 3, 32, 32)), torch.tensor([1, 2])).backward()

@@ -81,7 +81,7 @@ group = cluster.group(2, "gloo")
 def error(**settings):
     base = dict(mode="ddp", num_devices=2, arch="resnet20", image_size=32, batch_per_device=2, scaling="weak",
                 precision="fp32", data="device", device_type="cpu", backend="gloo", bucket_cap_mb="default")
-    return prover.prove(Case(**{**base, **settings}), group)
+    return prover.prove(Case.of_stored({**base, **settings}), group)
 """
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -12,7 +13,8 @@ import pytest
 from commands import SMALL, bench_run, python
 
 from bench.results.store import load_run
-from bench.run.__main__ import main
+from bench.run.__main__ import GROUPS, main, parser
+from bench.settings import options_of
 
 if TYPE_CHECKING:
     from conftest import RealRun
@@ -202,6 +204,13 @@ def test_bad_input_is_one_line_and_exit_2(
     if "json:loads" not in message:  # the user's own code raised: its traceback is shown before the line
         assert "\n" not in error
     assert not out.exists(), "nothing is written"
+
+
+def test_every_setting_is_in_one_group_of_the_help() -> None:
+    assert sorted(itertools.chain(*GROUPS.values())) == sorted(setting.name for setting in options_of())
+    text = parser().format_help()
+    assert text.index("--modes") < text.index("\nmodel and data:") < text.index("--batch-size")
+    assert text.index("\nDDP settings:") < text.index("--bucket-cap-mb") < text.index("\nhow long:")
 
 
 def test_cuda_where_there_is_none(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from commands import SMALL, python
 
+from bench.layout import BucketCaps
 from bench.predict import __main__ as predict
 from bench.predict.source import load_calibration
 from bench.results.store import load_run
@@ -65,7 +66,7 @@ def test_the_calibration_speaks_of_the_model_as_ddp_has_it(tuned: Any) -> None:
     assert {p.name for p in found.parameters} == {name for name, _ in module.named_parameters()}
     sizes = [p.num_bytes for p in found.parameters]
     cases = load_run(out / "calibration").cases
-    layout = assign_cap(sizes, "default")
+    layout = assign_cap(sizes, BucketCaps())
     default = cases.loc[cases["mode"] == "ddp", "bucket_bytes"].item()
     assert "/".join(map(str, bucket_bytes(sizes, layout))) == default, "the reducer's order"
     ready = [p.ready_ms for p in found.parameters]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from bench.gate.runs import GateCase, GateRun
+from bench.layout import BucketCaps
 from bench.plan import Machine, Planned, expand
 from bench.results.aggregate import Outcome, case_rows
 from bench.results.schema import BLOCKS, typed_frame
@@ -29,7 +30,7 @@ MANIFEST: dict[str, Any] = {
 
 def plan(arch: str = "resnet18", **settings: Any) -> list[Planned]:
     resolved = with_device_defaults(
-        Settings(gpus=(2,), bucket_cap_mb=("default",), **settings), device_type="cpu", num_local_devices=2
+        Settings(gpus=(2,), bucket_cap_mb=(BucketCaps(),), **settings), device_type="cpu", num_local_devices=2
     )
     machine = Machine(device_type="cpu", devices_per_node=2)
     return expand(resolved, machine, arch=arch, image_size=64)

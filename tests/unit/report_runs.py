@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.results.schema import ALLREDUCE, BLOCKS, BUCKETS, CASES, typed_frame
 from bench.results.store import RunData
-from report.select import DDP_DEFAULTS
+from bench.settings import DDP_DEFAULTS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,7 +7,8 @@ import pandas as pd
 import pytest
 from scipy import stats as scipy_stats
 
-from bench.plan import BucketLayout, Machine, expand
+from bench.layout import BucketLayout
+from bench.plan import Machine, expand
 from bench.results.aggregate import (
     Outcome,
     allreduce_rows,
@@ -20,10 +21,12 @@ from bench.results.schema import BLOCKS, typed_frame
 from bench.settings import Settings, with_device_defaults
 
 SETTINGS = with_device_defaults(
-    Settings(gpus=(1, 2), bucket_cap_mb=("default", "1")), device_type="cpu", num_local_devices=2
+    Settings.of_stored({"gpus": (1, 2), "bucket_cap_mb": ("default", "1")}),
+    device_type="cpu",
+    num_local_devices=2,
 )
 PLAN = expand(SETTINGS, Machine(device_type="cpu", devices_per_node=2), arch="resnet18", image_size=64)
-IDS = {(p.case.mode, p.case.num_devices, p.case.bucket_cap_mb): p.case.case_id for p in PLAN}
+IDS = {(p.case.mode, p.case.num_devices, p.case.stored()["bucket_cap_mb"]): p.case.case_id for p in PLAN}
 
 
 def block(

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.errors import UsageError
+from bench.layout import BucketCaps, BucketLayout
 from bench.plan import Case
 from bench.results.schema import ALLREDUCE, BLOCKS, BUCKETS, CASES, typed_frame
 from bench.results.store import RunData
@@ -68,9 +69,10 @@ def known_run(tmp_path: Path, *, with_pass: bool = True) -> RunData:
     for cap in ("default", "1000"):
         case = Case(
             mode="ddp", num_devices=2, arch="net", image_size=32, batch_per_device=8, scaling="weak",
-            precision="fp32", data="device", device_type="cpu", backend="gloo", bucket_cap_mb=cap,
+            precision="fp32", data="device", device_type="cpu", backend="gloo",
+            bucket_cap_mb=BucketCaps.parse(cap),
         )  # fmt: skip
-        layout = assign_cap(SIZES, cap)
+        layout = assign_cap(SIZES, BucketCaps.parse(cap))
         sizes = bucket_bytes(SIZES, layout)
         first = _first_round(layout)
         for r in (1, 2, 3):
@@ -82,8 +84,8 @@ def known_run(tmp_path: Path, *, with_pass: bool = True) -> RunData:
                 blocks.append(_block(case, r, "calibration", COMPUTE.total_ms * pace, _detail(pace)))
         cases.append(
             {
-                **vars(case), "case_id": case.case_id, "status": "ok", "num_nodes": 1,
-                "num_buckets": len(sizes), "bucket_bytes": "/".join(map(str, sizes)),
+                **case.stored(), "case_id": case.case_id, "status": "ok", "num_nodes": 1,
+                "num_buckets": len(sizes), "bucket_bytes": str(BucketLayout(sizes)),
                 "device_name": "CPU core", "global_batch": case.global_batch, "images_per_s": 16_000 / first,
             }
         )  # fmt: skip

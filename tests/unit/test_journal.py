@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from bench.errors import UsageError
-from bench.plan import BucketLayout, Case, Planned
+from bench.layout import BucketCaps, BucketLayout
+from bench.plan import Case, Planned
 from bench.results.journal import JOURNAL, Journal, read
 
 CASE = Case(
@@ -19,7 +20,7 @@ CASE = Case(
     data="device",
     device_type="cpu",
     backend="gloo",
-    bucket_cap_mb="1/25",
+    bucket_cap_mb=BucketCaps.parse("1/25"),
 )
 PLAN = [Planned(case=CASE, num_nodes=1, oversubscribed=True, skip_reason=None)]
 
@@ -69,3 +70,25 @@ def test_a_case_that_failed_is_no_longer_under_way_and_can_be_tried_again(tmp_pa
 def test_a_folder_without_one_is_no_run(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"journal\.jsonl"):
         read(tmp_path)
+
+
+def test_the_plan_is_written_as_earlier_versions_did(tmp_path: Path) -> None:
+    """A line of baf1d00; a run that it began is resumed by this version."""
+    line = (
+        '{"plan":[[{"mode":"single","num_devices":1,"arch":"resnet18","image_size":64,"batch_per_device":64,'
+        '"scaling":"strong","precision":"bf16","data":"device","device_type":"cuda","backend":"",'
+        '"bucket_cap_mb":"","gradient_as_bucket_view":false,"static_graph":false,'
+        '"find_unused_parameters":false,"sync_buffers":true,"sync_batchnorm":false,"comm_hook":"none",'
+        '"accumulate":1},{"num_nodes":1,"oversubscribed":false,"skip_reason":null}],'
+        '[{"mode":"ddp","num_devices":4,"arch":"resnet18","image_size":64,"batch_per_device":16,'
+        '"scaling":"strong","precision":"bf16","data":"device","device_type":"cuda","backend":"nccl",'
+        '"bucket_cap_mb":"1/25/25","gradient_as_bucket_view":false,"static_graph":true,'
+        '"find_unused_parameters":true,"sync_buffers":true,"sync_batchnorm":false,"comm_hook":"none",'
+        '"accumulate":1},{"num_nodes":1,"oversubscribed":false,"skip_reason":null}]]}\n'
+    )
+    (tmp_path / JOURNAL).write_text(line)
+    plan = read(tmp_path).plan
+    assert [p.case.case_id for p in plan] == ["single-n1-9d66fb", "ddp-n4-cap1_25_25-static-unused-17e08d"]
+    (tmp_path / JOURNAL).unlink()
+    Journal(tmp_path).begin(plan)
+    assert (tmp_path / JOURNAL).read_text() == line

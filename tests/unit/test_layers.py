@@ -11,7 +11,7 @@ import pytest
 from commands import ROOT
 
 LAYERS = (
-    ("errors", "text", "stats"),
+    ("errors", "text", "stats", "layout"),
     ("cli", "settings", "console", "conditions", "plan"),
     ("models", "modes", "results"),
     ("measure", "findings", "scaling", "cluster"),

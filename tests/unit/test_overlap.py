@@ -3,8 +3,14 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.measure.overlap import intersection, length, overlap_pct, union
-from bench.measure.trace import bucket_runs, communication_and_compute
+from bench.measure.trace import (
+    bucket_runs,
+    communication_and_compute,
+    intersection,
+    length,
+    overlap_pct,
+    union,
+)
 
 SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=12)
 

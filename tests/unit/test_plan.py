@@ -2,23 +2,26 @@ import pytest
 
 from bench.errors import UsageError
 from bench.plan import Case, Machine, Planned, estimate_s, expand, plan_hash, round_order, world_size
-from bench.settings import Settings, with_device_defaults
+from bench.settings import ResolvedSettings, Settings, with_device_defaults
 
 CORES_2 = Machine(device_type="cpu", devices_per_node=2)
 ONE_GPU = Machine(device_type="cuda", devices_per_node=1)
 
 
-def make(machine: Machine = CORES_2, **settings: object) -> list[Planned]:
-    resolved = with_device_defaults(
-        Settings(**settings),  # type: ignore[arg-type]
+def resolved(machine: Machine = CORES_2, **settings: object) -> ResolvedSettings:
+    return with_device_defaults(
+        Settings.of_stored(settings),
         device_type=machine.device_type,
         num_local_devices=machine.devices_per_node,
     )
-    return expand(resolved, machine, arch="resnet18", image_size=64)
+
+
+def make(machine: Machine = CORES_2, **settings: object) -> list[Planned]:
+    return expand(resolved(machine, **settings), machine, arch="resnet18", image_size=64)
 
 
 def names(plan: list[Planned]) -> list[tuple[str, int, str]]:
-    return [(p.case.mode, p.case.num_devices, p.case.bucket_cap_mb) for p in plan]
+    return [(p.case.mode, p.case.num_devices, p.case.stored()["bucket_cap_mb"]) for p in plan]
 
 
 def test_the_default_sweep() -> None:
@@ -106,17 +109,17 @@ def test_plan_hash_follows_the_cases() -> None:
 
 def test_the_estimate_counts_shared_cores_and_obeys_the_limit() -> None:
     plan = make(gpus=(4,), modes=("ddp",), bucket_cap_mb=("default",))
-    settings = Settings(gpus=(4,), rounds=10, steps=1, batch_size=16)
+    settings = resolved(rounds=10, steps=1)
     # single: 16 images; ddp on 4 shared cores: 64 images' worth per step; 5 warm-up + 10 steps of both
     assert estimate_s(plan, step_s=1.0, single_batch=16, settings=settings) == pytest.approx(75.0)
-    limited = Settings(gpus=(4,), max_time=40.0, steps=1, batch_size=16)
+    limited = resolved(max_time=40.0, steps=1)
     assert estimate_s(plan, step_s=1.0, single_batch=16, settings=limited) == pytest.approx(40.0)
 
 
 def one_case(**more: object) -> Case:
     base = {"mode": "ddp", "num_devices": 2, "arch": "resnet18", "image_size": 64, "batch_per_device": 16}
     base |= {"scaling": "weak", "precision": "fp32", "data": "device", "device_type": "cpu"}
-    return Case(**{**base, **more})  # type: ignore[arg-type]
+    return Case.of_stored({**base, **more})
 
 
 EVERYTHING = {
@@ -171,7 +174,8 @@ def test_a_star_varies_one_setting_at_a_time() -> None:
     axes = {"bucket_cap_mb": ("default", "1", "5"), "static_graph": (False, True), "accumulate": (1, 2)}
     plan = make(modes=("ddp",), gpus=(1, 2), sweep="star", **axes)
     points = [
-        (p.case.num_devices, p.case.bucket_cap_mb, p.case.static_graph, p.case.accumulate) for p in plan[1:]
+        (p.case.num_devices, str(p.case.bucket_cap_mb), p.case.static_graph, p.case.accumulate)
+        for p in plan[1:]
     ]
     assert points == [
         (1, "default", False, 1),
@@ -186,7 +190,7 @@ def test_a_star_varies_one_setting_at_a_time() -> None:
 def test_a_grid_varies_all_at_once_but_the_cap_of_one_device() -> None:
     axes = {"bucket_cap_mb": ("default", "1"), "static_graph": (False, True)}
     plan = make(modes=("ddp",), gpus=(1, 2), **axes)
-    points = [(p.case.num_devices, p.case.bucket_cap_mb, p.case.static_graph) for p in plan[1:]]
+    points = [(p.case.num_devices, str(p.case.bucket_cap_mb), p.case.static_graph) for p in plan[1:]]
     assert points == [
         *((1, "default", graph) for graph in (False, True)),
         *((2, cap, graph) for cap in ("default", "1") for graph in (False, True)),
@@ -223,11 +227,64 @@ def test_a_plan_of_one_device_needs_one_rank() -> None:
 def test_the_estimate_without_a_limit_is_of_its_rounds_and_never_less_than_the_first() -> None:
     plan = make(gpus=(2,), modes=("ddp",), bucket_cap_mb=("default",))
     # single and ddp on two cores of their own: a step each; 5 warm-up steps and 3 a round
-    rounds = Settings(gpus=(2,), rounds=4, steps=3, batch_size=16)
+    rounds = resolved(rounds=4, steps=3)
     assert estimate_s(plan, step_s=0.5, single_batch=16, settings=rounds) == pytest.approx(5 + 4 * 3)
-    hurried = Settings(gpus=(2,), rounds=4, max_time=1.0, steps=3, batch_size=16)
+    hurried = resolved(rounds=4, max_time=1.0, steps=3)
     assert estimate_s(plan, step_s=0.5, single_batch=16, settings=hurried) == pytest.approx(5 + 3)
     accumulated = make(gpus=(2,), modes=("ddp",), bucket_cap_mb=("default",), accumulate=(4,))
     assert estimate_s(accumulated, step_s=0.5, single_batch=16, settings=rounds) == pytest.approx(
         (1 + 4) * (2.5 + 4 * 1.5)
     )
+
+
+def test_ids_and_hashes_are_those_of_earlier_versions() -> None:
+    """Computed with the code of baf1d00, which held caps as text: old runs are resumed and compared."""
+    default = make(gpus=(1, 2))
+    assert plan_hash(default) == "119734552060"
+    assert [p.case.case_id for p in default] == [
+        "single-n1-54dc94",
+        "dp-n1-882704",
+        "dp-n2-cb6f03",
+        "ddp-n1-capdefault-b347c6",
+        "ddp-n2-capdefault-989710",
+        "ddp-n2-cap1-07235b",
+        "ddp-n2-cap25-09b1a8",
+        "ddp-n2-cap100-201f7c",
+    ]
+    gpus = Machine(device_type="cuda", devices_per_node=4)
+    varied = make(
+        gpus,
+        gpus=(4,),
+        modes=("ddp",),
+        sweep="star",
+        precision="bf16",
+        scaling="strong",
+        batch_size=64,
+        bucket_cap_mb=("default", "0", "25", "1/25/25", "0.25"),
+        gradient_as_bucket_view=(False, True),
+        static_graph=(True,),
+        find_unused_parameters=(True,),
+        sync_buffers=(True, False),
+        sync_batchnorm=(False, True),
+        comm_hook=("none", "fp16"),
+        accumulate=(1, 4),
+    )
+    assert plan_hash(varied) == "9e0c57da86c2"
+    assert [p.case.case_id for p in varied] == [
+        "single-n1-9d66fb",
+        "ddp-n4-capdefault-static-unused-9a04f4",
+        "ddp-n4-cap0-static-unused-5a59f1",
+        "ddp-n4-cap25-static-unused-ceb85e",
+        "ddp-n4-cap1_25_25-static-unused-17e08d",
+        "ddp-n4-cap0.25-static-unused-bd17a0",
+        "ddp-n4-capdefault-view-static-unused-43a1e1",
+        "ddp-n4-capdefault-static-unused-nobuf-0184b2",
+        "ddp-n4-capdefault-static-unused-syncbn-22b232",
+        "ddp-n4-capdefault-static-unused-fp16-4b6e1f",
+        "ddp-n4-capdefault-static-unused-acc4-462e1f",
+    ]
+
+
+@pytest.mark.parametrize("case", [one_case(bucket_cap_mb="1/25/25"), one_case(mode="single")])
+def test_a_case_comes_back_from_what_is_stored_of_it(case: Case) -> None:
+    assert Case.of_stored(case.stored()) == case

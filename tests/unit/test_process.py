@@ -1,4 +1,7 @@
-"""How ranks on CPU cores get their memory; the notation of GLIBC_TUNABLES is the glibc manual's."""
+"""How ranks on CPU cores get their memory, and Slurm's environment in torchrun's words.
+
+The notations are those of the glibc manual and of Slurm's.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.cluster.process import steady_memory
+from bench.cluster.process import host_names, huge_pages_env, ranks_environment, tasks_per_node
+from bench.errors import UsageError
 
 ALLOCATE = """
 import re, sys
@@ -33,7 +37,7 @@ print(sum(int(size) for size, given in flags if " hg" in given))
     ],
 )
 def test_settings_of_the_users_own_stay(given: dict[str, str], added: dict[str, str]) -> None:
-    assert steady_memory(given) == added
+    assert huge_pages_env(given) == added
 
 
 def test_malloc_asks_the_kernel_for_huge_pages() -> None:
@@ -53,7 +57,7 @@ def test_malloc_asks_the_kernel_for_huge_pages() -> None:
                 check=True,
             ).stdout
         )
-        for more in ({}, steady_memory({}))
+        for more in ({}, huge_pages_env({}))
     ]
     assert asked_kib[0] == 0
     assert asked_kib[1] >= 32 * 1024, "8 times 4 MiB"
@@ -62,3 +66,57 @@ def test_malloc_asks_the_kernel_for_huge_pages() -> None:
 def test_a_rank_starts_without_what_only_the_first_needs_later() -> None:
     code = "import sys, bench.run.job, bench.run.rank; sys.exit('scipy.stats' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+STEP = {
+    "SLURM_PROCID": "5",
+    "SLURM_LOCALID": "1",
+    "SLURM_STEP_NUM_TASKS": "8",
+    "SLURM_STEP_TASKS_PER_NODE": "4(x2)",
+    "SLURM_STEP_NODELIST": "gpu[07-08]",
+    "SLURM_JOB_ID": "1234567",
+    "SLURM_STEP_ID": "3",
+}
+
+
+def test_a_task_of_srun_is_a_rank() -> None:
+    assert ranks_environment(STEP) == {
+        "RANK": "5",
+        "WORLD_SIZE": "8",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "4",
+        "MASTER_ADDR": "gpu07",
+        "MASTER_PORT": "24567",
+        "TORCHELASTIC_RUN_ID": "slurm-1234567.3",
+    }
+    assert ranks_environment({**STEP, "MASTER_PORT": "1", "MASTER_ADDR": "x"})["MASTER_PORT"] == "1"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {},
+        {**STEP, "RANK": "0"},
+        {k: v for k, v in STEP.items() if k != "SLURM_STEP_NODELIST"},
+        {**STEP, "SLURM_STEP_NUM_TASKS": "1"},
+    ],
+    ids=["no Slurm", "torchrun under srun", "batch script", "one task"],
+)
+def test_what_is_no_step_of_ranks(other: dict[str, str]) -> None:
+    assert ranks_environment(other) == {}
+
+
+def test_host_lists() -> None:
+    assert host_names("node[01-03,7],other,rack[1-2]n[8-9]x") == [
+        *("node01", "node02", "node03", "node7", "other"),
+        *("rack1n8x", "rack1n9x", "rack2n8x", "rack2n9x"),
+    ]
+    assert host_names("single") == ["single"]
+    with pytest.raises(UsageError, match="node"):
+        host_names("node[a-b]")
+
+
+def test_unequal_nodes_are_refused() -> None:
+    assert tasks_per_node("4(x2),1") == [4, 4, 1]
+    with pytest.raises(UsageError, match="1 and 4 tasks"):
+        ranks_environment({**STEP, "SLURM_STEP_TASKS_PER_NODE": "4(x2),1"})

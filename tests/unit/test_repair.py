@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from bench.results import tables
-from bench.results.repair import repair_allreduce, repair_blocks
+from bench.results.journal import repair_allreduce, repair_blocks
 from bench.results.store import RunWriter
 from bench.results.tables import load_blocks, read_blocks
 

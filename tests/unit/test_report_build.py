@@ -14,9 +14,9 @@ from report_runs import blocks, case, run, usual_cases
 from bench.errors import UsageError
 from bench.results.schema import CASES
 from bench.results.store import RunWriter
+from bench.settings import DDP_DEFAULTS
 from report import build
 from report.__main__ import main
-from report.select import DDP_DEFAULTS
 
 HOSTILE = (
     "<script>alert(1)</script>\"'><img src=x onerror=alert(2)> =cmd|'/C calc'!A0 $\\frac{$ &amp; \x1b[31m 火"

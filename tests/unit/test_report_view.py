@@ -7,11 +7,12 @@ import pytest
 from report_runs import case, run, usual_cases
 
 from bench.findings.findings import findings
+from bench.settings import DDP_DEFAULTS
 from bench.text import visible
 from report import caps, charts
 from report.drawings import Panel, Point, Series, Tick
 from report.model import Column, RunView, Table
-from report.select import DDP_DEFAULTS, workloads
+from report.select import workloads
 from report.view import CPU_WARNING, SHARED_WARNING, page
 
 

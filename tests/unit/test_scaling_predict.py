@@ -14,6 +14,7 @@ from commands import ROOT
 from published import Gradient, from_throughput, gradients_in_backward_order
 
 from bench.errors import UsageError
+from bench.layout import BucketCaps
 from bench.predict import __main__ as command
 from bench.predict.source import load_calibration, read_source, save_calibration
 from bench.scaling.calibration import AllReduceTimes, Calibration, Identity, Parameter, check_same
@@ -93,7 +94,7 @@ def test_eight_h200s_from_one(resnet50: list[Gradient], batch: int) -> None:
 
 
 def test_intervals_hold_their_estimate_and_widen_with_the_models_error() -> None:
-    scenario = Scenario(num_devices=16, bucket_cap_mb="5")
+    scenario = Scenario(num_devices=16, bucket_cap_mb=BucketCaps((5.0,)))
     narrow, wide = predict(SMALL, scenario), predict(SMALL, scenario, model_error_pct=8.0)
     for interval in (narrow.step_ms, narrow.images_per_s, narrow.efficiency, narrow.exposed_comm_ms):
         assert interval.low <= interval.estimate <= interval.high

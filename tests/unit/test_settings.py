@@ -1,9 +1,20 @@
+import json
+from dataclasses import Field
 from pathlib import Path
+from typing import Any
 
 import pytest
+from commands import ROOT
 
 from bench.errors import UsageError
-from bench.settings import PRESETS, Settings, resolve, with_device_defaults
+from bench.settings import (
+    DDP_SETTINGS,
+    PRESETS,
+    Settings,
+    options_of,
+    resolve,
+    with_device_defaults,
+)
 
 
 def test_later_layers_win(tmp_path: Path) -> None:
@@ -12,9 +23,7 @@ def test_later_layers_win(tmp_path: Path) -> None:
     settings = resolve({"batch_size": "8"}, preset="quick", config=config)
     assert (settings.arch, settings.batch_size, settings.gpus) == ("resnet34", 8, (1, 2))
     assert settings.max_time == 120
-    assert settings.bucket_cap_mb == ("default", "0.25"), (
-        "the preset's value stands where nothing overrides it"
-    )
+    assert settings.stored()["bucket_cap_mb"] == ("default", "0.25"), "nothing overrides the preset's"
 
 
 def test_a_workload_replaces_the_presets_architecture() -> None:
@@ -30,7 +39,7 @@ def test_toml_values_of_every_kind(tmp_path: Path) -> None:
     )
     settings = resolve({}, config=config)
     assert settings.static_graph == (True, False)
-    assert settings.bucket_cap_mb == ("default", "0.5", "25")
+    assert settings.stored()["bucket_cap_mb"] == ("default", "0.5", "25")
     assert settings.sync_buffers == (False,)
 
 
@@ -99,3 +108,43 @@ def test_device_defaults() -> None:
     )
     fixed = with_device_defaults(Settings(rounds=3), device_type="cpu", num_local_devices=1)
     assert fixed.max_time is None, "a number of rounds is not cut short by a time nobody gave"
+
+
+@pytest.mark.parametrize("setting", DDP_SETTINGS, ids=lambda setting: setting.name)
+def test_every_ddp_setting_is_an_option_with_values_to_measure(setting: Field[Any]) -> None:
+    option = next(f for f in options_of() if f.name == setting.name)
+    assert option.metadata["help"] == setting.metadata["help"]
+    values = getattr(Settings(), setting.name)
+    assert setting.default in values
+    switches = {"True": "on", "False": "off"}
+    text = ",".join(switches.get(str(value), str(value)) for value in values)
+    assert option.metadata["parse"](text) == values
+
+
+def test_settings_come_back_from_what_is_stored_of_them() -> None:
+    """As the manifest of a run of baf1d00 has them, in its order."""
+    resolved = with_device_defaults(
+        resolve({"bucket_cap_mb": "default,1/25"}), device_type="cpu", num_local_devices=2
+    )
+    then = (
+        '{"modes": ["dp", "ddp"], "gpus": [1, 2], "arch": "resnet18", "workload": null, "batch_size": 16, '
+        '"image_size": null, "data": "device", "data_workers": 2, "scaling": "weak", "precision": "fp32", '
+        '"bucket_cap_mb": ["default", "1/25"], "gradient_as_bucket_view": [false], "static_graph": [false], '
+        '"find_unused_parameters": [false], "sync_buffers": [true], "sync_batchnorm": [false], '
+        '"comm_hook": ["none"], "accumulate": [1], "device": "cpu", "backend": "gloo", "rounds": null, '
+        '"precision_target": 0.02, "max_time": 200.0, "case_timeout": null, "steps": 3, "trace": false, '
+        '"allreduce_curve": false, "calibrate": false, "passes": ["no_sync", "comm", "anatomy", "trace"], '
+        '"sweep": "grid", "seed": 0, "name": "run", "preset": null, "out": null}'
+    )
+    assert json.dumps(resolved.stored()) == then
+    again = Settings.of_stored(json.loads(then))
+    assert with_device_defaults(again, device_type="cpu", num_local_devices=2) == resolved
+
+
+MANIFESTS = sorted((ROOT / "results").rglob("manifest.json"))
+
+
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: str(path.parent.relative_to(ROOT / "results")))
+def test_settings_of_old_manifests_are_read_and_written_alike(path: Path) -> None:
+    kept = json.loads(path.read_text(encoding="utf-8"))["settings"]
+    assert json.loads(json.dumps(Settings.of_stored(kept).stored())) == kept

@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from bench.errors import UsageError
-from bench.results.schema import BLOCKS, CASES, FILES, typed_frame
+from bench.results.schema import BLOCKS, CASES, FILES, README, typed_frame, with_tables
 from bench.results.store import RunWriter, check_claimable, claim, load_run
 
 BLOCK = {
@@ -105,12 +105,15 @@ def test_what_is_not_a_run_is_refused_in_one_line(tmp_path: Path) -> None:
         load_run(folder)
 
 
-def test_every_column_is_documented() -> None:
-    text = (Path(__file__).resolve().parents[2] / "results" / "README.md").read_text(encoding="utf-8")
-    for name, columns in FILES.items():
-        assert f"`{name}`" in text
-        missing = [c.name for c in columns if f"| `{c.name}` |" not in text]
-        assert not missing, f"{name}: not in results/README.md: {missing}"
+def test_the_documented_columns_are_the_schemas() -> None:
+    page = README.read_text(encoding="utf-8")
+    assert with_tables(page) == page, "run python -m bench.results.schema --write"
+    assert all(f"## `{name}`" in page for name in FILES)
+
+
+def test_a_page_without_a_place_for_a_table_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"no place for the columns of cases\.csv"):
+        with_tables("# Results\n<!-- columns of cases.csv -->\n")
 
 
 def test_blocks_hold_no_unknown_key() -> None:

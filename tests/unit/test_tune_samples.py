@@ -12,7 +12,7 @@ import pytest
 from commands import ROOT
 
 from bench.results.aggregate import images_per_s_by_round
-from bench.results.ledger import ByRound
+from bench.results.round_times import ByRound
 from bench.results.store import load_run
 from bench.stats import Interval, paired_ratio
 

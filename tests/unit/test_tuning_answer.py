@@ -10,19 +10,26 @@ from pathlib import Path
 
 import pytest
 
-from bench.results.ledger import ByRound
+from bench.layout import BucketCaps
+from bench.results.round_times import ByRound
 from bench.tune.answer import Answer, decide
 from bench.tune.candidates import Candidate
 from bench.tune.output import as_json, name, paste, rows, sentence, show
 
-DEFAULT = Candidate(bucket_cap_mb="default", kind="default", bound_ms=400.0, predicted_ms=500.0)
-FOUR = Candidate(bucket_cap_mb="4", kind="uniform", bound_ms=400.0, predicted_ms=500.0)
-ZERO = Candidate(bucket_cap_mb="0", kind="uniform", bound_ms=400.0, predicted_ms=500.0)
-TEN = Candidate(bucket_cap_mb="10", kind="uniform", bound_ms=400.0, predicted_ms=500.0)
+DEFAULT = Candidate(bucket_cap_mb=BucketCaps(), kind="default", bound_ms=400.0, predicted_ms=500.0)
+FOUR = Candidate(bucket_cap_mb=BucketCaps((4.0,)), kind="uniform", bound_ms=400.0, predicted_ms=500.0)
+ZERO = Candidate(bucket_cap_mb=BucketCaps((0.0,)), kind="uniform", bound_ms=400.0, predicted_ms=500.0)
+TEN = Candidate(bucket_cap_mb=BucketCaps((10.0,)), kind="uniform", bound_ms=400.0, predicted_ms=500.0)
 VIEW = Candidate(
-    bucket_cap_mb="4", kind="uniform", gradient_as_bucket_view=True, bound_ms=400.0, predicted_ms=500.0
+    bucket_cap_mb=BucketCaps((4.0,)),
+    kind="uniform",
+    gradient_as_bucket_view=True,
+    bound_ms=400.0,
+    predicted_ms=500.0,
 )
-HALF = Candidate(bucket_cap_mb="4", kind="uniform", comm_hook="fp16", bound_ms=300.0, predicted_ms=500.0)
+HALF = Candidate(
+    bucket_cap_mb=BucketCaps((4.0,)), kind="uniform", comm_hook="fp16", bound_ms=300.0, predicted_ms=500.0
+)
 
 GLOBAL_BATCH = 32
 

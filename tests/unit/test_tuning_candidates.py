@@ -10,8 +10,8 @@ from fuzzing import bounded
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.cli import bucket_cap
 from bench.errors import UsageError
+from bench.layout import PYTORCH_CAPS, BucketCaps
 from bench.scaling.buckets import MIB, Layout, assign_cap
 from bench.scaling.calibration import AllReduceTimes, Calibration, Identity, Parameter
 from bench.scaling.cost import CostCurve
@@ -79,17 +79,17 @@ def every_layout(count: int) -> list[Layout]:
 @pytest.mark.parametrize("total_bytes", [300_000, 1_080_424, 46_758_048, 100_000_000])
 def test_uniform_caps_cover_models_of_any_size(total_bytes: int) -> None:
     caps = uniform_caps(total_bytes)
-    assert caps[0] == "default"
+    assert caps[0] == PYTORCH_CAPS
     assert len(set(caps)) == len(caps)
-    assert [bucket_cap(cap) for cap in caps] == caps
-    inside = [float(cap) for cap in caps[1:] if 0 < float(cap) * MIB < total_bytes]
+    assert [BucketCaps.parse(str(cap)) for cap in caps] == caps
+    inside = [cap.mib[0] for cap in caps[1:] if 0 < cap.mib[0] * MIB < total_bytes]
     assert min(inside) * MIB < total_bytes / 100
     assert max(inside) * MIB > total_bytes / 2
 
 
 @pytest.mark.parametrize(("hook", "accumulate"), [("none", 1), ("fp16", 1), ("none", 4)])
-@pytest.mark.parametrize("cap", ["default", "0", "4", "1/9"])
-def test_the_model_reads_a_calibration_as_predict_does(cap: str, hook: str, accumulate: int) -> None:
+@pytest.mark.parametrize("cap", [PYTORCH_CAPS, *(BucketCaps.parse(c) for c in ("0", "4", "1/9"))], ids=str)
+def test_the_model_reads_a_calibration_as_predict_does(cap: BucketCaps, hook: str, accumulate: int) -> None:
     model = StepModel.of(SLOW_LINK, num_ranks=2, comm_hook=hook, accumulate=accumulate)
     layout = assign_cap(model.num_bytes, cap)
     scenario = Scenario(num_devices=2, bucket_cap_mb=cap, comm_hook=hook, accumulate=accumulate)
@@ -128,7 +128,7 @@ def test_the_bound_exposes_the_last_gradient() -> None:
 
 def test_the_default_comes_first_and_no_layout_twice() -> None:
     found = tuned(SLOW_LINK)
-    assert found[0].bucket_cap_mb == "default"
+    assert found[0].bucket_cap_mb == PYTORCH_CAPS
     assert 2 <= len(found) <= 4
     sizes = [p.num_bytes for p in SLOW_LINK.parameters]
     assert len({assign_cap(sizes, c.bucket_cap_mb) for c in found}) == len(found)

@@ -9,6 +9,7 @@ from statistics import mean
 
 import pytest
 
+from bench.layout import BucketCaps
 from bench.stats import paired_ratio
 from bench.tune.candidates import Candidate
 from bench.tune.elimination import (
@@ -107,7 +108,7 @@ def _best_after(
 
 def layouts(*predicted_ms: float) -> list[Candidate]:
     return [
-        Candidate(bucket_cap_mb=str(i), kind="uniform" if i else "default", predicted_ms=ms)
+        Candidate(bucket_cap_mb=BucketCaps((float(i),)), kind="uniform" if i else "default", predicted_ms=ms)
         for i, ms in enumerate(predicted_ms)
     ]
 
@@ -124,9 +125,9 @@ def layouts(*predicted_ms: float) -> list[Candidate]:
 def test_as_many_layouts_as_there_is_time_for(seconds: float, kept: list[int]) -> None:
     """Of 1,000, 1,100, 1,200 and 1,000 ms."""
     found = affordable(layouts(1000, 1100, 1200, 1000), seconds=seconds)
-    assert [int(c.bucket_cap_mb) for c in found] == kept
+    assert [int(c.bucket_cap_mb.mib[0]) for c in found] == kept
 
 
 def test_what_was_asked_for_beside_the_layout_is_never_left_out() -> None:
-    hook = Candidate(bucket_cap_mb="default", kind="default", comm_hook="fp16", predicted_ms=9000)
+    hook = Candidate(bucket_cap_mb=BucketCaps(), kind="default", comm_hook="fp16", predicted_ms=9000)
     assert affordable([*layouts(1000, 900), hook], seconds=1.0)[-1] is hook

@@ -1,13 +1,12 @@
 """What `--resume` accepts: the same run, nothing else."""
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from bench.errors import NotComparableError, UsageError
-from bench.recovery.resume import check_same, settings_of
+from bench.recovery.reopen import check_same, settings_of
 from bench.results.journal import Journal
 from bench.settings import Settings
 
@@ -16,15 +15,15 @@ THEN = {"plan_hash": "p", "versions": {"torch": "2.15.0", "cuda": "13"}, "enviro
 
 
 def folder(tmp_path: Path) -> Path:
-    settings = Settings(arch="resnet20", rounds=3, bucket_cap_mb=("default", "1"), out="elsewhere")
-    (tmp_path / "manifest.json").write_text(json.dumps({**THEN, "settings": asdict(settings)}))
+    settings = Settings(arch="resnet20", rounds=3, out="elsewhere")
+    (tmp_path / "manifest.json").write_text(json.dumps({**THEN, "settings": settings.stored()}))
     Journal(tmp_path).begin([])
     return tmp_path
 
 
 def test_settings_come_back_as_they_were(tmp_path: Path) -> None:
     found = settings_of(folder(tmp_path), {"rounds": 5})
-    assert found == Settings(arch="resnet20", rounds=5, bucket_cap_mb=("default", "1"))
+    assert found == Settings(arch="resnet20", rounds=5)
 
 
 def test_what_is_measured_may_not_change(tmp_path: Path) -> None:

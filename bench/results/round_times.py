@@ -34,7 +34,7 @@ _BLOCK = itemgetter("case_id", "phase", "round")
 
 
 @dataclass
-class CaseLedger:
+class CaseTimes:
     """The blocks of one case; all durations in ms per step."""
 
     step_ms: dict[str, ByRound] = field(default_factory=dict)
@@ -109,17 +109,17 @@ class CaseLedger:
         }
 
 
-class Ledger:
+class RoundTimes:
     """The blocks of a run by case. `add` is called once for every block, with the rows of all its ranks."""
 
     def __init__(self, blocks: Iterable[Sequence[Row]] = ()) -> None:
-        self.cases: dict[str, CaseLedger] = {}
+        self.cases: dict[str, CaseTimes] = {}
         for rows in blocks:
             self.add(rows)
 
     @classmethod
-    def of(cls, frame: pd.DataFrame) -> Ledger:
-        """The ledger of a loaded blocks.csv."""
+    def of(cls, frame: pd.DataFrame) -> RoundTimes:
+        """From a loaded blocks.csv."""
         ordered = frame.sort_values(["case_id", "phase", "round"], kind="stable")
         names = [str(name) for name in ordered.columns]
         values = zip(*(ordered[name].tolist() for name in names), strict=True)
@@ -127,11 +127,11 @@ class Ledger:
 
     def add(self, rows: Sequence[Row]) -> None:
         """One block: its rows, one per rank that took part."""
-        self.cases.setdefault(str(rows[0]["case_id"]), CaseLedger()).add(rows)
+        self.cases.setdefault(str(rows[0]["case_id"]), CaseTimes()).add(rows)
 
-    def of_case(self, case_id: str) -> CaseLedger:
-        """The blocks of a case; an empty ledger where it has none."""
-        return self.cases.get(case_id) or CaseLedger()
+    def of_case(self, case_id: str) -> CaseTimes:
+        """The blocks of a case, which may be none."""
+        return self.cases.get(case_id) or CaseTimes()
 
     def step_ms(self, phase: str) -> dict[str, ByRound]:
         """Milliseconds per step of every case that has such blocks, by round: the longest rank's."""

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from bench.cluster.hosts import check_alike
+from bench.cluster.ranks import check_alike
 from bench.errors import AgreedError
 
 

@@ -13,7 +13,7 @@ from bench.errors import UsageError
 from bench.gate.runs import checked, read_run
 from bench.results import tables
 from bench.results.aggregate import step_ms_by_round
-from bench.results.ledger import Ledger
+from bench.results.round_times import RoundTimes
 from bench.results.schema import BLOCKS, typed_frame
 from bench.results.store import RunWriter, load_run
 
@@ -51,34 +51,34 @@ FRAME = typed_frame([row for rows in BLOCKS_MADE for row in rows], BLOCKS)
 
 
 def test_it_says_of_every_block_what_pandas_says_of_all_rows() -> None:
-    ledger = Ledger(BLOCKS_MADE)
+    times = RoundTimes(BLOCKS_MADE)
     for phase in ("timed", "no_sync", "anatomy"):
         expected = step_ms_by_round(FRAME, phase)
-        found = ledger.step_ms(phase)
+        found = times.step_ms(phase)
         assert {c: pytest.approx(r) for c, r in expected.items()} == found
     own = FRAME[(FRAME["case_id"] == "a") & (FRAME["phase"] == "no_sync")]
     per_step = own["block_ms"] / 3
     spread = per_step.groupby(own["round"]).max() - per_step.groupby(own["round"]).min()
-    assert ledger.of_case("a").skew_ms == pytest.approx(dict(spread))
+    assert times.of_case("a").skew_ms == pytest.approx(dict(spread))
     slowest = own.loc[own.groupby("round")["block_ms"].idxmax(), "rank"].mode().iloc[0]
-    assert ledger.of_case("a").slowest_rank() == slowest
+    assert times.of_case("a").slowest_rank() == slowest
     steps = [
         float(ms)
         for text in FRAME[(FRAME["case_id"] == "a") & (FRAME["phase"] == "timed")]["steps_ms"]
         for ms in text.split()
     ]
-    assert ledger.of_case("a").percentile_ms(95) == pytest.approx(np.percentile(steps, 95), rel=1e-5)
+    assert times.of_case("a").percentile_ms(95) == pytest.approx(np.percentile(steps, 95), rel=1e-5)
 
 
 def test_details_are_medians_over_ranks_and_moments_medians_over_rounds() -> None:
-    case = Ledger(BLOCKS_MADE).of_case("b")
+    case = RoundTimes(BLOCKS_MADE).of_case("b")
     assert case.details == {"compute_slowdown": pytest.approx(dict.fromkeys((1, 2, 3), 51.5 / 40))}
     assert case.bucket_moments()[3]["ready_ms"].tolist() == [4.0, 2.0]
 
 
 def test_a_frame_in_any_order_gives_the_same() -> None:
-    mixed = Ledger.of(FRAME.sample(frac=1, random_state=1))
-    for case_id, case in Ledger.of(FRAME).cases.items():
+    mixed = RoundTimes.of(FRAME.sample(frac=1, random_state=1))
+    for case_id, case in RoundTimes.of(FRAME).cases.items():
         other = mixed.of_case(case_id)
         assert other.step_ms == case.step_ms
         assert other.skew_ms == pytest.approx(case.skew_ms)
@@ -86,17 +86,17 @@ def test_a_frame_in_any_order_gives_the_same() -> None:
 
 
 def test_a_case_without_blocks_has_nothing() -> None:
-    case = Ledger().of_case("a")
+    case = RoundTimes().of_case("a")
     assert case.slowest_rank() is None
     assert np.isnan(case.percentile_ms(50))
     assert case.bucket_moments() == {}
 
 
-def test_a_file_read_block_by_block_gives_the_same_ledger(tmp_path: Path) -> None:
+def test_a_file_read_block_by_block_gives_the_same_times(tmp_path: Path) -> None:
     writer = RunWriter(tmp_path)
     for rows in BLOCKS_MADE:
         writer.append("blocks.csv", rows)
-    read, kept = tables.read_ledger(tmp_path / "blocks.csv"), Ledger(BLOCKS_MADE)
+    read, kept = RoundTimes(tables.read_blocks(tmp_path / "blocks.csv")), RoundTimes(BLOCKS_MADE)
     assert read.cases.keys() == kept.cases.keys()
     for case_id, case in kept.cases.items():
         assert read.of_case(case_id).step_ms == case.step_ms
@@ -119,8 +119,8 @@ def test_a_file_read_block_by_block_gives_the_same_ledger(tmp_path: Path) -> Non
 def test_a_file_that_is_not_whole_is_refused(line: str, tmp_path: Path) -> None:
     path = tmp_path / "blocks.csv"
     path.write_text(",".join(c.name for c in BLOCKS) + "\n" + line + "\n")
-    with pytest.raises(UsageError, match=r"blocks\.csv cannot be read"):
-        tables.read_ledger(path)
+    with pytest.raises(UsageError, match=r"blocks\.csv cannot be read"), tables.readable(path):
+        RoundTimes(tables.read_blocks(path))
 
 
 def test_of_a_run_too_large_for_memory_the_longest_ranks_are_loaded(

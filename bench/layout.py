@@ -1,0 +1,82 @@
+"""DDP's gradient buckets: the caps that are asked for, and the layout that they come to."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from bench.errors import UsageError
+
+_CAP = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?(e-0[56])?")
+"""A number of MiB down to a millionth, one byte; in results the smallest stand as 1e-06."""
+
+ONE_BYTE_MIB = 2**-20
+"""What DDP is given for a cap of 0, which it does not take: a cap that every parameter reaches by itself."""
+
+
+@dataclass(frozen=True)
+class BucketCaps:
+    """DDP's `bucket_cap_mb`, parsed: PyTorch's own caps, one for every bucket, or one per bucket."""
+
+    mib: tuple[float, ...] = ()
+    """None for PyTorch's own, one for every bucket, or a cap per bucket; 0 is a bucket per parameter."""
+
+    @classmethod
+    def parse(cls, text: str) -> BucketCaps:
+        """From `default`, a number of MiB, 0, or a `/`-separated list, one per bucket.
+
+        Raises UsageError for another text.
+        """
+        if text == "default":
+            return cls()
+        caps = text.split("/")
+        if text != "0" and not all(_CAP.fullmatch(cap) and float(cap) for cap in caps):
+            raise UsageError(
+                f"bucket cap {text!r} is not a number of MiB above 0; write default, 25, 0 for a bucket per "
+                "parameter, or a list per bucket as 1/25/25"
+            )
+        return cls(tuple(map(float, caps)))
+
+    def __str__(self) -> str:
+        """The text that `parse` reads and results hold: `default`, `25`, `0`, `1/25/25`."""
+        return "/".join(f"{cap:.12g}" for cap in self.mib) or "default"
+
+    def arguments(self) -> dict[str, Any]:
+        """What DDP's constructor is given for them."""
+        if len(self.mib) > 1:
+            return {"bucket_cap_mb_list": list(self.mib)}
+        return {"bucket_cap_mb": self.mib[0] or ONE_BYTE_MIB} if self.mib else {}
+
+
+PYTORCH_CAPS = BucketCaps()
+"""Those of DDP where nothing is said: a small first bucket, then 25 MiB."""
+
+
+@dataclass(frozen=True)
+class BucketLayout:
+    """DDP's buckets in all-reduce order: bytes, and the parameter indices in each where they are known."""
+
+    num_bytes: tuple[int, ...]
+    parameters: tuple[tuple[int, ...], ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> BucketLayout:
+        """From the `bucket_bytes` of cases.csv. Raises UsageError for another text."""
+        if not re.fullmatch(r"[0-9]{1,18}(/[0-9]{1,18})*", text):
+            raise UsageError(
+                f"bucket_bytes {text!r} are no sizes; write bytes per bucket, as 8196000/27260928"
+            )
+        return cls(tuple(map(int, text.split("/"))))
+
+    @classmethod
+    def of_cell(cls, cell: object) -> BucketLayout | None:
+        """What a cell of cases.csv holds; None for an empty or a broken one."""
+        try:
+            return cls.parse(str(cell))
+        except UsageError:
+            return None
+
+    def __str__(self) -> str:
+        """The `bucket_bytes` of cases.csv: the size of each bucket, `/`-separated."""
+        return "/".join(map(str, self.num_bytes))

@@ -1,0 +1,101 @@
+"""From how ranks ended to what a case's row says."""
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from bench.recovery.failures import (
+    RESTART_EXIT_CODE,
+    TIMEOUT_EXIT_CODE,
+    failure_of,
+    is_restartable,
+    is_stuck,
+    oom_kills,
+    progress_in,
+    progress_of,
+)
+from bench.results.journal import Journal, Settled, State
+
+TERM, KILL, SEGV = -signal.SIGTERM, -signal.SIGKILL, -signal.SIGSEGV
+
+
+@pytest.mark.parametrize(
+    ("codes", "oom", "status", "words"),
+    [
+        ({0: TERM, 1: KILL}, False, "failed", "rank 1 was killed by signal 9 (SIGKILL) in round 3 (timed)"),
+        ({0: RESTART_EXIT_CODE, 2: SEGV}, False, "failed", "rank 2 was killed by signal 11 (SIGSEGV)"),
+        ({0: TERM, 1: KILL}, True, "oom", "rank 1 was killed by the kernel for want of host memory"),
+        ({}, True, "oom", "a rank was killed by the kernel"),
+        ({0: TERM, 1: SEGV}, True, "failed", "SIGSEGV"),
+        ({0: TERM, 1: TIMEOUT_EXIT_CODE}, False, "timeout", "rank 0 did not answer"),
+        ({0: KILL, 1: TIMEOUT_EXIT_CODE}, False, "timeout", "rank 0 did not answer"),
+        ({}, False, "failed", "a rank ended unexpectedly in round 3 (timed)"),
+    ],
+)
+def test_the_cause_of_a_failure(codes: dict[int, int], oom: bool, status: str, words: str) -> None:  # noqa: FBT001 - a parameter
+    found = failure_of(codes, what="round 3 (timed)", out_of_memory=oom)
+    assert found.status == status
+    assert words in found.reason
+
+
+def test_only_deaths_are_worth_a_restart() -> None:
+    assert is_restartable({0: TERM, 1: KILL})
+    assert is_restartable({0: RESTART_EXIT_CODE})
+    assert not is_restartable({0: 2, 1: TERM}), "what a program said of itself stands"
+    assert not is_restartable({0: 1})
+
+
+def test_the_kernel_counts_its_oom_kills() -> None:
+    count = oom_kills()
+    assert count is None or count >= 0
+
+
+def state(*statuses: str, curves: int = 0, on: dict[str, object] | None = None) -> State:
+    settled = {index: Settled(status, "", {}) for index, status in enumerate(statuses)}
+    return State(settled=settled, curves={(n, "gloo") for n in range(curves)}, under_way=on)
+
+
+@pytest.mark.parametrize(
+    ("later", "table_bytes"),
+    [
+        (state("ok"), 101),
+        (state("ok", "ok"), 100),
+        (state("failed"), 100),
+        (state("ok", curves=1), 100),
+        (state("ok", on={"index": 0, "what": "round 1 (timed)"}), 100),
+        (state("ok", on={"index": 1, "what": "its preparation"}), 100),
+        (state("ok", on={"index": None, "what": "a curve", "curve": [2, "gloo"]}), 100),
+    ],
+    ids=["a block", "a case", "a failed case", "a curve", "ends a case", "ends a new case", "ends a curve"],
+)
+def test_what_counts_as_progress(later: State, table_bytes: int) -> None:
+    assert progress_of(later, table_bytes) != progress_of(state("ok"), 100)
+
+
+def test_the_case_that_an_attempt_died_in_counts_once() -> None:
+    """Before the next attempt has given it up and after."""
+    died = state("ok", "ok", on={"index": 1, "what": "round 1 (timed)"})
+    assert progress_of(died, 100) == progress_of(state("ok", "failed"), 100)
+    curve = {"index": None, "what": "a curve", "curve": [0, "gloo"]}
+    assert progress_of(state(on=curve), 0) == progress_of(state(curves=1, on=curve), 0)
+    between = state("ok", on={"index": None, "what": "between rounds"})
+    assert progress_of(between, 100) == progress_of(state("ok"), 100)
+
+
+def test_two_attempts_in_a_row_without_progress_are_the_end() -> None:
+    """A new run, a resumed one, and one whose second attempt got on; each number is how far one came."""
+    assert not is_stuck([0])
+    assert not is_stuck([0, 0])
+    assert is_stuck([0, 0, 0])
+    assert not is_stuck([0, 0, 1])
+    assert not is_stuck([0, 1, 1])
+    assert is_stuck([0, 0, 1, 1, 1])
+
+
+def test_a_run_that_has_not_begun_has_no_progress(tmp_path: Path) -> None:
+    assert progress_in(tmp_path) == []
+    Journal(tmp_path).begin([])
+    assert progress_in(tmp_path) == [0, 0, 0, 0]
+    (tmp_path / "blocks.csv").write_text("case_id\n")
+    assert progress_in(tmp_path) == [8, 0, 0, 0]

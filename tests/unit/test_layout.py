@@ -1,0 +1,47 @@
+import pytest
+
+from bench.errors import UsageError
+from bench.layout import BucketCaps, BucketLayout
+
+
+@pytest.mark.parametrize(
+    ("text", "shown", "arguments"),
+    [
+        ("default", "default", {}),
+        ("25", "25", {"bucket_cap_mb": 25.0}),
+        ("25.0", "25", {"bucket_cap_mb": 25.0}),
+        ("0", "0", {"bucket_cap_mb": 2**-20}),
+        ("0.000001", "1e-06", {"bucket_cap_mb": 1e-6}),
+        ("1/25/25", "1/25/25", {"bucket_cap_mb_list": [1.0, 25.0, 25.0]}),
+        ("01/2.50", "1/2.5", {"bucket_cap_mb_list": [1.0, 2.5]}),
+    ],
+)
+def test_caps_know_their_text_and_what_ddp_is_given(
+    text: str, shown: str, arguments: dict[str, object]
+) -> None:
+    caps = BucketCaps.parse(text)
+    assert str(caps) == shown
+    assert BucketCaps.parse(shown) == caps
+    assert caps.arguments() == arguments
+
+
+@pytest.mark.parametrize(
+    "text", ["", "x", "-1", "1//2", "nan", "inf", "0/25", "00", "1e-3", "default/1", "٣", "1 "]
+)
+def test_other_text_is_no_cap(text: str) -> None:
+    with pytest.raises(UsageError, match="write default, 25, 0 for a bucket per parameter, or a list"):
+        BucketCaps.parse(text)
+
+
+def test_a_layout_is_read_from_and_written_to_a_cell() -> None:
+    layout = BucketLayout((8196000, 27260928))
+    assert str(layout) == "8196000/27260928"
+    assert BucketLayout.parse(str(layout)) == layout
+    assert BucketLayout.of_cell("46758048") == BucketLayout((46758048,))
+
+
+@pytest.mark.parametrize("cell", ["", None, float("nan"), "1//2", "/", "1/x", "-1", "٣"])
+def test_a_broken_or_empty_cell_holds_no_layout(cell: object) -> None:
+    assert BucketLayout.of_cell(cell) is None
+    with pytest.raises(UsageError, match="bucket_bytes"):
+        BucketLayout.parse(str(cell))
