@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from bench.cli import Parser, guarded
 from bench.errors import ExitCode, UsageError
-from report.build import build
-from report.export import write_markdown, write_pdf, write_png
+from report.build import build, write_markdown, write_pdf, write_png
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

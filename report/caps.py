@@ -1,11 +1,11 @@
-"""Step time against bucket cap: of one run, or of several side by side. Pure."""
+"""Step time against bucket cap: of one run, or of several side by side."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from report.charts import BARS, hollow_note, marked, on_devices, shown
+from report.devices import BARS, hollow_note, marked, on_devices, shown
 from report.drawings import Chart, Panel, Point, Series, Tick
 from report.numbers import finite
 from report.select import cap_label, records, step_time, text, usual_settings

@@ -1,4 +1,4 @@
-"""The conditions of a run, from its manifest: any key may be missing, and then nothing is shown. Pure."""
+"""The conditions of a run, from its manifest: a missing key shows nothing."""
 
 from __future__ import annotations
 

@@ -1,21 +1,147 @@
-"""What else changes with the number of devices: DDP against DataParallel, and memory. Pure."""
+"""What changes with the number of devices: throughput, efficiency, DDP against DataParallel, memory."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from report.charts import by_devices, device_ticks, hollow_note, marked
-from report.drawings import Chart, Panel, Point, Series
-from report.numbers import TIMES, Estimate, finite, plural, quantity
-from report.paired import throughput_ratio
-from report.select import by_mode, mode_label, records
+from report.drawings import Chart, Panel, Point, Series, Tick
+from report.numbers import TIMES, Estimate, finite, interval, plural, quantity
+from report.select import (
+    by_mode,
+    estimate,
+    mode_label,
+    records,
+    settings_label,
+    text,
+    throughput_ratio,
+    truth,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import pandas as pd
 
-    from report.select import Workload
+    from report.numbers import Estimate
+    from report.select import Row, Workload
 
-_LOG_FROM = 16
+LOG_FROM = 16
+_SHARED = " Hollow marks: more devices than the machine has, so they share cores or GPUs."
+BARS = "Bars are 95% intervals over rounds."
+"""What the bars of every chart are."""
+
+
+def throughput(workload: Workload, *, key: str) -> Chart | None:
+    """Throughput against devices, with the ideal line from “single”; None without a multi-device case."""
+    series = by_devices(workload, "images_per_s", 1.0)
+    if all(s.style == "single" for s in series):
+        return None
+    single = next((s.points[0].y for s in series if s.style == "single"), None)
+    counts = _counts(series)
+    if single is not None:
+        ideal = tuple(Point(float(n), single * n) for n in sorted({1, *counts}))
+        series = (*series, Series("ideal", "ideal", ideal))
+    return Chart(
+        key=f"{key}-throughput",
+        title="Throughput against devices",
+        x_label=f"devices ({workload.device}s), {workload.scaling} scaling",
+        y_label="throughput (images/s)",
+        ticks=device_ticks(counts),
+        panels=(Panel("", series),),
+        caption=_throughput_caption(series, workload.device),
+        how_to_read="Higher is better. On the dotted line every device adds as much as one alone gives. "
+        f"{BARS}{hollow_note(series)}",
+        log_x=max(counts) > LOG_FROM,
+        log_y=max(counts) > LOG_FROM,
+    )
+
+
+def efficiency(workload: Workload, *, key: str) -> Chart | None:
+    """Efficiency in percent against devices, 100 being ideal; None without a multi-device case."""
+    series = tuple(s for s in by_devices(workload, "efficiency", 100.0) if s.style != "single")
+    if not series:
+        return None
+    counts = _counts(series)
+    ideal = Series("ideal", "ideal", tuple(Point(float(n), 100.0) for n in sorted({1, *counts})))
+    return Chart(
+        key=f"{key}-efficiency",
+        title="Scaling efficiency",
+        x_label=f"devices ({workload.device}s)",
+        y_label=f"efficiency, {workload.scaling} scaling (%)",
+        ticks=device_ticks(counts),
+        panels=(Panel("", (*series, ideal)),),
+        caption=_efficiency_caption(series, workload.device),
+        how_to_read="Efficiency is throughput over that of “single”, divided by the number of devices; "
+        f"100% is ideal, and what is missing was lost on the way. {BARS}{hollow_note(series)}",
+        log_x=max(counts) > LOG_FROM,
+    )
+
+
+def by_devices(workload: Workload, column: str, factor: float) -> tuple[Series, ...]:
+    """A series per mode of `column` times `factor` over device counts, DDP at its usual settings."""
+    made = []
+    for mode in ("single", "dp", "ddp"):
+        rows = records(by_mode(workload.cases, mode))
+        points = tuple(p for row in rows if (p := _point(row, column, factor)) is not None)
+        if points:
+            unusual = settings_label(rows[0], with_cap=text(rows[0]["bucket_cap_mb"]) != "default")
+            label = mode_label(rows[0]) + (f", {unusual}" if unusual else "")
+            made.append(Series(label, mode, points))
+    return tuple(made)
+
+
+def _point(row: Row, column: str, factor: float) -> Point | None:
+    x, y = finite(row["num_devices"]), estimate(row, column)
+    return None if x is None or y is None else marked(x, y.times(factor), row)
+
+
+def marked(x: float, y: Estimate, row: Row) -> Point:
+    """A mark at `x`, hollow where the case's devices are shared."""
+    return Point(x=x, y=y.value, low=y.low, high=y.high, hollow=truth(row["oversubscribed"]))
+
+
+def hollow_note(series: Iterable[Series]) -> str:
+    """What hollow marks mean, where there are any."""
+    return _SHARED if any(p.hollow for s in series for p in s.points) else ""
+
+
+def headline(series: tuple[Series, ...]) -> list[tuple[Point, str]]:
+    """The modes at the most devices that are not shared, best first; shared ones where all are."""
+    marks = [(p, s.label) for s in series if s.style in {"dp", "ddp"} for p in s.points]
+    at = max((p for p, _ in marks), key=lambda p: (p.x > 1, not p.hollow, p.x))
+    return sorted(((p, label) for p, label in marks if p.x == at.x), key=lambda mark: -mark[0].y)
+
+
+def _throughput_caption(series: tuple[Series, ...], device: str) -> str:
+    (best, name), *others = headline(series)
+    rest = "".join(f"; {label} {shown(p, 'images/s')}" for p, label in others)
+    return f"At {on_devices(best, device)}: {name} {shown(best, 'images/s')}{rest}."
+
+
+def _efficiency_caption(series: tuple[Series, ...], device: str) -> str:
+    marks = headline(series)
+    kept = ", ".join(f"{name} {shown(p, '%')}" for p, name in marks)
+    return f"Kept of ideal at {on_devices(marks[0][0], device)}: {kept}."
+
+
+def shown(point: Point, unit: str) -> str:
+    """`180 [178, 182] ms`."""
+    return interval(point.y, point.low, point.high, unit)
+
+
+def on_devices(point: Point, device: str, num_devices: float | None = None) -> str:
+    """`2 GPUs`, and whether they are shared."""
+    shared = " (shared)" if point.hollow else ""
+    return plural(point.x if num_devices is None else num_devices, device) + shared
+
+
+def _counts(series: Iterable[Series]) -> list[float]:
+    return sorted({p.x for s in series for p in s.points})
+
+
+def device_ticks(counts: list[float]) -> tuple[Tick, ...]:
+    """A tick at every device count, and at one."""
+    return tuple(Tick(n, f"{n:.0f}") for n in sorted({1.0, *counts}))
 
 
 def dp_against_ddp(workload: Workload, blocks: pd.DataFrame, *, key: str) -> Chart | None:
@@ -47,7 +173,7 @@ def dp_against_ddp(workload: Workload, blocks: pd.DataFrame, *, key: str) -> Cha
         "crosses the line leaves open which is faster. The vertical axis does not start at zero."
         f"{hollow_note([series])}",
         from_zero=False,
-        log_x=max(counts) > _LOG_FROM,
+        log_x=max(counts) > LOG_FROM,
     )
 
 
@@ -70,7 +196,7 @@ def memory(workload: Workload, *, key: str) -> Chart | None:
         how_to_read="Lower is better. The most memory that this case's tensors take on the device that needs "
         "most of it; DataParallel gathers outputs and gradients on device 0, DDP adds its buckets on every "
         f"device. It does not vary between rounds, so it has no interval.{hollow_note(series)}",
-        log_x=max(counts) > _LOG_FROM,
+        log_x=max(counts) > LOG_FROM,
     )
 
 

@@ -1,4 +1,4 @@
-"""Predictions beside what was measured: scaling on hardware that was not at hand. Pure."""
+"""Predictions beside what was measured: scaling on hardware that was not at hand."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bench.findings.wording import link_name
 from bench.scaling.calibration import differences
 from bench.scaling.from_run import ddp_cases, identity
 from bench.scaling.validate import beside
-from report.charts import device_ticks, marked, shown
+from report.devices import device_ticks, marked, shown
 from report.drawings import MOST_RUNS, Chart, Panel, Point, Series
 from report.model import Column, Section, Table
 from report.numbers import Estimate, count, number, plural, quantity
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from bench.scaling.document import Line, Mark, Outlook
     from bench.stats import Interval
 
-_LOG_FROM = 16
+LOG_FROM = 16
 _NOTE = "Predicted by python -m bench.predict, not measured: a simulation of one step, fed by a calibration."
 _HOW = (
     "Lines are predictions, their areas 95% intervals: where an area is wide, little is known. Diamonds with "
@@ -122,8 +122,8 @@ def _figure(
         caption=f"Predicted on {most}: {said}. "
         + (_breaks(lines, device) if rate else " ".join(line.verdict for line in lines)),
         how_to_read=f"Higher is better; the dotted line is ideal. {_HOW}",
-        log_x=max(counts) > _LOG_FROM,
-        log_y=rate and max(counts) > _LOG_FROM,
+        log_x=max(counts) > LOG_FROM,
+        log_y=rate and max(counts) > LOG_FROM,
     )
 
 

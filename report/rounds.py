@@ -1,23 +1,155 @@
-"""The blocks behind each case's row: milliseconds per step of every timed round and rank. Pure."""
+"""How much rounds and steps vary: drift of the machine, step times of each rank, blocks of each case."""
 
 from __future__ import annotations
 
+from statistics import median
 from typing import TYPE_CHECKING
 
+import pandas as pd
+
+from bench.results.aggregate import images_per_s_by_round
+from report.drawings import Chart, Panel, Point, Series, Spread, Spreads, Tick
 from report.model import CaseRounds, Link
-from report.numbers import number, plural
-from report.select import case_label, records, text
+from report.numbers import finite, number, plural, quantity
+from report.select import by_mode, case_label, headline_count, records, text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    import pandas as pd
+    from bench.results.ledger import ByRound
+    from report.select import Row, Workload
+    from report.tables import Links
 
-    from report.fields import Links
-    from report.select import Workload
-
+_FEWEST_ROUNDS = 3
+_MOST_TICKS = 8
+_HOW_DRIFT = (
+    "Level is good. A slope is a machine that warms up or throttles, a dip in every mode at once something "
+    "else that ran. Cases take turns within a round, and ratios are formed inside a round, so such "
+    "drift cancels in speed-up, efficiency and comparisons; what differs between modes does not. A mark is "
+    "one round, so it has no interval. The vertical axis does not start at zero."
+)
+_MOST_RANKS = 8
+_FEWEST_STEPS = 5
+_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
+_HOW_STEPS = (
+    "Every timed step of every round. The box holds the middle half of the steps, the line in it is the "
+    "median; whiskers reach from the 5th to the 95th percentile, and the dot is the longest step. Wide boxes "
+    "are noise in every step; a dot far to the right is a rare pause, which every rank of DDP waits for. "
+    "The axis does not start at zero."
+)
+_OF_MANY = " Of many ranks those with the longest medians are drawn."
 MOST_CELLS = 20_000
 """Above this many rounds x ranks over all cases, only the longest rank of a round is shown."""
+
+
+def drift(workload: Workload, blocks: pd.DataFrame, *, key: str) -> Chart | None:
+    """Throughput of each round in percent of the case's median; None before three rounds."""
+    batches = {
+        text(row["case_id"]): int(batch)
+        for row in records(workload.cases)
+        if (batch := finite(row["global_batch"])) is not None
+    }
+    found = images_per_s_by_round(blocks, batches)
+    paces = {case_id: _pace(by_round) for case_id, by_round in found.items() if len(by_round) > 1}
+    every = sorted({r for pace in paces.values() for r in pace})
+    if len(every) < _FEWEST_ROUNDS:
+        return None
+    # A round broken off by the time limit holds few cases, and the first of them are no sample.
+    whole = max(sum(r in pace for pace in paces.values()) for r in every)
+    overall = {
+        r: median(pace[r] for pace in paces.values() if r in pace)
+        for r in every
+        if 2 * sum(r in pace for pace in paces.values()) >= whole
+    }
+    everything = Series(f"median of {plural(len(paces), 'case')}", "other", _points(overall))
+    low, high = (end(overall, key=lambda r: overall[r]) for end in (min, max))
+    return Chart(
+        key=f"{key}-rounds",
+        title="Rounds over time",
+        x_label="round",
+        y_label="throughput (% of the case's median)",
+        ticks=_ticks(every),
+        panels=(Panel("", (*_headlines(workload, paces), everything)),),
+        caption=f"Over {plural(len(every), 'round')} the median case ran between {_shown(overall, low)} and "
+        f"{_shown(overall, high)} of its own median.",
+        how_to_read=_HOW_DRIFT,
+        from_zero=False,
+    )
+
+
+def _headlines(workload: Workload, paces: dict[str, ByRound]) -> list[Series]:
+    at = headline_count(workload.cases)
+    made = []
+    for mode in ("single", "dp", "ddp"):
+        for row in records(by_mode(workload.cases, mode)):
+            pace = paces.get(text(row["case_id"]))
+            if pace and finite(row["num_devices"]) == (1 if mode == "single" else at):
+                label = case_label(row, workload.device, with_cap=False)
+                made.append(Series(label, mode, _points(pace), joined=False))
+    return made
+
+
+def _pace(by_round: ByRound) -> ByRound:
+    usual = median(by_round.values())
+    return {r: 100 * value / usual for r, value in by_round.items()}
+
+
+def _shown(pace: ByRound, round_index: int) -> str:
+    return f"{quantity(pace[round_index], '%')} (round {round_index})"
+
+
+def _points(pace: ByRound) -> tuple[Point, ...]:
+    return tuple(Point(float(r), pace[r]) for r in sorted(pace))
+
+
+def _ticks(every: list[int]) -> tuple[Tick, ...]:
+    last = len(every) - 1
+    steps = min(last, _MOST_TICKS)
+    places = sorted({every[round(i * last / steps)] for i in range(steps + 1)})
+    return tuple(Tick(float(r), f"{r}") for r in places)
+
+
+def step_times(workload: Workload, blocks: pd.DataFrame, *, key: str) -> Spreads | None:
+    """A box per rank of `single`, DP and default DDP at the headline count; None without step times."""
+    at = headline_count(workload.cases)
+    chosen = [(mode, row) for mode in ("single", "dp", "ddp") for row in _headline(workload, mode, at)]
+    rows, of_many = [], False
+    for mode, row in chosen:
+        ranks = _by_rank(row, mode, workload.device, blocks)
+        of_many |= len(ranks) > _MOST_RANKS
+        rows += sorted(ranks, key=lambda spread: -spread.median_ms)[:_MOST_RANKS] if of_many else ranks
+    if not rows:
+        return None
+    last = rows[-1]
+    return Spreads(
+        key=f"{key}-steps",
+        title="Step times of each rank",
+        caption=f"{last.label}: half of {plural(last.num_steps, 'step')} took "
+        f"{quantity(last.quarter_ms, 'ms')} to {quantity(last.three_quarters_ms, 'ms')}, "
+        f"95% at most {quantity(last.high_ms, 'ms')}, the longest {quantity(last.longest_ms, 'ms')}.",
+        how_to_read=_HOW_STEPS + (_OF_MANY if of_many else ""),
+        rows=tuple(rows),
+    )
+
+
+def _headline(workload: Workload, mode: str, at: int | None) -> list[Row]:
+    rows = records(by_mode(workload.cases, mode))
+    return [row for row in rows if finite(row["num_devices"]) == (1 if mode == "single" else at)]
+
+
+def _by_rank(row: Row, mode: str, device: str, blocks: pd.DataFrame) -> list[Spread]:
+    own = blocks[(blocks["case_id"] == text(row["case_id"])) & (blocks["phase"] == "timed")]
+    steps = (
+        own.dropna(subset=["steps_ms", "rank"]).assign(ms=lambda b: b["steps_ms"].str.split()).explode("ms")
+    )
+    ms = pd.to_numeric(steps["ms"], errors="coerce").astype("float64")
+    label = case_label(row, device, with_cap=mode == "ddp")
+    found = []
+    for rank, times in ms.groupby(steps["rank"]):
+        if times.count() >= _FEWEST_STEPS:
+            name = f"{label}, rank {rank}" if mode == "ddp" else label
+            found.append(Spread(name, mode, times.count(), *map(float, times.quantile(list(_QUANTILES)))))
+    return found
 
 
 def by_case(

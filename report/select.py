@@ -1,7 +1,8 @@
-"""Which rows of cases.csv belong in one figure, and the names they go by. Pure."""
+"""Which rows of cases.csv belong in one figure, and what is computed from a row."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from bench.results.aggregate import images_per_s_by_round
+from bench.stats import paired_ratio
 from report.numbers import TIMES, Estimate, finite, plural
 
 if TYPE_CHECKING:
@@ -200,3 +203,17 @@ def at_headline(cases: pd.DataFrame, *, free: str) -> pd.DataFrame:
     """DDP at its usual settings but for one that is free, at the headline count."""
     ddp = cases[cases["mode"] == "ddp"]
     return usual_settings(ddp[ddp["num_devices"] == headline_count(ddp)], free=free)
+
+
+def throughput_ratio(row: Row, reference: Row, blocks: pd.DataFrame) -> Estimate | None:
+    """Throughput of a case over that of another, paired within rounds; None without common rounds."""
+    batches = {text(r["case_id"]): int(r["global_batch"]) for r in (row, reference)}
+    by_round = images_per_s_by_round(blocks[blocks["case_id"].isin(list(batches))], batches)
+    if by_round.keys() != batches.keys():
+        return None
+    ratio = paired_ratio(*(by_round[text(r["case_id"])] for r in (row, reference)))
+    if math.isnan(ratio.estimate):
+        return None
+    return (
+        Estimate(ratio.estimate) if math.isnan(ratio.low) else Estimate(ratio.estimate, ratio.low, ratio.high)
+    )

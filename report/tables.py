@@ -1,19 +1,89 @@
-"""The tables of a run: every measured number with its unit, blanks where nothing was measured. Pure."""
+"""The tables of a run: every measured number with its unit, blanks where nothing was measured."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from report.communication import communication
-from report.fields import CASE_ID, NAME, SHARED, Field, Links, interval, linked, table, value, whole
-from report.model import Column, Table
-from report.numbers import MIB, TIMES, finite, number
-from report.select import mode_label, settings_label, text
+from report.model import Column, Link, Table
+from report.numbers import MIB, TIMES, count, finite, number, plural, quantity
+from report.select import case_label, estimate, mode_label, records, settings_label, text, truth
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import pandas as pd
 
+    from report.model import Table
     from report.select import Row
+
+Field = tuple[Column, Callable[["Row"], str]]
+Links = Callable[["Row"], tuple[Link, ...]]
+
+
+def value(name: str, column: str, unit: str) -> Field:
+    """A number without an interval."""
+    return Column(name, "number"), lambda row: quantity(finite(row[column]), unit)
+
+
+def interval(name: str, column: str, unit: str, factor: float = 1.0) -> Field:
+    """A number with its interval where one is known."""
+
+    def shown(row: Row) -> str:
+        cell = estimate(row, column)
+        return "" if cell is None else cell.times(factor).shown(unit)
+
+    return Column(name, "number"), shown
+
+
+def linked(name: str, column: str, links: Links) -> Field:
+    """A count, or where it leads on to."""
+    return Column(
+        name, "links"
+    ), lambda row: " ".join(link.label for link in links(row)) or count(finite(row[column]))
+
+
+def whole(name: str, column: str) -> Field:
+    """A count."""
+    return Column(name, "number"), lambda row: count(finite(row[column]))
+
+
+CASE_ID: Field = (Column("Case"), lambda row: text(row["case_id"]))
+SHARED: Field = (Column("Sharing"), lambda row: "shared" if truth(row["oversubscribed"]) else "")
+NAME: tuple[Field, ...] = (
+    (Column("Workload"), lambda row: text(row["workload"])),
+    (Column("Mode"), mode_label),
+    whole("Devices", "num_devices"),
+    SHARED,
+    (Column("DDP settings"), settings_label),
+)
+
+
+def table(
+    title: str,
+    note: str,
+    cases: pd.DataFrame,
+    name: Sequence[Field],
+    values: Sequence[Field],
+    *,
+    links: Links | None = None,
+) -> Table | None:
+    """The table without rows and columns that are blank throughout; None when nothing is left."""
+    fields = (*name, *values)
+    every = [(row, [show(row) for _, show in fields]) for row in records(cases)]
+    shown = [(row, cells) for row, cells in every if any(cells[len(name) :])]
+    if not shown:
+        return None
+    kept = [i for i in range(len(fields)) if any(cells[i] for _, cells in shown)]
+    return Table(
+        title,
+        note,
+        columns=tuple(fields[i][0] for i in kept),
+        rows=tuple(tuple(cells[i] for i in kept) for _, cells in shown),
+        links=tuple(links(row) for row, _ in shown) if links is not None else (),
+    )
+
 
 RESULTS: tuple[Field, ...] = (
     interval("Throughput", "images_per_s", "images/s"),
@@ -93,3 +163,95 @@ def unmeasured(cases: pd.DataFrame) -> Table | None:
     """Every case without a measurement, and why."""
     rows = cases[cases["status"] != "ok"]
     return table("Not measured", "Planned cases that have no numbers, and why.", rows, (), UNMEASURED)
+
+
+_APART_PCT = 10
+_NAMED = 6
+_COLUMNS: tuple[tuple[Field, str], ...] = (
+    (
+        interval("Communication alone", "comm_ms", "ms"),
+        "all-reduce of the recorded bucket sizes back to back, with no compute beside it",
+    ),
+    (
+        interval("Exposed", "exposed_comm_ms", "ms"),
+        "the step minus the same step without synchronising, in the same round: time that communication adds",
+    ),
+    (interval("Hidden", "hidden_pct", "%"), "100 x (1 - exposed / alone), within 0 to 100"),
+    (
+        interval("Overlap, trace", "overlap_trace_pct", "%"),
+        "time in which both compute and communication run, over the time communication runs, per rank",
+    ),
+    (
+        interval("Overlap, DDP window", "overlap_window_pct", "%"),
+        "DDP's own logger: the part of its communication window that lies inside the backward",
+    ),
+    (
+        interval("Compute slow-down", "compute_slowdown", TIMES),
+        "time to the last gradient beside communication, over the same time without it",
+    ),
+    (
+        interval("Rank skew", "rank_skew_ms", "ms"),
+        "slowest minus fastest rank's own work; the others wait for the slowest",
+    ),
+    (
+        interval("Step without synchronising", "no_sync_step_ms", "ms"),
+        "the step under no_sync: compute, optimizer and batch",
+    ),
+)
+_NOTE = (
+    "Per step of every DDP case on several devices: several measures of the same thing, side by side, "
+    "because none of them is the whole truth."
+)
+_WHY_TRACE_HIGHER = (
+    "Hidden counts the time that communication adds to the step, so compute that it slows and waiting for "
+    "other ranks count as exposed; the trace counts all time in which both run."
+)
+_WHY_TRACE_LOWER = (
+    "Where the trace shows less, communication ran in gaps between operators, which it does not lengthen, "
+    "or took longer under the profiler than alone."
+)
+
+
+def communication(ok: pd.DataFrame) -> Table | None:
+    """The table, what its columns are, and why the trace and the subtraction disagree where they do."""
+    ddp = ok[(ok["mode"] == "ddp") & (ok["num_devices"] > 1)]
+    made = table("Communication", _NOTE, ddp, NAME, [field for field, _ in _COLUMNS])
+    if made is None:
+        return None
+    shown = {column.name for column in made.columns}
+    meanings = (f"{column.name}: {meaning}." for (column, _), meaning in _COLUMNS if column.name in shown)
+    return replace(made, below=(*meanings, *_disagreement(ddp)))
+
+
+def _disagreement(ddp: pd.DataFrame) -> tuple[str, ...]:
+    apart = [(row, gap) for row in records(ddp) if abs(gap := _gap_pct(row)) > _APART_PCT]
+    if not apart:
+        return ()
+    why = [
+        reason
+        for reason, there in (
+            (_WHY_TRACE_HIGHER, any(gap > 0 for _, gap in apart)),
+            (_WHY_TRACE_LOWER, any(gap < 0 for _, gap in apart)),
+        )
+        if there
+    ]
+    named = [_numbers(row) for row, _ in apart[:_NAMED]]
+    more = f"; {plural(len(apart) - _NAMED, 'more case')}" if len(apart) > _NAMED else ""
+    say = f"The trace's overlap and the hidden share are more than {_APART_PCT} points apart in "
+    return (f"{say}{plural(len(apart), 'case')}. {' '.join(why)}", f"{'; '.join(named)}{more}.")
+
+
+def _gap_pct(row: Row) -> float:
+    trace, hidden = finite(row["overlap_trace_pct"]), finite(row["hidden_pct"])
+    return 0.0 if trace is None or hidden is None else trace - hidden
+
+
+def _numbers(row: Row) -> str:
+    measured = (
+        ("trace", estimate(row, "overlap_trace_pct"), "%"),
+        ("hidden", estimate(row, "hidden_pct"), "%"),
+        ("compute slowed", estimate(row, "compute_slowdown"), TIMES),
+    )
+    said = ", ".join(f"{name} {value.shown(unit)}" for name, value, unit in measured if value is not None)
+    device = "CPU core" if text(row["device_type"]) == "cpu" else "GPU"
+    return f"{case_label(row, device)}: {said}"

@@ -1,4 +1,4 @@
-"""Several runs in one drawing: machines, versions or settings side by side. Pure."""
+"""Several runs in one drawing: machines, versions or settings side by side."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from report import caps
-from report.charts import BARS, by_devices, device_ticks, hollow_note, shown
+from report.devices import BARS, by_devices, device_ticks, hollow_note, shown
 from report.drawings import MOST_RUNS, Chart, Panel, Point, Series, Tick
 from report.model import Column, Section, Table
 from report.numbers import TIMES, plural

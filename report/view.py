@@ -1,4 +1,4 @@
-"""Rows to view model: everything the page shows, from the runs and nothing else. Pure."""
+"""Rows to view model: everything the page shows, from the runs and nothing else."""
 
 from __future__ import annotations
 
@@ -8,21 +8,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from bench.findings.findings import findings
-from report import (
-    anatomy,
-    charts,
-    conditions,
-    devices,
-    drift,
-    paper,
-    predicted,
-    rounds,
-    spread,
-    tables,
-    timeline,
-    together,
-)
-from report import caps as buckets
+from report import anatomy, caps, conditions, devices, paper, predicted, rounds, tables, together
 from report.drawings import Drawing
 from report.model import Page, RunFiles, RunView
 from report.numbers import plain, plural
@@ -89,7 +75,7 @@ def _run_view(run: RunData, files: RunFiles, title: str, key: str, outlook: Outl
     by_case = rounds.by_case(measured, run.blocks, files.traces, key=key)
     beside = paper.section(run, measured[0], key=f"{key}-paper") if measured else None
     drawn = [
-        _figures(workload, run, key=f"{key}-{i}", caps=beside is None)
+        _figures(workload, run, key=f"{key}-{i}", with_caps=beside is None)
         for i, workload in enumerate(measured, start=1)
     ]
     if several:
@@ -119,18 +105,18 @@ def _run_view(run: RunData, files: RunFiles, title: str, key: str, outlook: Outl
     )
 
 
-def _figures(workload: Workload, run: RunData, *, key: str, caps: bool) -> tuple[Drawing, ...]:
+def _figures(workload: Workload, run: RunData, *, key: str, with_caps: bool) -> tuple[Drawing, ...]:
     """Every figure there is data for; bucket caps only where they are not drawn beside the paper's."""
     made = (
-        charts.throughput(workload, key=key),
-        charts.efficiency(workload, key=key),
+        devices.throughput(workload, key=key),
+        devices.efficiency(workload, key=key),
         devices.dp_against_ddp(workload, run.blocks, key=key),
-        buckets.bucket_caps(workload, key=key) if caps else None,
+        caps.bucket_caps(workload, key=key) if with_caps else None,
         anatomy.breakdown(workload, key=key),
-        timeline.one_step(workload, run.buckets, key=key),
-        spread.step_times(workload, run.blocks, key=key),
+        anatomy.one_step(workload, run.buckets, key=key),
+        rounds.step_times(workload, run.blocks, key=key),
         devices.memory(workload, key=key),
-        drift.rounds(workload, run.blocks, key=key),
+        rounds.drift(workload, run.blocks, key=key),
     )
     return tuple(figure for figure in made if figure is not None)
 

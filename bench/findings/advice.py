@@ -1,4 +1,4 @@
-"""What to change at a device count, and what it gains: every other case against DDP as it comes. Pure."""
+"""What to change at a device count, and what it gains: every other case against DDP as it comes."""
 
 from __future__ import annotations
 

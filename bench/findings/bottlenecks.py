@@ -1,4 +1,4 @@
-"""What holds DDP back at a device count: communication that the step waits for, and slow ranks. Pure."""
+"""What holds DDP back at a device count: communication that the step waits for, and slow ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was found, in plain sentences: the last lines of a run and the first of its report. Pure."""
+"""What was found, in plain sentences: the last lines of a run and the first of its report."""
 
 from __future__ import annotations
 

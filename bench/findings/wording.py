@@ -1,4 +1,4 @@
-"""How findings name things and write numbers: three significant digits, a unit, the interval. Pure."""
+"""How findings name things and write numbers: three significant digits, a unit, the interval."""
 
 from __future__ import annotations
 

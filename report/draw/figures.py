@@ -12,11 +12,9 @@ from xml.etree import ElementTree as ET
 
 import matplotlib as mpl
 
-from report.draw.bars import draw_bars
 from report.draw.chart import draw_chart
-from report.draw.distribution import draw_spread
+from report.draw.durations import draw_bars, draw_spread, draw_timeline
 from report.draw.palette import PAPER, RC, light, printable, stand_ins, themed
-from report.draw.steps import draw_timeline
 from report.drawings import Bars, Chart, Spreads
 
 if TYPE_CHECKING:

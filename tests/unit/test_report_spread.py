@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from report_runs import case, run, timed
 
-from report import drift
+from report import rounds
 from report.drawings import Chart, Point, Spreads
+from report.rounds import step_times
 from report.select import workloads
-from report.spread import step_times
 
 SINGLE, DP, DDP = case("single", 1, 100.0), case("dp", 2, 150.0), case("ddp", 2, 180.0)
 
@@ -22,7 +22,7 @@ def spreads(cases: list[dict[str, Any]], blocks: list[dict[str, Any]]) -> Spread
 
 def paces(blocks: list[dict[str, Any]]) -> Chart | None:
     data = run([SINGLE, DP, DDP], timed_blocks=blocks)
-    return drift.rounds(workloads(data.cases)[0], data.blocks, key="k")
+    return rounds.drift(workloads(data.cases)[0], data.blocks, key="k")
 
 
 def test_every_rank_has_its_own_box_of_all_its_steps() -> None:

@@ -4,10 +4,10 @@ from typing import Any
 
 from report_runs import bucket, communicating, run
 
+from report.anatomy import one_step
 from report.draw.figures import svg
 from report.drawings import Bucket, Timeline, Track
 from report.select import workloads
-from report.timeline import one_step
 
 
 def drawn(cases: list[dict[str, Any]], buckets: list[dict[str, Any]]) -> Timeline | None:

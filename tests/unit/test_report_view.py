@@ -8,7 +8,7 @@ from report_runs import case, run, usual_cases
 
 from bench.findings.findings import findings
 from bench.text import visible
-from report import caps, charts
+from report import caps, devices
 from report.drawings import Panel, Point, Series, Tick
 from report.model import Column, RunView, Table
 from report.select import DDP_DEFAULTS, workloads
@@ -235,7 +235,7 @@ def test_several_runs_stand_side_by_side_with_their_differences() -> None:
 def test_settings_an_older_run_does_not_have_count_as_usual() -> None:
     old = [case("single", 1, 100.0), case("ddp", 2, 150.0) | dict.fromkeys(DDP_DEFAULTS)]
     (workload,) = workloads(run(old).cases)
-    throughput = charts.throughput(workload, key="k")
+    throughput = devices.throughput(workload, key="k")
     assert throughput is not None
     assert throughput.panels[0].series[1] == Series("DDP", "ddp", (point(2, 150),))
 

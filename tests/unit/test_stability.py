@@ -7,8 +7,7 @@ import pandas as pd
 import pytest
 from gate_runs import block_rows, plan
 
-from bench.findings.levels import two_levels
-from bench.findings.stability import Caution, cautions
+from bench.findings.stability import Caution, cautions, two_levels
 from bench.results.aggregate import Outcome, case_rows
 from bench.results.schema import BLOCKS, typed_frame
 
