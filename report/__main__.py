@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bench.cli import Parser, guarded
 from bench.errors import ExitCode, UsageError
 from report.build import build, write_markdown, write_pdf, write_png
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pandas as pd
 
-from report.drawings import Bar, Bars, Bucket, Part, Timeline, Track
-from report.numbers import finite, mib, plural, quantity
-from report.select import (
-    at_headline,
-    by_mode,
+from bench.findings.wording import (
+    Row,
     cap_label,
     case_label,
     estimate,
-    headline_count,
-    records,
-    step_time,
+    finite,
+    mib,
+    plural,
+    quantity,
+    ranged,
     text,
     truth,
+    with_interval,
 )
-
-if TYPE_CHECKING:
-    from report.select import Row, Workload
+from report.drawings import Bar, Bars, Bucket, Part, Timeline, Track
+from report.select import WorkloadCases, at_headline, by_mode, headline_count, records, step_time
 
 EXPOSED, MIXED = "exposed communication", "backward with communication"
 _MANY = 10
@@ -61,7 +58,7 @@ _HOW_TIMELINE = (
 )
 
 
-def breakdown(workload: Workload, *, key: str) -> Bars | None:
+def breakdown(workload: WorkloadCases, *, key: str) -> Bars | None:
     """A stacked bar per case, the usual cases where there are many; None without an anatomy pass."""
     chosen = _chosen(workload.cases)
     drawn = [(row, made) for row in records(chosen) if (made := parts(row))]
@@ -132,7 +129,7 @@ def _label(row: Row, device: str, made: tuple[Part, ...]) -> str:
     return f"{case_label(row, device)}: {quantity(sum(part.ms for part in made), 'ms')}"
 
 
-def _caption(rows: list[Row], workload: Workload) -> str:
+def _caption(rows: list[Row], workload: WorkloadCases) -> str:
     """The first DDP case at the most devices, and DataParallel beside it; without DDP what there is."""
     ddp = workload.cases[workload.cases["mode"] == "ddp"]
     at = headline_count(ddp) or headline_count(workload.cases)
@@ -146,19 +143,19 @@ def _finding(row: Row, device: str) -> str:
     made = parts(row)
     whole = sum(part.ms for part in made)
     largest = max(made, key=lambda part: part.ms)
-    exposed, alone = estimate(row, "exposed_comm_ms"), estimate(row, "dp_device0_pct")
+    exposed, alone = estimate(row, "exposed_comm_ms"), ranged(row, "dp_device0_pct", "%")
     said = f"{largest.label} takes most, {_share(largest.ms, whole)} of the step"
     if exposed is not None:
         # Measured by timed steps, which are shorter than the instrumented ones of the bars.
         timed = step_time(row)
-        share = _share(max(exposed.value, 0.0), whole if timed is None else timed.value)
-        added = f"{exposed.shown('ms')}, {share} of the timed step"
+        share = _share(max(exposed.estimate, 0.0), whole if timed is None else timed.estimate)
+        added = f"{with_interval(exposed, 'ms')}, {share} of the timed step"
         if largest.label == EXPOSED:
             said = f"{EXPOSED} takes most, {added}"
         else:
             said += f"; {EXPOSED} adds {added}"
-    if alone is not None:
-        said += f"; only device 0 works during {alone.shown('%')} of it"
+    if alone:
+        said += f"; only device 0 works during {alone} of it"
     return f"{case_label(row, device)}: {said}."
 
 
@@ -166,7 +163,7 @@ def _share(part_ms: float, whole_ms: float) -> str:
     return quantity(100 * part_ms / whole_ms, "%", 2)
 
 
-def one_step(workload: Workload, buckets: pd.DataFrame, *, key: str) -> Timeline | None:
+def one_step(workload: WorkloadCases, buckets: pd.DataFrame, *, key: str) -> Timeline | None:
     """The step of up to three DDP cases: default buckets, the best cap, one bucket; None without any."""
     chosen = _chosen_roles(workload.cases, buckets)
     if not chosen:

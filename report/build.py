@@ -8,8 +8,8 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -18,12 +18,9 @@ from bench.results.store import load_run, replace_file
 from bench.text import markdown as escaped
 from report import files, view
 from report.draw import figures
+from report.drawings import Drawing
+from report.model import Page, RunView, Table
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from report.drawings import Drawing
-    from report.model import Page, RunView, Table
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 _PRINT_TIMEOUT_S = 120
 

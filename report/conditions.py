@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
 
 from bench.findings.stability import cautions
-from bench.findings.wording import link_name
-from report.model import Column, Fact, Group, Table
-from report.numbers import TIMES, count, duration, finite, mib, plain, quantity
-from report.select import text
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    import pandas as pd
+from bench.findings.wording import TIMES, count, duration, finite, link_name, mib, plain, quantity, text
+from report.model import Fact, Group, Table, TableColumn
 
 Manifest = dict[str, Any]
 _RANK_COLUMNS = ("rank", "host", "local_rank", "device", "device_name", "link")
@@ -88,7 +84,7 @@ def ranks(manifest: Manifest) -> Table | None:
     known = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
     names = [name for name in _RANK_COLUMNS if any(plain(entry.get(name)) for entry in known)]
     columns = tuple(
-        Column(name.replace("_", " ").capitalize(), "number" if name in {"rank", "local_rank"} else "")
+        TableColumn(name.replace("_", " ").capitalize(), "number" if name in {"rank", "local_rank"} else "")
         for name in names
     )
     rows = tuple(
@@ -117,7 +113,7 @@ def differences(titles: Sequence[str], conditions: Sequence[tuple[Group, ...]]) 
         for group, name in keys
         if len(set(shown := [values.get((group, name), "") for values in by_run])) > 1
     )
-    columns = (Column("Condition"), *(Column(title) for title in titles))
+    columns = (TableColumn("Condition"), *(TableColumn(title) for title in titles))
     return Table("What differs between the runs", _DIFFERENCES_NOTE, columns, rows) if rows else None
 
 

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
-from report.drawings import Chart, Panel, Point, Series, Tick
-from report.numbers import TIMES, Estimate, finite, interval, plural, quantity
-from report.select import (
-    by_mode,
+import pandas as pd
+
+from bench.findings.wording import (
+    TIMES,
+    Row,
     estimate,
+    finite,
     mode_label,
-    records,
+    plural,
+    quantity,
     settings_label,
     text,
-    throughput_ratio,
     truth,
+    with_interval,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    import pandas as pd
-
-    from report.numbers import Estimate
-    from report.select import Row, Workload
+from bench.stats import Interval
+from report.drawings import Chart, Panel, Point, Series, Tick
+from report.select import WorkloadCases, by_mode, records, throughput_ratio
 
 LOG_FROM = 16
 _SHARED = " Hollow marks: more devices than the machine has, so they share cores or GPUs."
@@ -31,7 +29,7 @@ BARS = "Bars are 95% intervals over rounds."
 """What the bars of every chart are."""
 
 
-def throughput(workload: Workload, *, key: str) -> Chart | None:
+def throughput(workload: WorkloadCases, *, key: str) -> Chart | None:
     """Throughput against devices, with the ideal line from “single”; None without a multi-device case."""
     series = by_devices(workload, "images_per_s", 1.0)
     if all(s.style == "single" for s in series):
@@ -56,7 +54,7 @@ def throughput(workload: Workload, *, key: str) -> Chart | None:
     )
 
 
-def efficiency(workload: Workload, *, key: str) -> Chart | None:
+def efficiency(workload: WorkloadCases, *, key: str) -> Chart | None:
     """Efficiency in percent against devices, 100 being ideal; None without a multi-device case."""
     series = tuple(s for s in by_devices(workload, "efficiency", 100.0) if s.style != "single")
     if not series:
@@ -77,7 +75,7 @@ def efficiency(workload: Workload, *, key: str) -> Chart | None:
     )
 
 
-def by_devices(workload: Workload, column: str, factor: float) -> tuple[Series, ...]:
+def by_devices(workload: WorkloadCases, column: str, factor: float) -> tuple[Series, ...]:
     """A series per mode of `column` times `factor` over device counts, DDP at its usual settings."""
     made = []
     for mode in ("single", "dp", "ddp"):
@@ -92,12 +90,12 @@ def by_devices(workload: Workload, column: str, factor: float) -> tuple[Series, 
 
 def _point(row: Row, column: str, factor: float) -> Point | None:
     x, y = finite(row["num_devices"]), estimate(row, column)
-    return None if x is None or y is None else marked(x, y.times(factor), row)
+    return None if x is None or y is None else marked(x, y.scaled(factor), row)
 
 
-def marked(x: float, y: Estimate, row: Row) -> Point:
+def marked(x: float, y: Interval, row: Row) -> Point:
     """A mark at `x`, hollow where the case's devices are shared."""
-    return Point(x=x, y=y.value, low=y.low, high=y.high, hollow=truth(row["oversubscribed"]))
+    return Point.at(x, y, hollow=truth(row["oversubscribed"]))
 
 
 def hollow_note(series: Iterable[Series]) -> str:
@@ -114,19 +112,14 @@ def headline(series: tuple[Series, ...]) -> list[tuple[Point, str]]:
 
 def _throughput_caption(series: tuple[Series, ...], device: str) -> str:
     (best, name), *others = headline(series)
-    rest = "".join(f"; {label} {shown(p, 'images/s')}" for p, label in others)
-    return f"At {on_devices(best, device)}: {name} {shown(best, 'images/s')}{rest}."
+    rest = "".join(f"; {label} {with_interval(p.interval, 'images/s')}" for p, label in others)
+    return f"At {on_devices(best, device)}: {name} {with_interval(best.interval, 'images/s')}{rest}."
 
 
 def _efficiency_caption(series: tuple[Series, ...], device: str) -> str:
     marks = headline(series)
-    kept = ", ".join(f"{name} {shown(p, '%')}" for p, name in marks)
+    kept = ", ".join(f"{name} {with_interval(p.interval, '%')}" for p, name in marks)
     return f"Kept of ideal at {on_devices(marks[0][0], device)}: {kept}."
-
-
-def shown(point: Point, unit: str) -> str:
-    """`180 [178, 182] ms`."""
-    return interval(point.y, point.low, point.high, unit)
 
 
 def on_devices(point: Point, device: str, num_devices: float | None = None) -> str:
@@ -144,7 +137,7 @@ def device_ticks(counts: list[float]) -> tuple[Tick, ...]:
     return tuple(Tick(n, f"{n:.0f}") for n in sorted({1.0, *counts}))
 
 
-def dp_against_ddp(workload: Workload, blocks: pd.DataFrame, *, key: str) -> Chart | None:
+def dp_against_ddp(workload: WorkloadCases, blocks: pd.DataFrame, *, key: str) -> Chart | None:
     """Throughput of DDP over that of DataParallel; None where no device count has both."""
     dp = {finite(row["num_devices"]): row for row in records(by_mode(workload.cases, "dp"))}
     points, rival = [], "DP"
@@ -177,7 +170,7 @@ def dp_against_ddp(workload: Workload, blocks: pd.DataFrame, *, key: str) -> Cha
     )
 
 
-def memory(workload: Workload, *, key: str) -> Chart | None:
+def memory(workload: WorkloadCases, *, key: str) -> Chart | None:
     """Most memory in use on the fullest device; None where it was not measured, as on CPU cores."""
     series = by_devices(workload, "peak_mem_mib", 1.0)
     counts = sorted({p.x for s in series for p in s.points})
@@ -205,6 +198,4 @@ def _reach(counts: list[float]) -> list[float]:
 
 
 def _shown(point: Point, device: str) -> str:
-    shared = " (shared)" if point.hollow else ""
-    ratio = Estimate(point.y, point.low, point.high).shown(TIMES)
-    return f"{ratio} on {plural(point.x, device)}{shared}"
+    return f"{with_interval(point.interval, TIMES)} on {on_devices(point, device)}"

@@ -5,18 +5,15 @@ from __future__ import annotations
 import csv
 import io
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+from bench.findings.wording import mib, number
 from bench.results import bounded
 from bench.scaling.document import Outlook
 from bench.text import csv_cell, csv_text
-from report.model import Download, Link, RunFiles
-from report.numbers import mib, number
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from report.model import Download, Hyperlink, RunFiles
 
 MOST_BYTES = 2 * 2**20
 """A larger file is not carried: the page has to stay light enough to send."""
@@ -73,18 +70,18 @@ def _without_formulas(table: str) -> str:
     return safe.getvalue()
 
 
-def _traces(folder: Path, page_folder: Path) -> dict[str, tuple[Link, ...]]:
+def _traces(folder: Path, page_folder: Path) -> dict[str, tuple[Hyperlink, ...]]:
     """Links by case, lowest rank first; none unless the run lies in the page's folder, so that both move."""
     try:
         below = folder.resolve().relative_to(page_folder.resolve())
     except ValueError:
         return {}
-    found: dict[str, list[tuple[int, Link]]] = {}
+    found: dict[str, list[tuple[int, Hyperlink]]] = {}
     for path in sorted((folder / "traces").glob("*.json.gz")):
         if (match := _TRACE.fullmatch(path.name)) is not None:
             href = quote((below / "traces" / path.name).as_posix())
             rank = int(match["rank"])
-            found.setdefault(match["case_id"], []).append((rank, Link(f"rank {rank}", f"./{href}")))
+            found.setdefault(match["case_id"], []).append((rank, Hyperlink(f"rank {rank}", f"./{href}")))
     return {
         case_id: tuple(link for _, link in sorted(of_case, key=lambda pair: pair[0]))
         for case_id, of_case in found.items()

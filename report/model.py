@@ -9,7 +9,7 @@ from report.drawings import Drawing
 
 
 @dataclass(frozen=True)
-class Column:
+class TableColumn:
     """A column of a table.
 
     `kind` is empty, `number` (aligned to the right), `long` (broken into lines) or `links`.
@@ -20,7 +20,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Link:
+class Hyperlink:
     """A place on the page, or a file beside it."""
 
     label: str
@@ -36,10 +36,10 @@ class Table:
 
     title: str
     note: str
-    columns: tuple[Column, ...]
+    columns: tuple[TableColumn, ...]
     rows: tuple[tuple[str, ...], ...]
     below: tuple[str, ...] = ()
-    links: tuple[tuple[Link, ...], ...] = ()
+    links: tuple[tuple[Hyperlink, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class CaseRounds:
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     line: str
-    traces: tuple[Link, ...]
+    traces: tuple[Hyperlink, ...]
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class RunFiles:
 
     downloads: tuple[Download, ...] = ()
     left_out: tuple[str, ...] = ()
-    traces: Mapping[str, tuple[Link, ...]] = field(default_factory=dict)
+    traces: Mapping[str, tuple[Hyperlink, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -2,35 +2,43 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from bench.findings.wording import link_name
+import pandas as pd
+
+from bench.findings.wording import (
+    TIMES,
+    Row,
+    case_label,
+    estimate,
+    finite,
+    link_name,
+    mib,
+    plain,
+    plural,
+    ranged,
+    text,
+    with_interval,
+)
+from bench.results.store import RunData
+from bench.stats import Interval
 from report import conditions
 from report.anatomy import parts
 from report.caps import bucket_caps
-from report.devices import hollow_note, marked
+from report.devices import hollow_note, marked, on_devices
 from report.drawings import Bar, Bars, Chart, Panel, Part, Point, Series, Tick
-from report.model import Column, Section, Table
-from report.numbers import TIMES, Estimate, finite, mib, plain, plural
+from report.model import Section, Table, TableColumn
 from report.select import (
+    WorkloadCases,
     at_headline,
     by_mode,
-    case_label,
-    estimate,
     headline_count,
     records,
     step_time,
-    text,
     throughput_ratio,
 )
 from report.tables import Field, interval, table, value, whole
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from bench.results.store import RunData
-    from report.select import Row, Workload
 
 _SOURCE = (
     "Source: Li et al., “PyTorch Distributed: Experiences on Accelerating Data Parallel Training”, "
@@ -43,8 +51,8 @@ _NOTE = (
 _CAPS_BESIDE = "The best bucket for ResNet-50 on 16 GPUs with NCCL was 10 to 25 MB."
 _CURVE: tuple[Field, ...] = (
     whole("Devices", "num_devices"),
-    (Column("Backend"), lambda row: text(row["backend"])),
-    (Column("Message", "number"), lambda row: size_label(finite(row["bytes"]))),
+    (TableColumn("Backend"), lambda row: text(row["backend"])),
+    (TableColumn("Message", "number"), lambda row: size_label(finite(row["bytes"]))),
     interval("Time", "time_ms", "ms"),
     value("Bus bandwidth", "busbw_gb_per_s", "GB/s"),
     whole("Repetitions", "num_samples"),
@@ -56,7 +64,7 @@ _BARS = "Bars are 95% intervals"
 _CURVE_STYLES = ("ddp", "dp", "single", "other")
 
 
-def section(run: RunData, workload: Workload, *, key: str) -> Section | None:
+def section(run: RunData, workload: WorkloadCases, *, key: str) -> Section | None:
     """The section, for runs that vary one setting at a time as the paper does; None for others."""
     settings = conditions.section(run.manifest, "settings")
     if settings.get("sweep") != "star" and run.manifest.get("preset") != "ddp-paper":
@@ -78,7 +86,7 @@ def section(run: RunData, workload: Workload, *, key: str) -> Section | None:
     )
 
 
-def _differences(run: RunData, workload: Workload) -> Table:
+def _differences(run: RunData, workload: WorkloadCases) -> Table:
     cases = workload.cases
     ours = {
         "Hardware": _hardware(workload),
@@ -95,11 +103,11 @@ def _differences(run: RunData, workload: Workload) -> Table:
         "PyTorch": "1.5",
     }
     rows = tuple((name, theirs[name], ours[name]) for name in theirs)
-    columns = (Column("Condition"), Column("The paper"), Column("This run"))
+    columns = (TableColumn("Condition"), TableColumn("The paper"), TableColumn("This run"))
     return Table("What differs from the paper", "Why numbers do not compare.", columns, rows)
 
 
-def _hardware(workload: Workload) -> str:
+def _hardware(workload: WorkloadCases) -> str:
     cases = workload.cases
     count, hosts = headline_count(cases), finite(cases["num_nodes"].max())
     link = ", ".join(dict.fromkeys(link_name(text(cell)) for cell in cases["link"] if text(cell)))
@@ -116,7 +124,7 @@ def _once(cases: pd.DataFrame, name: str, unit: str = "") -> str:
     return ", ".join(dict.fromkeys(f"{text(cell)}{unit}" for cell in cases[name] if text(cell)))
 
 
-def overlap(workload: Workload, blocks: pd.DataFrame, *, key: str) -> Bars | None:
+def overlap(workload: WorkloadCases, blocks: pd.DataFrame, *, key: str) -> Bars | None:
     """A step with default buckets beside one with a single bucket; None unless both were measured."""
     rows = records(at_headline(workload.cases, free="bucket_cap_mb"))
     usual = next((row for row in rows if text(row["bucket_cap_mb"]) == "default"), None)
@@ -127,8 +135,8 @@ def overlap(workload: Workload, blocks: pd.DataFrame, *, key: str) -> Bars | Non
     if with_overlap is None or without is None:
         return None
     faster = throughput_ratio(usual, whole, blocks)
-    times = f"{with_overlap.shown('ms')} per step with default buckets, {without.shown('ms')} with one"
-    gain = "" if faster is None else f"overlap makes DDP {faster.shown(TIMES)} as fast: "
+    usual_ms, whole_ms = (with_interval(step, "ms") for step in (with_overlap, without))
+    gain = "" if faster is None else f"overlap makes DDP {with_interval(faster, TIMES)} as fast: "
     bars = (
         Bar(f"no overlap, {case_label(whole, workload.device)}", _parts(whole, without)),
         Bar(f"overlap, {case_label(usual, workload.device)}", _parts(usual, with_overlap)),
@@ -136,7 +144,8 @@ def overlap(workload: Workload, blocks: pd.DataFrame, *, key: str) -> Bars | Non
     return Bars(
         key=f"{key}-overlap",
         title="A step with and without overlap",
-        caption=f"On {plural(usual['num_devices'], workload.device)} {gain}{times}.",
+        caption=f"On {plural(usual['num_devices'], workload.device)} {gain}{usual_ms} per step with default "
+        f"buckets, {whole_ms} with one.",
         how_to_read="One bucket holds every gradient, so its all-reduce starts after the last of them and "
         "nothing overlaps. Speeds are compared round by round in the timed pass; the parts are medians of "
         "the anatomy pass.",
@@ -163,7 +172,7 @@ def allreduce_curve(measured: pd.DataFrame, device: str, *, key: str) -> Chart |
     sizes = sorted({finite(row["bytes"]) or 0.0 for _, _, rows in kinds for row in rows})
     every = -(-len(sizes) // 5)
     n, backend, rows = kinds[-1]
-    least, most = (estimate(rows[end], "time_ms") for end in (0, -1))
+    least, most = (ranged(rows[end], "time_ms", "ms") for end in (0, -1))
     panels = [Panel("", tuple(times), "time of one all-reduce (ms)")]
     if all(series.points for series in rates):
         panels.append(Panel("", tuple(rates), "bus bandwidth (GB/s)"))
@@ -175,7 +184,7 @@ def allreduce_curve(measured: pd.DataFrame, device: str, *, key: str) -> Chart |
         ticks=tuple(Tick(size, size_label(size) if i % every == 0 else "") for i, size in enumerate(sizes)),
         panels=tuple(panels),
         caption=f"{plural(n, device)}, {backend}: {size_label(sizes[0])} take "
-        f"{least.shown('ms') if least else ''}, {size_label(sizes[-1])} {most.shown('ms') if most else ''}"
+        f"{least}, {size_label(sizes[-1])} {most}"
         f"{_best_rate(rates[-1])}.",
         how_to_read="Where the time stays level, a message costs the same however small it is, and small "
         "buckets waste it; where bandwidth stays level, the link is full. Both axes are logarithmic. "
@@ -187,7 +196,7 @@ def allreduce_curve(measured: pd.DataFrame, device: str, *, key: str) -> Chart |
     )
 
 
-def devices(workload: Workload, *, key: str) -> Chart | None:
+def devices(workload: WorkloadCases, *, key: str) -> Chart | None:
     """Step time against devices; None where DDP ran at one count only."""
     series = []
     for mode, label in (("single", "single"), ("ddp", "DDP")):
@@ -218,19 +227,19 @@ def devices(workload: Workload, *, key: str) -> Chart | None:
     )
 
 
-def accumulation(workload: Workload, *, key: str) -> Chart | None:
+def accumulation(workload: WorkloadCases, *, key: str) -> Chart | None:
     """Time per micro-batch against steps per synchronisation; None unless more than one was measured."""
     rows = records(at_headline(workload.cases, free="accumulate").sort_values("accumulate"))
     steps = [(row, finite(row["accumulate"]), step_time(row)) for row in rows]
-    points = tuple(marked(k, step.times(1 / k), row) for row, k, step in steps if k and step is not None)
+    points = tuple(marked(k, step.scaled(1 / k), row) for row, k, step in steps if k and step is not None)
     if len({p.x for p in points}) < 2:
         return None
     series = [Series("DDP", "ddp", points)]
     compute = next((estimate(row, "no_sync_step_ms") for row, k, _ in steps if k == 1), None)
     if compute is not None:
-        floor = tuple(Point(p.x, compute.value) for p in points)
+        floor = tuple(Point(p.x, compute.estimate) for p in points)
         series.append(Series("no communication", "ideal", floor))
-    first, last = (Estimate(p.y, p.low, p.high).shown("ms") for p in (points[0], points[-1]))
+    first, last = (with_interval(p.interval, "ms") for p in (points[0], points[-1]))
     return Chart(
         key=f"{key}-accumulate",
         title="Synchronising less often",
@@ -259,32 +268,29 @@ def size_label(num_bytes: float | None) -> str:
     return f"{num_bytes:.3g} GiB"
 
 
-def _parts(row: Row, step: Estimate) -> tuple[Part, ...]:
-    return parts(row) or (Part("rest", step.value),)
+def _parts(row: Row, step: Interval) -> tuple[Part, ...]:
+    return parts(row) or (Part("rest", step.estimate),)
 
 
 def _time_point(row: Row) -> Point:
-    time = estimate(row, "time_ms") or Estimate(0.0)
-    return Point(finite(row["bytes"]) or 0.0, time.value, time.low, time.high)
+    time = estimate(row, "time_ms") or Interval(0.0, math.nan, math.nan)
+    return Point.at(finite(row["bytes"]) or 0.0, time)
 
 
 def _rate_point(row: Row) -> Point | None:
     rate, time = finite(row["busbw_gb_per_s"]), estimate(row, "time_ms")
     if rate is None or time is None or rate <= 0:
         return None
-    low, high = (None if end is None else rate * time.value / end for end in (time.high, time.low))
-    return Point(finite(row["bytes"]) or 0.0, rate, low, high)
+    low, high = (rate * time.estimate / end for end in (time.high, time.low))
+    return Point.at(finite(row["bytes"]) or 0.0, Interval(rate, low, high))
 
 
 def _best_rate(series: Series) -> str:
     if not series.points:
         return ""
     best = max(series.points, key=lambda p: p.y)
-    rate = Estimate(best.y, best.low, best.high).shown("GB/s")
-    return f"; bus bandwidth is highest at {size_label(best.x)}, {rate}"
+    return f"; bus bandwidth is highest at {size_label(best.x)}, {with_interval(best.interval, 'GB/s')}"
 
 
-def _said(point: Point, workload: Workload) -> str:
-    shared = " (shared)" if point.hollow else ""
-    step = Estimate(point.y, point.low, point.high).shown("ms")
-    return f"{step} on {plural(point.x, workload.device)}{shared}"
+def _said(point: Point, workload: WorkloadCases) -> str:
+    return f"{with_interval(point.interval, 'ms')} on {on_devices(point, workload.device)}"

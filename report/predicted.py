@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import median
-from typing import TYPE_CHECKING
 
-from bench.findings.wording import link_name
+from bench.findings.wording import (
+    DDP_DEFAULTS,
+    cap_label,
+    count,
+    estimate,
+    link_name,
+    number,
+    plural,
+    quantity,
+    text,
+    with_interval,
+)
+from bench.results.store import RunData
 from bench.scaling.calibration import differences
+from bench.scaling.document import Line, Mark, Outlook
 from bench.scaling.from_run import ddp_cases, identity
 from bench.scaling.validate import beside
-from report.devices import device_ticks, marked, shown
+from bench.stats import Interval
+from report.devices import device_ticks, marked
 from report.drawings import MOST_RUNS, Chart, Panel, Point, Series
-from report.model import Column, Section, Table
-from report.numbers import Estimate, count, number, plural, quantity
-from report.select import DDP_DEFAULTS, cap_label, estimate, text
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from bench.results.store import RunData
-    from bench.scaling.document import Line, Mark, Outlook
-    from bench.stats import Interval
+from report.model import Section, Table, TableColumn
 
 LOG_FROM = 16
 _NOTE = "Predicted by python -m bench.predict, not measured: a simulation of one step, fed by a calibration."
@@ -30,26 +35,26 @@ _HOW = (
     "number of devices with a predicted efficiency below 80%."
 )
 _COLUMNS = (
-    Column("Network"),
-    Column("Bucket cap"),
-    Column("Devices", "number"),
-    Column("Step", "number"),
-    Column("Throughput", "number"),
-    Column("Efficiency", "number"),
-    Column("Exposed communication", "number"),
-    Column("Waiting for the slowest", "number"),
+    TableColumn("Network"),
+    TableColumn("Bucket cap"),
+    TableColumn("Devices", "number"),
+    TableColumn("Step", "number"),
+    TableColumn("Throughput", "number"),
+    TableColumn("Efficiency", "number"),
+    TableColumn("Exposed communication", "number"),
+    TableColumn("Waiting for the slowest", "number"),
 )
 _TABLE_NOTE = (
     "Prediction [95% interval]. Exposed communication is the step less the same step without communication; "
     "efficiency is throughput over devices times that of one."
 )
 _CHECKED = (
-    Column("Case"),
-    Column("Devices", "number"),
-    Column("Bucket cap"),
-    Column("Measured step", "number"),
-    Column("Predicted step", "number"),
-    Column("Error", "number"),
+    TableColumn("Case"),
+    TableColumn("Devices", "number"),
+    TableColumn("Bucket cap"),
+    TableColumn("Measured step", "number"),
+    TableColumn("Predicted step", "number"),
+    TableColumn("Error", "number"),
 )
 _CHECKED_NOTE = (
     "Measured cases that nothing was fitted to, and what the same model predicts for them. Error is "
@@ -108,7 +113,7 @@ def _figure(
         "ideal", "ideal", tuple(Point(n, one * n if rate else one) for n in sorted({1.0, *counts}))
     )
     drawn = [series for series in (*predicted, measured, broken) if series.points]
-    said = "; ".join(f"{s.label} {shown(s.points[-1], unit)}" for s in predicted)
+    said = "; ".join(f"{s.label} {with_interval(s.points[-1].interval, unit)}" for s in predicted)
     most = plural(predicted[0].points[-1].x, device)
     return Chart(
         key=f"{key}-{'throughput' if rate else 'efficiency'}",
@@ -138,7 +143,7 @@ def _breaks(lines: Sequence[Line], device: str) -> str:
 
 def _point(mark: Mark, name: str, factor: float) -> Point:
     value: Interval = getattr(mark, name)
-    return Point(mark.num_devices, factor * value.estimate, factor * value.low, factor * value.high)
+    return Point.at(mark.num_devices, value.scaled(factor))
 
 
 def _measured(run: RunData, outlook: Outlook, line: Line, name: str, factor: float) -> tuple[Point, ...]:
@@ -158,7 +163,7 @@ def _measured(run: RunData, outlook: Outlook, line: Line, name: str, factor: flo
     ]
     found = [(row, estimate(row, name)) for row in sorted(rows, key=lambda row: int(row["num_devices"]))]
     return tuple(
-        marked(float(row["num_devices"]), value.times(factor), row)
+        marked(float(row["num_devices"]), value.scaled(factor), row)
         for row, value in found
         if value is not None
     )
@@ -179,10 +184,10 @@ def _predictions(outlook: Outlook) -> Table | None:
             line.network,
             cap_label(line.bucket_cap_mb),
             count(mark.num_devices),
-            _shown(mark.step_ms, "ms"),
-            _shown(mark.images_per_s, "images/s"),
-            _shown(mark.efficiency, "%", 100.0),
-            _shown(mark.exposed_comm_ms, "ms"),
+            with_interval(mark.step_ms, "ms"),
+            with_interval(mark.images_per_s, "images/s"),
+            with_interval(mark.efficiency, "%", 100.0),
+            with_interval(mark.exposed_comm_ms, "ms"),
             quantity(mark.wait_ms, "ms"),
         )
         for line in outlook.lines
@@ -196,7 +201,7 @@ def _validation(outlook: Outlook) -> Table | None:
     if not outlook.validation:
         return None
     several = len({case.network for case in outlook.validation}) > 1
-    columns = (*((Column("Link"),) if several else ()), *_CHECKED)
+    columns = (*((TableColumn("Link"),) if several else ()), *_CHECKED)
     rows = tuple(
         (
             *((case.network,) if several else ()),
@@ -204,7 +209,7 @@ def _validation(outlook: Outlook) -> Table | None:
             count(case.num_devices),
             cap_label(case.bucket_cap_mb),
             quantity(case.measured_ms, "ms"),
-            _shown(case.predicted_ms, "ms"),
+            with_interval(case.predicted_ms, "ms"),
             f"{case.error_pct:+.1f}%",
         )
         for case in outlook.validation
@@ -213,7 +218,3 @@ def _validation(outlook: Outlook) -> Table | None:
     below = f"Median error {number(median(sizes), 2)}%, worst {number(max(sizes), 2)}%, without signs."
     more = tuple(filter(None, [beside(outlook.validation)]))
     return Table("Error of the predictions", _CHECKED_NOTE, columns, rows, below=(below, *more))
-
-
-def _shown(value: Interval, unit: str, factor: float = 1.0) -> str:
-    return Estimate(value.estimate, value.low, value.high).times(factor).shown(unit)

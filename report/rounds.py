@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from bench.findings.wording import Row, case_label, finite, number, plural, quantity, text
 from bench.results.aggregate import images_per_s_by_round
-from report.drawings import Chart, Panel, Point, Series, Spread, Spreads, Tick
-from report.model import CaseRounds, Link
-from report.numbers import finite, number, plural, quantity
-from report.select import by_mode, case_label, headline_count, records, text
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from bench.results.ledger import ByRound
-    from report.select import Row, Workload
-    from report.tables import Links
+from bench.results.ledger import ByRound
+from report.drawings import BoxPlot, Chart, Panel, Point, Series, StepTimes, Tick
+from report.model import CaseRounds, Hyperlink
+from report.select import WorkloadCases, by_mode, headline_count, records
+from report.tables import Links
 
 _FEWEST_ROUNDS = 3
 _MOST_TICKS = 8
@@ -42,7 +37,7 @@ MOST_CELLS = 20_000
 """Above this many rounds x ranks over all cases, only the longest rank of a round is shown."""
 
 
-def drift(workload: Workload, blocks: pd.DataFrame, *, key: str) -> Chart | None:
+def drift(workload: WorkloadCases, blocks: pd.DataFrame, *, key: str) -> Chart | None:
     """Throughput of each round in percent of the case's median; None before three rounds."""
     batches = {
         text(row["case_id"]): int(batch)
@@ -77,7 +72,7 @@ def drift(workload: Workload, blocks: pd.DataFrame, *, key: str) -> Chart | None
     )
 
 
-def _headlines(workload: Workload, paces: dict[str, ByRound]) -> list[Series]:
+def _headlines(workload: WorkloadCases, paces: dict[str, ByRound]) -> list[Series]:
     at = headline_count(workload.cases)
     made = []
     for mode in ("single", "dp", "ddp"):
@@ -109,7 +104,7 @@ def _ticks(every: list[int]) -> tuple[Tick, ...]:
     return tuple(Tick(float(r), f"{r}") for r in places)
 
 
-def step_times(workload: Workload, blocks: pd.DataFrame, *, key: str) -> Spreads | None:
+def step_times(workload: WorkloadCases, blocks: pd.DataFrame, *, key: str) -> BoxPlot | None:
     """A box per rank of `single`, DP and default DDP at the headline count; None without step times."""
     at = headline_count(workload.cases)
     chosen = [(mode, row) for mode in ("single", "dp", "ddp") for row in _headline(workload, mode, at)]
@@ -121,7 +116,7 @@ def step_times(workload: Workload, blocks: pd.DataFrame, *, key: str) -> Spreads
     if not rows:
         return None
     last = rows[-1]
-    return Spreads(
+    return BoxPlot(
         key=f"{key}-steps",
         title="Step times of each rank",
         caption=f"{last.label}: half of {plural(last.num_steps, 'step')} took "
@@ -132,12 +127,12 @@ def step_times(workload: Workload, blocks: pd.DataFrame, *, key: str) -> Spreads
     )
 
 
-def _headline(workload: Workload, mode: str, at: int | None) -> list[Row]:
+def _headline(workload: WorkloadCases, mode: str, at: int | None) -> list[Row]:
     rows = records(by_mode(workload.cases, mode))
     return [row for row in rows if finite(row["num_devices"]) == (1 if mode == "single" else at)]
 
 
-def _by_rank(row: Row, mode: str, device: str, blocks: pd.DataFrame) -> list[Spread]:
+def _by_rank(row: Row, mode: str, device: str, blocks: pd.DataFrame) -> list[StepTimes]:
     own = blocks[(blocks["case_id"] == text(row["case_id"])) & (blocks["phase"] == "timed")]
     steps = (
         own.dropna(subset=["steps_ms", "rank"]).assign(ms=lambda b: b["steps_ms"].str.split()).explode("ms")
@@ -148,12 +143,16 @@ def _by_rank(row: Row, mode: str, device: str, blocks: pd.DataFrame) -> list[Spr
     for rank, times in ms.groupby(steps["rank"]):
         if times.count() >= _FEWEST_STEPS:
             name = f"{label}, rank {rank}" if mode == "ddp" else label
-            found.append(Spread(name, mode, times.count(), *map(float, times.quantile(list(_QUANTILES)))))
+            found.append(StepTimes(name, mode, times.count(), *map(float, times.quantile(list(_QUANTILES)))))
     return found
 
 
 def by_case(
-    workloads: Sequence[Workload], blocks: pd.DataFrame, traces: Mapping[str, tuple[Link, ...]], *, key: str
+    workloads: Sequence[WorkloadCases],
+    blocks: pd.DataFrame,
+    traces: Mapping[str, tuple[Hyperlink, ...]],
+    *,
+    key: str,
 ) -> tuple[CaseRounds, ...]:
     """Every measured case with its timed blocks, in the order of cases.csv within a workload."""
     timed = blocks[blocks["phase"] == "timed"]
@@ -181,9 +180,9 @@ def links(cases: Sequence[CaseRounds]) -> Links:
     return lambda row: found.get(text(row["case_id"]), ())
 
 
-def _links(case: CaseRounds) -> tuple[Link, ...]:
-    rounds = (Link(plural(case.num_rounds, "round"), f"#{case.key}"),)
-    return (*rounds, Link("trace", case.traces[0].href)) if case.traces else rounds
+def _links(case: CaseRounds) -> tuple[Hyperlink, ...]:
+    rounds = (Hyperlink(plural(case.num_rounds, "round"), f"#{case.key}"),)
+    return (*rounds, Hyperlink("trace", case.traces[0].href)) if case.traces else rounds
 
 
 def _cells(rows: pd.DataFrame) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...], str]:

@@ -2,61 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from report.model import Column, Link, Table
-from report.numbers import MIB, TIMES, count, finite, number, plural, quantity
-from report.select import case_label, estimate, mode_label, records, settings_label, text, truth
+import pandas as pd
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from bench.findings.wording import (
+    MIB,
+    TIMES,
+    Row,
+    case_label,
+    count,
+    device_noun,
+    finite,
+    mode_label,
+    number,
+    plural,
+    quantity,
+    ranged,
+    settings_label,
+    text,
+    truth,
+)
+from report.model import Hyperlink, Table, TableColumn
+from report.select import records
 
-    import pandas as pd
-
-    from report.model import Table
-    from report.select import Row
-
-Field = tuple[Column, Callable[["Row"], str]]
-Links = Callable[["Row"], tuple[Link, ...]]
+Field = tuple[TableColumn, Callable[[Row], str]]
+Links = Callable[[Row], tuple[Hyperlink, ...]]
 
 
 def value(name: str, column: str, unit: str) -> Field:
     """A number without an interval."""
-    return Column(name, "number"), lambda row: quantity(finite(row[column]), unit)
+    return TableColumn(name, "number"), lambda row: quantity(finite(row[column]), unit)
 
 
 def interval(name: str, column: str, unit: str, factor: float = 1.0) -> Field:
     """A number with its interval where one is known."""
-
-    def shown(row: Row) -> str:
-        cell = estimate(row, column)
-        return "" if cell is None else cell.times(factor).shown(unit)
-
-    return Column(name, "number"), shown
+    return TableColumn(name, "number"), lambda row: ranged(row, column, unit, factor)
 
 
 def linked(name: str, column: str, links: Links) -> Field:
     """A count, or where it leads on to."""
-    return Column(
+    return TableColumn(
         name, "links"
     ), lambda row: " ".join(link.label for link in links(row)) or count(finite(row[column]))
 
 
 def whole(name: str, column: str) -> Field:
     """A count."""
-    return Column(name, "number"), lambda row: count(finite(row[column]))
+    return TableColumn(name, "number"), lambda row: count(finite(row[column]))
 
 
-CASE_ID: Field = (Column("Case"), lambda row: text(row["case_id"]))
-SHARED: Field = (Column("Sharing"), lambda row: "shared" if truth(row["oversubscribed"]) else "")
+CASE_ID: Field = (TableColumn("Case"), lambda row: text(row["case_id"]))
+SHARED: Field = (TableColumn("Sharing"), lambda row: "shared" if truth(row["oversubscribed"]) else "")
 NAME: tuple[Field, ...] = (
-    (Column("Workload"), lambda row: text(row["workload"])),
-    (Column("Mode"), mode_label),
+    (TableColumn("Workload"), lambda row: text(row["workload"])),
+    (TableColumn("Mode"), mode_label),
     whole("Devices", "num_devices"),
     SHARED,
-    (Column("DDP settings"), settings_label),
+    (TableColumn("DDP settings"), settings_label),
 )
 
 
@@ -117,14 +121,17 @@ def _sizes(row: Row) -> str:
     return f"{' + '.join(known)} MiB" if known else ""
 
 
-BUCKETS: tuple[Field, ...] = (whole("Buckets", "num_buckets"), (Column("Sizes in all-reduce order"), _sizes))
+BUCKETS: tuple[Field, ...] = (
+    whole("Buckets", "num_buckets"),
+    (TableColumn("Sizes in all-reduce order"), _sizes),
+)
 UNMEASURED: tuple[Field, ...] = (
-    (Column("Status"), lambda row: text(row["status"])),
-    (Column("Mode"), mode_label),
+    (TableColumn("Status"), lambda row: text(row["status"])),
+    (TableColumn("Mode"), mode_label),
     whole("Devices", "num_devices"),
     SHARED,
-    (Column("DDP settings"), settings_label),
-    (Column("Reason", "long"), lambda row: text(row["reason"])),
+    (TableColumn("DDP settings"), settings_label),
+    (TableColumn("Reason", "long"), lambda row: text(row["reason"])),
     CASE_ID,
 )
 
@@ -248,10 +255,9 @@ def _gap_pct(row: Row) -> float:
 
 def _numbers(row: Row) -> str:
     measured = (
-        ("trace", estimate(row, "overlap_trace_pct"), "%"),
-        ("hidden", estimate(row, "hidden_pct"), "%"),
-        ("compute slowed", estimate(row, "compute_slowdown"), TIMES),
+        ("trace", ranged(row, "overlap_trace_pct", "%")),
+        ("hidden", ranged(row, "hidden_pct", "%")),
+        ("compute slowed", ranged(row, "compute_slowdown", TIMES)),
     )
-    said = ", ".join(f"{name} {value.shown(unit)}" for name, value, unit in measured if value is not None)
-    device = "CPU core" if text(row["device_type"]) == "cpu" else "GPU"
-    return f"{case_label(row, device)}: {said}"
+    said = ", ".join(f"{name} {value}" for name, value in measured if value)
+    return f"{case_label(row, device_noun(text(row['device_type'])))}: {said}"

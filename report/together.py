@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from bench.findings.wording import (
+    TIMES,
+    Row,
+    cap_label,
+    case_label,
+    estimate,
+    mode_label,
+    plural,
+    text,
+    with_interval,
+)
 from report import caps
-from report.devices import BARS, by_devices, device_ticks, hollow_note, shown
+from report.devices import BARS, by_devices, device_ticks, hollow_note
 from report.drawings import MOST_RUNS, Chart, Panel, Point, Series, Tick
-from report.model import Column, Section, Table
-from report.numbers import TIMES, plural
-from report.select import case_label, estimate, mode_label, records, text
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from report.select import Row, Workload
+from report.model import Section, Table, TableColumn
+from report.select import WorkloadCases, records
 
 _MODES = ("dp", "ddp")
 _HOW = (
@@ -34,10 +39,10 @@ _TABLE_NOTE = (
 class _Run:
     title: str
     style: str
-    workload: Workload
+    workload: WorkloadCases
 
 
-def section(titles: Sequence[str], measured: Sequence[Sequence[Workload]]) -> Section | None:
+def section(titles: Sequence[str], measured: Sequence[Sequence[WorkloadCases]]) -> Section | None:
     """What can be drawn of several runs together, run by run in the order given; None for fewer than two.
 
     Workloads of one name belong together; runs that have one workload each are compared whatever its name.
@@ -193,7 +198,7 @@ def _bare(points: Sequence[Point]) -> tuple[Point, ...]:
 def _best(series: Series, order: Sequence[str]) -> str:
     best = min(series.points, key=lambda point: point.y)
     cap = order[int(best.x)]
-    return f"{cap if cap == 'default' else f'{cap} MiB'}, {shown(best, 'ms')}"
+    return f"{cap_label(cap)}, {with_interval(best.interval, 'ms')}"
 
 
 def _finding(panel: Panel, device: str, unit: str) -> str:
@@ -202,7 +207,10 @@ def _finding(panel: Panel, device: str, unit: str) -> str:
     shared = {p.x for series in panel.series for p in series.points if p.hollow}
     at = max(set(counts), key=lambda n: (counts.count(n), n not in shared, n))
     there = [(p, series.label) for series in panel.series for p in series.points if p.x == at]
-    each = [f"{label} {shown(p, unit)}" for p, label in sorted(there, key=lambda mark: -mark[0].y)]
+    each = [
+        f"{label} {with_interval(p.interval, unit)}"
+        for p, label in sorted(there, key=lambda mark: -mark[0].y)
+    ]
     return f"{panel.title} on {plural(at, device)}: {', '.join(each)}"
 
 
@@ -213,7 +221,7 @@ def _table(group: Sequence[_Run]) -> Table | None:
     names = dict.fromkeys(name for rows in by_run for name in rows)
     kept = [name for name in names if sum(name in rows for rows in by_run) > 1]
     rows = tuple((name, *_cells([rows.get(name) for rows in by_run])) for name in kept)
-    columns = (Column("Case"), *(Column(run.title, "number") for run in group))
+    columns = (TableColumn("Case"), *(TableColumn(run.title, "number") for run in group))
     return Table("Throughput side by side", _TABLE_NOTE, columns, rows) if rows else None
 
 
@@ -222,8 +230,8 @@ def _cells(rows: Sequence[Row | None]) -> list[str]:
     first = rates[0]
     cells = []
     for i, rate in enumerate(rates):
-        ratio = "" if not i or rate is None or not first else f" ({rate.value / first.value:.2f}{TIMES})"
-        cells.append("" if rate is None else f"{rate.shown('images/s')}{ratio}")
+        ratio = f" ({rate.estimate / first.estimate:.2f}{TIMES})" if i and rate and first else ""
+        cells.append(with_interval(rate, "images/s") + ratio)
     return cells
 
 

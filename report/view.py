@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from bench.findings.findings import findings
+from bench.findings.wording import plain, plural, text, truth
+from bench.results.store import RunData
+from bench.scaling.document import Outlook
 from report import anatomy, caps, conditions, devices, paper, predicted, rounds, tables, together
 from report.drawings import Drawing
 from report.model import Page, RunFiles, RunView
-from report.numbers import plain, plural
-from report.select import Workload, text, truth, workloads
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from bench.results.store import RunData
-    from bench.scaling.document import Outlook
+from report.select import WorkloadCases, workloads
 
 _MOST_HOSTS = 4
 CPU_WARNING = "Devices are CPU cores standing in for GPUs: read ratios with care, not absolute numbers."
@@ -105,7 +101,7 @@ def _run_view(run: RunData, files: RunFiles, title: str, key: str, outlook: Outl
     )
 
 
-def _figures(workload: Workload, run: RunData, *, key: str, with_caps: bool) -> tuple[Drawing, ...]:
+def _figures(workload: WorkloadCases, run: RunData, *, key: str, with_caps: bool) -> tuple[Drawing, ...]:
     """Every figure there is data for; bucket caps only where they are not drawn beside the paper's."""
     made = (
         devices.throughput(workload, key=key),
@@ -121,7 +117,7 @@ def _figures(workload: Workload, run: RunData, *, key: str, with_caps: bool) -> 
     return tuple(figure for figure in made if figure is not None)
 
 
-def _subtitle(run: RunData, cases: pd.DataFrame, measured: list[Workload]) -> tuple[str, ...]:
+def _subtitle(run: RunData, cases: pd.DataFrame, measured: list[WorkloadCases]) -> tuple[str, ...]:
     hardware = dict.fromkeys(text(name) for name in cases["device_name"])
     hosts = conditions.hosts(run.manifest)
     what = measured[0].label if len(measured) == 1 else plural(len(measured), "workload") if measured else ""

@@ -26,15 +26,15 @@ def communication(ddp: pd.DataFrame) -> list[str]:
     link = "" if pd.isna(row["link"]) else f" over {link_name(str(row['link']))}"
     changed = setting_names(settings(row)) or "its defaults"
     share = 100 * row["exposed_comm_ms"] / row["step_ms_p50"]
-    added = f"{ranged(row, 'exposed_comm_ms')} ms"
+    added = ranged(row, "exposed_comm_ms", "ms")
     sentence = f"Exposed: {place(row)}{link}, DDP with {changed}: communication "
     if row["exposed_comm_ms_low"] <= 0 <= row["exposed_comm_ms_high"]:
         sentence += f"adds nothing to the step that can be told from noise ({added})"
     else:
         sentence += f"adds {added} to the step, {share:.0f}% of it"
-    sentence += f"; alone it would take {ranged(row, 'comm_ms')} ms"
+    sentence += f"; alone it would take {ranged(row, 'comm_ms', 'ms')}"
     if pd.notna(row["hidden_pct"]):
-        sentence += f", so {ranged(row, 'hidden_pct')}% of it is hidden"
+        sentence += f", so {ranged(row, 'hidden_pct', '%')} of it is hidden"
     sentence += "."
     if row["exposed_comm_ms_low"] > row["comm_ms_high"]:
         sentence += " That it adds more than it takes means that it also slows the compute beside it."
@@ -59,7 +59,7 @@ def slow_rank(ddp: pd.DataFrame, blocks: pd.DataFrame) -> list[str]:
     rank = int(slowest["rank"].mode().iloc[0])
     often, rounds = int((slowest["rank"] == rank).sum()), len(slowest)
     share = 100 * row["rank_skew_ms"] / row["step_ms_p50"]
-    apart = f"{ranged(row, 'rank_skew_ms')} ms per step ({share:.0f}% of it)"
+    apart = f"{ranged(row, 'rank_skew_ms', 'ms')} per step ({share:.0f}% of it)"
     if often < OFTEN * rounds or rounds < 3:
         said = f"Ranks: on {place(row)} the slowest rank's own work takes {apart} longer than the fastest's, "
         return [f"{said}but it is not always the same rank: the machine is unsteady."]

@@ -7,13 +7,11 @@ import pandas as pd
 from bench.findings.advice import advice, reference_case
 from bench.findings.bottlenecks import communication, slow_rank
 from bench.findings.uncertainty import not_tried, uncertain, unmeasured
-from bench.findings.wording import devices, mode_name, place, ranged, times, truth
+from bench.findings.wording import mode_name, place, ranged, times, truth
 from bench.results.aggregate import images_per_s_by_round
 from bench.results.ledger import ByRound
 from bench.stats import paired_ratio
 from bench.text import visible
-
-__all__ = ["devices", "findings"]
 
 _MOST_COUNTS = 4
 
@@ -63,7 +61,7 @@ def _fastest_mode(here: pd.DataFrame, throughput: dict[str, ByRound]) -> str:
     shared = ", which share fewer cores or GPUs" if truth(best["oversubscribed"]) else ""
     where = f"On {place(best)}{shared}"
     name = mode_name(best)
-    rate = f"{ranged(best, 'images_per_s')} images/s{_against_single(best)}"
+    rate = f"{ranged(best, 'images_per_s', 'images/s')}{_against_single(best)}"
     if len(chosen) == 1:
         return f"{where}, {name} gives {rate}; no other mode was measured there."
     other = chosen.iloc[1]
@@ -90,7 +88,7 @@ def _efficiency(at: dict[int, pd.DataFrame]) -> list[str]:
         for _, rows in at[count].groupby("mode", sort=False):
             row = reference_case(rows)
             if pd.notna(row["efficiency"]):
-                kept = f"{ranged(row, 'efficiency', 100)}% on {place(row)}"
+                kept = f"{ranged(row, 'efficiency', '%', 100)} on {place(row)}"
                 by_mode.setdefault(mode_name(row), []).append(kept)
     if not by_mode:
         return []

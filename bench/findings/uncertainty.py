@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pandas as pd
 
 from bench.findings.advice import reference_case, rivals
-from bench.findings.wording import DEFAULTS, about, case_name, ranged
+from bench.findings.wording import DDP_DEFAULTS, about, case_name, ranged
 from bench.plan import DDP_AXES
 from bench.results.ledger import ByRound
 
@@ -92,7 +92,7 @@ def not_tried(cases: pd.DataFrame) -> list[str]:
     fixed = [
         axis
         for axis in _COMMON_AXES
-        if axis in DDP_AXES and len(ddp) and ddp[axis].fillna(DEFAULTS[axis]).nunique() < 2
+        if axis in DDP_AXES and len(ddp) and ddp[axis].fillna(DDP_DEFAULTS[axis]).nunique() < 2
     ]
     missing = [*modes, *([f"other values of {', '.join(fixed)}"] if fixed else [])]
     return [f"Not tried in this run: {'; '.join(missing)}."] if missing else []

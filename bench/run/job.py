@@ -16,7 +16,7 @@ from bench.cluster.process import is_rank
 from bench.cluster.ranks import from_first, host_name, meet
 from bench.console import format_s
 from bench.errors import UsageError
-from bench.findings.findings import devices
+from bench.findings.wording import devices
 from bench.measure.probe import step_seconds
 from bench.plan import Machine, Planned
 from bench.recovery.failures import STARTED_ENV

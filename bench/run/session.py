@@ -17,7 +17,7 @@ from bench.console import Console
 from bench.measure.clock import make_clock
 from bench.measure.device import set_precision
 from bench.measure.timed import BlockTimes
-from bench.plan import Case, round_order
+from bench.plan import Case, equal_layout_reason, round_order
 from bench.recovery import limits
 from bench.recovery.failures import Blame
 from bench.recovery.lockstep import Pieces, Report, block_rows
@@ -154,8 +154,7 @@ class Session:
             live.close()
             self._live.remove(live)
             if self._recorder is not None:
-                reason = f"same bucket layout as {twin}; see its row"
-                self._recorder.set_outcome(live.index, "skipped", reason)
+                self._recorder.set_outcome(live.index, "skipped", equal_layout_reason(twin))
 
     def _round(self, round_index: int) -> None:
         """Visit every case that lacks a block of this round, in the order that the seed gives."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
@@ -10,11 +11,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocat
 from matplotlib.transforms import ScaledTranslation
 
 from report.draw.palette import MUTED, PAPER, SERIES, printable
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from report.drawings import Chart, Panel, Point, Series
+from report.drawings import Chart, Panel, Point, Series
 
 _CHARACTERS_OF_THREE = 42
 _AREA_ALPHA = 0.18

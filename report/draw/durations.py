@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from bench.findings.wording import quantity
 from report.draw.palette import (
     COMMUNICATION,
     EXPOSED,
@@ -21,10 +22,7 @@ from report.draw.palette import (
     Fill,
     printable,
 )
-from report.numbers import quantity
-
-if TYPE_CHECKING:
-    from report.drawings import Bar, Bars, Bucket, Spread, Spreads, Timeline, Track
+from report.drawings import Bar, Bars, BoxPlot, Bucket, StepTimes, Timeline, Track
 
 _BAR_ROW_PT = 42
 _BAR_PT = 17
@@ -106,7 +104,7 @@ def _look(fill: Fill) -> dict[str, Any]:
     return {"facecolor": fill.colour, "hatch": fill.hatch, "edgecolor": PAPER, "linewidth": 0}
 
 
-def draw_spread(figure: Spreads, *, width_pt: float) -> Canvas:
+def draw_spread(figure: BoxPlot, *, width_pt: float) -> Canvas:
     """The boxes as a canvas `width_pt` points wide."""
     height_pt = _AROUND_BOXES_PT + _BOX_ROW_PT * len(figure.rows)
     canvas = Canvas(figsize=(width_pt / 72, height_pt / 72), layout="constrained")
@@ -128,7 +126,7 @@ def draw_spread(figure: Spreads, *, width_pt: float) -> Canvas:
     return canvas
 
 
-def _draw_box(axes: Any, row: Spread, place: int, *, left: float) -> None:
+def _draw_box(axes: Any, row: StepTimes, place: int, *, left: float) -> None:
     colour = SERIES[row.style]["color"]
     above = {"xytext": (0, 3), "textcoords": "offset points", "va": "bottom", "ha": "left"}
     axes.annotate(printable(row.label), (left, place - _HALF), fontsize=11, annotation_clip=False, **above)

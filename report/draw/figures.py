@@ -7,20 +7,16 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import matplotlib as mpl
+from matplotlib.figure import Figure as Canvas
 
 from report.draw.chart import draw_chart
 from report.draw.durations import draw_bars, draw_spread, draw_timeline
 from report.draw.palette import PAPER, RC, light, printable, stand_ins, themed
-from report.drawings import Bars, Chart, Spreads
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Canvas
-
-    from report.drawings import Drawing
+from report.drawings import Bars, BoxPlot, Chart, Drawing
 
 WIDTH_PT = 400
 _SLIDE_DPI = 300
@@ -66,7 +62,7 @@ def _draw(figure: Drawing) -> Canvas:
         return draw_chart(figure, width_pt=WIDTH_PT)
     if isinstance(figure, Bars):
         return draw_bars(figure, width_pt=WIDTH_PT)
-    if isinstance(figure, Spreads):
+    if isinstance(figure, BoxPlot):
         return draw_spread(figure, width_pt=WIDTH_PT)
     return draw_timeline(figure, width_pt=WIDTH_PT)
 

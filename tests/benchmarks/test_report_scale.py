@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from commands import ROOT
 
+from bench.findings.wording import DDP_DEFAULTS
 from bench.results.schema import CASES, typed_frame
 from bench.results.store import RunWriter
-from report.select import DDP_DEFAULTS
 
 NUM_ROUNDS, NUM_RANKS, NUM_STEPS = 30, 8, 4
 STEP_MS = 100.0

@@ -4,7 +4,6 @@ import pytest
 from report_runs import Row, case, run, timed, usual_cases
 
 from bench.findings.findings import findings
-from bench.findings.wording import link_name, number
 from bench.stats import paired_ratio
 
 PACE = [1.0, 1.1, 1.2, 1.3, 1.4]
@@ -206,13 +205,3 @@ def test_findings_of_the_usual_run_name_no_missing_value() -> None:
     data = run(usual_cases())
     text = " ".join(findings(data.cases, data.blocks))
     assert not [word for word in ("nan", "None", "<NA>") if word in text]
-
-
-def test_links_are_named_as_people_write_them() -> None:
-    assert link_name("1gbit") == "1 Gbit/s"
-    assert link_name("200mbit+5ms") == "200 Mbit/s with 5 ms of delay"
-    assert link_name("InfiniBand") == "InfiniBand"
-
-
-def test_numbers_have_three_digits_and_no_powers() -> None:
-    assert [number(x) for x in (0.0, 0.00123, 1.0, 46_758_048.0)] == ["0", "0.00123", "1.00", "46,758,048"]

@@ -12,11 +12,11 @@ import pytest
 from report_runs import blocks, case, run, usual_cases
 
 from bench.errors import UsageError
+from bench.findings.wording import DDP_DEFAULTS
 from bench.results.schema import CASES
 from bench.results.store import RunWriter
 from report import build
 from report.__main__ import main
-from report.select import DDP_DEFAULTS
 
 HOSTILE = (
     "<script>alert(1)</script>\"'><img src=x onerror=alert(2)> =cmd|'/C calc'!A0 $\\frac{$ &amp; \x1b[31m 火"

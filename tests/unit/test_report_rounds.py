@@ -7,7 +7,7 @@ import pytest
 from report_runs import case, run, timed, usual_cases
 
 from report import files, rounds
-from report.model import Link, RunFiles
+from report.model import Hyperlink, RunFiles
 from report.view import page
 
 SINGLE, DDP = case("single", 1, 100.0), case("ddp", 2, 180.0)
@@ -25,13 +25,16 @@ def test_each_case_lists_its_rounds_by_rank_and_a_missing_rank_is_blank() -> Non
 
 
 def test_results_lead_to_rounds_and_trace() -> None:
-    traces = (Link("rank 0", "./traces/a-rank0.json.gz"), Link("rank 1", "./traces/a-rank1.json.gz"))
+    traces = (
+        Hyperlink("rank 0", "./traces/a-rank0.json.gz"),
+        Hyperlink("rank 1", "./traces/a-rank1.json.gz"),
+    )
     files_of_run = RunFiles(traces={DDP["case_id"]: traces})
     shown = page([run([SINGLE, DDP])], [files_of_run]).runs[0]
     results = shown.tables[0]
     assert results.links == (
-        (Link("2 rounds", "#run1-case-1"),),
-        (Link("2 rounds", "#run1-case-2"), Link("trace", "./traces/a-rank0.json.gz")),
+        (Hyperlink("2 rounds", "#run1-case-1"),),
+        (Hyperlink("2 rounds", "#run1-case-2"), Hyperlink("trace", "./traces/a-rank0.json.gz")),
     )
     assert [c.key for c in shown.rounds] == ["run1-case-1", "run1-case-2"]
     assert shown.rounds[1].traces == traces
@@ -64,8 +67,8 @@ def test_run_in_the_pages_folder_offers_its_traces_by_rank(tmp_path: Path) -> No
     )
     assert beside == {
         "c#1": (
-            Link("rank 2", "./traces/c%231-rank2.json.gz"),
-            Link("rank 10", "./traces/c%231-rank10.json.gz"),
+            Hyperlink("rank 2", "./traces/c%231-rank2.json.gz"),
+            Hyperlink("rank 10", "./traces/c%231-rank10.json.gz"),
         )
     }
     assert above["c#1"][0].href == "./a%20run/traces/c%231-rank2.json.gz"

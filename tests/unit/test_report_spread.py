@@ -8,14 +8,14 @@ import pytest
 from report_runs import case, run, timed
 
 from report import rounds
-from report.drawings import Chart, Point, Spreads
+from report.drawings import BoxPlot, Chart, Point
 from report.rounds import step_times
 from report.select import workloads
 
 SINGLE, DP, DDP = case("single", 1, 100.0), case("dp", 2, 150.0), case("ddp", 2, 180.0)
 
 
-def spreads(cases: list[dict[str, Any]], blocks: list[dict[str, Any]]) -> Spreads | None:
+def spreads(cases: list[dict[str, Any]], blocks: list[dict[str, Any]]) -> BoxPlot | None:
     data = run(cases, timed_blocks=blocks)
     return step_times(workloads(data.cases)[0], data.blocks, key="k")
 

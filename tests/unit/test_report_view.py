@@ -7,11 +7,12 @@ import pytest
 from report_runs import case, run, usual_cases
 
 from bench.findings.findings import findings
+from bench.findings.wording import DDP_DEFAULTS
 from bench.text import visible
 from report import caps, devices
 from report.drawings import Panel, Point, Series, Tick
-from report.model import Column, RunView, Table
-from report.select import DDP_DEFAULTS, workloads
+from report.model import RunView, Table, TableColumn
+from report.select import workloads
 from report.view import CPU_WARNING, SHARED_WARNING, page
 
 
@@ -99,10 +100,10 @@ def test_tables_of_the_usual_run() -> None:
     shown = view(usual_cases())
     results, layouts = shown.tables
     assert results.columns[:4] == (
-        Column("Mode"),
-        Column("Devices", "number"),
-        Column("Sharing"),
-        Column("DDP settings"),
+        TableColumn("Mode"),
+        TableColumn("Devices", "number"),
+        TableColumn("Sharing"),
+        TableColumn("DDP settings"),
     )
     assert results.rows[4][:7] == (
         "DDP", "2", "", "cap default", "180 [178, 182] images/s", "1.80 [1.78, 1.82]\N{MULTIPLICATION SIGN}",
@@ -227,7 +228,7 @@ def test_several_runs_stand_side_by_side_with_their_differences() -> None:
     second = run(usual_cases(), {"name": "b", "seed": 0, "versions": {"torch": "2.15", "cuda": "13"}})
     shown = page([first, second])
     assert [r.key for r in shown.runs] == ["run1", "run2"]
-    assert shown.differences.columns == (Column("Condition"), Column("a"), Column("b"))
+    assert shown.differences.columns == (TableColumn("Condition"), TableColumn("a"), TableColumn("b"))
     assert shown.differences.rows == (("Versions: cuda", "", "13"), ("Versions: torch", "2.11", "2.15"))
     assert page([first]).differences is None
 
