@@ -8,7 +8,7 @@ from dataclasses import replace
 import pandas as pd
 
 from bench.findings.findings import findings
-from bench.findings.wording import plain, plural, text, truth
+from bench.findings.wording import CPU_STAND_IN, plain, plural, text, truth
 from bench.results.store import RunData
 from bench.scaling.document import Outlook
 from report import anatomy, caps, conditions, devices, paper, predicted, rounds, tables, together
@@ -17,7 +17,6 @@ from report.model import Page, RunFiles, RunView
 from report.select import WorkloadCases, workloads
 
 _MOST_HOSTS = 4
-CPU_WARNING = "Devices are CPU cores standing in for GPUs: read ratios with care, not absolute numbers."
 SHARED_WARNING = (
     "Some cases use more devices than the machine has, so devices share cores or GPUs: such numbers say "
     "nothing about scaling on devices of their own. They are drawn hollow and marked “shared”."
@@ -141,7 +140,7 @@ def _warnings(cases: pd.DataFrame) -> tuple[str, ...]:
     ok = cases["status"] == "ok"
     broken = cases[~ok & (cases["status"] != "skipped")]
     made = (
-        CPU_WARNING if (cases["device_type"] == "cpu").any() else "",
+        f"{CPU_STAND_IN}." if (cases["device_type"] == "cpu").any() else "",
         SHARED_WARNING if any(truth(value) for value in cases.loc[ok, "oversubscribed"]) else "",
         f"{plural(len(broken), 'case')} of {len(cases)} did not finish: see “Not measured”."
         if len(broken)

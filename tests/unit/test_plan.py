@@ -1,7 +1,18 @@
 import pytest
 
 from bench.errors import UsageError
-from bench.plan import Case, Machine, Planned, estimate_s, expand, plan_hash, round_order, world_size
+from bench.plan import (
+    Case,
+    Machine,
+    Planned,
+    equal_layout,
+    equal_layout_reason,
+    estimate_s,
+    expand,
+    plan_hash,
+    round_order,
+    world_size,
+)
 from bench.settings import Settings, with_device_defaults
 
 CORES_2 = Machine(device_type="cpu", devices_per_node=2)
@@ -231,3 +242,9 @@ def test_the_estimate_without_a_limit_is_of_its_rounds_and_never_less_than_the_f
     assert estimate_s(accumulated, step_s=0.5, single_batch=16, settings=rounds) == pytest.approx(
         (1 + 4) * (2.5 + 4 * 1.5)
     )
+
+
+def test_the_reason_of_an_equal_layout_names_the_case_that_was_measured() -> None:
+    assert equal_layout(equal_layout_reason("ddp-n2-cap50-1a2b3c")) == "ddp-n2-cap50-1a2b3c"
+    assert equal_layout("same bucket layout as ddp-n2-cap50; see its row") == "ddp-n2-cap50"
+    assert equal_layout("SyncBatchNorm needs GPUs") is None

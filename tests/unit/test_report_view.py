@@ -7,13 +7,13 @@ import pytest
 from report_runs import case, run, usual_cases
 
 from bench.findings.findings import findings
-from bench.findings.wording import DDP_DEFAULTS
+from bench.findings.wording import CPU_STAND_IN, DDP_DEFAULTS
 from bench.text import visible
 from report import caps, devices
 from report.drawings import Panel, Point, Series, Tick
 from report.model import RunView, Table, TableColumn
 from report.select import workloads
-from report.view import CPU_WARNING, SHARED_WARNING, page
+from report.view import SHARED_WARNING, page
 
 
 def view(cases: list[dict[str, Any]], manifest: dict[str, Any] | None = None) -> RunView:
@@ -122,7 +122,7 @@ def test_warnings_name_what_a_reader_must_know_first() -> None:
         SHARED_WARNING,
         "1 case of 10 did not finish: see “Not measured”.",
     )
-    assert view([case("single", 1, 9.0, device_type="cpu")]).warnings == (CPU_WARNING,)
+    assert view([case("single", 1, 9.0, device_type="cpu")]).warnings == (f"{CPU_STAND_IN}.",)
     assert view([case("single", 1, 9.0)]).warnings == ()
 
 
@@ -242,10 +242,10 @@ def test_settings_an_older_run_does_not_have_count_as_usual() -> None:
 
 
 def test_equal_layouts_share_a_mark_and_say_so() -> None:
-    twin = case("ddp", 2, case_id="twin", bucket_cap_mb="50", status="skipped")
+    equal = case("ddp", 2, case_id="equal", bucket_cap_mb="50", status="skipped")
     kept = case("ddp", 2, 200.0, bucket_cap_mb="25", num_buckets=2)
-    twin["reason"] = f"same bucket layout as {kept['case_id']}; see its row"
-    (workload,) = workloads(run([case("ddp", 2, 180.0, num_buckets=3), kept, twin]).cases)
+    equal["reason"] = f"same bucket layout as {kept['case_id']}; see its row"
+    (workload,) = workloads(run([case("ddp", 2, 180.0, num_buckets=3), kept, equal]).cases)
     figure = caps.bucket_caps(workload, key="k")
     assert figure is not None
     assert [tick.label for tick in figure.ticks] == ["default", "25=50"]
