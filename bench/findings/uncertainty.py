@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from bench.findings.advice import reference_case, rivals
+from bench.findings.advice import alternatives, reference_case
 from bench.findings.wording import DDP_DEFAULTS, about, case_name, ranged
 from bench.plan import DDP_AXES
 from bench.results.ledger import ByRound
@@ -44,11 +44,11 @@ def uncertain(
 
 def _undecided(ok: pd.DataFrame, throughput: Mapping[str, ByRound], count: int) -> tuple[str, float]:
     """Alternatives that may be faster or slower than the reference, and the widest half interval of them."""
-    found = [r for r in rivals(ok, throughput, count) if not r.ratio.excludes(1.0)]
+    found = [r for r in alternatives(ok, throughput, count) if not r.ratio.excludes(1.0)]
     if not found:
         return "", 0.0
     base = reference_case(ok[ok["num_devices"] == count])
-    names = [rival.name for rival in found[:_NAMED]]
+    names = [a.name for a in found[:_NAMED]]
     more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
     # Two cases that share a single round have a ratio without an interval.
     width = max((w for r in found if math.isfinite(w := r.ratio.half_width)), default=0.0)

@@ -21,7 +21,7 @@ from bench.text import visible
 def print_summary(
     cases: pd.DataFrame,
     sentences: Sequence[str],
-    doubts: Sequence[Caution],
+    cautions: Sequence[Caution],
     timing: dict[str, Any],
     page: Path,
 ) -> None:
@@ -34,7 +34,7 @@ def print_summary(
     )
     for sentence in sentences:
         print(sentence)
-    for caution in doubts:
+    for caution in cautions:
         print(f"Caution, {caution.kind}: {caution.sentence}")
     print(f"Report: {page}")
 
@@ -43,14 +43,14 @@ def summary_json(
     folder: Path,
     cases: pd.DataFrame,
     sentences: Sequence[str],
-    doubts: Sequence[Caution],
+    cautions: Sequence[Caution],
     timing: dict[str, Any],
 ) -> str:
     """The same as JSON."""
     whole = {
         "results": str(folder),
         "findings": sentences,
-        "cautions": [asdict(caution) for caution in doubts],
+        "cautions": [asdict(caution) for caution in cautions],
         "timing": timing,
         "cases": json.loads(cases.to_json(orient="records")),
     }
