@@ -24,7 +24,9 @@ from report.drawings import Chart, Panel, Point, Series, Tick
 from report.select import WorkloadCases, by_mode, records, throughput_ratio
 
 LOG_FROM = 16
-_SHARED = " Hollow marks: more devices than the machine has, so they share cores or GPUs."
+"""Devices: more are drawn on a logarithmic axis, where counts double from tick to tick."""
+
+_HOLLOW = " Hollow marks: more devices than the machine has, so they share cores or GPUs."
 BARS = "Bars are 95% intervals over rounds."
 """What the bars of every chart are."""
 
@@ -42,7 +44,7 @@ def throughput(workload: WorkloadCases, *, key: str) -> Chart | None:
     return Chart(
         key=f"{key}-throughput",
         title="Throughput against devices",
-        x_label=f"devices ({workload.device}s), {workload.scaling} scaling",
+        x_label=workload.devices_label,
         y_label="throughput (images/s)",
         ticks=device_ticks(counts),
         panels=(Panel("", series),),
@@ -100,10 +102,10 @@ def marked(x: float, y: Interval, row: Row) -> Point:
 
 def hollow_note(series: Iterable[Series]) -> str:
     """What hollow marks mean, where there are any."""
-    return _SHARED if any(p.hollow for s in series for p in s.points) else ""
+    return _HOLLOW if any(p.hollow for s in series for p in s.points) else ""
 
 
-def headline(series: tuple[Series, ...]) -> list[tuple[Point, str]]:
+def _headline(series: tuple[Series, ...]) -> list[tuple[Point, str]]:
     """The modes at the most devices that are not shared, best first; shared ones where all are."""
     marks = [(p, s.label) for s in series if s.style in {"dp", "ddp"} for p in s.points]
     at = max((p for p, _ in marks), key=lambda p: (p.x > 1, not p.hollow, p.x))
@@ -111,13 +113,13 @@ def headline(series: tuple[Series, ...]) -> list[tuple[Point, str]]:
 
 
 def _throughput_caption(series: tuple[Series, ...], device: str) -> str:
-    (best, name), *others = headline(series)
+    (best, name), *others = _headline(series)
     rest = "".join(f"; {label} {with_interval(p.interval, 'images/s')}" for p, label in others)
     return f"At {on_devices(best, device)}: {name} {with_interval(best.interval, 'images/s')}{rest}."
 
 
 def _efficiency_caption(series: tuple[Series, ...], device: str) -> str:
-    marks = headline(series)
+    marks = _headline(series)
     kept = ", ".join(f"{name} {with_interval(p.interval, '%')}" for p, name in marks)
     return f"Kept of ideal at {on_devices(marks[0][0], device)}: {kept}."
 
@@ -140,27 +142,28 @@ def device_ticks(counts: list[float]) -> tuple[Tick, ...]:
 def dp_against_ddp(workload: WorkloadCases, blocks: pd.DataFrame, *, key: str) -> Chart | None:
     """Throughput of DDP over that of DataParallel; None where no device count has both."""
     dp = {finite(row["num_devices"]): row for row in records(by_mode(workload.cases, "dp"))}
-    points, rival = [], "DP"
+    points, other_mode = [], "DP"
     for row in records(by_mode(workload.cases, "ddp")):
         n = finite(row["num_devices"])
         other = dp.get(n)
         ratio = None if other is None else throughput_ratio(row, other, blocks)
         if n is not None and other is not None and ratio is not None:
             points.append(marked(n, ratio, row))
-            rival = mode_label(other)
+            other_mode = mode_label(other)
     if not points:
         return None
-    series = Series(f"DDP / {rival}", "ddp", tuple(points))
+    series = Series(f"DDP / {other_mode}", "ddp", tuple(points))
     counts = [p.x for p in points]
-    equal = Series("equally fast", "ideal", tuple(Point(x, 1.0) for x in _reach(counts)))
+    equal = Series("equally fast", "ideal", tuple(Point(x, 1.0) for x in sorted({1.0, *counts})))
+    said = [f"{with_interval(p.interval, TIMES)} on {on_devices(p, workload.device)}" for p in points]
     return Chart(
         key=f"{key}-ratio",
         title="DDP against DataParallel",
-        x_label=f"devices ({workload.device}s), {workload.scaling} scaling",
-        y_label=f"throughput of DDP / {rival} ({TIMES})",
+        x_label=workload.devices_label,
+        y_label=f"throughput of DDP / {other_mode} ({TIMES})",
         ticks=device_ticks(counts),
         panels=(Panel("", (series, equal)),),
-        caption=f"Throughput of DDP over {rival}: {'; '.join(_shown(p, workload.device) for p in points)}.",
+        caption=f"Throughput of DDP over {other_mode}: {'; '.join(said)}.",
         how_to_read="Above the dotted line DDP is faster, below it DataParallel. The ratio is formed inside "
         "each round, so drift of the machine cancels; bars are its 95% intervals over rounds, and one that "
         "crosses the line leaves open which is faster. The vertical axis does not start at zero."
@@ -173,7 +176,7 @@ def dp_against_ddp(workload: WorkloadCases, blocks: pd.DataFrame, *, key: str) -
 def memory(workload: WorkloadCases, *, key: str) -> Chart | None:
     """Most memory in use on the fullest device; None where it was not measured, as on CPU cores."""
     series = by_devices(workload, "peak_mem_mib", 1.0)
-    counts = sorted({p.x for s in series for p in s.points})
+    counts = _counts(series)
     if not counts:
         return None
     most = counts[-1]
@@ -181,7 +184,7 @@ def memory(workload: WorkloadCases, *, key: str) -> Chart | None:
     return Chart(
         key=f"{key}-memory",
         title="Memory per device",
-        x_label=f"devices ({workload.device}s), {workload.scaling} scaling",
+        x_label=workload.devices_label,
         y_label="peak memory of the fullest device (MiB)",
         ticks=device_ticks(counts),
         panels=(Panel("", series),),
@@ -191,11 +194,3 @@ def memory(workload: WorkloadCases, *, key: str) -> Chart | None:
         f"device. It does not vary between rounds, so it has no interval.{hollow_note(series)}",
         log_x=max(counts) > LOG_FROM,
     )
-
-
-def _reach(counts: list[float]) -> list[float]:
-    return sorted({1.0, *counts})
-
-
-def _shown(point: Point, device: str) -> str:
-    return f"{with_interval(point.interval, TIMES)} on {on_devices(point, device)}"

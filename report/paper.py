@@ -26,7 +26,7 @@ from bench.stats import Interval
 from report import conditions
 from report.anatomy import parts
 from report.caps import bucket_caps
-from report.devices import hollow_note, marked, on_devices
+from report.devices import BARS, hollow_note, marked, on_devices
 from report.drawings import Bar, Bars, Chart, Panel, Part, Point, Series, Tick
 from report.model import Section, Table, TableColumn
 from report.select import (
@@ -60,7 +60,6 @@ _CURVE: tuple[Field, ...] = (
 _CURVE_NOTE = (
     "One all-reduce by itself, longest rank. Bus bandwidth is bytes / time x 2 (n - 1) / n, in 10⁹ bytes/s."
 )
-_BARS = "Bars are 95% intervals"
 _CURVE_STYLES = ("ddp", "dp", "single", "other")
 
 
@@ -188,7 +187,7 @@ def allreduce_curve(measured: pd.DataFrame, device: str, *, key: str) -> Chart |
         f"{_best_rate(rates[-1])}.",
         how_to_read="Where the time stays level, a message costs the same however small it is, and small "
         "buckets waste it; where bandwidth stays level, the link is full. Both axes are logarithmic. "
-        f"{_BARS} over repetitions.",
+        "Bars are 95% intervals over repetitions.",
         beside="The same curve for NCCL and Gloo led to DDP's buckets, because small messages are costly; no "
         "number of it is quoted here.",
         log_x=True,
@@ -215,13 +214,13 @@ def devices(workload: WorkloadCases, *, key: str) -> Chart | None:
     return Chart(
         key=f"{key}-latency",
         title="Step time against devices",
-        x_label=f"devices ({workload.device}s), {workload.scaling} scaling",
+        x_label=workload.devices_label,
         y_label="step time (ms)",
         ticks=tuple(Tick(n, f"{n:.0f}") for n in counts),
         panels=(Panel("", tuple(series)),),
         caption=f"From {_said(series[0].points[0], workload)} to {_said(last, workload)}.",
-        how_to_read=f"Lower is better; {ideal} is ideal under {workload.scaling} scaling. {_BARS} over "
-        f"rounds.{hollow_note(series)}",
+        how_to_read=f"Lower is better; {ideal} is ideal under {workload.scaling} scaling. {BARS}"
+        f"{hollow_note(series)}",
         beside="Near-linear scaling to 256 GPUs is reported, when DDP is configured well.",
         log_x=max(counts) > 4,
     )
@@ -250,7 +249,7 @@ def accumulation(workload: WorkloadCases, *, key: str) -> Chart | None:
         caption=f"On {plural(rows[0]['num_devices'], workload.device)} a micro-batch takes {first} with "
         f"{points[0].x:.0f} per synchronisation, {last} with {points[-1].x:.0f}.",
         how_to_read="Lower is better. The step's time over its micro-batches; at the dotted line "
-        f"communication would cost nothing. {_BARS} over rounds. The vertical axis does not start at zero.",
+        f"communication would cost nothing. {BARS} The vertical axis does not start at zero.",
         beside="Synchronising every 1, 2, 4 and 8 steps was measured too; no number of it is quoted here.",
         from_zero=False,
         log_x=True,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import median
 
 import pandas as pd
 
+from bench.findings.stability import pace
 from bench.findings.wording import Row, case_label, finite, number, plural, quantity, text
 from bench.results.aggregate import images_per_s_by_round
 from bench.results.ledger import ByRound
@@ -45,18 +45,12 @@ def drift(workload: WorkloadCases, blocks: pd.DataFrame, *, key: str) -> Chart |
         if (batch := finite(row["global_batch"])) is not None
     }
     found = images_per_s_by_round(blocks, batches)
-    paces = {case_id: _pace(by_round) for case_id, by_round in found.items() if len(by_round) > 1}
-    every = sorted({r for pace in paces.values() for r in pace})
+    several = {case_id: by_round for case_id, by_round in found.items() if len(by_round) > 1}
+    every = sorted({r for by_round in several.values() for r in by_round})
     if len(every) < _FEWEST_ROUNDS:
         return None
-    # A round broken off by the time limit holds few cases, and the first of them are no sample.
-    whole = max(sum(r in pace for pace in paces.values()) for r in every)
-    overall = {
-        r: median(pace[r] for pace in paces.values() if r in pace)
-        for r in every
-        if 2 * sum(r in pace for pace in paces.values()) >= whole
-    }
-    everything = Series(f"median of {plural(len(paces), 'case')}", "other", _points(overall))
+    overall = _percent(pace(several))
+    everything = Series(f"median of {plural(len(several), 'case')}", "other", _points(overall))
     low, high = (end(overall, key=lambda r: overall[r]) for end in (min, max))
     return Chart(
         key=f"{key}-rounds",
@@ -64,7 +58,7 @@ def drift(workload: WorkloadCases, blocks: pd.DataFrame, *, key: str) -> Chart |
         x_label="round",
         y_label="throughput (% of the case's median)",
         ticks=_ticks(every),
-        panels=(Panel("", (*_headlines(workload, paces), everything)),),
+        panels=(Panel("", (*_of_headline_cases(workload, several), everything)),),
         caption=f"Over {plural(len(every), 'round')} the median case ran between {_shown(overall, low)} and "
         f"{_shown(overall, high)} of its own median.",
         how_to_read=_HOW_DRIFT,
@@ -72,29 +66,37 @@ def drift(workload: WorkloadCases, blocks: pd.DataFrame, *, key: str) -> Chart |
     )
 
 
-def _headlines(workload: WorkloadCases, paces: dict[str, ByRound]) -> list[Series]:
-    at = headline_count(workload.cases)
+def _of_headline_cases(workload: WorkloadCases, found: Mapping[str, ByRound]) -> list[Series]:
     made = []
-    for mode in ("single", "dp", "ddp"):
-        for row in records(by_mode(workload.cases, mode)):
-            pace = paces.get(text(row["case_id"]))
-            if pace and finite(row["num_devices"]) == (1 if mode == "single" else at):
-                label = case_label(row, workload.device, with_cap=False)
-                made.append(Series(label, mode, _points(pace), joined=False))
+    for row in _headline_cases(workload):
+        if (own := found.get(text(row["case_id"]))) is not None:
+            label = case_label(row, workload.device, with_cap=False)
+            points = _points(_percent(pace({label: own})))
+            made.append(Series(label, text(row["mode"]), points, joined=False))
     return made
 
 
-def _pace(by_round: ByRound) -> ByRound:
-    usual = median(by_round.values())
-    return {r: 100 * value / usual for r, value in by_round.items()}
+def _headline_cases(workload: WorkloadCases) -> list[Row]:
+    """`single`, then DP and DDP at its usual settings at the headline count."""
+    at = headline_count(workload.cases)
+    return [
+        row
+        for mode in ("single", "dp", "ddp")
+        for row in records(by_mode(workload.cases, mode))
+        if finite(row["num_devices"]) == (1 if mode == "single" else at)
+    ]
 
 
-def _shown(pace: ByRound, round_index: int) -> str:
-    return f"{quantity(pace[round_index], '%')} (round {round_index})"
+def _percent(by_round: ByRound) -> ByRound:
+    return {r: 100 * value for r, value in by_round.items()}
 
 
-def _points(pace: ByRound) -> tuple[Point, ...]:
-    return tuple(Point(float(r), pace[r]) for r in sorted(pace))
+def _shown(by_round: ByRound, round_index: int) -> str:
+    return f"{quantity(by_round[round_index], '%')} (round {round_index})"
+
+
+def _points(by_round: ByRound) -> tuple[Point, ...]:
+    return tuple(Point(float(r), by_round[r]) for r in sorted(by_round))
 
 
 def _ticks(every: list[int]) -> tuple[Tick, ...]:
@@ -106,13 +108,11 @@ def _ticks(every: list[int]) -> tuple[Tick, ...]:
 
 def step_times(workload: WorkloadCases, blocks: pd.DataFrame, *, key: str) -> BoxPlot | None:
     """A box per rank of `single`, DP and default DDP at the headline count; None without step times."""
-    at = headline_count(workload.cases)
-    chosen = [(mode, row) for mode in ("single", "dp", "ddp") for row in _headline(workload, mode, at)]
     rows, of_many = [], False
-    for mode, row in chosen:
-        ranks = _by_rank(row, mode, workload.device, blocks)
+    for row in _headline_cases(workload):
+        ranks = _by_rank(row, workload.device, blocks)
         of_many |= len(ranks) > _MOST_RANKS
-        rows += sorted(ranks, key=lambda spread: -spread.median_ms)[:_MOST_RANKS] if of_many else ranks
+        rows += sorted(ranks, key=lambda rank: -rank.median_ms)[:_MOST_RANKS] if of_many else ranks
     if not rows:
         return None
     last = rows[-1]
@@ -127,18 +127,13 @@ def step_times(workload: WorkloadCases, blocks: pd.DataFrame, *, key: str) -> Bo
     )
 
 
-def _headline(workload: WorkloadCases, mode: str, at: int | None) -> list[Row]:
-    rows = records(by_mode(workload.cases, mode))
-    return [row for row in rows if finite(row["num_devices"]) == (1 if mode == "single" else at)]
-
-
-def _by_rank(row: Row, mode: str, device: str, blocks: pd.DataFrame) -> list[StepTimes]:
+def _by_rank(row: Row, device: str, blocks: pd.DataFrame) -> list[StepTimes]:
     own = blocks[(blocks["case_id"] == text(row["case_id"])) & (blocks["phase"] == "timed")]
     steps = (
         own.dropna(subset=["steps_ms", "rank"]).assign(ms=lambda b: b["steps_ms"].str.split()).explode("ms")
     )
     ms = pd.to_numeric(steps["ms"], errors="coerce").astype("float64")
-    label = case_label(row, device, with_cap=mode == "ddp")
+    mode, label = text(row["mode"]), case_label(row, device)
     found = []
     for rank, times in ms.groupby(steps["rank"]):
         if times.count() >= _FEWEST_STEPS:

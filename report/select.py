@@ -27,6 +27,11 @@ class WorkloadCases:
     equal_layouts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """By bucket cap, the caps that make the same buckets and were therefore not measured again."""
 
+    @property
+    def devices_label(self) -> str:
+        """What an axis of device counts shows."""
+        return f"devices ({self.device}s), {self.scaling} scaling"
+
 
 def records(cases: pd.DataFrame) -> list[Row]:
     """The rows as mappings from column to cell; a missing cell that is no number is None.

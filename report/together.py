@@ -17,7 +17,7 @@ from bench.findings.wording import (
     with_interval,
 )
 from report import caps
-from report.devices import BARS, by_devices, device_ticks, hollow_note
+from report.devices import BARS, LOG_FROM, by_devices, device_ticks, hollow_note
 from report.drawings import MOST_RUNS, Chart, Panel, Point, Series, Tick
 from report.model import Section, Table, TableColumn
 from report.select import WorkloadCases, records
@@ -145,7 +145,7 @@ def _against_devices(
         panels=panels,
         caption=" ".join(f"{_finding(panel, device, unit)}." for panel in panels),
         how_to_read=f"{how}{_HOW}{BARS}{hollow_note(s for panel in panels for s in panel.series)}",
-        log_x=counts[-1] > 16,
+        log_x=counts[-1] > LOG_FROM,
     )
 
 

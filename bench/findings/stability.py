@@ -67,13 +67,13 @@ def cautions(cases: pd.DataFrame, blocks: pd.DataFrame | Ledger, *, target: floa
     }
     if not found:
         return []
-    pace = _pace(found)
-    drift, per_round = _drift(pace)
+    paces = pace(found)
+    drift, per_round = _drift(paces)
     level = {case_id: _without(by_round, per_round) for case_id, by_round in found.items()}
     checks = (
         _few_rounds(found),
         _wide(ok, found, math.inf if target is None else target),
-        _warm_up(pace),
+        _warm_up(paces),
         drift,
         _two_levels(level),
         _outliers(level),
@@ -81,7 +81,7 @@ def cautions(cases: pd.DataFrame, blocks: pd.DataFrame | Ledger, *, target: floa
     return [caution for caution in checks if caution is not None]
 
 
-def _pace(found: Mapping[str, ByRound]) -> ByRound:
+def pace(found: Mapping[str, ByRound]) -> ByRound:
     """Of every round, the median over its cases of throughput over the case's own median."""
     relative: dict[int, list[float]] = {}
     for by_round in found.values():
@@ -131,9 +131,9 @@ def _wide(ok: pd.DataFrame, found: Mapping[str, ByRound], target: float) -> Caut
     )
 
 
-def _warm_up(pace: ByRound) -> Caution | None:
+def _warm_up(paces: ByRound) -> Caution | None:
     """The first round against the prediction interval that the others give."""
-    first, *rest = (math.log(value) for value in pace.values())
+    first, *rest = (math.log(value) for value in paces.values())
     if len(rest) < FEWEST_ROUNDS:
         return None
     usual, spread = float(np.median(rest)), float(scipy.stats.median_abs_deviation(rest, scale="normal"))
@@ -143,14 +143,14 @@ def _warm_up(pace: ByRound) -> Caution | None:
         return None
     return Caution(
         kind="warm-up",
-        text=f"round {min(pace)} ran {100 * slower:.0f}% below the others: the warm-up had not settled",
+        text=f"round {min(paces)} ran {100 * slower:.0f}% below the others: the warm-up had not settled",
         advice="more --rounds, medians outvote one of them; python -m bench.doctor for the cause",
     )
 
 
-def _drift(pace: ByRound) -> tuple[Caution | None, float]:
+def _drift(paces: ByRound) -> tuple[Caution | None, float]:
     """Kendall's test with the Theil-Sen slope of the log pace; the slope per round, 0 without drift."""
-    rounds, logs = np.array(list(pace), dtype=float), np.log(list(pace.values()))
+    rounds, logs = np.array(list(paces), dtype=float), np.log(list(paces.values()))
     if len(rounds) <= FEWEST_ROUNDS or scipy.stats.kendalltau(rounds, logs).pvalue > FALSE_ALARMS:
         return None, 0.0
     slope, _, low, high = scipy.stats.theilslopes(logs, rounds)

@@ -71,12 +71,8 @@ def draw_bars(figure: Bars, *, width_pt: float) -> Canvas:
     axes.set_xlim(0, longest)
     axes.set_ylim(len(figure.bars) - 0.3, -0.65)
     axes.set_yticks([])
-    axes.grid(visible=False)
-    axes.grid(visible=True, axis="x", color=GRID)
-    axes.set_axisbelow(True)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.10g}"))
-    axes.set_xlabel("time per step (ms)")
+    _grid_along_time(axes)
+    _time_axis(axes, "time per step (ms)")
     handles = [Patch(label=printable(label), **_look(PARTS[label])) for label in shown]
     canvas.legend(handles=handles, loc="outside upper left", ncols=3, handlelength=1.6, columnspacing=1.2)
     return canvas
@@ -104,7 +100,7 @@ def _look(fill: Fill) -> dict[str, Any]:
     return {"facecolor": fill.colour, "hatch": fill.hatch, "edgecolor": PAPER, "linewidth": 0}
 
 
-def draw_spread(figure: BoxPlot, *, width_pt: float) -> Canvas:
+def draw_boxes(figure: BoxPlot, *, width_pt: float) -> Canvas:
     """The boxes as a canvas `width_pt` points wide."""
     height_pt = _AROUND_BOXES_PT + _BOX_ROW_PT * len(figure.rows)
     canvas = Canvas(figsize=(width_pt / 72, height_pt / 72), layout="constrained")
@@ -117,12 +113,8 @@ def draw_spread(figure: BoxPlot, *, width_pt: float) -> Canvas:
     for place, row in enumerate(figure.rows):
         _draw_box(axes, row, place, left=low - pad)
     axes.set_yticks([])
-    axes.grid(visible=False)
-    axes.grid(visible=True, axis="x", color=GRID)
-    axes.set_axisbelow(True)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.10g}"))
-    axes.set_xlabel("step time (ms)")
+    _grid_along_time(axes)
+    _time_axis(axes, "step time (ms)")
     return canvas
 
 
@@ -152,9 +144,7 @@ def draw_timeline(figure: Timeline, *, width_pt: float) -> Canvas:
         _draw_track(axes, track)
     last = rows[-1]
     last.set_xlim(0, 1.02 * max(moment for track in figure.tracks for moment in _moments(track)))
-    last.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))
-    last.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.10g}"))
-    last.set_xlabel("time since the start of the backward (ms)")
+    _time_axis(last, "time since the start of the backward (ms)")
     canvas.legend(handles=_timeline_legend(figure), loc="outside upper left", ncols=3, columnspacing=1.2)
     return canvas
 
@@ -163,9 +153,7 @@ def _draw_track(axes: Any, track: Track) -> None:
     count = len(track.buckets)
     axes.set_title(printable(track.title), loc="left", pad=6)
     axes.set_ylim(count - 0.2, -0.8)
-    axes.grid(visible=False)
-    axes.grid(visible=True, axis="x", color=GRID)
-    axes.set_axisbelow(True)
+    _grid_along_time(axes)
     if track.compute_end_ms is not None:
         axes.axvline(track.compute_end_ms, **_COMPUTE_END)
         if track.end_ms is not None and track.end_ms > track.compute_end_ms:
@@ -202,3 +190,15 @@ def _timeline_legend(figure: Timeline) -> list[Any]:
     if any(t.end_ms is not None for t in figure.tracks):
         handles.append(Patch(label="exposed", **_EXPOSED))
     return handles
+
+
+def _grid_along_time(axes: Any) -> None:
+    axes.grid(visible=False)
+    axes.grid(visible=True, axis="x", color=GRID)
+    axes.set_axisbelow(True)
+
+
+def _time_axis(axes: Any, label: str) -> None:
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.10g}"))
+    axes.set_xlabel(label)

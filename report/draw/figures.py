@@ -14,7 +14,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure as Canvas
 
 from report.draw.chart import draw_chart
-from report.draw.durations import draw_bars, draw_spread, draw_timeline
+from report.draw.durations import draw_bars, draw_boxes, draw_timeline
 from report.draw.palette import PAPER, RC, light, printable, stand_ins, themed
 from report.drawings import Bars, BoxPlot, Chart, Drawing
 
@@ -63,7 +63,7 @@ def _draw(figure: Drawing) -> Canvas:
     if isinstance(figure, Bars):
         return draw_bars(figure, width_pt=WIDTH_PT)
     if isinstance(figure, BoxPlot):
-        return draw_spread(figure, width_pt=WIDTH_PT)
+        return draw_boxes(figure, width_pt=WIDTH_PT)
     return draw_timeline(figure, width_pt=WIDTH_PT)
 
 
