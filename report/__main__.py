@@ -13,7 +13,7 @@ from report.build import build, write_markdown, write_pdf, write_png
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write what was asked for, print its path, return the exit status: 0, or 2 for a mistake of the user."""
+    """Write what was asked for, print its path, and return the exit status: 0, or 2 for a user's mistake."""
     return guarded("report", lambda: _main(argv))
 
 

@@ -1,4 +1,4 @@
-"""Where a step goes: each case as the sum of its parts, and the all-reduces of one step over time."""
+"""Shows where a step goes: the parts of each case, and the all-reduces of one step over time."""
 
 from __future__ import annotations
 
@@ -34,14 +34,15 @@ _DP_STAGES = {
 }
 _PHASES = ("data_ms", "forward_ms", "backward_ms", "optimizer_ms")
 _HOW = (
-    "Each bar is a step, its parts in the order of the legend, and its length their sum. Medians of the "
-    "anatomy pass, which is not the timed one; the tables give their intervals and what the instruments cost."
+    "Each bar is one step: its parts stand in the order of the legend, and its length is their sum. Values "
+    "are medians of the anatomy pass, not of the timed one; the tables give intervals and the cost of the "
+    "instruments."
 )
 _HOW_DDP = " Exposed communication is what synchronising adds to the step; backward is shown without it."
 _HOW_MIXED = f" “{MIXED}”: what communication adds was not measured there."
 _HOW_CHOSEN = (
-    " Of many cases the usual are drawn: default settings at every device count, the fastest bucket caps at "
-    "the most devices; steps of several micro-batches stand in the tables only."
+    " Of many cases the usual are drawn: default settings at every device count, and the fastest bucket caps "
+    "at the most devices. Steps of several micro-batches are in the tables only."
 )
 _HOW_DP = (
     " Outside apply and backward only device 0 works under DataParallel; its rest is the loss, the optimizer "
@@ -49,17 +50,17 @@ _HOW_DP = (
 )
 _HOW_TIMELINE = (
     "Time runs to the right from the start of the backward; a row is a bucket, in the order of all-reduce, "
-    "with its size. DDP launches a bucket once it and all before it are ready. Right of the dashed line no "
-    "gradient is left to compute, so what is hatched there is waited for. Of several ranks, the one that "
-    "finishes last is drawn. Medians over steps: readiness comes from the anatomy pass, the all-reduces "
-    "from the trace, whose profiler slows the step a little, so marks and bars can be slightly apart. What "
-    "is hatched is the wait of one rank in a few traced steps; the exposed time of verdict and tables comes "
+    "with its size. DDP launches a bucket once it and all before it are ready. Right of the dashed line all "
+    "gradients are computed, so the step waits for what is hatched. Of several ranks, the one that finishes "
+    "last is drawn. Values are medians over steps: readiness comes from the anatomy pass, the all-reduces "
+    "from the trace. The profiler slows traced steps a little, so marks and bars can be slightly apart. The "
+    "hatched time is that of one rank in a few traced steps; the exposed time of verdict and tables comes "
     "from all timed steps, so the two can differ."
 )
 
 
 def breakdown(workload: WorkloadCases, *, key: str) -> Bars | None:
-    """A stacked bar per case, the usual cases where there are many; None without an anatomy pass."""
+    """Make a stacked bar per case, of the usual cases where there are many; None without an anatomy pass."""
     chosen = _chosen(workload.cases)
     drawn = [(row, made) for row in records(chosen) if (made := parts(row))]
     if not drawn:
@@ -81,7 +82,7 @@ def breakdown(workload: WorkloadCases, *, key: str) -> Bars | None:
 
 
 def parts(row: Row) -> tuple[Part, ...]:
-    """A step's parts in milliseconds; none where the anatomy pass did not measure the case.
+    """Return a step's parts in milliseconds; none where the anatomy pass did not measure the case.
 
     Backward is shown without exposed communication, and DataParallel by its stages.
     """
@@ -130,7 +131,7 @@ def _label(row: Row, device: str, made: tuple[Part, ...]) -> str:
 
 
 def _caption(rows: list[Row], workload: WorkloadCases) -> str:
-    """The first DDP case at the most devices, and DataParallel beside it; without DDP what there is."""
+    """Describe the first DDP case at the most devices, and DP beside it; without DDP what there is."""
     ddp = workload.cases[workload.cases["mode"] == "ddp"]
     at = headline_count(ddp) or headline_count(workload.cases)
     there = [row for row in rows if finite(row["num_devices"]) == at] or rows
@@ -164,7 +165,7 @@ def _share(part_ms: float, whole_ms: float) -> str:
 
 
 def one_step(workload: WorkloadCases, buckets: pd.DataFrame, *, key: str) -> Timeline | None:
-    """The step of up to three DDP cases: default buckets, the best cap, one bucket; None without any."""
+    """Show one step of up to three DDP cases: default buckets, the best cap, one bucket; None without any."""
     chosen = _chosen_roles(workload.cases, buckets)
     if not chosen:
         return None
@@ -186,7 +187,7 @@ def one_step(workload: WorkloadCases, buckets: pd.DataFrame, *, key: str) -> Tim
 
 
 def _chosen_roles(cases: pd.DataFrame, buckets: pd.DataFrame) -> list[tuple[Row, str]]:
-    """Cases at the most devices that own them, each with what it is."""
+    """Choose cases at the most devices that are not shared, each with its role."""
     moments = buckets["rank"].notna() & buckets[["ready_ms", "done_ms"]].notna().any(axis=1)
     drawable = cases[cases["case_id"].isin(buckets.loc[moments, "case_id"])]
     rows = records(at_headline(drawable, free="bucket_cap_mb"))
@@ -210,7 +211,7 @@ def _chosen_roles(cases: pd.DataFrame, buckets: pd.DataFrame) -> list[tuple[Row,
 
 
 def _track(rows: pd.DataFrame, role: str) -> tuple[str, Track]:
-    """The step of the rank whose last bucket is done last, or ready last where that is not known."""
+    """Show the rank whose last bucket is done last, or is ready last where that is not known."""
     last = rows.groupby("rank")[["done_ms", "ready_ms"]].max()
     by = "done_ms" if last["done_ms"].notna().any() else "ready_ms"
     rank = last[by].idxmax()

@@ -1,4 +1,4 @@
-"""Runs in, page out: HTML, Markdown, figures as PNG, or the page as PDF through a browser's print."""
+"""Writes runs as an HTML page, as Markdown, as PNG figures, or as PDF through a browser's print."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from bench.results.store import load_run, replace_file
 from bench.text import markdown as escaped
 from report import files, view
 from report.draw import figures
-from report.drawings import Drawing
 from report.model import Page, RunView, Table
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
@@ -32,12 +31,11 @@ def build(runs: Sequence[Path], out: Path, *, predictions: Path | None = None) -
     UsageError for a folder that is no run, a file that holds no predictions, or a page that cannot be
     written.
     """
-    html = render(load(runs, out.parent, predictions=predictions))
-    write(out, html)
+    _write(out, render(load(runs, out.parent, predictions=predictions)))
     return out
 
 
-def write(out: Path, text: str) -> None:
+def _write(out: Path, text: str) -> None:
     """Write a file whole or not at all. Raises UsageError where it cannot be written."""
     try:
         replace_file(out, lambda part: part.write_text(text, encoding="utf-8", errors="backslashreplace"))
@@ -46,24 +44,13 @@ def write(out: Path, text: str) -> None:
 
 
 def load(runs: Sequence[Path], page_folder: Path, *, predictions: Path | None = None) -> Page:
-    """What a page in `page_folder` shows of `runs`. Raises UsageError for a folder that is no run."""
-    outlook = None if predictions is None else files.predictions(predictions)
-    return view.page([load_run(run) for run in runs], files.offered(runs, page_folder), outlook)
-
-
-def drawings(page: Page) -> list[Drawing]:
-    """Every figure of the page, in its order."""
-    own = [
-        figure
-        for run in page.runs
-        for figures in (run.figures, *(s.figures for s in (run.paper, run.predicted) if s is not None))
-        for figure in figures
-    ]
-    return [*(page.together.figures if page.together else ()), *own]
+    """Read what a page in `page_folder` shows of `runs`. Raises UsageError for a folder that is no run."""
+    predicted = None if predictions is None else files.predictions(predictions)
+    return view.page([load_run(run) for run in runs], files.offered(runs, page_folder), predicted)
 
 
 def render(page: Page) -> str:
-    """The page as HTML; the template only places what the view model holds."""
+    """Return the page as HTML; the template only places what the view model holds."""
     environment = Environment(
         loader=PackageLoader("report"),
         autoescape=True,
@@ -76,24 +63,24 @@ def render(page: Page) -> str:
     sha256 = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return environment.get_template("report.html.j2").render(
         page=page,
-        drawings={figure.key: figures.svg(figure) for figure in drawings(page)},
+        drawings={figure.key: figures.svg(figure) for figure in page.figures},
         script=script,
         script_sha256=sha256,
     )
 
 
 def write_markdown(runs: Sequence[Path], out: Path | None) -> str:
-    """The summary of `runs`: into `out`, whose path is returned, or returned itself."""
+    """Write the summary of `runs` to `out` and return its path; without `out` return the summary."""
     text = markdown(load(runs, Path()))
     if out is None:
         return text.rstrip("\n")
-    write(out, text)
+    _write(out, text)
     return str(out)
 
 
 def write_png(runs: Sequence[Path], folder: Path, *, predictions: Path | None = None) -> list[Path]:
-    """Every figure of `runs` as `folder`/KEY.png, on white; raises UsageError if one cannot be written."""
-    drawn = drawings(load(runs, folder, predictions=predictions))
+    """Write every figure of `runs` as `folder`/KEY.png, on white. Raises UsageError where it cannot."""
+    drawn = load(runs, folder, predictions=predictions).figures
     if not drawn:
         raise UsageError("there is no figure to write: no case on several devices has a measurement")
     try:
@@ -107,7 +94,7 @@ def write_png(runs: Sequence[Path], folder: Path, *, predictions: Path | None = 
 
 
 def write_pdf(runs: Sequence[Path], out: Path, *, predictions: Path | None = None) -> Path:
-    """The page of `runs` as Chromium prints it. Raises UsageError without a browser, or if it fails."""
+    """Print the page of `runs` to `out` with Chromium. Raises UsageError without it, or where it fails."""
     browser = next((path for name in _BROWSERS if (path := shutil.which(name)) is not None), None)
     if browser is None:
         raise UsageError("--pdf needs Chromium or Chrome on the PATH; install chromium, or print the page")
@@ -142,7 +129,7 @@ def _print(browser: str, page: Path, pdf: Path, profile: Path) -> None:
 
 
 def markdown(page: Page) -> str:
-    """Warnings, verdict, results and what was not measured of every run, in GitHub's dialect."""
+    """Return warnings, verdict, results and what was not measured of every run, in GitHub's dialect."""
     parts = [part for run in page.runs for part in _run(run)]
     above = [page.differences] if page.differences is not None else []
     above += page.together.tables if page.together is not None else ()

@@ -1,4 +1,4 @@
-"""Step time against bucket cap: of one run, or of several side by side."""
+"""Shows step time against bucket cap, of one run or of several side by side."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LONGEST_TICK = 10
 
 
 def bucket_caps(workload: WorkloadCases, *, key: str) -> Chart | None:
-    """Step time against bucket cap, a panel per device count; None where no count has two caps."""
+    """Make a panel per device count of step time against bucket cap; None where no count has two caps."""
     by_count = points(workload)
     caps = in_order(by_count.values())
     drawn = _drawn(caps, by_count.values())
@@ -51,7 +51,7 @@ def bucket_caps(workload: WorkloadCases, *, key: str) -> Chart | None:
 
 
 def points(workload: WorkloadCases) -> dict[float, ByCap]:
-    """By device count and cap, DDP's step at its usual settings; the x of a point is not yet known."""
+    """Return DDP's step at its usual settings by device count and cap; the x of a point is not yet known."""
     ddp = usual_settings(workload.cases[workload.cases["mode"] == "ddp"], free="bucket_cap_mb")
     by_count: dict[float, ByCap] = {}
     for row in records(ddp.dropna(subset="num_devices").drop_duplicates(["num_devices", "bucket_cap_mb"])):
@@ -62,17 +62,17 @@ def points(workload: WorkloadCases) -> dict[float, ByCap]:
 
 
 def in_order(groups: Iterable[ByCap]) -> list[str]:
-    """Every cap once: the default, then numbers by size, then lists."""
+    """Return every cap once: the default, then numbers by size, then lists."""
     return sorted({cap for marks in groups for cap in marks}, key=_cap_order)
 
 
 def placed(marks: ByCap, drawn: Sequence[str]) -> tuple[Point, ...]:
-    """The marks of the drawn caps, each at the place of its cap."""
+    """Return the marks of the drawn caps, each at the place of its cap."""
     return tuple(replace(marks[cap], x=float(i)) for i, cap in enumerate(drawn) if cap in marks)
 
 
 def _drawn(caps: list[str], by_count: Iterable[ByCap]) -> list[str]:
-    """As many caps as can be told apart: the default, the best at each count, and others evenly."""
+    """Choose as many caps as can be told apart: the default, the best at each count, and others evenly."""
     if len(caps) <= _MOST_CAPS:
         return caps
     best = {min(marks, key=lambda cap: marks[cap].y) for marks in by_count}
@@ -88,7 +88,7 @@ def _step_point(row: Row) -> Point | None:
 
 
 def _finding(marks: ByCap) -> str:
-    """The cap with the shortest step, beside the default where that is another."""
+    """Name the cap with the shortest step, and the default where that is another."""
     best = min(marks, key=lambda cap: marks[cap].y)
     default = marks.get("default")
     beside = (

@@ -1,4 +1,4 @@
-"""What changes with the number of devices: throughput, efficiency, DDP against DataParallel, memory."""
+"""Shows what changes with the number of devices: throughput, efficiency, DDP against DP, memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BARS = "Bars are 95% intervals over rounds."
 
 
 def throughput(workload: WorkloadCases, *, key: str) -> Chart | None:
-    """Throughput against devices, with the ideal line from “single”; None without a multi-device case."""
+    """Show throughput against devices, with the ideal line from “single”; None without several devices."""
     series = by_devices(workload, "images_per_s", 1.0)
     if all(s.style == "single" for s in series):
         return None
@@ -57,7 +57,7 @@ def throughput(workload: WorkloadCases, *, key: str) -> Chart | None:
 
 
 def efficiency(workload: WorkloadCases, *, key: str) -> Chart | None:
-    """Efficiency in percent against devices, 100 being ideal; None without a multi-device case."""
+    """Show efficiency in percent against devices, 100 being ideal; None without several devices."""
     series = tuple(s for s in by_devices(workload, "efficiency", 100.0) if s.style != "single")
     if not series:
         return None
@@ -72,13 +72,13 @@ def efficiency(workload: WorkloadCases, *, key: str) -> Chart | None:
         panels=(Panel("", (*series, ideal)),),
         caption=_efficiency_caption(series, workload.device),
         how_to_read="Efficiency is throughput over that of “single”, divided by the number of devices; "
-        f"100% is ideal, and what is missing was lost on the way. {BARS}{hollow_note(series)}",
+        f"100% is ideal. {BARS}{hollow_note(series)}",
         log_x=max(counts) > LOG_FROM,
     )
 
 
 def by_devices(workload: WorkloadCases, column: str, factor: float) -> tuple[Series, ...]:
-    """A series per mode of `column` times `factor` over device counts, DDP at its usual settings."""
+    """Make a series per mode of `column` times `factor` over device counts, DDP at its usual settings."""
     made = []
     for mode in ("single", "dp", "ddp"):
         rows = records(by_mode(workload.cases, mode))
@@ -96,17 +96,17 @@ def _point(row: Row, column: str, factor: float) -> Point | None:
 
 
 def marked(x: float, y: Interval, row: Row) -> Point:
-    """A mark at `x`, hollow where the case's devices are shared."""
+    """Make a mark at `x`, hollow where the case's devices are shared."""
     return Point.at(x, y, hollow=truth(row["oversubscribed"]))
 
 
 def hollow_note(series: Iterable[Series]) -> str:
-    """What hollow marks mean, where there are any."""
+    """Say what hollow marks mean, where there are any."""
     return _HOLLOW if any(p.hollow for s in series for p in s.points) else ""
 
 
 def _headline(series: tuple[Series, ...]) -> list[tuple[Point, str]]:
-    """The modes at the most devices that are not shared, best first; shared ones where all are."""
+    """Return the modes at the most devices that are not shared, best first; shared ones where all are."""
     marks = [(p, s.label) for s in series if s.style in {"dp", "ddp"} for p in s.points]
     at = max((p for p, _ in marks), key=lambda p: (p.x > 1, not p.hollow, p.x))
     return sorted(((p, label) for p, label in marks if p.x == at.x), key=lambda mark: -mark[0].y)
@@ -121,11 +121,11 @@ def _throughput_caption(series: tuple[Series, ...], device: str) -> str:
 def _efficiency_caption(series: tuple[Series, ...], device: str) -> str:
     marks = _headline(series)
     kept = ", ".join(f"{name} {with_interval(p.interval, '%')}" for p, name in marks)
-    return f"Kept of ideal at {on_devices(marks[0][0], device)}: {kept}."
+    return f"Efficiency at {on_devices(marks[0][0], device)}: {kept}."
 
 
 def on_devices(point: Point, device: str, num_devices: float | None = None) -> str:
-    """`2 GPUs`, and whether they are shared."""
+    """Return `2 GPUs`, and whether they are shared."""
     shared = " (shared)" if point.hollow else ""
     return plural(point.x if num_devices is None else num_devices, device) + shared
 
@@ -135,12 +135,12 @@ def _counts(series: Iterable[Series]) -> list[float]:
 
 
 def device_ticks(counts: list[float]) -> tuple[Tick, ...]:
-    """A tick at every device count, and at one."""
+    """Place a tick at every device count, and at one."""
     return tuple(Tick(n, f"{n:.0f}") for n in sorted({1.0, *counts}))
 
 
 def dp_against_ddp(workload: WorkloadCases, blocks: pd.DataFrame, *, key: str) -> Chart | None:
-    """Throughput of DDP over that of DataParallel; None where no device count has both."""
+    """Show throughput of DDP over that of DataParallel; None where no device count has both."""
     dp = {finite(row["num_devices"]): row for row in records(by_mode(workload.cases, "dp"))}
     points, other_mode = [], "DP"
     for row in records(by_mode(workload.cases, "ddp")):
@@ -174,7 +174,7 @@ def dp_against_ddp(workload: WorkloadCases, blocks: pd.DataFrame, *, key: str) -
 
 
 def memory(workload: WorkloadCases, *, key: str) -> Chart | None:
-    """Most memory in use on the fullest device; None where it was not measured, as on CPU cores."""
+    """Show most memory in use on the fullest device; None where it was not measured, as on CPU cores."""
     series = by_devices(workload, "peak_mem_mib", 1.0)
     counts = _counts(series)
     if not counts:

@@ -1,4 +1,4 @@
-"""What a figure shows, as plain data to draw; the words around it are final."""
+"""Holds what a figure shows, as plain data to draw; the words around it are final."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Point:
 
     @classmethod
     def at(cls, x: float, value: Interval, *, hollow: bool = False) -> Point:
-        """A mark of `value` at `x`, without an interval where that is unknown."""
+        """Make a mark of `value` at `x`, without an interval where that is unknown."""
         low, high = (end if math.isfinite(end) else None for end in (value.low, value.high))
         return cls(x, value.estimate, low, high, hollow)
 
@@ -82,7 +82,7 @@ class Figure:
 
     @property
     def alt(self) -> str:
-        """What a reader who cannot see the figure is told: what it shows, then its finding."""
+        """Say to a reader who cannot see the figure what it shows, then its finding."""
         return f"{self.title}. {self.caption}"
 
 
@@ -100,13 +100,13 @@ class Chart(Figure):
 
     @property
     def alt(self) -> str:
-        """Its axes, then its finding."""
+        """Say its axes, then its finding."""
         return f"{self.y_label} against {self.x_label}. {self.caption}"
 
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of a bar: a label of the legend and a duration."""
+    """A part of a bar: a label of the legend and a duration."""
 
     label: str
     ms: float

@@ -1,4 +1,4 @@
-"""What the page can offer of a run's own files: texts that fit into it, traces that lie beside it."""
+"""Reads what the page can offer of a run's own files: texts that fit into it, traces that lie beside it."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _TRACE = re.compile(r"(?P<case_id>.+)-rank(?P<rank>\d+)\.json\.gz")
 
 
 def offered(folders: Sequence[Path], page_folder: Path) -> tuple[RunFiles, ...]:
-    """The files of every run in `folders` that a page in `page_folder` can carry or link to."""
+    """Return the files of every run in `folders` that a page in `page_folder` can carry or link to."""
     return tuple(_of_run(folder, page_folder, f"run{i}") for i, folder in enumerate(folders, start=1))
 
 
 def predictions(path: Path) -> Outlook:
-    """What `bench.predict --out` wrote. Raises UsageError where the file holds something else."""
+    """Read what `bench.predict --out` wrote. Raises UsageError where the file holds something else."""
     return Outlook.from_json(bounded.read_bytes(path, most_bytes=_MOST_PREDICTIONS_BYTES), source=str(path))
 
 
@@ -60,7 +60,7 @@ def _of_run(folder: Path, page_folder: Path, key: str) -> RunFiles:
 
 
 def _without_formulas(table: str) -> str:
-    """The table as `bench.results.store` writes it, should someone else have written it."""
+    """Write the table as `bench.results.store` does, in case someone else has written it."""
     safe = io.StringIO()
     try:
         rows = ([csv_cell(csv_text(cell)) for cell in row] for row in csv.reader(io.StringIO(table)))
@@ -71,7 +71,10 @@ def _without_formulas(table: str) -> str:
 
 
 def _traces(folder: Path, page_folder: Path) -> dict[str, tuple[Hyperlink, ...]]:
-    """Links by case, lowest rank first; none unless the run lies in the page's folder, so that both move."""
+    """Return links by case, lowest rank first; none unless the run lies in the page's folder.
+
+    Links are relative, so the page and the run have to move together.
+    """
     try:
         below = folder.resolve().relative_to(page_folder.resolve())
     except ValueError:

@@ -1,4 +1,4 @@
-"""Everything the page shows, as plain data: strings are final; report/drawings.py has the figures."""
+"""Holds everything the page shows, as plain data: strings are final; report/drawings.py has the figures."""
 
 from __future__ import annotations
 
@@ -132,3 +132,9 @@ class Page:
     runs: tuple[RunView, ...]
     differences: Table | None
     together: Section | None = None
+
+    @property
+    def figures(self) -> list[Drawing]:
+        """Every figure of the page, in its order."""
+        parts = [self.together, *(part for run in self.runs for part in (run, run.paper, run.predicted))]
+        return [figure for part in parts if part is not None for figure in part.figures]

@@ -1,4 +1,4 @@
-"""The DDP paper's experiments beside this run's: another machine, so only shapes compare."""
+"""Shows the DDP paper's experiments beside this run's; it is another machine, so only shapes compare."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ _CURVE_STYLES = ("ddp", "dp", "single", "other")
 
 
 def section(run: RunData, workload: WorkloadCases, *, key: str) -> Section | None:
-    """The section, for runs that vary one setting at a time as the paper does; None for others."""
+    """Make the section for runs that vary one setting at a time as the paper does; None for others."""
     settings = conditions.section(run.manifest, "settings")
     if settings.get("sweep") != "star" and run.manifest.get("preset") != "ddp-paper":
         return None
@@ -124,7 +124,7 @@ def _once(cases: pd.DataFrame, name: str, unit: str = "") -> str:
 
 
 def overlap(workload: WorkloadCases, blocks: pd.DataFrame, *, key: str) -> Bars | None:
-    """A step with default buckets beside one with a single bucket; None unless both were measured."""
+    """Show a step with default buckets beside one with a single bucket; None unless both were measured."""
     rows = records(at_headline(workload.cases, free="bucket_cap_mb"))
     usual = next((row for row in rows if text(row["bucket_cap_mb"]) == "default"), None)
     whole = next((row for row in rows if finite(row["num_buckets"]) == 1), None)
@@ -154,7 +154,7 @@ def overlap(workload: WorkloadCases, blocks: pd.DataFrame, *, key: str) -> Bars 
 
 
 def allreduce_curve(measured: pd.DataFrame, device: str, *, key: str) -> Chart | None:
-    """Time and bus bandwidth of one all-reduce over message sizes; None where that was not measured."""
+    """Show time and bus bandwidth of one all-reduce over message sizes; None where that was not measured."""
     groups = measured[measured["time_ms"] > 0].groupby(["num_devices", "backend"], dropna=False)
     every_kind = [records(rows.sort_values("bytes")) for _, rows in groups]
     kinds = [
@@ -185,8 +185,8 @@ def allreduce_curve(measured: pd.DataFrame, device: str, *, key: str) -> Chart |
         caption=f"{plural(n, device)}, {backend}: {size_label(sizes[0])} take "
         f"{least}, {size_label(sizes[-1])} {most}"
         f"{_best_rate(rates[-1])}.",
-        how_to_read="Where the time stays level, a message costs the same however small it is, and small "
-        "buckets waste it; where bandwidth stays level, the link is full. Both axes are logarithmic. "
+        how_to_read="Where the time is level, a smaller message takes no less time, so small buckets waste "
+        "it. Where the bandwidth is level, the link is full. Both axes are logarithmic. "
         "Bars are 95% intervals over repetitions.",
         beside="The same curve for NCCL and Gloo led to DDP's buckets, because small messages are costly; no "
         "number of it is quoted here.",
@@ -196,7 +196,7 @@ def allreduce_curve(measured: pd.DataFrame, device: str, *, key: str) -> Chart |
 
 
 def devices(workload: WorkloadCases, *, key: str) -> Chart | None:
-    """Step time against devices; None where DDP ran at one count only."""
+    """Show step time against devices; None where DDP ran at one count only."""
     series = []
     for mode, label in (("single", "single"), ("ddp", "DDP")):
         rows = [
@@ -227,7 +227,7 @@ def devices(workload: WorkloadCases, *, key: str) -> Chart | None:
 
 
 def accumulation(workload: WorkloadCases, *, key: str) -> Chart | None:
-    """Time per micro-batch against steps per synchronisation; None unless more than one was measured."""
+    """Show time per micro-batch against steps per synchronisation; None unless several were measured."""
     rows = records(at_headline(workload.cases, free="accumulate").sort_values("accumulate"))
     steps = [(row, finite(row["accumulate"]), step_time(row)) for row in rows]
     points = tuple(marked(k, step.scaled(1 / k), row) for row, k, step in steps if k and step is not None)
@@ -257,7 +257,7 @@ def accumulation(workload: WorkloadCases, *, key: str) -> Chart | None:
 
 
 def size_label(num_bytes: float | None) -> str:
-    """`64 KiB`, `1 MiB`."""
+    """Return `64 KiB`, `1 MiB`."""
     if num_bytes is None:
         return ""
     for unit in ("B", "KiB", "MiB"):

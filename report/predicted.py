@@ -1,4 +1,4 @@
-"""Predictions beside what was measured: scaling on hardware that was not at hand."""
+"""Shows predictions beside what was measured: scaling on hardware that was not at hand."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from bench.findings.wording import (
     DDP_DEFAULTS,
     cap_label,
     count,
+    device_noun,
     estimate,
     link_name,
     number,
@@ -23,11 +24,10 @@ from bench.scaling.document import Line, Mark, Outlook
 from bench.scaling.from_run import ddp_cases, identity
 from bench.scaling.validate import beside
 from bench.stats import Interval
-from report.devices import device_ticks, marked
+from report.devices import LOG_FROM, device_ticks, marked
 from report.drawings import MOST_RUNS, Chart, Panel, Point, Series
 from report.model import Section, Table, TableColumn
 
-LOG_FROM = 16
 _NOTE = "Predicted by python -m bench.predict, not measured: a simulation of one step, fed by a calibration."
 _HOW = (
     "Lines are predictions, their areas 95% intervals: where an area is wide, little is known. Diamonds with "
@@ -63,17 +63,17 @@ _CHECKED_NOTE = (
 _UNCHECKED = "How far predictions are off was not measured: bench.predict --validate predicts measured cases."
 
 
-def section(run: RunData, outlook: Outlook, *, key: str) -> Section:
-    """The section that shows `outlook` beside the cases of `run`."""
-    caps = dict.fromkeys(line.bucket_cap_mb for line in outlook.lines)
-    by_cap = [[line for line in outlook.lines if line.bucket_cap_mb == cap][:MOST_RUNS] for cap in caps]
-    unchecked = () if outlook.validation else (_UNCHECKED,)
-    made = (_predictions(outlook), _validation(outlook))
+def section(run: RunData, predictions: Outlook, *, key: str) -> Section:
+    """Show `predictions` beside the cases of `run`."""
+    caps = dict.fromkeys(line.bucket_cap_mb for line in predictions.lines)
+    by_cap = [[line for line in predictions.lines if line.bucket_cap_mb == cap][:MOST_RUNS] for cap in caps]
+    unchecked = () if predictions.validation else (_UNCHECKED,)
+    made = (_predictions(predictions), _validation(predictions))
     return Section(
         title="On hardware you do not have",
-        notes=(_NOTE, *_unlike(run, outlook), *unchecked, *(() if made[0] else outlook.notes)),
+        notes=(_NOTE, *_unlike(run, predictions), *unchecked, *(() if made[0] else predictions.notes)),
         figures=tuple(
-            _figure(run, outlook, lines, name, f"{key}-{i}", several=len(caps) > 1)
+            _figure(run, predictions, lines, name, f"{key}-{i}", several=len(caps) > 1)
             for i, lines in enumerate(by_cap, start=1)
             for name in ("images_per_s", "efficiency")
         ),
@@ -82,11 +82,11 @@ def section(run: RunData, outlook: Outlook, *, key: str) -> Section:
 
 
 def _figure(
-    run: RunData, outlook: Outlook, lines: Sequence[Line], name: str, key: str, *, several: bool
+    run: RunData, predictions: Outlook, lines: Sequence[Line], name: str, key: str, *, several: bool
 ) -> Chart:
-    """Throughput or efficiency against devices; `several` bucket caps are told apart by the title."""
+    """Show throughput or efficiency against devices; `several` bucket caps are told apart by the title."""
     rate = name == "images_per_s"
-    device = "CPU core" if outlook.identity.device_type == "cpu" else "GPU"
+    device, link = device_noun(predictions.identity.device_type), predictions.identity.link
     suffix = f", bucket cap {cap_label(lines[0].bucket_cap_mb)}" if several else ""
     factor, unit = (1.0, "images/s") if rate else (100.0, "%")
     predicted = [
@@ -101,9 +101,9 @@ def _figure(
     ]
     broken = Series("breaks here", "break", tuple(Point(p.x, p.y) for p in at_break), joined=False)
     measured = Series(
-        f"measured, {link_name(outlook.identity.link)}" if outlook.identity.link else "measured",
+        f"measured, {link_name(link)}" if link else "measured",
         "single",
-        _measured(run, outlook, lines[0], name, factor),
+        _measured(run, predictions, lines[0], name, factor),
         joined=False,
     )
     counts = sorted({p.x for s in (*predicted, measured) for p in s.points})
@@ -146,8 +146,8 @@ def _point(mark: Mark, name: str, factor: float) -> Point:
     return Point.at(mark.num_devices, value.scaled(factor))
 
 
-def _measured(run: RunData, outlook: Outlook, line: Line, name: str, factor: float) -> tuple[Point, ...]:
-    """The run's own cases of what the line predicts, on another network maybe."""
+def _measured(run: RunData, predictions: Outlook, line: Line, name: str, factor: float) -> tuple[Point, ...]:
+    """Return the run's own cases of what the line predicts, possibly on another network."""
     usual = {
         **DDP_DEFAULTS,
         "bucket_cap_mb": line.bucket_cap_mb,
@@ -157,7 +157,7 @@ def _measured(run: RunData, outlook: Outlook, line: Line, name: str, factor: flo
     rows = [
         row
         for row in ddp_cases(run)
-        if not differences(identity(run, row), outlook.identity)
+        if not differences(identity(run, row), predictions.identity)
         and (text(row["scaling"]), int(row["batch_per_device"])) == (line.scaling, line.batch_size)
         and all(row[setting] == value for setting, value in usual.items())
     ]
@@ -169,16 +169,16 @@ def _measured(run: RunData, outlook: Outlook, line: Line, name: str, factor: flo
     )
 
 
-def _unlike(run: RunData, outlook: Outlook) -> list[str]:
+def _unlike(run: RunData, predictions: Outlook) -> list[str]:
     cases = ddp_cases(run)
-    unlike = [differences(outlook.identity, identity(run, case)) for case in cases]
+    unlike = [differences(predictions.identity, identity(run, case)) for case in cases]
     if not unlike or not all(unlike):
         return []
     nearest = next(found for found in unlike if len(found) == min(map(len, unlike)))
     return [f"The calibration is not of this run: {'; '.join(nearest)}."]
 
 
-def _predictions(outlook: Outlook) -> Table | None:
+def _predictions(predictions: Outlook) -> Table | None:
     rows = tuple(
         (
             line.network,
@@ -190,17 +190,17 @@ def _predictions(outlook: Outlook) -> Table | None:
             with_interval(mark.exposed_comm_ms, "ms"),
             quantity(mark.wait_ms, "ms"),
         )
-        for line in outlook.lines
+        for line in predictions.lines
         for mark in line.marks
         if mark.asked
     )
-    return Table("Predictions", _TABLE_NOTE, _COLUMNS, rows, below=outlook.notes) if rows else None
+    return Table("Predictions", _TABLE_NOTE, _COLUMNS, rows, below=predictions.notes) if rows else None
 
 
-def _validation(outlook: Outlook) -> Table | None:
-    if not outlook.validation:
+def _validation(predictions: Outlook) -> Table | None:
+    if not predictions.validation:
         return None
-    several = len({case.network for case in outlook.validation}) > 1
+    several = len({case.network for case in predictions.validation}) > 1
     columns = (*((TableColumn("Link"),) if several else ()), *_CHECKED)
     rows = tuple(
         (
@@ -212,9 +212,9 @@ def _validation(outlook: Outlook) -> Table | None:
             with_interval(case.predicted_ms, "ms"),
             f"{case.error_pct:+.1f}%",
         )
-        for case in outlook.validation
+        for case in predictions.validation
     )
-    sizes = [abs(case.error_pct) for case in outlook.validation]
+    sizes = [abs(case.error_pct) for case in predictions.validation]
     below = f"Median error {number(median(sizes), 2)}%, worst {number(max(sizes), 2)}%, without signs."
-    more = tuple(filter(None, [beside(outlook.validation)]))
+    more = tuple(filter(None, [beside(predictions.validation)]))
     return Table("Error of the predictions", _CHECKED_NOTE, columns, rows, below=(below, *more))

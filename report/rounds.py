@@ -1,4 +1,4 @@
-"""How much rounds and steps vary: drift of the machine, step times of each rank, blocks of each case."""
+"""Shows how rounds and steps vary: drift of the machine, step times of each rank, blocks of each case."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from report.tables import Links
 _FEWEST_ROUNDS = 3
 _MOST_TICKS = 8
 _HOW_DRIFT = (
-    "Level is good. A slope is a machine that warms up or throttles, a dip in every mode at once something "
-    "else that ran. Cases take turns within a round, and ratios are formed inside a round, so such "
-    "drift cancels in speed-up, efficiency and comparisons; what differs between modes does not. A mark is "
-    "one round, so it has no interval. The vertical axis does not start at zero."
+    "A level line is good. A slope shows a machine that warms up or throttles; a dip of every mode at once "
+    "shows that something else ran. Cases take turns within a round, and ratios are formed inside a round, "
+    "so such drift cancels in speed-up, efficiency and comparisons. A difference between modes does not "
+    "cancel. A mark is one round, so it has no interval. The vertical axis does not start at zero."
 )
 _MOST_RANKS = 8
 _FEWEST_STEPS = 5
@@ -38,7 +38,7 @@ MOST_CELLS = 20_000
 
 
 def drift(workload: WorkloadCases, blocks: pd.DataFrame, *, key: str) -> Chart | None:
-    """Throughput of each round in percent of the case's median; None before three rounds."""
+    """Show throughput of each round in percent of the case's median; None before three rounds."""
     batches = {
         text(row["case_id"]): int(batch)
         for row in records(workload.cases)
@@ -77,7 +77,7 @@ def _of_headline_cases(workload: WorkloadCases, found: Mapping[str, ByRound]) ->
 
 
 def _headline_cases(workload: WorkloadCases) -> list[Row]:
-    """`single`, then DP and DDP at its usual settings at the headline count."""
+    """Return `single`, then DP and DDP at its usual settings at the headline count."""
     at = headline_count(workload.cases)
     return [
         row
@@ -107,7 +107,7 @@ def _ticks(every: list[int]) -> tuple[Tick, ...]:
 
 
 def step_times(workload: WorkloadCases, blocks: pd.DataFrame, *, key: str) -> BoxPlot | None:
-    """A box per rank of `single`, DP and default DDP at the headline count; None without step times."""
+    """Make a box per rank of `single`, DP and default DDP at the headline count; None without step times."""
     rows, of_many = [], False
     for row in _headline_cases(workload):
         ranks = _by_rank(row, workload.device, blocks)
@@ -149,7 +149,7 @@ def by_case(
     *,
     key: str,
 ) -> tuple[CaseRounds, ...]:
-    """Every measured case with its timed blocks, in the order of cases.csv within a workload."""
+    """Return every measured case with its timed blocks, in the order of cases.csv within a workload."""
     timed = blocks[blocks["phase"] == "timed"]
     per_step = timed.assign(ms=timed["block_ms"] / timed["num_steps"].astype("float64")).dropna(subset="ms")
     long = len(per_step) > MOST_CELLS
@@ -170,7 +170,7 @@ def by_case(
 
 
 def links(cases: Sequence[CaseRounds]) -> Links:
-    """What leads on from a case's row: to its rounds, and to the first of its traces."""
+    """Return the links of a case's row: to its rounds, and to the first of its traces."""
     found = {case.case_id: _links(case) for case in cases}
     return lambda row: found.get(text(row["case_id"]), ())
 
@@ -181,7 +181,7 @@ def _links(case: CaseRounds) -> tuple[Hyperlink, ...]:
 
 
 def _cells(rows: pd.DataFrame) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...], str]:
-    """A row per round, a column per rank."""
+    """Make a row per round and a column per rank."""
     wide = rows.pivot_table(index="round", columns="rank", values="ms", aggfunc="last")
     columns = ("round", *(f"rank {rank}" for rank in wide.columns))
     cells = tuple(
@@ -192,7 +192,7 @@ def _cells(rows: pd.DataFrame) -> tuple[tuple[str, ...], tuple[tuple[str, ...], 
 
 
 def _line(rows: pd.DataFrame) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...], str]:
-    """The longest rank of every round, in the order of the rounds."""
+    """Write the longest rank of every round on one line."""
     longest = rows.groupby("round")["ms"].max()
     return (), (), f"{longest.index[0]} to {longest.index[-1]}: {' '.join(_ms(ms) for ms in longest)} ms"
 

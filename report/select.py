@@ -1,4 +1,4 @@
-"""Which rows of cases.csv belong in one figure, and what is computed from a row."""
+"""Selects the rows of cases.csv that belong in one figure, and computes what a row implies."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class WorkloadCases:
 
     @property
     def devices_label(self) -> str:
-        """What an axis of device counts shows."""
+        """Label an axis of device counts."""
         return f"devices ({self.device}s), {self.scaling} scaling"
 
 
 def records(cases: pd.DataFrame) -> list[Row]:
-    """The rows as mappings from column to cell; a missing cell that is no number is None.
+    """Return the rows as mappings from column to cell; a missing cell that is no number is None.
 
     Not `DataFrame.to_dict`, which looks every column up by itself: a third of a page's time.
     """
@@ -46,7 +46,7 @@ def records(cases: pd.DataFrame) -> list[Row]:
 
 
 def step_time(row: Row) -> Interval | None:
-    """Milliseconds per optimizer step as global batch / throughput, so that it has throughput's interval."""
+    """Return ms per optimizer step as global batch / throughput, so that it has throughput's interval."""
     rate, batch = estimate(row, "images_per_s"), finite(row["global_batch"])
     if rate is None or batch is None or rate.estimate <= 0 or rate.low <= 0:
         return None
@@ -54,7 +54,7 @@ def step_time(row: Row) -> Interval | None:
 
 
 def workloads(cases: pd.DataFrame) -> list[WorkloadCases]:
-    """The cases that worked, one entry per workload in order of appearance."""
+    """Return the cases that worked, one entry per workload in order of appearance."""
     ok = cases[cases["status"] == "ok"].copy()
     if ok.empty:
         return []
@@ -73,7 +73,7 @@ def workloads(cases: pd.DataFrame) -> list[WorkloadCases]:
 
 
 def _equal_layouts(ok: pd.DataFrame, cases: pd.DataFrame) -> dict[str, tuple[str, ...]]:
-    """By cap of a measured case, the caps that were skipped because they make the same buckets."""
+    """Return, by cap of a measured case, the caps that were skipped because they make the same buckets."""
     cap_of = {text(row["case_id"]): text(row["bucket_cap_mb"]) for row in records(ok)}
     skipped = cases[cases["status"] == "skipped"]
     found: dict[str, dict[str, None]] = {}
@@ -99,7 +99,7 @@ def _workload_label(row: Row) -> str:
 
 
 def usual_settings(ddp: pd.DataFrame, *, free: str = "") -> pd.DataFrame:
-    """DDP cases at PyTorch's defaults; where a default was not measured, at the first value that was.
+    """Keep DDP cases at PyTorch's defaults; where a default was not measured, at the first value that was.
 
     `free` names the setting that may take any value.
     """
@@ -113,14 +113,14 @@ def usual_settings(ddp: pd.DataFrame, *, free: str = "") -> pd.DataFrame:
 
 
 def by_mode(cases: pd.DataFrame, mode: str) -> pd.DataFrame:
-    """One case per device count: plain `single` or `dp` cases, or DDP at its usual settings."""
+    """Keep one case per device count: plain `single` or `dp` cases, or DDP at its usual settings."""
     rows = cases[cases["mode"] == mode]
     rows = usual_settings(rows) if mode == "ddp" else rows
     return rows.drop_duplicates("num_devices").sort_values("num_devices")
 
 
 def headline_count(cases: pd.DataFrame) -> int | None:
-    """The largest device count whose devices are not shared, else the largest; None without several."""
+    """Return the largest count of devices that are not shared, else the largest; None without several."""
     several = cases[cases["num_devices"].fillna(0) > 1]
     shared = several["oversubscribed"].fillna(value=False).astype(bool)
     counts = several.loc[~shared if (~shared).any() else shared, "num_devices"]
@@ -128,13 +128,13 @@ def headline_count(cases: pd.DataFrame) -> int | None:
 
 
 def at_headline(cases: pd.DataFrame, *, free: str) -> pd.DataFrame:
-    """DDP at its usual settings but for one that is free, at the headline count."""
+    """Keep DDP at its usual settings but for one that is free, at the headline count."""
     ddp = cases[cases["mode"] == "ddp"]
     return usual_settings(ddp[ddp["num_devices"] == headline_count(ddp)], free=free)
 
 
 def throughput_ratio(row: Row, reference: Row, blocks: pd.DataFrame) -> Interval | None:
-    """Throughput of a case over that of another, paired within rounds; None without common rounds."""
+    """Divide throughput of a case by that of another within rounds; None without common rounds."""
     batches = {text(r["case_id"]): int(r["global_batch"]) for r in (row, reference)}
     by_round = images_per_s_by_round(blocks[blocks["case_id"].isin(list(batches))], batches)
     if by_round.keys() != batches.keys():

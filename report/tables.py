@@ -1,4 +1,4 @@
-"""The tables of a run: every measured number with its unit, blanks where nothing was measured."""
+"""Makes the tables of a run: every measured number with its unit, blanks where nothing was measured."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ Links = Callable[[Row], tuple[Hyperlink, ...]]
 
 
 def value(name: str, column: str, unit: str) -> Field:
-    """A number without an interval."""
+    """Make a column of numbers without an interval."""
     return TableColumn(name, "number"), lambda row: quantity(finite(row[column]), unit)
 
 
 def interval(name: str, column: str, unit: str, factor: float = 1.0) -> Field:
-    """A number with its interval where one is known."""
+    """Make a column of numbers with their intervals where known."""
     return TableColumn(name, "number"), lambda row: ranged(row, column, unit, factor)
 
 
 def linked(name: str, column: str, links: Links) -> Field:
-    """A count, or where it leads on to."""
+    """Make a column of counts, or of the links that stand for them."""
     return TableColumn(
         name, "links"
     ), lambda row: " ".join(link.label for link in links(row)) or count(finite(row[column]))
 
 
 def whole(name: str, column: str) -> Field:
-    """A count."""
+    """Make a column of counts."""
     return TableColumn(name, "number"), lambda row: count(finite(row[column]))
 
 
@@ -73,7 +73,7 @@ def table(
     *,
     links: Links | None = None,
 ) -> Table | None:
-    """The table without rows and columns that are blank throughout; None when nothing is left."""
+    """Make a table without rows and columns that are blank throughout; None when nothing is left."""
     fields = (*name, *values)
     every = [(row, [show(row) for _, show in fields]) for row in records(cases)]
     shown = [(row, cells) for row, cells in every if any(cells[len(name) :])]
@@ -149,7 +149,7 @@ _BUCKETS_NOTE = "DDP's buckets after the rebuild. Caps that make equal sizes are
 
 
 def tables(ok: pd.DataFrame, links: Links) -> tuple[Table, ...]:
-    """Tables of the measured cases; `ok` has a column `workload`, blank where naming it says nothing.
+    """Make the tables of the measured cases; `ok` has a column `workload`, blank where there is only one.
 
     `links` leads from a case's row of the results to its rounds and trace.
     """
@@ -167,7 +167,7 @@ def tables(ok: pd.DataFrame, links: Links) -> tuple[Table, ...]:
 
 
 def unmeasured(cases: pd.DataFrame) -> Table | None:
-    """Every case without a measurement, and why."""
+    """Tabulate every case without a measurement, and why."""
     rows = cases[cases["status"] != "ok"]
     return table("Not measured", "Planned cases that have no numbers, and why.", rows, (), UNMEASURED)
 
@@ -206,8 +206,8 @@ _COLUMNS: tuple[tuple[Field, str], ...] = (
     ),
 )
 _NOTE = (
-    "Per step of every DDP case on several devices: several measures of the same thing, side by side, "
-    "because none of them is the whole truth."
+    "Per step of every DDP case on several devices: several measures of the same thing side by side, because "
+    "each leaves something out."
 )
 _WHY_TRACE_HIGHER = (
     "Hidden counts the time that communication adds to the step, so compute that it slows and waiting for "
@@ -220,7 +220,7 @@ _WHY_TRACE_LOWER = (
 
 
 def communication(ok: pd.DataFrame) -> Table | None:
-    """The table, what its columns are, and why the trace and the subtraction disagree where they do."""
+    """Make the table, what its columns mean, and why the trace and the subtraction disagree where they do."""
     ddp = ok[(ok["mode"] == "ddp") & (ok["num_devices"] > 1)]
     made = table("Communication", _NOTE, ddp, NAME, [field for field, _ in _COLUMNS])
     if made is None:

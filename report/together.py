@@ -1,4 +1,4 @@
-"""Several runs in one drawing: machines, versions or settings side by side."""
+"""Shows several runs in one drawing: machines, versions or settings side by side."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from report.select import WorkloadCases, records
 
 _MODES = ("dp", "ddp")
 _HOW = (
-    "Each run has its colour, mark and line. Runs were not measured in turns, so a difference holds for the "
-    "whole of the conditions above, time of day included; python -m bench.gate compares two runs strictly. "
+    "Each run has its colour, mark and line. Runs were not measured in turns, so any of the conditions "
+    "above, and the time of day, can cause a difference; python -m bench.gate compares two runs strictly. "
 )
 _NOTE = "The same cases of every run, beside each other."
 _UNLIKE = "The runs do not measure the same work, so only ratios compare: "
@@ -43,7 +43,7 @@ class _Run:
 
 
 def section(titles: Sequence[str], measured: Sequence[Sequence[WorkloadCases]]) -> Section | None:
-    """What can be drawn of several runs together, run by run in the order given; None for fewer than two.
+    """Show what can be drawn of several runs together, in the order given; None for fewer than two.
 
     Workloads of one name belong together; runs that have one workload each are compared whatever its name.
     """
@@ -115,7 +115,7 @@ def _against_devices(
     device: str,
     how: str,
 ) -> Chart | None:
-    """A panel per mode, a series per run."""
+    """Make a panel per mode and a series per run."""
     name, factor, unit = column
     key, title, y_label = words
     found = [
@@ -150,7 +150,7 @@ def _against_devices(
 
 
 def _caps(group: Sequence[_Run], key: str, device: str) -> Chart | None:
-    """A panel per device count that several runs swept."""
+    """Make a panel per device count that several runs swept."""
     by_run = [(run, caps.points(run.workload)) for run in group]
     counts = sorted({n for _, by_count in by_run for n, marks in by_count.items() if len(marks) > 1})
     several = {n: [run for run, by_count in by_run if len(by_count.get(n, {})) > 1] for n in counts}
@@ -191,7 +191,7 @@ def _caps(group: Sequence[_Run], key: str, device: str) -> Chart | None:
 
 
 def _bare(points: Sequence[Point]) -> tuple[Point, ...]:
-    """Marks of several runs leave no room for the number of buckets beside each."""
+    """Drop the number of buckets beside each mark: several runs leave no room for it."""
     return tuple(replace(point, note="") for point in points)
 
 
@@ -202,7 +202,7 @@ def _best(series: Series, order: Sequence[str]) -> str:
 
 
 def _finding(panel: Panel, device: str, unit: str) -> str:
-    """The most devices of their own that most runs have, and each run there, best first."""
+    """Name each run, best first, at the largest count of unshared devices that most runs have."""
     counts = [p.x for series in panel.series for p in series.points]
     shared = {p.x for series in panel.series for p in series.points if p.hollow}
     at = max(set(counts), key=lambda n: (counts.count(n), n not in shared, n))
@@ -215,7 +215,7 @@ def _finding(panel: Panel, device: str, unit: str) -> str:
 
 
 def _table(group: Sequence[_Run]) -> Table | None:
-    """Throughput of every case that several runs have, a column per run."""
+    """Tabulate throughput of every case that several runs have, a column per run."""
     device = _device(group)
     by_run = [{case_label(row, device): row for row in records(run.workload.cases)} for run in group]
     names = dict.fromkeys(name for rows in by_run for name in rows)

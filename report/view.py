@@ -1,4 +1,4 @@
-"""Rows to view model: everything the page shows, from the runs and nothing else."""
+"""Turns the rows of runs into everything that the page shows."""
 
 from __future__ import annotations
 
@@ -23,20 +23,17 @@ SHARED_WARNING = (
 )
 
 
-def page(runs: Sequence[RunData], files: Sequence[RunFiles] = (), outlook: Outlook | None = None) -> Page:
-    """The whole page; several runs stand one after another, their differences first.
+def page(runs: Sequence[RunData], files: Sequence[RunFiles] = (), predictions: Outlook | None = None) -> Page:
+    """Make the whole page; several runs stand one after another, their differences first.
 
-    `files` are what the page offers of each run's files, in the order of the runs; `outlook` are predictions,
+    `files` are what the page offers of each run's files, in the order of the runs; `predictions` are
     shown with the first run.
     """
     offered = files or [RunFiles()] * len(runs)
     titles = _titles(runs)
-    outlooks = [outlook, *([None] * (len(runs) - 1))]
     views = tuple(
-        _run_view(run, own, title, f"run{i}", predictions)
-        for i, (run, own, title, predictions) in enumerate(
-            zip(runs, offered, titles, outlooks, strict=True), 1
-        )
+        _run_view(run, own, title, f"run{i}", predictions if i == 1 else None)
+        for i, (run, own, title) in enumerate(zip(runs, offered, titles, strict=True), 1)
     )
     if len(views) == 1:
         return Page(title=titles[0], runs=views, differences=None)
@@ -49,7 +46,7 @@ def page(runs: Sequence[RunData], files: Sequence[RunFiles] = (), outlook: Outlo
 
 
 def _titles(runs: Sequence[RunData]) -> list[str]:
-    """The name of each run; runs that share one go by their folder too, or by a number."""
+    """Name each run; runs that share a name go by their folder too, or by a number."""
     names = [plain(run.manifest.get("name")) or run.path.name for run in runs]
     names = [
         name if names.count(name) == 1 else f"{name} ({run.path.name})"
@@ -61,7 +58,7 @@ def _titles(runs: Sequence[RunData]) -> list[str]:
     ]
 
 
-def _run_view(run: RunData, files: RunFiles, title: str, key: str, outlook: Outlook | None = None) -> RunView:
+def _run_view(run: RunData, files: RunFiles, title: str, key: str, predictions: Outlook | None) -> RunView:
     cases = run.cases
     measured = workloads(cases)
     several = len(measured) > 1
@@ -96,12 +93,14 @@ def _run_view(run: RunData, files: RunFiles, title: str, key: str, outlook: Outl
         ),
         condition_tables=(ranks,) if ranks else (),
         topology=conditions.topology(run.manifest),
-        predicted=None if outlook is None else predicted.section(run, outlook, key=f"{key}-predicted"),
+        predicted=None
+        if predictions is None
+        else predicted.section(run, predictions, key=f"{key}-predicted"),
     )
 
 
 def _figures(workload: WorkloadCases, run: RunData, *, key: str, with_caps: bool) -> tuple[Drawing, ...]:
-    """Every figure there is data for; bucket caps only where they are not drawn beside the paper's."""
+    """Make every figure there is data for; bucket caps only where they are not drawn beside the paper's."""
     made = (
         devices.throughput(workload, key=key),
         devices.efficiency(workload, key=key),

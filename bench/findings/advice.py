@@ -1,4 +1,4 @@
-"""What to change at a device count, and what it gains: every other case against DDP as it comes."""
+"""Says what to change at a device count and what it gains: every other case against DDP's defaults."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ class Alternative:
 
     @property
     def wins(self) -> bool:
-        """Whether it is faster beyond the noise."""
+        """Tell whether it is faster beyond the noise."""
         return self.ratio.low > 1
 
     @property
     def words(self) -> str:
-        """The gain and what comes with it."""
+        """Return the gain and what comes with it."""
         caveats = f" ({'; '.join(self.caveats)})" if self.caveats else ""
         return f"{gain(self.ratio)} images/s{caveats}"
 
 
 def reference_case(here: pd.DataFrame) -> pd.Series:
-    """What a user gets by default: DDP without settings, else the first DDP case, else the first case."""
+    """Return what a user gets by default: DDP without settings, else the first DDP case, else the first."""
     ddp = here[here["mode"] == "ddp"]
     if ddp.empty:
         return here.iloc[0]
@@ -56,7 +56,7 @@ def reference_case(here: pd.DataFrame) -> pd.Series:
 
 
 def alternatives(ok: pd.DataFrame, throughput: Mapping[str, ByRound], count: int) -> list[Alternative]:
-    """Every other case at `count` devices, and one device alone, against the reference there.
+    """Compare every other case at `count` devices, and one device alone, with the reference there.
 
     The best of several is picked after the fact: intervals hold for all of them at once (Bonferroni).
     """
@@ -77,7 +77,7 @@ def alternatives(ok: pd.DataFrame, throughput: Mapping[str, ByRound], count: int
 
 
 def advice(ok: pd.DataFrame, throughput: Mapping[str, ByRound], count: int) -> list[str]:
-    """What to change on `count` devices and its gain, or that nothing measured is worth it."""
+    """Say what to change on `count` devices and its gain, or that nothing measured is worth it."""
     here = ok[ok["num_devices"] == count]
     base = reference_case(here)
     found = alternatives(ok, throughput, count)
@@ -112,7 +112,7 @@ def _nothing(base: pd.Series, found: list[Alternative]) -> str:
 
 
 def _next_to(best: Alternative, found: list[Alternative]) -> str:
-    """Whether the runner-up is as good as far as this run can tell."""
+    """Say whether this run cannot tell the second best from the best."""
     runner_up = _best([a for a in found if a is not best and not a.alters])
     if runner_up is None or not runner_up.wins:
         return ""

@@ -1,4 +1,4 @@
-"""What holds DDP back at a device count: communication that the step waits for, and slow ranks."""
+"""Says what holds DDP back at a device count: communication that the step waits for, and slow ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OFTEN = 0.75
 
 
 def communication(ddp: pd.DataFrame) -> list[str]:
-    """What communication takes and adds, of the cases of one device count."""
+    """Say what communication takes and adds, of the cases of one device count."""
     measured = ddp[ddp["exposed_comm_ms"].notna() & ddp["comm_ms"].notna()]
     if measured.empty:
         return []
@@ -45,7 +45,7 @@ def communication(ddp: pd.DataFrame) -> list[str]:
 
 
 def slow_rank(ddp: pd.DataFrame, blocks: pd.DataFrame) -> list[str]:
-    """The rank that others wait for, where ranks differ by a good part of the step; else nothing."""
+    """Name the rank that others wait for, where ranks differ by a good part of the step; else nothing."""
     measured = ddp[(ddp["rank_skew_ms"] > SKEW_SHARE * ddp["step_ms_p50"]).fillna(value=False)]
     if measured.empty:
         return []
@@ -70,7 +70,7 @@ def slow_rank(ddp: pd.DataFrame, blocks: pd.DataFrame) -> list[str]:
 
 
 def _link_ms(link: str, bucket_bytes: str, num_ranks: int) -> float | None:
-    """Least milliseconds of a ring all-reduce over a lab's link: 2 (n - 1) / n of the bytes, with headers."""
+    """Return the least ms of a ring all-reduce over a lab's link: 2 (n - 1) / n of the bytes and headers."""
     rate = bits_per_s(link)
     if rate is None or not re.fullmatch(r"[0-9/]+", bucket_bytes):
         return None

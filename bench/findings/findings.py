@@ -1,4 +1,4 @@
-"""What was found, in plain sentences: the last lines of a run and the first of its report."""
+"""Says what was found, in plain sentences: the last lines of a run and the first of its report."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST_COUNTS = 4
 
 
 def findings(cases: pd.DataFrame, blocks: pd.DataFrame) -> list[str]:
-    """Sentences about the cases of a run, at least one.
+    """Return sentences about the cases of a run, at least one.
 
     In this order: the fastest mode at each device count, scaling efficiency, what to change and its gain,
     what communication adds, slow ranks, what is uncertain, what has no number, what was not tried.
@@ -81,7 +81,7 @@ def _against_single(row: pd.Series) -> str:
 
 
 def _efficiency(at: dict[int, pd.DataFrame]) -> list[str]:
-    """Of the larger counts, those that own their devices first."""
+    """Say the efficiency at the larger counts; those that do not share devices come first."""
     counts = [count for count in at if count > 1][:_MOST_COUNTS]
     by_mode: dict[str, list[str]] = {}
     for count in counts:

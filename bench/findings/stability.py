@@ -1,4 +1,4 @@
-"""Whether a run's rounds can be trusted, and the next command where not, in the manner of pyperf's checks.
+"""Says whether a run's rounds can be trusted, and the next command where not, as pyperf's checks do.
 
 Every check has a rate of false alarms that a test simulates, and says nothing of differences too small to
 matter.
@@ -52,12 +52,12 @@ class Caution:
 
     @property
     def sentence(self) -> str:
-        """The finding and what to do about it, on one line."""
+        """Say the finding and what to do about it, on one line."""
         return f"{self.text}. Next: {self.advice}"
 
 
 def cautions(cases: pd.DataFrame, blocks: pd.DataFrame | Ledger, *, target: float | None) -> list[Caution]:
-    """What speaks against a run, one entry per kind; `target` is the half interval wanted, a fraction."""
+    """Return what speaks against a run, one per kind; `target` is the half interval wanted, a fraction."""
     ok = cases[(cases["status"] == "ok") & cases["images_per_s"].notna()]
     batches = dict(zip(ok["case_id"].astype(str), ok["global_batch"].astype(int), strict=True))
     found = {
@@ -82,7 +82,7 @@ def cautions(cases: pd.DataFrame, blocks: pd.DataFrame | Ledger, *, target: floa
 
 
 def pace(found: Mapping[str, ByRound]) -> ByRound:
-    """Of every round, the median over its cases of throughput over the case's own median."""
+    """Return, for every round, the median over its cases of throughput over the case's own median."""
     relative: dict[int, list[float]] = {}
     for by_round in found.values():
         usual = float(np.median(list(by_round.values())))
@@ -132,7 +132,7 @@ def _wide(ok: pd.DataFrame, found: Mapping[str, ByRound], target: float) -> Caut
 
 
 def _warm_up(paces: ByRound) -> Caution | None:
-    """The first round against the prediction interval that the others give."""
+    """Compare the first round with the prediction interval that the others give."""
     first, *rest = (math.log(value) for value in paces.values())
     if len(rest) < FEWEST_ROUNDS:
         return None
@@ -149,7 +149,7 @@ def _warm_up(paces: ByRound) -> Caution | None:
 
 
 def _drift(paces: ByRound) -> tuple[Caution | None, float]:
-    """Kendall's test with the Theil-Sen slope of the log pace; the slope per round, 0 without drift."""
+    """Test the log pace for drift (Kendall); the slope (Theil-Sen) is per round, 0 without drift."""
     rounds, logs = np.array(list(paces), dtype=float), np.log(list(paces.values()))
     if len(rounds) <= FEWEST_ROUNDS or scipy.stats.kendalltau(rounds, logs).pvalue > FALSE_ALARMS:
         return None, 0.0
@@ -168,7 +168,7 @@ def _drift(paces: ByRound) -> tuple[Caution | None, float]:
 
 
 def _two_levels(found: Mapping[str, ByRound]) -> Caution | None:
-    """Cases in two groups of rounds; Benjamini and Hochberg (1995) hold false alarms down."""
+    """Find cases in two groups of rounds; Benjamini and Hochberg (1995) hold false alarms down."""
     tried = {
         case_id: two_levels(list(by_round.values()))
         for case_id, by_round in found.items()
@@ -197,7 +197,7 @@ def _two_levels(found: Mapping[str, ByRound]) -> Caution | None:
 
 
 def _outliers(found: Mapping[str, ByRound]) -> Caution | None:
-    """Blocks far slower than their case's median."""
+    """Find blocks far slower than their case's median."""
     logs = {c: -np.log(list(b.values())) for c, b in found.items() if len(b) >= FEWEST_ROUNDS}
     spreads = {
         c: float(scipy.stats.median_abs_deviation(values, scale="normal")) for c, values in logs.items()
@@ -243,7 +243,7 @@ class Levels:
 
 
 def two_levels(values: Sequence[float]) -> Levels:
-    """Split positive figures in two where that explains most of the variance of their logarithms (two-means).
+    """Split positive figures in two where that explains most of the variance of their logarithms.
 
     As many normal figures split at random too, so the share explained is held against 20,000 simulated sets
     of them, the same at every call. Skewed noise splits less clearly on a log scale, heavy tails because each
@@ -270,7 +270,7 @@ def _null(size: int) -> Array:
 
 
 def _best_split(rows: Array) -> tuple[Array, np.ndarray[tuple[int, ...], np.dtype[np.int64]]]:
-    """Of sorted rows: the largest share of the variance between two parts, and the size of the first."""
+    """Return, of sorted rows, the largest share of variance between two parts and the size of the first."""
     size = rows.shape[1]
     fewest = math.ceil(SMALLEST_SHARE * size)
     places = np.arange(fewest, size - fewest + 1)

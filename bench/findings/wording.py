@@ -1,4 +1,4 @@
-"""How cases are named and numbers written, on the terminal and on the page."""
+"""Names cases and writes numbers, for the terminal and for the page."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _PER_S = {"k": (1e3, "kbit/s"), "m": (1e6, "Mbit/s"), "g": (1e9, "Gbit/s")}
 
 
 def finite(value: Any) -> float | None:
-    """The number in a cell; None where it is missing, not a number or not finite."""
+    """Return the number in a cell; None where it is missing, not a number or not finite."""
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
@@ -45,17 +45,17 @@ def finite(value: Any) -> float | None:
 
 
 def text(value: Any) -> str:
-    """A cell as text; empty where missing."""
+    """Return a cell as text; empty where missing."""
     return "" if pd.isna(value) else str(value)
 
 
 def truth(value: Any) -> bool:
-    """Whether a boolean cell is known and true."""
+    """Tell whether a boolean cell is known and true."""
     return not pd.isna(value) and bool(value)
 
 
 def estimate(row: Row, column: str) -> Interval | None:
-    """A measured cell with its interval, NaN where that is unknown; None where nothing was measured."""
+    """Return a measured cell with its interval, NaN where unknown; None where nothing was measured."""
     value, *ends = (finite(row.get(f"{column}{end}")) for end in ("", "_low", "_high"))
     if value is None:
         return None
@@ -64,7 +64,7 @@ def estimate(row: Row, column: str) -> Interval | None:
 
 
 def number(value: float | None, digits: int = 3, *, largest: float | None = None) -> str:
-    """`digits` significant digits of `largest` or of the value, thousands separated; empty when missing."""
+    """Write `digits` significant digits, of `largest` if given, and `,` at thousands; empty when missing."""
     if value is None:
         return ""
     size = abs(value if largest is None else largest)
@@ -72,12 +72,12 @@ def number(value: float | None, digits: int = 3, *, largest: float | None = None
 
 
 def quantity(value: float | None, unit: str, digits: int = 3) -> str:
-    """`12.3 ms`; empty when missing."""
+    """Write `12.3 ms`; empty when missing."""
     return "" if value is None else _with_unit(number(value, digits), unit)
 
 
 def with_interval(value: Interval | None, unit: str = "", factor: float = 1.0) -> str:
-    """`70.1 [69.2, 70.9] ms` of `value` times `factor`; no brackets where no interval is known."""
+    """Write `70.1 [69.2, 70.9] ms` of `value` times `factor`; no brackets where no interval is known."""
     if value is None:
         return ""
     scaled = value.scaled(factor)
@@ -89,40 +89,40 @@ def with_interval(value: Interval | None, unit: str = "", factor: float = 1.0) -
 
 
 def ranged(row: Row, column: str, unit: str = "", factor: float = 1.0) -> str:
-    """A column of cases.csv with its interval."""
+    """Write a column of cases.csv with its interval."""
     return with_interval(estimate(row, column), unit, factor)
 
 
 def times(ratio: Interval) -> str:
-    """`1.081x [1.069, 1.092]`: one digit more than other numbers, because ratios are near 1."""
+    """Write `1.081x [1.069, 1.092]`: one digit more than other numbers, because ratios are near 1."""
     if math.isnan(ratio.low):
         return f"{ratio.estimate:.3f}x (one round gives no interval)"
     return f"{ratio.estimate:.3f}x [{ratio.low:.3f}, {ratio.high:.3f}]"
 
 
 def gain(ratio: Interval) -> str:
-    """`8.1% [6.9, 9.2] more`, for a ratio above 1."""
+    """Write `8.1% [6.9, 9.2] more`, for a ratio above 1."""
     value, low, high = (100 * (end - 1) for end in (ratio.estimate, ratio.low, ratio.high))
     return f"{value:.1f}% [{low:.1f}, {high:.1f}] more"
 
 
 def count(value: float | None) -> str:
-    """A whole number with thousands separators; empty when missing."""
+    """Write a whole number with thousands separators; empty when missing."""
     return "" if value is None else f"{value:,.0f}"
 
 
 def plural(how_many: float, noun: str) -> str:
-    """`1 device`, `2 devices`."""
+    """Write `1 device`, `2 devices`."""
     return f"{count(how_many)} {noun}{'' if how_many == 1 else 's'}"
 
 
 def mib(num_bytes: float | None) -> str:
-    """Bytes as MiB; empty when missing."""
+    """Write bytes as MiB; empty when missing."""
     return "" if num_bytes is None else quantity(num_bytes / MIB, "MiB")
 
 
 def duration(seconds: float | None) -> str:
-    """A measured duration: `42.0 s` or `3 min 05 s`; empty when missing."""
+    """Write a measured duration: `42.0 s` or `3 min 05 s`; empty when missing."""
     if seconds is None:
         return ""
     if seconds < 90:
@@ -132,14 +132,14 @@ def duration(seconds: float | None) -> str:
 
 
 def about(seconds: float) -> str:
-    """A duration to plan with: `40 s`, `25 min`, `3.5 h`."""
+    """Write a duration to plan with: `40 s`, `25.0 min`, `3.5 h`."""
     if seconds < 90:
         return f"{max(seconds, 1):.0f} s"
     return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def plain(value: Any) -> str:
-    """Any setting as text a person would write: `yes`, `1, 2`, `a: b`; empty for what is not set."""
+    """Write any setting as a person would: `yes`, `1, 2`, `a: b`; empty for what is not set."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -154,17 +154,17 @@ def plain(value: Any) -> str:
 
 
 def device_noun(device_type: str) -> str:
-    """`GPU` or `CPU core`."""
+    """Return `GPU` or `CPU core`."""
     return "CPU core" if device_type == "cpu" else "GPU"
 
 
 def devices(how_many: int, device_type: str) -> str:
-    """`2 GPUs`, `1 CPU core`."""
+    """Write `2 GPUs`, `1 CPU core`."""
     return plural(how_many, device_noun(device_type))
 
 
 def place(row: Row) -> str:
-    """The devices of a case: `2 GPUs`, `16 GPUs of 2 hosts`, `4 oversubscribed CPU cores`."""
+    """Name the devices of a case: `2 GPUs`, `16 GPUs of 2 hosts`, `4 oversubscribed CPU cores`."""
     named = devices(int(row["num_devices"]), text(row["device_type"]))
     num_hosts = int(finite(row["num_nodes"]) or 1)
     named += f" of {num_hosts:,d} hosts" if num_hosts > 1 else ""
@@ -172,30 +172,30 @@ def place(row: Row) -> str:
 
 
 def stand_in(row: Row) -> str:
-    """The suffix ` (CPU stand-in)` where DataParallel's stages ran on CPU cores, else nothing."""
+    """Return ` (CPU stand-in)` where DataParallel's stages ran on CPU cores, else nothing."""
     on_cpu = text(row["impl"]) == "cpu_standin" or text(row["device_type"]) == "cpu"
     return " (CPU stand-in)" if row["mode"] == "dp" and on_cpu else ""
 
 
 def mode_name(row: Row) -> str:
-    """The mode in a sentence: `DDP`, or `DataParallel (CPU stand-in)`."""
+    """Name the mode in a sentence: `DDP`, or `DataParallel (CPU stand-in)`."""
     mode = text(row["mode"])
     return _IN_SENTENCES.get(mode, mode) + stand_in(row)
 
 
 def mode_label(row: Row) -> str:
-    """The mode in a figure or a table: `DDP`, or `DP (CPU stand-in)`."""
+    """Name the mode in a figure or a table, where space is short: `DDP`, or `DP (CPU stand-in)`."""
     mode = text(row["mode"])
     return _IN_LABELS.get(mode, mode) + stand_in(row)
 
 
 def cap_label(cap: str) -> str:
-    """A bucket cap with its unit."""
+    """Write a bucket cap with its unit."""
     return cap if cap in _NO_UNIT_CAPS else f"{cap} MiB"
 
 
 def settings(row: Row, reference: Row | None = None) -> dict[str, str]:
-    """DDP settings of a case that are not those of `reference`, or not PyTorch's defaults."""
+    """Return DDP settings of a case that are not those of `reference`, or not PyTorch's defaults."""
     if row["mode"] != "ddp":
         return {}
     found = {axis: (_value(row, axis), _value(reference, axis)) for axis in DDP_AXES}
@@ -203,18 +203,18 @@ def settings(row: Row, reference: Row | None = None) -> dict[str, str]:
 
 
 def setting_names(changed: Mapping[str, str]) -> str:
-    """Settings in a sentence, as they are typed: `bucket_cap_mb=1, static_graph=True`."""
+    """Name settings in a sentence, as they are typed: `bucket_cap_mb=1, static_graph=True`."""
     return ", ".join(f"{axis}={value}" for axis, value in changed.items())
 
 
 def case_name(row: Row) -> str:
-    """A case in a sentence: `DDP on 2 GPUs with bucket_cap_mb=1`."""
+    """Name a case in a sentence: `DDP on 2 GPUs with bucket_cap_mb=1`."""
     changed = setting_names(settings(row))
     return f"{mode_name(row)} on {place(row)}{f' with {changed}' if changed else ''}"
 
 
 def settings_label(row: Row, *, with_cap: bool = True) -> str:
-    """Settings in a figure or a table: the bucket cap if asked for, then what is no default."""
+    """Name settings in a figure or a table: the bucket cap if asked for, then what is no default."""
     changed = settings(row)
     changed.pop("bucket_cap_mb", None)
     cap = text(row["bucket_cap_mb"]) if with_cap and row["mode"] == "ddp" else ""
@@ -226,7 +226,7 @@ def settings_label(row: Row, *, with_cap: bool = True) -> str:
 
 
 def case_label(row: Row, device: str, *, with_cap: bool = True) -> str:
-    """A case in a figure or a table: `DDP, 2 GPUs, cap 25 MiB`, and whether the devices are shared."""
+    """Name a case in a figure or a table: `DDP, 2 GPUs, cap 25 MiB`, and whether the devices are shared."""
     how_many = finite(row["num_devices"])
     where = "" if how_many is None else plural(how_many, device)
     shared = " (shared)" if truth(row["oversubscribed"]) else ""
@@ -235,13 +235,13 @@ def case_label(row: Row, device: str, *, with_cap: bool = True) -> str:
 
 
 def bits_per_s(link: str) -> float | None:
-    """Rate of a lab's link as results write it, such as `1gbit` or `200mbit+5ms`; None for another text."""
+    """Return the rate of a lab's link, such as `1gbit` or `200mbit+5ms`; None for another text."""
     found = _LINK.fullmatch(link)
     return None if found is None else float(found["rate"]) * _PER_S[found["unit"]][0]
 
 
 def link_name(link: str) -> str:
-    """`1 Gbit/s`, `200 Mbit/s with 5 ms of delay`; another text as it is."""
+    """Write `1 Gbit/s`, `200 Mbit/s with 5 ms of delay`; another text as it is."""
     found = _LINK.fullmatch(link)
     if found is None:
         return link

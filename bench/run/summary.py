@@ -1,4 +1,4 @@
-"""The end of a run on stdout."""
+"""Prints the end of a run on stdout."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def print_summary(
     timing: dict[str, Any],
     page: Path,
 ) -> None:
-    """The table, the pace of the run, and what was found."""
+    """Print the table, the times of the run, and what was found."""
     _print_cases(cases)
     print(
         f"{timing['rounds']} rounds ({timing['stopped_because']}); start-up {timing['startup_s']:.0f} s, "
@@ -46,7 +46,7 @@ def summary_json(
     cautions: Sequence[Caution],
     timing: dict[str, Any],
 ) -> str:
-    """The same as JSON."""
+    """Return the same as JSON."""
     whole = {
         "results": str(folder),
         "findings": sentences,
@@ -58,7 +58,7 @@ def summary_json(
 
 
 def _print_cases(cases: pd.DataFrame) -> None:
-    """The summary table on stdout: every planned case, measured with its interval or why not."""
+    """Print every planned case, measured with its interval or why not."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name, right in (
         ("case", False),

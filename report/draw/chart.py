@@ -18,7 +18,7 @@ _AREA_ALPHA = 0.18
 
 
 def draw_chart(figure: Chart, *, width_pt: float) -> Canvas:
-    """The chart as a canvas `width_pt` points wide."""
+    """Draw the chart on a canvas `width_pt` points wide."""
     height_pt = 285 if len(figure.panels) == 1 else 50 + 125 * len(figure.panels)
     canvas = Canvas(figsize=(width_pt / 72, height_pt / 72), layout="constrained")
     rows = canvas.subplots(len(figure.panels), 1, sharex=True, squeeze=False)[:, 0]

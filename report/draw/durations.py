@@ -58,7 +58,7 @@ _EXPOSED: dict[str, Any] = {
 
 
 def draw_bars(figure: Bars, *, width_pt: float) -> Canvas:
-    """The bars as a canvas `width_pt` points wide."""
+    """Draw the bars on a canvas `width_pt` points wide."""
     labels = {part.label for bar in figure.bars for part in bar.parts}
     shown = [label for label in PARTS if label in labels]
     legend_pt = _LEGEND_ROW_PT * -(-len(shown) // 3)
@@ -101,7 +101,7 @@ def _look(fill: Fill) -> dict[str, Any]:
 
 
 def draw_boxes(figure: BoxPlot, *, width_pt: float) -> Canvas:
-    """The boxes as a canvas `width_pt` points wide."""
+    """Draw the boxes on a canvas `width_pt` points wide."""
     height_pt = _AROUND_BOXES_PT + _BOX_ROW_PT * len(figure.rows)
     canvas = Canvas(figsize=(width_pt / 72, height_pt / 72), layout="constrained")
     axes = canvas.subplots()
@@ -134,7 +134,7 @@ def _draw_box(axes: Any, row: StepTimes, place: int, *, left: float) -> None:
 
 
 def draw_timeline(figure: Timeline, *, width_pt: float) -> Canvas:
-    """The tracks as a canvas `width_pt` points wide, on one time axis."""
+    """Draw the tracks on a canvas `width_pt` points wide, on one time axis."""
     rows_pt = [min(_MOST_ROWS_PT, _LABELLED_ROW_PT * (len(track.buckets) + 0.6)) for track in figure.tracks]
     height_pt = _AROUND_TRACKS_PT + sum(rows_pt) + _TITLE_PT * len(rows_pt)
     canvas = Canvas(figsize=(width_pt / 72, height_pt / 72), layout="constrained")

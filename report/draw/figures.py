@@ -1,4 +1,4 @@
-"""Figures of the view model as inline SVG, colours left to the page's style sheet, or PNG; the same bytes."""
+"""Writes figures as SVG, coloured by the page's style sheet, or as PNG; equal figures give equal bytes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _HREF = "{http://www.w3.org/1999/xlink}href"
 
 
 def svg(figure: Drawing) -> str:
-    """The figure as one `<svg>` element for an HTML page, named by its alt text."""
+    """Return the figure as one `<svg>` element for an HTML page, named by its alt text."""
     raw = io.StringIO()
     with _look(stand_ins(), figure.key):
         _draw(figure).savefig(raw, format="svg", metadata={"Date": None})
@@ -34,7 +34,7 @@ def svg(figure: Drawing) -> str:
 
 
 def png(figure: Drawing) -> bytes:
-    """The figure for a slide: in the page's light colours on white, its alt text in the metadata."""
+    """Return the figure for a slide: in the page's light colours on white, its alt text in the metadata."""
     style_sheet = (resources.files("report") / "templates" / "report.css").read_text(encoding="utf-8")
     words = {"Title": printable(figure.title), "Description": printable(figure.alt), "Software": None}
     raw = io.BytesIO()
@@ -45,7 +45,7 @@ def png(figure: Drawing) -> bytes:
 
 @contextmanager
 def _look(colours: Any, salt: str) -> Iterator[None]:
-    """Matplotlib as it comes plus our own look, whatever the user has configured."""
+    """Set Matplotlib's defaults and our own look, whatever the user has configured."""
     with mpl.rc_context(), warnings.catch_warnings():
         # Browsers have their own fonts: a glyph that matplotlib's font lacks is no reason to complain.
         warnings.filterwarnings("ignore", message=".*[Gg]lyph.* missing from")
@@ -68,7 +68,7 @@ def _draw(figure: Drawing) -> Canvas:
 
 
 def _inline(raw: str, figure: Drawing) -> str:
-    """Matplotlib's document as an element of a page: scalable, themed, ids its own, with a label."""
+    """Turn Matplotlib's document into an element of a page: scalable, themed, with ids of its own."""
     root = ET.fromstring(raw)  # noqa: S314 - written by matplotlib a moment ago, not by a stranger
     for parent in list(root.iter()):
         for child in [c for c in parent if c.tag in {f"{{{_SVG}}}metadata", f"{{{_SVG}}}style"}]:
@@ -94,7 +94,7 @@ def _inline(raw: str, figure: Drawing) -> str:
 
 
 def _paint_in_style(element: ET.Element) -> None:
-    """Hatches are painted by attributes, but the page's variables belong into a style."""
+    """Move the paint of hatches from attributes into the style, where the page's variables apply."""
     paint = [f"{name}: {element.attrib.pop(name)}" for name in ("fill", "stroke") if name in element.attrib]
     if paint:
         element.set("style", "; ".join([*paint, element.get("style", "")]))

@@ -64,7 +64,7 @@ def test_efficiency_figure_of_the_usual_run() -> None:
     assert panel.series[1].points == (point(1, 98), point(2, 90), point(4, 60, hollow=True))
     assert {p.y for p in panel.series[2].points} == {100.0}
     assert figure.y_label == "efficiency, weak scaling (%)"
-    assert figure.caption == "Kept of ideal at 2 GPUs: DDP 90.0 [89.1, 90.9]%, DP 75.0 [74.2, 75.8]%."
+    assert figure.caption == "Efficiency at 2 GPUs: DDP 90.0 [89.1, 90.9]%, DP 75.0 [74.2, 75.8]%."
 
 
 def test_bucket_figure_has_a_panel_where_caps_can_be_compared() -> None:
