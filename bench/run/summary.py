@@ -14,7 +14,7 @@ from rich.table import Table
 
 from bench.cli import print_table
 from bench.findings.stability import Caution
-from bench.findings.wording import CPU_STAND_IN
+from bench.findings.wording import CPU_STAND_IN, stand_in, text
 from bench.text import visible
 
 
@@ -75,14 +75,14 @@ def _print_cases(cases: pd.DataFrame) -> None:
     ):
         table.add_column(name, justify="right" if right else "left", no_wrap=True)
     for row in cases.to_dict("records"):
-        name = f"{row['mode']}{' (CPU stand-in)' if row['impl'] == 'cpu_standin' else ''}"
+        name = f"{row['mode']}{stand_in(row)}"
         count = f"{row['num_devices']}{'*' if row['oversubscribed'] else ''}"
         if row["status"] == "ok":
             table.add_row(
                 name,
                 count,
-                _text(row["bucket_cap_mb"]),
-                _text(row["num_buckets"]),
+                text(row["bucket_cap_mb"]),
+                text(row["num_buckets"]),
                 _ranged(row, "images_per_s", ".1f"),
                 _number(row["step_ms_p50"], ".1f"),
                 _number(row["step_ms_p95"], ".1f"),
@@ -98,10 +98,6 @@ def _print_cases(cases: pd.DataFrame) -> None:
         print("* oversubscribed: more devices than there are; they share cores or GPUs")
     if (cases["device_type"] == "cpu").any():
         print(CPU_STAND_IN)
-
-
-def _text(value: Any) -> str:
-    return "" if pd.isna(value) else str(value)
 
 
 def _number(value: float, spec: str, unit: str = "") -> str:

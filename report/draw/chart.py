@@ -10,17 +10,17 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from matplotlib.transforms import ScaledTranslation
 
-from report.draw.palette import MUTED, PAPER, SERIES, printable
+from report.draw.palette import MUTED, PAPER, SERIES, canvas_of, printable
 from report.drawings import Chart, Panel, Point, Series
 
 _CHARACTERS_OF_THREE = 42
 _AREA_ALPHA = 0.18
 
 
-def draw_chart(figure: Chart, *, width_pt: float) -> Canvas:
-    """Draw the chart on a canvas `width_pt` points wide."""
+def draw_chart(figure: Chart) -> Canvas:
+    """Draw the chart."""
     height_pt = 285 if len(figure.panels) == 1 else 50 + 125 * len(figure.panels)
-    canvas = Canvas(figsize=(width_pt / 72, height_pt / 72), layout="constrained")
+    canvas = canvas_of(height_pt)
     rows = canvas.subplots(len(figure.panels), 1, sharex=True, squeeze=False)[:, 0]
     for axes, panel in zip(rows, figure.panels, strict=True):
         _draw_panel(axes, panel, figure)

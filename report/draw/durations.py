@@ -19,7 +19,9 @@ from report.draw.palette import (
     PAPER,
     PARTS,
     SERIES,
+    WIDTH_PT,
     Fill,
+    canvas_of,
     printable,
 )
 from report.drawings import Bar, Bars, BoxPlot, Bucket, StepTimes, Timeline, Track
@@ -57,17 +59,17 @@ _EXPOSED: dict[str, Any] = {
 }
 
 
-def draw_bars(figure: Bars, *, width_pt: float) -> Canvas:
-    """Draw the bars on a canvas `width_pt` points wide."""
+def draw_bars(figure: Bars) -> Canvas:
+    """Draw the bars."""
     labels = {part.label for bar in figure.bars for part in bar.parts}
     shown = [label for label in PARTS if label in labels]
     legend_pt = _LEGEND_ROW_PT * -(-len(shown) // 3)
     height_pt = _AROUND_BARS_PT + legend_pt + _BAR_ROW_PT * len(figure.bars)
-    canvas = Canvas(figsize=(width_pt / 72, height_pt / 72), layout="constrained")
+    canvas = canvas_of(height_pt)
     axes = canvas.subplots()
     longest = max(sum(part.ms for part in bar.parts) for bar in figure.bars)
     for row, bar in enumerate(figure.bars):
-        _draw_bar(axes, bar, row, per_pt=longest / (0.9 * width_pt))
+        _draw_bar(axes, bar, row, per_pt=longest / (0.9 * WIDTH_PT))
     axes.set_xlim(0, longest)
     axes.set_ylim(len(figure.bars) - 0.3, -0.65)
     axes.set_yticks([])
@@ -100,10 +102,10 @@ def _look(fill: Fill) -> dict[str, Any]:
     return {"facecolor": fill.colour, "hatch": fill.hatch, "edgecolor": PAPER, "linewidth": 0}
 
 
-def draw_boxes(figure: BoxPlot, *, width_pt: float) -> Canvas:
-    """Draw the boxes on a canvas `width_pt` points wide."""
+def draw_boxes(figure: BoxPlot) -> Canvas:
+    """Draw the boxes."""
     height_pt = _AROUND_BOXES_PT + _BOX_ROW_PT * len(figure.rows)
-    canvas = Canvas(figsize=(width_pt / 72, height_pt / 72), layout="constrained")
+    canvas = canvas_of(height_pt)
     axes = canvas.subplots()
     low = min(row.low_ms for row in figure.rows)
     high = max(row.longest_ms for row in figure.rows)
@@ -133,11 +135,11 @@ def _draw_box(axes: Any, row: StepTimes, place: int, *, left: float) -> None:
     axes.plot([row.longest_ms], [place], **dot)
 
 
-def draw_timeline(figure: Timeline, *, width_pt: float) -> Canvas:
-    """Draw the tracks on a canvas `width_pt` points wide, on one time axis."""
+def draw_timeline(figure: Timeline) -> Canvas:
+    """Draw the tracks, on one time axis."""
     rows_pt = [min(_MOST_ROWS_PT, _LABELLED_ROW_PT * (len(track.buckets) + 0.6)) for track in figure.tracks]
     height_pt = _AROUND_TRACKS_PT + sum(rows_pt) + _TITLE_PT * len(rows_pt)
-    canvas = Canvas(figsize=(width_pt / 72, height_pt / 72), layout="constrained")
+    canvas = canvas_of(height_pt)
     ratios = {"height_ratios": rows_pt}
     rows = canvas.subplots(len(rows_pt), 1, sharex=True, squeeze=False, gridspec_kw=ratios)[:, 0]
     for axes, track in zip(rows, figure.tracks, strict=True):

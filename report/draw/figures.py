@@ -18,7 +18,6 @@ from report.draw.durations import draw_bars, draw_boxes, draw_timeline
 from report.draw.palette import PAPER, RC, light, printable, stand_ins, themed
 from report.drawings import Bars, BoxPlot, Chart, Drawing
 
-WIDTH_PT = 400
 _SLIDE_DPI = 300
 _MARGIN: dict[str, Any] = {"bbox_inches": "tight", "pad_inches": 0.15}
 _SVG = "http://www.w3.org/2000/svg"
@@ -59,12 +58,12 @@ def _look(colours: Any, salt: str) -> Iterator[None]:
 
 def _draw(figure: Drawing) -> Canvas:
     if isinstance(figure, Chart):
-        return draw_chart(figure, width_pt=WIDTH_PT)
+        return draw_chart(figure)
     if isinstance(figure, Bars):
-        return draw_bars(figure, width_pt=WIDTH_PT)
+        return draw_bars(figure)
     if isinstance(figure, BoxPlot):
-        return draw_boxes(figure, width_pt=WIDTH_PT)
-    return draw_timeline(figure, width_pt=WIDTH_PT)
+        return draw_boxes(figure)
+    return draw_timeline(figure)
 
 
 def _inline(raw: str, figure: Drawing) -> str:

@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from cycler import cycler
+from matplotlib.figure import Figure as Canvas
+
+WIDTH_PT = 400
+"""Width of every figure, for which the sizes of its text and marks are chosen."""
 
 NAMES = (
     "ink",
@@ -117,6 +121,11 @@ RC: Any = {
     "ytick.labelsize": 11,
     "ytick.major.size": 0,
 }
+
+
+def canvas_of(height_pt: float) -> Canvas:
+    """Make the canvas of a figure `height_pt` points high."""
+    return Canvas(figsize=(WIDTH_PT / 72, height_pt / 72), layout="constrained")
 
 
 def stand_ins() -> Any:
