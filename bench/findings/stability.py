@@ -18,27 +18,34 @@ import scipy
 from bench.results.aggregate import images_per_s_by_round
 from bench.results.ledger import ByRound, Ledger
 
+Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+
 FALSE_ALARMS = 0.01
-"""Of each check on rounds that are only noisy."""
+"""Share of runs with noise only in which a check speaks; the four that test then alarm in at most 4%."""
 
 MATTERS = 0.02
-"""Smaller changes of pace are not worth a word."""
+"""Change of pace below which nothing is said: the default --precision-target."""
 
 FEWEST_ROUNDS = 5
 FEWEST_FOR_LEVELS = 10
+
 OUTLYING = 0.10
 """A block is an outlier when it is this much slower than the median and beyond `MOST_DEVIATIONS`."""
 
 MOST_DEVIATIONS = 6.0
 MOST_OUTLIERS = 0.05
+
 LONGEST = 1.5
-"""Times the median; pyperf warns of a maximum 50% above the mean."""
-Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+"""Longest block over the median that is not mentioned; pyperf warns of a maximum 50% above the mean."""
+
 SMALLEST_SHARE = 0.2
-"""Of the figures; fewer that stand apart are outliers, not a level."""
+"""Smallest share of the figures that is a level; fewer that stand apart are outliers."""
+
 NULL_SAMPLES = 20_000
+"""Simulated sets of figures; with p-values tested at 0.01, 200 of them are as extreme."""
+
 MOST_FIGURES = 100
-"""More are thinned out evenly: two levels show in fewer, and the null has to be simulated."""
+"""Figures that are split; more are thinned out evenly, because the null has to be simulated."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,14 +76,14 @@ def cautions(cases: pd.DataFrame, blocks: pd.DataFrame | Ledger, *, target: floa
         return []
     paces = pace(found)
     drift, per_round = _drift(paces)
-    level = {case_id: _without(by_round, per_round) for case_id, by_round in found.items()}
+    steady = {case_id: _without_drift(by_round, per_round) for case_id, by_round in found.items()}
     checks = (
         _few_rounds(found),
         _wide(ok, found, math.inf if target is None else target),
         _warm_up(paces),
         drift,
-        _two_levels(level),
-        _outliers(level),
+        _two_levels(steady),
+        _outliers(steady),
     )
     return [caution for caution in checks if caution is not None]
 
@@ -93,7 +100,7 @@ def pace(found: Mapping[str, ByRound]) -> ByRound:
     return {r: float(np.median(v)) for r, v in sorted(relative.items()) if 2 * len(v) >= whole}
 
 
-def _without(by_round: ByRound, per_round: float) -> ByRound:
+def _without_drift(by_round: ByRound, per_round: float) -> ByRound:
     middle = float(np.median(list(by_round)))
     return {r: value * math.exp(-per_round * (r - middle)) for r, value in by_round.items()}
 
@@ -170,7 +177,7 @@ def _drift(paces: ByRound) -> tuple[Caution | None, float]:
 def _two_levels(found: Mapping[str, ByRound]) -> Caution | None:
     """Find cases in two groups of rounds; Benjamini and Hochberg (1995) hold false alarms down."""
     tried = {
-        case_id: two_levels(list(by_round.values()))
+        case_id: split_levels(list(by_round.values()))
         for case_id, by_round in found.items()
         if len(by_round) >= FEWEST_FOR_LEVELS
     }
@@ -242,7 +249,7 @@ class Levels:
     """How often normal figures split at least as clearly."""
 
 
-def two_levels(values: Sequence[float]) -> Levels:
+def split_levels(values: Sequence[float]) -> Levels:
     """Split positive figures in two where that explains most of the variance of their logarithms.
 
     As many normal figures split at random too, so the share explained is held against 20,000 simulated sets
