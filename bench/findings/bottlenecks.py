@@ -13,8 +13,13 @@ TCP_OVERHEAD = 1514 / 1448
 """Bytes on the wire for each byte that TCP delivers, full Ethernet frames."""
 
 LINK_SLACK = 1.08
+"""Communication over what the link allows, above which something else limits it."""
+
 SKEW_SHARE = 0.05
+"""Skew over the step below which ranks count as equally fast."""
+
 OFTEN = 0.75
+"""Share of the rounds in which a rank has to be the slowest to be named."""
 
 
 def communication(ddp: pd.DataFrame) -> list[str]:
