@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 import random
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -182,6 +183,17 @@ def _skip_reason(case: Case, machine: Machine, on_a_node: int) -> str | None:
 def world_size(plan: Sequence[Planned]) -> int:
     """Ranks the job needs: the largest DDP case that runs, at least one."""
     return max((p.case.num_devices for p in plan if p.case.mode == "ddp" and not p.skip_reason), default=1)
+
+
+def equal_layout_reason(case_id: str) -> str:
+    """Why a case is skipped that has the bucket layout of `case_id`; `equal_layout` reads it back."""
+    return f"same bucket layout as {case_id}; see its row"
+
+
+def equal_layout(reason: str) -> str | None:
+    """The case that was measured instead of a skipped one; None where it was skipped for another reason."""
+    found = re.match(r"same bucket layout as (\S+);", reason)
+    return None if found is None else found[1]
 
 
 def round_order(num_cases: int, *, seed: int, round_index: int) -> list[int]:

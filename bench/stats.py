@@ -26,6 +26,10 @@ class Interval:
         """Half the interval over the estimate, a fraction; NaN when unknown."""
         return (self.high - self.low) / (2 * self.estimate) if self.estimate else math.nan
 
+    def scaled(self, factor: float) -> Interval:
+        """The interval in another unit, or per something; `factor` is positive."""
+        return Interval(self.estimate * factor, self.low * factor, self.high * factor)
+
     def excludes(self, value: float) -> bool:
         """Whether the interval is known and lies wholly above or below `value`."""
         return self.low > value or self.high < value

@@ -1,4 +1,4 @@
-"""The page people review: one self-contained HTML file from one or more runs."""
+"""Makes the page people review: one self-contained HTML file from one or more runs."""
 
 from __future__ import annotations
 

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bench.cli import Parser, guarded
 from bench.errors import ExitCode, UsageError
-from report.build import build
-from report.export import write_markdown, write_pdf, write_png
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from report.build import build, write_markdown, write_pdf, write_png
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write what was asked for, print its path, return the exit status: 0, or 2 for a mistake of the user."""
+    """Write what was asked for, print its path, and return the exit status: 0, or 2 for a user's mistake."""
     return guarded("report", lambda: _main(argv))
 
 

@@ -1,26 +1,25 @@
-"""Where a step goes: each case as the sum of its parts. Pure."""
+"""Shows where a step goes: the parts of each case, and the all-reduces of one step over time."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pandas as pd
 
-from report.drawings import Bar, Bars, Part
-from report.numbers import finite, quantity
-from report.select import (
-    at_headline,
-    by_mode,
+from bench.findings.wording import (
+    Row,
+    cap_label,
     case_label,
     estimate,
-    headline_count,
-    records,
-    step_time,
+    finite,
+    mib,
+    plural,
+    quantity,
+    ranged,
     text,
+    truth,
+    with_interval,
 )
-
-if TYPE_CHECKING:
-    from report.select import Row, Workload
+from report.drawings import Bar, Bars, Bucket, Part, Timeline, Track
+from report.select import WorkloadCases, at_headline, by_mode, headline_count, records, step_time
 
 EXPOSED, MIXED = "exposed communication", "backward with communication"
 _MANY = 10
@@ -35,23 +34,33 @@ _DP_STAGES = {
 }
 _PHASES = ("data_ms", "forward_ms", "backward_ms", "optimizer_ms")
 _HOW = (
-    "Each bar is a step, its parts in the order of the legend, and its length their sum. Medians of the "
-    "anatomy pass, which is not the timed one; the tables give their intervals and what the instruments cost."
+    "Each bar is one step: its parts stand in the order of the legend, and its length is their sum. Values "
+    "are medians of the anatomy pass, not of the timed one; the tables give intervals and the cost of the "
+    "instruments."
 )
 _HOW_DDP = " Exposed communication is what synchronising adds to the step; backward is shown without it."
 _HOW_MIXED = f" “{MIXED}”: what communication adds was not measured there."
 _HOW_CHOSEN = (
-    " Of many cases the usual are drawn: default settings at every device count, the fastest bucket caps at "
-    "the most devices; steps of several micro-batches stand in the tables only."
+    " Of many cases the usual are drawn: default settings at every device count, and the fastest bucket caps "
+    "at the most devices. Steps of several micro-batches are in the tables only."
 )
 _HOW_DP = (
     " Outside apply and backward only device 0 works under DataParallel; its rest is the loss, the optimizer "
     "and the batch."
 )
+_HOW_TIMELINE = (
+    "Time runs to the right from the start of the backward; a row is a bucket, in the order of all-reduce, "
+    "with its size. DDP launches a bucket once it and all before it are ready. Right of the dashed line all "
+    "gradients are computed, so the step waits for what is hatched. Of several ranks, the one that finishes "
+    "last is drawn. Values are medians over steps: readiness comes from the anatomy pass, the all-reduces "
+    "from the trace. The profiler slows traced steps a little, so marks and bars can be slightly apart. The "
+    "hatched time is that of one rank in a few traced steps; the exposed time of verdict and tables comes "
+    "from all timed steps, so the two can differ."
+)
 
 
-def breakdown(workload: Workload, *, key: str) -> Bars | None:
-    """A stacked bar per case, the usual cases where there are many; None without an anatomy pass."""
+def breakdown(workload: WorkloadCases, *, key: str) -> Bars | None:
+    """Make a stacked bar per case, of the usual cases where there are many; None without an anatomy pass."""
     chosen = _chosen(workload.cases)
     drawn = [(row, made) for row in records(chosen) if (made := parts(row))]
     if not drawn:
@@ -73,7 +82,7 @@ def breakdown(workload: Workload, *, key: str) -> Bars | None:
 
 
 def parts(row: Row) -> tuple[Part, ...]:
-    """A step's parts in milliseconds; none where the anatomy pass did not measure the case.
+    """Return a step's parts in milliseconds; none where the anatomy pass did not measure the case.
 
     Backward is shown without exposed communication, and DataParallel by its stages.
     """
@@ -121,8 +130,8 @@ def _label(row: Row, device: str, made: tuple[Part, ...]) -> str:
     return f"{case_label(row, device)}: {quantity(sum(part.ms for part in made), 'ms')}"
 
 
-def _caption(rows: list[Row], workload: Workload) -> str:
-    """The first DDP case at the most devices, and DataParallel beside it; without DDP what there is."""
+def _caption(rows: list[Row], workload: WorkloadCases) -> str:
+    """Describe the first DDP case at the most devices, and DP beside it; without DDP what there is."""
     ddp = workload.cases[workload.cases["mode"] == "ddp"]
     at = headline_count(ddp) or headline_count(workload.cases)
     there = [row for row in rows if finite(row["num_devices"]) == at] or rows
@@ -135,21 +144,98 @@ def _finding(row: Row, device: str) -> str:
     made = parts(row)
     whole = sum(part.ms for part in made)
     largest = max(made, key=lambda part: part.ms)
-    exposed, alone = estimate(row, "exposed_comm_ms"), estimate(row, "dp_device0_pct")
+    exposed, alone = estimate(row, "exposed_comm_ms"), ranged(row, "dp_device0_pct", "%")
     said = f"{largest.label} takes most, {_share(largest.ms, whole)} of the step"
     if exposed is not None:
         # Measured by timed steps, which are shorter than the instrumented ones of the bars.
         timed = step_time(row)
-        share = _share(max(exposed.value, 0.0), whole if timed is None else timed.value)
-        added = f"{exposed.shown('ms')}, {share} of the timed step"
+        share = _share(max(exposed.estimate, 0.0), whole if timed is None else timed.estimate)
+        added = f"{with_interval(exposed, 'ms')}, {share} of the timed step"
         if largest.label == EXPOSED:
             said = f"{EXPOSED} takes most, {added}"
         else:
             said += f"; {EXPOSED} adds {added}"
-    if alone is not None:
-        said += f"; only device 0 works during {alone.shown('%')} of it"
+    if alone:
+        said += f"; only device 0 works during {alone} of it"
     return f"{case_label(row, device)}: {said}."
 
 
 def _share(part_ms: float, whole_ms: float) -> str:
     return quantity(100 * part_ms / whole_ms, "%", 2)
+
+
+def one_step(workload: WorkloadCases, buckets: pd.DataFrame, *, key: str) -> Timeline | None:
+    """Show one step of up to three DDP cases: default buckets, the best cap, one bucket; None without any."""
+    chosen = _chosen_roles(workload.cases, buckets)
+    if not chosen:
+        return None
+    first = chosen[0][0]
+    shared = " (shared)" if truth(first["oversubscribed"]) else ""
+    tracks, said = [], []
+    for row, role in chosen:
+        rows = buckets[buckets["case_id"] == row["case_id"]]
+        rank, track = _track(rows, role)
+        tracks.append(track)
+        said.append(f"with {role} (rank {rank}) {_track_finding(track)}")
+    return Timeline(
+        key=f"{key}-timeline",
+        title="One step, drawn",
+        caption=f"DDP on {plural(first['num_devices'], workload.device)}{shared}: {'; '.join(said)}.",
+        how_to_read=_HOW_TIMELINE,
+        tracks=tuple(tracks),
+    )
+
+
+def _chosen_roles(cases: pd.DataFrame, buckets: pd.DataFrame) -> list[tuple[Row, str]]:
+    """Choose cases at the most devices that are not shared, each with its role."""
+    moments = buckets["rank"].notna() & buckets[["ready_ms", "done_ms"]].notna().any(axis=1)
+    drawable = cases[cases["case_id"].isin(buckets.loc[moments, "case_id"])]
+    rows = records(at_headline(drawable, free="bucket_cap_mb"))
+    if not rows:
+        return []
+    best = max(rows, key=lambda row: finite(row["images_per_s"]) or 0.0)
+    default = next((row for row in rows if text(row["bucket_cap_mb"]) == "default"), rows[0])
+    single = next((row for row in rows if finite(row["num_buckets"]) == 1), None)
+    chosen: dict[str, tuple[Row, list[str]]] = {}
+    for row, what in (
+        (default, ""),
+        (best, "shortest median step" if len(rows) > 1 else ""),
+        (single, "one bucket"),
+    ):
+        if row is not None:
+            chosen.setdefault(text(row["case_id"]), (row, []))[1].append(what)
+    return [
+        (row, ", ".join(filter(None, (f"cap {cap_label(text(row['bucket_cap_mb']))}", *words))))
+        for row, words in chosen.values()
+    ]
+
+
+def _track(rows: pd.DataFrame, role: str) -> tuple[str, Track]:
+    """Show the rank whose last bucket is done last, or is ready last where that is not known."""
+    last = rows.groupby("rank")[["done_ms", "ready_ms"]].max()
+    by = "done_ms" if last["done_ms"].notna().any() else "ready_ms"
+    rank = last[by].idxmax()
+    buckets = tuple(
+        Bucket(
+            mib(finite(row["bytes"])),
+            *(finite(row[name]) for name in ("ready_ms", "launch_ms", "start_ms", "done_ms")),
+        )
+        for row in records(rows[rows["rank"] == rank].sort_values("bucket"))
+    )
+    ready = [b.ready_ms for b in buckets if b.ready_ms is not None]
+    done = [b.done_ms for b in buckets if b.done_ms is not None]
+    compute_end, end = max(ready, default=None), max(done, default=None)
+    return f"{rank}", Track(f"{role} (rank {rank})", buckets, compute_end, end)
+
+
+def _track_finding(track: Track) -> str:
+    said = []
+    if track.compute_end_ms is not None:
+        said.append(f"the last gradient is ready after {quantity(track.compute_end_ms, 'ms')}")
+    if track.end_ms is not None:
+        count = len(track.buckets)
+        which = "its all-reduce" if count == 1 else f"the last of {plural(count, 'all-reduce')}"
+        said.append(f"{which} done after {quantity(track.end_ms, 'ms')}")
+    if track.compute_end_ms is not None and track.end_ms is not None:
+        said.append(f"{quantity(max(track.end_ms - track.compute_end_ms, 0.0), 'ms')} exposed")
+    return ", ".join(said)

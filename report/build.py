@@ -1,24 +1,27 @@
-"""Runs in, page out."""
+"""Writes runs as an HTML page, as Markdown, as PNG figures, or as PDF through a browser's print."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from typing import TYPE_CHECKING
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from bench.errors import UsageError
 from bench.results.store import load_run, replace_file
+from bench.text import markdown as escaped
 from report import files, view
 from report.draw import figures
+from report.model import Page, RunView, Table
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from report.drawings import Drawing
-from report.model import Page
+_BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+_PRINT_TIMEOUT_S = 120
 
 
 def build(runs: Sequence[Path], out: Path, *, predictions: Path | None = None) -> Path:
@@ -28,12 +31,11 @@ def build(runs: Sequence[Path], out: Path, *, predictions: Path | None = None) -
     UsageError for a folder that is no run, a file that holds no predictions, or a page that cannot be
     written.
     """
-    html = render(load(runs, out.parent, predictions=predictions))
-    write(out, html)
+    _write(out, render(load(runs, out.parent, predictions=predictions)))
     return out
 
 
-def write(out: Path, text: str) -> None:
+def _write(out: Path, text: str) -> None:
     """Write a file whole or not at all. Raises UsageError where it cannot be written."""
     try:
         replace_file(out, lambda part: part.write_text(text, encoding="utf-8", errors="backslashreplace"))
@@ -42,24 +44,13 @@ def write(out: Path, text: str) -> None:
 
 
 def load(runs: Sequence[Path], page_folder: Path, *, predictions: Path | None = None) -> Page:
-    """What a page in `page_folder` shows of `runs`. Raises UsageError for a folder that is no run."""
-    outlook = None if predictions is None else files.predictions(predictions)
-    return view.page([load_run(run) for run in runs], files.offered(runs, page_folder), outlook)
-
-
-def drawings(page: Page) -> list[Drawing]:
-    """Every figure of the page, in its order."""
-    own = [
-        figure
-        for run in page.runs
-        for figures in (run.figures, *(s.figures for s in (run.paper, run.predicted) if s is not None))
-        for figure in figures
-    ]
-    return [*(page.together.figures if page.together else ()), *own]
+    """Read what a page in `page_folder` shows of `runs`. Raises UsageError for a folder that is no run."""
+    predicted = None if predictions is None else files.predictions(predictions)
+    return view.page([load_run(run) for run in runs], files.offered(runs, page_folder), predicted)
 
 
 def render(page: Page) -> str:
-    """The page as HTML; the template only places what the view model holds."""
+    """Return the page as HTML; the template only places what the view model holds."""
     environment = Environment(
         loader=PackageLoader("report"),
         autoescape=True,
@@ -72,7 +63,92 @@ def render(page: Page) -> str:
     sha256 = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return environment.get_template("report.html.j2").render(
         page=page,
-        drawings={figure.key: figures.svg(figure) for figure in drawings(page)},
+        drawings={figure.key: figures.svg(figure) for figure in page.figures},
         script=script,
         script_sha256=sha256,
     )
+
+
+def write_markdown(runs: Sequence[Path], out: Path | None) -> str:
+    """Write the summary of `runs` to `out` and return its path; without `out` return the summary."""
+    text = markdown(load(runs, Path()))
+    if out is None:
+        return text.rstrip("\n")
+    _write(out, text)
+    return str(out)
+
+
+def write_png(runs: Sequence[Path], folder: Path, *, predictions: Path | None = None) -> list[Path]:
+    """Write every figure of `runs` as `folder`/KEY.png, on white. Raises UsageError where it cannot."""
+    drawn = load(runs, folder, predictions=predictions).figures
+    if not drawn:
+        raise UsageError("there is no figure to write: no case on several devices has a measurement")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for figure in drawn:
+            image = figures.png(figure)
+            replace_file(folder / f"{figure.key}.png", lambda part, image=image: part.write_bytes(image))
+    except OSError as error:
+        raise UsageError(f"cannot write into {folder}: {error.strerror}; name a folder with --png") from None
+    return [folder / f"{figure.key}.png" for figure in drawn]
+
+
+def write_pdf(runs: Sequence[Path], out: Path, *, predictions: Path | None = None) -> Path:
+    """Print the page of `runs` to `out` with Chromium. Raises UsageError without it, or where it fails."""
+    browser = next((path for name in _BROWSERS if (path := shutil.which(name)) is not None), None)
+    if browser is None:
+        raise UsageError("--pdf needs Chromium or Chrome on the PATH; install chromium, or print the page")
+    try:
+        # Beside the result, not in /tmp: a browser from a snap sees nothing of that.
+        with tempfile.TemporaryDirectory(dir=out.absolute().parent, prefix="report-") as name:
+            scratch = Path(name)
+            page = build(runs, scratch / "report.html", predictions=predictions)
+            _print(browser, page, scratch / "report.pdf", scratch / "profile")
+            (scratch / "report.pdf").replace(out)
+    except OSError as error:
+        raise UsageError(f"cannot write {out}: {error.strerror}; name a writable file with --pdf") from None
+    return out
+
+
+def _print(browser: str, page: Path, pdf: Path, profile: Path) -> None:
+    # Chromium refuses to sandbox for root, which is who runs in most containers.
+    unboxed = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
+    quiet = ["--disable-gpu", "--disable-background-networking", "--no-first-run", "--no-pdf-header-footer"]
+    command = [browser, "--headless", *unboxed, *quiet, f"--user-data-dir={profile}"]
+    try:
+        done = subprocess.run(
+            [*command, f"--print-to-pdf={pdf}", page.as_uri()],
+            capture_output=True,
+            timeout=_PRINT_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise UsageError(f"{browser} did not print within {_PRINT_TIMEOUT_S} s; print the page") from None
+    if done.returncode != 0 or not pdf.exists():
+        raise UsageError(f"{browser} printed nothing (exit status {done.returncode}); print the page by hand")
+
+
+def markdown(page: Page) -> str:
+    """Return warnings, verdict, results and what was not measured of every run, in GitHub's dialect."""
+    parts = [part for run in page.runs for part in _run(run)]
+    above = [page.differences] if page.differences is not None else []
+    above += page.together.tables if page.together is not None else ()
+    parts = [part for table in above for part in (f"## {escaped(table.title)}", _table(table))] + parts
+    return "\n\n".join(parts) + "\n"
+
+
+def _run(run: RunView) -> list[str]:
+    parts = [f"## {escaped(run.title)}", " · ".join(escaped(part) for part in run.subtitle)]
+    parts += [f"> {escaped(warning)}" for warning in run.warnings]
+    parts.append("\n".join(f"- {escaped(sentence)}" for sentence in run.verdict))
+    for table in (*run.tables[:1], run.unmeasured):
+        if table is not None:
+            parts += [f"### {escaped(table.title)}", _table(table)]
+    return [part for part in parts if part]
+
+
+def _table(table: Table) -> str:
+    names = [escaped(column.name) for column in table.columns]
+    rules = ["---:" if column.kind == "number" else "---" for column in table.columns]
+    rows = [[escaped(cell) for cell in row] for row in table.rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (names, rules, *rows))

@@ -1,27 +1,22 @@
-"""Step time against bucket cap: of one run, or of several side by side. Pure."""
+"""Shows step time against bucket cap, of one run or of several side by side."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from report.charts import BARS, hollow_note, marked, on_devices, shown
+from bench.findings.wording import Row, cap_label, finite, text, with_interval
+from report.devices import BARS, hollow_note, marked, on_devices
 from report.drawings import Chart, Panel, Point, Series, Tick
-from report.numbers import finite
-from report.select import cap_label, records, step_time, text, usual_settings
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from report.select import Row, Workload
+from report.select import WorkloadCases, records, step_time, usual_settings
 
 ByCap = dict[str, Point]
 _MOST_CAPS = 12
 _LONGEST_TICK = 10
 
 
-def bucket_caps(workload: Workload, *, key: str) -> Chart | None:
-    """Step time against bucket cap, a panel per device count; None where no count has two caps."""
+def bucket_caps(workload: WorkloadCases, *, key: str) -> Chart | None:
+    """Make a panel per device count of step time against bucket cap; None where no count has two caps."""
     by_count = points(workload)
     caps = in_order(by_count.values())
     drawn = _drawn(caps, by_count.values())
@@ -45,7 +40,7 @@ def bucket_caps(workload: Workload, *, key: str) -> Chart | None:
         title="Step time against bucket cap",
         x_label="bucket cap (MiB)",
         y_label="step time (ms)",
-        ticks=tuple(Tick(float(i), _short(_with_twins(workload, cap))) for i, cap in enumerate(drawn)),
+        ticks=tuple(Tick(float(i), _short(_equal_caps(workload, cap))) for i, cap in enumerate(drawn)),
         panels=tuple(panels),
         caption="; ".join(said) + ".",
         how_to_read="Lower is better; the verdict says whether a difference is beyond the noise. The number "
@@ -55,8 +50,8 @@ def bucket_caps(workload: Workload, *, key: str) -> Chart | None:
     )
 
 
-def points(workload: Workload) -> dict[float, ByCap]:
-    """By device count and cap, DDP's step at its usual settings; the x of a point is not yet known."""
+def points(workload: WorkloadCases) -> dict[float, ByCap]:
+    """Return DDP's step at its usual settings by device count and cap; the x of a point is not yet known."""
     ddp = usual_settings(workload.cases[workload.cases["mode"] == "ddp"], free="bucket_cap_mb")
     by_count: dict[float, ByCap] = {}
     for row in records(ddp.dropna(subset="num_devices").drop_duplicates(["num_devices", "bucket_cap_mb"])):
@@ -67,17 +62,17 @@ def points(workload: Workload) -> dict[float, ByCap]:
 
 
 def in_order(groups: Iterable[ByCap]) -> list[str]:
-    """Every cap once: the default, then numbers by size, then lists."""
+    """Return every cap once: the default, then numbers by size, then lists."""
     return sorted({cap for marks in groups for cap in marks}, key=_cap_order)
 
 
 def placed(marks: ByCap, drawn: Sequence[str]) -> tuple[Point, ...]:
-    """The marks of the drawn caps, each at the place of its cap."""
+    """Return the marks of the drawn caps, each at the place of its cap."""
     return tuple(replace(marks[cap], x=float(i)) for i, cap in enumerate(drawn) if cap in marks)
 
 
 def _drawn(caps: list[str], by_count: Iterable[ByCap]) -> list[str]:
-    """As many caps as can be told apart: the default, the best at each count, and others evenly."""
+    """Choose as many caps as can be told apart: the default, the best at each count, and others evenly."""
     if len(caps) <= _MOST_CAPS:
         return caps
     best = {min(marks, key=lambda cap: marks[cap].y) for marks in by_count}
@@ -93,19 +88,21 @@ def _step_point(row: Row) -> Point | None:
 
 
 def _finding(marks: ByCap) -> str:
-    """The cap with the shortest step, beside the default where that is another."""
+    """Name the cap with the shortest step, and the default where that is another."""
     best = min(marks, key=lambda cap: marks[cap].y)
     default = marks.get("default")
-    beside = "" if default is None or best == "default" else f", default {shown(default, 'ms')}"
-    return f"shortest median at {cap_label(best)}, {shown(marks[best], 'ms')}{beside}"
+    beside = (
+        "" if default is None or best == "default" else f", default {with_interval(default.interval, 'ms')}"
+    )
+    return f"shortest median at {cap_label(best)}, {with_interval(marks[best].interval, 'ms')}{beside}"
 
 
-def _with_twins(workload: Workload, cap: str) -> str:
-    return "=".join((cap, *workload.twins.get(cap, ())))
+def _equal_caps(workload: WorkloadCases, cap: str) -> str:
+    return "=".join((cap, *workload.equal_layouts.get(cap, ())))
 
 
-def _merged(workload: Workload, drawn: Sequence[str]) -> str:
-    equal = [f"{_with_twins(workload, cap)}" for cap in drawn if cap in workload.twins]
+def _merged(workload: WorkloadCases, drawn: Sequence[str]) -> str:
+    equal = [_equal_caps(workload, cap) for cap in drawn if cap in workload.equal_layouts]
     if not equal:
         return ""
     return f" Caps that make the same buckets were measured once and share a mark: {', '.join(equal)}."

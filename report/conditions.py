@@ -1,20 +1,16 @@
-"""The conditions of a run, from its manifest: any key may be missing, and then nothing is shown. Pure."""
+"""Shows the conditions of a run, from its manifest; a missing key shows nothing."""
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
 
 from bench.findings.stability import cautions
-from bench.findings.wording import link_name
-from report.model import Column, Fact, Group, Table
-from report.numbers import TIMES, count, duration, finite, mib, plain, quantity
-from report.select import text
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    import pandas as pd
+from bench.findings.wording import TIMES, count, duration, finite, link_name, mib, plain, quantity, text
+from report.model import Fact, Group, Table, TableColumn
 
 Manifest = dict[str, Any]
 _RANK_COLUMNS = ("rank", "host", "local_rank", "device", "device_name", "link")
@@ -38,19 +34,19 @@ _DIFFERENCES_NOTE = (
 
 
 def section(manifest: Mapping[str, Any], key: str) -> Manifest:
-    """A part of the manifest that should be a table; empty where it is missing or something else."""
+    """Return a part of the manifest that should be a table; empty where it is missing or something else."""
     value = manifest.get(key)
     return value if isinstance(value, dict) else {}
 
 
 def link(manifest: Manifest, cases: pd.DataFrame) -> str:
-    """The rate of the link between the hosts of a lab; empty on a real network."""
+    """Return the rate of the link between the hosts of a lab; empty on a real network."""
     known = dict.fromkeys((plain(manifest.get("link")), *(text(cell) for cell in cases["link"])))
     return ", ".join(link_name(rate) for rate in known if rate)
 
 
 def hosts(manifest: Manifest) -> list[str]:
-    """Every host of the run, once; the one that wrote the results first."""
+    """Return every host of the run once; the one that wrote the results comes first."""
     entries = manifest.get("ranks")
     ranks = entries if isinstance(entries, list) else []
     own = plain(section(manifest, "environment").get("host"))
@@ -59,7 +55,7 @@ def hosts(manifest: Manifest) -> list[str]:
 
 
 def groups(manifest: Manifest, *, link: str = "") -> tuple[Group, ...]:
-    """The conditions, grouped, without empty facts and groups."""
+    """Return the conditions in groups, without empty facts and groups."""
     environment = section(manifest, "environment")
     made = (
         Group("Run", _run(manifest)),
@@ -74,7 +70,7 @@ def groups(manifest: Manifest, *, link: str = "") -> tuple[Group, ...]:
 
 
 def stability(manifest: Manifest, cases: pd.DataFrame, blocks: pd.DataFrame) -> tuple[Group, ...]:
-    """What speaks against trusting the rounds, with the next command; no group where nothing does."""
+    """Return what speaks against trusting the rounds, with the next command; no group where nothing does."""
     settings = section(manifest, "settings")
     target = None if settings.get("rounds") else finite(settings.get("precision_target"))
     found = cautions(cases, blocks, target=target)
@@ -83,12 +79,12 @@ def stability(manifest: Manifest, cases: pd.DataFrame, blocks: pd.DataFrame) -> 
 
 
 def ranks(manifest: Manifest) -> Table | None:
-    """Where every rank ran."""
+    """Tabulate where every rank ran."""
     entries = manifest.get("ranks")
     known = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
     names = [name for name in _RANK_COLUMNS if any(plain(entry.get(name)) for entry in known)]
     columns = tuple(
-        Column(name.replace("_", " ").capitalize(), "number" if name in {"rank", "local_rank"} else "")
+        TableColumn(name.replace("_", " ").capitalize(), "number" if name in {"rank", "local_rank"} else "")
         for name in names
     )
     rows = tuple(
@@ -101,12 +97,12 @@ def ranks(manifest: Manifest) -> Table | None:
 
 
 def topology(manifest: Manifest) -> str:
-    """The topology as the machine printed it; empty when unknown."""
+    """Return the topology as the machine printed it; empty when unknown."""
     return plain(section(manifest, "environment").get("topology")).strip("\n")
 
 
 def differences(titles: Sequence[str], conditions: Sequence[tuple[Group, ...]]) -> Table | None:
-    """The conditions that differ between runs, side by side; None where nothing differs."""
+    """Tabulate the conditions that differ between runs; None where nothing differs."""
     by_run = [{(g.title, f.name): f.value for g in groups for f in g.facts} for groups in conditions]
     known = dict.fromkeys(key for values in by_run for key in values)
     keys = sorted(
@@ -117,7 +113,7 @@ def differences(titles: Sequence[str], conditions: Sequence[tuple[Group, ...]]) 
         for group, name in keys
         if len(set(shown := [values.get((group, name), "") for values in by_run])) > 1
     )
-    columns = (Column("Condition"), *(Column(title) for title in titles))
+    columns = (TableColumn("Condition"), *(TableColumn(title) for title in titles))
     return Table("What differs between the runs", _DIFFERENCES_NOTE, columns, rows) if rows else None
 
 
@@ -171,7 +167,7 @@ def _machine(manifest: Manifest, environment: Manifest, link: str) -> tuple[Fact
 
 
 def _gpus(gpus: Any) -> str:
-    """`2 x NVIDIA H200, 143,771 MiB`, equal ones counted together."""
+    """Return `2 x NVIDIA H200, 143,771 MiB`, equal GPUs counted together."""
     known = [gpu for gpu in gpus if isinstance(gpu, dict)] if isinstance(gpus, list) else []
     names = (
         ", ".join(

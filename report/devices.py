@@ -1,60 +1,182 @@
-"""What else changes with the number of devices: DDP against DataParallel, and memory. Pure."""
+"""Shows what changes with the number of devices: throughput, efficiency, DDP against DP, memory."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
-from report.charts import by_devices, device_ticks, hollow_note, marked
-from report.drawings import Chart, Panel, Point, Series
-from report.numbers import TIMES, Estimate, finite, plural, quantity
-from report.paired import throughput_ratio
-from report.select import by_mode, mode_label, records
+import pandas as pd
 
-if TYPE_CHECKING:
-    import pandas as pd
+from bench.findings.wording import (
+    TIMES,
+    Row,
+    estimate,
+    finite,
+    mode_label,
+    plural,
+    quantity,
+    settings_label,
+    text,
+    truth,
+    with_interval,
+)
+from bench.stats import Interval
+from report.drawings import Chart, Panel, Point, Series, Tick
+from report.select import WorkloadCases, by_mode, records, throughput_ratio
 
-    from report.select import Workload
+LOG_FROM = 16
+"""Devices: more are drawn on a logarithmic axis, where counts double from tick to tick."""
 
-_LOG_FROM = 16
+_HOLLOW = " Hollow marks: more devices than the machine has, so they share cores or GPUs."
+BARS = "Bars are 95% intervals over rounds."
+"""What the bars of every chart are."""
 
 
-def dp_against_ddp(workload: Workload, blocks: pd.DataFrame, *, key: str) -> Chart | None:
-    """Throughput of DDP over that of DataParallel; None where no device count has both."""
+def throughput(workload: WorkloadCases, *, key: str) -> Chart | None:
+    """Show throughput against devices, with the ideal line from “single”; None without several devices."""
+    series = by_devices(workload, "images_per_s", 1.0)
+    if all(s.style == "single" for s in series):
+        return None
+    single = next((s.points[0].y for s in series if s.style == "single"), None)
+    counts = _counts(series)
+    if single is not None:
+        ideal = tuple(Point(float(n), single * n) for n in sorted({1, *counts}))
+        series = (*series, Series("ideal", "ideal", ideal))
+    return Chart(
+        key=f"{key}-throughput",
+        title="Throughput against devices",
+        x_label=workload.devices_label,
+        y_label="throughput (images/s)",
+        ticks=device_ticks(counts),
+        panels=(Panel("", series),),
+        caption=_throughput_caption(series, workload.device),
+        how_to_read="Higher is better. On the dotted line every device adds as much as one alone gives. "
+        f"{BARS}{hollow_note(series)}",
+        log_x=max(counts) > LOG_FROM,
+        log_y=max(counts) > LOG_FROM,
+    )
+
+
+def efficiency(workload: WorkloadCases, *, key: str) -> Chart | None:
+    """Show efficiency in percent against devices, 100 being ideal; None without several devices."""
+    series = tuple(s for s in by_devices(workload, "efficiency", 100.0) if s.style != "single")
+    if not series:
+        return None
+    counts = _counts(series)
+    ideal = Series("ideal", "ideal", tuple(Point(float(n), 100.0) for n in sorted({1, *counts})))
+    return Chart(
+        key=f"{key}-efficiency",
+        title="Scaling efficiency",
+        x_label=f"devices ({workload.device}s)",
+        y_label=f"efficiency, {workload.scaling} scaling (%)",
+        ticks=device_ticks(counts),
+        panels=(Panel("", (*series, ideal)),),
+        caption=_efficiency_caption(series, workload.device),
+        how_to_read="Efficiency is throughput over that of “single”, divided by the number of devices; "
+        f"100% is ideal. {BARS}{hollow_note(series)}",
+        log_x=max(counts) > LOG_FROM,
+    )
+
+
+def by_devices(workload: WorkloadCases, column: str, factor: float) -> tuple[Series, ...]:
+    """Make a series per mode of `column` times `factor` over device counts, DDP at its usual settings."""
+    made = []
+    for mode in ("single", "dp", "ddp"):
+        rows = records(by_mode(workload.cases, mode))
+        points = tuple(p for row in rows if (p := _point(row, column, factor)) is not None)
+        if points:
+            unusual = settings_label(rows[0], with_cap=text(rows[0]["bucket_cap_mb"]) != "default")
+            label = mode_label(rows[0]) + (f", {unusual}" if unusual else "")
+            made.append(Series(label, mode, points))
+    return tuple(made)
+
+
+def _point(row: Row, column: str, factor: float) -> Point | None:
+    x, y = finite(row["num_devices"]), estimate(row, column)
+    return None if x is None or y is None else marked(x, y.scaled(factor), row)
+
+
+def marked(x: float, y: Interval, row: Row) -> Point:
+    """Make a mark at `x`, hollow where the case's devices are shared."""
+    return Point.at(x, y, hollow=truth(row["oversubscribed"]))
+
+
+def hollow_note(series: Iterable[Series]) -> str:
+    """Say what hollow marks mean, where there are any."""
+    return _HOLLOW if any(p.hollow for s in series for p in s.points) else ""
+
+
+def _headline(series: tuple[Series, ...]) -> list[tuple[Point, str]]:
+    """Return the modes at the most devices that are not shared, best first; shared ones where all are."""
+    marks = [(p, s.label) for s in series if s.style in {"dp", "ddp"} for p in s.points]
+    at = max((p for p, _ in marks), key=lambda p: (p.x > 1, not p.hollow, p.x))
+    return sorted(((p, label) for p, label in marks if p.x == at.x), key=lambda mark: -mark[0].y)
+
+
+def _throughput_caption(series: tuple[Series, ...], device: str) -> str:
+    (best, name), *others = _headline(series)
+    rest = "".join(f"; {label} {with_interval(p.interval, 'images/s')}" for p, label in others)
+    return f"At {on_devices(best, device)}: {name} {with_interval(best.interval, 'images/s')}{rest}."
+
+
+def _efficiency_caption(series: tuple[Series, ...], device: str) -> str:
+    marks = _headline(series)
+    kept = ", ".join(f"{name} {with_interval(p.interval, '%')}" for p, name in marks)
+    return f"Efficiency at {on_devices(marks[0][0], device)}: {kept}."
+
+
+def on_devices(point: Point, device: str, num_devices: float | None = None) -> str:
+    """Return `2 GPUs`, and whether they are shared."""
+    shared = " (shared)" if point.hollow else ""
+    return plural(point.x if num_devices is None else num_devices, device) + shared
+
+
+def _counts(series: Iterable[Series]) -> list[float]:
+    return sorted({p.x for s in series for p in s.points})
+
+
+def device_ticks(counts: list[float]) -> tuple[Tick, ...]:
+    """Place a tick at every device count, and at one."""
+    return tuple(Tick(n, f"{n:.0f}") for n in sorted({1.0, *counts}))
+
+
+def dp_against_ddp(workload: WorkloadCases, blocks: pd.DataFrame, *, key: str) -> Chart | None:
+    """Show throughput of DDP over that of DataParallel; None where no device count has both."""
     dp = {finite(row["num_devices"]): row for row in records(by_mode(workload.cases, "dp"))}
-    points, rival = [], "DP"
+    points, other_mode = [], "DP"
     for row in records(by_mode(workload.cases, "ddp")):
         n = finite(row["num_devices"])
         other = dp.get(n)
         ratio = None if other is None else throughput_ratio(row, other, blocks)
         if n is not None and other is not None and ratio is not None:
             points.append(marked(n, ratio, row))
-            rival = mode_label(other)
+            other_mode = mode_label(other)
     if not points:
         return None
-    series = Series(f"DDP / {rival}", "ddp", tuple(points))
+    series = Series(f"DDP / {other_mode}", "ddp", tuple(points))
     counts = [p.x for p in points]
-    equal = Series("equally fast", "ideal", tuple(Point(x, 1.0) for x in _reach(counts)))
+    equal = Series("equally fast", "ideal", tuple(Point(x, 1.0) for x in sorted({1.0, *counts})))
+    said = [f"{with_interval(p.interval, TIMES)} on {on_devices(p, workload.device)}" for p in points]
     return Chart(
         key=f"{key}-ratio",
         title="DDP against DataParallel",
-        x_label=f"devices ({workload.device}s), {workload.scaling} scaling",
-        y_label=f"throughput of DDP / {rival} ({TIMES})",
+        x_label=workload.devices_label,
+        y_label=f"throughput of DDP / {other_mode} ({TIMES})",
         ticks=device_ticks(counts),
         panels=(Panel("", (series, equal)),),
-        caption=f"Throughput of DDP over {rival}: {'; '.join(_shown(p, workload.device) for p in points)}.",
+        caption=f"Throughput of DDP over {other_mode}: {'; '.join(said)}.",
         how_to_read="Above the dotted line DDP is faster, below it DataParallel. The ratio is formed inside "
         "each round, so drift of the machine cancels; bars are its 95% intervals over rounds, and one that "
         "crosses the line leaves open which is faster. The vertical axis does not start at zero."
         f"{hollow_note([series])}",
         from_zero=False,
-        log_x=max(counts) > _LOG_FROM,
+        log_x=max(counts) > LOG_FROM,
     )
 
 
-def memory(workload: Workload, *, key: str) -> Chart | None:
-    """Most memory in use on the fullest device; None where it was not measured, as on CPU cores."""
+def memory(workload: WorkloadCases, *, key: str) -> Chart | None:
+    """Show most memory in use on the fullest device; None where it was not measured, as on CPU cores."""
     series = by_devices(workload, "peak_mem_mib", 1.0)
-    counts = sorted({p.x for s in series for p in s.points})
+    counts = _counts(series)
     if not counts:
         return None
     most = counts[-1]
@@ -62,7 +184,7 @@ def memory(workload: Workload, *, key: str) -> Chart | None:
     return Chart(
         key=f"{key}-memory",
         title="Memory per device",
-        x_label=f"devices ({workload.device}s), {workload.scaling} scaling",
+        x_label=workload.devices_label,
         y_label="peak memory of the fullest device (MiB)",
         ticks=device_ticks(counts),
         panels=(Panel("", series),),
@@ -70,15 +192,5 @@ def memory(workload: Workload, *, key: str) -> Chart | None:
         how_to_read="Lower is better. The most memory that this case's tensors take on the device that needs "
         "most of it; DataParallel gathers outputs and gradients on device 0, DDP adds its buckets on every "
         f"device. It does not vary between rounds, so it has no interval.{hollow_note(series)}",
-        log_x=max(counts) > _LOG_FROM,
+        log_x=max(counts) > LOG_FROM,
     )
-
-
-def _reach(counts: list[float]) -> list[float]:
-    return sorted({1.0, *counts})
-
-
-def _shown(point: Point, device: str) -> str:
-    shared = " (shared)" if point.hollow else ""
-    ratio = Estimate(point.y, point.low, point.high).shown(TIMES)
-    return f"{ratio} on {plural(point.x, device)}{shared}"

@@ -1,8 +1,11 @@
-"""What a figure shows, as plain data to draw; the words around it are final."""
+"""Holds what a figure shows, as plain data to draw; the words around it are final."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+
+from bench.stats import Interval
 
 MOST_RUNS = 8
 """Runs that one drawing can tell apart by mark, line and colour."""
@@ -18,6 +21,18 @@ class Point:
     high: float | None = None
     hollow: bool = False
     note: str = ""
+
+    @classmethod
+    def at(cls, x: float, value: Interval, *, hollow: bool = False) -> Point:
+        """Make a mark of `value` at `x`, without an interval where that is unknown."""
+        low, high = (end if math.isfinite(end) else None for end in (value.low, value.high))
+        return cls(x, value.estimate, low, high, hollow)
+
+    @property
+    def interval(self) -> Interval:
+        """Its value with the interval, NaN where unknown."""
+        low, high = (math.nan if end is None else end for end in (self.low, self.high))
+        return Interval(self.y, low, high)
 
 
 @dataclass(frozen=True)
@@ -67,7 +82,7 @@ class Figure:
 
     @property
     def alt(self) -> str:
-        """What a reader who cannot see the figure is told: what it shows, then its finding."""
+        """Say to a reader who cannot see the figure what it shows, then its finding."""
         return f"{self.title}. {self.caption}"
 
 
@@ -85,13 +100,13 @@ class Chart(Figure):
 
     @property
     def alt(self) -> str:
-        """Its axes, then its finding."""
+        """Say its axes, then its finding."""
         return f"{self.y_label} against {self.x_label}. {self.caption}"
 
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of a bar: a label of the legend and a duration."""
+    """A part of a bar: a label of the legend and a duration."""
 
     label: str
     ms: float
@@ -141,7 +156,7 @@ class Timeline(Figure):
 
 
 @dataclass(frozen=True)
-class Spread:
+class StepTimes:
     """Step times of one rank: percentiles 5, 25, 50, 75 and 95, and the longest; `style` as of a series."""
 
     label: str
@@ -156,10 +171,10 @@ class Spread:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spreads(Figure):
+class BoxPlot(Figure):
     """Distributions of step times, one below the other on one scale."""
 
-    rows: tuple[Spread, ...]
+    rows: tuple[StepTimes, ...]
 
 
-Drawing = Chart | Bars | Timeline | Spreads
+Drawing = Chart | Bars | Timeline | BoxPlot

@@ -1,22 +1,19 @@
-"""What the page can offer of a run's own files: texts that fit into it, traces that lie beside it."""
+"""Reads what the page can offer of a run's own files: texts that fit into it, traces that lie beside it."""
 
 from __future__ import annotations
 
 import csv
 import io
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+from bench.findings.wording import mib, number
 from bench.results.tables import read_bytes
 from bench.scaling.document import Predictions
 from bench.text import csv_cell, csv_text
-from report.model import Download, Link, RunFiles
-from report.numbers import mib, number
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from report.model import Download, Hyperlink, RunFiles
 
 MOST_BYTES = 2 * 2**20
 """A larger file is not carried: the page has to stay light enough to send."""
@@ -32,12 +29,12 @@ _TRACE = re.compile(r"(?P<case_id>.+)-rank(?P<rank>\d+)\.json\.gz")
 
 
 def offered(folders: Sequence[Path], page_folder: Path) -> tuple[RunFiles, ...]:
-    """The files of every run in `folders` that a page in `page_folder` can carry or link to."""
+    """Return the files of every run in `folders` that a page in `page_folder` can carry or link to."""
     return tuple(_of_run(folder, page_folder, f"run{i}") for i, folder in enumerate(folders, start=1))
 
 
 def predictions(path: Path) -> Predictions:
-    """What `bench.predict --out` wrote. Raises UsageError where the file holds something else."""
+    """Read what `bench.predict --out` wrote. Raises UsageError where the file holds something else."""
     return Predictions.from_json(read_bytes(path, most_bytes=_MOST_PREDICTIONS_BYTES), source=str(path))
 
 
@@ -63,7 +60,7 @@ def _of_run(folder: Path, page_folder: Path, key: str) -> RunFiles:
 
 
 def _without_formulas(table: str) -> str:
-    """The table as `bench.results.store` writes it, should someone else have written it."""
+    """Write the table as `bench.results.store` does, in case someone else has written it."""
     safe = io.StringIO()
     try:
         rows = ([csv_cell(csv_text(cell)) for cell in row] for row in csv.reader(io.StringIO(table)))
@@ -73,18 +70,21 @@ def _without_formulas(table: str) -> str:
     return safe.getvalue()
 
 
-def _traces(folder: Path, page_folder: Path) -> dict[str, tuple[Link, ...]]:
-    """Links by case, lowest rank first; none unless the run lies in the page's folder, so that both move."""
+def _traces(folder: Path, page_folder: Path) -> dict[str, tuple[Hyperlink, ...]]:
+    """Return links by case, lowest rank first; none unless the run lies in the page's folder.
+
+    Links are relative, so the page and the run have to move together.
+    """
     try:
         below = folder.resolve().relative_to(page_folder.resolve())
     except ValueError:
         return {}
-    found: dict[str, list[tuple[int, Link]]] = {}
+    found: dict[str, list[tuple[int, Hyperlink]]] = {}
     for path in sorted((folder / "traces").glob("*.json.gz")):
         if (match := _TRACE.fullmatch(path.name)) is not None:
             href = quote((below / "traces" / path.name).as_posix())
             rank = int(match["rank"])
-            found.setdefault(match["case_id"], []).append((rank, Link(f"rank {rank}", f"./{href}")))
+            found.setdefault(match["case_id"], []).append((rank, Hyperlink(f"rank {rank}", f"./{href}")))
     return {
         case_id: tuple(link for _, link in sorted(of_case, key=lambda pair: pair[0]))
         for case_id, of_case in found.items()

@@ -1,4 +1,4 @@
-"""Everything the page shows, as plain data: strings are final; report/drawings.py has the figures."""
+"""Holds everything the page shows, as plain data: strings are final; report/drawings.py has the figures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from report.drawings import Drawing
 
 
 @dataclass(frozen=True)
-class Column:
+class TableColumn:
     """A column of a table.
 
     `kind` is empty, `number` (aligned to the right), `long` (broken into lines) or `links`.
@@ -20,7 +20,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Link:
+class Hyperlink:
     """A place on the page, or a file beside it."""
 
     label: str
@@ -36,10 +36,10 @@ class Table:
 
     title: str
     note: str
-    columns: tuple[Column, ...]
+    columns: tuple[TableColumn, ...]
     rows: tuple[tuple[str, ...], ...]
     below: tuple[str, ...] = ()
-    links: tuple[tuple[Link, ...], ...] = ()
+    links: tuple[tuple[Hyperlink, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class CaseRounds:
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     line: str
-    traces: tuple[Link, ...]
+    traces: tuple[Hyperlink, ...]
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class RunFiles:
 
     downloads: tuple[Download, ...] = ()
     left_out: tuple[str, ...] = ()
-    traces: Mapping[str, tuple[Link, ...]] = field(default_factory=dict)
+    traces: Mapping[str, tuple[Hyperlink, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -132,3 +132,9 @@ class Page:
     runs: tuple[RunView, ...]
     differences: Table | None
     together: Section | None = None
+
+    @property
+    def figures(self) -> list[Drawing]:
+        """Every figure of the page, in its order."""
+        parts = [self.together, *(part for run in self.runs for part in (run, run.paper, run.predicted))]
+        return [figure for part in parts if part is not None for figure in part.figures]

@@ -1,28 +1,32 @@
-"""Predictions beside what was measured: scaling on hardware that was not at hand. Pure."""
+"""Shows predictions beside what was measured: scaling on hardware that was not at hand."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import median
-from typing import TYPE_CHECKING
 
-from bench.findings.wording import link_name
+from bench.findings.wording import (
+    cap_label,
+    count,
+    device_noun,
+    estimate,
+    link_name,
+    number,
+    plural,
+    quantity,
+    text,
+    with_interval,
+)
+from bench.results.store import RunData
 from bench.scaling.calibration import differences
+from bench.scaling.document import Line, Mark, Predictions
 from bench.scaling.measured import ddp_cases, identity
 from bench.settings import DDP_DEFAULTS
-from report.charts import device_ticks, marked, shown
+from bench.stats import Interval
+from report.devices import LOG_FROM, device_ticks, marked
 from report.drawings import MOST_RUNS, Chart, Panel, Point, Series
-from report.model import Column, Section, Table
-from report.numbers import Estimate, count, number, plural, quantity
-from report.select import cap_label, estimate, text
+from report.model import Section, Table, TableColumn
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from bench.results.store import RunData
-    from bench.scaling.document import Line, Mark, Predictions
-    from bench.stats import Interval
-
-_LOG_FROM = 16
 _NOTE = "Predicted by python -m bench.predict, not measured: a simulation of one step, fed by a calibration."
 _HOW = (
     "Lines are predictions, their areas 95% intervals: where an area is wide, little is known. Diamonds with "
@@ -30,26 +34,26 @@ _HOW = (
     "number of devices with a predicted efficiency below 80%."
 )
 _COLUMNS = (
-    Column("Network"),
-    Column("Bucket cap"),
-    Column("Devices", "number"),
-    Column("Step", "number"),
-    Column("Throughput", "number"),
-    Column("Efficiency", "number"),
-    Column("Exposed communication", "number"),
-    Column("Waiting for the slowest", "number"),
+    TableColumn("Network"),
+    TableColumn("Bucket cap"),
+    TableColumn("Devices", "number"),
+    TableColumn("Step", "number"),
+    TableColumn("Throughput", "number"),
+    TableColumn("Efficiency", "number"),
+    TableColumn("Exposed communication", "number"),
+    TableColumn("Waiting for the slowest", "number"),
 )
 _TABLE_NOTE = (
     "Prediction [95% interval]. Exposed communication is the step less the same step without communication; "
     "efficiency is throughput over devices times that of one."
 )
 _CHECKED = (
-    Column("Case"),
-    Column("Devices", "number"),
-    Column("Bucket cap"),
-    Column("Measured step", "number"),
-    Column("Predicted step", "number"),
-    Column("Error", "number"),
+    TableColumn("Case"),
+    TableColumn("Devices", "number"),
+    TableColumn("Bucket cap"),
+    TableColumn("Measured step", "number"),
+    TableColumn("Predicted step", "number"),
+    TableColumn("Error", "number"),
 )
 _CHECKED_NOTE = (
     "Measured cases that nothing was fitted to, and what the same model predicts for them. Error is "
@@ -58,17 +62,17 @@ _CHECKED_NOTE = (
 _UNCHECKED = "How far predictions are off was not measured: bench.predict --validate predicts measured cases."
 
 
-def section(run: RunData, outlook: Predictions, *, key: str) -> Section:
-    """The section that shows `outlook` beside the cases of `run`."""
-    caps = dict.fromkeys(line.bucket_cap_mb for line in outlook.lines)
-    by_cap = [[line for line in outlook.lines if line.bucket_cap_mb == cap][:MOST_RUNS] for cap in caps]
-    unchecked = () if outlook.validation else (_UNCHECKED,)
-    made = (_predictions(outlook), _validation(outlook))
+def section(run: RunData, predictions: Predictions, *, key: str) -> Section:
+    """Show `predictions` beside the cases of `run`."""
+    caps = dict.fromkeys(line.bucket_cap_mb for line in predictions.lines)
+    by_cap = [[line for line in predictions.lines if line.bucket_cap_mb == cap][:MOST_RUNS] for cap in caps]
+    unchecked = () if predictions.validation else (_UNCHECKED,)
+    made = (_predictions(predictions), _validation(predictions))
     return Section(
         title="On hardware you do not have",
-        notes=(_NOTE, *_unlike(run, outlook), *unchecked, *(() if made[0] else outlook.notes)),
+        notes=(_NOTE, *_unlike(run, predictions), *unchecked, *(() if made[0] else predictions.notes)),
         figures=tuple(
-            _figure(run, outlook, lines, name, f"{key}-{i}", several=len(caps) > 1)
+            _figure(run, predictions, lines, name, f"{key}-{i}", several=len(caps) > 1)
             for i, lines in enumerate(by_cap, start=1)
             for name in ("images_per_s", "efficiency")
         ),
@@ -77,11 +81,11 @@ def section(run: RunData, outlook: Predictions, *, key: str) -> Section:
 
 
 def _figure(
-    run: RunData, outlook: Predictions, lines: Sequence[Line], name: str, key: str, *, several: bool
+    run: RunData, predictions: Predictions, lines: Sequence[Line], name: str, key: str, *, several: bool
 ) -> Chart:
-    """Throughput or efficiency against devices; `several` bucket caps are told apart by the title."""
+    """Show throughput or efficiency against devices; `several` bucket caps are told apart by the title."""
     rate = name == "images_per_s"
-    device = "CPU core" if outlook.identity.device_type == "cpu" else "GPU"
+    device, link = device_noun(predictions.identity.device_type), predictions.identity.link
     suffix = f", bucket cap {cap_label(lines[0].bucket_cap_mb)}" if several else ""
     factor, unit = (1.0, "images/s") if rate else (100.0, "%")
     predicted = [
@@ -96,9 +100,9 @@ def _figure(
     ]
     broken = Series("breaks here", "break", tuple(Point(p.x, p.y) for p in at_break), joined=False)
     measured = Series(
-        f"measured, {link_name(outlook.identity.link)}" if outlook.identity.link else "measured",
+        f"measured, {link_name(link)}" if link else "measured",
         "single",
-        _measured(run, outlook, lines[0], name, factor),
+        _measured(run, predictions, lines[0], name, factor),
         joined=False,
     )
     counts = sorted({p.x for s in (*predicted, measured) for p in s.points})
@@ -108,7 +112,7 @@ def _figure(
         "ideal", "ideal", tuple(Point(n, one * n if rate else one) for n in sorted({1.0, *counts}))
     )
     drawn = [series for series in (*predicted, measured, broken) if series.points]
-    said = "; ".join(f"{s.label} {shown(s.points[-1], unit)}" for s in predicted)
+    said = "; ".join(f"{s.label} {with_interval(s.points[-1].interval, unit)}" for s in predicted)
     most = plural(predicted[0].points[-1].x, device)
     return Chart(
         key=f"{key}-{'throughput' if rate else 'efficiency'}",
@@ -122,8 +126,8 @@ def _figure(
         caption=f"Predicted on {most}: {said}. "
         + (_breaks(lines, device) if rate else " ".join(line.verdict for line in lines)),
         how_to_read=f"Higher is better; the dotted line is ideal. {_HOW}",
-        log_x=max(counts) > _LOG_FROM,
-        log_y=rate and max(counts) > _LOG_FROM,
+        log_x=max(counts) > LOG_FROM,
+        log_y=rate and max(counts) > LOG_FROM,
     )
 
 
@@ -138,11 +142,13 @@ def _breaks(lines: Sequence[Line], device: str) -> str:
 
 def _point(mark: Mark, name: str, factor: float) -> Point:
     value: Interval = getattr(mark, name)
-    return Point(mark.num_devices, factor * value.estimate, factor * value.low, factor * value.high)
+    return Point.at(mark.num_devices, value.scaled(factor))
 
 
-def _measured(run: RunData, outlook: Predictions, line: Line, name: str, factor: float) -> tuple[Point, ...]:
-    """The run's own cases of what the line predicts, on another network maybe."""
+def _measured(
+    run: RunData, predictions: Predictions, line: Line, name: str, factor: float
+) -> tuple[Point, ...]:
+    """Return the run's own cases of what the line predicts, possibly on another network."""
     usual = {
         **DDP_DEFAULTS,
         "bucket_cap_mb": line.bucket_cap_mb,
@@ -152,51 +158,51 @@ def _measured(run: RunData, outlook: Predictions, line: Line, name: str, factor:
     rows = [
         row
         for row in ddp_cases(run)
-        if not differences(identity(run, row), outlook.identity)
+        if not differences(identity(run, row), predictions.identity)
         and (text(row["scaling"]), int(row["batch_per_device"])) == (line.scaling, line.batch_size)
         and all(row[setting] == value for setting, value in usual.items())
     ]
     found = [(row, estimate(row, name)) for row in sorted(rows, key=lambda row: int(row["num_devices"]))]
     return tuple(
-        marked(float(row["num_devices"]), value.times(factor), row)
+        marked(float(row["num_devices"]), value.scaled(factor), row)
         for row, value in found
         if value is not None
     )
 
 
-def _unlike(run: RunData, outlook: Predictions) -> list[str]:
+def _unlike(run: RunData, predictions: Predictions) -> list[str]:
     cases = ddp_cases(run)
-    unlike = [differences(outlook.identity, identity(run, case)) for case in cases]
+    unlike = [differences(predictions.identity, identity(run, case)) for case in cases]
     if not unlike or not all(unlike):
         return []
     nearest = next(found for found in unlike if len(found) == min(map(len, unlike)))
     return [f"The calibration is not of this run: {'; '.join(nearest)}."]
 
 
-def _predictions(outlook: Predictions) -> Table | None:
+def _predictions(predictions: Predictions) -> Table | None:
     rows = tuple(
         (
             line.network,
             cap_label(line.bucket_cap_mb),
             count(mark.num_devices),
-            _shown(mark.step_ms, "ms"),
-            _shown(mark.images_per_s, "images/s"),
-            _shown(mark.efficiency, "%", 100.0),
-            _shown(mark.exposed_comm_ms, "ms"),
+            with_interval(mark.step_ms, "ms"),
+            with_interval(mark.images_per_s, "images/s"),
+            with_interval(mark.efficiency, "%", 100.0),
+            with_interval(mark.exposed_comm_ms, "ms"),
             quantity(mark.wait_ms, "ms"),
         )
-        for line in outlook.lines
+        for line in predictions.lines
         for mark in line.marks
         if mark.asked
     )
-    return Table("Predictions", _TABLE_NOTE, _COLUMNS, rows, below=outlook.notes) if rows else None
+    return Table("Predictions", _TABLE_NOTE, _COLUMNS, rows, below=predictions.notes) if rows else None
 
 
-def _validation(outlook: Predictions) -> Table | None:
-    if not outlook.validation:
+def _validation(predictions: Predictions) -> Table | None:
+    if not predictions.validation:
         return None
-    several = len({case.network for case in outlook.validation}) > 1
-    columns = (*((Column("Link"),) if several else ()), *_CHECKED)
+    several = len({case.network for case in predictions.validation}) > 1
+    columns = (*((TableColumn("Link"),) if several else ()), *_CHECKED)
     rows = tuple(
         (
             *((case.network,) if several else ()),
@@ -204,15 +210,11 @@ def _validation(outlook: Predictions) -> Table | None:
             count(case.num_devices),
             cap_label(case.bucket_cap_mb),
             quantity(case.measured_ms, "ms"),
-            _shown(case.predicted_ms, "ms"),
+            with_interval(case.predicted_ms, "ms"),
             f"{case.error_pct:+.1f}%",
         )
-        for case in outlook.validation
+        for case in predictions.validation
     )
-    sizes = [abs(case.error_pct) for case in outlook.validation]
+    sizes = [abs(case.error_pct) for case in predictions.validation]
     below = f"Median error {number(median(sizes), 2)}%, worst {number(max(sizes), 2)}%, without signs."
     return Table("Error of the predictions", _CHECKED_NOTE, columns, rows, below=(below,))
-
-
-def _shown(value: Interval, unit: str, factor: float = 1.0) -> str:
-    return Estimate(value.estimate, value.low, value.high).times(factor).shown(unit)

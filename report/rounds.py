@@ -1,29 +1,155 @@
-"""The blocks behind each case's row: milliseconds per step of every timed round and rank. Pure."""
+"""Shows how rounds and steps vary: drift of the machine, step times of each rank, blocks of each case."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
-from report.model import CaseRounds, Link
-from report.numbers import number, plural
-from report.select import case_label, records, text
+import pandas as pd
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+from bench.findings.stability import pace
+from bench.findings.wording import Row, case_label, finite, number, plural, quantity, text
+from bench.results.aggregate import images_per_s_by_round
+from bench.results.round_times import ByRound
+from report.drawings import BoxPlot, Chart, Panel, Point, Series, StepTimes, Tick
+from report.model import CaseRounds, Hyperlink
+from report.select import WorkloadCases, by_mode, headline_count, records
+from report.tables import Links
 
-    import pandas as pd
-
-    from report.fields import Links
-    from report.select import Workload
-
+_FEWEST_ROUNDS = 3
+_MOST_TICKS = 8
+_HOW_DRIFT = (
+    "A level line is good. A slope shows a machine that warms up or throttles; a dip of every mode at once "
+    "shows that something else ran. Cases take turns within a round, and ratios are formed inside a round, "
+    "so such drift cancels in speed-up, efficiency and comparisons. A difference between modes does not "
+    "cancel. A mark is one round, so it has no interval. The vertical axis does not start at zero."
+)
+_MOST_RANKS = 8
+_FEWEST_STEPS = 5
+_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
+_HOW_STEPS = (
+    "Every timed step of every round. The box holds the middle half of the steps, the line in it is the "
+    "median; whiskers reach from the 5th to the 95th percentile, and the dot is the longest step. Wide boxes "
+    "are noise in every step; a dot far to the right is a rare pause, which every rank of DDP waits for. "
+    "The axis does not start at zero."
+)
+_OF_MANY = " Of many ranks those with the longest medians are drawn."
 MOST_CELLS = 20_000
 """Above this many rounds x ranks over all cases, only the longest rank of a round is shown."""
 
 
+def drift(workload: WorkloadCases, blocks: pd.DataFrame, *, key: str) -> Chart | None:
+    """Show throughput of each round in percent of the case's median; None before three rounds."""
+    batches = {
+        text(row["case_id"]): int(batch)
+        for row in records(workload.cases)
+        if (batch := finite(row["global_batch"])) is not None
+    }
+    found = images_per_s_by_round(blocks, batches)
+    several = {case_id: by_round for case_id, by_round in found.items() if len(by_round) > 1}
+    every = sorted({r for by_round in several.values() for r in by_round})
+    if len(every) < _FEWEST_ROUNDS:
+        return None
+    overall = _percent(pace(several))
+    everything = Series(f"median of {plural(len(several), 'case')}", "other", _points(overall))
+    low, high = (end(overall, key=lambda r: overall[r]) for end in (min, max))
+    return Chart(
+        key=f"{key}-rounds",
+        title="Rounds over time",
+        x_label="round",
+        y_label="throughput (% of the case's median)",
+        ticks=_ticks(every),
+        panels=(Panel("", (*_of_headline_cases(workload, several), everything)),),
+        caption=f"Over {plural(len(every), 'round')} the median case ran between {_shown(overall, low)} and "
+        f"{_shown(overall, high)} of its own median.",
+        how_to_read=_HOW_DRIFT,
+        from_zero=False,
+    )
+
+
+def _of_headline_cases(workload: WorkloadCases, found: Mapping[str, ByRound]) -> list[Series]:
+    made = []
+    for row in _headline_cases(workload):
+        if (own := found.get(text(row["case_id"]))) is not None:
+            label = case_label(row, workload.device, with_cap=False)
+            points = _points(_percent(pace({label: own})))
+            made.append(Series(label, text(row["mode"]), points, joined=False))
+    return made
+
+
+def _headline_cases(workload: WorkloadCases) -> list[Row]:
+    """Return `single`, then DP and DDP at its usual settings at the headline count."""
+    at = headline_count(workload.cases)
+    return [
+        row
+        for mode in ("single", "dp", "ddp")
+        for row in records(by_mode(workload.cases, mode))
+        if finite(row["num_devices"]) == (1 if mode == "single" else at)
+    ]
+
+
+def _percent(by_round: ByRound) -> ByRound:
+    return {r: 100 * value for r, value in by_round.items()}
+
+
+def _shown(by_round: ByRound, round_index: int) -> str:
+    return f"{quantity(by_round[round_index], '%')} (round {round_index})"
+
+
+def _points(by_round: ByRound) -> tuple[Point, ...]:
+    return tuple(Point(float(r), by_round[r]) for r in sorted(by_round))
+
+
+def _ticks(every: list[int]) -> tuple[Tick, ...]:
+    last = len(every) - 1
+    steps = min(last, _MOST_TICKS)
+    places = sorted({every[round(i * last / steps)] for i in range(steps + 1)})
+    return tuple(Tick(float(r), f"{r}") for r in places)
+
+
+def step_times(workload: WorkloadCases, blocks: pd.DataFrame, *, key: str) -> BoxPlot | None:
+    """Make a box per rank of `single`, DP and default DDP at the headline count; None without step times."""
+    rows, of_many = [], False
+    for row in _headline_cases(workload):
+        ranks = _by_rank(row, workload.device, blocks)
+        of_many |= len(ranks) > _MOST_RANKS
+        rows += sorted(ranks, key=lambda rank: -rank.median_ms)[:_MOST_RANKS] if of_many else ranks
+    if not rows:
+        return None
+    last = rows[-1]
+    return BoxPlot(
+        key=f"{key}-steps",
+        title="Step times of each rank",
+        caption=f"{last.label}: half of {plural(last.num_steps, 'step')} took "
+        f"{quantity(last.quarter_ms, 'ms')} to {quantity(last.three_quarters_ms, 'ms')}, "
+        f"95% at most {quantity(last.high_ms, 'ms')}, the longest {quantity(last.longest_ms, 'ms')}.",
+        how_to_read=_HOW_STEPS + (_OF_MANY if of_many else ""),
+        rows=tuple(rows),
+    )
+
+
+def _by_rank(row: Row, device: str, blocks: pd.DataFrame) -> list[StepTimes]:
+    own = blocks[(blocks["case_id"] == text(row["case_id"])) & (blocks["phase"] == "timed")]
+    steps = (
+        own.dropna(subset=["steps_ms", "rank"]).assign(ms=lambda b: b["steps_ms"].str.split()).explode("ms")
+    )
+    ms = pd.to_numeric(steps["ms"], errors="coerce").astype("float64")
+    mode, label = text(row["mode"]), case_label(row, device)
+    found = []
+    for rank, times in ms.groupby(steps["rank"]):
+        if times.count() >= _FEWEST_STEPS:
+            name = f"{label}, rank {rank}" if mode == "ddp" else label
+            found.append(StepTimes(name, mode, times.count(), *map(float, times.quantile(list(_QUANTILES)))))
+    return found
+
+
 def by_case(
-    workloads: Sequence[Workload], blocks: pd.DataFrame, traces: Mapping[str, tuple[Link, ...]], *, key: str
+    workloads: Sequence[WorkloadCases],
+    blocks: pd.DataFrame,
+    traces: Mapping[str, tuple[Hyperlink, ...]],
+    *,
+    key: str,
 ) -> tuple[CaseRounds, ...]:
-    """Every measured case with its timed blocks, in the order of cases.csv within a workload."""
+    """Return every measured case with its timed blocks, in the order of cases.csv within a workload."""
     timed = blocks[blocks["phase"] == "timed"]
     per_step = timed.assign(ms=timed["block_ms"] / timed["num_steps"].astype("float64")).dropna(subset="ms")
     long = len(per_step) > MOST_CELLS
@@ -44,18 +170,18 @@ def by_case(
 
 
 def links(cases: Sequence[CaseRounds]) -> Links:
-    """What leads on from a case's row: to its rounds, and to the first of its traces."""
+    """Return the links of a case's row: to its rounds, and to the first of its traces."""
     found = {case.case_id: _links(case) for case in cases}
     return lambda row: found.get(text(row["case_id"]), ())
 
 
-def _links(case: CaseRounds) -> tuple[Link, ...]:
-    rounds = (Link(plural(case.num_rounds, "round"), f"#{case.key}"),)
-    return (*rounds, Link("trace", case.traces[0].href)) if case.traces else rounds
+def _links(case: CaseRounds) -> tuple[Hyperlink, ...]:
+    rounds = (Hyperlink(plural(case.num_rounds, "round"), f"#{case.key}"),)
+    return (*rounds, Hyperlink("trace", case.traces[0].href)) if case.traces else rounds
 
 
 def _cells(rows: pd.DataFrame) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...], str]:
-    """A row per round, a column per rank."""
+    """Make a row per round and a column per rank."""
     wide = rows.pivot_table(index="round", columns="rank", values="ms", aggfunc="last")
     columns = ("round", *(f"rank {rank}" for rank in wide.columns))
     cells = tuple(
@@ -66,7 +192,7 @@ def _cells(rows: pd.DataFrame) -> tuple[tuple[str, ...], tuple[tuple[str, ...], 
 
 
 def _line(rows: pd.DataFrame) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...], str]:
-    """The longest rank of every round, in the order of the rounds."""
+    """Write the longest rank of every round on one line."""
     longest = rows.groupby("round")["ms"].max()
     return (), (), f"{longest.index[0]} to {longest.index[-1]}: {' '.join(_ms(ms) for ms in longest)} ms"
 

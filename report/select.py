@@ -1,39 +1,41 @@
-"""Which rows of cases.csv belong in one figure, and the names they go by. Pure."""
+"""Selects the rows of cases.csv that belong in one figure, and computes what a row implies."""
 
 from __future__ import annotations
 
-import re
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from bench.findings.wording import TIMES, Row, device_noun, estimate, finite, text
+from bench.plan import equal_layout
+from bench.results.aggregate import images_per_s_by_round
 from bench.settings import DDP_DEFAULTS
-from report.numbers import TIMES, Estimate, finite, plural
-
-if TYPE_CHECKING:
-    Row = Mapping[Any, Any]
+from bench.stats import Interval, paired_ratio
 
 _WORKLOAD = ("device_type", "arch", "image_size", "scaling", "precision", "data", "batch")
-_NO_UNIT_CAPS = {"", "default"}
-_SAME_LAYOUT = re.compile(r"same bucket layout as (\S+);")
 
 
 @dataclass(frozen=True)
-class Workload:
-    """What stays the same while modes, device counts and DDP settings vary."""
+class WorkloadCases:
+    """The cases of one workload: modes, device counts and DDP settings vary, all else is the same."""
 
     label: str
     device: str
     scaling: str
     cases: pd.DataFrame
-    twins: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    equal_layouts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """By bucket cap, the caps that make the same buckets and were therefore not measured again."""
+
+    @property
+    def devices_label(self) -> str:
+        """Label an axis of device counts."""
+        return f"devices ({self.device}s), {self.scaling} scaling"
 
 
 def records(cases: pd.DataFrame) -> list[Row]:
-    """The rows as mappings from column to cell; a missing cell that is no number is None.
+    """Return the rows as mappings from column to cell; a missing cell that is no number is None.
 
     Not `DataFrame.to_dict`, which looks every column up by itself: a third of a page's time.
     """
@@ -44,103 +46,42 @@ def records(cases: pd.DataFrame) -> list[Row]:
     ]
 
 
-def text(value: Any) -> str:
-    """A cell as text; empty where missing."""
-    return "" if pd.isna(value) else str(value)
-
-
-def truth(value: Any) -> bool:
-    """Whether a boolean cell is known and true."""
-    return not pd.isna(value) and bool(value)
-
-
-def estimate(row: Row, column: str) -> Estimate | None:
-    """A measured cell, with its interval if it has one; None where missing."""
-    value = finite(row[column])
-    if value is None:
-        return None
-    low, high = finite(row.get(f"{column}_low")), finite(row.get(f"{column}_high"))
-    return Estimate(value) if low is None or high is None else Estimate(value, low, high)
-
-
-def step_time(row: Row) -> Estimate | None:
-    """Milliseconds per optimizer step as global batch / throughput, so that it has throughput's interval."""
+def step_time(row: Row) -> Interval | None:
+    """Return ms per optimizer step as global batch / throughput, so that it has throughput's interval."""
     rate, batch = estimate(row, "images_per_s"), finite(row["global_batch"])
-    if rate is None or batch is None or min(rate.value, rate.low or rate.value) <= 0:
+    if rate is None or batch is None or rate.estimate <= 0 or rate.low <= 0:
         return None
-    low, high = (None if end is None else 1000 * batch / end for end in (rate.high, rate.low))
-    return Estimate(1000 * batch / rate.value, low, high)
+    return Interval(*(1000 * batch / end for end in (rate.estimate, rate.high, rate.low)))
 
 
-def mode_label(row: Row) -> str:
-    """`single`, `DP`, `DDP`; DP on CPU cores says that it is a stand-in."""
-    mode = text(row["mode"])
-    if mode == "dp" and (text(row["impl"]) == "cpu_standin" or text(row["device_type"]) == "cpu"):
-        return "DP (CPU stand-in)"
-    return mode.upper() if mode in {"dp", "ddp"} else mode
-
-
-def cap_label(cap: str) -> str:
-    """A bucket cap with its unit."""
-    return cap if cap in _NO_UNIT_CAPS else f"{cap} MiB"
-
-
-def settings_label(row: Row, *, with_cap: bool = True) -> str:
-    """The DDP settings of a case that are not PyTorch's defaults, and its bucket cap if asked for."""
-    if text(row["mode"]) != "ddp":
-        return ""
-    parts = (
-        [f"cap {cap_label(text(row['bucket_cap_mb']))}"] if with_cap and text(row["bucket_cap_mb"]) else []
-    )
-    for name, default in DDP_DEFAULTS.items():
-        value = row[name]
-        if name == "bucket_cap_mb" or pd.isna(value) or value == default:
-            continue
-        words = name.replace("_", " ")
-        switch = isinstance(default, bool)
-        parts.append((words if truth(value) else f"no {words}") if switch else f"{words} {value}")
-    return ", ".join(parts)
-
-
-def case_label(row: Row, device: str, *, with_cap: bool = True) -> str:
-    """`DDP, 2 GPUs, cap 25 MiB`, and whether the devices are shared."""
-    devices = finite(row["num_devices"])
-    where = "" if devices is None else plural(devices, device)
-    shared = " (shared)" if truth(row["oversubscribed"]) else ""
-    parts = (mode_label(row), f"{where}{shared}", settings_label(row, with_cap=with_cap))
-    return ", ".join(part for part in parts if part)
-
-
-def workloads(cases: pd.DataFrame) -> list[Workload]:
-    """The cases that worked, one entry per workload in order of appearance."""
+def workloads(cases: pd.DataFrame) -> list[WorkloadCases]:
+    """Return the cases that worked, one entry per workload in order of appearance."""
     ok = cases[cases["status"] == "ok"].copy()
     if ok.empty:
         return []
-    per_step = ok["batch_per_device"].where(
-        ok["scaling"] != "strong", ok["batch_per_device"] * ok["num_devices"]
-    )
-    ok["batch"] = per_step
+    per_device = ok["batch_per_device"]
+    ok["batch"] = per_device.where(ok["scaling"] != "strong", per_device * ok["num_devices"])
     return [
-        Workload(
+        WorkloadCases(
             label=_workload_label(records(group)[0]),
-            device="CPU core" if text(group["device_type"].iloc[0]) == "cpu" else "GPU",
+            device=device_noun(text(group["device_type"].iloc[0])),
             scaling=text(group["scaling"].iloc[0]),
             cases=group,
-            twins=_twins(group, cases),
+            equal_layouts=_equal_layouts(group, cases),
         )
         for _, group in ok.groupby(list(_WORKLOAD), sort=False, dropna=False)
     ]
 
 
-def _twins(ok: pd.DataFrame, cases: pd.DataFrame) -> dict[str, tuple[str, ...]]:
-    """Equal layouts, from the reasons of cases that were skipped for them."""
+def _equal_layouts(ok: pd.DataFrame, cases: pd.DataFrame) -> dict[str, tuple[str, ...]]:
+    """Return, by cap of a measured case, the caps that were skipped because they make the same buckets."""
     cap_of = {text(row["case_id"]): text(row["bucket_cap_mb"]) for row in records(ok)}
     skipped = cases[cases["status"] == "skipped"]
     found: dict[str, dict[str, None]] = {}
     for row in records(skipped):
-        same = _SAME_LAYOUT.match(text(row["reason"]))
-        if same is not None and same[1] in cap_of:
-            found.setdefault(cap_of[same[1]], {})[text(row["bucket_cap_mb"])] = None
+        measured = equal_layout(text(row["reason"]))
+        if measured in cap_of:
+            found.setdefault(cap_of[measured], {})[text(row["bucket_cap_mb"])] = None
     return {cap: tuple(others) for cap, others in found.items()}
 
 
@@ -159,7 +100,7 @@ def _workload_label(row: Row) -> str:
 
 
 def usual_settings(ddp: pd.DataFrame, *, free: str = "") -> pd.DataFrame:
-    """DDP cases at PyTorch's defaults; where a default was not measured, at the first value that was.
+    """Keep DDP cases at PyTorch's defaults; where a default was not measured, at the first value that was.
 
     `free` names the setting that may take any value.
     """
@@ -173,14 +114,14 @@ def usual_settings(ddp: pd.DataFrame, *, free: str = "") -> pd.DataFrame:
 
 
 def by_mode(cases: pd.DataFrame, mode: str) -> pd.DataFrame:
-    """One case per device count: plain `single` or `dp` cases, or DDP at its usual settings."""
+    """Keep one case per device count: plain `single` or `dp` cases, or DDP at its usual settings."""
     rows = cases[cases["mode"] == mode]
     rows = usual_settings(rows) if mode == "ddp" else rows
     return rows.drop_duplicates("num_devices").sort_values("num_devices")
 
 
 def headline_count(cases: pd.DataFrame) -> int | None:
-    """The largest device count whose devices are not shared, else the largest; None without several."""
+    """Return the largest count of devices that are not shared, else the largest; None without several."""
     several = cases[cases["num_devices"].fillna(0) > 1]
     shared = several["oversubscribed"].fillna(value=False).astype(bool)
     counts = several.loc[~shared if (~shared).any() else shared, "num_devices"]
@@ -188,6 +129,16 @@ def headline_count(cases: pd.DataFrame) -> int | None:
 
 
 def at_headline(cases: pd.DataFrame, *, free: str) -> pd.DataFrame:
-    """DDP at its usual settings but for one that is free, at the headline count."""
+    """Keep DDP at its usual settings but for one that is free, at the headline count."""
     ddp = cases[cases["mode"] == "ddp"]
     return usual_settings(ddp[ddp["num_devices"] == headline_count(ddp)], free=free)
+
+
+def throughput_ratio(row: Row, reference: Row, blocks: pd.DataFrame) -> Interval | None:
+    """Divide throughput of a case by that of another within rounds; None without common rounds."""
+    batches = {text(r["case_id"]): int(r["global_batch"]) for r in (row, reference)}
+    by_round = images_per_s_by_round(blocks[blocks["case_id"].isin(list(batches))], batches)
+    if by_round.keys() != batches.keys():
+        return None
+    ratio = paired_ratio(*(by_round[text(r["case_id"])] for r in (row, reference)))
+    return None if math.isnan(ratio.estimate) else ratio

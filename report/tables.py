@@ -1,20 +1,94 @@
-"""The tables of a run: every measured number with its unit, blanks where nothing was measured. Pure."""
+"""Makes the tables of a run: every measured number with its unit, blanks where nothing was measured."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+import pandas as pd
+
+from bench.findings.wording import (
+    MIB,
+    TIMES,
+    Row,
+    case_label,
+    count,
+    device_noun,
+    finite,
+    mode_label,
+    number,
+    plural,
+    quantity,
+    ranged,
+    settings_label,
+    text,
+    truth,
+)
 from bench.layout import BucketLayout
-from report.communication import communication
-from report.fields import CASE_ID, NAME, SHARED, Field, Links, interval, linked, table, value, whole
-from report.model import Column, Table
-from report.numbers import MIB, TIMES, number
-from report.select import mode_label, settings_label, text
+from report.model import Hyperlink, Table, TableColumn
+from report.select import records
 
-if TYPE_CHECKING:
-    import pandas as pd
+Field = tuple[TableColumn, Callable[[Row], str]]
+Links = Callable[[Row], tuple[Hyperlink, ...]]
 
-    from report.select import Row
+
+def value(name: str, column: str, unit: str) -> Field:
+    """Make a column of numbers without an interval."""
+    return TableColumn(name, "number"), lambda row: quantity(finite(row[column]), unit)
+
+
+def interval(name: str, column: str, unit: str, factor: float = 1.0) -> Field:
+    """Make a column of numbers with their intervals where known."""
+    return TableColumn(name, "number"), lambda row: ranged(row, column, unit, factor)
+
+
+def linked(name: str, column: str, links: Links) -> Field:
+    """Make a column of counts, or of the links that stand for them."""
+    return TableColumn(
+        name, "links"
+    ), lambda row: " ".join(link.label for link in links(row)) or count(finite(row[column]))
+
+
+def whole(name: str, column: str) -> Field:
+    """Make a column of counts."""
+    return TableColumn(name, "number"), lambda row: count(finite(row[column]))
+
+
+CASE_ID: Field = (TableColumn("Case"), lambda row: text(row["case_id"]))
+SHARED: Field = (TableColumn("Sharing"), lambda row: "shared" if truth(row["oversubscribed"]) else "")
+NAME: tuple[Field, ...] = (
+    (TableColumn("Workload"), lambda row: text(row["workload"])),
+    (TableColumn("Mode"), mode_label),
+    whole("Devices", "num_devices"),
+    SHARED,
+    (TableColumn("DDP settings"), settings_label),
+)
+
+
+def table(
+    title: str,
+    note: str,
+    cases: pd.DataFrame,
+    name: Sequence[Field],
+    values: Sequence[Field],
+    *,
+    links: Links | None = None,
+) -> Table | None:
+    """Make a table without rows and columns that are blank throughout; None when nothing is left."""
+    fields = (*name, *values)
+    every = [(row, [show(row) for _, show in fields]) for row in records(cases)]
+    shown = [(row, cells) for row, cells in every if any(cells[len(name) :])]
+    if not shown:
+        return None
+    kept = [i for i in range(len(fields)) if any(cells[i] for _, cells in shown)]
+    return Table(
+        title,
+        note,
+        columns=tuple(fields[i][0] for i in kept),
+        rows=tuple(tuple(cells[i] for i in kept) for _, cells in shown),
+        links=tuple(links(row) for row, _ in shown) if links is not None else (),
+    )
+
 
 RESULTS: tuple[Field, ...] = (
     interval("Throughput", "images_per_s", "images/s"),
@@ -47,14 +121,17 @@ def _sizes(row: Row) -> str:
     return f"{' + '.join(number(size / MIB) for size in layout.num_bytes)} MiB" if layout else ""
 
 
-BUCKETS: tuple[Field, ...] = (whole("Buckets", "num_buckets"), (Column("Sizes in all-reduce order"), _sizes))
+BUCKETS: tuple[Field, ...] = (
+    whole("Buckets", "num_buckets"),
+    (TableColumn("Sizes in all-reduce order"), _sizes),
+)
 UNMEASURED: tuple[Field, ...] = (
-    (Column("Status"), lambda row: text(row["status"])),
-    (Column("Mode"), mode_label),
+    (TableColumn("Status"), lambda row: text(row["status"])),
+    (TableColumn("Mode"), mode_label),
     whole("Devices", "num_devices"),
     SHARED,
-    (Column("DDP settings"), settings_label),
-    (Column("Reason", "long"), lambda row: text(row["reason"])),
+    (TableColumn("DDP settings"), settings_label),
+    (TableColumn("Reason", "long"), lambda row: text(row["reason"])),
     CASE_ID,
 )
 
@@ -72,7 +149,7 @@ _BUCKETS_NOTE = "DDP's buckets after the rebuild. Caps that make equal sizes are
 
 
 def tables(ok: pd.DataFrame, links: Links) -> tuple[Table, ...]:
-    """Tables of the measured cases; `ok` has a column `workload`, blank where naming it says nothing.
+    """Make the tables of the measured cases; `ok` has a column `workload`, blank where there is only one.
 
     `links` leads from a case's row of the results to its rounds and trace.
     """
@@ -90,6 +167,97 @@ def tables(ok: pd.DataFrame, links: Links) -> tuple[Table, ...]:
 
 
 def unmeasured(cases: pd.DataFrame) -> Table | None:
-    """Every case without a measurement, and why."""
+    """Tabulate every case without a measurement, and why."""
     rows = cases[cases["status"] != "ok"]
     return table("Not measured", "Planned cases that have no numbers, and why.", rows, (), UNMEASURED)
+
+
+_APART_PCT = 10
+_NAMED = 6
+_COLUMNS: tuple[tuple[Field, str], ...] = (
+    (
+        interval("Communication alone", "comm_ms", "ms"),
+        "all-reduce of the recorded bucket sizes back to back, with no compute beside it",
+    ),
+    (
+        interval("Exposed", "exposed_comm_ms", "ms"),
+        "the step minus the same step without synchronising, in the same round: time that communication adds",
+    ),
+    (interval("Hidden", "hidden_pct", "%"), "100 x (1 - exposed / alone), within 0 to 100"),
+    (
+        interval("Overlap, trace", "overlap_trace_pct", "%"),
+        "time in which both compute and communication run, over the time communication runs, per rank",
+    ),
+    (
+        interval("Overlap, DDP window", "overlap_window_pct", "%"),
+        "DDP's own logger: the part of its communication window that lies inside the backward",
+    ),
+    (
+        interval("Compute slow-down", "compute_slowdown", TIMES),
+        "time to the last gradient beside communication, over the same time without it",
+    ),
+    (
+        interval("Rank skew", "rank_skew_ms", "ms"),
+        "slowest minus fastest rank's own work; the others wait for the slowest",
+    ),
+    (
+        interval("Step without synchronising", "no_sync_step_ms", "ms"),
+        "the step under no_sync: compute, optimizer and batch",
+    ),
+)
+_NOTE = (
+    "Per step of every DDP case on several devices: several measures of the same thing side by side, because "
+    "each leaves something out."
+)
+_WHY_TRACE_HIGHER = (
+    "Hidden counts the time that communication adds to the step, so compute that it slows and waiting for "
+    "other ranks count as exposed; the trace counts all time in which both run."
+)
+_WHY_TRACE_LOWER = (
+    "Where the trace shows less, communication ran in gaps between operators, which it does not lengthen, "
+    "or took longer under the profiler than alone."
+)
+
+
+def communication(ok: pd.DataFrame) -> Table | None:
+    """Make the table, what its columns mean, and why the trace and the subtraction disagree where they do."""
+    ddp = ok[(ok["mode"] == "ddp") & (ok["num_devices"] > 1)]
+    made = table("Communication", _NOTE, ddp, NAME, [field for field, _ in _COLUMNS])
+    if made is None:
+        return None
+    shown = {column.name for column in made.columns}
+    meanings = (f"{column.name}: {meaning}." for (column, _), meaning in _COLUMNS if column.name in shown)
+    return replace(made, below=(*meanings, *_disagreement(ddp)))
+
+
+def _disagreement(ddp: pd.DataFrame) -> tuple[str, ...]:
+    apart = [(row, gap) for row in records(ddp) if abs(gap := _gap_pct(row)) > _APART_PCT]
+    if not apart:
+        return ()
+    why = [
+        reason
+        for reason, there in (
+            (_WHY_TRACE_HIGHER, any(gap > 0 for _, gap in apart)),
+            (_WHY_TRACE_LOWER, any(gap < 0 for _, gap in apart)),
+        )
+        if there
+    ]
+    named = [_numbers(row) for row, _ in apart[:_NAMED]]
+    more = f"; {plural(len(apart) - _NAMED, 'more case')}" if len(apart) > _NAMED else ""
+    say = f"The trace's overlap and the hidden share are more than {_APART_PCT} points apart in "
+    return (f"{say}{plural(len(apart), 'case')}. {' '.join(why)}", f"{'; '.join(named)}{more}.")
+
+
+def _gap_pct(row: Row) -> float:
+    trace, hidden = finite(row["overlap_trace_pct"]), finite(row["hidden_pct"])
+    return 0.0 if trace is None or hidden is None else trace - hidden
+
+
+def _numbers(row: Row) -> str:
+    measured = (
+        ("trace", ranged(row, "overlap_trace_pct", "%")),
+        ("hidden", ranged(row, "hidden_pct", "%")),
+        ("compute slowed", ranged(row, "compute_slowdown", TIMES)),
+    )
+    said = ", ".join(f"{name} {value}" for name, value in measured if value)
+    return f"{case_label(row, device_noun(text(row['device_type'])))}: {said}"

@@ -1,26 +1,31 @@
-"""Several runs in one drawing: machines, versions or settings side by side. Pure."""
+"""Shows several runs in one drawing: machines, versions or settings side by side."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from bench.findings.wording import (
+    TIMES,
+    Row,
+    cap_label,
+    case_label,
+    estimate,
+    mode_label,
+    plural,
+    text,
+    with_interval,
+)
 from report import caps
-from report.charts import BARS, by_devices, device_ticks, hollow_note, shown
+from report.devices import BARS, LOG_FROM, by_devices, device_ticks, hollow_note
 from report.drawings import MOST_RUNS, Chart, Panel, Point, Series, Tick
-from report.model import Column, Section, Table
-from report.numbers import TIMES, plural
-from report.select import case_label, estimate, mode_label, records, text
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from report.select import Row, Workload
+from report.model import Section, Table, TableColumn
+from report.select import WorkloadCases, records
 
 _MODES = ("dp", "ddp")
 _HOW = (
-    "Each run has its colour, mark and line. Runs were not measured in turns, so a difference holds for the "
-    "whole of the conditions above, time of day included; python -m bench.gate compares two runs strictly. "
+    "Each run has its colour, mark and line. Runs were not measured in turns, so any of the conditions "
+    "above, and the time of day, can cause a difference; python -m bench.gate compares two runs strictly. "
 )
 _NOTE = "The same cases of every run, beside each other."
 _UNLIKE = "The runs do not measure the same work, so only ratios compare: "
@@ -34,11 +39,11 @@ _TABLE_NOTE = (
 class _Run:
     title: str
     style: str
-    workload: Workload
+    workload: WorkloadCases
 
 
-def section(titles: Sequence[str], measured: Sequence[Sequence[Workload]]) -> Section | None:
-    """What can be drawn of several runs together, run by run in the order given; None for fewer than two.
+def section(titles: Sequence[str], measured: Sequence[Sequence[WorkloadCases]]) -> Section | None:
+    """Show what can be drawn of several runs together, in the order given; None for fewer than two.
 
     Workloads of one name belong together; runs that have one workload each are compared whatever its name.
     """
@@ -110,7 +115,7 @@ def _against_devices(
     device: str,
     how: str,
 ) -> Chart | None:
-    """A panel per mode, a series per run."""
+    """Make a panel per mode and a series per run."""
     name, factor, unit = column
     key, title, y_label = words
     found = [
@@ -140,12 +145,12 @@ def _against_devices(
         panels=panels,
         caption=" ".join(f"{_finding(panel, device, unit)}." for panel in panels),
         how_to_read=f"{how}{_HOW}{BARS}{hollow_note(s for panel in panels for s in panel.series)}",
-        log_x=counts[-1] > 16,
+        log_x=counts[-1] > LOG_FROM,
     )
 
 
 def _caps(group: Sequence[_Run], key: str, device: str) -> Chart | None:
-    """A panel per device count that several runs swept."""
+    """Make a panel per device count that several runs swept."""
     by_run = [(run, caps.points(run.workload)) for run in group]
     counts = sorted({n for _, by_count in by_run for n, marks in by_count.items() if len(marks) > 1})
     several = {n: [run for run, by_count in by_run if len(by_count.get(n, {})) > 1] for n in counts}
@@ -186,34 +191,37 @@ def _caps(group: Sequence[_Run], key: str, device: str) -> Chart | None:
 
 
 def _bare(points: Sequence[Point]) -> tuple[Point, ...]:
-    """Marks of several runs leave no room for the number of buckets beside each."""
+    """Drop the number of buckets beside each mark: several runs leave no room for it."""
     return tuple(replace(point, note="") for point in points)
 
 
 def _best(series: Series, order: Sequence[str]) -> str:
     best = min(series.points, key=lambda point: point.y)
     cap = order[int(best.x)]
-    return f"{cap if cap == 'default' else f'{cap} MiB'}, {shown(best, 'ms')}"
+    return f"{cap_label(cap)}, {with_interval(best.interval, 'ms')}"
 
 
 def _finding(panel: Panel, device: str, unit: str) -> str:
-    """The most devices of their own that most runs have, and each run there, best first."""
+    """Name each run, best first, at the largest count of unshared devices that most runs have."""
     counts = [p.x for series in panel.series for p in series.points]
     shared = {p.x for series in panel.series for p in series.points if p.hollow}
     at = max(set(counts), key=lambda n: (counts.count(n), n not in shared, n))
     there = [(p, series.label) for series in panel.series for p in series.points if p.x == at]
-    each = [f"{label} {shown(p, unit)}" for p, label in sorted(there, key=lambda mark: -mark[0].y)]
+    each = [
+        f"{label} {with_interval(p.interval, unit)}"
+        for p, label in sorted(there, key=lambda mark: -mark[0].y)
+    ]
     return f"{panel.title} on {plural(at, device)}: {', '.join(each)}"
 
 
 def _table(group: Sequence[_Run]) -> Table | None:
-    """Throughput of every case that several runs have, a column per run."""
+    """Tabulate throughput of every case that several runs have, a column per run."""
     device = _device(group)
     by_run = [{case_label(row, device): row for row in records(run.workload.cases)} for run in group]
     names = dict.fromkeys(name for rows in by_run for name in rows)
     kept = [name for name in names if sum(name in rows for rows in by_run) > 1]
     rows = tuple((name, *_cells([rows.get(name) for rows in by_run])) for name in kept)
-    columns = (Column("Case"), *(Column(run.title, "number") for run in group))
+    columns = (TableColumn("Case"), *(TableColumn(run.title, "number") for run in group))
     return Table("Throughput side by side", _TABLE_NOTE, columns, rows) if rows else None
 
 
@@ -222,8 +230,8 @@ def _cells(rows: Sequence[Row | None]) -> list[str]:
     first = rates[0]
     cells = []
     for i, rate in enumerate(rates):
-        ratio = "" if not i or rate is None or not first else f" ({rate.value / first.value:.2f}{TIMES})"
-        cells.append("" if rate is None else f"{rate.shown('images/s')}{ratio}")
+        ratio = f" ({rate.estimate / first.estimate:.2f}{TIMES})" if i and rate and first else ""
+        cells.append(with_interval(rate, "images/s") + ratio)
     return cells
 
 

@@ -1,61 +1,41 @@
-"""Rows to view model: everything the page shows, from the runs and nothing else. Pure."""
+"""Turns the rows of runs into everything that the page shows."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from bench.findings.findings import findings
-from report import (
-    anatomy,
-    charts,
-    conditions,
-    devices,
-    drift,
-    paper,
-    predicted,
-    rounds,
-    spread,
-    tables,
-    timeline,
-    together,
-)
-from report import caps as buckets
+from bench.findings.wording import CPU_STAND_IN, plain, plural, text, truth
+from bench.results.store import RunData
+from bench.scaling.document import Predictions
+from report import anatomy, caps, conditions, devices, paper, predicted, rounds, tables, together
 from report.drawings import Drawing
 from report.model import Page, RunFiles, RunView
-from report.numbers import plain, plural
-from report.select import Workload, text, truth, workloads
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from bench.results.store import RunData
-    from bench.scaling.document import Predictions
+from report.select import WorkloadCases, workloads
 
 _MOST_HOSTS = 4
-CPU_WARNING = "Devices are CPU cores standing in for GPUs: read ratios with care, not absolute numbers."
 SHARED_WARNING = (
     "Some cases use more devices than the machine has, so devices share cores or GPUs: such numbers say "
     "nothing about scaling on devices of their own. They are drawn hollow and marked “shared”."
 )
 
 
-def page(runs: Sequence[RunData], files: Sequence[RunFiles] = (), outlook: Predictions | None = None) -> Page:
-    """The whole page; several runs stand one after another, their differences first.
+def page(
+    runs: Sequence[RunData], files: Sequence[RunFiles] = (), predictions: Predictions | None = None
+) -> Page:
+    """Make the whole page; several runs stand one after another, their differences first.
 
-    `files` are what the page offers of each run's files, in the order of the runs; `outlook` are predictions,
+    `files` are what the page offers of each run's files, in the order of the runs; `predictions` are
     shown with the first run.
     """
     offered = files or [RunFiles()] * len(runs)
     titles = _titles(runs)
-    outlooks = [outlook, *([None] * (len(runs) - 1))]
     views = tuple(
-        _run_view(run, own, title, f"run{i}", predictions)
-        for i, (run, own, title, predictions) in enumerate(
-            zip(runs, offered, titles, outlooks, strict=True), 1
-        )
+        _run_view(run, own, title, f"run{i}", predictions if i == 1 else None)
+        for i, (run, own, title) in enumerate(zip(runs, offered, titles, strict=True), 1)
     )
     if len(views) == 1:
         return Page(title=titles[0], runs=views, differences=None)
@@ -68,7 +48,7 @@ def page(runs: Sequence[RunData], files: Sequence[RunFiles] = (), outlook: Predi
 
 
 def _titles(runs: Sequence[RunData]) -> list[str]:
-    """The name of each run; runs that share one go by their folder too, or by a number."""
+    """Name each run; runs that share a name go by their folder too, or by a number."""
     names = [plain(run.manifest.get("name")) or run.path.name for run in runs]
     names = [
         name if names.count(name) == 1 else f"{name} ({run.path.name})"
@@ -81,7 +61,7 @@ def _titles(runs: Sequence[RunData]) -> list[str]:
 
 
 def _run_view(
-    run: RunData, files: RunFiles, title: str, key: str, outlook: Predictions | None = None
+    run: RunData, files: RunFiles, title: str, key: str, predictions: Predictions | None
 ) -> RunView:
     cases = run.cases
     measured = workloads(cases)
@@ -91,7 +71,7 @@ def _run_view(
     by_case = rounds.by_case(measured, run.blocks, files.traces, key=key)
     beside = paper.section(run, measured[0], key=f"{key}-paper") if measured else None
     drawn = [
-        _figures(workload, run, key=f"{key}-{i}", caps=beside is None)
+        _figures(workload, run, key=f"{key}-{i}", with_caps=beside is None)
         for i, workload in enumerate(measured, start=1)
     ]
     if several:
@@ -117,27 +97,29 @@ def _run_view(
         ),
         condition_tables=(ranks,) if ranks else (),
         topology=conditions.topology(run.manifest),
-        predicted=None if outlook is None else predicted.section(run, outlook, key=f"{key}-predicted"),
+        predicted=None
+        if predictions is None
+        else predicted.section(run, predictions, key=f"{key}-predicted"),
     )
 
 
-def _figures(workload: Workload, run: RunData, *, key: str, caps: bool) -> tuple[Drawing, ...]:
-    """Every figure there is data for; bucket caps only where they are not drawn beside the paper's."""
+def _figures(workload: WorkloadCases, run: RunData, *, key: str, with_caps: bool) -> tuple[Drawing, ...]:
+    """Make every figure there is data for; bucket caps only where they are not drawn beside the paper's."""
     made = (
-        charts.throughput(workload, key=key),
-        charts.efficiency(workload, key=key),
+        devices.throughput(workload, key=key),
+        devices.efficiency(workload, key=key),
         devices.dp_against_ddp(workload, run.blocks, key=key),
-        buckets.bucket_caps(workload, key=key) if caps else None,
+        caps.bucket_caps(workload, key=key) if with_caps else None,
         anatomy.breakdown(workload, key=key),
-        timeline.one_step(workload, run.buckets, key=key),
-        spread.step_times(workload, run.blocks, key=key),
+        anatomy.one_step(workload, run.buckets, key=key),
+        rounds.step_times(workload, run.blocks, key=key),
         devices.memory(workload, key=key),
-        drift.rounds(workload, run.blocks, key=key),
+        rounds.drift(workload, run.blocks, key=key),
     )
     return tuple(figure for figure in made if figure is not None)
 
 
-def _subtitle(run: RunData, cases: pd.DataFrame, measured: list[Workload]) -> tuple[str, ...]:
+def _subtitle(run: RunData, cases: pd.DataFrame, measured: list[WorkloadCases]) -> tuple[str, ...]:
     hardware = dict.fromkeys(text(name) for name in cases["device_name"])
     hosts = conditions.hosts(run.manifest)
     what = measured[0].label if len(measured) == 1 else plural(len(measured), "workload") if measured else ""
@@ -161,7 +143,7 @@ def _warnings(cases: pd.DataFrame) -> tuple[str, ...]:
     ok = cases["status"] == "ok"
     broken = cases[~ok & (cases["status"] != "skipped")]
     made = (
-        CPU_WARNING if (cases["device_type"] == "cpu").any() else "",
+        f"{CPU_STAND_IN}." if (cases["device_type"] == "cpu").any() else "",
         SHARED_WARNING if any(truth(value) for value in cases.loc[ok, "oversubscribed"]) else "",
         f"{plural(len(broken), 'case')} of {len(cases)} did not finish: see “Not measured”."
         if len(broken)

@@ -1,1 +1,1 @@
-"""What may be said of a run, in sentences, and how far to trust it."""
+"""Says what was found in a run, in sentences, and how far to trust it."""

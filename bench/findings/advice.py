@@ -1,4 +1,4 @@
-"""What to change at a device count, and what it gains: every other case against DDP as it comes. Pure."""
+"""Says what to change at a device count and what it gains: every other case against DDP's defaults."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ALTERS_TRAINING = {"sync_buffers", "sync_batchnorm", "comm_hook"}
 
 
 @dataclass(frozen=True)
-class Rival:
+class Alternative:
     """A measured alternative: its throughput over the reference's, and what choosing it means.
 
     `alters` tells that it is another training: other gradients, statistics or global batch.
@@ -37,26 +37,26 @@ class Rival:
 
     @property
     def wins(self) -> bool:
-        """Whether it is faster beyond the noise."""
+        """Tell whether it is faster beyond the noise."""
         return self.ratio.low > 1
 
     @property
     def words(self) -> str:
-        """The gain and what comes with it."""
+        """Return the gain and what comes with it."""
         caveats = f" ({'; '.join(self.caveats)})" if self.caveats else ""
         return f"{gain(self.ratio)} images/s{caveats}"
 
 
 def reference_case(here: pd.DataFrame) -> pd.Series:
-    """What a user gets by default: DDP without settings, else the first DDP case, else the first case."""
+    """Return what a user gets by default: DDP without settings, else the first DDP case, else the first."""
     ddp = here[here["mode"] == "ddp"]
     if ddp.empty:
         return here.iloc[0]
     return next((row for _, row in ddp.iterrows() if not settings(row)), ddp.iloc[0])
 
 
-def rivals(ok: pd.DataFrame, throughput: Mapping[str, ByRound], count: int) -> list[Rival]:
-    """Every other case at `count` devices, and one device alone, against the reference there.
+def alternatives(ok: pd.DataFrame, throughput: Mapping[str, ByRound], count: int) -> list[Alternative]:
+    """Compare every other case at `count` devices, and one device alone, with the reference there.
 
     The best of several is picked after the fact: intervals hold for all of them at once (Bonferroni).
     """
@@ -70,21 +70,21 @@ def rivals(ok: pd.DataFrame, throughput: Mapping[str, ByRound], count: int) -> l
     confidence = 1 - 0.05 / len(rows)
     reference = throughput[base["case_id"]]
     return [
-        _rival(row, base, throughput[row["case_id"]], reference, confidence=confidence)
+        _alternative(row, base, throughput[row["case_id"]], reference, confidence=confidence)
         for row in rows
         if throughput[row["case_id"]].keys() & reference.keys()
     ]
 
 
 def advice(ok: pd.DataFrame, throughput: Mapping[str, ByRound], count: int) -> list[str]:
-    """What to change on `count` devices and its gain, or that nothing measured is worth it."""
+    """Say what to change on `count` devices and its gain, or that nothing measured is worth it."""
     here = ok[ok["num_devices"] == count]
     base = reference_case(here)
-    found = rivals(ok, throughput, count)
+    found = alternatives(ok, throughput, count)
     if count == 1 or not found:
         return []
-    same = _best([rival for rival in found if not rival.alters])
-    other = _best([rival for rival in found if rival.alters])
+    same = _best([a for a in found if not a.alters])
+    other = _best([a for a in found if a.alters])
     said = f"What to change on {place(base)}: "
     if same is not None and same.wins:
         said += f"{same.name} instead of {_standing(base)}, {same.words}.{_next_to(same, found)}"
@@ -99,35 +99,35 @@ def advice(ok: pd.DataFrame, throughput: Mapping[str, ByRound], count: int) -> l
     return [said]
 
 
-def _nothing(base: pd.Series, found: list[Rival]) -> str:
-    same = [rival for rival in found if not rival.alters] or found
-    nearest = max(same, key=lambda rival: rival.ratio.estimate)
+def _nothing(base: pd.Series, found: list[Alternative]) -> str:
+    same = [a for a in found if not a.alters] or found
+    nearest = max(same, key=lambda a: a.ratio.estimate)
     which = f"none of {len(same)} alternatives is" if len(same) > 1 else "the one alternative is not"
     said = f"nothing, {which} faster than {_standing(base)} beyond the noise; the nearest, {nearest.name}, "
     said += f"runs at {times(nearest.ratio)} its rate."
-    hidden_pct = 100 * (max(rival.ratio.high for rival in same) - 1)
+    hidden_pct = 100 * (max(a.ratio.high for a in same) - 1)
     if hidden_pct > _NOISE_HIDES_ANYTHING_PCT:
         return f"{said} The noise could hide any gain."
     return f"{said} A gain of up to {hidden_pct:.0f}% could hide in the noise." if hidden_pct > 0.5 else said
 
 
-def _next_to(best: Rival, found: list[Rival]) -> str:
-    """Whether the runner-up is as good as far as this run can tell."""
-    runner_up = _best([rival for rival in found if rival is not best and not rival.alters])
+def _next_to(best: Alternative, found: list[Alternative]) -> str:
+    """Say whether this run cannot tell the second best from the best."""
+    runner_up = _best([a for a in found if a is not best and not a.alters])
     if runner_up is None or not runner_up.wins:
         return ""
     apart = paired_ratio(best.by_round, runner_up.by_round)
     return "" if apart.excludes(1.0) else f" {runner_up.name} cannot be told apart from it."
 
 
-def _best(found: list[Rival]) -> Rival | None:
-    winners = [rival for rival in found if rival.wins] or found
-    return max(winners, key=lambda rival: rival.ratio.estimate, default=None)
+def _best(found: list[Alternative]) -> Alternative | None:
+    winners = [a for a in found if a.wins] or found
+    return max(winners, key=lambda a: a.ratio.estimate, default=None)
 
 
-def _rival(
+def _alternative(
     row: pd.Series, base: pd.Series, by_round: ByRound, reference: ByRound, *, confidence: float
-) -> Rival:
+) -> Alternative:
     changed = settings(row, base) if base["mode"] == "ddp" else settings(row)
     if row["mode"] == "single":
         name = f"{place(row)} alone ({mode_name(row)})"
@@ -140,7 +140,7 @@ def _rival(
     other_batch = batches[0] != batches[1]
     if other_batch:
         caveats.append(f"a global batch of {batches[0]:,d} images instead of {batches[1]:,d}")
-    return Rival(
+    return Alternative(
         name,
         paired_ratio(by_round, reference, confidence=confidence),
         other_batch or bool(_ALTERS_TRAINING & changed.keys()),

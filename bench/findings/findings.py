@@ -1,4 +1,4 @@
-"""What was found, in plain sentences: the last lines of a run and the first of its report. Pure."""
+"""Says what was found, in plain sentences: the last lines of a run and the first of its report."""
 
 from __future__ import annotations
 
@@ -7,19 +7,17 @@ import pandas as pd
 from bench.findings.advice import advice, reference_case
 from bench.findings.bottlenecks import communication, slow_rank
 from bench.findings.uncertainty import not_tried, uncertain, unmeasured
-from bench.findings.wording import devices, mode_name, place, ranged, times, truth
+from bench.findings.wording import mode_name, place, ranged, times, truth
 from bench.results.aggregate import images_per_s_by_round
 from bench.results.round_times import ByRound
 from bench.stats import paired_ratio
 from bench.text import visible
 
-__all__ = ["devices", "findings"]
-
 _MOST_COUNTS = 4
 
 
 def findings(cases: pd.DataFrame, blocks: pd.DataFrame) -> list[str]:
-    """Sentences about the cases of a run, at least one.
+    """Return sentences about the cases of a run, at least one.
 
     In this order: the fastest mode at each device count, scaling efficiency, what to change and its gain,
     what communication adds, slow ranks, what is uncertain, what has no number, what was not tried.
@@ -63,7 +61,7 @@ def _fastest_mode(here: pd.DataFrame, throughput: dict[str, ByRound]) -> str:
     shared = ", which share fewer cores or GPUs" if truth(best["oversubscribed"]) else ""
     where = f"On {place(best)}{shared}"
     name = mode_name(best)
-    rate = f"{ranged(best, 'images_per_s')} images/s{_against_single(best)}"
+    rate = f"{ranged(best, 'images_per_s', 'images/s')}{_against_single(best)}"
     if len(chosen) == 1:
         return f"{where}, {name} gives {rate}; no other mode was measured there."
     other = chosen.iloc[1]
@@ -83,14 +81,14 @@ def _against_single(row: pd.Series) -> str:
 
 
 def _efficiency(at: dict[int, pd.DataFrame]) -> list[str]:
-    """Of the larger counts, those that own their devices first."""
+    """Say the efficiency at the larger counts; those that do not share devices come first."""
     counts = [count for count in at if count > 1][:_MOST_COUNTS]
     by_mode: dict[str, list[str]] = {}
     for count in counts:
         for _, rows in at[count].groupby("mode", sort=False):
             row = reference_case(rows)
             if pd.notna(row["efficiency"]):
-                kept = f"{ranged(row, 'efficiency', 100)}% on {place(row)}"
+                kept = f"{ranged(row, 'efficiency', '%', 100)} on {place(row)}"
                 by_mode.setdefault(mode_name(row), []).append(kept)
     if not by_mode:
         return []

@@ -1,38 +1,51 @@
-"""Whether a run's rounds can be trusted, and the next command where not, in the manner of pyperf's checks.
+"""Says whether a run's rounds can be trusted, and the next command where not, as pyperf's checks do.
 
-Pure. Every check has a rate of false alarms that a test simulates, and says nothing of differences too small
-to matter.
+Every check has a rate of false alarms that a test simulates, and says nothing of differences too small to
+matter.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 import scipy
 
-from bench.findings.levels import two_levels
 from bench.results.aggregate import images_per_s_by_round
 from bench.results.round_times import ByRound, RoundTimes
 
+Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+
 FALSE_ALARMS = 0.01
-"""Of each check on rounds that are only noisy."""
+"""Share of runs with noise only in which a check speaks; the four that test then alarm in at most 4%."""
 
 MATTERS = 0.02
-"""Smaller changes of pace are not worth a word."""
+"""Change of pace below which nothing is said: the default --precision-target."""
 
 FEWEST_ROUNDS = 5
 FEWEST_FOR_LEVELS = 10
+
 OUTLYING = 0.10
 """A block is an outlier when it is this much slower than the median and beyond `MOST_DEVIATIONS`."""
 
 MOST_DEVIATIONS = 6.0
 MOST_OUTLIERS = 0.05
+
 LONGEST = 1.5
-"""Times the median; pyperf warns of a maximum 50% above the mean."""
+"""Longest block over the median that is not mentioned; pyperf warns of a maximum 50% above the mean."""
+
+SMALLEST_SHARE = 0.2
+"""Smallest share of the figures that is a level; fewer that stand apart are outliers."""
+
+NULL_SAMPLES = 20_000
+"""Simulated sets of figures; with p-values tested at 0.01, 200 of them are as extreme."""
+
+MOST_FIGURES = 100
+"""Figures that are split; more are thinned out evenly, because the null has to be simulated."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,14 +59,14 @@ class Caution:
 
     @property
     def sentence(self) -> str:
-        """The finding and what to do about it, on one line."""
+        """Say the finding and what to do about it, on one line."""
         return f"{self.text}. Next: {self.advice}"
 
 
 def cautions(
     cases: pd.DataFrame, blocks: pd.DataFrame | RoundTimes, *, target: float | None
 ) -> list[Caution]:
-    """What speaks against a run, one entry per kind; `target` is the half interval wanted, a fraction."""
+    """Return what speaks against a run, one per kind; `target` is the half interval wanted, a fraction."""
     ok = cases[(cases["status"] == "ok") & cases["images_per_s"].notna()]
     batches = dict(zip(ok["case_id"].astype(str), ok["global_batch"].astype(int), strict=True))
     found = {
@@ -63,22 +76,22 @@ def cautions(
     }
     if not found:
         return []
-    pace = _pace(found)
-    drift, per_round = _drift(pace)
-    level = {case_id: _without(by_round, per_round) for case_id, by_round in found.items()}
+    paces = pace(found)
+    drift, per_round = _drift(paces)
+    steady = {case_id: _without_drift(by_round, per_round) for case_id, by_round in found.items()}
     checks = (
         _few_rounds(found),
         _wide(ok, found, math.inf if target is None else target),
-        _warm_up(pace),
+        _warm_up(paces),
         drift,
-        _two_levels(level),
-        _outliers(level),
+        _two_levels(steady),
+        _outliers(steady),
     )
     return [caution for caution in checks if caution is not None]
 
 
-def _pace(found: Mapping[str, ByRound]) -> ByRound:
-    """Of every round, the median over its cases of throughput over the case's own median."""
+def pace(found: Mapping[str, ByRound]) -> ByRound:
+    """Return, for every round, the median over its cases of throughput over the case's own median."""
     relative: dict[int, list[float]] = {}
     for by_round in found.values():
         usual = float(np.median(list(by_round.values())))
@@ -89,7 +102,7 @@ def _pace(found: Mapping[str, ByRound]) -> ByRound:
     return {r: float(np.median(v)) for r, v in sorted(relative.items()) if 2 * len(v) >= whole}
 
 
-def _without(by_round: ByRound, per_round: float) -> ByRound:
+def _without_drift(by_round: ByRound, per_round: float) -> ByRound:
     middle = float(np.median(list(by_round)))
     return {r: value * math.exp(-per_round * (r - middle)) for r, value in by_round.items()}
 
@@ -127,9 +140,9 @@ def _wide(ok: pd.DataFrame, found: Mapping[str, ByRound], target: float) -> Caut
     )
 
 
-def _warm_up(pace: ByRound) -> Caution | None:
-    """The first round against the prediction interval that the others give."""
-    first, *rest = (math.log(value) for value in pace.values())
+def _warm_up(paces: ByRound) -> Caution | None:
+    """Compare the first round with the prediction interval that the others give."""
+    first, *rest = (math.log(value) for value in paces.values())
     if len(rest) < FEWEST_ROUNDS:
         return None
     usual, spread = float(np.median(rest)), float(scipy.stats.median_abs_deviation(rest, scale="normal"))
@@ -139,14 +152,14 @@ def _warm_up(pace: ByRound) -> Caution | None:
         return None
     return Caution(
         kind="warm-up",
-        text=f"round {min(pace)} ran {100 * slower:.0f}% below the others: the warm-up had not settled",
+        text=f"round {min(paces)} ran {100 * slower:.0f}% below the others: the warm-up had not settled",
         advice="more --rounds, medians outvote one of them; python -m bench.doctor for the cause",
     )
 
 
-def _drift(pace: ByRound) -> tuple[Caution | None, float]:
-    """Kendall's test with the Theil-Sen slope of the log pace; the slope per round, 0 without drift."""
-    rounds, logs = np.array(list(pace), dtype=float), np.log(list(pace.values()))
+def _drift(paces: ByRound) -> tuple[Caution | None, float]:
+    """Test the log pace for drift (Kendall); the slope (Theil-Sen) is per round, 0 without drift."""
+    rounds, logs = np.array(list(paces), dtype=float), np.log(list(paces.values()))
     if len(rounds) <= FEWEST_ROUNDS or scipy.stats.kendalltau(rounds, logs).pvalue > FALSE_ALARMS:
         return None, 0.0
     slope, _, low, high = scipy.stats.theilslopes(logs, rounds)
@@ -164,9 +177,9 @@ def _drift(pace: ByRound) -> tuple[Caution | None, float]:
 
 
 def _two_levels(found: Mapping[str, ByRound]) -> Caution | None:
-    """Cases in two groups of rounds; Benjamini and Hochberg (1995) hold false alarms down."""
+    """Find cases in two groups of rounds; Benjamini and Hochberg (1995) hold false alarms down."""
     tried = {
-        case_id: two_levels(list(by_round.values()))
+        case_id: split_levels(list(by_round.values()))
         for case_id, by_round in found.items()
         if len(by_round) >= FEWEST_FOR_LEVELS
     }
@@ -193,7 +206,7 @@ def _two_levels(found: Mapping[str, ByRound]) -> Caution | None:
 
 
 def _outliers(found: Mapping[str, ByRound]) -> Caution | None:
-    """Blocks far slower than their case's median."""
+    """Find blocks far slower than their case's median."""
     logs = {c: -np.log(list(b.values())) for c, b in found.items() if len(b) >= FEWEST_ROUNDS}
     spreads = {
         c: float(scipy.stats.median_abs_deviation(values, scale="normal")) for c, values in logs.items()
@@ -224,3 +237,53 @@ def _outliers(found: Mapping[str, ByRound]) -> Caution | None:
 def _of_cases(some: list[str], every: Mapping[str, ByRound]) -> str:
     have = "has" if len(some) == 1 else "have"
     return f"{len(some)} of {len(every)} {'case' if len(every) == 1 else 'cases'} {have}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Levels:
+    """The best split of some figures in two; medians of both parts, in their unit."""
+
+    low: float
+    high: float
+    share_low: float
+    """Of the figures, in the lower part."""
+    p_value: float
+    """How often normal figures split at least as clearly."""
+
+
+def split_levels(values: Sequence[float]) -> Levels:
+    """Split positive figures in two where that explains most of the variance of their logarithms.
+
+    As many normal figures split at random too, so the share explained is held against 20,000 simulated sets
+    of them, the same at every call. Skewed noise splits less clearly on a log scale, heavy tails because each
+    part must hold a fifth of the figures. Needs at least five.
+    """
+    ordered = np.sort(np.asarray(values, dtype=float))
+    if ordered.size > MOST_FIGURES:
+        ordered = ordered[np.linspace(0, ordered.size - 1, MOST_FIGURES).round().astype(int)]
+    explained, places = _best_split(np.log(ordered)[None, :])
+    null, place = _null(ordered.size), int(places[0])
+    as_clear = null.size - int(np.searchsorted(null, explained[0]))
+    return Levels(
+        low=float(np.median(ordered[:place])),
+        high=float(np.median(ordered[place:])),
+        share_low=place / ordered.size,
+        p_value=(1 + as_clear) / (1 + null.size),
+    )
+
+
+@functools.cache
+def _null(size: int) -> Array:
+    rows = np.sort(np.random.default_rng(0).normal(size=(NULL_SAMPLES, size)), axis=1)
+    return np.sort(_best_split(rows)[0])
+
+
+def _best_split(rows: Array) -> tuple[Array, np.ndarray[tuple[int, ...], np.dtype[np.int64]]]:
+    """Return, of sorted rows, the largest share of variance between two parts and the size of the first."""
+    size = rows.shape[1]
+    fewest = math.ceil(SMALLEST_SHARE * size)
+    places = np.arange(fewest, size - fewest + 1)
+    centred = rows - rows.mean(axis=1, keepdims=True)
+    between = np.cumsum(centred, axis=1)[:, places - 1] ** 2 * size / (places * (size - places))
+    whole = np.maximum((centred**2).sum(axis=1), np.finfo(float).tiny)
+    return between.max(axis=1) / whole, places[between.argmax(axis=1)]

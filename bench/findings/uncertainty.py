@@ -1,4 +1,4 @@
-"""What a run leaves open: noise and the cost of settling it, cases without a number, what was not tried."""
+"""Says what a run leaves open: noise and its cost, cases without a number, what was not tried."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from bench.findings.advice import reference_case, rivals
+from bench.findings.advice import alternatives, reference_case
 from bench.findings.wording import about, case_name, ranged
 from bench.results.round_times import ByRound
 from bench.settings import DDP_AXES, DDP_DEFAULTS
@@ -24,7 +24,7 @@ _COMMON_AXES = ("bucket_cap_mb", "gradient_as_bucket_view", "static_graph", "com
 def uncertain(
     ok: pd.DataFrame, throughput: Mapping[str, ByRound], blocks: pd.DataFrame, counts: list[int]
 ) -> list[str]:
-    """The widest interval, what cannot be told apart, and about how long a run would settle it."""
+    """Name the widest interval, what cannot be told apart, and about how long a run would settle it."""
     if ok["images_per_s_low"].isna().any():
         return ["Uncertain: everything, one round gives no interval; measure several with --rounds 10."]
     half = (ok["images_per_s_high"] - ok["images_per_s_low"]) / (2 * ok["images_per_s"])
@@ -43,12 +43,12 @@ def uncertain(
 
 
 def _undecided(ok: pd.DataFrame, throughput: Mapping[str, ByRound], count: int) -> tuple[str, float]:
-    """Alternatives that may be faster or slower than the reference, and the widest half interval of them."""
-    found = [r for r in rivals(ok, throughput, count) if not r.ratio.excludes(1.0)]
+    """Name alternatives that may be faster or slower than the reference, with their widest half interval."""
+    found = [r for r in alternatives(ok, throughput, count) if not r.ratio.excludes(1.0)]
     if not found:
         return "", 0.0
     base = reference_case(ok[ok["num_devices"] == count])
-    names = [rival.name for rival in found[:_NAMED]]
+    names = [a.name for a in found[:_NAMED]]
     more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
     # Two cases that share a single round have a ratio without an interval.
     width = max((w for r in found if math.isfinite(w := r.ratio.half_width)), default=0.0)
@@ -56,7 +56,7 @@ def _undecided(ok: pd.DataFrame, throughput: Mapping[str, ByRound], count: int) 
 
 
 def _cost(blocks: pd.DataFrame, num_rounds: int, width: float) -> str:
-    """An interval shrinks with the square root of the rounds."""
+    """Estimate the rounds needed: an interval shrinks with the square root of their number."""
     factor = (width / TARGET) ** 2
     said = f" Telling {100 * TARGET:.0f}% apart would take about"
     ends = (blocks["started_s"] + blocks["block_ms"] / 1000).max()
@@ -70,7 +70,7 @@ def _cost(blocks: pd.DataFrame, num_rounds: int, width: float) -> str:
 
 
 def unmeasured(cases: pd.DataFrame) -> list[str]:
-    """Cases that were tried and have no number, each with its reason."""
+    """Name cases that were tried and have no number, each with its reason."""
     broken = cases[~cases["status"].isin(["ok", "skipped"])]
     if broken.empty:
         return []
@@ -81,7 +81,7 @@ def unmeasured(cases: pd.DataFrame) -> list[str]:
 
 
 def not_tried(cases: pd.DataFrame) -> list[str]:
-    """What the run did not ask: modes and common DDP settings without a second value."""
+    """Name what the run did not try: modes and common DDP settings without a second value."""
     several = cases[cases["num_devices"] > 1]
     if several.empty:
         return ["Not tried in this run: several devices, --gpus 1,2."]

@@ -1,119 +1,251 @@
-"""How findings name things and write numbers: three significant digits, a unit, the interval. Pure."""
+"""Names cases and writes numbers, for the terminal and for the page."""
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
+from typing import Any
 
 import pandas as pd
 
 from bench.settings import DDP_AXES, DDP_DEFAULTS
 from bench.stats import Interval
 
+Row = Mapping[Any, Any] | pd.Series
+"""A row of a results table, by column."""
+
 CPU_STAND_IN = "A device here is one CPU core standing in for a GPU: ratios show the mechanism, not GPU speed"
 """Stands beside every number that was measured on CPU cores."""
 
-_MODES = {"single": "single", "dp": "DataParallel", "ddp": "DDP"}
-_UNITS = {"k": 1e3, "m": 1e6, "g": 1e9}
+MIB = 2**20
+TIMES = "\N{MULTIPLICATION SIGN}"
+
+_IN_SENTENCES = {"dp": "DataParallel", "ddp": "DDP"}
+_IN_LABELS = {"dp": "DP", "ddp": "DDP"}
+_NO_UNIT_CAPS = {"", "default"}
+_LINK = re.compile(r"(?P<rate>[0-9]+(?:\.[0-9]+)?)(?P<unit>[kmg])bit(?:\+(?P<delay>[0-9.]+)(?P<time>\w+))?")
+_PER_S = {"k": (1e3, "kbit/s"), "m": (1e6, "Mbit/s"), "g": (1e9, "Gbit/s")}
 
 
-def number(value: float, largest: float | None = None) -> str:
-    """Three significant digits of `largest` or of the value, thousands separated, no powers of ten."""
+def finite(value: Any) -> float | None:
+    """Return the number in a cell; None where it is missing, not a number or not finite."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def text(value: Any) -> str:
+    """Return a cell as text; empty where missing."""
+    return "" if pd.isna(value) else str(value)
+
+
+def truth(value: Any) -> bool:
+    """Tell whether a boolean cell is known and true."""
+    return not pd.isna(value) and bool(value)
+
+
+def estimate(row: Row, column: str) -> Interval | None:
+    """Return a measured cell with its interval, NaN where unknown; None where nothing was measured."""
+    value, *ends = (finite(row.get(f"{column}{end}")) for end in ("", "_low", "_high"))
+    if value is None:
+        return None
+    low, high = (math.nan if end is None else end for end in ends)
+    return Interval(value, low, high)
+
+
+def number(value: float | None, digits: int = 3, *, largest: float | None = None) -> str:
+    """Write `digits` significant digits, of `largest` if given, and `,` at thousands; empty when missing."""
+    if value is None:
+        return ""
     size = abs(value if largest is None else largest)
-    return f"{value:,.{max(2 - math.floor(math.log10(size)), 0) if size else 0}f}"
+    return f"{value:,.{max(digits - 1 - math.floor(math.log10(size)), 0) if size else 0}f}"
 
 
-def between(value: float, low: float, high: float) -> str:
-    """`180 [178, 182]`, or the value alone where no interval is known."""
-    if math.isnan(low) or math.isnan(high):
-        return number(value)
-    largest = max(abs(value), abs(low), abs(high))
-    return f"{number(value, largest)} [{number(low, largest)}, {number(high, largest)}]"
+def quantity(value: float | None, unit: str, digits: int = 3) -> str:
+    """Write `12.3 ms`; empty when missing."""
+    return "" if value is None else _with_unit(number(value, digits), unit)
 
 
-def ranged(row: pd.Series, column: str, factor: float = 1.0) -> str:
-    """A column of cases.csv with its interval."""
-    return between(*(factor * float(row[f"{column}{end}"]) for end in ("", "_low", "_high")))
+def with_interval(value: Interval | None, unit: str = "", factor: float = 1.0) -> str:
+    """Write `70.1 [69.2, 70.9] ms` of `value` times `factor`; no brackets where no interval is known."""
+    if value is None:
+        return ""
+    scaled = value.scaled(factor)
+    three = (scaled.estimate, scaled.low, scaled.high)
+    if not all(map(math.isfinite, three)):
+        return quantity(scaled.estimate, unit)
+    written = (number(value, largest=max(map(abs, three))) for value in three)
+    return _with_unit("{} [{}, {}]".format(*written), unit)
+
+
+def ranged(row: Row, column: str, unit: str = "", factor: float = 1.0) -> str:
+    """Write a column of cases.csv with its interval."""
+    return with_interval(estimate(row, column), unit, factor)
 
 
 def times(ratio: Interval) -> str:
-    """`1.081x [1.069, 1.092]`."""
+    """Write `1.081x [1.069, 1.092]`: one digit more than other numbers, because ratios are near 1."""
     if math.isnan(ratio.low):
         return f"{ratio.estimate:.3f}x (one round gives no interval)"
     return f"{ratio.estimate:.3f}x [{ratio.low:.3f}, {ratio.high:.3f}]"
 
 
 def gain(ratio: Interval) -> str:
-    """`8.1% [6.9, 9.2] more`, for a ratio above 1."""
-    estimate, low, high = (100 * (value - 1) for value in (ratio.estimate, ratio.low, ratio.high))
-    return f"{estimate:.1f}% [{low:.1f}, {high:.1f}] more"
+    """Write `8.1% [6.9, 9.2] more`, for a ratio above 1."""
+    value, low, high = (100 * (end - 1) for end in (ratio.estimate, ratio.low, ratio.high))
+    return f"{value:.1f}% [{low:.1f}, {high:.1f}] more"
 
 
-def devices(count: int, device_type: str) -> str:
-    """`2 GPUs`, `1 CPU core`."""
-    noun = "GPU" if device_type == "cuda" else "CPU core"
-    return f"{count:,d} {noun}{'' if count == 1 else 's'}"
+def count(value: float | None) -> str:
+    """Write a whole number with thousands separators; empty when missing."""
+    return "" if value is None else f"{value:,.0f}"
 
 
-def place(row: pd.Series) -> str:
-    """The devices of a case: `2 GPUs`, `16 GPUs of 2 hosts`, `4 oversubscribed CPU cores`."""
-    named = devices(int(row["num_devices"]), str(row["device_type"]))
-    num_hosts = 1 if pd.isna(row["num_nodes"]) else int(row["num_nodes"])
+def plural(how_many: float, noun: str) -> str:
+    """Write `1 device`, `2 devices`."""
+    return f"{count(how_many)} {noun}{'' if how_many == 1 else 's'}"
+
+
+def mib(num_bytes: float | None) -> str:
+    """Write bytes as MiB; empty when missing."""
+    return "" if num_bytes is None else quantity(num_bytes / MIB, "MiB")
+
+
+def duration(seconds: float | None) -> str:
+    """Write a measured duration: `42.0 s` or `3 min 05 s`; empty when missing."""
+    if seconds is None:
+        return ""
+    if seconds < 90:
+        return quantity(seconds, "s")
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes:,d} min {rest:02d} s"
+
+
+def about(seconds: float) -> str:
+    """Write a duration to plan with: `40 s`, `25.0 min`, `3.5 h`."""
+    if seconds < 90:
+        return f"{max(seconds, 1):.0f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def plain(value: Any) -> str:
+    """Write any setting as a person would: `yes`, `1, 2`, `a: b`; empty for what is not set."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:g}" if math.isfinite(value) else ""
+    if isinstance(value, dict):
+        return ", ".join(f"{key}: {plain(item)}" for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(plain(item) for item in value)
+    return str(value)
+
+
+def device_noun(device_type: str) -> str:
+    """Return `GPU` or `CPU core`."""
+    return "CPU core" if device_type == "cpu" else "GPU"
+
+
+def devices(how_many: int, device_type: str) -> str:
+    """Write `2 GPUs`, `1 CPU core`."""
+    return plural(how_many, device_noun(device_type))
+
+
+def place(row: Row) -> str:
+    """Name the devices of a case: `2 GPUs`, `16 GPUs of 2 hosts`, `4 oversubscribed CPU cores`."""
+    named = devices(int(row["num_devices"]), text(row["device_type"]))
+    num_hosts = int(finite(row["num_nodes"]) or 1)
     named += f" of {num_hosts:,d} hosts" if num_hosts > 1 else ""
     return named.replace(" ", " oversubscribed ", 1) if truth(row["oversubscribed"]) else named
 
 
-def mode_name(row: pd.Series) -> str:
-    """`DDP`, or `DataParallel (CPU stand-in)`."""
-    name = _MODES.get(str(row["mode"]), str(row["mode"]))
-    return f"{name} (CPU stand-in)" if str(row["impl"]) == "cpu_standin" else name
+def stand_in(row: Row) -> str:
+    """Return ` (CPU stand-in)` where DataParallel's stages ran on CPU cores, else nothing."""
+    on_cpu = text(row["impl"]) == "cpu_standin" or text(row["device_type"]) == "cpu"
+    return " (CPU stand-in)" if row["mode"] == "dp" and on_cpu else ""
 
 
-def settings(row: pd.Series, reference: pd.Series | None = None) -> dict[str, str]:
-    """DDP settings of a case that are not those of `reference`, or not PyTorch's defaults."""
+def mode_name(row: Row) -> str:
+    """Name the mode in a sentence: `DDP`, or `DataParallel (CPU stand-in)`."""
+    mode = text(row["mode"])
+    return _IN_SENTENCES.get(mode, mode) + stand_in(row)
+
+
+def mode_label(row: Row) -> str:
+    """Name the mode in a figure or a table, where space is short: `DDP`, or `DP (CPU stand-in)`."""
+    mode = text(row["mode"])
+    return _IN_LABELS.get(mode, mode) + stand_in(row)
+
+
+def cap_label(cap: str) -> str:
+    """Write a bucket cap with its unit."""
+    return cap if cap in _NO_UNIT_CAPS else f"{cap} MiB"
+
+
+def settings(row: Row, reference: Row | None = None) -> dict[str, str]:
+    """Return DDP settings of a case that are not those of `reference`, or not PyTorch's defaults."""
     if row["mode"] != "ddp":
         return {}
     found = {axis: (_value(row, axis), _value(reference, axis)) for axis in DDP_AXES}
     return {axis: mine for axis, (mine, other) in found.items() if mine != other}
 
 
-def setting_names(changed: dict[str, str]) -> str:
-    """`bucket_cap_mb=1, static_graph=True`."""
+def setting_names(changed: Mapping[str, str]) -> str:
+    """Name settings in a sentence, as they are typed: `bucket_cap_mb=1, static_graph=True`."""
     return ", ".join(f"{axis}={value}" for axis, value in changed.items())
 
 
-def case_name(row: pd.Series) -> str:
-    """`DDP on 2 GPUs with bucket_cap_mb=1`."""
+def case_name(row: Row) -> str:
+    """Name a case in a sentence: `DDP on 2 GPUs with bucket_cap_mb=1`."""
     changed = setting_names(settings(row))
     return f"{mode_name(row)} on {place(row)}{f' with {changed}' if changed else ''}"
 
 
-def _value(row: pd.Series | None, axis: str) -> str:
-    return str(DDP_DEFAULTS[axis] if row is None or pd.isna(row[axis]) else row[axis])
+def settings_label(row: Row, *, with_cap: bool = True) -> str:
+    """Name settings in a figure or a table: the bucket cap if asked for, then what is no default."""
+    changed = settings(row)
+    changed.pop("bucket_cap_mb", None)
+    cap = text(row["bucket_cap_mb"]) if with_cap and row["mode"] == "ddp" else ""
+    parts = [f"cap {cap_label(cap)}"] if cap else []
+    for axis, value in changed.items():
+        words = axis.replace("_", " ")
+        parts.append({"True": words, "False": f"no {words}"}.get(value, f"{words} {value}"))
+    return ", ".join(parts)
 
 
-def truth(value: object) -> bool:
-    """Whether a boolean cell is known and true."""
-    return value is not pd.NA and value is not None and bool(value)
+def case_label(row: Row, device: str, *, with_cap: bool = True) -> str:
+    """Name a case in a figure or a table: `DDP, 2 GPUs, cap 25 MiB`, and whether the devices are shared."""
+    how_many = finite(row["num_devices"])
+    where = "" if how_many is None else plural(how_many, device)
+    shared = " (shared)" if truth(row["oversubscribed"]) else ""
+    parts = (mode_label(row), f"{where}{shared}", settings_label(row, with_cap=with_cap))
+    return ", ".join(part for part in parts if part)
 
 
 def bits_per_s(link: str) -> float | None:
-    """Rate of a lab's link as results write it, such as `1gbit` or `200mbit+5ms`; None for another text."""
-    found = re.fullmatch(r"([0-9.]+)([kmg])bit(\+.*)?", link)
-    return None if found is None else float(found[1]) * _UNITS[found[2]]
+    """Return the rate of a lab's link, such as `1gbit` or `200mbit+5ms`; None for another text."""
+    found = _LINK.fullmatch(link)
+    return None if found is None else float(found["rate"]) * _PER_S[found["unit"]][0]
 
 
 def link_name(link: str) -> str:
-    """`1 Gbit/s`, `200 Mbit/s with 5 ms of delay`; another text as it is."""
-    rate = re.fullmatch(r"([0-9.]+)([kmg])bit(?:\+([0-9.]+)(\w+))?", link)
-    if rate is None:
+    """Write `1 Gbit/s`, `200 Mbit/s with 5 ms of delay`; another text as it is."""
+    found = _LINK.fullmatch(link)
+    if found is None:
         return link
-    unit = {"k": "kbit/s", "m": "Mbit/s", "g": "Gbit/s"}[rate[2]]
-    return f"{rate[1]} {unit}{f' with {rate[3]} {rate[4]} of delay' if rate[3] else ''}"
+    delay = f" with {found['delay']} {found['time']} of delay" if found["delay"] else ""
+    return f"{found['rate']} {_PER_S[found['unit']][1]}{delay}"
 
 
-def about(seconds: float) -> str:
-    """A duration to plan with: `40 s`, `25 min`, `3.5 h`."""
-    if seconds < 90:
-        return f"{max(seconds, 1):.0f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+def _value(row: Row | None, axis: str) -> str:
+    return str(DDP_DEFAULTS[axis] if row is None or pd.isna(row[axis]) else row[axis])
+
+
+def _with_unit(written: str, unit: str) -> str:
+    tight = unit in {"", "%", TIMES}
+    return f"{written}{unit}" if tight else f"{written} {unit}"

@@ -18,7 +18,7 @@ from bench.cluster.process import is_first, is_rank
 from bench.cluster.ranks import RankInfo, allowed_cores, from_first, host_name, meet
 from bench.console import format_s
 from bench.errors import UsageError
-from bench.findings.findings import devices
+from bench.findings.wording import devices
 from bench.measure.timed import step_seconds
 from bench.plan import Machine, Planned
 from bench.recovery.failures import STARTED_ENV

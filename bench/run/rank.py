@@ -223,11 +223,11 @@ def _conclude(
     recorder.write_manifest(manifest)
     blocks = recorder.blocks()
     sentences = findings(cases, blocks)
-    doubts = cautions(cases, blocks, target=None if job.settings.rounds else job.settings.precision_target)
+    found = cautions(cases, blocks, target=None if job.settings.rounds else job.settings.precision_target)
     with to_reader():
         if as_json:
-            print(summary_json(folder, cases, sentences, doubts, timing))
+            print(summary_json(folder, cases, sentences, found, timing))
         elif not quiet:
-            print_summary(cases, sentences, doubts, timing, page)
+            print_summary(cases, sentences, found, timing, page)
     recorder.close(stopped_because)
     return ExitCode.OK if bool((cases["status"] == "ok").any()) else ExitCode.FAILED

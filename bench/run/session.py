@@ -17,7 +17,7 @@ from bench.cluster.turns import TURNS_ENV, TurnClient
 from bench.console import Console
 from bench.measure.clock import make_clock, set_precision
 from bench.measure.timed import BlockTimes
-from bench.plan import Planned, round_order
+from bench.plan import Planned, equal_layout_reason, round_order
 from bench.recovery.failures import Failure, block_s, preparing_s, waiting_s
 from bench.recovery.lockstep import Lockstep, Report
 from bench.recovery.reopen import Completion, Progress, fail_case
@@ -149,8 +149,7 @@ class Session:
         for live, first in equal_layouts(self._live, self._cluster, self._plan, self._earlier.layouts):
             self._drop(live)
             if self._recorder is not None:
-                reason = f"same bucket layout as {first}; see its row"
-                self._recorder.set_outcome(live.index, "skipped", reason)
+                self._recorder.set_outcome(live.index, "skipped", equal_layout_reason(first))
 
     def _measure_curves(self) -> None:
         if self._settings.allreduce_curve or self._settings.calibrate:

@@ -1,4 +1,4 @@
-"""The end of a run on stdout."""
+"""Prints the end of a run on stdout."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from rich.table import Table
 
 from bench.cli import print_table
 from bench.findings.stability import Caution
-from bench.findings.wording import CPU_STAND_IN
+from bench.findings.wording import CPU_STAND_IN, stand_in, text
 from bench.text import visible
 
 
 def print_summary(
     cases: pd.DataFrame,
     sentences: Sequence[str],
-    doubts: Sequence[Caution],
+    cautions: Sequence[Caution],
     timing: dict[str, Any],
     page: Path,
 ) -> None:
-    """The table, the pace of the run, and what was found."""
+    """Print the table, the times of the run, and what was found."""
     _print_cases(cases)
     print(
         f"{timing['rounds']} rounds ({timing['stopped_because']}); start-up {timing['startup_s']:.0f} s, "
@@ -34,7 +34,7 @@ def print_summary(
     )
     for sentence in sentences:
         print(sentence)
-    for caution in doubts:
+    for caution in cautions:
         print(f"Caution, {caution.kind}: {caution.sentence}")
     print(f"Report: {page}")
 
@@ -43,14 +43,14 @@ def summary_json(
     folder: Path,
     cases: pd.DataFrame,
     sentences: Sequence[str],
-    doubts: Sequence[Caution],
+    cautions: Sequence[Caution],
     timing: dict[str, Any],
 ) -> str:
-    """The same as JSON."""
+    """Return the same as JSON."""
     whole = {
         "results": str(folder),
         "findings": sentences,
-        "cautions": [asdict(caution) for caution in doubts],
+        "cautions": [asdict(caution) for caution in cautions],
         "timing": timing,
         "cases": json.loads(cases.to_json(orient="records")),
     }
@@ -58,7 +58,7 @@ def summary_json(
 
 
 def _print_cases(cases: pd.DataFrame) -> None:
-    """The summary table on stdout: every planned case, measured with its interval or why not."""
+    """Print every planned case, measured with its interval or why not."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name, right in (
         ("case", False),
@@ -75,14 +75,14 @@ def _print_cases(cases: pd.DataFrame) -> None:
     ):
         table.add_column(name, justify="right" if right else "left", no_wrap=True)
     for row in cases.to_dict("records"):
-        name = f"{row['mode']}{' (CPU stand-in)' if row['impl'] == 'cpu_standin' else ''}"
+        name = f"{row['mode']}{stand_in(row)}"
         count = f"{row['num_devices']}{'*' if row['oversubscribed'] else ''}"
         if row["status"] == "ok":
             table.add_row(
                 name,
                 count,
-                _text(row["bucket_cap_mb"]),
-                _text(row["num_buckets"]),
+                text(row["bucket_cap_mb"]),
+                text(row["num_buckets"]),
                 _ranged(row, "images_per_s", ".1f"),
                 _number(row["step_ms_p50"], ".1f"),
                 _number(row["step_ms_p95"], ".1f"),
@@ -98,10 +98,6 @@ def _print_cases(cases: pd.DataFrame) -> None:
         print("* oversubscribed: more devices than there are; they share cores or GPUs")
     if (cases["device_type"] == "cpu").any():
         print(CPU_STAND_IN)
-
-
-def _text(value: Any) -> str:
-    return "" if pd.isna(value) else str(value)
 
 
 def _number(value: float, spec: str, unit: str = "") -> str:

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from matplotlib.transforms import ScaledTranslation
 
-from report.draw.palette import MUTED, PAPER, SERIES, printable
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from report.drawings import Chart, Panel, Point, Series
+from report.draw.palette import MUTED, PAPER, SERIES, canvas_of, printable
+from report.drawings import Chart, Panel, Point, Series
 
 _CHARACTERS_OF_THREE = 42
 _AREA_ALPHA = 0.18
 
 
-def draw_chart(figure: Chart, *, width_pt: float) -> Canvas:
-    """The chart as a canvas `width_pt` points wide."""
+def draw_chart(figure: Chart) -> Canvas:
+    """Draw the chart."""
     height_pt = 285 if len(figure.panels) == 1 else 50 + 125 * len(figure.panels)
-    canvas = Canvas(figsize=(width_pt / 72, height_pt / 72), layout="constrained")
+    canvas = canvas_of(height_pt)
     rows = canvas.subplots(len(figure.panels), 1, sharex=True, squeeze=False)[:, 0]
     for axes, panel in zip(rows, figure.panels, strict=True):
         _draw_panel(axes, panel, figure)

@@ -1,4 +1,4 @@
-"""Figures of the view model as inline SVG, colours left to the page's style sheet, or PNG; the same bytes."""
+"""Writes figures as SVG, coloured by the page's style sheet, or as PNG; equal figures give equal bytes."""
 
 from __future__ import annotations
 
@@ -7,24 +7,17 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import matplotlib as mpl
+from matplotlib.figure import Figure as Canvas
 
-from report.draw.bars import draw_bars
 from report.draw.chart import draw_chart
-from report.draw.distribution import draw_spread
+from report.draw.durations import draw_bars, draw_boxes, draw_timeline
 from report.draw.palette import PAPER, RC, light, printable, stand_ins, themed
-from report.draw.steps import draw_timeline
-from report.drawings import Bars, Chart, Spreads
+from report.drawings import Bars, BoxPlot, Chart, Drawing
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Canvas
-
-    from report.drawings import Drawing
-
-WIDTH_PT = 400
 _SLIDE_DPI = 300
 _MARGIN: dict[str, Any] = {"bbox_inches": "tight", "pad_inches": 0.15}
 _SVG = "http://www.w3.org/2000/svg"
@@ -32,7 +25,7 @@ _HREF = "{http://www.w3.org/1999/xlink}href"
 
 
 def svg(figure: Drawing) -> str:
-    """The figure as one `<svg>` element for an HTML page, named by its alt text."""
+    """Return the figure as one `<svg>` element for an HTML page, named by its alt text."""
     raw = io.StringIO()
     with _look(stand_ins(), figure.key):
         _draw(figure).savefig(raw, format="svg", metadata={"Date": None})
@@ -40,7 +33,7 @@ def svg(figure: Drawing) -> str:
 
 
 def png(figure: Drawing) -> bytes:
-    """The figure for a slide: in the page's light colours on white, its alt text in the metadata."""
+    """Return the figure for a slide: in the page's light colours on white, its alt text in the metadata."""
     style_sheet = (resources.files("report") / "templates" / "report.css").read_text(encoding="utf-8")
     words = {"Title": printable(figure.title), "Description": printable(figure.alt), "Software": None}
     raw = io.BytesIO()
@@ -51,7 +44,7 @@ def png(figure: Drawing) -> bytes:
 
 @contextmanager
 def _look(colours: Any, salt: str) -> Iterator[None]:
-    """Matplotlib as it comes plus our own look, whatever the user has configured."""
+    """Set Matplotlib's defaults and our own look, whatever the user has configured."""
     with mpl.rc_context(), warnings.catch_warnings():
         # Browsers have their own fonts: a glyph that matplotlib's font lacks is no reason to complain.
         warnings.filterwarnings("ignore", message=".*[Gg]lyph.* missing from")
@@ -65,16 +58,16 @@ def _look(colours: Any, salt: str) -> Iterator[None]:
 
 def _draw(figure: Drawing) -> Canvas:
     if isinstance(figure, Chart):
-        return draw_chart(figure, width_pt=WIDTH_PT)
+        return draw_chart(figure)
     if isinstance(figure, Bars):
-        return draw_bars(figure, width_pt=WIDTH_PT)
-    if isinstance(figure, Spreads):
-        return draw_spread(figure, width_pt=WIDTH_PT)
-    return draw_timeline(figure, width_pt=WIDTH_PT)
+        return draw_bars(figure)
+    if isinstance(figure, BoxPlot):
+        return draw_boxes(figure)
+    return draw_timeline(figure)
 
 
 def _inline(raw: str, figure: Drawing) -> str:
-    """Matplotlib's document as an element of a page: scalable, themed, ids its own, with a label."""
+    """Turn Matplotlib's document into an element of a page: scalable, themed, with ids of its own."""
     root = ET.fromstring(raw)  # noqa: S314 - written by matplotlib a moment ago, not by a stranger
     for parent in list(root.iter()):
         for child in [c for c in parent if c.tag in {f"{{{_SVG}}}metadata", f"{{{_SVG}}}style"}]:
@@ -100,7 +93,7 @@ def _inline(raw: str, figure: Drawing) -> str:
 
 
 def _paint_in_style(element: ET.Element) -> None:
-    """Hatches are painted by attributes, but the page's variables belong into a style."""
+    """Move the paint of hatches from attributes into the style, where the page's variables apply."""
     paint = [f"{name}: {element.attrib.pop(name)}" for name in ("fill", "stroke") if name in element.attrib]
     if paint:
         element.set("style", "; ".join([*paint, element.get("style", "")]))

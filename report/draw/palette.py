@@ -1,4 +1,4 @@
-"""How things look in every figure: each colour is a variable of the page, and never stands alone."""
+"""Defines how things look in every figure: each colour is a variable of the page, and never stands alone."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from cycler import cycler
+from matplotlib.figure import Figure as Canvas
+
+WIDTH_PT = 400
+"""Width of every figure, for which the sizes of its text and marks are chosen."""
 
 NAMES = (
     "ink",
@@ -119,24 +123,29 @@ RC: Any = {
 }
 
 
+def canvas_of(height_pt: float) -> Canvas:
+    """Make the canvas of a figure `height_pt` points high."""
+    return Canvas(figsize=(WIDTH_PT / 72, height_pt / 72), layout="constrained")
+
+
 def stand_ins() -> Any:
-    """The cycle that `C0`, `C1`, … are taken from where the page's style sheet colours the drawing."""
+    """Return the cycle that `C0`, `C1`, … are taken from where the page's style sheet colours the drawing."""
     return cycler(color=list(_STAND_INS.values()))
 
 
 def light(style_sheet: str) -> Any:
-    """The cycle of the page's own light colours, for a drawing that has no style sheet."""
+    """Return the cycle of the page's own light colours, for a drawing that has no style sheet."""
     colours = dict(re.findall(r"--([a-z-]+): light-dark\((#[0-9a-f]{6}),", style_sheet))
     return cycler(color=[colours[name] for name in NAMES])
 
 
 def themed(style: str) -> str:
-    """A CSS declaration list with the page's variables in place of the stand-in colours."""
+    """Put the page's variables in place of the stand-in colours of a CSS declaration list."""
     for name, colour in _STAND_INS.items():
         style = style.replace(colour, f"var(--{name})")
     return style
 
 
 def printable(text: str) -> str:
-    """Text as a drawing can hold it: XML has no way to write control characters."""
+    """Drop characters that a drawing cannot hold: XML has no way to write control characters."""
     return "".join(c for c in text if c.isprintable())

@@ -1,7 +1,18 @@
 import pytest
 
 from bench.errors import UsageError
-from bench.plan import Case, Machine, Planned, estimate_s, expand, plan_hash, round_order, world_size
+from bench.plan import (
+    Case,
+    Machine,
+    Planned,
+    equal_layout,
+    equal_layout_reason,
+    estimate_s,
+    expand,
+    plan_hash,
+    round_order,
+    world_size,
+)
 from bench.settings import ResolvedSettings, Settings, with_device_defaults
 
 CORES_2 = Machine(device_type="cpu", devices_per_node=2)
@@ -288,3 +299,9 @@ def test_ids_and_hashes_are_those_of_earlier_versions() -> None:
 @pytest.mark.parametrize("case", [one_case(bucket_cap_mb="1/25/25"), one_case(mode="single")])
 def test_a_case_comes_back_from_what_is_stored_of_it(case: Case) -> None:
     assert Case.of_stored(case.stored()) == case
+
+
+def test_the_reason_of_an_equal_layout_names_the_case_that_was_measured() -> None:
+    assert equal_layout(equal_layout_reason("ddp-n2-cap50-1a2b3c")) == "ddp-n2-cap50-1a2b3c"
+    assert equal_layout("same bucket layout as ddp-n2-cap50; see its row") == "ddp-n2-cap50"
+    assert equal_layout("SyncBatchNorm needs GPUs") is None

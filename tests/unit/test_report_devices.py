@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from report_runs import case, run, timed, usual_cases
 
+from bench.findings.wording import TIMES
 from report.devices import dp_against_ddp, memory
 from report.drawings import Chart, Point
-from report.numbers import TIMES
 from report.select import workloads
 
 

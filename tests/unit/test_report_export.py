@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from html import unescape
 from pathlib import Path
 
@@ -8,9 +9,8 @@ import pytest
 from report_runs import blocks, case, run, usual_cases
 
 from bench.results.store import RunWriter
-from report import export
 from report.__main__ import main
-from report.markdown import markdown
+from report.build import markdown
 from report.view import page
 
 
@@ -87,7 +87,7 @@ def test_mistakes_are_one_line_and_exit_2(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(export.shutil, "which", lambda _: None)
+    monkeypatch.setattr(shutil, "which", lambda _: None)
     assert main([str(usual), *(a.format(folder=usual.parent) for a in arguments)]) == 2
     err = capsys.readouterr().err
     assert err.startswith("report: error: ")
@@ -106,7 +106,7 @@ def test_browser_that_prints_nothing_is_a_mistake_and_leaves_nothing(
     browser = tmp_path / "chromium"
     browser.write_text(f"#!/bin/sh\nexit {exit_status}\n")
     browser.chmod(0o755)
-    monkeypatch.setattr(export.shutil, "which", lambda _: str(browser))
+    monkeypatch.setattr(shutil, "which", lambda _: str(browser))
     (tmp_path / "out").mkdir()
     assert main([str(usual), "--pdf", str(tmp_path / "out" / "a.pdf")]) == 2
     assert f"exit status {exit_status}" in capsys.readouterr().err

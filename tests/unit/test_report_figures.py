@@ -10,7 +10,7 @@ from report_runs import case, paper_like, run, usual_cases
 from report.build import render
 from report.draw.figures import png, svg
 from report.draw.palette import NAMES, PARTS
-from report.drawings import Bars, Bucket, Chart, Spread, Spreads, Timeline, Track
+from report.drawings import Bars, BoxPlot, Bucket, Chart, StepTimes, Timeline, Track
 from report.view import page
 
 
@@ -45,10 +45,10 @@ def test_shared_devices_are_drawn_hollow() -> None:
 def test_every_kind_of_drawing_is_well_formed_and_the_same_each_time() -> None:
     shown = page([paper_like()]).runs[0]
     assert shown.paper is not None
-    spread = Spread("rank 0", "ddp", 9, 1.0, 2.0, 3.0, 4.0, 5.0, 9.0)
-    spreads = Spreads(key="k", title="t", caption="c", how_to_read="h", rows=(spread, spread))
+    spread = StepTimes("rank 0", "ddp", 9, 1.0, 2.0, 3.0, 4.0, 5.0, 9.0)
+    spreads = BoxPlot(key="k", title="t", caption="c", how_to_read="h", rows=(spread, spread))
     figures = (*shown.figures, *shown.paper.figures, spreads)
-    assert {type(figure) for figure in figures} == {Chart, Bars, Timeline, Spreads}
+    assert {type(figure) for figure in figures} == {Chart, Bars, Timeline, BoxPlot}
     for figure in figures:
         drawing = svg(figure)
         assert drawing == svg(figure)

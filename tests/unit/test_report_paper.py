@@ -8,7 +8,7 @@ from report_runs import case, communicating, paper_like, run
 
 from report.drawings import Bars, Chart, Figure, Point
 from report.model import Section
-from report.paper_figures import size_label
+from report.paper import size_label
 from report.view import page
 
 

@@ -1,16 +1,22 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from report_runs import case, run, timed, usual_cases
 
 from report import files, rounds
-from report.model import Link, RunFiles
+from report.drawings import BoxPlot, Chart, Point
+from report.model import Hyperlink, RunFiles
+from report.rounds import step_times
+from report.select import workloads
 from report.view import page
 
-SINGLE, DDP = case("single", 1, 100.0), case("ddp", 2, 180.0)
+SINGLE, DP, DDP = case("single", 1, 100.0), case("dp", 2, 150.0), case("ddp", 2, 180.0)
 
 
 def test_each_case_lists_its_rounds_by_rank_and_a_missing_rank_is_blank() -> None:
@@ -25,13 +31,16 @@ def test_each_case_lists_its_rounds_by_rank_and_a_missing_rank_is_blank() -> Non
 
 
 def test_results_lead_to_rounds_and_trace() -> None:
-    traces = (Link("rank 0", "./traces/a-rank0.json.gz"), Link("rank 1", "./traces/a-rank1.json.gz"))
+    traces = (
+        Hyperlink("rank 0", "./traces/a-rank0.json.gz"),
+        Hyperlink("rank 1", "./traces/a-rank1.json.gz"),
+    )
     files_of_run = RunFiles(traces={DDP["case_id"]: traces})
     shown = page([run([SINGLE, DDP])], [files_of_run]).runs[0]
     results = shown.tables[0]
     assert results.links == (
-        (Link("2 rounds", "#run1-case-1"),),
-        (Link("2 rounds", "#run1-case-2"), Link("trace", "./traces/a-rank0.json.gz")),
+        (Hyperlink("2 rounds", "#run1-case-1"),),
+        (Hyperlink("2 rounds", "#run1-case-2"), Hyperlink("trace", "./traces/a-rank0.json.gz")),
     )
     assert [c.key for c in shown.rounds] == ["run1-case-1", "run1-case-2"]
     assert shown.rounds[1].traces == traces
@@ -64,8 +73,8 @@ def test_run_in_the_pages_folder_offers_its_traces_by_rank(tmp_path: Path) -> No
     )
     assert beside == {
         "c#1": (
-            Link("rank 2", "./traces/c%231-rank2.json.gz"),
-            Link("rank 10", "./traces/c%231-rank10.json.gz"),
+            Hyperlink("rank 2", "./traces/c%231-rank2.json.gz"),
+            Hyperlink("rank 10", "./traces/c%231-rank10.json.gz"),
         )
     }
     assert above["c#1"][0].href == "./a%20run/traces/c%231-rank2.json.gz"
@@ -91,3 +100,79 @@ def test_cases_that_were_not_measured_have_no_rounds() -> None:
     shown = page([run(usual_cases())]).runs[0]
     measured = [row["case_id"] for row in usual_cases() if row["status"] == "ok"]
     assert [c.case_id for c in shown.rounds] == measured
+
+
+def spreads(cases: list[dict[str, Any]], blocks: list[dict[str, Any]]) -> BoxPlot | None:
+    data = run(cases, timed_blocks=blocks)
+    return step_times(workloads(data.cases)[0], data.blocks, key="k")
+
+
+def paces(blocks: list[dict[str, Any]]) -> Chart | None:
+    data = run([SINGLE, DP, DDP], timed_blocks=blocks)
+    return rounds.drift(workloads(data.cases)[0], data.blocks, key="k")
+
+
+def test_every_rank_has_its_own_box_of_all_its_steps() -> None:
+    steps = {0: [100.0, 110.0, 120.0, 130.0, 140.0, 500.0], 1: [90.0, 95.0, 100.0, 105.0, 110.0, 115.0]}
+    blocks = [timed(DDP, r, *steps[rank][3 * r - 3 : 3 * r], rank=rank) for r in (1, 2) for rank in (0, 1)]
+    blocks += [timed(DDP, 1, *[9.0] * 9, phase="warmup"), timed(DDP, 1, *[8.0] * 9, phase="no_sync")]
+    figure = spreads([SINGLE, DDP], blocks)
+    assert figure is not None
+    assert [row.label for row in figure.rows] == [f"DDP, 2 GPUs, cap default, rank {rank}" for rank in (0, 1)]
+    for row, expected in zip(figure.rows, steps.values(), strict=True):
+        assert row.num_steps == 6
+        seen = (row.low_ms, row.quarter_ms, row.median_ms, row.three_quarters_ms, row.high_ms)
+        assert seen == pytest.approx(np.percentile(expected, [5, 25, 50, 75, 95]))
+        assert row.longest_ms == max(expected)
+    assert figure.caption.endswith("the longest 115 ms.")
+
+
+def test_headline_cases_are_drawn_and_of_many_ranks_the_slowest() -> None:
+    wide = case("ddp", 16, 1000.0)
+    blocks = [timed(wide, 1, *[100.0 + rank] * 5, rank=rank) for rank in range(16)]
+    blocks += [timed(SINGLE, 1, *[50.0] * 5), timed(DDP, 1, *[70.0] * 5)]
+    figure = spreads([SINGLE, DDP, wide], blocks)
+    assert figure is not None
+    assert [row.median_ms for row in figure.rows] == [50.0, *(115.0 - i for i in range(8))]
+    assert "Of many ranks" in figure.how_to_read
+
+
+def test_without_single_steps_there_is_no_distribution() -> None:
+    assert spreads([SINGLE, DDP], [timed(DDP, 1, 100.0, steps_ms=None), timed(SINGLE, 1, 50.0)]) is None
+
+
+def test_rounds_are_shown_against_the_cases_own_median() -> None:
+    blocks = [timed(SINGLE, r, 100.0) for r in (1, 2, 3)]
+    blocks += [timed(DDP, r, ms, rank=k) for k in (0, 1) for r, ms in ((1, 50.0), (2, 100.0), (3, 200.0))]
+    figure = paces(blocks)
+    assert figure is not None
+    single, ddp, overall = figure.panels[0].series
+    assert {p.y for p in single.points} == {100.0}
+    assert ddp.points == (Point(1.0, 200.0), Point(2.0, 100.0), Point(3.0, 50.0))
+    assert [p.y for p in overall.points] == [150.0, 100.0, 75.0]
+    assert overall.label == "median of 2 cases"
+    assert figure.caption == (
+        "Over 3 rounds the median case ran between 75.0% (round 3) and 150% (round 1) of its own median."
+    )
+
+
+def test_round_that_was_broken_off_does_not_speak_for_all_cases() -> None:
+    blocks = [timed(row, r, 100.0) for row in (SINGLE, DP, DDP) for r in (1, 2, 3)] + [
+        timed(SINGLE, 4, 900.0)
+    ]
+    figure = paces(blocks)
+    assert figure is not None
+    *_, overall = figure.panels[0].series
+    assert [p.x for p in overall.points] == [1.0, 2.0, 3.0]
+    assert figure.panels[0].series[0].points[-1].y == pytest.approx(100 / 9)
+
+
+def test_two_rounds_show_no_drift() -> None:
+    assert paces([timed(row, r, 100.0) for row in (SINGLE, DDP) for r in (1, 2)]) is None
+
+
+def test_ticks_of_many_rounds_are_few_and_reach_both_ends() -> None:
+    figure = paces([timed(SINGLE, r, 100.0 + math.sin(r)) for r in range(1, 301)])
+    assert figure is not None
+    places = [tick.x for tick in figure.ticks]
+    assert (places[0], places[-1], len(places)) == (1.0, 300.0, 9)

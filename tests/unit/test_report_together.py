@@ -4,10 +4,9 @@ import pytest
 from report_runs import Row, case, run, usual_cases
 
 from bench.results.store import RunData
-from report.build import render
+from report.build import markdown, render
 from report.draw.palette import SERIES
 from report.drawings import MOST_RUNS, Chart, Series
-from report.markdown import markdown
 from report.model import Page
 from report.view import page
 

@@ -7,13 +7,14 @@ import pytest
 from report_runs import case, run, usual_cases
 
 from bench.findings.findings import findings
+from bench.findings.wording import CPU_STAND_IN
 from bench.settings import DDP_DEFAULTS
 from bench.text import visible
-from report import caps, charts
+from report import caps, devices
 from report.drawings import Panel, Point, Series, Tick
-from report.model import Column, RunView, Table
+from report.model import RunView, Table, TableColumn
 from report.select import workloads
-from report.view import CPU_WARNING, SHARED_WARNING, page
+from report.view import SHARED_WARNING, page
 
 
 def view(cases: list[dict[str, Any]], manifest: dict[str, Any] | None = None) -> RunView:
@@ -64,7 +65,7 @@ def test_efficiency_figure_of_the_usual_run() -> None:
     assert panel.series[1].points == (point(1, 98), point(2, 90), point(4, 60, hollow=True))
     assert {p.y for p in panel.series[2].points} == {100.0}
     assert figure.y_label == "efficiency, weak scaling (%)"
-    assert figure.caption == "Kept of ideal at 2 GPUs: DDP 90.0 [89.1, 90.9]%, DP 75.0 [74.2, 75.8]%."
+    assert figure.caption == "Efficiency at 2 GPUs: DDP 90.0 [89.1, 90.9]%, DP 75.0 [74.2, 75.8]%."
 
 
 def test_bucket_figure_has_a_panel_where_caps_can_be_compared() -> None:
@@ -100,10 +101,10 @@ def test_tables_of_the_usual_run() -> None:
     shown = view(usual_cases())
     results, layouts = shown.tables
     assert results.columns[:4] == (
-        Column("Mode"),
-        Column("Devices", "number"),
-        Column("Sharing"),
-        Column("DDP settings"),
+        TableColumn("Mode"),
+        TableColumn("Devices", "number"),
+        TableColumn("Sharing"),
+        TableColumn("DDP settings"),
     )
     assert results.rows[4][:7] == (
         "DDP", "2", "", "cap default", "180 [178, 182] images/s", "1.80 [1.78, 1.82]\N{MULTIPLICATION SIGN}",
@@ -122,7 +123,7 @@ def test_warnings_name_what_a_reader_must_know_first() -> None:
         SHARED_WARNING,
         "1 case of 10 did not finish: see “Not measured”.",
     )
-    assert view([case("single", 1, 9.0, device_type="cpu")]).warnings == (CPU_WARNING,)
+    assert view([case("single", 1, 9.0, device_type="cpu")]).warnings == (f"{CPU_STAND_IN}.",)
     assert view([case("single", 1, 9.0)]).warnings == ()
 
 
@@ -228,7 +229,7 @@ def test_several_runs_stand_side_by_side_with_their_differences() -> None:
     second = run(usual_cases(), {"name": "b", "seed": 0, "versions": {"torch": "2.15", "cuda": "13"}})
     shown = page([first, second])
     assert [r.key for r in shown.runs] == ["run1", "run2"]
-    assert shown.differences.columns == (Column("Condition"), Column("a"), Column("b"))
+    assert shown.differences.columns == (TableColumn("Condition"), TableColumn("a"), TableColumn("b"))
     assert shown.differences.rows == (("Versions: cuda", "", "13"), ("Versions: torch", "2.11", "2.15"))
     assert page([first]).differences is None
 
@@ -236,16 +237,16 @@ def test_several_runs_stand_side_by_side_with_their_differences() -> None:
 def test_settings_an_older_run_does_not_have_count_as_usual() -> None:
     old = [case("single", 1, 100.0), case("ddp", 2, 150.0) | dict.fromkeys(DDP_DEFAULTS)]
     (workload,) = workloads(run(old).cases)
-    throughput = charts.throughput(workload, key="k")
+    throughput = devices.throughput(workload, key="k")
     assert throughput is not None
     assert throughput.panels[0].series[1] == Series("DDP", "ddp", (point(2, 150),))
 
 
 def test_equal_layouts_share_a_mark_and_say_so() -> None:
-    twin = case("ddp", 2, case_id="twin", bucket_cap_mb="50", status="skipped")
+    equal = case("ddp", 2, case_id="equal", bucket_cap_mb="50", status="skipped")
     kept = case("ddp", 2, 200.0, bucket_cap_mb="25", num_buckets=2)
-    twin["reason"] = f"same bucket layout as {kept['case_id']}; see its row"
-    (workload,) = workloads(run([case("ddp", 2, 180.0, num_buckets=3), kept, twin]).cases)
+    equal["reason"] = f"same bucket layout as {kept['case_id']}; see its row"
+    (workload,) = workloads(run([case("ddp", 2, 180.0, num_buckets=3), kept, equal]).cases)
     figure = caps.bucket_caps(workload, key="k")
     assert figure is not None
     assert [tick.label for tick in figure.ticks] == ["default", "25=50"]

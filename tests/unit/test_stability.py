@@ -7,8 +7,7 @@ import pandas as pd
 import pytest
 from gate_runs import block_rows, plan
 
-from bench.findings.levels import two_levels
-from bench.findings.stability import Caution, cautions
+from bench.findings.stability import Caution, cautions, split_levels
 from bench.results.aggregate import Outcome, case_rows
 from bench.results.schema import BLOCKS, typed_frame
 
@@ -86,7 +85,7 @@ def test_two_levels_name_the_worst_case_and_both_speeds() -> None:
 
 def test_a_split_in_two_is_the_one_that_was_made() -> None:
     rng = np.random.default_rng(3)
-    levels = two_levels([*rng.normal(100, 1, 40), *rng.normal(110, 1, 20)])
+    levels = split_levels([*rng.normal(100, 1, 40), *rng.normal(110, 1, 20)])
     assert levels.share_low == pytest.approx(2 / 3)
     assert (levels.low, levels.high) == pytest.approx((100, 110), abs=1)
     assert levels.p_value < 0.001
@@ -94,15 +93,15 @@ def test_a_split_in_two_is_the_one_that_was_made() -> None:
 
 def test_p_values_of_normal_figures_are_even() -> None:
     rng = np.random.default_rng(4)
-    p_values = [two_levels(list(np.exp(rng.normal(size=15)))).p_value for _ in range(500)]
+    p_values = [split_levels(list(np.exp(rng.normal(size=15)))).p_value for _ in range(500)]
     assert np.mean(np.array(p_values) < 0.1) == pytest.approx(0.1, abs=0.04)
     assert np.median(p_values) == pytest.approx(0.5, abs=0.08)
 
 
 def test_more_figures_than_are_searched_are_thinned_out() -> None:
     rng = np.random.default_rng(5)
-    assert two_levels(list(np.exp(rng.normal(size=1500)))).p_value > 0.01
-    assert two_levels([*rng.normal(100, 1, 1000), *rng.normal(110, 1, 500)]).share_low == pytest.approx(
+    assert split_levels(list(np.exp(rng.normal(size=1500)))).p_value > 0.01
+    assert split_levels([*rng.normal(100, 1, 1000), *rng.normal(110, 1, 500)]).share_low == pytest.approx(
         2 / 3, abs=0.02
     )
 

@@ -5,7 +5,19 @@ import math
 import pandas as pd
 import pytest
 
-from report.numbers import TIMES, count, duration, finite, interval, mib, plain, plural, quantity
+from bench.findings.wording import (
+    TIMES,
+    count,
+    duration,
+    finite,
+    link_name,
+    mib,
+    number,
+    plain,
+    plural,
+    quantity,
+    ranged,
+)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +49,8 @@ def test_quantity_keeps_three_significant_digits(value: float | None, shown: str
 def test_interval_shares_decimals_and_needs_an_estimate(
     values: tuple[float | None, ...], unit: str, shown: str
 ) -> None:
-    assert interval(*values, unit) == shown
+    row = dict(zip(("step_ms", "step_ms_low", "step_ms_high"), values, strict=True))
+    assert ranged(row, "step_ms", unit) == shown
 
 
 @pytest.mark.parametrize("missing", [None, math.nan, math.inf, pd.NA, "", "x"])
@@ -65,3 +78,13 @@ def test_small_words() -> None:
 )
 def test_plain_writes_settings_as_a_person_would(value: object, shown: str) -> None:
     assert plain(value) == shown
+
+
+def test_links_are_named_as_people_write_them() -> None:
+    assert link_name("1gbit") == "1 Gbit/s"
+    assert link_name("200mbit+5ms") == "200 Mbit/s with 5 ms of delay"
+    assert link_name("InfiniBand") == "InfiniBand"
+
+
+def test_numbers_have_three_digits_and_no_powers() -> None:
+    assert [number(x) for x in (0.0, 0.00123, 1.0, 46_758_048.0)] == ["0", "0.00123", "1.00", "46,758,048"]

@@ -4,9 +4,9 @@ from typing import Any
 
 from report_runs import case, communicating, measured, run
 
-from report.communication import communication
 from report.model import Table
 from report.select import workloads
+from report.tables import communication
 from report.view import page
 
 
