@@ -13,6 +13,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from commands import ROOT
+from test_scaling_predict import SMALL
 
 from bench.predict import __main__ as command
 from bench.predict.source import read_source, save_calibration
@@ -98,11 +99,12 @@ def test_a_log_that_is_not_whole_is_refused(
 
 
 def test_a_logs_in_place_times_are_what_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Out of place the messages took longer; DDP reduces in place."""
+    """Out of place the messages took longer; DDP reduces in place. On GPUs: a core would slow its compute."""
+    save_calibration(tmp_path, SMALL)
     exposed = []
     for text in (LOG, LOG.replace("  9000.00", " 90000.00"), LOG.replace("  6000.00", " 60000.00")):
         (tmp_path / "log").write_text(text)
-        given = [str(SAMPLE), "--gpus", "2", "--network", str(tmp_path / "log"), "--json"]
+        given = [str(tmp_path), "--gpus", "2", "--network", str(tmp_path / "log"), "--json"]
         assert command.main(given) == 0
         exposed.append(json.loads(capsys.readouterr().out)["predictions"][0]["exposed_comm_ms"])
     assert exposed[0] == exposed[1] < exposed[2]
