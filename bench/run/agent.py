@@ -178,5 +178,10 @@ def use_loopback() -> str:
     """Keep gloo's and NCCL's connections on this machine, and name the rendezvous for `LaunchConfig`."""
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         os.environ.setdefault(name, INTERFACE)
-    rendezvous_handler_registry.register(BACKEND, lambda job: LoopbackRendezvous(job.run_id))
+    rendezvous_handler_registry.register(BACKEND, _create)
     return BACKEND
+
+
+def _create(parameters: RendezvousParameters) -> RendezvousHandler:
+    # A function of its own: a name may be registered twice with the same one only.
+    return LoopbackRendezvous(parameters.run_id)

@@ -73,5 +73,5 @@ def test_another_machine_is_refused_with_the_difference(
     (broken_off / "manifest.json").write_text(json.dumps(manifest))
     assert main(["--resume", str(broken_off)]) == 3
     said = capsys.readouterr().err
-    assert f"num_cores: then 99, now {cores}" in said
+    assert f"CPU cores: then 99, now {cores}" in said
     assert said.count("\n") == 1

@@ -51,7 +51,8 @@ def test_a_signal_while_torch_takes_the_time_is_an_interruption(
     sent = []
 
     def taken() -> float:
-        if not sent and getattr(signal.getsignal(signal.SIGTERM), "__name__", "") == handler:
+        begins = sys._getframe(1).f_code.co_name == "wrapper"
+        if begins and not sent and getattr(signal.getsignal(signal.SIGTERM), "__name__", "") == handler:
             sent.append(handler)
             os.kill(os.getpid(), signal.SIGTERM)
         return time.time()
