@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import platform
 import re
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from importlib import metadata
@@ -141,34 +143,46 @@ def cpu_model() -> str:
     return names[0] if names else platform.machine()
 
 
+@contextlib.contextmanager
+def nvml_devices() -> Iterator[list[Any]]:
+    """Open NVML and yield a handle of every GPU; raises NVMLError, also where there is no driver."""
+    pynvml.nvmlInit()
+    try:
+        yield [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+    finally:
+        ask_nvml("nvmlShutdown")
+
+
+def ask_nvml(names: str, *arguments: Any) -> Any:
+    """The answer of the first of these functions (`new|old`) that gives one; None where this GPU has none."""
+    for name in names.split("|"):
+        try:
+            return getattr(pynvml, name)(*arguments)
+        except (pynvml.NVMLError, AttributeError, ctypes.ArgumentError, OSError, ValueError):
+            continue
+    return None
+
+
 def gpus() -> list[dict[str, Any]]:
     """Every NVIDIA GPU: name, memory, driver, power limit, clocks; empty without one."""
     try:
-        pynvml.nvmlInit()
+        with nvml_devices() as handles:
+            return [_gpu(handle) for handle in handles]
     except pynvml.NVMLError:
         return []
-    try:
-        driver = pynvml.nvmlSystemGetDriverVersion()
-        return [
-            _gpu(pynvml.nvmlDeviceGetHandleByIndex(i), driver) for i in range(pynvml.nvmlDeviceGetCount())
-        ]
-    finally:
-        pynvml.nvmlShutdown()
 
 
-def _gpu(handle: Any, driver: str) -> dict[str, Any]:
-    facts: dict[str, Any] = {"name": pynvml.nvmlDeviceGetName(handle), "driver": driver}
-    readings: dict[str, Callable[[], Any]] = {
-        "memory_mib": lambda: int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) // 2**20,
-        "power_limit_w": lambda: int(pynvml.nvmlDeviceGetEnforcedPowerLimit(handle)) / 1000,
-        "max_sm_clock_mhz": lambda: pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM),
+def _gpu(handle: Any) -> dict[str, Any]:
+    memory = ask_nvml("nvmlDeviceGetMemoryInfo", handle)
+    limit_mw = ask_nvml("nvmlDeviceGetEnforcedPowerLimit", handle)
+    facts = {
+        "name": ask_nvml("nvmlDeviceGetName", handle),
+        "driver": ask_nvml("nvmlSystemGetDriverVersion"),
+        "memory_mib": None if memory is None else int(memory.total) // 2**20,
+        "power_limit_w": None if limit_mw is None else int(limit_mw) / 1000,
+        "max_sm_clock_mhz": ask_nvml("nvmlDeviceGetMaxClockInfo", handle, pynvml.NVML_CLOCK_SM),
     }
-    for name, read in readings.items():
-        try:
-            facts[name] = read()
-        except pynvml.NVMLError:
-            continue  # some virtual GPUs hide some readings
-    return facts
+    return {name: fact for name, fact in facts.items() if fact is not None}
 
 
 def topology() -> str | None:

@@ -1,1 +1,1 @@
-"""Says whether a machine is fit to measure on."""
+"""Say whether a machine is fit to measure on."""

@@ -1,4 +1,4 @@
-"""Is this machine fit to measure on? Reads, never changes: every line is ok, caution, bad or unknown."""
+"""Is this machine fit to measure on?"""
 
 from __future__ import annotations
 
@@ -15,8 +15,15 @@ from rich.table import Table
 from rich.text import Text
 
 from bench.cli import Parser, duration_s, guarded, positive_int, print_table, to_json, to_reader
-from bench.doctor.readings import read_machine
-from bench.doctor.rules import Finding, Machine, Status, diagnose, worst
+from bench.conditions import environment
+from bench.doctor.readings import HostReadings
+from bench.doctor.readings.nvml import read_gpus
+from bench.doctor.readings.software import read_software
+from bench.doctor.readings.system import read_disk, read_host, read_network
+from bench.doctor.rules import Finding, Status, worst
+from bench.doctor.rules.gpu import gpu_findings
+from bench.doctor.rules.libraries import library_findings
+from bench.doctor.rules.resources import resource_findings
 from bench.errors import ExitCode, UsageError
 from bench.text import visible
 
@@ -26,39 +33,41 @@ STYLES = {"ok": "green", "unknown": "dim", "caution": "yellow", "bad": "bold red
 
 
 def parser() -> Parser:
-    """The command line."""
+    """Make the command line's parser."""
     made = Parser(
         prog="python -m bench.doctor",
         description=__doc__,
         epilog="Exit status: 0 when nothing is bad, 1 when something is, 2 for a wrong command line.",
     )
-    made.add_argument("--quiet", action="store_true", help="only the lines that are caution or bad")
-    made.add_argument("--json", action="store_true", help="lines and readings as JSON on stdout")
-    made.add_argument(
-        "--noise",
-        action="store_true",
-        help="train equal blocks against each other instead: which slow-down can a gate resolve here",
+    made.add_argument_group(
+        "reading the machine",
+        "Without --noise and --power: only reads, never changes. Every line is ok, caution, bad or unknown "
+        "(not readable here); caution and bad say what to do.",
     )
-    made.add_argument(
-        "--seconds",
-        metavar="TIME",
-        help=f"with --noise: how long to measure, without starting up (default {NOISE_SECONDS})",
+    noise = made.add_argument_group("noise", "Trains equal blocks against each other, half a minute.")
+    noise.add_argument("--noise", action="store_true", help="which slow-down can a gate resolve here?")
+    noise.add_argument(
+        "--seconds", metavar="TIME", help=f"time to measure, without starting up (default {NOISE_SECONDS})"
     )
-    made.add_argument(
+    power = made.add_argument_group(
+        "power", "Runs the gate on equal code and on code slowed down on purpose."
+    )
+    power.add_argument(
         "--power",
         type=Path,
         metavar="FILE.csv",
-        help="run A/A and injected slow-down trials of the gate instead, recorded in FILE.csv, which a later "
-        "call goes on with: how often the gate fires, falsely and rightly",
+        help="how often does the gate fire, falsely and rightly? Trials are recorded in FILE.csv; a later "
+        "call goes on with it",
     )
-    made.add_argument(
-        "--trials", metavar="N", help=f"with --power: how many trials in all (default {POWER_TRIALS})"
-    )
+    power.add_argument("--trials", metavar="N", help=f"number of trials in all (default {POWER_TRIALS})")
+    output = made.add_argument_group("output")
+    output.add_argument("--quiet", action="store_true", help="only what is caution or bad")
+    output.add_argument("--json", action="store_true", help="findings and readings as JSON on stdout")
     return made
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of the command; the exit code."""
+    """Run the command and return its exit code."""
     return guarded("bench.doctor", lambda: _main(argv))
 
 
@@ -87,31 +96,54 @@ def _main(argv: Sequence[str] | None) -> int:
 
 
 def _power(options: argparse.Namespace) -> int:
-    # Torch takes seconds to import: only the commands that train pay for it.
-    from bench.gate import power  # noqa: PLC0415
+    # Pandas and scipy take a second to import: only the commands that need them pay for it.
+    from bench.gate import power, trials  # noqa: PLC0415
 
     num_trials = POWER_TRIALS if options.trials is None else positive_int(options.trials)
-    found = power.run(options.power, num_trials=num_trials, quiet=options.quiet or options.json)
+    found = trials.measure_power(options.power, num_trials=num_trials, quiet=options.quiet or options.json)
     print(power.as_json(found) if options.json else power.report(found))
     return ExitCode.OK
 
 
 def _noise(options: argparse.Namespace) -> int:
-    from bench.gate import noise_output  # noqa: PLC0415
-    from bench.gate import noise_trials as noise_run  # noqa: PLC0415
+    from bench.gate import noise, trials  # noqa: PLC0415
 
     seconds = duration_s(options.seconds or NOISE_SECONDS)
-    found = noise_run.measure(seconds, quiet=options.quiet or options.json)
-    bad = noise_output.is_bad(found)
+    found = trials.measure_noise(seconds, quiet=options.quiet or options.json)
+    bad = noise.is_bad(found)
     if options.json:
-        print(noise_output.as_json(found, noise_run.STEP))
+        print(noise.as_json(found, noise.STEP))
     elif bad or not options.quiet:
-        print(noise_output.report(found, noise_run.STEP))
+        print(noise.report(found, noise.STEP))
     return ExitCode.FAILED if bad else ExitCode.OK
 
 
+def read_machine() -> HostReadings:
+    """Read everything that the rules judge; it takes a few seconds, most of them for importing torch."""
+    # First what our own work would disturb: the load, then the GPUs, then the imports.
+    cpu, memory = read_host()
+    driver = read_gpus()
+    return HostReadings(
+        cpu=cpu,
+        memory=memory,
+        disk=read_disk(Path("results")),
+        network=read_network(),
+        software=read_software(driver=driver.version, driver_cuda=driver.cuda),
+        gpus=driver.gpus,
+        num_gpus_present=driver.num_present,
+        gpu_error=driver.error,
+        pairs=driver.pairs,
+        env=environment(),
+    )
+
+
+def diagnose(machine: HostReadings) -> list[Finding]:
+    """Judge the readings, in reading order: GPUs, cores, memory, network, software."""
+    return [*gpu_findings(machine), *resource_findings(machine), *library_findings(machine)]
+
+
 def show(found: Sequence[Finding]) -> None:
-    """One line per finding, what to do under it."""
+    """Print one line per finding, and what to do under it."""
     if not found:
         return
     table = Table.grid(padding=(0, 2))
@@ -125,7 +157,7 @@ def show(found: Sequence[Finding]) -> None:
 
 
 def summary(found: Sequence[Finding]) -> str:
-    """The last line: counts, and what they mean for a measurement."""
+    """Count the findings and say what they mean for a measurement."""
     counts = Counter(finding.status for finding in found)
     numbers = ", ".join(f"{counts[status]} {status}" for status in ("bad", "caution", "unknown", "ok"))
     if counts["bad"]:
@@ -137,8 +169,8 @@ def summary(found: Sequence[Finding]) -> str:
     return f"{numbers}: {meaning}"
 
 
-def as_json(machine: Machine, found: Sequence[Finding], status: Status) -> str:
-    """Findings and readings; null is "could not be read", "unlimited" is no limit."""
+def as_json(machine: HostReadings, found: Sequence[Finding], status: Status) -> str:
+    """Write findings and readings as JSON; null is "could not be read", "unlimited" is no limit."""
     whole = {"status": status, "findings": [asdict(f) for f in found], "readings": asdict(machine)}
     return to_json(_plain(whole))
 

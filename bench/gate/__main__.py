@@ -15,10 +15,9 @@ from bench.console import Console
 from bench.errors import ExitCode, UsageError
 from bench.gate import baseline
 from bench.gate import output as gate_output
-from bench.gate.compare import Gate, compare
-from bench.gate.interleave import checkout_of, measure_in_turns, sides_of
+from bench.gate.compare import DEFAULT_THRESHOLD, METRICS, Gate, compare
+from bench.gate.interleave import both_checkouts, checkout_of, interrupted_by_signals, measure_in_turns
 from bench.gate.launches import DEFAULT_LAUNCHES, merged
-from bench.gate.metrics import METRICS
 from bench.gate.runs import GateRun, read_run
 from bench.results.store import check_claimable
 from bench.run.__main__ import settings_of
@@ -34,58 +33,62 @@ def parser() -> cli.Parser:
         epilog="A regression needs both: an interval of candidate / baseline that excludes no change, and a "
         "change beyond the threshold. Intervals are Bonferroni-corrected over all comparisons.",
     )
-    made.add_argument(
+    what = made.add_argument_group("what to compare")
+    what.add_argument(
         "runs",
         type=Path,
         nargs="*",
         metavar="BASELINE CANDIDATE",
         help="results folders: held against, judged; BASELINE may be auto, this machine's in --baselines",
     )
-    made.add_argument(
+    what.add_argument(
+        "--interleave",
+        metavar="REF",
+        help="measure now: this checkout against git reference REF (. is this one), in turns, with the "
+        "bench.run arguments after --",
+    )
+    what.add_argument(
+        "--save-baseline",
+        type=Path,
+        metavar="RUN",
+        help="keep RUN in --baselines as its machine's; nothing else",
+    )
+    what.add_argument(
         "--baselines",
         type=Path,
         default=baseline.ROOT,
         metavar="DIR",
         help=f"a baseline per kind of machine (default {baseline.ROOT})",
     )
-    made.add_argument(
-        "--save-baseline",
-        type=Path,
-        metavar="RUN",
-        help="keep RUN in --baselines as its machine's; nothing else",
+    how = made.add_argument_group("how to judge")
+    how.add_argument(
+        "--threshold",
+        default=f"{100 * DEFAULT_THRESHOLD:g}%",
+        metavar="SHARE",
+        help="change that matters (default %(default)s)",
     )
-    made.add_argument(
-        "--interleave",
-        metavar="REF",
-        help="measure now: this checkout against git reference REF (. is this one), in turns, with the "
-        "bench.run arguments after --",
-    )
-    made.add_argument(
-        "--python", metavar="PATH", help="with --interleave: the baseline's interpreter (another environment)"
-    )
-    made.add_argument(
-        "--launches",
-        type=int,
-        metavar="N",
-        help=f"with --interleave: start both anew N times (default {DEFAULT_LAUNCHES}); a process can be "
-        "a few percent faster or slower for as long as it lives",
-    )
-    made.add_argument(
-        "--out", type=Path, metavar="DIR", help="with --interleave: keep the results folders here"
-    )
-    made.add_argument("--threshold", default="5%", metavar="SHARE", help="change that matters (default 5%%)")
-    made.add_argument(
+    how.add_argument(
         "--config", type=Path, metavar="FILE.toml", help="thresholds per metric, in a table [thresholds]"
     )
-    made.add_argument(
+    how.add_argument(
         "--ratios-only",
         action="store_true",
         help="gate speed-up and efficiency alone: they compare across machines",
     )
-    made.add_argument(
+    how.add_argument(
         "--allow-missing", action="store_true", help="pass though cases of the baseline are missing"
     )
-    form = made.add_mutually_exclusive_group()
+    measure = made.add_argument_group("how to measure, with --interleave")
+    measure.add_argument(
+        "--launches",
+        type=int,
+        metavar="N",
+        help=f"start both anew N times (default {DEFAULT_LAUNCHES}); a process can be a few percent "
+        "faster or slower for as long as it lives",
+    )
+    measure.add_argument("--python", metavar="PATH", help="the baseline's interpreter (another environment)")
+    measure.add_argument("--out", type=Path, metavar="DIR", help="keep the results folders here")
+    form = made.add_argument_group("output").add_mutually_exclusive_group()
     form.add_argument("--markdown", action="store_true", help="for a job summary or a pull-request comment")
     form.add_argument("--json", action="store_true", help="everything as JSON")
     form.add_argument("--quiet", action="store_true", help="nothing but errors and the exit status")
@@ -183,13 +186,13 @@ def _measured(options: argparse.Namespace, arguments: Sequence[str]) -> tuple[Ga
     if num_launches < 1:
         raise UsageError(f"--launches {num_launches}: give 1 or more")
     settings_of(arguments)  # a mistake is said before anything starts
-    with contextlib.ExitStack() as stack:
+    with interrupted_by_signals(), contextlib.ExitStack() as stack:
         if options.out is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         else:
             check_claimable(options.out)
             folder = options.out
-        sides = sides_of(stack.enter_context(checkout_of(options.interleave)), options.python)
+        checkouts = both_checkouts(stack.enter_context(checkout_of(options.interleave)), options.python)
         console = Console(silent=options.quiet)
         stack.callback(console.progress_done)
         begun, launches = time.monotonic(), []
@@ -198,7 +201,8 @@ def _measured(options: argparse.Namespace, arguments: Sequence[str]) -> tuple[Ga
             left_s = (time.monotonic() - begun) / done * (num_launches - done) if done else None
             console.progress("launch of baseline and candidate in turns", done, num_launches, left_s)
             place = folder / f"launch{number}"
-            launches.append([read_run(out) for out in measure_in_turns(sides, arguments, place, seed=number)])
+            outs = measure_in_turns(checkouts, arguments, place, seed=number)
+            launches.append([read_run(out) for out in outs])
         first, second = (merged(runs) for runs in zip(*launches, strict=True))
         return first, second
 

@@ -1,4 +1,4 @@
-"""A candidate run against a baseline: which cases belong together, and a verdict for every metric. Pure.
+"""A candidate run against a baseline: which cases belong together, and a verdict for every metric.
 
 Two kinds of error are held apart. A change counts only where its interval excludes "no change" **and** the
 change exceeds the threshold. And many comparisons are made at once, so each interval is a Bonferroni one:
@@ -17,8 +17,8 @@ from bench.conditions import Difference
 from bench.errors import ExitCode, NotComparableError, UsageError
 from bench.gate.conditions import run_differences
 from bench.gate.launches import launch_ratio
-from bench.gate.metrics import METRICS, Metric, judge, values, why
 from bench.gate.runs import SWEPT, GateCase, GateRun
+from bench.results.round_times import ByRound
 from bench.stats import Interval, ratio_of_medians
 
 MIN_ROUNDS = 3
@@ -27,10 +27,34 @@ MIN_ROUNDS = 3
 FAMILY_CONFIDENCE = 0.98
 """Of all intervals of a gate together; half of the rest, 1%, lies on the side of a regression."""
 
+DEFAULT_THRESHOLD = 0.05
+"""Share of change that matters where nothing else is said."""
+
 VERDICTS = ("regressed", "missing", "not comparable", "inconclusive", "unchanged", "improved")
 """Worst first."""
 
-"""Exit statuses; 2 is a mistake in what was asked for."""
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """A column of cases.csv in which one direction is better."""
+
+    name: str
+    label: str
+    higher_is_better: bool
+    absolute: bool = False
+    """Whether it depends on the machine; a ratio inside one run does so less."""
+    repeated: bool = True
+    """Whether every round gives one; otherwise it is compared exactly, without an interval."""
+
+
+METRICS = (
+    Metric(name="images_per_s", label="images/s", higher_is_better=True, absolute=True),
+    Metric(name="speedup", label="speed-up", higher_is_better=True),
+    Metric(name="efficiency", label="efficiency", higher_is_better=True),
+    Metric(name="exposed_comm_ms", label="exposed communication", higher_is_better=False, absolute=True),
+    Metric(name="peak_mem_mib", label="peak memory", higher_is_better=False, absolute=True, repeated=False),
+)
+"""What a gate looks at in every case."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +142,7 @@ def compare(
     differing = run_differences(baseline, candidate, pairs)
     blocked = any(difference.blocking for difference in differing) and not ratios_only and not interleaved
     metrics = [metric for metric in METRICS if not (ratios_only and metric.absolute)]
-    wanted = [(a, b, metric) for a, b in both_ok for metric in metrics if values(a, metric)]
+    wanted = [(a, b, metric) for a, b in both_ok for metric in metrics if _values(a, metric)]
     # Efficiency is speed-up over a constant: the two are one piece of evidence, counted once.
     evidence = sum(metric.repeated and metric.name != "efficiency" for _, _, metric in wanted)
     confidence = 1 - (1 - FAMILY_CONFIDENCE) / max(evidence, 1)
@@ -156,7 +180,7 @@ def _compare(
     blocked: bool,
     interleaved: bool,
 ) -> Comparison:
-    left, right = list(values(ours, metric).values()), list(values(theirs, metric).values())
+    left, right = list(_values(ours, metric).values()), list(_values(theirs, metric).values())
 
     def found(verdict: str, reason: str = "", ratio: Interval | None = None) -> Comparison:
         return Comparison(
@@ -179,13 +203,13 @@ def _compare(
     if metric.repeated and min(len(left), len(right)) < MIN_ROUNDS:
         return found("not comparable", f"{min(len(left), len(right))} rounds, needs {MIN_ROUNDS}")
     if metric.repeated and interleaved and min(*left, *right) > 0:
-        ratio = launch_ratio(values(theirs, metric), values(ours, metric), confidence=confidence)
+        ratio = launch_ratio(_values(theirs, metric), _values(ours, metric), confidence=confidence)
     elif metric.repeated:
         ratio = ratio_of_medians(right, left, confidence=confidence)
     else:
         ratio = Interval(right[0] / left[0], math.nan, math.nan)
     verdict = judge(ratio, higher_is_better=metric.higher_is_better, threshold=threshold)
-    return found(verdict, why(verdict, ratio, threshold, metric), ratio)
+    return found(verdict, _why(verdict, ratio, threshold, metric), ratio)
 
 
 def _missing(ours: GateCase, theirs: GateCase | None) -> Comparison:
@@ -228,3 +252,37 @@ def _exit_code(found: Sequence[Comparison], *, blocked: bool, allow_missing: boo
     # Equal memory alone, or nothing but intervals too wide to say anything, is no pass.
     decided = any(c.verdict in ("improved", "unchanged") for c in found if c.metric and c.metric.repeated)
     return ExitCode.OK if decided else ExitCode.NOT_COMPARABLE
+
+
+def _values(case: GateCase, metric: Metric) -> ByRound:
+    """One figure per round, in the metric's unit; empty where the case does not have it."""
+    if metric.name == "peak_mem_mib":
+        return {} if case.peak_mem_mib is None else {0: case.peak_mem_mib}
+    if metric.name == "efficiency":
+        return {r: ratio / int(case.row["num_devices"]) for r, ratio in case.speedup.items()}
+    by_round: ByRound = getattr(case, metric.name)
+    return by_round
+
+
+def judge(ratio: Interval, *, higher_is_better: bool, threshold: float) -> str:
+    """`regressed`, `improved`, `unchanged` or `inconclusive`, for candidate / baseline with its interval.
+
+    Without ends (nothing was repeated) the ratio is taken as exact.
+    """
+    exact = math.isnan(ratio.low)
+    change = ratio.estimate - 1
+    if abs(change) > threshold and (exact or ratio.excludes(1.0)):
+        return "improved" if (change > 0) == higher_is_better else "regressed"
+    low, high = (ratio.estimate, ratio.estimate) if exact else (ratio.low, ratio.high)
+    return "unchanged" if low >= 1 - threshold and high <= 1 + threshold else "inconclusive"
+
+
+def _why(verdict: str, ratio: Interval, threshold: float, metric: Metric) -> str:
+    """Why a verdict of `judge` is what it is; empty where that is plain."""
+    if verdict != "inconclusive":
+        return "" if metric.repeated else "one reading, no interval"
+    if math.isinf(ratio.high):
+        return "the baseline cannot be told from 0"
+    if ratio.excludes(1.0):
+        return f"a change, but not clearly beyond {100 * threshold:g}%"
+    return "the interval is too wide"

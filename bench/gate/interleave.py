@@ -1,76 +1,127 @@
 """Measures two checkouts, or two environments, in turns on one machine: the strongest comparison there is.
 
-Each side is an ordinary `bench.run` of its own code and interpreter; a referee lets them compute one visit at
-a time, in random order, so that a slow minute of the machine meets both.
+Each is an ordinary `bench.run` of its own code and interpreter; a turn server lets one of them compute at a
+time, in random order, so that a slow minute of the machine meets both.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 from bench.cluster.process import huge_pages_env
-from bench.cluster.turns import refereed
+from bench.cluster.turns import turn_server
 from bench.errors import UsageError
+
+HERE = Path(__file__).resolve().parents[2]
+"""This checkout."""
 
 GIT_TIMEOUT_S = 60
 
+END_S = 60.0
+"""How long an interrupted run may take to write its summary; one that has hung would take for ever."""
+
 
 @dataclass(frozen=True)
-class Side:
+class Checkout:
     """Code and interpreter of one side of the comparison."""
 
     name: str
-    checkout: Path
+    folder: Path
     python: str
 
 
 def measure_in_turns(
-    sides: Sequence[Side], arguments: Sequence[str], folder: Path, *, seed: int = 0
+    checkouts: Sequence[Checkout], arguments: Sequence[str], folder: Path, *, seed: int = 0
 ) -> list[Path]:
-    """Run `bench.run arguments` on both sides in turns; their results folders, in the order of `sides`.
+    """Run `bench.run arguments` of all checkouts in turns; their results folders, in that order.
 
-    Raises UsageError with the last line of a side's own account if it fails.
+    Whatever is raised meanwhile, such as by a signal's handler, first ends the runs. Raises UsageError with
+    the last line that a run said if it fails.
     """
-    outs = [folder / side.name for side in sides]
-    with refereed(len(sides), seed) as referee:
-        runs = [
-            subprocess.Popen(
-                [side.python, "-m", "bench.run", *arguments, "--quiet", "--out", str(out.absolute())],
-                cwd=side.checkout,
-                env={**os.environ, **huge_pages_env(os.environ), **referee.environment},
-                stdin=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for side, out in zip(sides, outs, strict=True)
-        ]
+    outs = [folder / checkout.name for checkout in checkouts]
+    runs: list[subprocess.Popen[str]] = []
+    with turn_server(len(checkouts), seed) as server, ThreadPoolExecutor(len(checkouts)) as reading:
 
         def ended(run: subprocess.Popen[str]) -> str:
             said = run.communicate()[1]
-            referee.excuse()  # a side that failed at its start would be waited for
+            server.client_left()  # one that failed at its start would be waited for
             return said
 
-        with ThreadPoolExecutor(len(runs)) as reading:
-            try:
-                accounts = list(reading.map(ended, runs))
-            finally:
-                for run in runs:
-                    run.terminate()
-    for side, run, account in zip(sides, runs, accounts, strict=True):
+        try:
+            for checkout, out in zip(checkouts, outs, strict=True):
+                whole = [*arguments, "--quiet", "--out", str(out.absolute())]
+                runs.append(_start(checkout, whole, server.environment))
+            accounts = list(reading.map(ended, runs))
+        finally:
+            _end(runs)
+    for checkout, run, account in zip(checkouts, runs, accounts, strict=True):
         if run.returncode != 0:
             last = (account.strip().splitlines() or ["it said nothing"])[-1]
-            raise UsageError(f"the {side.name} side ended with status {run.returncode}: {last}")
-    if referee.turns == 0:
+            raise UsageError(f"the {checkout.name} side ended with status {run.returncode}: {last}")
+    if server.turns == 0:
         raise UsageError("the two sides did not take turns; the older one may know nothing of them yet")
     return outs
+
+
+def _start(
+    checkout: Checkout, arguments: Sequence[str], environment: dict[str, str]
+) -> subprocess.Popen[str]:
+    try:
+        return subprocess.Popen(
+            [checkout.python, "-m", "bench.run", *arguments],
+            cwd=checkout.folder,
+            env={**os.environ, **huge_pages_env(os.environ), **environment},
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    except OSError as error:
+        raise UsageError(
+            f"{checkout.python} cannot be started: {error.strerror}; name a Python interpreter with --python"
+        ) from None
+
+
+def _end(runs: Sequence[subprocess.Popen[str]]) -> None:
+    """Ask runs that have not ended to do so; one that takes longer than `END_S` is killed."""
+    for run in runs:
+        run.terminate()
+    deadline_s = time.monotonic() + END_S
+    for run in runs:
+        try:
+            run.wait(max(0.0, deadline_s - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            run.kill()
+
+
+@contextlib.contextmanager
+def interrupted_by_signals() -> Iterator[None]:
+    """SIGTERM raises KeyboardInterrupt within, as Ctrl-C does; what cleans up then is not disturbed again."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
+        for number in before:
+            signal.signal(number, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        for number in before:
+            signal.signal(number, interrupt)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
@@ -79,26 +130,25 @@ def checkout_of(reference: str) -> Iterator[Path]:
 
     `.` is this checkout as it stands. Raises UsageError where git does not know the reference.
     """
-    here = Path(__file__).resolve().parents[2]
     if reference == ".":
-        yield here
+        yield HERE
         return
-    _git(
-        here, "rev-parse", "--verify", "--quiet", f"{reference}^{{commit}}", why=f"git knows no {reference!r}"
-    )
+    _git("rev-parse", "--verify", "--quiet", f"{reference}^{{commit}}", why=f"git knows no {reference!r}")
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder, "checkout")
-        _git(here, "worktree", "add", "--detach", str(place), reference, why="git cannot check it out")
         try:
+            _git("worktree", "add", "--detach", str(place), reference, why="git cannot check it out")
             yield place
         finally:
-            _git(here, "worktree", "remove", "--force", str(place), why="git cannot remove its worktree")
+            # Its files go with the folder in any case; git forgets what it knows of them by itself in time.
+            with contextlib.suppress(UsageError):
+                _git("worktree", "remove", "--force", str(place), why="git cannot remove its worktree")
 
 
-def _git(where: Path, *arguments: str, why: str) -> None:
+def _git(*arguments: str, why: str) -> None:
     try:
         done = subprocess.run(
-            ["git", *arguments], cwd=where, capture_output=True, text=True, timeout=GIT_TIMEOUT_S, check=False
+            ["git", *arguments], cwd=HERE, capture_output=True, text=True, timeout=GIT_TIMEOUT_S, check=False
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise UsageError(f"--interleave: git cannot be run here: {error}") from None
@@ -107,10 +157,9 @@ def _git(where: Path, *arguments: str, why: str) -> None:
         raise UsageError(f"--interleave: {why}: {said}; name a commit, a branch or a tag")
 
 
-def sides_of(baseline_checkout: Path, baseline_python: str | None) -> list[Side]:
+def both_checkouts(baseline: Path, baseline_python: str | None) -> list[Checkout]:
     """Baseline and candidate: the candidate is this checkout under this interpreter."""
-    here = Path(__file__).resolve().parents[2]
-    return [
-        Side("baseline", baseline_checkout, baseline_python or sys.executable),
-        Side("candidate", here, sys.executable),
-    ]
+    python = baseline_python or sys.executable
+    if os.sep in python:
+        python = str(Path(python).absolute())  # the runs start in another folder
+    return [Checkout("baseline", baseline, python), Checkout("candidate", HERE, sys.executable)]

@@ -1,4 +1,4 @@
-"""Several launches of an interleaved comparison as one: every launch starts both sides anew. Pure.
+"""Several launches of an interleaved comparison as one: every launch starts both sides anew.
 
 The memory that a process happens to get makes it a percent or so faster or slower for as long as it lives,
 and several percent without huge pages (bench/cluster/process.py; Kalibera and Jones, "Rigorous benchmarking
@@ -20,12 +20,13 @@ from bench.results.round_times import ByRound
 from bench.stats import Interval, median_interval, paired_ratio
 
 DEFAULT_LAUNCHES = 3
-"""Of a gate run, where nothing else is said."""
+"""Of a gate run where nothing else is said: the fewest from which a spread between launches can be told."""
 
 LAUNCH = 1_000_000
 """Added to the rounds of every further launch, so that no two launches share a round."""
 
 ONE_SIGMA = 0.6827
+"""Share of a normal distribution within one standard deviation: half such an interval is the error."""
 
 
 def merged(runs: Sequence[GateRun]) -> GateRun:

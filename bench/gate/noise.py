@@ -1,37 +1,45 @@
-"""What a machine's noise lets a gate see, from A against A: two equal processes in turns. Pure."""
+"""What a machine's noise lets a gate see, from A against A: two equal processes in turns."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import scipy
 
-from bench.gate.compare import FAMILY_CONFIDENCE
+from bench.cli import to_json
+from bench.findings.wording import about
+from bench.gate.compare import DEFAULT_THRESHOLD, FAMILY_CONFIDENCE, judge
 from bench.gate.launches import LAUNCH, launch_ratio, side_by_side
-from bench.gate.metrics import judge
-from bench.gate.power_rates import Launch
+from bench.gate.power import Launch, TrialStep
 from bench.stats import Interval, median_interval, paired_ratio
 
 Array = np.ndarray[tuple[int], np.dtype[np.float64]]
 
-THRESHOLD = 0.05
-"""The gate's default."""
+STEP = TrialStep()
+"""Small, so that half a minute holds many blocks."""
 
 LENGTHS_S = (15.0, 30.0, 60.0, 300.0, 600.0)
+"""Of the gate runs whose resolution is derived: from a first look to what a pull request can wait for."""
 
 SEEN = 0.9
 """Of runs in which a slow-down of the size named is told from no change."""
 
 SIMULATED_GATES = 400
+"""Of each length: enough for a 90% quantile, in a second."""
 
 MOST_SIMULATED_ROUNDS = 300
 """Longer runs are simulated with so many rounds, whose noise is scaled by 1 / sqrt(rounds)."""
 
 FEWEST_ROUNDS = 9
 """In all: a median of fewer has no interval at the gate's confidence."""
+
+CAVEAT = (
+    "This holds for this step and one case: longer steps are usually steadier, a gate on many cases asks for "
+    "more confidence. Compare versions with bench.gate --interleave REF."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +87,7 @@ class Noise:
     @property
     def verdict(self) -> str:
         """What the gate would say of A against A: anything but `unchanged` and `inconclusive` is false."""
-        return judge(self.gate_ratio, higher_is_better=False, threshold=THRESHOLD)
+        return judge(self.gate_ratio, higher_is_better=False, threshold=DEFAULT_THRESHOLD)
 
 
 def noise_of(launches: Sequence[Launch], *, round_s: float, device: str) -> Noise:
@@ -177,7 +185,7 @@ def _resolution(
         found.append(launch_ratio(ratios, ones, confidence=FAMILY_CONFIDENCE))
     low, estimate = np.array([one.low for one in found]), np.array([one.estimate for one in found])
     # A step slower by s multiplies the ratio and both ends by 1 + s.
-    excluded, exceeded = 1 / np.maximum(low, 1e-9) - 1, (1 + THRESHOLD) / estimate - 1
+    excluded, exceeded = 1 / np.maximum(low, 1e-9) - 1, (1 + DEFAULT_THRESHOLD) / estimate - 1
     return Resolution(
         seconds=seconds,
         num_rounds=num_rounds,
@@ -185,3 +193,71 @@ def _resolution(
         resolves=float(np.quantile(excluded, SEEN)),
         gated=float(np.quantile(np.maximum(excluded, exceeded), SEEN)),
     )
+
+
+def report(noise: Noise, step: TrialStep) -> str:
+    """The whole answer for a person."""
+    launches = ", ".join(f"{ratio:.3f}" for ratio in noise.launch_ratios)
+    drift = ", ".join(f"{100 * share:+.1f}%" for share in (noise.drift.low, noise.drift.high))
+    lines = [
+        (
+            f"Noise of this machine: {step.arch}, {step.batch_size} images, {step.steps} steps a block on "
+            f"{noise.device}.\nA against A, two equal processes in turns: {noise.num_rounds} rounds of "
+            f"{noise.round_s:.3f} s over {noise.num_launches} launches, {noise.step_ms:,.1f} ms a step."
+        ),
+        (
+            f"Blocks of one process scatter by {_pct(noise.block_spread)} (robust standard deviation).\n"
+            f"A / A is {_ratio(noise.ratio)}, and 1 is the truth; by launch {launches}. More rounds do not\n"
+            "average out what differs between launches, more bench.gate --launches do."
+        ),
+        f"Step time went {100 * noise.drift.estimate:+.1f}% [{drift}] from the first round to the last.",
+        *(_line(one, noise.num_launches) for one in noise.resolutions),
+        (
+            f"Derived from {SIMULATED_GATES} simulated gates each, drawn from these rounds and launches: a\n"
+            f"slow-down named here is seen in {100 * SEEN:g}% of them. Noise is taken to fall as\n"
+            f"1 / sqrt(rounds): for {noise.sub_run_rounds} rounds that gives "
+            f"±{_pct(noise.expected_half_width)}, sub-runs measured "
+            f"±{_pct(noise.sub_run_half_width)}{_agreement(noise)}."
+        ),
+        CAVEAT,
+    ]
+    if is_bad(noise):
+        lines.append(
+            f"bad: a gate at {100 * DEFAULT_THRESHOLD:g}% would call A against A {noise.verdict}; see what "
+            "disturbs with python -m bench.doctor, then measure longer with --noise --seconds 120"
+        )
+    return "\n".join(lines)
+
+
+def is_bad(noise: Noise) -> bool:
+    """Whether a gate of that length would see a change where there is none."""
+    return noise.verdict in ("regressed", "improved")
+
+
+def as_json(noise: Noise, step: TrialStep) -> str:
+    """The same for a program: shares of the step time, null where there is none."""
+    return to_json({"step": asdict(step), "verdict": noise.verdict, **asdict(noise)})
+
+
+def _line(one: Resolution, num_launches: int) -> str:
+    run = f"  {about(one.seconds):>8} gate ({one.num_rounds} rounds, {num_launches} launches)"
+    if one.half_width is None or one.resolves is None or one.gated is None:
+        return f"{run}: too few rounds for an interval"
+    return (
+        f"{run}: resolves a slow-down >= {_pct(one.resolves)} (interval ±{_pct(one.half_width)}); "
+        f"with a threshold of {100 * DEFAULT_THRESHOLD:g}% it fails from {_pct(one.gated)}"
+    )
+
+
+def _agreement(noise: Noise) -> str:
+    if not noise.expected_half_width or math.isnan(noise.sub_run_half_width):
+        return ""
+    return f", {noise.sub_run_half_width / noise.expected_half_width:.2f}x"
+
+
+def _ratio(interval: Interval) -> str:
+    return f"{interval.estimate:.4f} [{interval.low:.4f}, {interval.high:.4f}]"
+
+
+def _pct(share: float) -> str:
+    return f"{100 * share:.2f}%" if share < 0.1 else f"{100 * share:.0f}%"

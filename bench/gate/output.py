@@ -1,4 +1,4 @@
-"""A gate as text: the plain verdict, a table for the terminal, Markdown, JSON. Pure."""
+"""A gate as text: the plain verdict, a table for the terminal, Markdown, JSON."""
 
 from __future__ import annotations
 
@@ -163,12 +163,14 @@ def _named(c: Comparison) -> str:
 
 def _longer(gate: Gate) -> str:
     """Rounds that bring the widest throughput interval to the threshold: its width goes as 1/sqrt(n)."""
-    wanted = [
-        math.ceil(min(c.num_rounds) * max((c.ratio.high - c.ratio.low) / (2 * c.threshold), 1.0) ** 2)
-        for c in gate.having("inconclusive")
-        if c.metric and c.metric.name == "images_per_s" and c.ratio and c.num_rounds and c.threshold
-        if math.isfinite(c.ratio.high - c.ratio.low)
-    ]
+    wanted = []
+    for c in gate.having("inconclusive"):
+        if not (c.metric and c.metric.name == "images_per_s" and c.ratio and c.num_rounds and c.threshold):
+            continue
+        if math.isfinite(width := c.ratio.high - c.ratio.low):
+            # Bounded: the square of a very wide one overflows.
+            narrower = min(max(width / (2 * c.threshold), 1.0), MOST_ROUNDS)
+            wanted.append(math.ceil(min(c.num_rounds) * narrower**2))
     most = max(wanted, default=0)
     if not 0 < most <= MOST_ROUNDS:
         return "measure both on a quieter machine and with more --rounds"

@@ -1,79 +1,131 @@
-"""The power of the gate on this machine: trial after trial, recorded as it goes, then the two rates."""
+"""How often the gate fires, from recorded trials; the gate's own `compare` judges every trial."""
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from bench.console import Console
-from bench.gate.launches import DEFAULT_LAUNCHES
-from bench.gate.power_rates import EVERY_TRIAL, IN_TURN, Rate, rates, trials_of
-from bench.gate.trial_process import Step
-from bench.gate.trials import Side, append, load, measure_launch
+import scipy
+
+from bench.cli import to_json
+from bench.errors import ExitCode
+from bench.gate.compare import DEFAULT_THRESHOLD, METRICS, compare
+from bench.gate.launches import DEFAULT_LAUNCHES, merged
+from bench.gate.runs import GateCase, GateRun
+from bench.results.round_times import ByRound
+
+EVERY_TRIAL = (0.0, 0.07, 0.10)
+"""Injected in every trial, as shares of the step time; 0 is an A/A trial, in which any alarm is false."""
+
+IN_TURN = (0.01, 0.02, 0.03, 0.05)
+"""One of these comes with them, another in every trial: a hundred trials of each would take twice as long."""
 
 ROUNDS_PER_LAUNCH = 40
-THRESHOLD = 0.05
-STEP = Step(batch_size=4, steps=1)
+"""Of each slow-down; few, because a rate takes a hundred trials and more."""
 
 
-def run(record: Path, *, num_trials: int, quiet: bool = False) -> list[Rate]:
-    """Measure until `record`, a CSV file that an earlier call may have begun, holds `num_trials` trials.
+@dataclass(frozen=True, kw_only=True)
+class TrialStep:
+    """The training step of a trial: one device, the plain module."""
 
-    Raises UsageError where the file is another's or a side ends early.
-    """
-    console = Console(silent=quiet)
-    done = len(load(record)) if record.exists() else 0
-    wanted = num_trials * DEFAULT_LAUNCHES
-    begun = time.monotonic()
-    try:
-        for number, sides in enumerate(_pairs(wanted - done), start=done + 1):
-            took_s = (time.monotonic() - begun) / max(number - 1 - done, 1)
-            left_s = took_s * (wanted - number + 1) if number > done + 1 else None
-            console.progress("power trials, launch", number - 1, wanted, left_s)
-            trial = (number - 1) // DEFAULT_LAUNCHES
-            launches = measure_launch(
-                sides[:: 1 if number % 2 else -1],
-                STEP,
-                slow_downs=(*EVERY_TRIAL, IN_TURN[trial % len(IN_TURN)]),
-                num_rounds=ROUNDS_PER_LAUNCH,
-                seed=number,
-            )
-            append(record, number, launches)
-    finally:
-        console.progress_done()
-    return rates(trials_of(load(record), DEFAULT_LAUNCHES), threshold=THRESHOLD)
+    arch: str = "resnet20"
+    batch_size: int = 8
+    steps: int = 3
+    """Steps per block."""
 
 
-def _pairs(count: int) -> Iterator[list[Side]]:
-    """Pairs of fresh processes; the next pair starts up, on another core, while this one is measured."""
-    upcoming: list[Side] = []
-    try:
-        for left in range(count, 0, -1):
-            now, upcoming = upcoming or _pair(), []
-            upcoming = _pair() if left > 1 else []
-            try:
-                yield now
-            finally:
-                for side in now:
-                    side.close()
-    finally:
-        for side in upcoming:
-            side.close()
+STEP = TrialStep(batch_size=4, steps=1)
+"""Smaller than that of `bench.gate.noise`, for the same reason."""
 
 
-def _pair() -> list[Side]:
-    return [Side(STEP), Side(STEP)]
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """Two fresh processes, one slow-down: step times of both sides by round, in ms."""
+
+    slow_down: float
+    baseline_ms: ByRound
+    candidate_ms: ByRound
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rate:
+    """How many of the trials of one slow-down the gate called a regression."""
+
+    slow_down: float
+    num_regressed: int
+    num_trials: int
+    low: float
+    """Ends of the exact (Clopper-Pearson, 1934) 95% interval of the rate, shares."""
+    high: float
+
+    @property
+    def share(self) -> float:
+        """Of the trials."""
+        return self.num_regressed / self.num_trials
+
+
+def trials_of(launches: Sequence[Sequence[Launch]], launches_per_trial: int) -> Iterator[list[Launch]]:
+    """Gate runs: of every slow-down, launches one after the other; those too few for another are left out."""
+    by_slow_down: dict[float, list[Launch]] = {}
+    for of_one_launch in launches:
+        for launch in of_one_launch:
+            by_slow_down.setdefault(launch.slow_down, []).append(launch)
+    for found in by_slow_down.values():
+        whole = len(found) - len(found) % launches_per_trial
+        yield from (found[i : i + launches_per_trial] for i in range(0, whole, launches_per_trial))
+
+
+def regressed(trial: Sequence[Launch], *, threshold: float) -> bool:
+    """Whether `bench.gate --interleave` would end with exit status 1 on these launches."""
+    gate = compare(
+        merged([_run(launch.baseline_ms) for launch in trial]),
+        merged([_run(launch.candidate_ms) for launch in trial]),
+        thresholds={metric.name: threshold for metric in METRICS},
+        interleaved=True,
+    )
+    return gate.exit_code == ExitCode.FAILED
+
+
+def rates(trials: Iterable[Sequence[Launch]], *, threshold: float) -> list[Rate]:
+    """The rate of regressions for every slow-down, smallest first; a trial holds launches of one of them."""
+    verdicts: dict[float, list[bool]] = {}
+    for trial in trials:
+        verdicts.setdefault(trial[0].slow_down, []).append(regressed(trial, threshold=threshold))
+    return [_rate(slow_down, verdicts[slow_down]) for slow_down in sorted(verdicts)]
+
+
+def _rate(slow_down: float, verdicts: Sequence[bool]) -> Rate:
+    interval = scipy.stats.binomtest(sum(verdicts), len(verdicts)).proportion_ci(method="exact")
+    return Rate(
+        slow_down=slow_down,
+        num_regressed=sum(verdicts),
+        num_trials=len(verdicts),
+        low=float(interval.low),
+        high=float(interval.high),
+    )
+
+
+def _run(step_ms: Mapping[int, float]) -> GateRun:
+    row = {"status": "ok", "mode": "single", "num_devices": "1", "case_id": "single-n1"}
+    case = GateCase(
+        case_id="single-n1",
+        row=row,
+        images_per_s={r: 1000 / ms for r, ms in step_ms.items()},
+        speedup={},
+        exposed_comm_ms={},
+        peak_mem_mib=None,
+    )
+    return GateRun(Path("trial"), {}, (case,))
 
 
 def report(found: Sequence[Rate]) -> str:
     """The rates as a Markdown table, and what a trial is."""
     lines = [
         (
-            f"A trial is a gate of {DEFAULT_LAUNCHES} launches of {ROUNDS_PER_LAUNCH} rounds, threshold "
-            f"{100 * THRESHOLD:g}%; {STEP.arch}, batch {STEP.batch_size}, {STEP.steps} step per block."
+            f"A trial is a gate of {DEFAULT_LAUNCHES} launches of {ROUNDS_PER_LAUNCH} rounds, "
+            f"threshold {100 * DEFAULT_THRESHOLD:g}%; {STEP.arch}, batch {STEP.batch_size}, "
+            f"{STEP.steps} step per block."
         ),
         "",
         "| injected slow-down | called a regression | trials | rate [95%] |",
@@ -88,5 +140,9 @@ def report(found: Sequence[Rate]) -> str:
 
 def as_json(found: Sequence[Rate]) -> str:
     """The same for a program: slow-downs and rates as shares."""
-    setup = {"launches": DEFAULT_LAUNCHES, "rounds_per_launch": ROUNDS_PER_LAUNCH, "threshold": THRESHOLD}
-    return json.dumps({**setup, "step": asdict(STEP), "rates": [asdict(rate) for rate in found]}, indent=2)
+    setup = {
+        "launches": DEFAULT_LAUNCHES,
+        "rounds_per_launch": ROUNDS_PER_LAUNCH,
+        "threshold": DEFAULT_THRESHOLD,
+    }
+    return to_json({**setup, "step": asdict(STEP), "rates": [asdict(rate) for rate in found]})

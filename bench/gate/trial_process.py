@@ -1,16 +1,15 @@
-"""One side of a power trial, a process of its own: trains blocks on request, slowed by a known share.
+"""The process of one side of a trial: trains blocks on request, slowed by a known share.
 
-Reads a share per line on standard input (0 or 0.05), answers each with the block's milliseconds.
+Takes the architecture, the batch size and the steps per block. Reads a share per line on standard input
+(0 or 0.05) and answers each with the block's milliseconds.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 
 import torch
 
@@ -24,24 +23,15 @@ from models.registry import default_image_size, resnet_workload
 from models.workload import make_module
 
 WARM_UP_STEPS = 8
+CPU_CORE = "one CPU core standing in for a GPU"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Step:
-    """The training step of every trial: one device, the plain module."""
-
-    arch: str = "resnet20"
-    batch_size: int = 8
-    steps: int = 3
-    """Steps per block."""
-
-
-def make_trainer(step: Step, place: Place) -> Trainer:
+def make_trainer(arch: str, batch_size: int, place: Place) -> Trainer:
     """The suite's own trainer of the case `single`."""
     torch.manual_seed(0)
     device = place.device.type
-    workload = resnet_workload(step.arch, default_image_size(step.arch, device))
-    asked = Settings(modes=("single",), gpus=(1,), batch_size=step.batch_size)
+    workload = resnet_workload(arch, default_image_size(arch, device))
+    asked = Settings(modes=("single",), gpus=(1,), batch_size=batch_size)
     settings = with_device_defaults(asked, device_type=device, num_local_devices=1)
     machine = Machine(device_type=device, devices_per_node=1)
     case = expand(settings, machine, arch=workload.name, image_size=workload.image_size)[0].case
@@ -49,7 +39,7 @@ def make_trainer(step: Step, place: Place) -> Trainer:
     source = open_source(
         workload,
         data="device",
-        batch_size=step.batch_size,
+        batch_size=batch_size,
         rank=0,
         world_size=1,
         device=place.device,
@@ -76,7 +66,7 @@ def slowed(step: Callable[[], None], share: float, device: torch.device) -> Call
 
 def main() -> None:
     """Serve blocks until standard input ends."""
-    step = Step(**json.loads(sys.argv[1]))
+    arch, batch_size, steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cpu":
         torch.set_num_threads(1)
@@ -85,23 +75,18 @@ def main() -> None:
             cores = os.sched_getaffinity(0)
             os.sched_setaffinity(0, {max(cores)})
     place = Place(rank=0, local_rank=0, device=device, cores=(0,))
-    trainer = make_trainer(step, place)
+    trainer = make_trainer(arch, batch_size, place)
     clock = make_clock(device)
     print("ready", flush=True)
     sys.stdin.readline()
     if device.type == "cpu" and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(cores)})
     run_block(trainer.step, WARM_UP_STEPS, clock)
-    print("warm", flush=True)
+    print(torch.cuda.get_device_name() if device.type == "cuda" else CPU_CORE, flush=True)
     for line in sys.stdin:
-        block = run_block(slowed(trainer.step, float(line), device), step.steps, clock)
+        block = run_block(slowed(trainer.step, float(line), device), steps, clock)
         print(f"{block.block_ms:.5f}", flush=True)
     trainer.close()
-
-
-def command(step: Step) -> list[str]:
-    """The command line of one side."""
-    return [sys.executable, "-m", "bench.gate.trial_process", json.dumps(asdict(step))]
 
 
 if __name__ == "__main__":

@@ -1,45 +1,51 @@
-"""Runs power trials: two fresh processes per trial that take turns, block by block, as the gate's sides do.
-
-The slow-downs of one trial are blocks of the same two processes in random order, so a hundred trials of each
-of them cost little more than a hundred of one; trials of one slow-down share nothing.
-"""
+"""Measures trials of the gate: two fresh processes take turns, block by block, as the sides of a gate do."""
 
 from __future__ import annotations
 
 import contextlib
 import csv
+import math
 import os
 import random
 import subprocess
-from collections.abc import Sequence
+import sys
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bench.cluster.process import huge_pages_env
+from bench.console import Console
 from bench.errors import UsageError
-from bench.gate.power_rates import Launch
-from bench.gate.trial_process import Step, command
+from bench.gate import noise, power
+from bench.gate.compare import DEFAULT_THRESHOLD
+from bench.gate.launches import DEFAULT_LAUNCHES
+from bench.gate.noise import Noise, noise_of
+from bench.gate.power import Launch, Rate, TrialStep, rates, trials_of
 
 COLUMNS = ("launch", "slow_down_pct", "round", "baseline_ms", "candidate_ms")
 
 
-class Side:
-    """A process that trains blocks on request."""
+class TrialProcess:
+    """A process that trains blocks on request (`bench.gate.trial_process`)."""
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: TrialStep) -> None:
+        trains = ("bench.gate.trial_process", step.arch, str(step.batch_size), str(step.steps))
         self._process = subprocess.Popen(
-            command(step),
+            [sys.executable, "-m", *trains],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             bufsize=1,
             env={**os.environ, "OMP_NUM_THREADS": "1", **huge_pages_env(os.environ)},
         )
+        self.device = ""
+        """Name of what it trains on; known once it is warm."""
 
     def warm_up(self) -> None:
         """Wait until it has started and taken its first steps. Raises UsageError if it ends instead."""
         self._answer()
         self._ask("warm up")
-        self._answer()
+        self.device = self._answer().strip()
 
     def block_ms(self, slow_down: float) -> float:
         """Train one block, slowed by this share; its duration."""
@@ -48,7 +54,8 @@ class Side:
 
     def _ask(self, what: str) -> None:
         assert self._process.stdin is not None  # noqa: S101 - an invariant: it is a pipe
-        self._process.stdin.write(f"{what}\n")
+        with contextlib.suppress(BrokenPipeError):  # its answer will be missing
+            self._process.stdin.write(f"{what}\n")
 
     def _answer(self) -> str:
         assert self._process.stdout is not None  # noqa: S101 - an invariant: it is a pipe
@@ -64,9 +71,13 @@ class Side:
 
 
 def measure_launch(
-    sides: Sequence[Side], step: Step, *, slow_downs: Sequence[float], num_rounds: int, seed: int
+    sides: Sequence[TrialProcess], step: TrialStep, *, slow_downs: Sequence[float], num_rounds: int, seed: int
 ) -> list[Launch]:
-    """One launch of every slow-down by two fresh processes, `num_rounds` rounds each."""
+    """One launch of every slow-down by two fresh processes, `num_rounds` rounds each.
+
+    The slow-downs are blocks of the same two processes in random order, so a hundred trials of each of them
+    cost little more than a hundred of one; trials of one slow-down share nothing.
+    """
     schedule = random.Random(seed)  # noqa: S311 - a schedule
     times: dict[float, tuple[dict[int, float], dict[int, float]]] = {s: ({}, {}) for s in slow_downs}
     for side in sides:
@@ -111,3 +122,92 @@ def load(path: Path) -> list[list[Launch]]:
     except (OSError, KeyError, ValueError, TypeError, csv.Error) as error:
         raise UsageError(f"{path} is no file of power trials: {error}; name a new one") from None
     return [list(of_launch.values()) for of_launch in found.values()]
+
+
+def measure_power(record: Path, *, num_trials: int, quiet: bool = False) -> list[Rate]:
+    """Measure until `record`, a CSV file that an earlier call may have begun, holds `num_trials` trials.
+
+    Raises UsageError where the file is another's or a side ends early.
+    """
+    if not record.parent.is_dir():
+        raise UsageError(f"{record.parent} is no folder; name a file in one")
+    console = Console(silent=quiet)
+    done = len(load(record)) if record.exists() else 0
+    wanted = num_trials * DEFAULT_LAUNCHES
+    begun = time.monotonic()
+    try:
+        for number, sides in enumerate(_pairs(wanted - done), start=done + 1):
+            took_s = (time.monotonic() - begun) / max(number - 1 - done, 1)
+            left_s = took_s * (wanted - number + 1) if number > done + 1 else None
+            console.progress("power trials, launch", number - 1, wanted, left_s)
+            trial = (number - 1) // DEFAULT_LAUNCHES
+            launches = measure_launch(
+                sides[:: 1 if number % 2 else -1],
+                power.STEP,
+                slow_downs=(*power.EVERY_TRIAL, power.IN_TURN[trial % len(power.IN_TURN)]),
+                num_rounds=power.ROUNDS_PER_LAUNCH,
+                seed=number,
+            )
+            append(record, number, launches)
+    finally:
+        console.progress_done()
+    return rates(trials_of(load(record), DEFAULT_LAUNCHES), threshold=DEFAULT_THRESHOLD)
+
+
+def _pairs(count: int) -> Iterator[list[TrialProcess]]:
+    """Pairs of fresh processes; the next pair starts up, on another core, while this one is measured."""
+    upcoming: list[TrialProcess] = []
+    try:
+        for left in range(count, 0, -1):
+            now, upcoming = upcoming or _pair(), []
+            upcoming = _pair() if left > 1 else []
+            try:
+                yield now
+            finally:
+                for side in now:
+                    side.close()
+    finally:
+        for side in upcoming:
+            side.close()
+
+
+def _pair() -> list[TrialProcess]:
+    return [TrialProcess(power.STEP), TrialProcess(power.STEP)]
+
+
+def measure_noise(
+    seconds: float, *, step: TrialStep = noise.STEP, num_launches: int = DEFAULT_LAUNCHES, quiet: bool = False
+) -> Noise:
+    """Blocks for about `seconds`, starting up not counted. Raises UsageError if a side ends early."""
+    console = Console(silent=quiet)
+    launches: list[Launch] = []
+    took_s, device = 0.0, ""
+    try:
+        for number in range(1, num_launches + 1):
+            left_s = (num_launches - number + 1) * seconds / num_launches
+            console.progress(f"A/A noise, launch {number}", number - 1, num_launches, left_s)
+            launch, launch_s, device = _noise_launch(step, seconds / num_launches, number, num_launches)
+            launches.append(launch)
+            took_s += launch_s
+    finally:
+        console.progress_done()
+    num_rounds = sum(len(launch.baseline_ms) for launch in launches)
+    return noise_of(launches, round_s=took_s / num_rounds, device=device)
+
+
+def _noise_launch(step: TrialStep, seconds: float, seed: int, num_launches: int) -> tuple[Launch, float, str]:
+    """One pair of processes, the wall time of its rounds, and the device's name."""
+    order = random.Random(seed)  # noqa: S311 - a schedule
+    times: tuple[dict[int, float], dict[int, float]] = ({}, {})
+    fewest = math.ceil(noise.FEWEST_ROUNDS / num_launches)
+    with contextlib.ExitStack() as opened:
+        sides = [opened.enter_context(contextlib.closing(TrialProcess(step))) for _ in times]
+        for side in sides:
+            side.warm_up()
+        begun = time.perf_counter()
+        while time.perf_counter() - begun < seconds or len(times[1]) < fewest:
+            round_index = len(times[1]) + 1
+            for index in order.sample((0, 1), 2):
+                times[index][round_index] = sides[index].block_ms(0.0) / step.steps
+        took_s = time.perf_counter() - begun
+    return Launch(slow_down=0.0, baseline_ms=times[0], candidate_ms=times[1]), took_s, sides[0].device

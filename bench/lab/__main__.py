@@ -1,28 +1,26 @@
-"""Several hosts on one Linux machine, joined by a link of a chosen rate.
+"""Make several hosts on one Linux machine, joined by links of a chosen rate, and run a job on them.
 
     python -m bench.lab --hosts 2 --rate 1gbit -- python -m bench.run --modes ddp --gpus 1,2
 
-Every host is a network namespace with one interface, its own share of the CPU cores (and of the GPUs, where
-there are some) and its own elastic launcher; the launchers meet over the lab's network as on a cluster. The
-interfaces lead to one switch (a bridge), and every link is held to the rate both ways by `tc tbf`.
+A host is a network namespace with one interface, its own share of the CPU cores and GPUs, and its own
+elastic launcher. The launchers meet over the lab's network as on a cluster.
 
 What to know about the link:
 
-- The rate counts Ethernet frames: with packets of 1,500 bytes TCP delivers at most 95.6% of it
-  (1,448 of every 1,514 bytes).
-- A link that was idle lets its first 2 ms worth (at least 70 kB) pass at memory speed. Messages below
-  that (250 KB at 1 Gbit/s) show the cost of software, not of the link; long transfers keep to the rate.
-- TCP's congestion control is Reno: where there are no losses it keeps the link full.
-- The bucket holds TCP's largest segment, so the kernel does not cut it in software and takes no core for it.
+- The rate counts Ethernet frames: TCP delivers at most 95.6% of it.
+- After a pause the first 2 ms worth (at least 70 kB) pass at memory speed. Messages below that (250 KB at
+  1 Gbit/s) show the cost of software, not of the link.
 - The same cores move the bytes and compute: beyond a few Gbit/s few cores, not the link, are the limit.
-- `--delay` holds what leaves a host (netem): one way, so a round trip takes twice as long.
+- The delay is one way: a round trip takes twice as long.
 
-`--rate 200mbit,1gbit` measures a `bench.run` at every rate, in turns: a lab of its own for each, only one of
-which computes at any moment, so that whatever the machine does meets them all. `{rate}` in the job's
-arguments stands for the rate, as in `--out results/{rate}`.
+Several rates (--rate 200mbit,1gbit) are measured in turns, which only bench.run can: whatever the machine
+does meanwhile affects all of them. {rate} in the job's arguments stands for the rate: --out results/{rate}.
 
-Needs Linux, iproute2, util-linux, and root or user namespaces. The network has no name outside the
-lab and lives no longer than its processes: success, failure, Ctrl-C and kill -9 leave nothing behind.
+Needs Linux, iproute2, util-linux, and root or user namespaces. Nothing of the lab remains afterwards: not
+after success, failure, Ctrl-C or kill -9.
+
+Exit status: the job's; 2 for a wrong command line; 128 + N after signal N, so 130 after Ctrl-C and 143 after
+SIGTERM (bench.run on its own ends with 130 after both).
 """
 
 from __future__ import annotations
@@ -30,6 +28,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import secrets
 import select
 import signal
@@ -37,38 +36,54 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path, PurePath
 from types import FrameType
 from typing import NoReturn
 
 from bench.cli import Parser, guarded, positive_int
 from bench.cluster.process import huge_pages_env
-from bench.lab import devices, namespaces, rates, topology
+from bench.errors import UsageError
+from bench.lab import namespaces, rates
+from bench.lab.link import (
+    HostJob,
+    ShapedLink,
+    host_environment,
+    host_name,
+    job_exit_code,
+    parse_delay,
+    parse_rate,
+    shares,
+)
+
+MIN_HOSTS, MAX_HOSTS = 2, 64
+"""Two make a network; the upper end only stops a slip of the keyboard."""
 
 FAILURE_GRACE_S = 3.0
-"""How long the other hosts may go on, to say what they have to say, once a host has failed."""
+"""How long the other hosts may go on once a host has failed: time to print their own errors."""
 
 LOST_GRACE_S = 20.0
-"""The same where a host is gone without a word: the first rank waits a little, then closes its books."""
+"""The same where a host was killed: the first rank waits for it a little, then writes its tables."""
 
 STOP_GRACE_S = 10.0
 """How long the job may wind up after Ctrl-C or SIGTERM; a second one ends it at once."""
 
 
 @dataclass(frozen=True)
-class Settings:
+class LabOptions:
     """What the command line asks for."""
 
     num_hosts: int
-    links: tuple[topology.Link, ...]
+    links: tuple[ShapedLink, ...]
     """One per rate, all of one delay; each is a lab of its own."""
     ranks_per_host: int
     module_arguments: list[str]
     quiet: bool
 
     @property
-    def options(self) -> list[str]:
+    def without_rate(self) -> list[str]:
         """The command line's options but `--rate`."""
         delay = ["--delay", self.links[0].delay_label] if self.links[0].delay_s else []
         quiet = ["--quiet"] if self.quiet else []
@@ -84,8 +99,8 @@ class Stopped(BaseException):
         self.number = number
 
 
-def parse(argv: Sequence[str]) -> Settings:
-    """Settings from the command line.
+def parse(argv: Sequence[str]) -> LabOptions:
+    """Parse the command line.
 
     Raises:
         UsageError: a value that cannot be used, or no `python -m MODULE` after `--`.
@@ -112,49 +127,69 @@ def parse(argv: Sequence[str]) -> Settings:
         split = options.index("--")
         options, command = options[:split], options[split + 1 :]
     given = parser.parse_args(options)
-    delay_s = topology.parse_delay(given.delay) if given.delay else 0.0
-    return Settings(
-        num_hosts=topology.parse_hosts(given.hosts),
-        links=tuple(topology.Link(topology.parse_rate(rate), delay_s) for rate in given.rate.split(",")),
+    delay_s = parse_delay(given.delay) if given.delay else 0.0
+    return LabOptions(
+        num_hosts=parse_hosts(given.hosts),
+        links=tuple(ShapedLink(parse_rate(rate), delay_s) for rate in given.rate.split(",")),
         ranks_per_host=positive_int(given.ranks_per_host),
-        module_arguments=topology.module_arguments(command, sys.executable),
+        module_arguments=module_arguments(command, sys.executable),
         quiet=given.quiet,
     )
 
 
-def run(settings: Settings) -> int:
+def parse_hosts(text: str) -> int:
+    """Parse a number of hosts from 2 to 64."""
+    if not re.fullmatch(r"[0-9]{1,3}", text) or not MIN_HOSTS <= int(text) <= MAX_HOSTS:
+        raise UsageError(f"--hosts {text!r} is not a whole number from {MIN_HOSTS} to {MAX_HOSTS}")
+    return int(text)
+
+
+def module_arguments(command: Sequence[str], executable: str) -> list[str]:
+    """Find the `MODULE args...` of `python -m MODULE args...`; every rank runs it under `executable`."""
+    pythons = {"python", "python3", executable, PurePath(executable).name}
+    if len(command) < 3 or command[0] not in pythons or command[1] != "-m" or command[2].startswith("-"):
+        given = " ".join(command) or "nothing"
+        raise UsageError(
+            f"after -- comes python -m MODULE args..., not {given!r}; e.g. -- python -m bench.run"
+        )
+    return list(command[2:])
+
+
+def run(options: LabOptions) -> int:
     """Make the lab, run the job in it, and return the job's exit code; of several rates, all in turns."""
-    return _run_in_turns(settings) if len(settings.links) > 1 else _run(settings, settings.links[0])
+    if len(options.links) == 1:
+        return _run(options, options.links[0])
+    labs = rates.commands(options.links, options.without_rate, options.module_arguments)
+    names = [link.rate_label for link in options.links]
+    return rates.run_in_turns(labs, names, namespaces.environment(), stop_grace_s=2 * STOP_GRACE_S)
 
 
-def _run(settings: Settings, link: topology.Link) -> int:
-    network = namespaces.Network(settings.num_hosts, link)
-    cores = topology.shares(sorted(os.sched_getaffinity(0)), settings.num_hosts)
-    gpus = topology.shares(devices.visible_gpus(), settings.num_hosts)
-    if not settings.quiet:
-        line = topology.summary(settings.num_hosts, settings.ranks_per_host, link, cores)
+def _run(options: LabOptions, link: ShapedLink) -> int:
+    network = namespaces.LabNetwork(options.num_hosts, link)
+    cores = shares(sorted(os.sched_getaffinity(0)), options.num_hosts)
+    gpus = shares(visible_gpus(), options.num_hosts)
+    if not options.quiet:
+        line = summary(options.num_hosts, options.ranks_per_host, link, cores)
         print(line, file=sys.stderr, flush=True)
     run_id = f"lab-{secrets.token_hex(8)}"
     hosts: list[subprocess.Popen[str]] = []
-    speakers: list[threading.Thread] = []
-    muted = threading.Event()
+    printers: list[threading.Thread] = []
+    stopping = threading.Event()
     try:
-        for host in range(settings.num_hosts):
-            job = topology.HostJob(
-                host, settings.num_hosts, settings.ranks_per_host, run_id, settings.module_arguments
-            )
-            environment = os.environ | topology.host_environment(host, link, gpus[host])
+        for host in range(options.num_hosts):
+            job = HostJob(host, options.num_hosts, options.ranks_per_host, run_id, options.module_arguments)
+            environment = os.environ | host_environment(host, link, gpus[host])
             environment |= {} if gpus[host] else huge_pages_env(environment)
-            with devices.pinned(cores[host]):
+            with pinned(cores[host]):
                 hosts.append(_start(network, job, environment))
         for host, process in enumerate(hosts[1:], start=1):
-            said = (process.stdout, topology.host_name(host), sys.stderr, lambda: not muted.is_set())
-            speaker = threading.Thread(target=rates.forward, args=said)
-            speaker.start()
-            speakers.append(speaker)
-        return topology.job_exit_code(_wait(hosts))
+            output = (process.stdout, host_name(host), sys.stderr, lambda: not stopping.is_set())
+            printer = threading.Thread(target=rates.forward, args=output)
+            printer.start()
+            printers.append(printer)
+        return job_exit_code(_wait(hosts))
     except Stopped as stopped:
-        muted.set()
+        stopping.set()
         for process in hosts:
             if process.poll() is None:
                 os.killpg(process.pid, stopped.number)
@@ -165,20 +200,45 @@ def _run(settings: Settings, link: topology.Link) -> int:
             process.kill()
         for process in hosts:
             process.wait()
-        for speaker in speakers:
-            speaker.join()
+        for printer in printers:
+            printer.join()
 
 
-def _run_in_turns(settings: Settings) -> int:
-    labs = rates.commands(settings.links, settings.options, settings.module_arguments)
-    names = [link.rate_label for link in settings.links]
-    return rates.run_in_turns(labs, names, namespaces.environment(), stop_grace_s=2 * STOP_GRACE_S)
+def visible_gpus() -> list[str]:
+    """List the GPUs that CUDA would see, by the names that CUDA_VISIBLE_DEVICES takes."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return [gpu for gpu in named.split(",") if gpu]
+    numbers = (re.fullmatch(r"nvidia([0-9]+)", path.name) for path in Path("/dev").glob("nvidia*"))
+    return [str(number) for number in sorted(int(match[1]) for match in numbers if match)]
+
+
+@contextmanager
+def pinned(cores: Sequence[int]) -> Iterator[None]:
+    """Let processes that are started meanwhile run on `cores` only."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def summary(num_hosts: int, ranks_per_host: int, link: ShapedLink, cores: Sequence[Sequence[int]]) -> str:
+    """Say in one line what lab was made."""
+    each = len(cores[0])
+    shared = ", shared between hosts" if len({core for share in cores for core in share}) < num_hosts else ""
+    ranks = f"{ranks_per_host} rank{'s' * (ranks_per_host > 1)}"
+    return (
+        f"lab: {num_hosts} hosts of {ranks} each, link {link.label} each way, "
+        f"{each} CPU core{'s' * (each > 1)} per host{shared}"
+    )
 
 
 def _start(
-    network: namespaces.Network, job: topology.HostJob, environment: dict[str, str]
+    network: namespaces.LabNetwork, job: HostJob, environment: dict[str, str]
 ) -> subprocess.Popen[str]:
-    """Start a host: host0 speaks for itself, the others to a pipe; the job follows on standard input."""
+    """Start a host: host0 prints to the terminal, the others to a pipe; the job comes on standard input."""
     first = job.host == 0
     process = subprocess.Popen(
         network.host_command(job.host, [sys.executable, "-m", "bench.lab.host"]),
@@ -197,7 +257,10 @@ def _start(
 
 
 def _wait(hosts: Sequence[subprocess.Popen[str]], deadline_s: float | None = None) -> list[int]:
-    """Exit codes in the order of ending; from the first failure on, the others have a grace period."""
+    """Wait for the hosts and return their exit codes in the order of ending.
+
+    From the first failure on, the others have a grace period.
+    """
     codes: list[int] = []
     running = {os.pidfd_open(process.pid): process for process in hosts if process.returncode is None}
     while running:
@@ -210,9 +273,7 @@ def _wait(hosts: Sequence[subprocess.Popen[str]], deadline_s: float | None = Non
             codes.append(process.wait())
             os.close(descriptor)
             if process.returncode < 0 and deadline_s is None:
-                gone = (
-                    f"{topology.host_name(hosts.index(process))} was killed by signal {-process.returncode}"
-                )
+                gone = f"{host_name(hosts.index(process))} was killed by signal {-process.returncode}"
                 print(
                     f"lab: {gone}; the others have {LOST_GRACE_S:g} s to close", file=sys.stderr, flush=True
                 )
@@ -227,7 +288,7 @@ def _stop(number: int, _frame: FrameType | None) -> NoReturn:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; the exit code is the job's, 2 for a usage error, 128 + signal after a signal."""
+    """Run the command: the job's exit code, 2 for a usage error, 128 + signal after a signal."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         return guarded("bench.lab", lambda: _main(arguments))
@@ -236,12 +297,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: list[str]) -> int:
-    settings = parse(arguments)
+    options = parse(arguments)
     namespaces.require_support()
     namespaces.become_root([sys.executable, "-m", "bench.lab", *arguments])
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _stop)
-    return run(settings)
+    return run(options)
 
 
 if __name__ == "__main__":

@@ -16,13 +16,14 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig
 
-from bench.lab.topology import RENDEZVOUS_PORT, HostJob, address, job_exit_code
+from bench.lab.link import RENDEZVOUS_PORT, HostJob, address, job_exit_code
 from bench.run.agent import run_ranks
 
 RESUMING_MODULE = "bench.run"
-"""Its ranks go on where those before them died; of other programs nobody knows."""
+"""Its ranks go on where those before them died; other programs may not, so their ranks stay dead."""
 
 MOST_RESTARTS = 100
+"""More than are used: a run gives up by itself when its ranks die twice in a row without progress."""
 
 
 def run(job: HostJob) -> int:

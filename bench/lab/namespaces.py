@@ -1,4 +1,4 @@
-"""Network namespaces joined by a shaped link: all of the lab's dealings with the kernel.
+"""Network namespaces joined by shaped links: everything that the lab asks of the kernel.
 
 Nothing here has a name outside the lab: a namespace is held by an open file descriptor of the lab's process
 and by the processes inside it, without a file under /run/netns or an interface in the machine's own
@@ -18,7 +18,7 @@ import sys
 from collections.abc import Sequence
 
 from bench.errors import UsageError
-from bench.lab import topology
+from bench.lab.link import INTERFACE, ShapedLink, host_commands, host_name, shaping_commands, switch_commands
 
 _CLONE_NEWNET = 0x40000000
 _PACKAGES = {"ip": "iproute2", "tc": "iproute2"} | dict.fromkeys(
@@ -56,10 +56,10 @@ def become_root(command: Sequence[str]) -> None:
         os.execvp(_OWN_USER[0], [*_OWN_USER, *command])  # noqa: S606 - the same process goes on, as its own root
 
 
-class Network:
+class LabNetwork:
     """Hosts in namespaces of their own, joined by a switch in another; this process moves to the switch."""
 
-    def __init__(self, num_hosts: int, link: topology.Link) -> None:
+    def __init__(self, num_hosts: int, link: ShapedLink) -> None:
         """Make and shape the network.
 
         Raises:
@@ -70,12 +70,12 @@ class Network:
         netem_probe = ["tc", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms"]
         if link.delay_s and _run(netem_probe).returncode:
             raise UsageError("--delay needs the kernel's netem (module sch_netem), not here; leave it out")
-        _batch("ip", topology.switch_commands([self._path(host) for host in range(num_hosts)]))
+        _batch("ip", switch_commands([self._path(host) for host in range(num_hosts)]))
         for host in range(num_hosts):
             inside = self._inside(host)
-            _batch("ip", topology.host_commands(host), inside)
-            _batch("tc", topology.shaping_commands(topology.INTERFACE, link, leaves_host=True), inside)
-            _batch("tc", topology.shaping_commands(topology.host_name(host), link, leaves_host=False))
+            _batch("ip", host_commands(host), inside)
+            _batch("tc", shaping_commands(INTERFACE, link, leaves_host=True), inside)
+            _batch("tc", shaping_commands(host_name(host), link, leaves_host=False))
 
     def host_command(self, host: int, command: Sequence[str]) -> list[str]:
         """`command` as the first process of the host, to be started by the lab's main thread, its parent."""
@@ -89,7 +89,7 @@ class Network:
 
 
 def _new_namespace() -> int:
-    """Move this thread to a new network namespace; a file descriptor that keeps it alive."""
+    """Move this thread to a new network namespace and return a file descriptor that keeps it alive."""
     # os.unshare is there from Python 3.12 on
     if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNET):
         raise UsageError(

@@ -1,7 +1,7 @@
 """One job in labs of several rates, in turns: what the machine does meanwhile meets every rate.
 
-Each rate has a lab of its own, a `bench.lab` process; the runs in them share a referee, so that only one of
-them computes at any moment.
+Each rate has a lab of its own, a `bench.lab` process; the runs in them share a turn server, so that only one
+of them computes at any moment.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import TextIO
 
-from bench.cluster.turns import refereed
+from bench.cluster.turns import turn_server
 from bench.errors import UsageError
-from bench.lab import topology
+from bench.lab.link import ShapedLink, job_exit_code
 
 TAKES_TURNS = "bench.run"
-"""The module that asks the referee for its turns; two of any other would compute at once."""
+"""The module that asks the turn server for its turns; two of any other would compute at once."""
 
 PLACEHOLDER = "{rate}"
 """Stands for the rate in the job's arguments, such as `--out results/{rate}`."""
 
 
 def commands(
-    links: Sequence[topology.Link], options: Sequence[str], module_arguments: Sequence[str]
+    links: Sequence[ShapedLink], options: Sequence[str], module_arguments: Sequence[str]
 ) -> list[list[str]]:
-    """The `bench.lab` of each link: `options` are those without `--rate`.
+    """Write the `bench.lab` command of each link; `options` are those without `--rate`.
 
     Raises:
         UsageError: the job cannot take turns, or two links have one rate.
@@ -52,17 +52,17 @@ def commands(
 def run_in_turns(
     labs: Sequence[Sequence[str]], names: Sequence[str], environment: dict[str, str], *, stop_grace_s: float
 ) -> int:
-    """Run the labs' commands in turns until all have ended; the job's exit code.
+    """Run the labs' commands in turns until all have ended, and return the job's exit code.
 
-    What they say comes line by line under their `names`. A lab that fails is waited for no more: the others
-    go on. Whatever is raised meanwhile, such as by a signal's handler, first ends the labs.
+    Their output comes line by line under their `names`. A lab that fails is waited for no more: the others go
+    on. Whatever is raised meanwhile, such as by a signal's handler, first ends the labs.
     """
-    with refereed(len(labs)) as referee:
+    with turn_server(len(labs)) as server:
         # If this process is killed, its labs end themselves.
         running = [
             subprocess.Popen(
                 ["setpriv", "--pdeathsig", "TERM", *lab],
-                env=environment | referee.environment,
+                env=environment | server.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -72,17 +72,17 @@ def run_in_turns(
             )
             for lab in labs
         ]
-        speakers = [
+        printers = [
             threading.Thread(target=forward, args=(stream, name, to))
             for lab, name in zip(running, names, strict=True)
             for stream, to in ((lab.stdout, sys.stdout), (lab.stderr, sys.stderr))
         ]
-        for speaker in speakers:
-            speaker.start()
+        for printer in printers:
+            printer.start()
 
         def ended(lab: subprocess.Popen[str]) -> int:
             code = lab.wait()
-            referee.excuse()
+            server.client_left()
             return code
 
         try:
@@ -94,10 +94,10 @@ def run_in_turns(
                 except BaseException:
                     _end(running, time.monotonic() + stop_grace_s)
                     raise
-            return topology.job_exit_code(codes)
+            return job_exit_code(codes)
         finally:
-            for speaker in speakers:
-                speaker.join()
+            for printer in printers:
+                printer.join()
 
 
 def forward(stream: TextIO | None, name: str, to: TextIO, wanted: Callable[[], bool] = lambda: True) -> None:

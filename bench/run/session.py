@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import torch
 
 from bench.cluster.ranks import Cluster, RankInfo
-from bench.cluster.turns import TURNS_ENV, Player
+from bench.cluster.turns import TURNS_ENV, TurnClient
 from bench.console import Console
 from bench.measure.clock import make_clock, set_precision
 from bench.measure.timed import BlockTimes
@@ -69,7 +69,7 @@ class Session:
         self._live: list[LiveCase] = []
         """The cases that are still measured, in the plan's order, the same on every rank."""
         # Rank 0 takes the turn for all: the others wait for it at the next barrier.
-        self._player = Player(os.environ.get(TURNS_ENV) if cluster.is_first else None)
+        self._turns = TurnClient(os.environ.get(TURNS_ENV) if cluster.is_first else None)
 
     def run(self) -> str:
         """Prepare every case, then measure rounds until there is a reason to stop: that reason."""
@@ -89,7 +89,7 @@ class Session:
             self._drop_named_cases(num_rounds)
         gc.unfreeze()
         self._console.progress_done()
-        self._player.close()
+        self._turns.close()
         for live in self._live:
             live.close()
         return reason
@@ -125,7 +125,7 @@ class Session:
         def work() -> Prepared:
             return prepare(live, prover=prover, settings=self._settings, clock=self._clock)
 
-        self._player.next_turn()
+        self._turns.next_turn()
         started_s, reports = self._lockstep.run(
             index,
             "its preparation",
@@ -176,7 +176,7 @@ class Session:
         for position, live in enumerate(in_order):
             self._show(f"round {round_index} {live.case.case_id}", position, len(in_order))
             if missing[live.index]:
-                self._player.next_turn()
+                self._turns.next_turn()
                 self._measure_case(live, round_index, position, missing[live.index])
             if round_index > 1 and self._cluster.from_first(self._stop_rule.out_of_time()):
                 break

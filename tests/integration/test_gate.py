@@ -59,9 +59,6 @@ def copy(run: Path, folder: Path, *, num_copies: int = 1, slower: float = 1.0) -
     cases = pd.read_csv(folder / "cases.csv", dtype="string", keep_default_na=False)
     ok = cases["status"] == "ok"
     cases.loc[ok, "num_rounds"] = (cases.loc[ok, "num_rounds"].astype(int) * num_copies).astype("string")
-    for name, factor in (("images_per_s", 1 / slower), ("exposed_comm_ms", slower)):
-        given = cases[name] != ""
-        cases.loc[given, name] = (cases.loc[given, name].astype(float) * factor).map("{:.10g}".format)
     cases.to_csv(folder / "cases.csv", index=False, lineterminator="\n")
     return str(folder)
 

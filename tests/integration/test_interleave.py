@@ -2,14 +2,20 @@
 
 import itertools
 import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
 from pathlib import Path
 
 import pytest
-from commands import ROOT
+from commands import ROOT, SMALL
 
 from bench.errors import ExitCode, UsageError
 from bench.gate.__main__ import main
-from bench.gate.interleave import checkout_of
+from bench.gate.interleave import both_checkouts, checkout_of
 from bench.results.store import load_run
 
 SLOW = """
@@ -60,6 +66,10 @@ def test_two_sides_take_turns(
     ("arguments", "message"),
     [
         (["--interleave", "no-such-reference"], "git knows no 'no-such-reference'"),
+        (
+            ["--interleave", ".", "--quiet", "--python", "/nowhere/python"],
+            "/nowhere/python cannot be started",
+        ),
         (["--interleave", ".", "a", "b"], "leave the results folders out"),
         (["only-one"], "name two results folders"),
         (["a", "b", "--python", "python3"], "name two results folders"),
@@ -76,8 +86,62 @@ def test_bad_use_is_one_line(arguments: list[str], message: str, capsys: pytest.
 def test_a_reference_is_checked_out_and_gone_again() -> None:
     try:
         with checkout_of("HEAD") as place:
-            assert (place / "bench" / "run.py").exists()
+            assert (place / "bench" / "gate" / "interleave.py").exists()
             assert place != ROOT
     except UsageError as error:  # a source archive has no git
         pytest.skip(str(error))
     assert not place.exists()
+
+
+def test_an_interpreter_is_named_from_where_the_gate_was_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pythons = [both_checkouts(ROOT, name)[0].python for name in ("env/bin/python", "python3", None)]
+    assert pythons == [str(tmp_path / "env/bin/python"), "python3", sys.executable]
+
+
+def descendants(folder: str) -> list[str]:
+    """Command lines of the processes that have inherited this temporary folder."""
+    found = []
+    for process in Path("/proc").iterdir():
+        try:
+            if f"TMPDIR={folder}".encode() in (process / "environ").read_bytes().split(b"\0"):
+                found.append((process / "cmdline").read_text())
+        except OSError:  # no process, another user's, or gone
+            continue
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="processes are found in /proc")
+@pytest.mark.campaign
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_interrupted_gate_leaves_nothing_behind(number: signal.Signals, tmp_path: Path) -> None:
+    """Its runs, its worktree and its temporary folders are gone; what was measured is kept."""
+    gate = ["--interleave", "HEAD", "--out", str(tmp_path / "sides")]
+    run = [*SMALL, "--modes", "ddp", "--gpus", "1", "--passes", "none", "--rounds", "10000"]
+    with tempfile.TemporaryDirectory() as folder:  # short, for the path of the turns' socket
+        started = subprocess.Popen(
+            [sys.executable, "-m", "bench.gate", *gate, "--", *run],
+            cwd=ROOT,
+            env={**os.environ, "TMPDIR": folder},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        until = time.monotonic() + 120
+        while len(list(tmp_path.glob("sides/launch1/*/blocks.csv"))) < 2:
+            assert started.poll() is None, started.communicate()[1]
+            assert time.monotonic() < until
+            time.sleep(0.1)
+        assert len(descendants(folder)) >= 5, "the gate, two runs with a rank each"
+        assert any("bench.run" in line for line in descendants(folder))
+        started.send_signal(number)
+        said = started.communicate(timeout=120)[1]
+        assert started.returncode == ExitCode.INTERRUPTED, said
+        assert descendants(folder) == []
+        # torch leaves folders of its own, torchelastic_*.
+        assert list(Path(folder).glob("tmp*")) == []
+        assert folder.encode() not in subprocess.check_output(["git", "worktree", "list"], cwd=ROOT)
+    for side in ("baseline", "candidate"):
+        timing = json.loads((tmp_path / "sides" / "launch1" / side / "manifest.json").read_text())["timing"]
+        assert timing["stopped_because"] == "interrupted"

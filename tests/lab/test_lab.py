@@ -50,7 +50,9 @@ def test_ranks_know_their_host_and_two_per_host_share_it(start_lab: StartLab, fo
     assert machine_network() == before, "a running lab shows outside itself"
     code, out, err = lab.end()
     assert code == 0, err
-    assert sorted(out.split("\n")) == ["", "said by rank 0", "said by rank 1"], "host0 speaks for itself"
+    assert sorted(out.split("\n")) == ["", "said by rank 0", "said by rank 1"], (
+        "host0 prints without a prefix"
+    )
     assert sorted(err.splitlines()) == ["host1: said by rank 2", "host1: said by rank 3"]
     ranks = lab.ranks(4)
     assert [facts["BENCH_HOST"] for facts in ranks] == ["host0", "host0", "host1", "host1"]

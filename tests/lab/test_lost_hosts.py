@@ -70,7 +70,7 @@ def test_a_link_that_is_cut_for_a_while_delays_the_run(campaign: Campaign) -> No
     assert max(block_ms) >= 1000 * CUT_S, "the cut was felt, and shows"
 
 
-def test_a_host_that_is_gone_ends_the_run_with_its_books_closed(campaign: Campaign) -> None:
+def test_a_host_that_is_gone_ends_the_run_with_its_tables_written(campaign: Campaign) -> None:
     with held_run(campaign, WAITING) as run:
         before = campaign.look(0, "").rows
         hosts = sorted(psutil.Process(run.pid).children(), key=lambda process: process.pid)

@@ -6,16 +6,16 @@ import itertools
 import math
 from dataclasses import replace
 
-from bench.doctor.machine import (
+from bench.doctor.readings import (
     ClockReason,
     Cpu,
     Disk,
     Gpu,
     GpuPair,
+    HostNetwork,
+    HostReadings,
     Interface,
-    Machine,
     Memory,
-    Network,
     NumaNode,
     Port,
     Software,
@@ -58,9 +58,9 @@ def nvlink_pairs(count: int) -> tuple[GpuPair, ...]:
     )
 
 
-def h100_box() -> Machine:
+def h100_box() -> HostReadings:
     """Eight H100 joined by NVSwitch, two sockets, InfiniBand, nothing else running."""
-    return Machine(
+    return HostReadings(
         cpu=Cpu(
             present=112,
             allowed=112,
@@ -93,7 +93,7 @@ def h100_box() -> Machine:
             huge_pages="madvise",
         ),
         disk=Disk(path="results", free_bytes=900 * GIB, writable=True),
-        network=Network(
+        network=HostNetwork(
             interfaces=(LOOPBACK, ETH0),
             default_route="eth0",
             host_addresses=("192.0.2.7",),
@@ -116,7 +116,7 @@ def h100_box() -> Machine:
     )
 
 
-def laptop() -> Machine:
+def laptop() -> HostReadings:
     """No GPU, four cores with two hardware threads each, Intel, on battery."""
     box = h100_box()
     return replace(
@@ -141,7 +141,7 @@ def laptop() -> Machine:
     )
 
 
-def container() -> Machine:
+def container() -> HostReadings:
     """Eight visible cores and 64 GiB, of which the container may use 2.5 and 3; Docker's default /dev/shm."""
     box = laptop()
     return replace(
@@ -158,14 +158,14 @@ def container() -> Machine:
     )
 
 
-def virtual_gpu() -> Machine:
+def virtual_gpu() -> HostReadings:
     """One vGPU in a virtual machine: NVML answers its name and little else."""
     box = h100_box()
     hidden = Gpu(index=0, name="GRID A100-10C", virtual=True, processes=(), used_mib=0)
     return replace(box, gpus=(hidden,), num_gpus_present=1, pairs=(), cpu=replace(box.cpu, nodes=None))
 
 
-def with_gpu(machine: Machine, index: int, **changes: object) -> Machine:
+def with_gpu(machine: HostReadings, index: int, **changes: object) -> HostReadings:
     """The machine with one GPU changed."""
     assert machine.gpus is not None
     gpus = [replace(gpu, **changes) if gpu.index == index else gpu for gpu in machine.gpus]  # type: ignore[arg-type]

@@ -7,11 +7,11 @@ import pytest
 from doctor_machines import container, h100_box, laptop, virtual_gpu
 
 from bench.doctor import __main__ as doctor
-from bench.doctor.rules import Machine, diagnose
+from bench.doctor.readings import HostReadings
 
 
 def run(
-    machine: Machine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *options: str
+    machine: HostReadings, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *options: str
 ) -> tuple[int, str]:
     monkeypatch.setattr(doctor, "read_machine", lambda: machine)
     code = doctor.main(options)
@@ -23,14 +23,14 @@ def test_exit_code_is_one_only_where_something_is_bad(
 ) -> None:
     codes = [run(make(), capsys, monkeypatch)[0] for make in (h100_box, laptop, virtual_gpu, container)]
     assert codes == [0, 0, 0, 1]
-    assert run(Machine(), capsys, monkeypatch)[0] == 0
+    assert run(HostReadings(), capsys, monkeypatch)[0] == 0
 
 
 def test_every_finding_is_on_the_screen_with_what_to_do(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, out = run(container(), capsys, monkeypatch)
-    for finding in diagnose(container()):
+    for finding in doctor.diagnose(container()):
         (row,) = [row for row in out.splitlines() if row[9:].startswith(f"{finding.name}  ")]
         assert row.startswith(finding.status)
         assert finding.text[:40] in row
@@ -55,10 +55,18 @@ def test_json_tells_unlimited_from_unknown(
     assert found["status"] == "ok"
     assert found["readings"]["cpu"]["quota"] == "unlimited"
     assert found["readings"]["gpus"][0]["clock_reasons"] == ["idle"]
-    assert len(found["findings"]) == len(diagnose(h100_box()))
+    assert len(found["findings"]) == len(doctor.diagnose(h100_box()))
     _, out = run(replace(h100_box(), gpus=None), capsys, monkeypatch, "--json", "--quiet")
     assert json.loads(out)["readings"]["gpus"] is None
     assert json.loads(out)["status"] == "unknown"
+
+
+def test_help_groups_options_by_what_they_are_for(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        doctor.main(["--help"])
+    assert ended.value.code == 0
+    heads = [line for line in capsys.readouterr().out.splitlines() if line.endswith(":") and line[0] != " "]
+    assert heads[-4:] == ["reading the machine:", "noise:", "power:", "output:"]
 
 
 def test_a_wrong_command_line_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,15 +3,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from doctor_machines import ETH0, H100, LOOPBACK, h100_box, laptop, nvlink_pairs, virtual_gpu, with_gpu
+from doctor_machines import H100, h100_box, laptop, nvlink_pairs, virtual_gpu, with_gpu
 
-from bench.doctor.machine import ClockReason, GpuPair, GpuProcess, Interface, Port, Software
-from bench.doctor.rules import Finding, Machine, diagnose
+from bench.doctor.__main__ import diagnose
+from bench.doctor.readings import ClockReason, GpuPair, GpuProcess, HostReadings, Software
+from bench.doctor.rules import Finding
 from bench.doctor.rules.gpu import ranges, span
-from bench.doctor.rules.interfaces import nccl_interfaces
 
 
-def line(machine: Machine, name: str) -> Finding:
+def line(machine: HostReadings, name: str) -> Finding:
     (found,) = [finding for finding in diagnose(machine) if finding.name == name]
     return found
 
@@ -101,6 +101,20 @@ def test_a_link_that_is_down_and_a_pair_without_peer_access() -> None:
     assert line(replace(two, pairs=nvlink_pairs(2)), "GPU links").status == "ok"
 
 
+def test_slow_links_that_nobody_can_change_are_no_caution() -> None:
+    pci = GpuPair(first=0, second=1, nvlink=False, peer_access=True, path="PHB")
+    of_eight = replace(h100_box(), gpus=h100_box().gpus[:2], pairs=(pci,))
+    assert "CUDA_VISIBLE_DEVICES" in line(of_eight, "GPU links").advice
+    all_there_are = replace(of_eight, num_gpus_present=2)
+    assert line(all_there_are, "GPU links").status == "ok"
+    some = replace(h100_box(), pairs=(pci, *nvlink_pairs(8)[1:]))
+    assert line(some, "GPU links").status == "caution"
+    through_host = replace(all_there_are, pairs=(replace(pci, peer_access=False),))
+    assert "ACS" in line(through_host, "GPU links").advice
+    geforce = tuple(replace(gpu, name="NVIDIA GeForce RTX 4090") for gpu in through_host.gpus or ())
+    assert line(replace(through_host, gpus=geforce), "GPU links").status == "ok"
+
+
 def test_mixed_split_and_hidden_gpus() -> None:
     assert line(with_gpu(h100_box(), 7, name="NVIDIA H200"), "GPUs").status == "caution"
     assert "MIG" in line(with_gpu(h100_box(), 7, mig=True), "GPUs").text
@@ -124,58 +138,3 @@ def test_a_driver_that_only_answers_an_error() -> None:
 def test_spans_and_ranges() -> None:
     assert (span([41.2, 40.6]), span([40, 47]), span([])) == ("41", "40-47", "?")
     assert (ranges([0, 1, 2, 3, 6]), ranges([5])) == ("0-3,6", "5")
-
-
-DOCKER = Interface(name="docker0", is_up=True, is_loopback=False, addresses=("172.17.0.1",))
-IB0 = Interface(name="ib0", is_up=True, is_loopback=False, addresses=("198.51.100.2",))
-DOWN = Interface(name="eth1", is_up=False, is_loopback=False, addresses=("203.0.113.4",))
-
-
-@pytest.mark.parametrize(
-    ("setting", "present", "chosen"),
-    [
-        (None, (LOOPBACK, DOCKER, ETH0, DOWN), ["eth0"]),
-        (None, (LOOPBACK, ETH0, IB0), ["ib0"]),
-        (None, (LOOPBACK, DOCKER), ["docker0"]),
-        (None, (LOOPBACK,), ["lo"]),
-        ("eth,ib", (LOOPBACK, ETH0, IB0, DOWN), ["eth0", "ib0"]),
-        ("=eth", (LOOPBACK, ETH0), []),
-        ("=eth0,lo", (LOOPBACK, ETH0), ["lo", "eth0"]),
-        ("^docker,lo", (LOOPBACK, DOCKER, ETH0), ["eth0"]),
-        ("^=lo", (LOOPBACK, ETH0), ["eth0"]),
-        ("eth1", (LOOPBACK, ETH0, DOWN), []),
-    ],
-)
-def test_the_interface_nccl_would_choose(
-    setting: str | None, present: tuple[Interface, ...], chosen: list[str]
-) -> None:
-    assert [interface.name for interface in nccl_interfaces(present, setting)] == chosen
-
-
-def test_nccl_line() -> None:
-    assert line(h100_box(), "NCCL network").text == (
-        "eth0 (192.0.2.7, 10000 Mbit/s); RDMA ports mlx5_0 400 Gb/sec (4X NDR)"
-    )
-    wrong = line(replace(h100_box(), env={"NCCL_SOCKET_IFNAME": "ens5"}), "NCCL network")
-    assert wrong.status == "bad"
-    assert "there are lo, eth0" in wrong.text
-    assert wrong.advice.endswith("export NCCL_SOCKET_IFNAME=eth0")
-    box = h100_box()
-    dark = replace(box, network=replace(box.network, ports=(Port(name="mlx5_0", active=False),)))
-    assert line(dark, "NCCL network").status == "caution"
-    alone = replace(box, network=replace(box.network, interfaces=(LOOPBACK,)))
-    assert line(alone, "NCCL network").status == "caution"
-
-
-def test_gloo_follows_the_hosts_name_unless_told() -> None:
-    assert line(h100_box(), "gloo network").text == "eth0 (192.0.2.7, 10000 Mbit/s)"
-    to_itself = line(laptop(), "gloo network")
-    assert to_itself.status == "caution"
-    assert "resolves to 127.0.1.1" in to_itself.text
-    assert to_itself.advice == "for several machines: export GLOO_SOCKET_IFNAME=eth0"
-    told = replace(laptop(), env={"GLOO_SOCKET_IFNAME": "eth0"})
-    assert line(told, "gloo network").status == "ok"
-    wrong = replace(laptop(), env={"GLOO_SOCKET_IFNAME": "eth"})
-    assert line(wrong, "gloo network").status == "bad"
-    slow = replace(laptop(), network=replace(laptop().network, host_addresses=None))
-    assert line(slow, "gloo network").status == "unknown"

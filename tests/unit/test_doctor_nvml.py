@@ -9,8 +9,8 @@ from typing import Any
 import pynvml
 import pytest
 
-from bench.doctor.machine import ClockReason, GpuPair, GpuProcess
-from bench.doctor.readings import nvml
+from bench import conditions
+from bench.doctor.readings import ClockReason, GpuPair, GpuProcess, nvml
 
 
 class Nvml:
@@ -57,7 +57,7 @@ def two_a100(states: int = 12) -> dict[str, Callable[..., Any]]:
         "nvmlDeviceGetName": lambda _: "NVIDIA A100-SXM4-80GB",
         "nvmlDeviceGetUUID": lambda h: f"GPU-{h}1234567",
         "nvmlDeviceGetPciInfo": lambda h: SimpleNamespace(busId=f"00000000:{h.upper()}7:00.0"),
-        "nvmlDeviceGetMemoryInfo": lambda _h, _v: SimpleNamespace(used=3 * 2**20),
+        "nvmlDeviceGetMemoryInfo": lambda _h, _v=None: SimpleNamespace(used=3 * 2**20, total=80 * 2**30),
         "nvmlDeviceGetUtilizationRates": lambda h: SimpleNamespace(gpu=busy[h]),
         "nvmlDeviceGetCurrentClocksThrottleReasons": lambda _: 0x5,
         "nvmlDeviceGetEccMode": lambda _: [1, 1],
@@ -80,7 +80,7 @@ def two_a100(states: int = 12) -> dict[str, Callable[..., Any]]:
 
 def test_gpus_as_nvml_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = Nvml(two_a100())
-    monkeypatch.setattr(nvml, "pynvml", fake)
+    monkeypatch.setattr(conditions, "pynvml", fake)
     for slot, node in (("0000:a7:00.0", "1\n"), ("0000:b7:00.0", "-1\n")):
         folder = tmp_path / "sys/bus/pci/devices" / slot
         folder.mkdir(parents=True)
@@ -103,10 +103,24 @@ def test_gpus_as_nvml_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_gpu_that_supports_no_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = ("nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex")
-    monkeypatch.setattr(nvml, "pynvml", Nvml({name: two_a100()[name] for name in kept}))
+    monkeypatch.setattr(conditions, "pynvml", Nvml({name: two_a100()[name] for name in kept}))
     driver = nvml.read_gpus(Path("/"), {})
     assert driver.gpus == (nvml.Gpu(index=0), nvml.Gpu(index=1))
     assert driver.pairs == (GpuPair(first=0, second=1),)
+    assert conditions.gpus() == [{}, {}]
+
+
+def test_what_a_manifest_keeps_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conditions, "pynvml", Nvml(two_a100()))
+    first, second = conditions.gpus()
+    assert first == {
+        "name": "NVIDIA A100-SXM4-80GB",
+        "driver": "570.86.15",
+        "memory_mib": 81920,
+        "power_limit_w": 250.0,
+        "max_sm_clock_mhz": 1410,
+    }
+    assert second["power_limit_w"] == 400.0
 
 
 @pytest.mark.parametrize(
@@ -125,9 +139,10 @@ def test_no_driver_is_not_a_broken_driver(
         raise pynvml.NVMLError(code)
 
     where = "nvmlDeviceGetHandleByIndex" if code == pynvml.NVML_ERROR_GPU_IS_LOST else "nvmlInit"
-    monkeypatch.setattr(nvml, "pynvml", Nvml({**two_a100(), where: fail}))
+    monkeypatch.setattr(conditions, "pynvml", Nvml({**two_a100(), where: fail}))
     driver = nvml.read_gpus(Path("/"), {})
     assert driver.gpus == gpus
+    assert conditions.gpus() == []
     assert (driver.error is None) == (gpus is not None)
 
 

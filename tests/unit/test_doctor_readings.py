@@ -12,10 +12,8 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 
-from bench.doctor.machine import NumaNode
-from bench.doctor.readings import network, software, sysfs, system
-from bench.doctor.readings.network import read_network
-from bench.doctor.readings.system import attempt, read_cpu, read_disk, read_memory
+from bench.doctor.readings import NumaNode, software, sysfs, system
+from bench.doctor.readings.system import attempt, read_cpu, read_disk, read_memory, read_network
 
 
 def write(root: Path, tree: dict[str, str]) -> Path:
@@ -181,9 +179,9 @@ def test_a_name_server_that_does_not_answer_is_not_waited_for(monkeypatch: pytes
         answer.wait(30)
         return []
 
-    monkeypatch.setattr(network, "LOOK_UP_S", 0.01)
+    monkeypatch.setattr(system, "LOOK_UP_S", 0.01)
     monkeypatch.setattr(socket, "getaddrinfo", slow)
-    assert network._host_addresses() is None
+    assert system._host_addresses() is None
     answer.set()
 
 
@@ -192,7 +190,7 @@ def test_a_name_that_resolves_to_nothing_is_not_unknown(monkeypatch: pytest.Monk
         raise socket.gaierror
 
     monkeypatch.setattr(socket, "getaddrinfo", fail)
-    assert network._host_addresses() == ()
+    assert system._host_addresses() == ()
 
 
 def test_operators_made_for_another_torch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,7 @@ from scipy.stats import binomtest
 
 from bench import stats
 from bench.errors import NotComparableError, UsageError
-from bench.gate.compare import Gate, compare
-from bench.gate.metrics import METRICS, judge
+from bench.gate.compare import METRICS, Gate, compare, judge
 from bench.stats import Interval
 
 FIVE = {metric.name: 0.05 for metric in METRICS}

@@ -10,8 +10,7 @@ from gate_runs import STEADY, failed, made_run, plan, write_run
 
 from bench.gate import output as gate_output
 from bench.gate.__main__ import main
-from bench.gate.compare import compare
-from bench.gate.metrics import METRICS
+from bench.gate.compare import METRICS, compare
 
 FIVE = {metric.name: 0.05 for metric in METRICS}
 SLOW = {**STEADY, ("ddp", 2): [ms * 1.25 for ms in STEADY["ddp", 2]]}

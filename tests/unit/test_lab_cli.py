@@ -10,16 +10,17 @@ import pytest
 
 from bench.errors import UsageError
 from bench.lab import __main__ as lab
-from bench.lab import namespaces, rates, topology
+from bench.lab import namespaces, rates
+from bench.lab.link import ShapedLink, parse_rate
 
 COMMAND = ["--", "python", "-m", "bench.run", "--rate", "x"]
 
 
 def test_options_end_at_the_dashes() -> None:
-    settings = lab.parse(["--hosts", "3", "--rate", "200mbit", "--ranks-per-host", "2", "--quiet", *COMMAND])
-    assert settings == lab.Settings(
+    options = lab.parse(["--hosts", "3", "--rate", "200mbit", "--ranks-per-host", "2", "--quiet", *COMMAND])
+    assert options == lab.LabOptions(
         num_hosts=3,
-        links=(topology.Link(200_000_000),),
+        links=(ShapedLink(200_000_000),),
         ranks_per_host=2,
         module_arguments=["bench.run", "--rate", "x"],
         quiet=True,
@@ -58,13 +59,13 @@ def test_a_mistake_is_one_line_and_exit_code_2(
 
 def test_each_rate_gets_a_lab_of_its_own() -> None:
     given = ["--hosts", "3", "--rate", "200mbit,2500mbit", "--delay", "1ms", "--ranks-per-host", "2"]
-    settings = lab.parse([*given, "--", "python", "-m", "bench.run", "--out", "x-{rate}"])
-    commands = rates.commands(settings.links, settings.options, settings.module_arguments)
+    options = lab.parse([*given, "--", "python", "-m", "bench.run", "--out", "x-{rate}"])
+    commands = rates.commands(options.links, options.without_rate, options.module_arguments)
     assert [command[:3] for command in commands] == [[sys.executable, "-m", "bench.lab"]] * 2
     for rate, command in zip(("200mbit", "2.5gbit"), commands, strict=True):
-        assert lab.parse(command[3:]) == lab.Settings(
+        assert lab.parse(command[3:]) == lab.LabOptions(
             num_hosts=3,
-            links=(topology.Link(topology.parse_rate(rate), 0.001),),
+            links=(ShapedLink(parse_rate(rate), 0.001),),
             ranks_per_host=2,
             module_arguments=["bench.run", "--out", f"x-{rate}"],
             quiet=False,

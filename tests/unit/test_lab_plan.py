@@ -10,8 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.errors import UsageError
-from bench.lab import topology
-from bench.lab.topology import Link
+from bench.lab.__main__ import MAX_HOSTS, module_arguments, summary
+from bench.lab.link import (
+    INTERFACE,
+    MAX_RATE_BIT_PER_S,
+    MIN_RATE_BIT_PER_S,
+    ShapedLink,
+    address,
+    host_environment,
+    job_exit_code,
+    parse_delay,
+    parse_rate,
+    shaping_commands,
+    shares,
+)
 
 
 @pytest.mark.parametrize(
@@ -26,8 +38,8 @@ from bench.lab.topology import Link
     ],
 )
 def test_a_rate_is_decimal_and_has_one_label(text: str, bit_per_s: int, label: str) -> None:
-    assert topology.parse_rate(text) == bit_per_s
-    assert Link(bit_per_s).label == label
+    assert parse_rate(text) == bit_per_s
+    assert ShapedLink(bit_per_s).label == label
 
 
 @pytest.mark.parametrize(
@@ -50,29 +62,29 @@ def test_a_rate_is_decimal_and_has_one_label(text: str, bit_per_s: int, label: s
 )
 def test_anything_else_is_no_rate(text: str) -> None:
     with pytest.raises(UsageError, match="rate"):
-        topology.parse_rate(text)
+        parse_rate(text)
 
 
 def test_a_delay_joins_the_label() -> None:
-    assert Link(10**9, topology.parse_delay("1ms")).label == "1gbit+1ms"
-    assert Link(10**9, topology.parse_delay("0.5ms")).label == "1gbit+500us"
-    assert Link(10**9, topology.parse_delay("2s")).label == "1gbit+2s"
+    assert ShapedLink(10**9, parse_delay("1ms")).label == "1gbit+1ms"
+    assert ShapedLink(10**9, parse_delay("0.5ms")).label == "1gbit+500us"
+    assert ShapedLink(10**9, parse_delay("2s")).label == "1gbit+2s"
 
 
 @pytest.mark.parametrize("text", ["", "1", "0ms", "-1ms", "1m", "1min", "11s", "0.1us"])
 def test_anything_else_is_no_delay(text: str) -> None:
     with pytest.raises(UsageError, match="delay"):
-        topology.parse_delay(text)
+        parse_delay(text)
 
 
 @given(st.integers(1, 200), st.integers(2, 64))
 def test_hosts_get_equal_contiguous_shares_and_share_only_when_there_are_too_few(
     items: int, hosts: int
 ) -> None:
-    shares = topology.shares(range(items), hosts)
-    assert [len(share) for share in shares] == [max(1, items // hosts)] * hosts
-    assert all(share == list(range(share[0], share[0] + len(share))) for share in shares)
-    given_out = [item for share in shares for item in share]
+    found = shares(range(items), hosts)
+    assert [len(share) for share in found] == [max(1, items // hosts)] * hosts
+    assert all(share == list(range(share[0], share[0] + len(share))) for share in found)
+    given_out = [item for share in found for item in share]
     assert max(given_out) < items
     if items >= hosts:
         assert len(set(given_out)) == len(given_out)
@@ -81,7 +93,7 @@ def test_hosts_get_equal_contiguous_shares_and_share_only_when_there_are_too_few
 
 
 def test_nothing_to_share_is_an_empty_share_each() -> None:
-    assert topology.shares([], 3) == [[], [], []]
+    assert shares([], 3) == [[], [], []]
 
 
 @pytest.mark.parametrize(
@@ -99,13 +111,13 @@ def test_nothing_to_share_is_an_empty_share_each() -> None:
     ],
 )
 def test_the_code_a_program_chose_beats_those_of_its_victims(codes: list[int], expected: int) -> None:
-    assert topology.job_exit_code(codes) == expected
+    assert job_exit_code(codes) == expected
 
 
 @pytest.mark.parametrize("python", ["python", "python3", "/opt/env/bin/python3.12", "python3.12"])
 def test_every_spelling_of_this_python_is_taken(python: str) -> None:
     command = [python, "-m", "bench.run", "--gpus", "1,2"]
-    assert topology.module_arguments(command, "/opt/env/bin/python3.12") == ["bench.run", "--gpus", "1,2"]
+    assert module_arguments(command, "/opt/env/bin/python3.12") == ["bench.run", "--gpus", "1,2"]
 
 
 @pytest.mark.parametrize(
@@ -113,26 +125,26 @@ def test_every_spelling_of_this_python_is_taken(python: str) -> None:
 )
 def test_other_commands_are_refused_with_the_right_form(command: list[str]) -> None:
     with pytest.raises(UsageError, match="python -m MODULE"):
-        topology.module_arguments(command, "/usr/bin/python3")
+        module_arguments(command, "/usr/bin/python3")
 
 
-@given(st.integers(topology.MIN_RATE_BIT_PER_S, topology.MAX_RATE_BIT_PER_S))
+@given(st.integers(MIN_RATE_BIT_PER_S, MAX_RATE_BIT_PER_S))
 def test_the_bucket_holds_a_packet_and_outlasts_a_late_kernel(rate: int) -> None:
-    burst = Link(rate).burst_bytes
+    burst = ShapedLink(rate).burst_bytes
     assert burst > 65536 + 1514, "or the kernel cuts every large segment in software"
     assert burst * 8 / rate >= 0.00199
 
 
-@given(st.integers(100_000_000, topology.MAX_RATE_BIT_PER_S))
+@given(st.integers(100_000_000, MAX_RATE_BIT_PER_S))
 def test_the_queue_drops_no_tail_of_a_message(rate: int) -> None:
-    assert Link(rate).queue_bytes > 4_194_304, "what tcp_wmem lets a connection have in flight"
-    assert Link(rate).queue_bytes * 8 / rate < 0.6
+    assert ShapedLink(rate).queue_bytes > 4_194_304, "what tcp_wmem lets a connection have in flight"
+    assert ShapedLink(rate).queue_bytes * 8 / rate < 0.6
 
 
 def test_both_ends_of_a_link_are_shaped_alike_and_only_the_host_delays() -> None:
-    link = Link(10**9, 0.001)
-    host = topology.shaping_commands("eth0", link, leaves_host=True)
-    switch = topology.shaping_commands("host0", link, leaves_host=False)
+    link = ShapedLink(10**9, 0.001)
+    host = shaping_commands("eth0", link, leaves_host=True)
+    switch = shaping_commands("host0", link, leaves_host=False)
     assert host[0].replace("eth0", "host0") == switch[0]
     assert "rate 1000000000bit" in host[0]
     assert len(switch) == 1
@@ -142,8 +154,8 @@ def test_both_ends_of_a_link_are_shaped_alike_and_only_the_host_delays() -> None
 
 
 def test_every_host_has_a_private_address_of_one_network() -> None:
-    addresses = [ipaddress.ip_address(topology.address(host)) for host in range(topology.MAX_HOSTS)]
-    assert len(set(addresses)) == topology.MAX_HOSTS
+    addresses = [ipaddress.ip_address(address(host)) for host in range(MAX_HOSTS)]
+    assert len(set(addresses)) == MAX_HOSTS
     assert all(address.is_private for address in addresses)
     assert {ipaddress.ip_network(f"{address}/24", strict=False) for address in addresses} == {
         ipaddress.ip_network("10.77.0.0/24")
@@ -151,15 +163,15 @@ def test_every_host_has_a_private_address_of_one_network() -> None:
 
 
 def test_a_host_knows_its_name_link_and_gpus() -> None:
-    environment = topology.host_environment(1, Link(10**9), ["4", "5"])
+    environment = host_environment(1, ShapedLink(10**9), ["4", "5"])
     assert environment["BENCH_HOST"] == "host1"
     assert environment["BENCH_LINK"] == "1gbit"
-    assert environment["GLOO_SOCKET_IFNAME"] == topology.INTERFACE
+    assert environment["GLOO_SOCKET_IFNAME"] == INTERFACE
     assert environment["CUDA_VISIBLE_DEVICES"] == "4,5"
-    assert "CUDA_VISIBLE_DEVICES" not in topology.host_environment(1, Link(10**9), [])
+    assert "CUDA_VISIBLE_DEVICES" not in host_environment(1, ShapedLink(10**9), [])
 
 
 def test_the_summary_says_when_hosts_share_cores() -> None:
-    link = Link(10**9)
-    assert "shared" not in topology.summary(2, 1, link, [[0, 1], [2, 3]])
-    assert "1 CPU core per host, shared between hosts" in topology.summary(3, 1, link, [[0], [1], [0]])
+    link = ShapedLink(10**9)
+    assert "shared" not in summary(2, 1, link, [[0, 1], [2, 3]])
+    assert "1 CPU core per host, shared between hosts" in summary(3, 1, link, [[0], [1], [0]])

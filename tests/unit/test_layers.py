@@ -22,8 +22,8 @@ LAYERS = (
 )
 """Parts of the code from the lowest up: folders and files of `bench`, and `models` and `report`."""
 
-TRAINS = {"interleave", "noise_output", "noise_trials", "power", "trial_process", "trials"}
-"""Files of `bench/gate` that may import torch: they start training, or do it."""
+TRAINS = {"trial_process"}
+"""Files of `bench/gate` that may import torch: they train."""
 
 WITHOUT_TORCH = {*LAYERS[0], *LAYERS[1], "results", "findings", "scaling", "predict", "report", "gate"}
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}

@@ -10,14 +10,11 @@ import numpy as np
 import pytest
 
 from bench.doctor import __main__ as doctor
-from bench.gate import noise_output
-from bench.gate import noise_trials as noise_run
-from bench.gate.compare import FAMILY_CONFIDENCE
+from bench.gate import noise, trials
+from bench.gate.compare import DEFAULT_THRESHOLD, FAMILY_CONFIDENCE, judge
 from bench.gate.launches import LAUNCH, launch_ratio
-from bench.gate.metrics import judge
-from bench.gate.noise import FEWEST_ROUNDS, THRESHOLD, Noise, noise_of
-from bench.gate.power_rates import Launch
-from bench.gate.trial_process import Step
+from bench.gate.noise import FEWEST_ROUNDS, Noise, noise_of
+from bench.gate.power import Launch, TrialStep
 
 
 def launches(
@@ -64,7 +61,7 @@ def test_longer_runs_resolve_more_until_launches_differ() -> None:
     for found in (steady, lottery):
         resolved = [one.resolves for one in found.resolutions if one.resolves is not None]
         assert all(more < 1.05 * fewer for fewer, more in pairwise(resolved))
-        assert all(one.gated >= THRESHOLD for one in found.resolutions if one.gated is not None)
+        assert all(one.gated >= DEFAULT_THRESHOLD for one in found.resolutions if one.gated is not None)
     assert steady.resolutions[-1].resolves == pytest.approx(steady.resolutions[0].resolves / 6.3, rel=0.25)
     assert lottery.resolutions[-1].resolves > 0.03
     assert lottery.launch_ratios == pytest.approx((0.97, 1.03, 1.0), abs=0.015)
@@ -74,7 +71,7 @@ def test_a_slow_down_of_the_size_named_is_seen_in_nine_of_ten_runs() -> None:
     resolution = noise_of(launches(noise=0.04, num_rounds=500), round_s=1.0, device="made up").resolutions[1]
     assert resolution.resolves is not None
     assert resolution.gated is not None
-    for slow_down, threshold in ((resolution.resolves, 0.0), (resolution.gated, THRESHOLD)):
+    for slow_down, threshold in ((resolution.resolves, 0.0), (resolution.gated, DEFAULT_THRESHOLD)):
         seen = 0
         for seed in range(300):
             made = launches(noise=0.04, num_rounds=10, seed=seed + 1)
@@ -100,21 +97,21 @@ def test_runs_too_short_for_an_interval_have_none() -> None:
     assert (short.num_rounds, short.half_width, short.resolves, short.gated) == (7, None, None, None)
     assert longer.num_rounds >= FEWEST_ROUNDS
     assert longer.half_width is not None
-    assert "too few rounds" in noise_output.report(found, Step())
+    assert "too few rounds" in noise.report(found, TrialStep())
 
 
 def test_the_screen_has_every_number_with_its_unit_and_interval() -> None:
     found = measured(noise=0.03, between=0.01)
-    said = noise_output.report(found, Step())
+    said = noise.report(found, TrialStep())
     assert f"{found.ratio.estimate:.4f} [{found.ratio.low:.4f}, {found.ratio.high:.4f}]" in said
     assert said.count("resolves a slow-down") == len(found.resolutions)
     assert "resnet20, 8 images" in said
     assert "bad:" not in said
-    assert not noise_output.is_bad(found)
+    assert not noise.is_bad(found)
 
 
 def test_json_is_strict_and_complete() -> None:
-    found = json.loads(noise_output.as_json(measured(noise=0.03), Step()))
+    found = json.loads(noise.as_json(measured(noise=0.03), TrialStep()))
     assert found["step"]["arch"] == "resnet20"
     assert len(found["resolutions"]) == 5
     assert found["ratio"]["low"] < found["ratio"]["estimate"] < found["ratio"]["high"]
@@ -138,7 +135,7 @@ def wrong(seconds: float, *, quiet: bool) -> Noise:
 def test_equal_sides_that_a_gate_would_tell_apart_are_bad(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(noise_run, "measure", wrong)
+    monkeypatch.setattr(trials, "measure_noise", wrong)
     assert doctor.main(["--noise", "--seconds", "2", "--quiet"]) == 1
     assert capsys.readouterr().out.splitlines()[-1].startswith("bad: a gate at 5% would call A against A")
 

@@ -11,9 +11,9 @@ from scipy import stats
 from bench.errors import UsageError
 from bench.gate import power
 from bench.gate.launches import DEFAULT_LAUNCHES
-from bench.gate.power_rates import EVERY_TRIAL, Launch, rates, regressed, trials_of
-from bench.gate.trial_process import Step, slowed
-from bench.gate.trials import Side, append, load, measure_launch
+from bench.gate.power import EVERY_TRIAL, Launch, rates, regressed, trials_of
+from bench.gate.trial_process import slowed
+from bench.gate.trials import append, load, measure_power
 
 
 def launch(slow_down: float, *, noise: float, seed: int, num_rounds: int = 25) -> Launch:
@@ -83,19 +83,9 @@ def test_a_slowed_step_is_slower_by_the_share(share: float, monkeypatch: pytest.
     assert now_ns == pytest.approx(2_000_000 * (1 + share), abs=1000)
 
 
-@pytest.mark.campaign
-def test_a_real_launch_measures_every_slow_down() -> None:
-    step = Step(batch_size=2, steps=1)
-    sides = [Side(step), Side(step)]
-    try:
-        launches = measure_launch(sides, step, slow_downs=EVERY_TRIAL, num_rounds=2, seed=0)
-    finally:
-        for side in sides:
-            side.close()
-    assert tuple(one.slow_down for one in launches) == EVERY_TRIAL
-    for one in launches:
-        assert set(one.baseline_ms) == set(one.candidate_ms) == {1, 2}
-        assert min(*one.baseline_ms.values(), *one.candidate_ms.values()) > 0
+def test_a_record_in_no_folder_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="nowhere is no folder"):
+        measure_power(tmp_path / "nowhere" / "power.csv", num_trials=1, quiet=True)
 
 
 def test_the_table_names_every_rate() -> None:
@@ -110,6 +100,6 @@ def test_a_finished_record_is_only_judged(tmp_path: Path) -> None:
     for number in range(1, DEFAULT_LAUNCHES + 1):
         append(record, number, [launch(s, noise=0.02, seed=number) for s in (0.0, 0.10)])
     before = record.read_bytes()
-    found = power.run(record, num_trials=1, quiet=True)
+    found = measure_power(record, num_trials=1, quiet=True)
     assert [rate.num_regressed for rate in found] == [0, 1]
     assert record.read_bytes() == before

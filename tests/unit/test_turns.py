@@ -1,4 +1,4 @@
-"""Players and a referee over a real socket: never two at once, and nobody waits for the dead."""
+"""Clients and a turn server over a real socket: never two at once, and nobody waits for the dead."""
 
 import select
 import socket
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bench.cluster.turns import Player, Referee
+from bench.cluster.turns import TurnClient, TurnServer
 
 LIMIT_S = 30.0
 """Ends a test that has failed; nothing waits for it otherwise."""
@@ -44,38 +44,38 @@ class Turn:
 
 
 @pytest.fixture
-def referee(tmp_path: Path) -> Iterator[Referee]:
-    made = Referee(tmp_path / "turns", seed=1)
+def server(tmp_path: Path) -> Iterator[TurnServer]:
+    made = TurnServer(tmp_path / "turns", seed=1)
     yield made
     made.close()
 
 
-def test_turns_alternate_and_never_meet(referee: Referee, tmp_path: Path) -> None:
+def test_turns_alternate_and_never_meet(server: TurnServer, tmp_path: Path) -> None:
     turn = Turn()
 
-    def play(name: str) -> None:
-        player = Player(str(tmp_path / "turns"))
+    def take_turns(name: str) -> None:
+        client = TurnClient(str(tmp_path / "turns"))
         for _ in range(50):
-            player.next_turn()
+            client.next_turn()
             turn.hold(name, wait_s=0.01)
-        player.close()
+        client.close()
 
-    all_end([threading.Thread(target=play, args=(name,)) for name in "ab"])
+    all_end([threading.Thread(target=take_turns, args=(name,)) for name in "ab"])
     assert turn.met == [], "one leaves before the other enters"
     pairs = [tuple(turn.order[i : i + 2]) for i in range(0, 96, 2)]
     assert {frozenset(pair) for pair in pairs} == {frozenset("ab")}, "each pair of turns holds both"
     assert len(set(pairs)) == 2, "in random order"
-    assert referee.turns >= 48
+    assert server.turns >= 48
 
 
-def test_players_that_do_not_take_turns_would_be_seen_to_meet() -> None:
+def test_clients_that_do_not_take_turns_would_be_seen_to_meet() -> None:
     turn = Turn()
     all_end([threading.Thread(target=turn.hold, args=(name, LIMIT_S), daemon=True) for name in "ab"])
     assert turn.met == [{"a", "b"}]
 
 
-def test_a_side_that_leaves_frees_the_other(referee: Referee, tmp_path: Path) -> None:
-    first, second = Player(str(tmp_path / "turns")), Player(str(tmp_path / "turns"))
+def test_a_side_that_leaves_frees_the_other(server: TurnServer, tmp_path: Path) -> None:
+    first, second = TurnClient(str(tmp_path / "turns")), TurnClient(str(tmp_path / "turns"))
     done = []
 
     def go_on() -> None:
@@ -89,35 +89,35 @@ def test_a_side_that_leaves_frees_the_other(referee: Referee, tmp_path: Path) ->
     first.close()
     side.join(LIMIT_S)
     assert done == [0, 1, 2]
-    assert referee.turns <= 2
+    assert server.turns <= 2
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_both_may_leave_whoever_is_asked_first(seed: int, tmp_path: Path) -> None:
-    made = Referee(tmp_path / "turns", seed=seed)
-    players = [Player(str(tmp_path / "turns")) for _ in range(2)]
+    made = TurnServer(tmp_path / "turns", seed=seed)
+    clients = [TurnClient(str(tmp_path / "turns")) for _ in range(2)]
 
-    def play(player: Player) -> None:
-        player.next_turn()
-        player.close()
+    def take_turns(client: TurnClient) -> None:
+        client.next_turn()
+        client.close()
 
-    sides = [threading.Thread(target=play, args=(player,), daemon=True) for player in players]
+    sides = [threading.Thread(target=take_turns, args=(client,), daemon=True) for client in clients]
     all_end(sides)
     made.close()
 
 
-def test_any_number_plays_each_once_per_round(tmp_path: Path) -> None:
-    made = Referee(tmp_path / "turns", seed=1, num_players=4)
+def test_any_number_takes_turns_each_once_per_round(tmp_path: Path) -> None:
+    made = TurnServer(tmp_path / "turns", seed=1, num_clients=4)
     log: list[str] = []
 
-    def play(name: str, turns: int) -> None:
-        player = Player(str(tmp_path / "turns"))
+    def take_turns(name: str, turns: int) -> None:
+        client = TurnClient(str(tmp_path / "turns"))
         for _ in range(turns):
-            player.next_turn()
+            client.next_turn()
             log.append(name)
-        player.close()
+        client.close()
 
-    sides = [threading.Thread(target=play, args=(name, 5 + 5 * (name == "d"))) for name in "abcd"]
+    sides = [threading.Thread(target=take_turns, args=(name, 5 + 5 * (name == "d"))) for name in "abcd"]
     all_end(sides)
     made.close()
     assert [set(log[i : i + 4]) for i in range(0, 20, 4)] == [set("abcd")] * 5
@@ -125,43 +125,43 @@ def test_any_number_plays_each_once_per_round(tmp_path: Path) -> None:
     assert made.turns == 5
 
 
-def test_nobody_waits_for_a_player_who_never_came(tmp_path: Path) -> None:
-    made = Referee(tmp_path / "turns", seed=1, num_players=3)
+def test_nobody_waits_for_a_client_that_never_connected(tmp_path: Path) -> None:
+    made = TurnServer(tmp_path / "turns", seed=1, num_clients=3)
     granted = threading.Semaphore(0)
 
-    def play() -> None:
-        player = Player(str(tmp_path / "turns"))
-        player.next_turn()
+    def take_turns() -> None:
+        client = TurnClient(str(tmp_path / "turns"))
+        client.next_turn()
         granted.release()
-        player.close()
+        client.close()
 
-    sides = [threading.Thread(target=play, daemon=True) for _ in range(2)]
+    sides = [threading.Thread(target=take_turns, daemon=True) for _ in range(2)]
     for side in sides:
         side.start()
     assert not granted.acquire(timeout=0.2), "the third has not come"
-    made.excuse()
+    made.client_left()
     assert granted.acquire(timeout=LIMIT_S)
     assert granted.acquire(timeout=LIMIT_S)
     for side in sides:
         side.join(LIMIT_S)
-    made.excuse()  # of one who has played and ended: nothing happens
+    made.client_left()  # of one that took its turn and ended: nothing happens
     made.close()
 
 
-def test_who_comes_late_plays_although_another_was_excused_after_it_had_come(tmp_path: Path) -> None:
-    """Of three one comes and dies, so that two connections are its own; the last comes beside the other."""
-    made = Referee(tmp_path / "turns", seed=1, num_players=3)
+def test_who_connects_late_takes_part_although_another_left_after_it_had_connected(tmp_path: Path) -> None:
+    """Of three one connects and dies: two connections are its own; the last connects beside the other."""
+    made = TurnServer(tmp_path / "turns", seed=1, num_clients=3)
     path = str(tmp_path / "turns")
     gone = socket.socket(socket.AF_UNIX)
     gone.connect(path)
-    other = Player(path)
+    other = TurnClient(path)
     gone.close()
-    made.excuse()
+    made.client_left()
     other.next_turn()
     came, turn = threading.Event(), Turn()
 
     def come_late() -> None:
-        late = Player(path)
+        late = TurnClient(path)
         came.set()
         late.next_turn()
         turn.hold("late")
@@ -183,16 +183,16 @@ def test_who_comes_late_plays_although_another_was_excused_after_it_had_come(tmp
 
 
 def test_who_comes_when_all_have_left_is_free(tmp_path: Path) -> None:
-    made = Referee(tmp_path / "turns", seed=1, num_players=2)
-    made.excuse()
-    made.excuse()
+    made = TurnServer(tmp_path / "turns", seed=1, num_clients=2)
+    made.client_left()
+    made.client_left()
     made.close()
-    late = Player(str(tmp_path / "turns"))
+    late = TurnClient(str(tmp_path / "turns"))
     late.next_turn()
     late.close()
 
 
-def test_a_referee_is_closed_while_it_looks_for_late_comers(
+def test_a_server_is_closed_while_it_looks_for_late_clients(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks, goes_on = threading.Event(), threading.Event()
@@ -204,19 +204,19 @@ def test_a_referee_is_closed_while_it_looks_for_late_comers(
         return looked(*waiting)
 
     monkeypatch.setattr(select, "select", held_up)
-    made = Referee(tmp_path / "turns", seed=1, num_players=1)
-    made.excuse()
+    made = TurnServer(tmp_path / "turns", seed=1, num_clients=1)
+    made.client_left()
     assert looks.wait(10)
     closing = threading.Thread(target=made.close)
     closing.start()
-    closing.join(0.2)  # by now it has done what it can before the referee goes on
+    closing.join(0.2)  # by now it has done what it can before the server goes on
     goes_on.set()
     closing.join(10)
     assert not closing.is_alive()
 
 
-def test_without_a_referee_every_turn_is_free() -> None:
-    player = Player(None)
-    player.next_turn()
-    player.next_turn()
-    player.close()
+def test_without_a_server_every_turn_is_free() -> None:
+    client = TurnClient(None)
+    client.next_turn()
+    client.next_turn()
+    client.close()

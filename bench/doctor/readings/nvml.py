@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import os
 from collections.abc import Mapping, Sequence
@@ -12,8 +11,8 @@ from typing import Any
 
 import pynvml
 
-from bench.doctor.machine import ClockReason, Gpu, GpuPair, GpuProcess
-from bench.doctor.readings import sysfs
+from bench.conditions import ask_nvml, nvml_devices
+from bench.doctor.readings import ClockReason, Gpu, GpuPair, GpuProcess, sysfs
 
 REASONS = {
     0x001: ClockReason.IDLE,
@@ -44,45 +43,31 @@ class Driver:
     cuda: str | None = None
 
 
-def ask(names: str, *arguments: Any) -> Any:
-    """The first of these NVML functions (`new|old`) that answers; None where none does."""
-    for name in names.split("|"):
-        try:
-            return getattr(pynvml, name)(*arguments)
-        except (pynvml.NVMLError, AttributeError, ctypes.ArgumentError, OSError, ValueError):
-            continue
-    return None
-
-
 def read_gpus(root: Path = Path("/"), env: Mapping[str, str] = os.environ) -> Driver:
-    """Every GPU that CUDA_VISIBLE_DEVICES leaves, and how they are joined."""
+    """Read every GPU that CUDA_VISIBLE_DEVICES leaves, and how they are joined."""
     try:
-        pynvml.nvmlInit()
+        with nvml_devices() as handles:
+            return _driver(handles, root, env.get("CUDA_VISIBLE_DEVICES"))
     except pynvml.NVMLError as error:
-        absent = (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
-        if error.value in absent:
-            return Driver(gpus=(), num_present=0)
-        return Driver(error=str(error))
-    try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        chosen = visible(env.get("CUDA_VISIBLE_DEVICES"), [ask("nvmlDeviceGetUUID", h) for h in handles])
-        cuda = ask("nvmlSystemGetCudaDriverVersion_v2")
-        return Driver(
-            gpus=tuple(_gpu(index, handles[index], root) for index in chosen),
-            num_present=len(handles),
-            pairs=tuple(_pair(a, b, handles) for a, b in itertools.combinations(chosen, 2)),
-            version=ask("nvmlSystemGetDriverVersion"),
-            # 13020 stands for 13.2: NVML, nvmlSystemGetCudaDriverVersion.
-            cuda=None if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}",
-        )
-    except pynvml.NVMLError as error:
-        return Driver(error=str(error))
-    finally:
-        ask("nvmlShutdown")
+        absent = error.value in (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+        return Driver(gpus=(), num_present=0) if absent else Driver(error=str(error))
+
+
+def _driver(handles: Sequence[Any], root: Path, setting: str | None) -> Driver:
+    chosen = visible(setting, [ask_nvml("nvmlDeviceGetUUID", handle) for handle in handles])
+    cuda = ask_nvml("nvmlSystemGetCudaDriverVersion_v2")
+    return Driver(
+        gpus=tuple(_gpu(index, handles[index], root) for index in chosen),
+        num_present=len(handles),
+        pairs=tuple(_pair(a, b, handles) for a, b in itertools.combinations(chosen, 2)),
+        version=ask_nvml("nvmlSystemGetDriverVersion"),
+        # 13020 stands for 13.2: NVML, nvmlSystemGetCudaDriverVersion.
+        cuda=None if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}",
+    )
 
 
 def visible(setting: str | None, uuids: Sequence[str | None]) -> list[int]:
-    """Indices that CUDA_VISIBLE_DEVICES leaves, in NVML's order, which CUDA shares for equal GPUs.
+    """Find the indices that CUDA_VISIBLE_DEVICES leaves, in NVML's order, which CUDA shares for equal GPUs.
 
     A list of indices or UUID prefixes, ended by the first that is not there (CUDA programming guide). A part
     of a GPU (`MIG-…`) is not told apart: then all are shown.
@@ -106,27 +91,29 @@ def _is_prefix(word: str, uuid: str | None) -> bool:
 def _gpu(index: int, handle: Any, root: Path) -> Gpu:
     nv = pynvml
     # Version 1 of this reading counts what the driver keeps for itself as used.
-    memory = ask("nvmlDeviceGetMemoryInfo", handle, nv.nvmlMemory_v2)
-    rates = ask("nvmlDeviceGetUtilizationRates", handle)
-    mode = ask("nvmlDeviceGetVirtualizationMode", handle)
-    ecc, mig = ask("nvmlDeviceGetEccMode", handle), ask("nvmlDeviceGetMigMode", handle)
-    remapped = ask("nvmlDeviceGetRemappedRows", handle)
-    temperature = ask("nvmlDeviceGetTemperatureV|nvmlDeviceGetTemperature", handle, nv.NVML_TEMPERATURE_GPU)
-    limit_mw = ask("nvmlDeviceGetEnforcedPowerLimit", handle)
-    default_mw = ask("nvmlDeviceGetPowerManagementDefaultLimit", handle)
-    persistence = ask("nvmlDeviceGetPersistenceMode", handle)
+    memory = ask_nvml("nvmlDeviceGetMemoryInfo", handle, nv.nvmlMemory_v2)
+    rates = ask_nvml("nvmlDeviceGetUtilizationRates", handle)
+    mode = ask_nvml("nvmlDeviceGetVirtualizationMode", handle)
+    ecc, mig = ask_nvml("nvmlDeviceGetEccMode", handle), ask_nvml("nvmlDeviceGetMigMode", handle)
+    remapped = ask_nvml("nvmlDeviceGetRemappedRows", handle)
+    temperature = ask_nvml(
+        "nvmlDeviceGetTemperatureV|nvmlDeviceGetTemperature", handle, nv.NVML_TEMPERATURE_GPU
+    )
+    limit_mw = ask_nvml("nvmlDeviceGetEnforcedPowerLimit", handle)
+    default_mw = ask_nvml("nvmlDeviceGetPowerManagementDefaultLimit", handle)
+    persistence = ask_nvml("nvmlDeviceGetPersistenceMode", handle)
     return Gpu(
         index=index,
-        name=ask("nvmlDeviceGetName", handle),
-        uuid=ask("nvmlDeviceGetUUID", handle),
+        name=ask_nvml("nvmlDeviceGetName", handle),
+        uuid=ask_nvml("nvmlDeviceGetUUID", handle),
         virtual=None if mode is None else mode == nv.NVML_GPU_VIRTUALIZATION_MODE_VGPU,
         mig=None if mig is None else bool(mig[0]),
         numa_node=_numa_node(handle, root),
         processes=_processes(handle),
         busy_pct=None if rates is None else int(rates.gpu),
         used_mib=None if memory is None else int(memory.used) // 2**20,
-        sm_clock_mhz=ask("nvmlDeviceGetClockInfo", handle, nv.NVML_CLOCK_SM),
-        max_sm_clock_mhz=ask("nvmlDeviceGetMaxClockInfo", handle, nv.NVML_CLOCK_SM),
+        sm_clock_mhz=ask_nvml("nvmlDeviceGetClockInfo", handle, nv.NVML_CLOCK_SM),
+        max_sm_clock_mhz=ask_nvml("nvmlDeviceGetMaxClockInfo", handle, nv.NVML_CLOCK_SM),
         clock_reasons=_reasons(handle),
         power_limit_w=None if limit_mw is None else limit_mw / 1000,
         default_power_limit_w=None if default_mw is None else default_mw / 1000,
@@ -143,31 +130,33 @@ def _gpu(index: int, handle: Any, root: Path) -> Gpu:
 
 
 def _reasons(handle: Any) -> frozenset[ClockReason] | None:
-    bits = ask("nvmlDeviceGetCurrentClocksEventReasons|nvmlDeviceGetCurrentClocksThrottleReasons", handle)
+    bits = ask_nvml(
+        "nvmlDeviceGetCurrentClocksEventReasons|nvmlDeviceGetCurrentClocksThrottleReasons", handle
+    )
     return None if bits is None else frozenset(why for bit, why in REASONS.items() if bits & bit)
 
 
 def _errors(handle: Any, kind: int) -> int | None:
-    """Errors since the driver was loaded."""
-    count: int | None = ask("nvmlDeviceGetTotalEccErrors", handle, kind, pynvml.NVML_VOLATILE_ECC)
+    """Count errors since the driver was loaded."""
+    count: int | None = ask_nvml("nvmlDeviceGetTotalEccErrors", handle, kind, pynvml.NVML_VOLATILE_ECC)
     return count
 
 
 def _margin_c(handle: Any, temperature_c: int | None) -> int | None:
-    """Degrees to the nearest slow-down threshold; older drivers know the threshold instead."""
-    margin: int | None = ask("nvmlDeviceGetMarginTemperature", handle)
+    """Read the degrees to the nearest slow-down threshold; older drivers know the threshold instead."""
+    margin: int | None = ask_nvml("nvmlDeviceGetMarginTemperature", handle)
     if margin is not None or temperature_c is None:
         return margin
     kind = pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
-    threshold = ask("nvmlDeviceGetTemperatureThreshold", handle, kind)
+    threshold = ask_nvml("nvmlDeviceGetTemperatureThreshold", handle, kind)
     return threshold - temperature_c if threshold else None
 
 
 def _processes(handle: Any) -> tuple[GpuProcess, ...] | None:
-    """Processes other than this one that compute or draw."""
+    """List processes other than this one that compute or draw."""
     lists = [
-        ask("nvmlDeviceGetComputeRunningProcesses", handle),
-        ask("nvmlDeviceGetGraphicsRunningProcesses", handle),
+        ask_nvml("nvmlDeviceGetComputeRunningProcesses", handle),
+        ask_nvml("nvmlDeviceGetGraphicsRunningProcesses", handle),
     ]
     if all(found is None for found in lists):
         return None
@@ -179,8 +168,8 @@ def _processes(handle: Any) -> tuple[GpuProcess, ...] | None:
 
 
 def _numa_node(handle: Any, root: Path) -> int | None:
-    """The node of the GPU's PCI slot; the kernel writes -1 where the firmware does not say."""
-    pci = ask("nvmlDeviceGetPciInfo", handle)
+    """Find the NUMA node of the GPU's PCI slot; the kernel writes -1 where the firmware does not say."""
+    pci = ask_nvml("nvmlDeviceGetPciInfo", handle)
     if pci is None:
         return None
     # NVML writes the PCI domain with eight digits, the kernel with four.
@@ -189,8 +178,8 @@ def _numa_node(handle: Any, root: Path) -> int | None:
 
 
 def _num_nvlinks(handle: Any) -> int | None:
-    """Links that are up; None where the GPU has none to ask about."""
-    states = [ask("nvmlDeviceGetNvLinkState", handle, i) for i in range(pynvml.NVML_NVLINK_MAX_LINKS)]
+    """Count NVLinks that are up; None where the GPU has none to ask about."""
+    states = [ask_nvml("nvmlDeviceGetNvLinkState", handle, i) for i in range(pynvml.NVML_NVLINK_MAX_LINKS)]
     known = [state for state in states if state is not None]
     return sum(known) if known else None
 
@@ -198,9 +187,9 @@ def _num_nvlinks(handle: Any) -> int | None:
 def _pair(first: int, second: int, handles: Sequence[Any]) -> GpuPair:
     a, b = handles[first], handles[second]
     # pynvml's ..._INDEX_READ is a tuple by a stray comma; NCCL asks for writing as well.
-    peer = ask("nvmlDeviceGetP2PStatus", a, b, pynvml.NVML_P2P_CAPS_INDEX_WRITE)
-    nvlink = ask("nvmlDeviceGetP2PStatus", a, b, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
-    level = ask("nvmlDeviceGetTopologyCommonAncestor", a, b)
+    peer = ask_nvml("nvmlDeviceGetP2PStatus", a, b, pynvml.NVML_P2P_CAPS_INDEX_WRITE)
+    nvlink = ask_nvml("nvmlDeviceGetP2PStatus", a, b, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
+    level = ask_nvml("nvmlDeviceGetTopologyCommonAncestor", a, b)
     return GpuPair(
         first=first,
         second=second,

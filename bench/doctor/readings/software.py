@@ -11,12 +11,12 @@ from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
 
-from bench.doctor.machine import Software
+from bench.doctor.readings import Software
 from bench.doctor.readings.system import attempt
 
 
 def read_software(*, driver: str | None = None, driver_cuda: str | None = None) -> Software:
-    """Versions of Python, torch, torchvision and what they were built with; the driver's come from NVML."""
+    """Read versions of Python, torch, torchvision and what they were built with; the driver's are NVML's."""
     torch, torch_error = _torch()
     return Software(
         python=platform.python_version(),
@@ -34,7 +34,7 @@ def read_software(*, driver: str | None = None, driver_cuda: str | None = None) 
 
 
 def _torch() -> tuple[Any, str | None]:
-    """The module, or why it does not load."""
+    """Import torch: the module, or why it does not load."""
     try:
         return importlib.import_module("torch"), None
     except (ImportError, OSError, RuntimeError, AttributeError, ValueError) as error:
@@ -42,7 +42,7 @@ def _torch() -> tuple[Any, str | None]:
 
 
 def _operators_error(torch: Any) -> str | None:
-    """Why torchvision's compiled operators do not load with this torch; None when they do.
+    """Find out why torchvision's compiled operators do not load with this torch; None when they do.
 
     Loads the library alone: importing torchvision imports PyTorch's compiler, which makes a cache folder.
     """
@@ -66,7 +66,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _needs(package: str, other: str) -> str | None:
-    """What `package` requires of `other`, as its installed metadata has it."""
+    """Read what `package` requires of `other` from its installed metadata."""
     try:
         lines = metadata.requires(package) or []
     except metadata.PackageNotFoundError:

@@ -1,10 +1,13 @@
-"""Reads cores, memory and disk of this machine: psutil, /proc and /sys. Changes nothing."""
+"""Reads cores, memory, disk and network interfaces: psutil, /proc and /sys. Changes nothing."""
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 import shutil
+import socket
+import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -14,8 +17,7 @@ from typing import Any, TypeVar
 
 import psutil
 
-from bench.doctor.machine import Cpu, Disk, Memory, NumaNode
-from bench.doctor.readings import sysfs
+from bench.doctor.readings import Cpu, Disk, HostNetwork, Interface, Memory, NumaNode, Port, sysfs
 
 T = TypeVar("T")
 
@@ -24,9 +26,14 @@ SAMPLE_S = 0.5
 
 CPUS = "sys/devices/system/cpu"
 
+LOOK_UP_S = 1.0
+"""How long to wait for the name service; gloo itself would wait for as long as it takes."""
+
+ROUTE_UP, ANYWHERE = 0x1, "00000000"
+
 
 def attempt(read: Callable[[], T]) -> T | None:
-    """What `read` returns; None where this system has no such reading."""
+    """Return what `read` returns; None where this system has no such reading."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # psutil warns of what /proc lacks; here that is an answer
@@ -46,7 +53,7 @@ def allowed_cores() -> frozenset[int] | None:
 def read_host(
     root: Path = Path("/"), *, allowed: frozenset[int] | None = None, sample_s: float = SAMPLE_S
 ) -> tuple[Cpu, Memory]:
-    """Cores and memory; waits `sample_s` in between. `root` is where /proc, /sys and /dev are found."""
+    """Read cores and memory; waits `sample_s` in between. `root` is where /proc, /sys and /dev are found."""
     cores = allowed_cores() if allowed is None else allowed
     before = attempt(lambda: psutil.cpu_times(percpu=True))
     swap_before = attempt(psutil.swap_memory)
@@ -75,7 +82,7 @@ def read_host(
 def _shares(
     before: Sequence[Any] | None, after: Sequence[Any] | None, allowed: frozenset[int] | None
 ) -> tuple[float | None, float | None, float | None]:
-    """Shares of the allowed cores' time: busy and stolen in between, stolen since start-up."""
+    """Compute shares of the allowed cores' time: busy and stolen in between, stolen since start-up."""
     if not before or not after or len(before) != len(after):
         return None, None, None
     cores = [core for core in allowed or () if core < len(after)] or range(len(after))
@@ -88,7 +95,7 @@ def _shares(
 
 
 def _times(cores: Sequence[Any]) -> tuple[float, float, float]:
-    """Busy, stolen and all seconds of these cores; guests' time is part of user time already (proc(5))."""
+    """Sum up busy, stolen and all seconds of these cores; user time includes guests' (proc(5))."""
     guests = sum(getattr(core, "guest", 0.0) + getattr(core, "guest_nice", 0.0) for core in cores)
     idle = sum(core.idle + getattr(core, "iowait", 0.0) for core in cores)
     steal = sum(getattr(core, "steal", 0.0) for core in cores)
@@ -97,7 +104,7 @@ def _times(cores: Sequence[Any]) -> tuple[float, float, float]:
 
 
 def read_cpu(root: Path, allowed: frozenset[int] | None) -> Cpu:
-    """What /proc and /sys under `root` say of the cores."""
+    """Read what /proc and /sys under `root` say of the cores."""
     cpus = root / CPUS
     policies = sorted(cpus.glob("cpu[0-9]*/cpufreq"))
     governors = {sysfs.text(policy / "scaling_governor") for policy in policies} - {None}
@@ -134,7 +141,7 @@ def _nodes(root: Path, allowed: frozenset[int] | None) -> tuple[NumaNode, ...] |
 
 
 def read_memory(root: Path) -> Memory:
-    """Memory, the container's limit on it, stalls and shared memory."""
+    """Read memory, the container's limit on it, stalls and shared memory."""
     now = attempt(psutil.virtual_memory)
     shm = attempt(lambda: shutil.disk_usage(root / "dev/shm"))
     stalls = re.search(r"^some avg10=([0-9.]+)", sysfs.text(root / "proc/pressure/memory") or "")
@@ -151,7 +158,7 @@ def read_memory(root: Path) -> Memory:
 
 
 def read_disk(folder: Path) -> Disk:
-    """Room where `folder` is or would be made."""
+    """Read the room where `folder` is or would be made."""
     there = next((up for up in (folder, *folder.absolute().parents) if up.exists()), None)
     if there is None:
         return Disk(path=str(folder))
@@ -161,3 +168,77 @@ def read_disk(folder: Path) -> Disk:
         free_bytes=None if usage is None else usage.free,
         writable=there.is_dir() and os.access(there, os.W_OK | os.X_OK),
     )
+
+
+def read_network(root: Path = Path("/")) -> HostNetwork:
+    """Read everything that decides which interface gloo and NCCL would use."""
+    return HostNetwork(
+        interfaces=attempt(_interfaces),
+        default_route=_default_route(root),
+        host_addresses=_host_addresses(),
+        ports=_ports(root),
+    )
+
+
+def _interfaces() -> tuple[Interface, ...]:
+    addresses = psutil.net_if_addrs()
+    found = []
+    for name, state in psutil.net_if_stats().items():
+        plain = [
+            entry.address.split("%")[0]
+            for entry in addresses.get(name, ())
+            if entry.family in (socket.AF_INET, socket.AF_INET6)
+        ]
+        usable = tuple(address for address in plain if not ipaddress.ip_address(address).is_link_local)
+        found.append(
+            Interface(
+                name=name,
+                is_up=bool(state.isup),
+                is_loopback=any(ipaddress.ip_address(address).is_loopback for address in usable),
+                addresses=usable,
+                speed_mbit_per_s=int(state.speed) or None,
+            )
+        )
+    return tuple(found)
+
+
+def _default_route(root: Path) -> str | None:
+    """Find the interface of the IPv4 default route: /proc/net/route, Iface Destination … Flags … Mask."""
+    for line in (sysfs.text(root / "proc/net/route") or "").splitlines()[1:]:
+        words = line.split()
+        if len(words) > 7 and words[1] == words[7] == ANYWHERE and int(words[3], 16) & ROUTE_UP:
+            return words[0]
+    return None
+
+
+def _host_addresses() -> tuple[str, ...] | None:
+    """Look up this host's name as gloo does; empty where it resolves to nothing, None if too slow."""
+    found: list[tuple[str, ...]] = []
+
+    def look_up() -> None:
+        try:
+            entries = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError):
+            found.append(())
+        else:
+            found.append(tuple(dict.fromkeys(str(entry[4][0]).split("%")[0] for entry in entries)))
+
+    # A daemon: a name server that does not answer must not keep the doctor waiting.
+    thread = threading.Thread(target=look_up, daemon=True)
+    thread.start()
+    thread.join(LOOK_UP_S)
+    return found[0] if found else None
+
+
+def _ports(root: Path) -> tuple[Port, ...]:
+    found = []
+    for folder in sorted((root / "sys/class/infiniband").glob("*/ports/*")):
+        state = sysfs.text(folder / "state")
+        found.append(
+            Port(
+                name=folder.parent.parent.name,
+                active=None if state is None else "ACTIVE" in state,
+                rate=sysfs.text(folder / "rate"),
+            )
+        )
+    return tuple(found)

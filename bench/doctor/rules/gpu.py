@@ -1,4 +1,4 @@
-"""Findings about GPUs, one line per question for all of them. Pure."""
+"""Findings about GPUs, one line per question for all of them, and about the links between them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bench.doctor.finding import SEVERITY, Finding, Status, unknown, worst
-from bench.doctor.machine import ClockReason, Gpu, Machine
+from bench.doctor.readings import ClockReason, Gpu, GpuPair, HostReadings
+from bench.doctor.rules import SEVERITY, Finding, Status, judged, unknown, worst
 
 BUSY_CAUTION_PCT = 5
 """GPU time that others may take before it can pass for a regression: the gate's default threshold."""
@@ -26,9 +26,18 @@ FAULTS = frozenset(
 CHOICES = frozenset((ClockReason.APPLICATION, ClockReason.SYNC_BOOST, ClockReason.DISPLAY))
 """Reasons that someone set, again by NVML's documentation."""
 
+PATHS = {
+    "PIX": "one PCIe switch",
+    "PXB": "several PCIe switches",
+    "PHB": "the PCIe host bridge",
+    "NODE": "host bridges of one NUMA node",
+    "SYS": "the link between sockets",
+}
+"""Abbreviations of `nvidia-smi topo -m`, by its own legend."""
+
 
 @dataclass(frozen=True)
-class Verdict:
+class GpuFinding:
     """One GPU's answer to one question; `{}` in `text` stands for `value`: equal answers share a line."""
 
     status: Status
@@ -37,11 +46,11 @@ class Verdict:
     value: float | None = None
 
 
-NOT_READABLE = Verdict("unknown", "not readable here")
+NOT_READABLE = GpuFinding("unknown", "not readable here")
 
 
-def gpu_findings(machine: Machine) -> list[Finding]:
-    """Lines about the GPUs; one line where there is none."""
+def gpu_findings(machine: HostReadings) -> list[Finding]:
+    """Judge the GPUs, their links and the cores next to them; one line where there is no GPU."""
     name, gpus = "GPUs", machine.gpus
     if gpus is None and machine.gpu_error is None:
         return [unknown(name)]
@@ -57,7 +66,7 @@ def gpu_findings(machine: Machine) -> list[Finding]:
         return [Finding(name, "caution", hidden, "unset CUDA_VISIBLE_DEVICES to measure on GPUs")]
     if not gpus:
         return [Finding(name, "ok", "no CUDA device: devices are CPU cores")]
-    rules: dict[str, Callable[[Gpu], Verdict]] = {
+    rules: dict[str, Callable[[Gpu], GpuFinding]] = {
         "GPU use": use,
         "GPU clocks": clocks,
         "GPU power": power,
@@ -65,11 +74,12 @@ def gpu_findings(machine: Machine) -> list[Finding]:
         "GPU heat": heat,
         "GPU persistence": persistence,
     }
-    return [models(machine, gpus), *(per_gpu(name, gpus, rule) for name, rule in rules.items())]
+    each = (per_gpu(name, gpus, rule) for name, rule in rules.items())
+    return [models(machine, gpus), *each, links(machine, gpus), affinity(machine, gpus)]
 
 
-def per_gpu(name: str, gpus: Sequence[Gpu], rule: Callable[[Gpu], Verdict]) -> Finding:
-    """One line for all GPUs: equal answers together, the gravest first; its advice is the line's."""
+def per_gpu(name: str, gpus: Sequence[Gpu], rule: Callable[[Gpu], GpuFinding]) -> Finding:
+    """Make one line for all GPUs: equal answers together, the gravest first, whose advice is the line's."""
     groups: dict[tuple[Status, str, str], list[tuple[int, float | None]]] = defaultdict(list)
     for gpu in gpus:
         verdict = rule(gpu)
@@ -84,7 +94,7 @@ def per_gpu(name: str, gpus: Sequence[Gpu], rule: Callable[[Gpu], Verdict]) -> F
 
 
 def span(values: Sequence[float]) -> str:
-    """`41-47`, or `41` where all agree."""
+    """Write `41-47`, or `41` where all agree."""
     if not values:
         return "?"
     low, high = f"{min(values):.0f}", f"{max(values):.0f}"
@@ -92,7 +102,7 @@ def span(values: Sequence[float]) -> str:
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """`0-3,6` for 0, 1, 2, 3, 6."""
+    """Write `0-3,6` for 0, 1, 2, 3, 6."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][-1] + 1:
@@ -102,8 +112,8 @@ def ranges(numbers: Sequence[int]) -> str:
     return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
-def models(machine: Machine, gpus: Sequence[Gpu]) -> Finding:
-    """What GPUs there are, and whether each is a whole and a real one."""
+def models(machine: HostReadings, gpus: Sequence[Gpu]) -> Finding:
+    """Name the GPUs, and judge whether they are equal, whole and real ones."""
     counts = Counter(gpu.name or "name unknown" for gpu in gpus)
     text = ", ".join(f"{count} x {name}" for name, count in counts.items())
     if machine.num_gpus_present is not None and machine.num_gpus_present > len(gpus):
@@ -119,8 +129,8 @@ def models(machine: Machine, gpus: Sequence[Gpu]) -> Finding:
     return Finding("GPUs", "ok", text)
 
 
-def use(gpu: Gpu) -> Verdict:
-    """Whether anyone else uses it."""
+def use(gpu: Gpu) -> GpuFinding:
+    """Judge whether anyone else uses the GPU."""
     busy = "share of time unknown" if gpu.busy_pct is None else "{}% busy"
     if gpu.processes:
         who = ", ".join(f"{p.pid}{f' ({p.used_mib} MiB)' if p.used_mib else ''}" for p in gpu.processes)
@@ -129,39 +139,41 @@ def use(gpu: Gpu) -> Verdict:
         advice = (
             "wait for it, or use other GPUs (CUDA_VISIBLE_DEVICES); ps -o user,cmd -p PID shows whose it is"
         )
-        return Verdict("bad" if working else "caution", text, advice, gpu.busy_pct)
+        return GpuFinding("bad" if working else "caution", text, advice, gpu.busy_pct)
     elsewhere = "ask who else runs on this GPU: another container or virtual machine can"
     if gpu.busy_pct is not None and gpu.busy_pct >= BUSY_CAUTION_PCT:
-        return Verdict("bad", "{}% busy, by a process not visible from here", elsewhere, gpu.busy_pct)
+        return GpuFinding("bad", "{}% busy, by a process not visible from here", elsewhere, gpu.busy_pct)
     if gpu.used_mib is not None and gpu.used_mib >= UNSEEN_CAUTION_MIB:
-        return Verdict("caution", "{} MiB in use by a process not visible from here", elsewhere, gpu.used_mib)
+        return GpuFinding(
+            "caution", "{} MiB in use by a process not visible from here", elsewhere, gpu.used_mib
+        )
     if gpu.processes is None and gpu.busy_pct is None:
         return NOT_READABLE
-    return Verdict("ok", f"no other process, {busy}", value=gpu.busy_pct)
+    return GpuFinding("ok", f"no other process, {busy}", value=gpu.busy_pct)
 
 
-def clocks(gpu: Gpu) -> Verdict:
-    """The SM clock now and at most, and what holds it down."""
+def clocks(gpu: Gpu) -> GpuFinding:
+    """Judge the SM clock by what holds it down."""
     if gpu.sm_clock_mhz is None:
         return NOT_READABLE
     text = f"{{}} of {gpu.max_sm_clock_mhz or '?'} MHz"
     if gpu.clock_reasons is None:
-        return Verdict("unknown", f"{text}, why not readable here", value=gpu.sm_clock_mhz)
+        return GpuFinding("unknown", f"{text}, why not readable here", value=gpu.sm_clock_mhz)
     held = f"{text}, held down by {', '.join(sorted(gpu.clock_reasons - {ClockReason.IDLE}))}"
     if gpu.clock_reasons & FAULTS:
         advice = "look at cooling and power supply (nvidia-smi -q -d PERFORMANCE,TEMPERATURE)"
-        return Verdict("bad", held, advice, gpu.sm_clock_mhz)
+        return GpuFinding("bad", held, advice, gpu.sm_clock_mhz)
     if ClockReason.POWER_CAP in gpu.clock_reasons:
-        return Verdict("caution", held, "raise the power limit, see the line GPU power", gpu.sm_clock_mhz)
+        return GpuFinding("caution", held, "raise the power limit, see the line GPU power", gpu.sm_clock_mhz)
     if gpu.clock_reasons & CHOICES:
         advice = "compare only runs at these clocks; for the default: sudo nvidia-smi -rac and -rgc"
-        return Verdict("caution", held, advice, gpu.sm_clock_mhz)
+        return GpuFinding("caution", held, advice, gpu.sm_clock_mhz)
     idle = ", idle" if ClockReason.IDLE in gpu.clock_reasons else ""
-    return Verdict("ok", f"{text}{idle}", value=gpu.sm_clock_mhz)
+    return GpuFinding("ok", f"{text}{idle}", value=gpu.sm_clock_mhz)
 
 
-def power(gpu: Gpu) -> Verdict:
-    """The enforced power limit against the maker's default; the half watt is for rounding."""
+def power(gpu: Gpu) -> GpuFinding:
+    """Judge the enforced power limit against the maker's default; the half watt is for rounding."""
     if gpu.power_limit_w is None or gpu.default_power_limit_w is None:
         return NOT_READABLE
     default = f"default {gpu.default_power_limit_w:.0f} W"
@@ -169,53 +181,120 @@ def power(gpu: Gpu) -> Verdict:
         advice = (
             f"sudo nvidia-smi -pl {gpu.default_power_limit_w:.0f}; else compare only runs with this limit"
         )
-        return Verdict("caution", f"capped at {{}} W, {default}", advice, gpu.power_limit_w)
-    return Verdict("ok", f"limit {{}} W, {default}", value=gpu.power_limit_w)
+        return GpuFinding("caution", f"capped at {{}} W, {default}", advice, gpu.power_limit_w)
+    return GpuFinding("ok", f"limit {{}} W, {default}", value=gpu.power_limit_w)
 
 
-def memory_errors(gpu: Gpu) -> Verdict:
-    """ECC mode and errors since the driver was loaded.
+def memory_errors(gpu: Gpu) -> GpuFinding:
+    """Judge the ECC mode and the errors since the driver was loaded.
 
     Corrected errors need no action; uncorrected ones and a failed row remapping do (NVIDIA, "GPU Memory Error
     Management").
     """
     if gpu.remap_failed:
-        return Verdict("bad", "row remapping failed", "replace the GPU: it qualifies for return")
+        return GpuFinding("bad", "row remapping failed", "replace the GPU: it qualifies for return")
     if gpu.uncorrected_errors:
-        return Verdict(
+        return GpuFinding(
             "bad", "{} uncorrected errors", "drain the machine and reset the GPU", gpu.uncorrected_errors
         )
     if gpu.remap_pending:
-        return Verdict("caution", "a row waits to be remapped", "reset the GPU when nothing runs on it")
+        return GpuFinding("caution", "a row waits to be remapped", "reset the GPU when nothing runs on it")
     if gpu.ecc is None:
-        return Verdict("unknown", "ECC not reported by this GPU")
+        return GpuFinding("unknown", "ECC not reported by this GPU")
     if not gpu.ecc:
-        return Verdict(
+        return GpuFinding(
             "caution", "ECC off", "compare only runs with ECC off; on: sudo nvidia-smi -e 1, then reboot"
         )
-    return Verdict("ok", "ECC on, {} corrected, none uncorrected", value=gpu.corrected_errors)
+    return GpuFinding("ok", "ECC on, {} corrected, none uncorrected", value=gpu.corrected_errors)
 
 
-def heat(gpu: Gpu) -> Verdict:
-    """Temperature and the way to thermal slow-down, both from NVML."""
+def heat(gpu: Gpu) -> GpuFinding:
+    """Judge the temperature by the degrees left to thermal slow-down, both from NVML."""
     if gpu.temperature_c is None:
         return NOT_READABLE
     if gpu.margin_c is None:
-        return Verdict("unknown", "{} C, slow-down temperature not readable here", value=gpu.temperature_c)
+        return GpuFinding("unknown", "{} C, slow-down temperature not readable here", value=gpu.temperature_c)
     advice = "look at fans and airflow, or let it cool"
     if gpu.margin_c <= 0:
-        return Verdict("bad", "{} C, at thermal slow-down", advice, gpu.temperature_c)
+        return GpuFinding("bad", "{} C, at thermal slow-down", advice, gpu.temperature_c)
     if gpu.margin_c <= MARGIN_CAUTION_C:
         text = f"{{}} C, within {MARGIN_CAUTION_C} C of thermal slow-down"
-        return Verdict("caution", text, advice, gpu.temperature_c)
-    return Verdict("ok", "{} C", value=gpu.temperature_c)
+        return GpuFinding("caution", text, advice, gpu.temperature_c)
+    return GpuFinding("ok", "{} C", value=gpu.temperature_c)
 
 
-def persistence(gpu: Gpu) -> Verdict:
-    """Without persistence the driver lets go of an idle GPU (NVIDIA, "Driver Persistence")."""
+def persistence(gpu: Gpu) -> GpuFinding:
+    """Judge persistence: without it the driver unloads an idle GPU (NVIDIA, "Driver Persistence")."""
     if gpu.persistence is None:
         return NOT_READABLE
     if gpu.persistence:
-        return Verdict("ok", "on")
+        return GpuFinding("ok", "on")
     advice = "sudo nvidia-smi -pm 1, or run nvidia-persistenced"
-    return Verdict("caution", "off: the driver unloads between runs, and settings with it", advice)
+    return GpuFinding("caution", "off: the driver unloads between runs, and settings with it", advice)
+
+
+def links(machine: HostReadings, gpus: Sequence[Gpu]) -> Finding:
+    """Judge how GPUs reach each other: all-reduce is fastest over NVLink, then PCIe, then host memory.
+
+    Bus bandwidth of all-reduce, published: A100 pair 208 GB/s by NVLink, 20 GB/s by PCIe. PCIe is a caution
+    only where other GPUs could be chosen, no peer access only where it could be had (not on GeForce cards).
+    """
+    name, pairs = "GPU links", machine.pairs
+    if len(gpus) == 1:
+        return Finding(name, "ok", "one GPU: nothing to link")
+    if not pairs:
+        return unknown(name)
+    counts = Counter(way(pair) for pair in pairs)
+    text = ", ".join(f"{count} of {len(pairs)} pairs {how}" for how, count in counts.items())
+    if any("not readable" in how for how in counts):
+        return unknown(name, text)
+    if all(pair.nvlink for pair in pairs):
+        return _nvlinks(name, gpus, len(pairs))
+    if not all(pair.nvlink or pair.peer_access for pair in pairs):
+        by_design = all("GeForce" in (gpu.name or "") for gpu in gpus)
+        advice = "turn PCIe ACS and IOMMU off (NCCL, Troubleshooting)"
+        return judged(name, "ok" if by_design else "caution", text, advice)
+    choice = any(pair.nvlink for pair in pairs) or (machine.num_gpus_present or 0) > len(gpus)
+    advice = "choose GPUs joined by NVLink, if some are (nvidia-smi topo -m, CUDA_VISIBLE_DEVICES)"
+    return judged(name, "caution" if choice else "ok", text, advice)
+
+
+def _nvlinks(name: str, gpus: Sequence[Gpu], num_pairs: int) -> Finding:
+    numbers = {gpu.index: gpu.num_nvlinks for gpu in gpus if gpu.num_nvlinks is not None}
+    text = f"all {num_pairs} pairs by NVLink"
+    text += f", {span(list(numbers.values()))} links each" if numbers else ""
+    few = [index for index, number in numbers.items() if number < max(numbers.values())]
+    if not few:
+        return Finding(name, "ok", text)
+    uneven = f"{text}: GPU {ranges(few)} has fewer than the others"
+    return Finding(name, "caution", uneven, "nvidia-smi nvlink -s shows the links that are down")
+
+
+def way(pair: GpuPair) -> str:
+    """Say how one pair is joined."""
+    if pair.nvlink:
+        return "by NVLink"
+    if pair.peer_access is None:
+        return "not readable here"
+    through = f" through {PATHS.get(pair.path, pair.path)}" if pair.path else ""
+    return f"by PCIe{through}" if pair.peer_access else f"by host memory, no peer access{through}"
+
+
+def affinity(machine: HostReadings, gpus: Sequence[Gpu]) -> Finding:
+    """Judge whether this process may use cores on each GPU's own NUMA node."""
+    nodes = machine.cpu.nodes
+
+    def near(gpu: Gpu) -> GpuFinding:
+        if nodes is None or (gpu.numa_node is None and len(nodes) > 1):
+            return NOT_READABLE
+        if len(nodes) < 2:
+            return GpuFinding("ok", "one NUMA node")
+        node = next((node for node in nodes if node.number == gpu.numa_node), None)
+        if node is None or node.num_allowed is None:
+            return NOT_READABLE
+        if not node.num_allowed:
+            advice = "allow cores of every GPU's node (numactl, Slurm --gpus-per-task with --cpus-per-gpu)"
+            return GpuFinding("caution", f"on NUMA node {node.number}, where no core is allowed", advice)
+        return GpuFinding("ok", f"on NUMA node {node.number}")
+
+    return per_gpu("GPU affinity", gpus, near)

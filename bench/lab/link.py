@@ -1,16 +1,7 @@
-"""What a lab consists of: links, addresses, cores, commands and the job's exit code. Pure.
+"""A lab on paper: links, addresses, the commands that make them, and each host's part of the job.
 
 A link of rate R is a `tc tbf` on both of its ends: on the host's own interface (what leaves the host) and on
-the switch's port to it (what reaches the host). A token bucket lets `burst` bytes pass at once and then
-refills at R, so it meets R in the long run only if the bucket outlasts the time the kernel may be late to
-come back to it: measured on busy cores, 2 ms of the link are enough, 0.5 ms cost up to a third of 1 Gbit/s.
-A bucket smaller than the 64 KiB that TCP hands down at once has the kernel cut them into packets in software:
-at 200 Mbit/s that took 41% of two cores and slowed the compute beside it fourfold, so no bucket is smaller.
-The hosts' TCP uses Reno, which every kernel has: it keeps a link without losses full. BBR, some machines'
-default, probes for its rate and delay instead: at 200 Mbit/s a 47 MB all-reduce took 1,957-2,115 ms under it
-and 1,957-1,994 ms under Reno. The queue holds what a connection has in flight at most (tcp_wmem, 4 MB), as a
-precaution: a packet dropped at the end of a message would cost TCP's least timeout, 200 ms. With it no packet
-was dropped; with a shorter one drops were not counted.
+the switch's port to it (what reaches the host). docs/lab.md says how close it comes to a real link.
 """
 
 from __future__ import annotations
@@ -18,23 +9,33 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
 from typing import TypeVar
 
 from bench.errors import UsageError
 
 T = TypeVar("T")
 
-MIN_HOSTS, MAX_HOSTS = 2, 64
 MIN_RATE_BIT_PER_S, MAX_RATE_BIT_PER_S = 1_000_000, 100_000_000_000
 MAX_DELAY_S = 10.0
+
 BURST_S = 0.002
+"""What a bucket holds, as time on the link: it has to outlast a kernel that comes back late on busy cores.
+Measured: 2 ms are enough, 0.5 ms cost up to a third of 1 Gbit/s."""
+
 MIN_BURST_BYTES = 70_000
-QUEUE_S, MAX_QUEUE_S = 0.05, 0.5
-QUEUE_BYTES = 8_000_000
+"""More than the 64 KiB that TCP hands down at once: the kernel would cut them into packets in software, which
+at 200 Mbit/s took 41% of two cores."""
+
+QUEUE_BYTES, QUEUE_S, MAX_QUEUE_S = 8_000_000, 0.05, 0.5
+"""What waits for a link before a packet is dropped: these bytes, but at least 50 ms and at most 0.5 s of its
+rate. A connection has at most 4 MB in flight (tcp_wmem), so none is dropped; one dropped at the end of a
+message would cost TCP's least timeout, 200 ms."""
+
 INTERFACE = "eth0"
 NETWORK = "10.77.0"
+
 RENDEZVOUS_PORT = 29500
+"""torchrun's default for --master-port; in a lab's own network no other program can hold it."""
 
 _BITS_PER_S = {"mbit": 10**6, "gbit": 10**9}
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -42,7 +43,7 @@ _NUMBER = r"([0-9]{1,6}(?:\.[0-9]{1,6})?)"
 
 
 @dataclass(frozen=True)
-class Link:
+class ShapedLink:
     """One host's link to the switch: `rate_bit_per_s` each way, `delay_s` added to what leaves the host."""
 
     rate_bit_per_s: int
@@ -70,7 +71,7 @@ class Link:
 
     @property
     def queue_bytes(self) -> int:
-        """Bytes that wait for the link before one is dropped: 50 ms of its rate, 8 MB where that is brief."""
+        """Bytes that wait for the link before a packet is dropped."""
         brief = min(QUEUE_BYTES, int(self.rate_bit_per_s * MAX_QUEUE_S / 8))
         return self.burst_bytes + max(brief, int(self.rate_bit_per_s * QUEUE_S / 8))
 
@@ -87,7 +88,7 @@ class HostJob:
 
 
 def parse_rate(text: str) -> int:
-    """`200mbit`, `1gbit` or `2.5gbit` in bit/s (decimal units, as networks count)."""
+    """Parse `200mbit`, `1gbit` or `2.5gbit` to bit/s (decimal units, as networks count)."""
     match = re.fullmatch(_NUMBER + "(mbit|gbit)", text)
     if not match:
         raise UsageError(f"rate {text!r} is not understood; write it as 200mbit, 1gbit or 2.5gbit")
@@ -98,7 +99,7 @@ def parse_rate(text: str) -> int:
 
 
 def parse_delay(text: str) -> float:
-    """`500us`, `1ms` or `0.1s` in seconds."""
+    """Parse `500us`, `1ms` or `0.1s` to seconds."""
     match = re.fullmatch(_NUMBER + "(us|ms|s)", text)
     delay_s = float(match[1]) * _SECONDS[match[2]] if match else 0.0
     if not 1e-6 <= delay_s <= MAX_DELAY_S:
@@ -106,26 +107,8 @@ def parse_delay(text: str) -> float:
     return delay_s
 
 
-def parse_hosts(text: str) -> int:
-    """A number of hosts from 2 to 64."""
-    if not re.fullmatch(r"[0-9]{1,3}", text) or not MIN_HOSTS <= int(text) <= MAX_HOSTS:
-        raise UsageError(f"--hosts {text!r} is not a whole number from {MIN_HOSTS} to {MAX_HOSTS}")
-    return int(text)
-
-
-def module_arguments(command: Sequence[str], executable: str) -> list[str]:
-    """The `MODULE args...` of `python -m MODULE args...`; every rank runs it under `executable`."""
-    pythons = {"python", "python3", executable, PurePath(executable).name}
-    if len(command) < 3 or command[0] not in pythons or command[1] != "-m" or command[2].startswith("-"):
-        given = " ".join(command) or "nothing"
-        raise UsageError(
-            f"after -- comes python -m MODULE args..., not {given!r}; e.g. -- python -m bench.run"
-        )
-    return list(command[2:])
-
-
 def shares(items: Sequence[T], num_hosts: int) -> list[list[T]]:
-    """Contiguous equal shares of cores or GPUs, one per host; with fewer items than hosts they are shared."""
+    """Split cores or GPUs into equal contiguous shares, one per host; fewer items than hosts are shared."""
     size = max(1, len(items) // num_hosts)
     starts = [host * size % len(items) for host in range(num_hosts)] if items else [0] * num_hosts
     return [list(items[start : start + size]) for start in starts]
@@ -152,7 +135,11 @@ def switch_commands(namespaces: Sequence[str]) -> list[str]:
 
 
 def host_commands(host: int) -> list[str]:
-    """`ip` batch lines, run in the host's namespace; IPv4 only, so that nobody waits for IPv6 discovery."""
+    """`ip` batch lines, run in the host's namespace.
+
+    IPv4 only, so that nobody waits for IPv6 discovery. TCP uses Reno, which every kernel has and which keeps
+    a link without losses full; BBR, some machines' default, probes for its rate instead.
+    """
     return [
         "link set lo up",
         f"link set {INTERFACE} addrgenmode none up",
@@ -161,7 +148,7 @@ def host_commands(host: int) -> list[str]:
     ]
 
 
-def shaping_commands(interface: str, link: Link, *, leaves_host: bool) -> list[str]:
+def shaping_commands(interface: str, link: ShapedLink, *, leaves_host: bool) -> list[str]:
     """`tc` batch lines for one end of a link; the delay sits on the host's end alone."""
     bucket = f"burst {link.burst_bytes} limit {link.queue_bytes}"
     lines = [f"qdisc add dev {interface} root handle 1: tbf rate {link.rate_bit_per_s}bit {bucket}"]
@@ -172,7 +159,7 @@ def shaping_commands(interface: str, link: Link, *, leaves_host: bool) -> list[s
     return lines
 
 
-def host_environment(host: int, link: Link, gpus: Sequence[str]) -> dict[str, str]:
+def host_environment(host: int, link: ShapedLink, gpus: Sequence[str]) -> dict[str, str]:
     """What a host's ranks find in their environment beside the user's own."""
     environment = {
         "BENCH_HOST": host_name(host),
@@ -189,25 +176,15 @@ def host_environment(host: int, link: Link, gpus: Sequence[str]) -> dict[str, st
 
 
 def job_exit_code(codes: Sequence[int]) -> int:
-    """The exit code of a job from its processes' codes, in the order in which they ended; 0 if all are 0.
+    """Choose the exit code of a job from its processes' codes, in the order in which they ended.
 
     Peers of a failed process die of its absence, with 1 (an exception) or by a signal (negative, or above
-    128), sometimes before it has ended itself. So a code that a program chose, such as 2, goes first.
+    128), sometimes before it has ended itself. So a code that a program chose, such as 2, goes first; 0 only
+    where all are 0.
     """
     failed = [128 - code if code < 0 else code for code in codes if code]
     chosen = [code for code in failed if 1 < code < 128]
     return (chosen or failed or [0])[0]
-
-
-def summary(num_hosts: int, ranks_per_host: int, link: Link, cores: Sequence[Sequence[int]]) -> str:
-    """One line that says what lab was made."""
-    each = len(cores[0])
-    shared = ", shared between hosts" if len({core for share in cores for core in share}) < num_hosts else ""
-    ranks = f"{ranks_per_host} rank{'s' * (ranks_per_host > 1)}"
-    return (
-        f"lab: {num_hosts} hosts of {ranks} each, link {link.label} each way, "
-        f"{each} CPU core{'s' * (each > 1)} per host{shared}"
-    )
 
 
 def _in_largest_unit(value: float, units: Mapping[str, float]) -> str:

@@ -5,27 +5,28 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import pytest
-from doctor_machines import GIB, container, h100_box, laptop, virtual_gpu, with_gpu
+from doctor_machines import ETH0, GIB, LOOPBACK, container, h100_box, laptop, virtual_gpu, with_gpu
 
-from bench.doctor.finding import figures, gib, graded
-from bench.doctor.machine import NumaNode
-from bench.doctor.rules import Finding, Machine, diagnose
+from bench.doctor.__main__ import diagnose
+from bench.doctor.readings import HostReadings, Interface, NumaNode, Port
+from bench.doctor.rules import Finding, figures, gib, graded
+from bench.doctor.rules.libraries import nccl_interfaces
 
 
-def line(machine: Machine, name: str) -> Finding:
+def line(machine: HostReadings, name: str) -> Finding:
     (found,) = [finding for finding in diagnose(machine) if finding.name == name]
     return found
 
 
-def cpu(machine: Machine, **changes: Any) -> Machine:
+def cpu(machine: HostReadings, **changes: Any) -> HostReadings:
     return replace(machine, cpu=replace(machine.cpu, **changes))
 
 
-def memory(machine: Machine, **changes: Any) -> Machine:
+def memory(machine: HostReadings, **changes: Any) -> HostReadings:
     return replace(machine, memory=replace(machine.memory, **changes))
 
 
-def software(machine: Machine, **changes: Any) -> Machine:
+def software(machine: HostReadings, **changes: Any) -> HostReadings:
     return replace(machine, software=replace(machine.software, **changes))
 
 
@@ -40,7 +41,7 @@ def test_a_machine_without_gpu_has_one_line_about_gpus() -> None:
 
 
 def test_what_was_not_read_is_unknown_and_never_judged() -> None:
-    judged = {f.name for f in diagnose(Machine()) if f.status != "unknown"}
+    judged = {f.name for f in diagnose(HostReadings()) if f.status != "unknown"}
     assert judged == {"threads", "settings"}  # these come from the environment, which is always known
 
 
@@ -229,3 +230,58 @@ def test_readings_cannot_be_changed() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         h100_box().cpu.present = 1  # type: ignore[misc]
     assert with_gpu(h100_box(), 0, ecc=False) != h100_box()
+
+
+DOCKER = Interface(name="docker0", is_up=True, is_loopback=False, addresses=("172.17.0.1",))
+IB0 = Interface(name="ib0", is_up=True, is_loopback=False, addresses=("198.51.100.2",))
+DOWN = Interface(name="eth1", is_up=False, is_loopback=False, addresses=("203.0.113.4",))
+
+
+@pytest.mark.parametrize(
+    ("setting", "present", "chosen"),
+    [
+        (None, (LOOPBACK, DOCKER, ETH0, DOWN), ["eth0"]),
+        (None, (LOOPBACK, ETH0, IB0), ["ib0"]),
+        (None, (LOOPBACK, DOCKER), ["docker0"]),
+        (None, (LOOPBACK,), ["lo"]),
+        ("eth,ib", (LOOPBACK, ETH0, IB0, DOWN), ["eth0", "ib0"]),
+        ("=eth", (LOOPBACK, ETH0), []),
+        ("=eth0,lo", (LOOPBACK, ETH0), ["lo", "eth0"]),
+        ("^docker,lo", (LOOPBACK, DOCKER, ETH0), ["eth0"]),
+        ("^=lo", (LOOPBACK, ETH0), ["eth0"]),
+        ("eth1", (LOOPBACK, ETH0, DOWN), []),
+    ],
+)
+def test_the_interface_nccl_would_choose(
+    setting: str | None, present: tuple[Interface, ...], chosen: list[str]
+) -> None:
+    assert [interface.name for interface in nccl_interfaces(present, setting)] == chosen
+
+
+def test_nccl_line() -> None:
+    assert line(h100_box(), "NCCL network").text == (
+        "eth0 (192.0.2.7, 10000 Mbit/s); RDMA ports mlx5_0 400 Gb/sec (4X NDR)"
+    )
+    wrong = line(replace(h100_box(), env={"NCCL_SOCKET_IFNAME": "ens5"}), "NCCL network")
+    assert wrong.status == "bad"
+    assert "there are lo, eth0" in wrong.text
+    assert wrong.advice.endswith("export NCCL_SOCKET_IFNAME=eth0")
+    box = h100_box()
+    dark = replace(box, network=replace(box.network, ports=(Port(name="mlx5_0", active=False),)))
+    assert line(dark, "NCCL network").status == "caution"
+    alone = replace(box, network=replace(box.network, interfaces=(LOOPBACK,)))
+    assert line(alone, "NCCL network").status == "caution"
+
+
+def test_gloo_follows_the_hosts_name_unless_told() -> None:
+    assert line(h100_box(), "gloo network").text == "eth0 (192.0.2.7, 10000 Mbit/s)"
+    to_itself = line(laptop(), "gloo network")
+    assert to_itself.status == "caution"
+    assert "resolves to 127.0.1.1" in to_itself.text
+    assert to_itself.advice == "for several machines: export GLOO_SOCKET_IFNAME=eth0"
+    told = replace(laptop(), env={"GLOO_SOCKET_IFNAME": "eth0"})
+    assert line(told, "gloo network").status == "ok"
+    wrong = replace(laptop(), env={"GLOO_SOCKET_IFNAME": "eth"})
+    assert line(wrong, "gloo network").status == "bad"
+    slow = replace(laptop(), network=replace(laptop().network, host_addresses=None))
+    assert line(slow, "gloo network").status == "unknown"
