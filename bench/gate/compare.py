@@ -15,9 +15,8 @@ from dataclasses import dataclass
 
 from bench.conditions import Difference
 from bench.errors import ExitCode, NotComparableError, UsageError
-from bench.gate.conditions import run_differences
 from bench.gate.launches import launch_ratio
-from bench.gate.runs import SWEPT, GateCase, GateRun
+from bench.gate.runs import SWEPT, GateCase, GateRun, run_differences
 from bench.results.round_times import ByRound
 from bench.stats import Interval, ratio_of_medians
 

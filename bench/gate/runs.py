@@ -15,6 +15,7 @@ from typing import Any
 
 import pandas as pd
 
+from bench.conditions import Difference, Question, differences
 from bench.errors import UsageError
 from bench.results.aggregate import images_per_s_by_round, step_ms_by_round
 from bench.results.round_times import ByRound
@@ -24,6 +25,16 @@ from bench.settings import DDP_AXES
 
 SWEPT = ("mode", "num_devices", *DDP_AXES)
 """Columns that may differ between the cases of one run; together they name a case within it."""
+
+PLANNED = tuple(
+    column.name
+    for column in IDENTITY
+    if column.name not in {*SWEPT, "case_id", "status", "reason", "global_batch", "device_name", "link"}
+)
+"""Settings and places of a case, known of unmeasured ones too; global_batch follows from them."""
+
+SEEN = ("device_name", "link")
+"""Known only of cases that were measured."""
 
 NEEDED = {
     "cases.csv": (
@@ -198,3 +209,26 @@ def _check_rounds(where: str, case: GateCase, num_rounds: Any) -> None:
 def _positive(values: pd.Series[Any]) -> pd.Series[bool]:
     numbers = values.astype("float64")
     return (numbers > 0) & (numbers < math.inf)
+
+
+def run_differences(
+    baseline: GateRun, candidate: GateRun, pairs: Iterable[tuple[GateCase, GateCase]]
+) -> tuple[Difference, ...]:
+    """Conditions and settings that differ, blocking ones first."""
+    found = _between_cases(list(pairs))
+    found += differences(baseline.manifest, candidate.manifest, Question.GATE)
+    return tuple(sorted(found, key=lambda difference: not difference.blocking))
+
+
+def _between_cases(pairs: list[tuple[GateCase, GateCase]]) -> list[Difference]:
+    found = []
+    for name in (*PLANNED, *SEEN):
+        changed = [
+            (a.row.get(name, "none"), b.row.get(name, "none"))
+            for a, b in pairs
+            if a.row.get(name) != b.row.get(name) and (name in PLANNED or (a.ok and b.ok))
+        ]
+        if changed:
+            left, right = (", ".join(dict.fromkeys(side)) for side in zip(*changed, strict=True))
+            found.append(Difference(name, left, right, blocking=True))
+    return found
