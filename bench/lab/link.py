@@ -1,7 +1,7 @@
 """A lab on paper: links, addresses, the commands that make them, and each host's part of the job.
 
 A link of rate R is a `tc tbf` on both of its ends: on the host's own interface (what leaves the host) and on
-the switch's port to it (what reaches the host). docs/lab.md says how close it comes to a real link.
+the switch's port to it (what reaches the host). docs/lab.md says what to know about such links.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ at 200 Mbit/s took 41% of two cores."""
 
 QUEUE_BYTES, QUEUE_S, MAX_QUEUE_S = 8_000_000, 0.05, 0.5
 """What waits for a link before a packet is dropped: these bytes, but at least 50 ms and at most 0.5 s of its
-rate. A connection has at most 4 MB in flight (tcp_wmem), so none is dropped; one dropped at the end of a
+rate. A connection has at most 4 MB in flight (tcp_wmem); no drop was seen. One at the end of a
 message would cost TCP's least timeout, 200 ms."""
 
 INTERFACE = "eth0"
