@@ -177,7 +177,7 @@ class Settings:
     max_time: float | None = _setting(
         None,
         cli.duration_s,
-        "start no block after this long (CPU 200s, GPU 10m; with --rounds none)",
+        "start no case after this long (CPU 200s, GPU 10m; with --rounds none)",
         "10m",
     )
     case_timeout: float | None = _setting(

@@ -21,7 +21,7 @@ from bench.results.aggregate import images_per_s_by_round, step_ms_by_round
 from bench.results.round_times import ByRound
 from bench.results.schema import IDENTITY, PHASES, SCHEMA_VERSION, STATUSES
 from bench.results.store import RunData, load_run
-from bench.settings import DDP_AXES
+from bench.settings import DDP_AXES, DDP_DEFAULTS
 
 SWEPT = ("mode", "num_devices", *DDP_AXES)
 """Columns that may differ between the cases of one run; together they name a case within it."""
@@ -74,8 +74,8 @@ class GateCase:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What names the case among those of its run."""
-        return tuple(self.row.get(name, "") for name in SWEPT)
+        """What names the case among those of its run; a setting that is not recorded had DDP's default."""
+        return tuple(self.row.get(name, str(DDP_DEFAULTS.get(name, ""))) for name in SWEPT)
 
 
 @dataclass(frozen=True)

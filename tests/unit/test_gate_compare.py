@@ -255,3 +255,22 @@ def test_thresholds_are_per_metric() -> None:
     slow = {**STEADY, ("ddp", 2): [ms * 1.08 for ms in STEADY["ddp", 2]]}
     gate = gated(STEADY, slow, thresholds={**FIVE, "images_per_s": 0.2})
     assert {c.metric.name for c in gate.having("regressed") if c.metric} == {"speedup", "efficiency"}
+
+
+def test_a_run_from_before_a_setting_existed_has_the_default_of_it() -> None:
+    """Otherwise the change that adds a DDP setting finds every DDP case of its base missing."""
+    now = made_run(STEADY)
+    older = replace(
+        now,
+        cases=tuple(
+            replace(
+                case,
+                case_id=f"old-{case.case_id}",
+                row={name: value for name, value in case.row.items() if name != "static_graph"},
+            )
+            for case in now.cases
+        ),
+    )
+    gate = compare(older, now, thresholds=FIVE)
+    assert "missing" not in {c.verdict for c in gate.comparisons}
+    assert gate.only_in_candidate == ()
