@@ -281,6 +281,12 @@ def machine_kind(manifest: Manifest) -> dict[str, Any]:
     }
 
 
+def machine_name(environment: Manifest) -> str:
+    """Name a machine by a manifest's `environment`, as calibrations do: processor, cores, number of GPUs."""
+    gpus = environment.get("gpus") or []
+    return f"{environment.get('cpu_model', '')} x {environment.get('num_cores', '')}, {len(gpus)} GPUs"
+
+
 def part(manifest: Manifest, name: str) -> Manifest:
     """A part of a manifest that should be a table; empty where it is missing or something else."""
     found = manifest.get(name)

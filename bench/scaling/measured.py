@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from bench.conditions import machine_name
 from bench.errors import UsageError
 from bench.layout import BucketLayout
 from bench.results.aggregate import step_ms_by_round
@@ -63,15 +64,9 @@ def identity(run: RunData, case: Mapping[str, Any]) -> Identity:
         device_type=str(case["device_type"]),
         device_name=str(case["device_name"]),
         torch=str(run.manifest.get("versions", {}).get("torch", "")),
-        host=host_fingerprint(environment),
+        host=machine_name(environment),
         link=None if pd.isna(case["link"]) else str(case["link"]),
     )
-
-
-def host_fingerprint(environment: Mapping[str, Any]) -> str:
-    """Describe a machine by a manifest's `environment`, so that another kind of machine differs."""
-    gpus = environment.get("gpus") or []
-    return f"{environment.get('cpu_model', '')} x {environment.get('num_cores', '')}, {len(gpus)} GPUs"
 
 
 def rank_steps(blocks: pd.DataFrame, *phases: str) -> dict[int, dict[int, list[float]]]:

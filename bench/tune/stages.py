@@ -25,7 +25,6 @@ from bench.results.store import default_folder, load_run, replace_file
 from bench.run.job import Job
 from bench.run.rank import Rank
 from bench.scaling.calibration import Calibration, Identity, check_same
-from bench.scaling.measured import host_fingerprint
 from bench.tune.answer import Answer, decide
 from bench.tune.candidates import Candidate, choose
 from bench.tune.elimination import Elimination, affordable
@@ -140,7 +139,7 @@ class Tuning:
             device_type=case.device_type,
             device_name=info.device_name,
             torch=conditions.versions().get("torch", ""),
-            host=host_fingerprint(conditions.machine(host_name())),
+            host=conditions.machine_name(conditions.machine(host_name())),
             link=info.link,
         )
         check_same(found.identity, here, accept=self._request.accept)
