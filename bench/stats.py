@@ -1,4 +1,4 @@
-"""Intervals over rounds. Pure: the round is the unit of repetition, see docs/measuring.md."""
+"""Intervals over rounds, the unit of repetition: see docs/measuring.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text that others wrote, made harmless for the place it is shown in: CSV, terminal, Markdown. Pure.
+"""Text that others wrote, made harmless for the place it is shown in: CSV, terminal, Markdown.
 
 HTML needs nothing of this: the page's template escapes by itself.
 """
