@@ -9,12 +9,13 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from bench.errors import UsageError
-from bench.results.store import load_run, replace_file
+from bench.results.store import load_run, write_output
 from bench.text import markdown as escaped
 from report import files, view
 from report.draw import figures
@@ -37,10 +38,9 @@ def build(runs: Sequence[Path], out: Path, *, predictions: Path | None = None) -
 
 def _write(out: Path, text: str) -> None:
     """Write a file whole or not at all. Raises UsageError where it cannot be written."""
-    try:
-        replace_file(out, lambda part: part.write_text(text, encoding="utf-8", errors="backslashreplace"))
-    except OSError as error:
-        raise UsageError(f"cannot write {out}: {error.strerror}; name a writable file with --out") from None
+    write_output(
+        out, lambda part: part.write_text(text, encoding="utf-8", errors="backslashreplace"), option="--out"
+    )
 
 
 def load(runs: Sequence[Path], page_folder: Path, *, predictions: Path | None = None) -> Page:
@@ -86,11 +86,15 @@ def write_png(runs: Sequence[Path], folder: Path, *, predictions: Path | None = 
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for figure in drawn:
-            image = figures.png(figure)
-            replace_file(folder / f"{figure.key}.png", lambda part, image=image: part.write_bytes(image))
+            write = partial(_write_bytes, figures.png(figure))
+            write_output(folder / f"{figure.key}.png", write, option="--png")
     except OSError as error:
         raise UsageError(f"cannot write into {folder}: {error.strerror}; name a folder with --png") from None
     return [folder / f"{figure.key}.png" for figure in drawn]
+
+
+def _write_bytes(content: bytes, part: Path) -> None:
+    part.write_bytes(content)
 
 
 def write_pdf(runs: Sequence[Path], out: Path, *, predictions: Path | None = None) -> Path:
@@ -104,7 +108,7 @@ def write_pdf(runs: Sequence[Path], out: Path, *, predictions: Path | None = Non
             scratch = Path(name)
             page = build(runs, scratch / "report.html", predictions=predictions)
             _print(browser, page, scratch / "report.pdf", scratch / "profile")
-            (scratch / "report.pdf").replace(out)
+            write_output(out, (scratch / "report.pdf").replace, option="--pdf")
     except OSError as error:
         raise UsageError(f"cannot write {out}: {error.strerror}; name a writable file with --pdf") from None
     return out

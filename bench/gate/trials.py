@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import io
 import math
 import os
 import random
@@ -21,8 +22,14 @@ from bench.gate.compare import DEFAULT_THRESHOLD
 from bench.gate.launches import DEFAULT_LAUNCHES
 from bench.gate.noise import Noise, noise_of
 from bench.gate.power import Launch, Rate, TrialStep, rates, trials_of
+from bench.gate.runs import BLOCK_MS
+from bench.results.store import write_output
+from bench.results.tables import read_bytes
 
 COLUMNS = ("launch", "slow_down_pct", "round", "baseline_ms", "candidate_ms")
+
+MOST_RECORD_BYTES = 64 * 2**20
+"""Largest record of trials that is read: that of a thousand trials has 20 MB."""
 
 
 class TrialProcess:
@@ -91,37 +98,45 @@ def measure_launch(
 
 
 def append(path: Path, number: int, launches: Sequence[Launch]) -> None:
-    """Add the rounds of launch `number` to a CSV file, begun with its header where it is new."""
-    new = not path.exists()
-    with path.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        if new:
-            writer.writerow(COLUMNS)
-        for launch in launches:
+    """Add the rounds of launch `number` to a CSV file, all or none, begun with its header where it is new."""
+    lines = [",".join(COLUMNS)] if not path.exists() else path.read_text(encoding="utf-8").splitlines()
+    for launch in launches:
+        for round_index, baseline_ms in launch.baseline_ms.items():
+            candidate_ms = launch.candidate_ms[round_index]
             percent = f"{100 * launch.slow_down:g}"
-            for round_index, baseline_ms in launch.baseline_ms.items():
-                candidate_ms = launch.candidate_ms[round_index]
-                writer.writerow([number, percent, round_index, f"{baseline_ms:.5f}", f"{candidate_ms:.5f}"])
+            lines.append(f"{number},{percent},{round_index},{baseline_ms:.5f},{candidate_ms:.5f}")
+    text = "\n".join(lines) + "\n"
+    write_output(path, lambda part: part.write_text(text, encoding="utf-8"), option="--power")
 
 
 def load(path: Path) -> list[list[Launch]]:
     """The launches in such a file, all slow-downs of one together. Raises UsageError where it is not one."""
     found: dict[int, dict[float, Launch]] = {}
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            for row in csv.DictReader(file, strict=True):
-                slow_down = float(row["slow_down_pct"]) / 100
-                of_launch = found.setdefault(int(row["launch"]), {})
-                launch = of_launch.setdefault(
-                    slow_down, Launch(slow_down=slow_down, baseline_ms={}, candidate_ms={})
-                )
-                launch.baseline_ms[int(row["round"])] = float(row["baseline_ms"])
-                launch.candidate_ms[int(row["round"])] = float(row["candidate_ms"])
+        text = read_bytes(path, most_bytes=MOST_RECORD_BYTES).decode("utf-8")
+        if not text.endswith("\n"):
+            raise ValueError("its last line is cut off")  # noqa: TRY301 - one message for all
+        for row in csv.DictReader(io.StringIO(text), strict=True):
+            slow_down = _within(row["slow_down_pct"], 0, 1000) / 100
+            of_launch = found.setdefault(int(row["launch"]), {})
+            launch = of_launch.setdefault(
+                slow_down, Launch(slow_down=slow_down, baseline_ms={}, candidate_ms={})
+            )
+            round_index = int(row["round"])
+            launch.baseline_ms[round_index] = _within(row["baseline_ms"], *BLOCK_MS)
+            launch.candidate_ms[round_index] = _within(row["candidate_ms"], *BLOCK_MS)
         if not found:
             raise ValueError("it holds none")  # noqa: TRY301 - one message for whatever is wrong with it
     except (OSError, KeyError, ValueError, TypeError, csv.Error) as error:
         raise UsageError(f"{path} is no file of power trials: {error}; name a new one") from None
     return [list(of_launch.values()) for of_launch in found.values()]
+
+
+def _within(text: str, least: float, most: float) -> float:
+    value = float(text)
+    if not least <= value <= most:
+        raise ValueError(f"{text} is not between {least:g} and {most:g}")
+    return value
 
 
 def measure_power(record: Path, *, num_trials: int, quiet: bool = False) -> list[Rate]:

@@ -13,10 +13,9 @@ from rich import box
 from rich.table import Table
 
 from bench.cli import print_table
-from bench.errors import UsageError
 from bench.findings.wording import CPU_STAND_IN
 from bench.predict.source import Source
-from bench.results.store import replace_file
+from bench.results.store import write_output
 from bench.scaling.document import Predictions, line
 from bench.scaling.predict import BESIDE_OTHERS, Prediction
 from bench.scaling.scaling_limit import RULE, Curve, sentence
@@ -34,14 +33,14 @@ CSV_COLUMNS = (
 
 
 def write_csv(path: Path, predictions: Sequence[Prediction]) -> None:
-    """Write one row per prediction. Raises UsageError where the file cannot be written."""
-    try:
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(CSV_COLUMNS)
-            writer.writerows([_cell(value) for value in _row(p)] for p in predictions)
-    except OSError as error:
-        raise UsageError(f"--csv {path} cannot be written: {error.strerror}; name another file") from None
+    """Write `--csv`, one row per prediction. Raises UsageError where the file cannot be written."""
+    rows = [CSV_COLUMNS, *([_cell(value) for value in _row(p)] for p in predictions)]
+
+    def write(part: Path) -> None:
+        with part.open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file, lineterminator="\n").writerows(rows)
+
+    write_output(path, write, option="--csv")
 
 
 def document(
@@ -90,10 +89,7 @@ def as_json(found: Predictions, asked: Asked) -> str:
 
 def write_json(path: Path, text: str) -> None:
     """Write `--out`, whole or not at all. Raises UsageError where the file cannot be written."""
-    try:
-        replace_file(path, lambda part: part.write_text(text, encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"--out {path} cannot be written: {error.strerror}; name another file") from None
+    write_output(path, lambda part: part.write_text(text, encoding="utf-8"), option="--out")
 
 
 def verdict(source: Source, curve: Curve, of: Prediction) -> str:

@@ -11,7 +11,7 @@ import json
 import os
 import socket
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,6 +26,9 @@ from bench.text import csv_cell
 
 MANIFEST = "manifest.json"
 LOCK = ".lock"
+
+MEASURED = frozenset({*FILES, MANIFEST, LOCK, "journal.jsonl", "calibration.json", "tune.json"})
+"""Files of a results folder that cannot be made again, by name: no command writes its output over one."""
 """The file that a run holds locked; its text names the process."""
 
 
@@ -52,6 +55,9 @@ def default_folder(*, host: str, name: str, root: Path = Path("results")) -> Pat
 
 def check_claimable(folder: Path) -> None:
     """Raise UsageError if `folder` holds anything or cannot be written; leaves no trace."""
+    for parent in folder.absolute().parents:
+        if (parent / MANIFEST).is_file() and (parent / "cases.csv").is_file():
+            raise UsageError(f"--out {folder} is inside the results of {parent}; name a folder elsewhere")
     try:
         if folder.exists():
             if any(folder.iterdir()):
@@ -189,13 +195,30 @@ def _write_all(descriptor: int, content: bytes) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def replace_file(target: Path, write: Any) -> None:
+def write_output(target: Path, write: Callable[[Path], object], *, option: str) -> None:
+    """Write a file that the user named with `option`, whole or not at all; a link is replaced, not followed.
+
+    Raises UsageError where it cannot be written, or is what a run has measured.
+    """
+    if target.name in MEASURED and target.exists():
+        raise UsageError(f"{option} {target} is a file of a run's results; name another file")
+    try:
+        replace_file(target, write)
+    except OSError as error:
+        raise UsageError(
+            f"{option} {target} cannot be written: {error.strerror}; name another file"
+        ) from None
+
+
+def replace_file(target: Path, write: Callable[[Path], object]) -> None:
     """Call `write(path)` on a file beside `target`, then put it in target's place atomically."""
     descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}-")
     os.close(descriptor)
     try:
         write(Path(name))
         Path(name).chmod(0o644)
+        with Path(name).open("rb") as file:
+            os.fsync(file.fileno())
         Path(name).replace(target)
     except BaseException:
         Path(name).unlink(missing_ok=True)

@@ -13,7 +13,7 @@ from bench.gate import power
 from bench.gate.launches import DEFAULT_LAUNCHES
 from bench.gate.power import EVERY_TRIAL, Launch, rates, regressed, trials_of
 from bench.gate.trial_process import slowed
-from bench.gate.trials import append, load, measure_power
+from bench.gate.trials import COLUMNS, append, load, measure_power
 
 
 def launch(slow_down: float, *, noise: float, seed: int, num_rounds: int = 25) -> Launch:
@@ -62,6 +62,27 @@ def test_another_file_is_refused(content: str, tmp_path: Path) -> None:
     path = tmp_path / "power.csv"
     path.write_text(content)
     with pytest.raises(UsageError, match="no file of power trials"):
+        load(path)
+
+
+HEADER = ",".join(COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("rows", "why"),
+    [
+        ("1,0,1,2.0,2.0\n1,0,2,2.0,2", "its last line is cut off"),
+        ("1,0,1,nan,2.0\n", "nan is not between"),
+        ("1,0,1,2.0,inf\n", "inf is not between"),
+        ("1,0,1,0,2.0\n", "0 is not between"),
+        ("1,0,1,2.0,-2.0\n", "-2.0 is not between"),
+        ("1,-5,1,2.0,2.0\n", "-5 is not between"),
+    ],
+)
+def test_a_damaged_record_is_refused(rows: str, why: str, tmp_path: Path) -> None:
+    path = tmp_path / "power.csv"
+    path.write_text(f"{HEADER}\n{rows}")
+    with pytest.raises(UsageError, match=why):
         load(path)
 
 

@@ -135,6 +135,8 @@ def test_the_all_reduces_of_another_run_are_a_network(capsys: pytest.CaptureFixt
         (["--gpus", "2", "--network", "ib-100g,nope"], "unknown network 'nope'"),
         (["--gpus", "2", "--network", "ib-100g,"], "unknown network ''"),
         (["--gpus", "2", "--out", "/nowhere/p.json"], "--out /nowhere/p.json cannot be written"),
+        (["--gpus", "2", "--out", str(SAMPLE / "manifest.json")], "is a file of a run's results"),
+        (["--gpus", "2", "--csv", str(SAMPLE / "blocks.csv")], "is a file of a run's results"),
     ],
 )
 def test_mistakes(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

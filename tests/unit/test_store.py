@@ -5,7 +5,7 @@ import pytest
 
 from bench.errors import UsageError
 from bench.results.schema import BLOCKS, CASES, FILES, README, typed_frame, with_tables
-from bench.results.store import RunWriter, check_claimable, claim, load_run
+from bench.results.store import MEASURED, RunWriter, check_claimable, claim, load_run, write_output
 
 BLOCK = {
     "case_id": "single-n1",
@@ -118,3 +118,35 @@ def test_a_page_without_a_place_for_a_table_is_refused() -> None:
 
 def test_blocks_hold_no_unknown_key() -> None:
     assert set(BLOCK) <= {c.name for c in BLOCKS}
+
+
+@pytest.mark.parametrize("name", sorted(MEASURED))
+def test_no_output_takes_the_place_of_what_was_measured(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("measured")
+    with pytest.raises(UsageError, match="is a file of a run's results"):
+        write_output(tmp_path / name, lambda part: part.write_text("x"), option="--out")
+    assert (tmp_path / name).read_text() == "measured"
+
+
+def test_an_output_is_whole_or_not_written_and_follows_no_link(tmp_path: Path) -> None:
+    elsewhere, link = tmp_path / "elsewhere.txt", tmp_path / "link.csv"
+    elsewhere.write_text("theirs")
+    link.symlink_to(elsewhere)
+    write_output(link, lambda part: part.write_text("new"), option="--csv")
+    assert (elsewhere.read_text(), link.read_text(), link.is_symlink()) == ("theirs", "new", False)
+
+    def breaks(part: Path) -> None:
+        part.write_text("half")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_output(link, breaks, option="--csv")
+    assert link.read_text() == "new"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere.txt", "link.csv"]
+
+
+def test_a_run_does_not_begin_inside_another(tmp_path: Path) -> None:
+    for name in ("manifest.json", "cases.csv"):
+        (tmp_path / name).touch()
+    with pytest.raises(UsageError, match="is inside the results of"):
+        check_claimable(tmp_path / "a" / "b")
