@@ -12,7 +12,7 @@ import csv
 import errno
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from bench.errors import UsageError
 from bench.layout import BucketLayout
 from bench.plan import Case, Planned
 from bench.results.schema import ALLREDUCE, BLOCKS
+from bench.results.tables import MOST_TABLE_BYTES, read_bytes
 
 JOURNAL = "journal.jsonl"
 
@@ -98,17 +99,14 @@ class Journal:
     """Appends to a run's journal and keeps its state in step."""
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / JOURNAL
+        """Go on with the journal of `folder`, if there is one. Raises UsageError where it is damaged."""
+        self.path = folder / JOURNAL
         self.state = State()
-        if self._path.exists():
-            self._load()
-
-    def _load(self) -> None:
-        text = self._path.read_text(encoding="utf-8", errors="replace")
-        for _, content in _lines(text):
-            self.state.take(content)
-        if text and not text.endswith("\n"):
-            self._append("\n")
+        if self.path.exists():
+            text = _text(self.path)
+            self.state = _state(text, self.path)
+            if text and not text.endswith("\n"):
+                self._append("\n")
 
     def begin(self, plan: Sequence[Planned]) -> None:
         """The first line: the plan."""
@@ -128,7 +126,7 @@ class Journal:
         self._append(text + "\n", sync=sync)
 
     def _append(self, text: str, *, sync: bool = False) -> None:
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             content = text.encode()
             if os.write(descriptor, content) < len(content):
@@ -140,28 +138,33 @@ class Journal:
 
 
 def read(folder: Path) -> State:
-    """The state that a folder's journal tells. Raises UsageError where there is none."""
+    """The state that a folder's journal tells. Raises UsageError where there is none, or it is damaged."""
     if not (folder / JOURNAL).is_file():
         raise UsageError(f"{folder} has no {JOURNAL}: no run that could be resumed; name a run's folder")
-    try:
-        text = (folder / JOURNAL).read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise UsageError(f"{folder / JOURNAL} cannot be read: {error.strerror}") from None
+    return _state(_text(folder / JOURNAL), folder / JOURNAL)
+
+
+def _text(path: Path) -> str:
+    return read_bytes(path, most_bytes=MOST_TABLE_BYTES).decode("utf-8", errors="replace")
+
+
+def _state(text: str, path: Path) -> State:
+    """What the lines of a journal tell; of one that a crash has cut nothing had happened yet."""
     state = State()
-    for _, content in _lines(text):
-        state.take(content)
-    return state
-
-
-def _lines(text: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The whole lines, and what they hold; of one that a crash has cut nothing had happened yet."""
-    for line in text.splitlines():
+    for number, line in enumerate(text.splitlines(), start=1):
         try:
             content = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
-        if isinstance(content, dict):
-            yield line, content
+        if not isinstance(content, dict):
+            continue
+        try:
+            state.take(content)
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            raise UsageError(
+                f"{path} line {number} is damaged ({error}); restore it, or start anew"
+            ) from None
+    return state
 
 
 def repair_blocks(path: Path, num_ranks: Mapping[str, int]) -> int:

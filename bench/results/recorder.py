@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,7 +24,7 @@ from bench.results.aggregate import (
 from bench.results.journal import Journal, repair_allreduce, repair_blocks
 from bench.results.round_times import ByRound, RoundTimes
 from bench.results.store import RunWriter
-from bench.results.tables import load_blocks, read_blocks, readable
+from bench.results.tables import load_blocks, read_blocks, read_json, readable
 
 NOT_REACHED = "not measured: the run ended before this case's first block"
 """Reason of a case that is shown as skipped because its turn never came."""
@@ -71,6 +70,8 @@ class Recorder:
         """The record of a run that broke off; what it had half-written is cut off."""
         try:
             journal = Journal(folder)
+            if not journal.state.plan:
+                raise UsageError(f"{journal.path} tells of no plan: its first line is damaged; restore it")
             plan = [p.case for p in journal.state.plan]
             num_ranks = {case.case_id: case.num_devices if case.mode == "ddp" else 1 for case in plan}
             repair_blocks(folder / "blocks.csv", num_ranks)
@@ -168,11 +169,10 @@ class Recorder:
         return self.cases
 
     def manifest(self) -> dict[str, Any]:
-        """What manifest.json holds."""
-        try:
-            found: dict[str, Any] = json.loads((self.folder / "manifest.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
+        """What manifest.json holds. Raises UsageError where it cannot be read: it is never replaced then."""
+        found = read_json(self.folder / "manifest.json")
+        if not isinstance(found, dict):
+            raise UsageError(f"{self.folder / 'manifest.json'} does not hold a JSON object; restore it")
         return found
 
     def write_manifest(self, manifest: Mapping[str, Any]) -> None:

@@ -7,7 +7,9 @@ import pytest
 from bench.errors import UsageError
 from bench.layout import BucketCaps, BucketLayout
 from bench.plan import Case, Planned
+from bench.recovery.close import finish
 from bench.results.journal import JOURNAL, Journal, read
+from bench.results.recorder import Recorder
 
 CASE = Case(
     mode="ddp",
@@ -92,3 +94,47 @@ def test_the_plan_is_written_as_earlier_versions_did(tmp_path: Path) -> None:
     (tmp_path / JOURNAL).unlink()
     Journal(tmp_path).begin(plan)
     assert (tmp_path / JOURNAL).read_text() == line
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"plan": [1]}',
+        '{"plan": 5}',
+        '{"plan": [[{"mode": "ddp"}, {}]]}',
+        '{"outcome": [0]}',
+        '{"outcome": 3}',
+        '{"layout": ["x", 1, 2]}',
+        '{"curve": [1]}',
+        '{"retry": 7}',
+        '{"retry": [{}]}',
+    ],
+)
+def test_a_line_that_holds_something_else_is_named(line: str, tmp_path: Path) -> None:
+    written(tmp_path)
+    with (tmp_path / JOURNAL).open("a") as file:
+        file.write(f"{line}\n")
+    for take in (read, Journal):
+        with pytest.raises(UsageError, match="line 7 is damaged"):
+            take(tmp_path)
+
+
+def test_a_journal_without_its_plan_makes_no_empty_tables(tmp_path: Path) -> None:
+    """A damaged first line had made cases.csv a header alone."""
+    written(tmp_path)
+    (tmp_path / "cases.csv").write_text("mine")
+    damaged = "x" + (tmp_path / JOURNAL).read_text()
+    (tmp_path / JOURNAL).write_text(damaged)
+    with pytest.raises(UsageError, match="tells of no plan"):
+        Recorder.reopen(tmp_path)
+    assert (tmp_path / "cases.csv").read_text() == "mine"
+    assert (tmp_path / JOURNAL).read_text() == damaged
+
+
+@pytest.mark.parametrize("content", ["{", "[]", ""])
+def test_a_manifest_that_cannot_be_read_is_not_replaced(content: str, tmp_path: Path) -> None:
+    written(tmp_path)
+    (tmp_path / "manifest.json").write_text(content)
+    with pytest.raises(UsageError, match="manifest"):
+        finish(tmp_path, "the ranks died")
+    assert (tmp_path / "manifest.json").read_text() == content
