@@ -87,7 +87,7 @@ def _attempt(work: Callable[[], Any] | None) -> Report:
         return Report("oom", "out of host memory; use a smaller --batch-size or --image-size")
     except NonFiniteLossError as error:
         return Report("failed", str(error))
-    except Exception as error:  # noqa: BLE001 - whatever a model raises fails its case, not the run
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a model raises fails its case alone
         first = (str(error).strip().splitlines() or [""])[0]
         # torch's CPU allocator raises a plain RuntimeError
         status = "oom" if "can't allocate memory" in str(error) else "failed"

@@ -29,6 +29,7 @@ from bench.recovery.failures import (
     is_stuck,
     progress_in,
 )
+from bench.results.journal import JOURNAL, read
 from bench.run.agent import run_ranks, use_loopback
 
 
@@ -107,7 +108,8 @@ def _attempts(config: LaunchConfig, arguments: Sequence[str], folders: Sequence[
         failures = run_ranks(config, arguments, stop_signal=signal.SIGKILL)
         codes = {rank: failure.exitcode for rank, failure in failures.items()}
         if not codes:
-            return ExitCode.OK, ""
+            cut = [part for part in folders if (part / JOURNAL).is_file() and not read(part).ended]
+            return (ExitCode.FAILED, "the ranks ended before the run did") if cut else (ExitCode.OK, "")
         if not is_restartable(codes):
             return next(c for c in codes.values() if not is_restartable({0: c})), STOPPED_BY_ERROR
         progress.append([progress_in(folder) for folder in folders])

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from commands import ROOT
+from commands import ROOT, bench_run
 
 from bench.errors import ExitCode
 from bench.run.launch import launch
@@ -60,6 +60,41 @@ def test_a_signal_while_torch_takes_the_time_is_an_interruption(
     monkeypatch.setattr("torch.distributed.elastic.metrics.api.time", SimpleNamespace(time=taken))
     code = launch([], folder=tmp_path, num_ranks=1, device_type="cpu", began_s=0.0, module="waits")
     assert (code, sent) == (ExitCode.INTERRUPTED, [handler])
+
+
+QUITS = """
+import os, sys, torch
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.steps = torch.nn.Linear(3 * 8 * 8, 10), 0
+    def forward(self, images):
+        self.steps += images.dtype == torch.float32
+        if self.steps > 6:
+            {deed}
+        return self.inner(images.flatten(1))
+def model():
+    return Model()
+"""
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize(
+    ("deed", "said"),
+    [("sys.exit(0)", "SystemExit: 0"), ("os._exit(0)", "the ranks ended before the run did")],
+)
+def test_a_model_that_leaves_with_success_is_no_success(deed: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "quits.py").write_text(QUITS.format(deed=deed))
+    done = bench_run(
+        *("--workload", "quits:model", "--image-size", "8", "--batch-size", "4", "--device", "cpu"),
+        *("--modes", "ddp", "--gpus", "1", "--rounds", "2", "--bucket-cap-mb", "default"),
+        *("--quiet", "--out", str(tmp_path / "run")),
+        env={"PYTHONPATH": str(tmp_path)},
+    )
+    assert done.returncode == ExitCode.FAILED
+    cases = (tmp_path / "run" / "cases.csv").read_text()
+    assert said in done.stderr + cases
+    assert (tmp_path / "run" / "report.html").exists()
 
 
 MEET = """
