@@ -19,6 +19,9 @@ PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 NO, YES = False, True
 PASSES = ("no_sync", "comm", "anatomy", "trace")
 COMM_HOOKS = ("none", "fp16", "bf16", "powersgd")
+MOST_DEVICES = 4096
+"""Largest device count of a case: a slip of the keyboard ends here, before as many ranks start."""
+
 DEFAULT_CAPS = ("default", "1", "25", "100")
 """A run's sweep: PyTorch's own, many small buckets, its later cap from the first on, and one large bucket."""
 
@@ -213,6 +216,13 @@ class Settings:
         """Reject what no machine could run."""
         if self.arch is not None and self.workload is not None:
             raise UsageError("--arch and --workload exclude each other; give one")
+        if self.workload == "" or self.out == "":
+            empty = "workload" if self.workload == "" else "out"
+            raise UsageError(f"--{empty} is empty; name one, or leave the option out")
+        if "none" in self.passes and len(self.passes) > 1:
+            raise UsageError("--passes none stands alone; leave none out, or the other passes")
+        if max(self.gpus or (1,)) > MOST_DEVICES:
+            raise UsageError(f"--gpus {max(self.gpus or (1,))} is more than {MOST_DEVICES} devices")
         if not self.name or not all(c.isalnum() or c in "-_." for c in self.name):
             raise UsageError(f"--name {self.name!r} may hold only letters, digits, '-', '_' and '.'")
 

@@ -73,14 +73,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: Sequence[str] | None) -> int:
     options = parser().parse_args(argv)
+    if options.noise and options.power is not None:
+        raise UsageError("--noise and --power measure different things; give one")
+    if options.trials is not None and options.power is None:
+        raise UsageError("--trials is the number of --power trials; add that")
+    if options.seconds is not None and not options.noise:
+        raise UsageError("--seconds is the length of --noise; add that")
     if options.noise:
         return _noise(options)
     if options.power is not None:
         return _power(options)
-    if options.trials is not None:
-        raise UsageError("--trials is the number of --power trials; add that")
-    if options.seconds is not None:
-        raise UsageError("--seconds is the length of --noise; add that")
     machine = read_machine()
     found = diagnose(machine)
     grave = worst(finding.status for finding in found)

@@ -185,7 +185,8 @@ def _measured(options: argparse.Namespace, arguments: Sequence[str]) -> tuple[Ga
     num_launches = DEFAULT_LAUNCHES if options.launches is None else options.launches
     if num_launches < 1:
         raise UsageError(f"--launches {num_launches}: give 1 or more")
-    settings_of(arguments)  # a mistake is said before anything starts
+    # A mistake is said before anything starts.
+    settings_of(arguments, decided=("resume", "dry_run", "json", "out"))
     with interrupted_by_signals(), contextlib.ExitStack() as stack:
         if options.out is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))

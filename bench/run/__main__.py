@@ -67,9 +67,15 @@ def parser() -> Parser:
     return made
 
 
-def settings_of(arguments: Sequence[str]) -> Settings:
-    """The settings that a command line asks for. Raises UsageError for what cannot be."""
+def settings_of(arguments: Sequence[str], *, decided: Sequence[str] = ()) -> Settings:
+    """The settings that a command line asks for.
+
+    Raises UsageError for what cannot be, and for an option of `decided`, which the caller decides itself.
+    """
     options = vars(parser().parse_args(list(arguments)))
+    for name in decided:
+        if options.get(name):
+            raise UsageError(f"leave --{name.replace('_', '-')} out: this command decides that itself")
     return _resolved(options, _how(options))
 
 

@@ -121,6 +121,15 @@ def test_bad_input_is_one_line_and_never_a_pass(
     assert shown.err.startswith("bench.gate: error: ")
 
 
+@pytest.mark.parametrize("option", [["--dry-run"], ["--json"], ["--out", "x"], ["--resume", "x"]])
+def test_what_the_gate_decides_is_not_for_the_runs(
+    option: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--interleave", ".", "--", *option]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"leave {option[0]} out" in line
+
+
 def test_a_good_folder_comes_as_it_is(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "run", peak_mem_mib=512.0))
     assert [c.row["mode"] for c in run.cases] == ["single", "dp", "ddp"]

@@ -140,7 +140,13 @@ def test_equal_sides_that_a_gate_would_tell_apart_are_bad(
     assert capsys.readouterr().out.splitlines()[-1].startswith("bad: a gate at 5% would call A against A")
 
 
-@pytest.mark.parametrize("options", [["--seconds", "9"], ["--noise", "--seconds", "soon"]])
+@pytest.mark.parametrize(
+    "options",
+    [
+        *(["--seconds", "9"], ["--noise", "--seconds", "soon"], ["--noise", "--power", "x.csv"]),
+        *(["--noise", "--trials", "3"], ["--power", "x.csv", "--seconds", "9"]),
+    ],
+)
 def test_a_wrong_command_line_is_a_usage_error(
     options: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
