@@ -28,7 +28,7 @@ PIPED_WIDTH = 180
 
 MOST_TOML_BYTES = 2**20
 
-LEAST_S = 0.1
+LEAST_DURATION_S = 0.1
 """Shortest duration that an option takes: nothing that is measured here is done sooner."""
 
 _DURATION_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
@@ -158,8 +158,10 @@ def duration_s(text: str) -> float:
     """`90s`, `10m` or `1.5h`, in seconds; a bare number is seconds."""
     match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]+)?)([smh]?)", text)
     seconds = float(match[1]) * _DURATION_S[match[2]] if match else 0.0
-    if seconds < LEAST_S:
-        raise UsageError(f"{text!r} is not a duration of {LEAST_S:g}s or more; write it as 90s, 10m or 1.5h")
+    if seconds < LEAST_DURATION_S:
+        raise UsageError(
+            f"{text!r} is not a duration of {LEAST_DURATION_S:g}s or more; write it as 90s, 10m or 1.5h"
+        )
     return seconds
 
 

@@ -20,7 +20,7 @@ NO, YES = False, True
 PASSES = ("no_sync", "comm", "anatomy", "trace")
 COMM_HOOKS = ("none", "fp16", "bf16", "powersgd")
 MOST_DEVICES = 4096
-"""Largest device count of a case: a slip of the keyboard ends here, before as many ranks start."""
+"""Largest device count of a case or a prediction: a slip of the keyboard ends here."""
 
 DEFAULT_CAPS = ("default", "1", "25", "100")
 """A run's sweep: PyTorch's own, many small buckets, its later cap from the first on, and one large bucket."""

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pandas as pd
 
+from bench.conditions import Manifest, part
 from bench.findings.stability import cautions
 from bench.findings.wording import TIMES, count, duration, finite, link_name, mib, plain, quantity, text
 from report.model import Fact, Group, Table, TableColumn
 
-Manifest = dict[str, Any]
 _RANK_COLUMNS = ("rank", "host", "local_rank", "device", "device_name", "link")
 _DIFFER_FIRST = {
     title: place
@@ -33,12 +33,6 @@ _DIFFERENCES_NOTE = (
 )
 
 
-def section(manifest: Mapping[str, Any], key: str) -> Manifest:
-    """Return a part of the manifest that should be a table; empty where it is missing or something else."""
-    value = manifest.get(key)
-    return value if isinstance(value, dict) else {}
-
-
 def link(manifest: Manifest, cases: pd.DataFrame) -> str:
     """Return the rate of the link between the hosts of a lab; empty on a real network."""
     known = dict.fromkeys((plain(manifest.get("link")), *(text(cell) for cell in cases["link"])))
@@ -49,29 +43,29 @@ def hosts(manifest: Manifest) -> list[str]:
     """Return every host of the run once; the one that wrote the results comes first."""
     entries = manifest.get("ranks")
     ranks = entries if isinstance(entries, list) else []
-    own = plain(section(manifest, "environment").get("host"))
+    own = plain(part(manifest, "environment").get("host"))
     others = (plain(entry.get("host")) for entry in ranks if isinstance(entry, dict))
     return [name for name in dict.fromkeys((own, *others)) if name]
 
 
 def groups(manifest: Manifest, *, link: str = "") -> tuple[Group, ...]:
     """Return the conditions in groups, without empty facts and groups."""
-    environment = section(manifest, "environment")
+    environment = part(manifest, "environment")
     made = (
         Group("Run", _run(manifest)),
-        Group("Settings", _facts(section(manifest, "settings").items())),
-        Group("Model", _model(section(manifest, "model"))),
+        Group("Settings", _facts(part(manifest, "settings").items())),
+        Group("Model", _model(part(manifest, "model"))),
         Group("Machine", _machine(manifest, environment, link)),
-        Group("Versions", _facts(section(manifest, "versions").items())),
-        Group("Source", _facts(section(manifest, "git").items())),
-        Group("Environment variables", _facts(section(environment, "env").items(), code=True)),
+        Group("Versions", _facts(part(manifest, "versions").items())),
+        Group("Source", _facts(part(manifest, "git").items())),
+        Group("Environment variables", _facts(part(environment, "env").items(), code=True)),
     )
     return tuple(group for group in made if group.facts)
 
 
 def stability(manifest: Manifest, cases: pd.DataFrame, blocks: pd.DataFrame) -> tuple[Group, ...]:
     """Return what speaks against trusting the rounds, with the next command; no group where nothing does."""
-    settings = section(manifest, "settings")
+    settings = part(manifest, "settings")
     target = None if settings.get("rounds") else finite(settings.get("precision_target"))
     found = cautions(cases, blocks, target=target)
     facts = _facts((caution.kind, caution.sentence) for caution in found)
@@ -98,7 +92,7 @@ def ranks(manifest: Manifest) -> Table | None:
 
 def topology(manifest: Manifest) -> str:
     """Return the topology as the machine printed it; empty when unknown."""
-    return plain(section(manifest, "environment").get("topology")).strip("\n")
+    return plain(part(manifest, "environment").get("topology")).strip("\n")
 
 
 def differences(titles: Sequence[str], conditions: Sequence[tuple[Group, ...]]) -> Table | None:
@@ -118,7 +112,7 @@ def differences(titles: Sequence[str], conditions: Sequence[tuple[Group, ...]]) 
 
 
 def _run(manifest: Manifest) -> tuple[Fact, ...]:
-    timing = section(manifest, "timing")
+    timing = part(manifest, "timing")
     argv = manifest.get("argv")
     command = plain(manifest.get("command")) or (" ".join(map(plain, argv)) if isinstance(argv, list) else "")
     return (

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pandas as pd
 
+from bench.conditions import part
 from bench.findings.wording import (
     TIMES,
     Row,
@@ -23,7 +24,6 @@ from bench.findings.wording import (
 )
 from bench.results.store import RunData
 from bench.stats import Interval
-from report import conditions
 from report.anatomy import parts
 from report.caps import bucket_caps
 from report.devices import BARS, hollow_note, marked, on_devices
@@ -65,7 +65,7 @@ _CURVE_STYLES = ("ddp", "dp", "single", "other")
 
 def section(run: RunData, workload: WorkloadCases, *, key: str) -> Section | None:
     """Make the section for runs that vary one setting at a time as the paper does; None for others."""
-    settings = conditions.section(run.manifest, "settings")
+    settings = part(run.manifest, "settings")
     if settings.get("sweep") != "star" and run.manifest.get("preset") != "ddp-paper":
         return None
     caps = bucket_caps(workload, key=key)
@@ -90,9 +90,9 @@ def _differences(run: RunData, workload: WorkloadCases) -> Table:
     ours = {
         "Hardware": _hardware(workload),
         "Model": " at ".join(filter(None, (_once(cases, "arch"), _once(cases, "image_size", " px")))),
-        "Gradients per step": mib(finite(conditions.section(run.manifest, "model").get("gradient_bytes"))),
+        "Gradients per step": mib(finite(part(run.manifest, "model").get("gradient_bytes"))),
         "Backend": _once(cases[cases["mode"] == "ddp"], "backend"),
-        "PyTorch": plain(conditions.section(run.manifest, "versions").get("torch")),
+        "PyTorch": plain(part(run.manifest, "versions").get("torch")),
     }
     theirs = {
         "Hardware": "32 GPUs for the breakdown, 16 for bucket sizes, up to 256 for scaling",

@@ -1,14 +1,22 @@
-"""A process that runs as a rank: what launchers tell it, the memory it gets, and how it ends."""
+"""Processes: what launchers tell a rank, the memory it gets, signals, and how processes end."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import signal
+import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from types import FrameType
 from typing import NoReturn
 
 from bench.errors import UsageError
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""What Ctrl-C and a scheduler send to end a job."""
 
 MALLOC_PAGES = "glibc.malloc.hugetlb"
 """Glibc's name for the kind of pages that malloc asks for; 1 is madvise, which needs no reserved pages."""
@@ -48,6 +56,40 @@ def leave(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+@contextlib.contextmanager
+def interrupted_by_signals() -> Iterator[None]:
+    """SIGTERM raises KeyboardInterrupt within, as Ctrl-C does; what cleans up then is not disturbed again."""
+
+    def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
+        ignore_signals()
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, _interrupt) for number in STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def ignore_signals() -> None:
+    """Go on whatever signal comes, for what has to be finished."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def end_all(processes: Sequence[subprocess.Popen[str]], *, within_s: float) -> None:
+    """Ask processes that have not ended to do so, and kill those that take longer than `within_s` seconds."""
+    for process in processes:
+        process.terminate()
+    deadline_s = time.monotonic() + within_s
+    for process in processes:
+        try:
+            process.wait(max(0.0, deadline_s - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
 
 
 FIRST_PORT, NUM_PORTS = 20_000, 10_000

@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench import cli
+from bench.cluster.process import interrupted_by_signals
 from bench.console import Console
 from bench.errors import ExitCode, UsageError
 from bench.gate import baseline
 from bench.gate import output as gate_output
 from bench.gate.compare import DEFAULT_THRESHOLD, METRICS, Gate, compare
-from bench.gate.interleave import both_checkouts, checkout_of, interrupted_by_signals, measure_in_turns
+from bench.gate.interleave import both_checkouts, checkout_of, measure_in_turns
 from bench.gate.launches import DEFAULT_LAUNCHES, merged
 from bench.gate.runs import GateRun, read_run
 from bench.results.store import check_claimable

@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
 
-from bench.cluster.process import huge_pages_env
+from bench.cluster.process import end_all, huge_pages_env
 from bench.cluster.turns import turn_server
 from bench.errors import UsageError
 
@@ -65,7 +61,7 @@ def measure_in_turns(
                 runs.append(_start(checkout, whole, server.environment))
             accounts = list(reading.map(ended, runs))
         finally:
-            _end(runs)
+            end_all(runs, within_s=END_S)
     for checkout, run, account in zip(checkouts, runs, accounts, strict=True):
         if run.returncode != 0:
             last = (account.strip().splitlines() or ["it said nothing"])[-1]
@@ -91,37 +87,6 @@ def _start(
         raise UsageError(
             f"{checkout.python} cannot be started: {error.strerror}; name a Python interpreter with --python"
         ) from None
-
-
-def _end(runs: Sequence[subprocess.Popen[str]]) -> None:
-    """Ask runs that have not ended to do so; one that takes longer than `END_S` is killed."""
-    for run in runs:
-        run.terminate()
-    deadline_s = time.monotonic() + END_S
-    for run in runs:
-        try:
-            run.wait(max(0.0, deadline_s - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            run.kill()
-
-
-@contextlib.contextmanager
-def interrupted_by_signals() -> Iterator[None]:
-    """SIGTERM raises KeyboardInterrupt within, as Ctrl-C does; what cleans up then is not disturbed again."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
-        for number in before:
-            signal.signal(number, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        for number in before:
-            signal.signal(number, interrupt)
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

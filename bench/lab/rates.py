@@ -9,11 +9,11 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import TextIO
 
+from bench.cluster.process import end_all
 from bench.cluster.turns import turn_server
 from bench.errors import UsageError
 from bench.lab.link import ShapedLink, job_exit_code
@@ -92,7 +92,7 @@ def run_in_turns(
                         done.result() for done in as_completed(waiting.submit(ended, lab) for lab in running)
                     ]
                 except BaseException:
-                    _end(running, time.monotonic() + stop_grace_s)
+                    end_all(running, within_s=stop_grace_s)
                     raise
             return job_exit_code(codes)
         finally:
@@ -105,13 +105,3 @@ def forward(stream: TextIO | None, name: str, to: TextIO, wanted: Callable[[], b
     for line in stream or ():
         if wanted():
             print(f"{name}: {line.rstrip()}", file=to, flush=True)
-
-
-def _end(labs: Sequence[subprocess.Popen[str]], deadline_s: float) -> None:
-    for lab in labs:
-        lab.terminate()
-    for lab in labs:
-        try:
-            lab.wait(max(0.0, deadline_s - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            lab.kill()

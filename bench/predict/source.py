@@ -7,15 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.errors import UsageError
-from bench.results.store import MANIFEST, load_run, replace_file
+from bench.results.store import CALIBRATION, MANIFEST, load_run, replace_file
 from bench.scaling.calibration import AllReduceTimes, Calibration, check_same
 from bench.scaling.from_pass import Trainable, calibration_of, residual_case
 from bench.scaling.measured import allreduce_of_run, ddp_cases, identity
 from bench.scaling.nccl_log import parse_nccl_log
 from bench.scaling.networks import NetworkModel, network
 from bench.scaling.scenario import MeasuredNetwork
-
-CALIBRATION = "calibration.json"
 
 
 @dataclass(frozen=True)

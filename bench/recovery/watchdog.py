@@ -25,6 +25,7 @@ from typing import Any
 import psutil
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch's stub forgets it
 
+from bench.cluster.process import STOP_SIGNALS
 from bench.cluster.ranks import RankInfo, host_name
 from bench.recovery.failures import RESTART_EXIT_CODE, TIMEOUT_EXIT_CODE, Failure
 
@@ -203,9 +204,6 @@ def stacks() -> str:
         faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)
         return file.read()
-
-
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def die_at_once() -> None:

@@ -20,16 +20,19 @@ from typing import Any
 import pandas as pd
 
 from bench.errors import UsageError
+from bench.results.journal import JOURNAL
 from bench.results.schema import FILES, SCHEMA_VERSION
 from bench.results.tables import is_large, load_blocks, read_json, read_table
 from bench.text import csv_cell
 
 MANIFEST = "manifest.json"
+CALIBRATION = "calibration.json"
+TUNE = "tune.json"
 LOCK = ".lock"
-
-MEASURED = frozenset({*FILES, MANIFEST, LOCK, "journal.jsonl", "calibration.json", "tune.json"})
-"""Files of a results folder that cannot be made again, by name: no command writes its output over one."""
 """The file that a run holds locked; its text names the process."""
+
+MEASURED = frozenset({*FILES, MANIFEST, JOURNAL, CALIBRATION, TUNE, LOCK})
+"""Files of a results folder that cannot be made again, by name: no command writes its output over one."""
 
 
 @dataclass(frozen=True)

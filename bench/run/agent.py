@@ -29,6 +29,7 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from torch.distributed.launcher.api import LaunchConfig
 
+from bench.cluster.process import ignore_signals
 from bench.recovery.failures import FAILURE_ENV, is_restartable
 
 BACKEND = "bench-loopback"
@@ -96,8 +97,7 @@ def run_ranks(
     try:
         result = agent.run()
     except BaseException as error:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
+        ignore_signals()
         agent.stop()
         stopped = _signalled(error)
         if stopped is not None:

@@ -11,13 +11,11 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.launcher.api import LaunchConfig
 
-from bench.cluster.process import huge_pages_env
+from bench.cluster.process import huge_pages_env, ignore_signals, interrupted_by_signals
 from bench.errors import ExitCode
 from bench.recovery.close import STOPPED_BY_ERROR, finish_and_say, finish_quietly
 from bench.recovery.failures import (
@@ -50,31 +48,26 @@ def launch(
     Ranks that died start again and go on. Where no rank could, the files are brought up to date here.
     """
     folders = [folder / part for part in parts]
-    before = {number: signal.signal(number, _interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        with _environment(device_type, began_s):
-            config = LaunchConfig(
-                min_nodes=1,
-                max_nodes=1,
-                nproc_per_node=num_ranks,
-                run_id=uuid.uuid4().hex,
-                rdzv_backend=use_loopback(),
-                local_addr="localhost",
-                max_restarts=0,
-                monitor_interval=0.1,
-            )
-            code, why = _attempts(config, ["-m", module, *arguments], folders)
-    except (SignalException, KeyboardInterrupt):
-        code, why = ExitCode.INTERRUPTED, "interrupted"
-    try:
+    with interrupted_by_signals():
+        try:
+            with _environment(device_type, began_s):
+                config = LaunchConfig(
+                    min_nodes=1,
+                    max_nodes=1,
+                    nproc_per_node=num_ranks,
+                    run_id=uuid.uuid4().hex,
+                    rdzv_backend=use_loopback(),
+                    local_addr="localhost",
+                    max_restarts=0,
+                    monitor_interval=0.1,
+                )
+                code, why = _attempts(config, ["-m", module, *arguments], folders)
+        except (SignalException, KeyboardInterrupt):
+            code, why = ExitCode.INTERRUPTED, "interrupted"
         if code:
-            for number in before:
-                signal.signal(number, signal.SIG_IGN)
+            ignore_signals()
             for part in folders:
                 (finish_quietly if why == STOPPED_BY_ERROR else finish_and_say)(part, why)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
     return code
 
 
@@ -118,7 +111,3 @@ def _attempts(config: LaunchConfig, arguments: Sequence[str], folders: Sequence[
             print(f"bench.run: error: gave up: {why}, {MOST_IDLE_ATTEMPTS} times in a row", file=sys.stderr)
             return ExitCode.FAILED, "the ranks died"
         os.environ[STARTED_ENV] = str(time.monotonic())
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt

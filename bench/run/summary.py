@@ -12,7 +12,7 @@ import pandas as pd
 from rich import box
 from rich.table import Table
 
-from bench.cli import print_table
+from bench.cli import print_table, to_json
 from bench.findings.stability import Caution
 from bench.findings.wording import CPU_STAND_IN, stand_in, text
 from bench.text import visible
@@ -54,7 +54,7 @@ def summary_json(
         "timing": timing,
         "cases": json.loads(cases.to_json(orient="records")),
     }
-    return json.dumps(whole, indent=2)
+    return to_json(whole)
 
 
 def _print_cases(cases: pd.DataFrame) -> None:

@@ -10,8 +10,8 @@ from bench.plan import HALF_HOOKS
 from bench.scaling.calibration import AllReduceTimes, Calibration
 from bench.scaling.cost import CostBand, CostCurve, at_ranks, hierarchical, measured_curve, tree_steps
 from bench.scaling.networks import NetworkModel
+from bench.settings import MOST_DEVICES
 
-MAX_DEVICES = 4096
 PIPELINED = 0.5
 """Share of the shorter network level hidden behind the longer; unknown between 0 and 1: the band is both."""
 
@@ -49,8 +49,8 @@ class Scenario:
     accumulate: int = 1
 
     def __post_init__(self) -> None:
-        if not 1 <= self.num_devices <= MAX_DEVICES:
-            raise UsageError(f"{self.num_devices} devices cannot be predicted; give 1 to {MAX_DEVICES}")
+        if not 1 <= self.num_devices <= MOST_DEVICES:
+            raise UsageError(f"{self.num_devices} devices cannot be predicted; give 1 to {MOST_DEVICES}")
         if self.comm_hook not in ("none", *HALF_HOOKS):
             raise UsageError(f"--comm-hook {self.comm_hook} cannot be predicted; give none, fp16 or bf16")
         if self.scaling not in ("weak", "strong"):

@@ -105,7 +105,7 @@ def _main(arguments: list[str]) -> int:
         answer = tuning.run()
     except PeerLostError:
         return RESTART_EXIT_CODE
-    if os.environ["RANK"] == "0":
+    if is_first():
         from bench.tune.output import as_json, show  # noqa: PLC0415
 
         with to_reader():

@@ -16,12 +16,12 @@ from bench.cluster.ranks import Cluster, host_name
 from bench.console import Console
 from bench.errors import AgreedError, ExitCode, UsageError
 from bench.layout import BucketCaps
-from bench.predict.source import CALIBRATION as CALIBRATION_FILE
 from bench.predict.source import load_calibration
 from bench.recovery.failures import RESTART_EXIT_CODE
 from bench.results.aggregate import images_per_s_by_round
 from bench.results.round_times import ByRound
-from bench.results.store import default_folder, load_run, replace_file
+from bench.results.store import CALIBRATION as CALIBRATION_FILE
+from bench.results.store import TUNE, default_folder, load_run, replace_file
 from bench.run.job import Job
 from bench.run.rank import Rank
 from bench.scaling.calibration import Calibration, Identity, check_same
@@ -33,7 +33,6 @@ from bench.tune.request import CALIBRATION, PROOF, Request, point_of, stage_job
 
 T = TypeVar("T")
 
-TUNE = "tune.json"
 TUNE_VERSION = 1
 
 
