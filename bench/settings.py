@@ -232,10 +232,11 @@ class Settings:
 
     @classmethod
     def of_stored(cls, values: Mapping[str, Any]) -> Settings:
-        """The settings that a manifest holds. Raises UsageError for a bucket cap that is none."""
-        found: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in values.items()}
-        caps = tuple(BucketCaps.parse(str(cap)) for cap in found.get("bucket_cap_mb", ()))
-        return cls(**found | ({"bucket_cap_mb": caps} if caps else {}))
+        """The settings that a manifest holds. Raises UsageError for a value that no option gives."""
+        parsers = {f.name: f.metadata.get("parse", str) for f in fields(cls)}
+        given = {n: _as_text(v) for n, v in values.items() if v is not None}
+        found: dict[str, Any] = {n: cli.named(n, parsers[n], text) for n, text in given.items()}
+        return cls(**found)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,4 +320,6 @@ def _as_text(raw: Any) -> str:
         return "on" if raw else "off"
     if isinstance(raw, list | tuple):
         return ",".join(_as_text(item) for item in raw)
+    if isinstance(raw, float):
+        return f"{raw:.15f}".rstrip("0").rstrip(".")
     return str(raw)

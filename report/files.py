@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from bench.findings.wording import mib, number
-from bench.results.tables import read_bytes
+from bench.results.disk import read_bytes
 from bench.scaling.document import Predictions
 from bench.text import csv_cell, csv_text
 from report.model import Download, Hyperlink, RunFiles
@@ -35,7 +35,8 @@ def offered(folders: Sequence[Path], page_folder: Path) -> tuple[RunFiles, ...]:
 
 def predictions(path: Path) -> Predictions:
     """Read what `bench.predict --out` wrote. Raises UsageError where the file holds something else."""
-    return Predictions.from_json(read_bytes(path, most_bytes=_MOST_PREDICTIONS_BYTES), source=str(path))
+    content = read_bytes(path, most_bytes=_MOST_PREDICTIONS_BYTES, follow=True)
+    return Predictions.from_json(content, source=str(path))
 
 
 def _of_run(folder: Path, page_folder: Path, key: str) -> RunFiles:
@@ -51,7 +52,7 @@ def _of_run(folder: Path, page_folder: Path, key: str) -> RunFiles:
                 "most that is. It lies in the run's folder."
             )
             continue
-        written = path.read_bytes().decode("utf-8", errors="replace")
+        written = read_bytes(path, most_bytes=MOST_BYTES).decode("utf-8", errors="replace")
         if media_type == "text/csv":
             written = _without_formulas(written)
         size = f"{number(num_bytes / 1024)} KiB"

@@ -14,8 +14,9 @@ from bench.conditions import machine_kind
 from bench.errors import NotComparableError, UsageError
 from bench.gate.compare import require_rounds
 from bench.gate.runs import read_run
+from bench.results.disk import replace_file
 from bench.results.schema import FILES
-from bench.results.store import MANIFEST, check_claimable, replace_file
+from bench.results.store import MANIFEST, check_claimable
 
 ROOT = Path("results/baselines")
 

@@ -5,7 +5,6 @@ Figures come from blocks.csv; cases.csv says what the cases are, how they ended 
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -19,7 +18,7 @@ from bench.conditions import Difference, Question, differences
 from bench.errors import UsageError
 from bench.results.aggregate import images_per_s_by_round, step_ms_by_round
 from bench.results.round_times import ByRound
-from bench.results.schema import IDENTITY, PHASES, SCHEMA_VERSION, STATUSES
+from bench.results.schema import IDENTITY, SCHEMA_VERSION
 from bench.results.store import RunData, load_run
 from bench.settings import DDP_AXES, DDP_DEFAULTS
 
@@ -46,9 +45,6 @@ NEEDED = {
 """Columns without which there is nothing to compare; later versions added others."""
 
 _MOST_HEADER_BYTES = 2**16
-
-BLOCK_MS = (1e-6, 1e12)
-"""From a nanosecond to thirty years: a number beyond is damage, and its square may be no number."""
 
 RESTORE = "restore the folder or measure again"
 """The tail of an error message about a folder's files."""
@@ -156,16 +152,13 @@ def _check_cases(where: str, cases: pd.DataFrame) -> None:
     if cases.empty:
         raise UsageError(f"{where}: cases.csv holds no case; {RESTORE}")
     refuse(~cases["case_id"].fillna("").map(lambda i: bool(re.fullmatch(r"[\w.-]+", i))), "invalid case_id")
-    refuse(cases["case_id"].duplicated(), "a case_id stands twice")
     refuse(cases[list(SWEPT)].astype(object).fillna("").duplicated(), "the same settings stand twice")
-    refuse(~cases["status"].isin(STATUSES), "invalid status")
     ok = cases["status"] == "ok"
     for name in ("num_devices", "accumulate", "batch_per_device", "global_batch"):
         refuse(~(cases[name].fillna(0) >= 1), f"{name} is not above 0")
     product = cases["batch_per_device"] * cases["num_devices"] * cases["accumulate"]
     refuse(product != cases["global_batch"], "global_batch is not batch x devices x accumulate")
-    refuse(ok & ~_positive(cases["images_per_s"]), "images_per_s is not a number above 0")
-    refuse(cases["peak_mem_mib"].notna() & ~_positive(cases["peak_mem_mib"]), "peak_mem_mib is not above 0")
+    refuse(ok & cases["images_per_s"].isna(), "images_per_s is not a number above 0")
 
 
 def _check_blocks(where: str, cases: pd.DataFrame, blocks: pd.DataFrame, used: pd.DataFrame) -> None:
@@ -174,10 +167,6 @@ def _check_blocks(where: str, cases: pd.DataFrame, blocks: pd.DataFrame, used: p
             raise UsageError(f"{where}: blocks.csv: {what}; {RESTORE}")
 
     refuse(~blocks["case_id"].isin(cases["case_id"]), "blocks of a case that cases.csv does not hold")
-    refuse(~blocks["phase"].isin(PHASES), "invalid phase")
-    refuse(used[["round", "rank", "num_steps"]].isna().any(axis=1), "a row lacks its round, rank or steps")
-    refuse(~(used["num_steps"] >= 1), "num_steps is not above 0")
-    refuse(~used["block_ms"].astype("float64").between(*BLOCK_MS), "block_ms is not a time of a block")
     refuse(used["steps_ms"].fillna("").str.split().map(len) != used["num_steps"], "steps_ms is incomplete")
     refuse(used.duplicated(["case_id", "phase", "round", "rank"]), "a block stands twice")
 
@@ -204,11 +193,6 @@ def _check_rounds(where: str, case: GateCase, num_rounds: Any) -> None:
             f"{where}: blocks.csv has {found} rounds of {case.case_id}, cases.csv has num_rounds "
             f"{num_rounds}; {RESTORE}"
         )
-
-
-def _positive(values: pd.Series[Any]) -> pd.Series[bool]:
-    numbers = values.astype("float64")
-    return (numbers > 0) & (numbers < math.inf)
 
 
 def run_differences(

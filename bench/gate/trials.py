@@ -22,14 +22,17 @@ from bench.gate.compare import DEFAULT_THRESHOLD
 from bench.gate.launches import DEFAULT_LAUNCHES
 from bench.gate.noise import Noise, noise_of
 from bench.gate.power import Launch, Rate, TrialStep, rates, trials_of
-from bench.gate.runs import BLOCK_MS
+from bench.results.disk import read_bytes
 from bench.results.store import write_output
-from bench.results.tables import read_bytes
 
 COLUMNS = ("launch", "slow_down_pct", "round", "baseline_ms", "candidate_ms")
 
 MOST_RECORD_BYTES = 64 * 2**20
 """Largest record of trials that is read: that of a thousand trials has 20 MB."""
+
+
+BLOCK_MS = (1e-6, 1e12)
+"""From a nanosecond to thirty years: a number beyond is damage, and its square may be no number."""
 
 
 class TrialProcess:

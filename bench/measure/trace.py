@@ -24,7 +24,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from bench.errors import UsageError
 from bench.measure.clock import make_clock
 from bench.measure.timed import BlockTimes, Trainer, run_block
-from bench.results.tables import MOST_TRACE_BYTES, read_json
+from bench.results.disk import MOST_TRACE_BYTES, read_json
 from models.workload import Batch
 
 NCCL_KERNELS = ("ncclDevKernel", "ncclKernel")

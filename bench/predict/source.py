@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench.errors import UsageError
-from bench.results.store import CALIBRATION, MANIFEST, load_run, replace_file
+from bench.results.disk import MOST_CALIBRATION_BYTES, read_text, replace_file
+from bench.results.store import CALIBRATION, MANIFEST, load_run
 from bench.scaling.calibration import AllReduceTimes, Calibration, check_same
 from bench.scaling.from_pass import Trainable, calibration_of, residual_case
 from bench.scaling.measured import allreduce_of_run, ddp_cases, identity
 from bench.scaling.nccl_log import parse_nccl_log
 from bench.scaling.networks import NetworkModel, network
 from bench.scaling.scenario import MeasuredNetwork
+
+MOST_LOG_BYTES = 2**20
+"""Of an nccl-tests log; one line per size takes some KiB."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +50,7 @@ def read_source(folder: Path, *, accept: bool = False) -> Source:
 def load_calibration(folder: Path) -> Calibration:
     """Read `calibration.json` of a results folder. Raises UsageError where it cannot be read."""
     path = folder / CALIBRATION
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be read ({error}); calibrate again") from None
-    return Calibration.from_json(text, source=str(path))
+    return Calibration.from_json(read_text(path, most_bytes=MOST_CALIBRATION_BYTES), source=str(path))
 
 
 def save_calibration(folder: Path, calibration: Calibration) -> None:
@@ -76,18 +77,19 @@ def read_network(name: str) -> NetworkModel | MeasuredNetwork:
     Raises UsageError for an unknown name, a file that is no such log and a run without all-reduces.
     """
     path = Path(name)
-    if name and path.is_dir():
+    try:
+        kind = path.stat().st_mode if name else 0
+    except (OSError, ValueError):
+        kind = 0
+    if stat.S_ISDIR(kind):
         calibrated = (path / CALIBRATION).exists()
         known = load_calibration(path).allreduce if calibrated else (allreduce_of_run(load_run(path)),)
         allreduce = tuple(times for times in known if times.num_ranks > 1)
         if not allreduce:
             raise UsageError(f"--network {path} has no all-reduce of 2 ranks or more; name another run")
         return MeasuredNetwork(f"run {path.resolve().name}", f"the all-reduces of {path}", allreduce)
-    if path.is_file():
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"--network {path} cannot be read as text ({error}); give a log file") from None
+    if kind:
+        text = read_text(path, most_bytes=MOST_LOG_BYTES, follow=True)
         log = parse_nccl_log(text, source=str(path))
         points = tuple((round(size), (ms,)) for size, ms in log.curve.points)
         times = AllReduceTimes(num_ranks=log.num_ranks, backend="nccl", points=points)

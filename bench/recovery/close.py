@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.errors import UsageError
 from bench.results.journal import JOURNAL, read
-from bench.results.recorder import Recorder
+from bench.results.recorder import Recorder, resume_command
 from bench.results.store import FolderLock
 
 STOPPED_BY_ERROR = "stopped by an error"
@@ -87,7 +87,7 @@ def finish_and_say(folder: Path, because: str, *, lock: FolderLock | None = None
         print(
             f"bench.run: {because}; {finished.num_measured} of {finished.num_cases} cases have results in "
             f"{folder}\n"
-            f"bench.run: to finish the rest: python -m bench.run --resume {folder}",
+            f"bench.run: to finish the rest: {resume_command(folder)}",
             file=sys.stderr,
             flush=True,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
@@ -16,14 +17,17 @@ from bench.errors import GaveUpError, NotComparableError, UsageError
 from bench.plan import Planned
 from bench.recovery.failures import Failure, failure_of, is_stuck, progress_of
 from bench.results import store
+from bench.results.disk import read_json
 from bench.results.journal import JOURNAL, State, read
 from bench.results.recorder import Block, Recorder
 from bench.results.store import MANIFEST, FolderLock
-from bench.results.tables import read_json
 from bench.settings import Settings
 
 MAY_CHANGE = ("rounds", "max_time", "precision_target", "case_timeout")
 """Settings that `--resume` takes anew: how long to measure, not what is measured."""
+
+CODE = "workload"
+"""The setting that names code to import: the user says it again, a folder alone is not believed."""
 
 
 class Completion(StrEnum):
@@ -209,7 +213,7 @@ def settings_of(folder: Path, changes: Mapping[str, Any]) -> Settings:
     Raises UsageError where there is no run to resume, or for a change of what is measured.
     """
     manifest = manifest_of(folder)
-    refused = [f"--{name.replace('_', '-')}" for name in changes if name not in MAY_CHANGE]
+    refused = [f"--{name.replace('_', '-')}" for name in changes if name not in (*MAY_CHANGE, CODE)]
     if refused:
         allowed = ", ".join(f"--{name.replace('_', '-')}" for name in MAY_CHANGE)
         raise UsageError(
@@ -223,7 +227,26 @@ def settings_of(folder: Path, changes: Mapping[str, Any]) -> Settings:
             f"{folder} was made by another version of bench.run; resume it with that one"
         )
     values = {**stored, "max_time": changes.get("max_time")} if "rounds" in changes else stored
-    return replace(Settings.of_stored(values), **changes, out=None)
+    try:
+        found = Settings.of_stored(values)
+    except UsageError as error:
+        raise UsageError(f"{folder / MANIFEST}: its settings are damaged: {error}") from None
+    _check_workload(folder, found.workload, changes.get(CODE))
+    return replace(found, **changes, out=None)
+
+
+def _check_workload(folder: Path, stored: str | None, given: str | None) -> None:
+    """Nothing that a folder names is imported: the user must have named it, too."""
+    if stored is not None and given is None:
+        raise UsageError(
+            f"--resume {folder}: it trains a workload, which is code; name it again if you trust it: "
+            f"--workload {shlex.quote(stored)}"
+        )
+    if stored != given:
+        raise NotComparableError(
+            f"--resume {folder}: not the same run: workload: then {stored or 'none'}, now {given}; go where "
+            "it began, or start anew"
+        )
 
 
 def manifest_of(folder: Path) -> dict[str, Any]:

@@ -9,22 +9,31 @@ behind their last whole block or curve.
 from __future__ import annotations
 
 import csv
-import errno
 import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from bench.errors import UsageError
 from bench.layout import BucketLayout
 from bench.plan import Case, Planned
-from bench.results.schema import ALLREDUCE, BLOCKS
-from bench.results.tables import MOST_TABLE_BYTES, read_bytes
+from bench.results.disk import (
+    MOST_CSV_BYTES,
+    MOST_JSON_BYTES,
+    MOST_TABLE_BYTES,
+    append,
+    open_regular,
+    open_text,
+    read_bytes,
+    replace_file,
+)
+from bench.results.schema import ALLREDUCE, BLOCKS, CASES, MOST, STATUSES
 
 JOURNAL = "journal.jsonl"
 
+_CASES = {column.name: column for column in CASES}
 _TAIL_BYTES = 2**18
 _PHASE, _ROUND, _RANK = (
     next(i for i, c in enumerate(BLOCKS) if c.name == n) for n in ("phase", "round", "rank")
@@ -66,16 +75,33 @@ class State:
 
     def _take_plan(self, rows: Sequence[Any]) -> None:
         self.plan = [Planned(case=Case.of_stored(case), **rest) for case, rest in rows]
+        for planned in self.plan:
+            _require(_is_whole(planned.num_nodes) and isinstance(planned.oversubscribed, bool), "a place")
+            _require(isinstance(planned.skip_reason, str | None), "a reason to skip")
 
     def _take_attempt(self, attempt: dict[str, Any]) -> None:
+        _require(isinstance(attempt, dict), "an attempt")
+        _require(all(map(_is_whole, attempt.get("oom_kills", {}).values())), "a number of OOM kills")
         self.attempts.append(attempt)
         self.under_way, self.ended = None, ""
 
     def _take_on(self, under_way: Mapping[str, Any]) -> None:
+        index, curve = under_way.get("index"), under_way.get("curve")
+        _require(index is None or self._is_place(index), "a place in the plan")
+        _require(isinstance(under_way["what"], str), "what is under way")
+        _require(curve is None or _is_curve(curve), "a curve")
         self.under_way = under_way
+
+    def _is_place(self, index: object) -> bool:
+        # Without a plan the folder is refused as a whole, by who wants to go on with it.
+        return _is_whole(index) and (not self.plan or index < len(self.plan))
 
     def _take_outcome(self, outcome: Sequence[Any]) -> None:
         index, status, reason, facts = outcome
+        _require(self._is_place(index), "a place in the plan")
+        _require(status in STATUSES and isinstance(reason, str), "an outcome")
+        for name, value in facts.items():
+            _require(name in _CASES and _CASES[name].allows(value), f"the {name} of a case")
         self.settled[index] = Settled(status, reason, facts)
         if status != "ok" and self.under_way and self.under_way.get("index") == index:
             self.under_way = None
@@ -86,13 +112,29 @@ class State:
 
     def _take_layout(self, layout: Sequence[Any]) -> None:
         case_id, sizes, parameters = layout
+        _require(all(map(_is_whole, sizes)) and isinstance(case_id, str), "a bucket layout")
         self.layouts[case_id] = BucketLayout(tuple(sizes), tuple(tuple(p) for p in parameters))
 
     def _take_curve(self, curve: Sequence[Any]) -> None:
+        _require(_is_curve(curve), "a curve")
         self.curves.add((curve[0], curve[1]))
 
     def _take_end(self, because: str) -> None:
+        _require(isinstance(because, str), "why a run ended")
         self.ended = because
+
+
+def _require(holds: bool, what: str) -> None:  # noqa: FBT001 - a condition
+    if not holds:
+        raise ValueError(f"it does not tell {what}")
+
+
+def _is_whole(value: object) -> TypeGuard[int]:
+    return type(value) is int and 0 <= value <= MOST
+
+
+def _is_curve(value: Sequence[object]) -> bool:
+    return len(value) == 2 and _is_whole(value[0]) and isinstance(value[1], str)
 
 
 class Journal:
@@ -102,10 +144,9 @@ class Journal:
         """Go on with the journal of `folder`, if there is one. Raises UsageError where it is damaged."""
         self.path = folder / JOURNAL
         self.state = State()
-        if self.path.exists():
-            text = _text(self.path)
-            self.state = _state(text, self.path)
-            if text and not text.endswith("\n"):
+        if os.path.lexists(self.path):
+            self.state, whole = _state(self.path)
+            if not whole:
                 self._append("\n")
 
     def begin(self, plan: Sequence[Planned]) -> None:
@@ -126,11 +167,9 @@ class Journal:
         self._append(text + "\n", sync=sync)
 
     def _append(self, text: str, *, sync: bool = False) -> None:
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        descriptor = open_regular(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         try:
-            content = text.encode()
-            if os.write(descriptor, content) < len(content):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            append(descriptor, text.encode())
             if sync:
                 os.fsync(descriptor)
         finally:
@@ -141,30 +180,30 @@ def read(folder: Path) -> State:
     """The state that a folder's journal tells. Raises UsageError where there is none, or it is damaged."""
     if not (folder / JOURNAL).is_file():
         raise UsageError(f"{folder} has no {JOURNAL}: no run that could be resumed; name a run's folder")
-    return _state(_text(folder / JOURNAL), folder / JOURNAL)
+    return _state(folder / JOURNAL)[0]
 
 
-def _text(path: Path) -> str:
-    return read_bytes(path, most_bytes=MOST_TABLE_BYTES).decode("utf-8", errors="replace")
-
-
-def _state(text: str, path: Path) -> State:
-    """What the lines of a journal tell; of one that a crash has cut nothing had happened yet."""
-    state = State()
-    for number, line in enumerate(text.splitlines(), start=1):
-        try:
-            content = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if not isinstance(content, dict):
-            continue
-        try:
-            state.take(content)
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-            raise UsageError(
-                f"{path} line {number} is damaged ({error}); restore it, or start anew"
-            ) from None
-    return state
+def _state(path: Path) -> tuple[State, bool]:
+    """What a journal tells, and whether its last line is whole; of a line cut by a crash nothing happened."""
+    state, line = State(), "\n"
+    with open_text(path, most_bytes=MOST_CSV_BYTES, errors="replace") as file:
+        number = 0
+        while text := file.readline(MOST_JSON_BYTES):
+            number, line = number + 1, text
+            if len(line) == MOST_JSON_BYTES:
+                raise UsageError(f"{path} line {number} is longer than any that a run writes; restore it")
+            try:
+                content = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            try:
+                if isinstance(content, dict):
+                    state.take(content)
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+                raise UsageError(
+                    f"{path} line {number} is damaged ({error}); restore it, or start anew"
+                ) from None
+    return state, line.endswith("\n")
 
 
 def repair_blocks(path: Path, num_ranks: Mapping[str, int]) -> int:
@@ -173,9 +212,9 @@ def repair_blocks(path: Path, num_ranks: Mapping[str, int]) -> int:
     A block is whole with a row of every rank: `num_ranks` by case. Only the end of the file is read: rows are
     appended and synced block by block, so no crash damages more than the last. Raises OSError.
     """
-    if not path.exists():
+    if not os.path.lexists(path):
         return 0
-    with path.open("r+b") as file:
+    with os.fdopen(open_regular(path, os.O_RDWR), "r+b") as file:
         size = file.seek(0, os.SEEK_END)
         tail_bytes = _TAIL_BYTES
         while True:
@@ -231,13 +270,13 @@ def _row(line: bytes) -> tuple[str, str, str, str] | None:
 
 def repair_allreduce(path: Path, done: set[tuple[int, str]]) -> None:
     """Keep the rows of curves that are `done` (rank count, backend), in the file's order. Raises OSError."""
-    if not path.exists():
+    if not os.path.lexists(path):
         return
-    before = path.read_bytes()
+    before = read_bytes(path, most_bytes=MOST_TABLE_BYTES)
     kept = [_HEADERS["allreduce.csv"]]
     for line in before.splitlines(keepends=True)[1:]:
         cells = line.decode("utf-8", errors="replace").split(",")
         if line.endswith(b"\n") and cells[0].isdigit() and (int(cells[0]), cells[1]) in done:
             kept.append(line)
     if b"".join(kept) != before:
-        path.write_bytes(b"".join(kept))
+        replace_file(path, lambda part: part.write_bytes(b"".join(kept)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,9 +11,10 @@ from typing import Any
 
 import pandas as pd
 
+from bench.conditions import part
 from bench.errors import UsageError
 from bench.layout import BucketLayout
-from bench.plan import Planned
+from bench.plan import Planned, plan_hash
 from bench.results.aggregate import (
     Outcome,
     allreduce_rows,
@@ -21,10 +23,12 @@ from bench.results.aggregate import (
     images_per_s_by_round,
     worst_half_width,
 )
+from bench.results.disk import read_json, remove_unfinished
 from bench.results.journal import Journal, repair_allreduce, repair_blocks
 from bench.results.round_times import ByRound, RoundTimes
-from bench.results.store import RunWriter
-from bench.results.tables import load_blocks, read_blocks, read_json, readable
+from bench.results.store import MANIFEST, MEASURED, RunWriter
+from bench.results.tables import load_blocks, read_blocks, readable
+from bench.text import visible
 
 NOT_REACHED = "not measured: the run ended before this case's first block"
 """Reason of a case that is shown as skipped because its turn never came."""
@@ -72,6 +76,9 @@ class Recorder:
             journal = Journal(folder)
             if not journal.state.plan:
                 raise UsageError(f"{journal.path} tells of no plan: its first line is damaged; restore it")
+            if plan_hash(journal.state.plan) != _manifest(folder).get("plan_hash"):
+                raise UsageError(f"{journal.path} tells of another plan than {MANIFEST}; restore both")
+            remove_unfinished(folder, MEASURED)
             plan = [p.case for p in journal.state.plan]
             num_ranks = {case.case_id: case.num_devices if case.mode == "ddp" else 1 for case in plan}
             repair_blocks(folder / "blocks.csv", num_ranks)
@@ -170,10 +177,7 @@ class Recorder:
 
     def manifest(self) -> dict[str, Any]:
         """What manifest.json holds. Raises UsageError where it cannot be read: it is never replaced then."""
-        found = read_json(self.folder / "manifest.json")
-        if not isinstance(found, dict):
-            raise UsageError(f"{self.folder / 'manifest.json'} does not hold a JSON object; restore it")
-        return found
+        return _manifest(self.folder)
 
     def write_manifest(self, manifest: Mapping[str, Any]) -> None:
         """Replace manifest.json."""
@@ -196,6 +200,23 @@ class Recorder:
         return worst_half_width(self.cases)
 
 
+def resume_command(folder: Path) -> str:
+    """The command that goes on with a run, to be pasted; the user names a workload again, as it is code."""
+    try:
+        workload = part(_manifest(folder), "settings").get("workload")
+    except UsageError:
+        workload = None
+    more = ["--workload", str(workload)] if workload else []
+    return visible(shlex.join(["python", "-m", "bench.run", "--resume", str(folder), *more]))
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    found = read_json(folder / MANIFEST)
+    if not isinstance(found, dict):
+        raise UsageError(f"{folder / MANIFEST} does not hold a JSON object; restore it")
+    return found
+
+
 @contextlib.contextmanager
 def _explained(folder: Path) -> Iterator[None]:
     """Say in one line why a file could not be written, and what remains."""
@@ -205,7 +226,7 @@ def _explained(folder: Path) -> Iterator[None]:
         if (folder / "blocks.csv").exists():
             raise UsageError(
                 f"{folder} cannot be written: {error.strerror}; every block finished before is kept: "
-                f"make room, then python -m bench.run --resume {folder}"
+                f"make room, then {resume_command(folder)}"
             ) from None
         raise UsageError(
             f"{folder} has been removed or renamed during the run; if renamed, python -m bench.run --resume "

@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from bench.settings import DDP_SETTINGS
+from bench.settings import DDP_SETTINGS, MODES, MOST_DEVICES, PRECISIONS
 
 SCHEMA_VERSION = 1
 """Of the files as a whole; a folder of a later one is refused."""
@@ -25,18 +25,70 @@ PHASES = ("warmup", "timed", "no_sync", "comm", "anatomy", "trace", "calibration
 """What a block measured; only `timed` blocks make throughput."""
 
 
+MOST, LEAST = 1e15, 1e-15
+"""Largest and, but for 0, smallest magnitude of a number; none beyond was measured, and it might overflow."""
+
+
+_TYPES: dict[str, tuple[type, ...]] = {"text": (str,), "int": (int,), "float": (int, float), "bool": (bool,)}
+
+
 @dataclass(frozen=True)
 class Column:
-    """One column of a results file; `kind` is `text`, `int`, `float` or `bool`."""
+    """One column of a results file, and what its cells may hold."""
 
     name: str
     kind: str
+    """`text`, `int`, `float` or `bool`."""
     meaning: str
+    needed: bool = False
+    """Whether every table has the column, and every row a value."""
+    above: float = -MOST
+    most: float = MOST
+    among: tuple[str, ...] = ()
+    """The texts that there are; none for any."""
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether there is anything to check in a cell."""
+        return self.needed or bool(self.among) or self.kind in ("int", "float")
+
+    @property
+    def allowed(self) -> str:
+        """What the cells may hold, in words."""
+        if self.among:
+            return f"one of {', '.join(self.among)}"
+        if self.kind in ("text", "bool"):
+            return "given"
+        return f"a number above {self.above:g}" if self.above > -MOST else "a possible number"
+
+    def allows(self, value: Any) -> bool:
+        """Whether a cell may hold `value`; None is an empty one."""
+        if value is None:
+            return not self.needed
+        if type(value) not in _TYPES[self.kind]:
+            return False
+        if self.kind in ("int", "float"):
+            return bool(self.above < value <= self.most and (value == 0 or abs(value) >= LEAST))
+        return not self.among or value in self.among
+
+    def refused(self, values: pd.Series[Any]) -> pd.Series[bool]:
+        """Whether each of the values of a typed column is one that it must not hold; NA is an empty cell."""
+        missing = values.isna()
+        if self.kind in ("int", "float"):
+            good = (values > self.above) & (values <= self.most) & ((values == 0) | (values.abs() >= LEAST))
+            bad = ~good.astype("boolean").fillna(True)  # noqa: FBT003 - pandas'
+        elif self.among:
+            bad = ~values.isin(self.among)
+        else:
+            bad = missing & False
+        return (bad & ~missing) | (missing & self.needed)
 
 
-def _interval(name: str, meaning: str) -> tuple[Column, Column, Column]:
+def _interval(
+    name: str, meaning: str, *, above: float = -MOST, most: float = MOST
+) -> tuple[Column, Column, Column]:
     return (
-        Column(name, "float", meaning),
+        Column(name, "float", meaning, above=above, most=most),
         Column(f"{name}_low", "float", f"lower end of the 95% interval of `{name}`"),
         Column(f"{name}_high", "float", f"upper end of the 95% interval of `{name}`"),
     )
@@ -44,42 +96,69 @@ def _interval(name: str, meaning: str) -> tuple[Column, Column, Column]:
 
 def _setting(setting: Field[Any]) -> Column:
     kind = {bool: "bool", int: "int"}.get(type(setting.default), "text")
-    return Column(setting.name, kind, setting.metadata["column"])
+    return Column(setting.name, kind, setting.metadata["column"], above=0 if kind == "int" else -MOST)
+
+
+def _count(name: str, meaning: str, *, needed: bool = False, first: int = 1, most: float = MOST) -> Column:
+    return Column(name, "int", meaning, needed=needed, above=first - 1, most=most)
 
 
 IDENTITY: tuple[Column, ...] = (
-    Column("case_id", "text", "readable name of the case plus a hash of every setting that defines it"),
-    Column("status", "text", "`ok`, `skipped`, `oom`, `failed` or `timeout`"),
+    Column(
+        "case_id",
+        "text",
+        "readable name of the case plus a hash of every setting that defines it",
+        needed=True,
+    ),
+    Column("status", "text", "`ok`, `skipped`, `oom`, `failed` or `timeout`", needed=True, among=STATUSES),
     Column("reason", "text", "why the status is not `ok`; empty otherwise"),
-    Column("mode", "text", "`single`, `dp` (nn.DataParallel) or `ddp` (DistributedDataParallel)"),
+    Column(
+        "mode",
+        "text",
+        "`single`, `dp` (nn.DataParallel) or `ddp` (DistributedDataParallel)",
+        needed=True,
+        among=MODES,
+    ),
     Column("impl", "text", "`torch`, or `cpu_standin` where DP's stages ran on CPU cores"),
-    Column("device_type", "text", "`cuda` or `cpu`; on `cpu` a device is one core"),
+    Column("device_type", "text", "`cuda` or `cpu`; on `cpu` a device is one core", among=("cuda", "cpu")),
     Column("device_name", "text", "GPU or CPU model of rank 0"),
     Column("backend", "text", "process-group backend of the gradients, `nccl` or `gloo`; empty without one"),
-    Column("num_devices", "int", "devices the case trains on (DDP: world size)"),
-    Column("num_nodes", "int", "machines those devices are on"),
+    _count("num_devices", "devices the case trains on (DDP: world size)", needed=True, most=MOST_DEVICES),
+    _count("num_nodes", "machines those devices are on", most=MOST_DEVICES),
     Column("link", "text", "rate of the link between the hosts of a lab; empty on a real network"),
     Column("oversubscribed", "bool", "more devices than physical ones on a machine: shared cores or GPUs"),
     Column("arch", "text", "model architecture, or the user's workload"),
-    Column("image_size", "int", "height and width of an image, in pixels"),
-    Column("batch_per_device", "int", "images per device and micro-batch"),
-    Column("global_batch", "int", "images per optimizer step over all devices"),
-    Column("scaling", "text", "`weak` fixes the batch per device, `strong` the global batch"),
-    Column("precision", "text", "`fp32`, `tf32`, `bf16` or `fp16` (the last two under autocast)"),
+    _count("image_size", "height and width of an image, in pixels"),
+    _count("batch_per_device", "images per device and micro-batch"),
+    _count("global_batch", "images per optimizer step over all devices", needed=True),
+    Column(
+        "scaling",
+        "text",
+        "`weak` fixes the batch per device, `strong` the global batch",
+        among=("weak", "strong"),
+    ),
+    Column(
+        "precision",
+        "text",
+        "`fp32`, `tf32`, `bf16` or `fp16` (the last two under autocast)",
+        among=PRECISIONS,
+    ),
     Column("data", "text", "`device`, `host`, or the folder the images come from"),
     *(_setting(setting) for setting in DDP_SETTINGS),
 )
 """What a case is: known before it is measured, equal when it is measured again."""
 
 MEASURED: tuple[Column, ...] = (
-    Column("num_buckets", "int", "DDP buckets after the rebuild"),
+    _count("num_buckets", "DDP buckets after the rebuild"),
     Column("bucket_bytes", "text", "bytes of each bucket in all-reduce order, `/`-separated"),
-    *_interval("images_per_s", "median over rounds of global batch x steps / longest rank's block time"),
-    Column("step_ms_p50", "float", "median step time, all ranks and timed steps"),
-    Column("step_ms_p75", "float", "75th percentile of the step time"),
-    Column("step_ms_p95", "float", "95th percentile of the step time"),
-    *_interval("speedup", "throughput over that of `single` in the same round, median over rounds"),
-    *_interval("efficiency", "speed-up / number of devices"),
+    *_interval(
+        "images_per_s", "median over rounds of global batch x steps / longest rank's block time", above=0
+    ),
+    Column("step_ms_p50", "float", "median step time, all ranks and timed steps", above=0),
+    Column("step_ms_p75", "float", "75th percentile of the step time", above=0),
+    Column("step_ms_p95", "float", "95th percentile of the step time", above=0),
+    *_interval("speedup", "throughput over that of `single` in the same round, median over rounds", above=0),
+    *_interval("efficiency", "speed-up / number of devices", above=0),
     *_interval("forward_ms", "forward and loss per step, from the anatomy pass"),
     *_interval("backward_ms", "backward per step, from the anatomy pass; includes exposed communication"),
     *_interval("optimizer_ms", "optimizer step and `zero_grad`, from the anatomy pass"),
@@ -93,10 +172,18 @@ MEASURED: tuple[Column, ...] = (
     *_interval("compute_slowdown", "time to the last gradient beside communication / without it"),
     *_interval("anatomy_slowdown_pct", "how much slower the instrumented step is than the timed one"),
     Column(
-        "peak_mem_mib", "float", "most GPU memory in use by this case's tensors, worst rank; empty on a CPU"
+        "peak_mem_mib",
+        "float",
+        "most GPU memory in use by this case's tensors, worst rank; empty on a CPU",
+        above=0,
     ),
     *_interval("rank_skew_ms", "slowest minus fastest rank's own work per step (under `no_sync`)"),
-    Column("slowest_rank", "int", "the rank whose own work most often took longest: the one others wait for"),
+    _count(
+        "slowest_rank",
+        "the rank whose own work most often took longest: the one others wait for",
+        first=0,
+        most=MOST_DEVICES,
+    ),
     *_interval("dp_scatter_ms", "DP: splitting the batch over the devices"),
     *_interval("dp_replicate_ms", "DP: copying the model to every device"),
     *_interval("dp_apply_ms", "DP: the replicas' forward"),
@@ -104,31 +191,37 @@ MEASURED: tuple[Column, ...] = (
     *_interval("dp_backward_ms", "DP: the replicas' backward (on GPUs with the reduction)"),
     *_interval("dp_reduce_ms", "DP: adding the replicas' gradients on device 0 (empty on GPUs)"),
     *_interval("dp_device0_pct", "DP: share of the step in which only device 0 works"),
-    Column("num_rounds", "int", "rounds with a timed block of this case"),
+    _count("num_rounds", "rounds with a timed block of this case", first=0),
 )
 
 CASES: tuple[Column, ...] = IDENTITY + MEASURED
 
 BLOCKS: tuple[Column, ...] = (
-    Column("case_id", "text", "the case, as in cases.csv"),
-    Column("phase", "text", "`warmup`, `timed`, `no_sync`, `comm`, `anatomy`, `trace` or `calibration`"),
-    Column("round", "int", "1, 2, ...; 0 for warm-up before the first round"),
-    Column("position", "int", "place of the block in its round's random order, from 0"),
-    Column("rank", "int", "global rank that took the times"),
+    Column("case_id", "text", "the case, as in cases.csv", needed=True),
+    Column(
+        "phase",
+        "text",
+        "`warmup`, `timed`, `no_sync`, `comm`, `anatomy`, `trace` or `calibration`",
+        needed=True,
+        among=PHASES,
+    ),
+    _count("round", "1, 2, ...; 0 for warm-up before the first round", needed=True, first=0),
+    _count("position", "place of the block in its round's random order, from 0", first=0),
+    _count("rank", "global rank that took the times", needed=True, first=0, most=MOST_DEVICES),
     Column("host", "text", "host of the rank"),
     Column("started_s", "float", "start, in seconds since the run began"),
-    Column("num_steps", "int", "steps in the block"),
-    Column("block_ms", "float", "duration of the block on this rank"),
+    _count("num_steps", "steps in the block", needed=True),
+    Column("block_ms", "float", "duration of the block on this rank", needed=True, above=0),
     Column("steps_ms", "text", "each step's duration, space-separated"),
     Column("detail", "text", "JSON: further durations of this phase, in ms per step"),
 )
 
 BUCKETS: tuple[Column, ...] = (
-    Column("case_id", "text", "the case, as in cases.csv"),
-    Column("rank", "int", "global rank"),
-    Column("bucket", "int", "index in all-reduce order, from 0"),
-    Column("bytes", "int", "gradient bytes in the bucket"),
-    Column("num_params", "int", "parameters in the bucket"),
+    Column("case_id", "text", "the case, as in cases.csv", needed=True),
+    _count("rank", "global rank", first=0, most=MOST_DEVICES),
+    _count("bucket", "index in all-reduce order, from 0", first=0),
+    _count("bytes", "gradient bytes in the bucket"),
+    _count("num_params", "parameters in the bucket"),
     Column("ready_ms", "float", "last gradient ready, since the start of the backward, median over steps"),
     Column(
         "launch_ms", "float", "all-reduce launched: DDP does so once this bucket and all before it are ready"
@@ -138,15 +231,16 @@ BUCKETS: tuple[Column, ...] = (
 )
 
 ALLREDUCE: tuple[Column, ...] = (
-    Column("num_devices", "int", "ranks of the all-reduce"),
+    _count("num_devices", "ranks of the all-reduce", needed=True, most=MOST_DEVICES),
     Column("backend", "text", "`nccl` or `gloo`"),
-    Column("bytes", "int", "message size"),
+    _count("bytes", "message size", needed=True),
     *_interval(
         "time_ms",
         "an all-reduce of that size, longest rank, median over repetitions, each of up to 8 in a row",
+        above=0,
     ),
     Column("busbw_gb_per_s", "float", "bus bandwidth, bytes / time x 2 (n - 1) / n, in 10^9 bytes/s"),
-    Column("num_samples", "int", "repetitions"),
+    _count("num_samples", "repetitions"),
 )
 
 FILES: dict[str, tuple[Column, ...]] = {

@@ -20,9 +20,10 @@ from typing import Any
 import pandas as pd
 
 from bench.errors import UsageError
+from bench.results.disk import append, make_folder, open_regular, read_json, replace_file
 from bench.results.journal import JOURNAL
 from bench.results.schema import FILES, SCHEMA_VERSION
-from bench.results.tables import is_large, load_blocks, read_json, read_table
+from bench.results.tables import is_large, load_blocks, read_table
 from bench.text import csv_cell
 
 MANIFEST = "manifest.json"
@@ -97,7 +98,7 @@ class FolderLock:
     def __init__(self, folder: Path) -> None:
         self._descriptor: int | None = None
         try:
-            descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            descriptor = open_regular(folder / LOCK, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise UsageError(f"{folder} cannot be written: {error.strerror}; name another folder") from None
         try:
@@ -135,9 +136,7 @@ class RunWriter:
         self.folder = folder
         self._tables: dict[str, int] = {}
         for name in ("blocks.csv", "allreduce.csv"):
-            self._tables[name] = os.open(
-                folder / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644
-            )
+            self._tables[name] = open_regular(folder / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
             if os.fstat(self._tables[name]).st_size == 0:
                 self._append(name, [[column.name for column in FILES[name]]])
 
@@ -155,7 +154,7 @@ class RunWriter:
         if before.st_nlink == 0:
             raise FileNotFoundError(errno.ENOENT, "it has been removed", str(self.folder))
         try:
-            _write_all(table, content)
+            append(table, content)
             os.fsync(table)
         except OSError:
             with contextlib.suppress(OSError):
@@ -171,7 +170,7 @@ class RunWriter:
     def write_trace(self, name: str, content: bytes) -> None:
         """Put a file into `traces/`."""
         folder = self.folder / "traces"
-        folder.mkdir(exist_ok=True)
+        make_folder(folder)
         replace_file(folder / name, lambda path: path.write_bytes(content))
 
     def replace(self, name: str, rows: pd.DataFrame) -> None:
@@ -193,11 +192,6 @@ class RunWriter:
         replace_file(self.folder / MANIFEST, lambda path: path.write_text(text, encoding="utf-8"))
 
 
-def _write_all(descriptor: int, content: bytes) -> None:
-    if os.write(descriptor, content) < len(content):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
 def write_output(target: Path, write: Callable[[Path], object], *, option: str) -> None:
     """Write a file that the user named with `option`, whole or not at all; a link is replaced, not followed.
 
@@ -213,21 +207,6 @@ def write_output(target: Path, write: Callable[[Path], object], *, option: str) 
         ) from None
 
 
-def replace_file(target: Path, write: Callable[[Path], object]) -> None:
-    """Call `write(path)` on a file beside `target`, then put it in target's place atomically."""
-    descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}-")
-    os.close(descriptor)
-    try:
-        write(Path(name))
-        Path(name).chmod(0o644)
-        with Path(name).open("rb") as file:
-            os.fsync(file.fileno())
-        Path(name).replace(target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
 def load_run(path: Path) -> RunData:
     """Read a results folder. Raises UsageError where it is not one, or is of a newer schema."""
     manifest_path = path / MANIFEST
@@ -240,6 +219,10 @@ def load_run(path: Path) -> RunData:
     if isinstance(version, int) and version > SCHEMA_VERSION:
         raise UsageError(f"{path} has schema {version}, this version reads up to {SCHEMA_VERSION}; upgrade")
     cases = read_table(path / "cases.csv", FILES["cases.csv"])
+    twice = cases["case_id"].duplicated()
+    if twice.any():
+        name = cases["case_id"][twice].iloc[0]
+        raise UsageError(f"{path / 'cases.csv'}: a case_id stands twice ({name}); restore the file")
     world_size = cases["num_devices"].where(cases["mode"] == "ddp", 1).fillna(1)
     return RunData(
         path,

@@ -1,7 +1,6 @@
-"""Files and tables of a results folder, read within limits: the folder may be anyone's.
+"""Tables of a results folder, read within limits and checked against the schema: the folder may be anyone's.
 
-Nothing here, or anywhere else in the suite, unpickles what it reads. Every failure is a UsageError that names
-the file.
+Every failure is a UsageError that names the file.
 """
 
 from __future__ import annotations
@@ -9,30 +8,22 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, islice, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pandas as pd
 
 from bench.errors import UsageError
+from bench.results.disk import MOST_CSV_BYTES, MOST_TABLE_BYTES, open_text, read_bytes
 from bench.results.round_times import blocks
 from bench.results.schema import BLOCKS, Column, typed_frame
 from bench.text import csv_text
 
-MOST_MANIFEST_BYTES = 64 * 2**20
-"""Of JSON; a manifest of thousands of ranks takes some MiB."""
-
-MOST_TRACE_BYTES = 2 * 2**30
-"""Of a trace, not packed; a few steps make some tens of MiB."""
-
-MOST_CSV_BYTES = 8 * 2**30
-"""5,000 cases x 30 rounds x 64 ranks of ten steps take 2 GiB."""
-
-MOST_TABLE_BYTES = 256 * 2**20
-"""A larger table is not held whole: in memory it takes several times its size."""
+MOST_LINE = 2**22
+"""Characters of a line; one of thousands of steps or parameters takes some 100,000."""
 
 _PIECE_ROWS = 50_000
 
@@ -46,61 +37,47 @@ _READERS: dict[str, Callable[[str], Any]] = {
 }
 
 
-def check(path: Path, *, most_bytes: int) -> None:
-    """Raise UsageError unless `path` is a regular file of at most `most_bytes`; a pipe could hang us."""
-    try:
-        if not path.is_file():
-            raise UsageError(f"{path} is missing or no regular file; name a folder or file that is whole")
-        size = path.stat().st_size
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path} cannot be read: {_reason(error)}; name a readable file") from None
-    if size > most_bytes:
-        raise UsageError(f"{path} is too large: {size} bytes, at most {most_bytes} are read; is it the one?")
-
-
-def read_bytes(path: Path, *, most_bytes: int) -> bytes:
-    """The content of a regular file of at most `most_bytes`."""
-    check(path, most_bytes=most_bytes)
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {_reason(error)}; name a readable file") from None
-
-
-def read_json(path: Path, *, most_bytes: int = MOST_MANIFEST_BYTES) -> Any:
-    """The value in a JSON file."""
-    return parse_json(read_bytes(path, most_bytes=most_bytes), path)
-
-
-def parse_json(content: bytes | str, where: Path | str) -> Any:
-    """The value that `content` holds; `where` is named in errors."""
-    try:
-        return json.loads(content)
-    except RecursionError:
-        raise UsageError(f"{where} is nested too deeply to be read; restore the file") from None
-    except ValueError as error:
-        raise UsageError(f"{where} is not valid JSON ({error}): broken off or edited; restore it") from None
-
-
 def read_table(path: Path, columns: tuple[Column, ...]) -> pd.DataFrame:
     """A whole table; columns that it lacks are NA, and a missing file is an empty table.
 
-    A last line without its end is not read: whoever wrote it was killed, or still writes.
+    A last line without its end is not read: whoever wrote it was killed, or still writes. Raises UsageError
+    for a cell that the schema does not allow.
     """
-    if not path.exists():
+    if not os.path.lexists(path):
         return typed_frame([], columns)
     content = read_bytes(path, most_bytes=MOST_TABLE_BYTES)
-    whole = content[: content.rfind(b"\n") + 1]
-    if not whole:
+    content = content[: content.rfind(b"\n") + 1]
+    if not content:
         return typed_frame([], columns)
     with readable(path):
-        raw = pd.read_csv(io.BytesIO(whole), dtype="string", keep_default_na=False, na_values=[""])
-        return pd.DataFrame({column.name: _typed(raw, column) for column in columns}, index=raw.index)
+        # In pieces, so that a file of nonsense ends here before all of it is in memory.
+        pieces = pd.read_csv(
+            io.BytesIO(content),
+            dtype="string",
+            keep_default_na=False,
+            na_values=[""],
+            chunksize=_PIECE_ROWS,
+        )
+        return pd.concat([_checked(piece, columns) for piece in pieces])
+
+
+def _checked(raw: pd.DataFrame, columns: tuple[Column, ...]) -> pd.DataFrame:
+    made = {column.name: _typed(raw, column) for column in columns}
+    for column in columns:
+        bad = column.refused(made[column.name])
+        if bad.any():
+            at = int(bad.to_numpy().argmax())
+            cell = str(made[column.name].iloc[at])[:40]
+            raise ValueError(f"{column.name} is not {column.allowed} (line {raw.index[at] + 2}: {cell!r})")
+    return pd.DataFrame(made, index=raw.index)
 
 
 def _typed(raw: pd.DataFrame, column: Column) -> pd.Series[Any]:
-    missing = column.name not in raw
-    values = pd.Series(pd.NA, raw.index, dtype="string") if missing else raw[column.name]
+    if column.name not in raw:
+        if column.needed:
+            raise ValueError(f"it lacks the column {column.name}")
+        raw = raw.assign(**{column.name: pd.Series(pd.NA, raw.index, dtype="string")})
+    values = raw[column.name]
     if column.kind == "bool":
         return values.map({"True": True, "False": False}).astype("boolean")
     if column.kind in ("int", "float"):
@@ -110,7 +87,7 @@ def _typed(raw: pd.DataFrame, column: Column) -> pd.Series[Any]:
 
 def is_large(path: Path) -> bool:
     """Whether a blocks.csv is too large for a frame of all its rows."""
-    return path.is_file() and path.stat().st_size > MOST_TABLE_BYTES
+    return path.exists() and path.stat().st_size > MOST_TABLE_BYTES
 
 
 def load_blocks(path: Path, num_ranks: Mapping[str, int] | None = None) -> pd.DataFrame:
@@ -132,25 +109,32 @@ def load_blocks(path: Path, num_ranks: Mapping[str, int] | None = None) -> pd.Da
 
 def read_blocks(path: Path) -> Iterator[list[dict[str, Any]]]:
     """Block after block of a blocks.csv of any size: the rows of all its ranks together."""
-    check(path, most_bytes=MOST_CSV_BYTES)
-    with readable(path), path.open(newline="", encoding="utf-8") as file:
+    with open_text(path, most_bytes=MOST_CSV_BYTES) as file, readable(path):
         yield from blocks(_rows(csv.reader(_ended(file), strict=True)))
 
 
-def _ended(lines: Iterable[str]) -> Iterator[str]:
-    return (line for line in lines if line.endswith(("\n", "\r")))
+def _ended(file: TextIO) -> Iterator[str]:
+    """The lines of a file but for a last one without its end; ValueError for one that no run writes."""
+    while line := file.readline(MOST_LINE):
+        if len(line) == MOST_LINE:
+            raise ValueError(f"a line is longer than {MOST_LINE} characters")
+        if line.endswith(("\n", "\r")):
+            yield line
 
 
 def _rows(lines: Iterator[list[str]]) -> Iterator[dict[str, Any]]:
-    kinds = {column.name: _READERS[column.kind] for column in BLOCKS}
+    known = {column.name: column for column in BLOCKS}
     header = next(lines, [])
-    readers = [(name, kinds.get(name, str)) for name in header]
-    if not {"case_id", "phase", "round", "rank", "num_steps", "block_ms"} <= set(header):
-        raise ValueError("it lacks a column")
+    missing = [column.name for column in BLOCKS if column.needed and column.name not in header]
+    if missing:
+        raise ValueError(f"it lacks the column {missing[0]}")
+    readers = [(name, _READERS[known[name].kind] if name in known else str) for name in header]
+    limited = [known[name] for name in header if name in known and known[name].is_limited]
     for number, cells in enumerate(lines, start=2):
         row = {name: read(cell) for (name, read), cell in zip(readers, cells, strict=True)}
-        if not ((row["num_steps"] or 0) >= 1 and 0 < (row["block_ms"] or 0) < float("inf")):
-            raise ValueError(f"line {number} has no duration")
+        for column in limited:
+            if not column.allows(row[column.name]):
+                raise ValueError(f"{column.name} is not {column.allowed} (line {number})")
         yield row
 
 
@@ -184,7 +168,3 @@ def readable(path: Path) -> Iterator[None]:
     except (csv.Error, ValueError, TypeError, KeyError, ArithmeticError, RecursionError, OSError) as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UsageError(f"{path} cannot be read: {first}; restore the file or leave the run out") from None
-
-
-def _reason(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -56,7 +56,12 @@ def parser() -> Parser:
                 default=argparse.SUPPRESS,
             )
     # What concerns no measurement goes to the last group, and to the first, which is argparse's own.
-    group.add_argument("--resume", type=Path, metavar="DIR", help="finish what is missing in a run's folder")
+    group.add_argument(
+        "--resume",
+        type=Path,
+        metavar="DIR",
+        help="finish what is missing in a run's folder; name its --workload again",
+    )
     group.add_argument("--quiet", action="store_true", help="no progress, no table; only errors")
     group.add_argument("--json", action="store_true", help="the summary as JSON on stdout")
     made.add_argument("--preset", metavar="NAME", help=f"a named bundle of settings: {', '.join(PRESETS)}")
@@ -110,12 +115,13 @@ def _main(arguments: list[str], *, first: bool) -> int:
     # Kineto, inside torch.profiler, would write of its own starts and stops to stderr.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     # Torch takes seconds to import: a typing mistake is answered before that.
+    from bench.recovery.reopen import MAY_CHANGE  # noqa: PLC0415
     from bench.run import job  # noqa: PLC0415
 
     if resume is not None:
         changes = {name: getattr(settings, name) for name in options}
         settings = job.resumed_settings(resume, changes)
-        if not changes and job.is_complete(resume):
+        if not set(changes) & set(MAY_CHANGE) and job.is_complete(resume):
             if first:
                 print(f"bench.run: {resume} is complete: nothing is left to do", file=sys.stderr)
             return ExitCode.OK

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from bench.errors import UsageError
-from bench.results.tables import parse_json
+from bench.results.disk import parse_json
 from bench.scaling.slowest_rank import RankSpread
 from bench.scaling.timeline import Compute, Slowdown
 
@@ -164,7 +164,6 @@ class Calibration:
             raise UsageError(f"{source} is not a calibration ({error!r}); calibrate again") from None
 
 
-_SCALARS = ("num_ranks", "num_nodes", "model_error_pct")
 _TIMES = ("forward_ms", "backward_ms", "optimizer_ms", "data_ms", "copy_ms", "comm_core_share")
 
 
@@ -222,4 +221,6 @@ def _read(name: str, value: Any) -> Any:
         )
     if name == "notes":
         return tuple(map(str, value))
-    return value if name in _SCALARS else tuple(map(float, value))
+    if name == "model_error_pct":
+        return None if value is None else float(value)
+    return int(value) if name in ("num_ranks", "num_nodes") else tuple(map(float, value))

@@ -9,7 +9,7 @@ from typing import Any
 
 from bench.cli import to_json
 from bench.errors import UsageError
-from bench.results.tables import parse_json
+from bench.results.disk import parse_json
 from bench.scaling.calibration import Identity
 from bench.scaling.predict import Prediction
 from bench.scaling.scaling_limit import Curve

@@ -19,9 +19,10 @@ from bench.layout import BucketCaps
 from bench.predict.source import load_calibration
 from bench.recovery.failures import RESTART_EXIT_CODE
 from bench.results.aggregate import images_per_s_by_round
+from bench.results.disk import replace_file
 from bench.results.round_times import ByRound
 from bench.results.store import CALIBRATION as CALIBRATION_FILE
-from bench.results.store import TUNE, default_folder, load_run, replace_file
+from bench.results.store import TUNE, default_folder, load_run
 from bench.run.job import Job
 from bench.run.rank import Rank
 from bench.scaling.calibration import Calibration, Identity, check_same

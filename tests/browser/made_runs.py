@@ -12,8 +12,9 @@ from typing import Any
 from bench.layout import BucketLayout
 from bench.plan import Case, Machine, Planned, expand
 from bench.results.aggregate import Outcome, allreduce_rows, bucket_rows, case_rows
+from bench.results.disk import replace_file
 from bench.results.schema import BLOCKS, SCHEMA_VERSION, typed_frame
-from bench.results.store import MANIFEST, RunWriter, replace_file
+from bench.results.store import MANIFEST, RunWriter
 from bench.settings import PRESETS, Settings, resolve
 
 LAYOUTS = {

@@ -82,9 +82,31 @@ def test_a_run_holds_what_a_host_or_a_model_said_and_opens_harmlessly(text: str,
     writer.write_manifest({"environment": {"host": text}})
     writer.replace(
         "cases.csv",
-        typed_frame([{"case_id": "x", "status": "failed", "reason": text, "device_name": text}], CASES),
+        typed_frame(
+            [
+                {
+                    "case_id": "x",
+                    "status": "failed",
+                    "mode": "single",
+                    "num_devices": 1,
+                    "global_batch": 16,
+                    "reason": text,
+                    "device_name": text,
+                }
+            ],
+            CASES,
+        ),
     )
-    block = {"case_id": "x", "phase": "timed", "round": 1, "rank": 0, "host": text, "detail": None}
+    block = {
+        "case_id": "x",
+        "phase": "timed",
+        "round": 1,
+        "rank": 0,
+        "num_steps": 1,
+        "block_ms": 5.0,
+        "host": text,
+        "detail": None,
+    }
     writer.append("blocks.csv", [block])
     for name in ("cases.csv", "blocks.csv"):
         with (tmp_path / "run" / name).open(newline="", encoding="utf-8") as file:

@@ -21,7 +21,7 @@ from report.__main__ import main
 HOSTILE = (
     "<script>alert(1)</script>\"'><img src=x onerror=alert(2)> =cmd|'/C calc'!A0 $\\frac{$ &amp; \x1b[31m 火"
 )
-ENUMERATED = {"status", "mode", "impl", "device_type", "scaling"}
+ENUMERATED = {"status", "mode", "impl", "device_type", "scaling", "precision"}
 
 
 class Elements(HTMLParser):

@@ -33,7 +33,9 @@ def test_what_is_written_comes_back_with_its_types(tmp_path: Path) -> None:
     case = {
         "case_id": "single-n1",
         "status": "ok",
+        "mode": "single",
         "num_devices": 1,
+        "global_batch": 16,
         "oversubscribed": False,
         "images_per_s": 1 / 3,
     }
@@ -80,7 +82,9 @@ def test_checking_leaves_no_trace(tmp_path: Path) -> None:
 def test_columns_of_an_older_schema_are_empty(tmp_path: Path) -> None:
     writer = written(tmp_path / "run")
     writer.write_manifest({})
-    (tmp_path / "run" / "cases.csv").write_text("case_id,status,mode\nsingle-n1,ok,single\n")
+    (tmp_path / "run" / "cases.csv").write_text(
+        "case_id,status,mode,num_devices,global_batch\nsingle-n1,ok,single,1,16\n"
+    )
     cases = load_run(tmp_path / "run").cases
     assert cases["mode"].tolist() == ["single"]
     assert cases["images_per_s"].isna().all()

@@ -6,6 +6,7 @@ import pytest
 
 from bench.errors import UsageError
 from bench.results import tables
+from bench.results.disk import read_json
 from bench.results.store import RunWriter, claim, load_run
 
 
@@ -21,13 +22,13 @@ def refused(path: Path, reading: object, **limits: int) -> str:
 def test_json_too_deep_too_long_or_broken_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "manifest.json"
     path.write_text("[" * 100_000)
-    assert "nested too deeply" in refused(path, tables.read_json)
+    assert "nested too deeply" in refused(path, read_json)
     path.write_text("1" * 10_000)
-    assert "not valid JSON" in refused(path, tables.read_json)
+    assert "not valid JSON" in refused(path, read_json)
     path.write_bytes(b'{"a": "\xff"}')
-    assert "not valid JSON" in refused(path, tables.read_json)
+    assert "not valid JSON" in refused(path, read_json)
     path.write_text(json.dumps("x" * 1000))
-    assert "too large" in refused(path, tables.read_json, most_bytes=1000)
+    assert "too large" in refused(path, read_json, most_bytes=1000)
 
 
 def test_a_pipe_cannot_hang_a_reader(tmp_path: Path) -> None:

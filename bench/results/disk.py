@@ -1,0 +1,156 @@
+"""Reads and writes the files of a results folder, which may be anyone's: regular files, never through a link.
+
+Nothing here, or anywhere else in the suite, unpickles what it reads. Every failure to read is a UsageError
+that names the file.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import stat
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TextIO
+
+from bench.errors import UsageError
+
+MOST_JSON_BYTES = 8 * 2**20
+"""Of a manifest or one line of a journal; thousands of ranks or cases take some MiB, parsed 20 times that."""
+
+MOST_CALIBRATION_BYTES = 16 * 2**20
+"""Of a calibration: figures of every rank and step."""
+
+MOST_TRACE_BYTES = 2 * 2**30
+"""Of a trace, not packed; a few steps make some tens of MiB."""
+
+MOST_CSV_BYTES = 8 * 2**30
+"""5,000 cases x 30 rounds x 64 ranks of ten steps take 2 GiB."""
+
+MOST_TABLE_BYTES = 64 * 2**20
+"""A larger table is not held whole: in memory it takes several times its size."""
+
+_UNFINISHED = re.compile(r"\.(.+)-[a-z0-9_]{8}")
+"""Name of a file that `replace_file` has begun; the group is what it was to replace."""
+
+
+def open_regular(path: Path, flags: int, *, follow: bool = False) -> int:
+    """Open a regular file and return its descriptor; a link only with `follow`.
+
+    Raises OSError for a link, a pipe or a device, and before writing to a file that has a second name.
+    """
+    try:
+        descriptor = os.open(
+            path, flags | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW), 0o644
+        )
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "it is a link", str(path)) from None
+        raise
+    found = os.fstat(descriptor)
+    odd = "" if stat.S_ISREG(found.st_mode) else "it is no regular file"
+    if flags & (os.O_WRONLY | os.O_RDWR) and found.st_nlink > 1:
+        odd = "it has a second name elsewhere (a hard link)"
+    if odd:
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, odd, str(path))
+    return descriptor
+
+
+def _open(path: Path, *, most_bytes: int, follow: bool) -> int:
+    try:
+        descriptor = open_regular(path, os.O_RDONLY, follow=follow)
+    except FileNotFoundError:
+        raise UsageError(f"{path} is missing; name a folder or file that is whole") from None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} cannot be read: {reason(error)}; name a readable file") from None
+    size = os.fstat(descriptor).st_size
+    if size > most_bytes:
+        os.close(descriptor)
+        raise UsageError(f"{path} is too large: {size} bytes, at most {most_bytes} are read; is it the one?")
+    return descriptor
+
+
+def open_text(path: Path, *, most_bytes: int, errors: str = "strict") -> TextIO:
+    """A file of at most `most_bytes`, to be read line by line; `errors` as in `bytes.decode`."""
+    descriptor = _open(path, most_bytes=most_bytes, follow=False)
+    return os.fdopen(descriptor, newline="", encoding="utf-8", errors=errors)
+
+
+def read_bytes(path: Path, *, most_bytes: int, follow: bool = False) -> bytes:
+    """The content of a file of at most `most_bytes`; `follow` links of a path that the user named."""
+    descriptor = _open(path, most_bytes=most_bytes, follow=follow)
+    try:
+        with os.fdopen(descriptor, "rb") as file:
+            return file.read(most_bytes)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {reason(error)}; name a readable file") from None
+
+
+def read_text(path: Path, *, most_bytes: int, follow: bool = False) -> str:
+    """The text of a file of at most `most_bytes`."""
+    try:
+        return read_bytes(path, most_bytes=most_bytes, follow=follow).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is no text ({error.reason}); name another file, or restore it") from None
+
+
+def read_json(path: Path, *, most_bytes: int = MOST_JSON_BYTES) -> Any:
+    """The value in a JSON file."""
+    return parse_json(read_bytes(path, most_bytes=most_bytes), path)
+
+
+def parse_json(content: bytes | str, where: Path | str) -> Any:
+    """The value that `content` holds; `where` is named in errors."""
+    try:
+        return json.loads(content)
+    except RecursionError:
+        raise UsageError(f"{where} is nested too deeply to be read; restore the file") from None
+    except ValueError as error:
+        raise UsageError(f"{where} is not valid JSON ({error}): broken off or edited; restore it") from None
+
+
+def append(descriptor: int, content: bytes) -> None:
+    """Append to a file in one piece. Raises OSError where the disk is full."""
+    if os.write(descriptor, content) < len(content):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def replace_file(target: Path, write: Callable[[Path], object]) -> None:
+    """Call `write(path)` on a file beside `target`, then put it in target's place atomically.
+
+    A link is replaced, not followed. Raises OSError.
+    """
+    descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}-")
+    os.close(descriptor)
+    try:
+        write(Path(name))
+        Path(name).chmod(0o644)
+        with Path(name).open("rb") as file:
+            os.fsync(file.fileno())
+        Path(name).replace(target)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def remove_unfinished(folder: Path, targets: frozenset[str]) -> None:
+    """Remove what `replace_file` had begun of `targets` in `folder` when its process was killed."""
+    for path in folder.glob(".*"):
+        if (begun := _UNFINISHED.fullmatch(path.name)) and begun[1] in targets:
+            path.unlink(missing_ok=True)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder inside a results folder. Raises OSError where something else, or a link, is there."""
+    path.mkdir(exist_ok=True)
+    if path.is_symlink():
+        raise OSError(errno.ELOOP, "it is a link", str(path))
+
+
+def reason(error: Exception) -> str:
+    """What the kernel, or Python, says of a file."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
