@@ -18,7 +18,9 @@ def start_run(*arguments: str, stdout: IO[str], stderr: IO[str]) -> subprocess.P
     return subprocess.Popen(command, cwd=ROOT, stdout=stdout, stderr=stderr, text=True)
 
 
-def python(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def python(
+    *arguments: str, env: dict[str, str] | None = None, timeout_s: float = 280
+) -> subprocess.CompletedProcess[str]:
     """This interpreter with `arguments`, finished."""
     return subprocess.run(
         [sys.executable, *arguments],
@@ -26,7 +28,7 @@ def python(*arguments: str, env: dict[str, str] | None = None) -> subprocess.Com
         env={**os.environ, **(env or {})},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=timeout_s,
         check=False,
     )
 

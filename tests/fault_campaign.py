@@ -96,6 +96,12 @@ class Campaign:
     def markers(self) -> Path:
         return self.folder / "markers"
 
+    @property
+    def resume(self) -> tuple[str, ...]:
+        """The options that go on; a workload is named again."""
+        workload = [self.sweep[i : i + 2] for i, option in enumerate(self.sweep) if option == "--workload"]
+        return ("--resume", str(self.out), *(word for pair in workload for word in pair))
+
     def environment(self, *deeds: Deed) -> dict[str, str]:
         return {
             **os.environ,
@@ -108,7 +114,7 @@ class Campaign:
     def command(self, *more: str) -> list[str]:
         """A new run where there is none yet, else its resume."""
         begun = (self.out / "manifest.json").exists()
-        how = ("--resume", str(self.out)) if begun else (*self.sweep, "--out", str(self.out))
+        how = self.resume if begun else (*self.sweep, "--out", str(self.out))
         return [sys.executable, "-m", "bench.run", *how, "--quiet", *more]
 
     def start(self, *deeds: Deed, within: Sequence[str] = (), more: Sequence[str] = ()) -> Ended:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 
 import pandas as pd
@@ -58,7 +59,7 @@ def test_a_run_that_is_asked_to_end(asked: Campaign, undisturbed: pd.DataFrame, 
     ended = asked.check(fault.name, undisturbed)
     assert ended.code == 130
     assert ended.manifest["timing"]["stopped_because"] == "interrupted"
-    assert ended.error.splitlines()[-1].endswith(f"python -m bench.run --resume {asked.out}")
+    assert ended.error.splitlines()[-1].endswith(f"python -m bench.run {shlex.join(asked.resume)}")
     assert "Traceback" not in ended.error
 
 

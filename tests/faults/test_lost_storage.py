@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,7 +52,7 @@ def test_a_full_disk(full: Campaign, undisturbed: pd.DataFrame, fault: Deed) -> 
     assert ended.code == 2
     said = f"{full.out} cannot be written: "
     assert sum(said in line for line in ended.error.splitlines()) == 1, ended.error
-    assert f"python -m bench.run --resume {full.out}" in ended.error
+    assert f"python -m bench.run {shlex.join(full.resume)}" in ended.error
     assert "Traceback" not in ended.error
 
 

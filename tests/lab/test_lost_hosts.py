@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -83,7 +84,7 @@ def test_a_host_that_is_gone_ends_the_run_with_its_tables_written(campaign: Camp
     assert ended.code != 0
     assert "Traceback" not in error
     assert "lab: host2 was killed by signal 9" in error
-    assert f"python -m bench.run --resume {campaign.out}" in error
+    assert f"python -m bench.run {shlex.join(campaign.resume)}" in error
     assert before <= ended.rows
     assert len(ended.cases) == 5
     assert ended.cases["case_id"].is_unique

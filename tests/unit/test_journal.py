@@ -108,6 +108,20 @@ def test_the_plan_is_written_as_earlier_versions_did(tmp_path: Path) -> None:
         '{"curve": [1]}',
         '{"retry": 7}',
         '{"retry": [{}]}',
+        '{"outcome": [1, "ok", "", {}]}',
+        '{"outcome": [-1, "ok", "", {}]}',
+        '{"outcome": [0, "fine", "", {}]}',
+        '{"outcome": [0, "ok", null, {}]}',
+        '{"outcome": [0, "ok", "", {"num_buckets": "x"}]}',
+        '{"outcome": [0, "ok", "", {"unheard_of": 1}]}',
+        '{"on": {"index": 9, "what": "x"}}',
+        '{"on": {"index": 0}}',
+        '{"on": {"index": null, "what": "x", "curve": [[], 2]}}',
+        '{"attempt": {"oom_kills": {"h": "x"}}}',
+        '{"attempt": 5}',
+        '{"curve": [2, 5]}',
+        '{"layout": ["x", ["a"], []]}',
+        '{"end": 5}',
     ],
 )
 def test_a_line_that_holds_something_else_is_named(line: str, tmp_path: Path) -> None:
@@ -117,6 +131,13 @@ def test_a_line_that_holds_something_else_is_named(line: str, tmp_path: Path) ->
     for take in (read, Journal):
         with pytest.raises(UsageError, match="line 7 is damaged"):
             take(tmp_path)
+
+
+def test_a_journal_of_another_plan_is_refused(tmp_path: Path) -> None:
+    written(tmp_path)
+    (tmp_path / "manifest.json").write_text('{"plan_hash": "another"}')
+    with pytest.raises(UsageError, match=r"another plan than manifest\.json"):
+        Recorder.reopen(tmp_path)
 
 
 def test_a_journal_without_its_plan_makes_no_empty_tables(tmp_path: Path) -> None:

@@ -4,11 +4,18 @@ import json
 from pathlib import Path
 
 import pytest
+from commands import ROOT
 
 from bench.errors import NotComparableError, UsageError
 from bench.recovery.reopen import check_same, settings_of
 from bench.results.journal import Journal
+from bench.results.recorder import resume_command
 from bench.settings import Settings
+
+
+def _within(path: Path) -> str:
+    return str(path.parent.relative_to(ROOT / "results" / "samples"))
+
 
 MACHINE = {"cpu_model": "x", "num_cores": 2, "gpus": []}
 THEN = {"plan_hash": "p", "versions": {"torch": "2.15.0", "cuda": "13"}, "environment": MACHINE}
@@ -24,6 +31,58 @@ def folder(tmp_path: Path) -> Path:
 def test_settings_come_back_as_they_were(tmp_path: Path) -> None:
     found = settings_of(folder(tmp_path), {"rounds": 5})
     assert found == Settings(arch="resnet20", rounds=5)
+
+
+def test_nothing_that_a_folder_names_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "evil.py").write_text("raise SystemExit(99)\n")
+    settings = Settings(workload="evil:model", rounds=3)
+    (tmp_path / "manifest.json").write_text(json.dumps({**THEN, "settings": settings.stored()}))
+    Journal(tmp_path).begin([])
+    with pytest.raises(UsageError, match="name it again if you trust it: --workload evil:model"):
+        settings_of(tmp_path, {"rounds": 5})
+    with pytest.raises(NotComparableError, match="workload: then evil:model, now train:model"):
+        settings_of(tmp_path, {"workload": "train:model"})
+    assert settings_of(tmp_path, {"workload": "evil:model"}) == settings
+    assert resume_command(tmp_path) == f"python -m bench.run --resume {tmp_path} --workload evil:model"
+
+
+def test_a_workload_where_there_was_none_is_another_run(tmp_path: Path) -> None:
+    with pytest.raises(NotComparableError, match="then none, now train:model"):
+        settings_of(folder(tmp_path), {"workload": "train:model"})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"gpus": "x"},
+        {"arch": {"a": 5}, "seed": -1},
+        {"rounds": []},
+        {"rounds": 1e308},
+        {"modes": 5},
+        {"bucket_cap_mb": [[]]},
+        {"trace": "perhaps"},
+        {"precision_target": "inf"},
+        {"name": "../x"},
+    ],
+)
+def test_stored_settings_are_read_as_options_are(wrong: dict[str, object], tmp_path: Path) -> None:
+    settings = {**Settings(arch="resnet20").stored(), **wrong}
+    (tmp_path / "manifest.json").write_text(json.dumps({**THEN, "settings": settings}))
+    Journal(tmp_path).begin([])
+    with pytest.raises(UsageError, match=r"its settings are damaged: --"):
+        settings_of(tmp_path, {})
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "results" / "samples").rglob("manifest.json")), ids=_within)
+def test_every_stored_setting_comes_back(path: Path) -> None:
+    stored = json.loads(path.read_text(encoding="utf-8"))["settings"]
+    again = json.loads(json.dumps(Settings.of_stored(stored).stored()))
+    assert {name: again[name] for name in stored} == stored
+
+
+def test_a_small_precision_target_comes_back() -> None:
+    settings = Settings(precision_target=0.00001, max_time=123.4)
+    assert Settings.of_stored(json.loads(json.dumps(settings.stored()))) == settings
 
 
 def test_what_is_measured_may_not_change(tmp_path: Path) -> None:

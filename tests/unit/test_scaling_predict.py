@@ -153,6 +153,8 @@ def test_a_calibration_survives_its_file(tmp_path: Path) -> None:
         ({"identity": {}}, "not a calibration"),
         ({"compute_slowdown": [0.5]}, "below 1"),
         ({"forward_ms": []}, "forward_ms"),
+        ({"model_error_pct": []}, "not a calibration"),
+        ({"num_ranks": "x"}, "not a calibration"),
     ],
 )
 def test_a_file_that_is_no_calibration(change: dict[str, Any], message: str) -> None:
