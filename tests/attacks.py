@@ -118,7 +118,8 @@ def generate(draw: random.Random, run: Path, other: Path, new: Path, outside: Pa
     if kind == "odd file":
         odd = draw.choice(list(ODD))
         # A file that nobody links to, or that is small enough to be read as an empty one, is no attack.
-        must = odd in ("pipe", "device", "sparse", "folder") or odd.startswith("link")
+        must = odd in ("pipe", "device", "sparse", "folder", "link")
+        must = must or (odd == "link to nothing" and command != "power")  # a record that is still to be begun
         return Attack(
             f"{odd} as {name}", command, lines[command], lambda at: ODD[odd](at / name, outside), must
         )
@@ -218,8 +219,6 @@ def _line(path: Path, seed: int) -> None:
     lines = path.read_text(encoding="utf-8").splitlines()
     at = draw.randrange(len(lines))
     lines[at] = json.dumps(_edited(json.loads(lines[at]), draw))
-    if draw.random() < 0.5:
-        lines = [line for line in lines if '"end"' not in line]
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
@@ -392,6 +391,8 @@ def campaign(number: int, seed: int, good: Path) -> tuple[list[str], Counter[str
                 shutil.rmtree(path, ignore_errors=True)
             shutil.copytree(good, run)
             new.mkdir()
+            if attack.command == "finish":
+                _reopen(run / "journal.jsonl")
             attack.spoil(run)
             measured = {name: _content(run / name) for name in FILES}
             found = ended(mains[attack.command], attack.arguments)
@@ -409,6 +410,12 @@ def campaign(number: int, seed: int, good: Path) -> tuple[list[str], Counter[str
                 [f"{attack.command}: {attack.name}: {'; '.join(bad)}\n{found.error[-1500:]}"] if bad else []
             )
     return wrong, played
+
+
+def _reopen(journal: Path) -> None:
+    """As a run leaves it that broke off."""
+    lines = journal.read_text(encoding="utf-8").splitlines(keepends=True)
+    journal.write_text("".join(line for line in lines if '"end"' not in line), encoding="utf-8")
 
 
 def _content(path: Path) -> object:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ def read_source(folder: Path, *, accept: bool = False) -> Source:
     Raises UsageError where there is none, or where it is of another machine, torch or workload than the
     folder's run, unless `accept`.
     """
-    if not (folder / CALIBRATION).exists():
+    if not os.path.lexists(folder / CALIBRATION):
         raise UsageError(f"{folder} has no {CALIBRATION}; measure a run with bench.run --calibrate")
     calibration = load_calibration(folder)
     if not (folder / MANIFEST).exists():
@@ -82,7 +83,7 @@ def read_network(name: str) -> NetworkModel | MeasuredNetwork:
     except (OSError, ValueError):
         kind = 0
     if stat.S_ISDIR(kind):
-        calibrated = (path / CALIBRATION).exists()
+        calibrated = os.path.lexists(path / CALIBRATION)
         known = load_calibration(path).allreduce if calibrated else (allreduce_of_run(load_run(path)),)
         allreduce = tuple(times for times in known if times.num_ranks > 1)
         if not allreduce:
