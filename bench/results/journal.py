@@ -20,7 +20,6 @@ from bench.errors import UsageError
 from bench.layout import BucketLayout
 from bench.plan import Case, Planned
 from bench.results.disk import (
-    MOST_CSV_BYTES,
     MOST_JSON_BYTES,
     MOST_TABLE_BYTES,
     append,
@@ -32,6 +31,12 @@ from bench.results.disk import (
 from bench.results.schema import ALLREDUCE, BLOCKS, CASES, MOST, STATUSES
 
 JOURNAL = "journal.jsonl"
+
+MOST_JOURNAL_BYTES = 2**28
+"""5,000 cases x 30 rounds x 4 phases take 60 MiB."""
+
+MOST_CUT_LINES = 100
+"""Every crash may cut one line; nobody resumes a run that often."""
 
 _CASES = {column.name: column for column in CASES}
 _TAIL_BYTES = 2**18
@@ -186,8 +191,8 @@ def read(folder: Path) -> State:
 def _state(path: Path) -> tuple[State, bool]:
     """What a journal tells, and whether its last line is whole; of a line cut by a crash nothing happened."""
     state, line = State(), "\n"
-    with open_text(path, most_bytes=MOST_CSV_BYTES, errors="replace") as file:
-        number = 0
+    number = num_cut = 0
+    with open_text(path, most_bytes=MOST_JOURNAL_BYTES, errors="replace") as file:
         while text := file.readline(MOST_JSON_BYTES):
             number, line = number + 1, text
             if len(line) == MOST_JSON_BYTES:
@@ -195,7 +200,10 @@ def _state(path: Path) -> tuple[State, bool]:
             try:
                 content = json.loads(line)
             except (ValueError, RecursionError):
-                continue
+                content = None
+            num_cut += not isinstance(content, dict)
+            if num_cut > MOST_CUT_LINES:
+                raise UsageError(f"{path} is no journal: {num_cut} lines are damaged; restore it")
             try:
                 if isinstance(content, dict):
                     state.take(content)

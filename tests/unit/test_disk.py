@@ -147,6 +147,12 @@ def test_a_line_of_a_journal_has_a_limit(tmp_path: Path, monkeypatch: pytest.Mon
         read(tmp_path)
 
 
+def test_what_is_no_journal_is_not_read_to_its_end(tmp_path: Path) -> None:
+    (tmp_path / JOURNAL).write_text("0\n" * 101)
+    with pytest.raises(UsageError, match="101 lines are damaged"):
+        read(tmp_path)
+
+
 def test_what_a_killed_writer_began_goes_at_the_next_start(tmp_path: Path) -> None:
     for name in (".cases.csv-abcd_123", ".manifest.json-00000000", ".notes.txt-abcdefgh", "cases.csv"):
         (tmp_path / name).touch()
