@@ -5,7 +5,7 @@ Defaults, then the preset, then the TOML file, then the command line; later laye
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,9 @@ PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 NO, YES = False, True
 PASSES = ("no_sync", "comm", "anatomy", "trace")
 COMM_HOOKS = ("none", "fp16", "bf16", "powersgd")
+MARGINS = {"cpu": 0.05, "cuda": 0.01}
+"""What counts as equal by kind of device, a fraction: what their noise lets a run of minutes resolve."""
+
 MOST_DEVICES = 4096
 """Largest device count of a case or a prediction: a slip of the keyboard ends here."""
 
@@ -177,6 +180,9 @@ class Settings:
     precision_target: float = _setting(
         0.02, cli.fraction, "stop when every images/s is known to ± this", "2%"
     )
+    margin: float | None = _setting(
+        None, cli.fraction, "differences up to this count as none (CPU 5%, GPU 1%)", "5%"
+    )
     max_time: float | None = _setting(
         None,
         cli.duration_s,
@@ -246,6 +252,7 @@ class ResolvedSettings(Settings):
     gpus: tuple[int, ...] = field()
     batch_size: int = field()
     steps: int = field()
+    margin: float = field()
 
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -295,6 +302,16 @@ def options_of() -> list[Field[Any]]:
     return [f for f in fields(Settings) if f.metadata]
 
 
+def as_options(stored_settings: Mapping[str, Any], names: Iterable[str]) -> list[str]:
+    """The command line of those of `names` that a manifest holds and that are not the default."""
+    found: list[str] = []
+    for setting in options_of():
+        value = stored_settings.get(setting.name)
+        if setting.name in names and value is not None and value != stored(setting.default):
+            found += [f"--{setting.name.replace('_', '-')}", _as_text(value)]
+    return found
+
+
 def with_device_defaults(settings: Settings, *, device_type: str, num_local_devices: int) -> ResolvedSettings:
     """Fill what depends on the device: a CPU gets minutes of ResNet-18, a GPU a ResNet-50."""
     on_cpu = device_type == "cpu"
@@ -310,6 +327,7 @@ def with_device_defaults(settings: Settings, *, device_type: str, num_local_devi
         "arch": arch,
         "batch_size": settings.batch_size or (16 if on_cpu else 64),
         "max_time": settings.max_time or (None if settings.rounds else 200.0 if on_cpu else 600.0),
+        "margin": settings.margin or MARGINS[device_type],
         "steps": settings.steps or (3 if on_cpu else 10),
     }
     return ResolvedSettings(**given | decided)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -10,9 +9,10 @@ import pandas as pd
 
 from bench.findings.wording import TIMES, Row, device_noun, estimate, finite, text
 from bench.plan import equal_layout
-from bench.results.aggregate import images_per_s_by_round
+from bench.results.aggregate import typical_of
+from bench.results.round_times import RoundTimes
 from bench.settings import DDP_DEFAULTS
-from bench.stats import Interval, paired_ratio
+from bench.stats import Interval
 
 _WORKLOAD = ("device_type", "arch", "image_size", "scaling", "precision", "data", "batch")
 
@@ -135,10 +135,9 @@ def at_headline(cases: pd.DataFrame, *, free: str) -> pd.DataFrame:
 
 
 def throughput_ratio(row: Row, reference: Row, blocks: pd.DataFrame) -> Interval | None:
-    """Divide throughput of a case by that of another within rounds; None without common rounds."""
-    batches = {text(r["case_id"]): int(r["global_batch"]) for r in (row, reference)}
-    by_round = images_per_s_by_round(blocks[blocks["case_id"].isin(list(batches))], batches)
-    if by_round.keys() != batches.keys():
+    """Divide throughput of a case by that of another; None where no rounds connect them."""
+    ids = [text(r["case_id"]) for r in (row, reference)]
+    typical = typical_of(RoundTimes.of(blocks[blocks["case_id"].isin(ids)]))
+    if not typical.has(*((case_id, "timed") for case_id in ids)):
         return None
-    ratio = paired_ratio(*(by_round[text(r["case_id"])] for r in (row, reference)))
-    return None if math.isnan(ratio.estimate) else ratio
+    return typical.ratio(ids[1], ids[0]).scaled(row["global_batch"] / reference["global_batch"])

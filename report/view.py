@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pandas as pd
 
-from bench.findings.findings import findings
+from bench.findings.findings import conclude
 from bench.findings.wording import CPU_STAND_IN, plain, plural, text, truth
+from bench.results.aggregate import comparisons_of_run
 from bench.results.store import RunData
 from bench.scaling.document import Predictions
 from report import anatomy, caps, conditions, devices, paper, predicted, rounds, tables, together
@@ -84,7 +85,7 @@ def _run_view(
         title=title,
         subtitle=_subtitle(run, cases, measured),
         warnings=_warnings(cases),
-        verdict=tuple(findings(cases, run.blocks)),
+        verdict=tuple(conclude(run.path, run.manifest, cases, run.blocks, comparisons_of_run(run)).sentences),
         figures=tuple(figure for figures in drawn for figure in figures),
         paper=beside,
         tables=tables.tables(pd.concat(named), rounds.links(by_case)) if named else (),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pandas as pd
 
-from bench.findings.advice import reference_case
-from bench.findings.wording import bits_per_s, link_name, number, place, ranged, setting_names, settings
+from bench.findings.wording import bits_per_s, link_name, number, place, ranged
 from bench.layout import BucketLayout
+from bench.results.comparisons import default_of
 
 TCP_OVERHEAD = 1514 / 1448
 """Bytes on the wire for each byte that TCP delivers, full Ethernet frames."""
@@ -21,33 +21,26 @@ OFTEN = 0.75
 """Share of the rounds in which a rank has to be the slowest to be named."""
 
 
-def communication(ddp: pd.DataFrame) -> list[str]:
-    """Say what communication takes and adds, of the cases of one device count."""
-    measured = ddp[ddp["exposed_comm_ms"].notna() & ddp["comm_ms"].notna()]
+def link_limit(ddp: pd.DataFrame) -> list[str]:
+    """Say where communication takes longer than a lab's link would allow: then the cores limit it."""
+    measured = ddp[ddp["comm_ms"].notna()]
     if measured.empty:
         return []
     row = reference_case(measured)
-    link = "" if pd.isna(row["link"]) else f" over {link_name(str(row['link']))}"
-    changed = setting_names(settings(row)) or "its defaults"
-    share = 100 * row["exposed_comm_ms"] / row["step_ms_p50"]
-    added = ranged(row, "exposed_comm_ms", "ms")
-    sentence = f"Exposed: {place(row)}{link}, DDP with {changed}: communication "
-    if row["exposed_comm_ms_low"] <= 0 <= row["exposed_comm_ms_high"]:
-        sentence += f"adds nothing to the step that can be told from noise ({added})"
-    else:
-        sentence += f"adds {added} to the step, {share:.0f}% of it"
-    sentence += f"; alone it would take {ranged(row, 'comm_ms', 'ms')}"
-    if pd.notna(row["hidden_pct"]):
-        sentence += f", so {ranged(row, 'hidden_pct', '%')} of it is hidden"
-    sentence += "."
-    if row["exposed_comm_ms_low"] > row["comm_ms_high"]:
-        sentence += " That it adds more than it takes means that it also slows the compute beside it."
-    allowed_ms = _link_ms(
-        str(row["link"]), BucketLayout.of_cell(row["bucket_bytes"]), int(row["num_devices"])
-    )
-    if allowed_ms is not None and row["comm_ms"] > LINK_SLACK * allowed_ms:
-        sentence += f" The link would allow {number(allowed_ms)} ms: here the cores limit communication."
-    return [sentence]
+    layout = BucketLayout.of_cell(row["bucket_bytes"])
+    allowed_ms = _link_ms(str(row["link"]), layout, int(row["num_devices"]))
+    if allowed_ms is None or row["comm_ms"] <= LINK_SLACK * allowed_ms:
+        return []
+    link = link_name(str(row["link"]))
+    takes = ranged(row, "comm_ms", "ms")
+    said = f"Over {link}, communication alone takes {takes}"
+    return [f"{said}; the link would allow {number(allowed_ms)} ms: here the cores limit it."]
+
+
+def reference_case(ddp: pd.DataFrame) -> pd.Series:
+    """DDP without settings, else its first case."""
+    name = default_of(ddp.to_dict("records"))
+    return ddp[ddp["case_id"] == name].iloc[0]
 
 
 def slow_rank(ddp: pd.DataFrame, blocks: pd.DataFrame) -> list[str]:

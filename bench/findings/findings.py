@@ -1,98 +1,80 @@
-"""Says what was found, in plain sentences: the last lines of a run and the first of its report."""
+"""Concludes a run: its three answers, what else was found, and the command to run next."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
 import pandas as pd
 
-from bench.findings.advice import advice, reference_case
-from bench.findings.bottlenecks import communication, slow_rank
-from bench.findings.uncertainty import not_tried, uncertain, unmeasured
-from bench.findings.wording import mode_name, place, ranged, times, truth
-from bench.results.aggregate import images_per_s_by_round
-from bench.results.round_times import ByRound
-from bench.stats import paired_ratio
+from bench.findings.answers import Verdict, headline, verdicts
+from bench.findings.bottlenecks import link_limit, slow_rank
+from bench.findings.next_step import NextStep, next_step
+from bench.findings.uncertainty import unmeasured
+from bench.findings.wording import mode_label, place, ranged
+from bench.results.comparisons import Comparison
 from bench.text import visible
 
-_MOST_COUNTS = 4
+
+@dataclass(frozen=True)
+class Conclusion:
+    """What is said of a run, on the terminal and on its page."""
+
+    verdicts: tuple[Verdict, ...]
+    notes: tuple[str, ...]
+    next_step: NextStep | None
+
+    @property
+    def sentences(self) -> list[str]:
+        """Everything, a line each."""
+        following = self.next_step
+        return [
+            *(visible(verdict.sentence) for verdict in self.verdicts),
+            *self.notes,
+            *([f"Next, {following.why}: {following.command}"] if following is not None else []),
+        ]
 
 
-def findings(cases: pd.DataFrame, blocks: pd.DataFrame) -> list[str]:
-    """Return sentences about the cases of a run, at least one.
+def conclude(
+    folder: Path,
+    manifest: Mapping[str, Any],
+    cases: pd.DataFrame,
+    blocks: pd.DataFrame,
+    comparisons: Sequence[Comparison],
+) -> Conclusion:
+    """Conclude a run from its files in `folder`."""
+    found = tuple(verdicts(cases, comparisons))
+    following = next_step(folder, manifest, cases, comparisons, found)
+    return Conclusion(found, tuple(notes(cases, blocks)), following)
 
-    In this order: the fastest mode at each device count, scaling efficiency, what to change and its gain,
-    what communication adds, slow ranks, what is uncertain, what has no number, what was not tried.
+
+def notes(cases: pd.DataFrame, blocks: pd.DataFrame) -> list[str]:
+    """Return sentences about a run that stand below its answers; none where there is nothing to add.
+
+    In this order: what limits communication, a slow rank, cases that share devices, cases without a number.
     """
-    ok = cases[(cases["status"] == "ok") & cases["images_per_s"].notna()]
-    if ok.empty:
-        return ["Nothing was measured: no case ended with status ok.", *map(visible, unmeasured(cases))]
-    throughput = images_per_s_by_round(blocks, dict(zip(ok["case_id"], ok["global_batch"], strict=True)))
-    lacking = set(ok["case_id"]) - throughput.keys()
-    if lacking:
-        ok = ok[ok["case_id"].isin(list(throughput))]
-    shared = ok["oversubscribed"].fillna(value=False).groupby(ok["num_devices"].astype(int)).any()
-    # The largest count that owns its devices is what a reader came for; shared ones come last.
-    counts = sorted(shared.index, key=lambda n: (bool(shared[n]), -n))
-    at = {count: ok[ok["num_devices"] == count] for count in counts}
-    ddp = {count: here[here["mode"] == "ddp"] for count, here in at.items()}
+    here = headline(cases)
+    ddp = here[here["mode"] == "ddp"]
+    measured = (cases["status"] == "ok").any()
     sentences = [
-        *(_fastest_mode(here, throughput) for here in at.values()),
-        *(
-            [f"blocks.csv lacks blocks of {len(lacking)} measured cases; nothing is said of them."]
-            if lacking
-            else []
-        ),
-        *_efficiency(at),
-        *(sentence for count in counts for sentence in advice(ok, throughput, count)),
-        *(sentence for rows in ddp.values() for sentence in communication(rows)),
-        *(sentence for rows in ddp.values() for sentence in slow_rank(rows, blocks)),
-        *(uncertain(ok, throughput, blocks, counts) if len(ok) else []),
+        *(link_limit(ddp) if len(ddp) else []),
+        *(slow_rank(ddp, blocks) if len(ddp) else []),
+        *_shared(cases, here),
+        *([] if measured else ["Nothing was measured: no case ended with status ok."]),
         *unmeasured(cases),
-        *not_tried(cases),
     ]
     # Reasons and hosts are text of others, and this goes to a terminal.
     return [visible(sentence) for sentence in sentences]
 
 
-def _fastest_mode(here: pd.DataFrame, throughput: dict[str, ByRound]) -> str:
-    # DDP stands with the settings a user gets by default, not with the luckiest of many.
-    chosen = pd.DataFrame(reference_case(rows) for _, rows in here.groupby("mode", sort=False))
-    chosen = chosen.sort_values("images_per_s", ascending=False)
-    best = chosen.iloc[0]
-    shared = ", which share fewer cores or GPUs" if truth(best["oversubscribed"]) else ""
-    where = f"On {place(best)}{shared}"
-    name = mode_name(best)
-    rate = f"{ranged(best, 'images_per_s', 'images/s')}{_against_single(best)}"
-    if len(chosen) == 1:
-        return f"{where}, {name} gives {rate}; no other mode was measured there."
-    other = chosen.iloc[1]
-    ratio = paired_ratio(throughput[best["case_id"]], throughput[other["case_id"]])
-    if ratio.excludes(1.0):
-        return f"{where}, {name} is fastest: {rate}, {times(ratio)} the rate of {mode_name(other)}."
-    return (
-        f"{where}, {name} and {mode_name(other)} cannot be told apart: {times(ratio)}; {name} gives {rate}."
-    )
-
-
-def _against_single(row: pd.Series) -> str:
-    if row["num_devices"] == 1 or pd.isna(row["speedup"]):
-        return ""
-    said = f", {ranged(row, 'speedup')}x single"
-    return f"{said}: slower than one device alone" if row["speedup_high"] < 1 else said
-
-
-def _efficiency(at: dict[int, pd.DataFrame]) -> list[str]:
-    """Say the efficiency at the larger counts; those that do not share devices come first."""
-    counts = [count for count in at if count > 1][:_MOST_COUNTS]
-    by_mode: dict[str, list[str]] = {}
-    for count in counts:
-        for _, rows in at[count].groupby("mode", sort=False):
-            row = reference_case(rows)
-            if pd.notna(row["efficiency"]):
-                kept = f"{ranged(row, 'efficiency', '%', 100)} on {place(row)}"
-                by_mode.setdefault(mode_name(row), []).append(kept)
-    if not by_mode:
+def _shared(cases: pd.DataFrame, here: pd.DataFrame) -> list[str]:
+    """Fold the cases that share devices into one line: they tell nothing about scaling."""
+    shared = cases[(cases["status"] == "ok") & cases["oversubscribed"].fillna(value=False).astype(bool)]
+    shared = shared[~shared["case_id"].isin(here["case_id"])]
+    if shared.empty:
         return []
-    scaling = str(at[counts[0]]["scaling"].iloc[0])
-    meaning = f"under {scaling} scaling, where 100% is every device adding as much as the first"
-    said = "; ".join(f"{name} keeps {', '.join(kept)}" for name, kept in by_mode.items())
-    return [f"Scaling efficiency: {meaning}, {said}."]
+    rows = [row for _, row in shared.drop_duplicates(["mode", "num_devices"]).iterrows()]
+    rates = "; ".join(f"{mode_label(row)} {ranged(row, 'images_per_s', 'images/s')}" for row in rows)
+    return [f"On {place(rows[0])}, which tell nothing about scaling: {rates}."]

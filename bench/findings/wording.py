@@ -86,17 +86,22 @@ def ranged(row: Row, column: str, unit: str = "", factor: float = 1.0) -> str:
     return with_interval(estimate(row, column), unit, factor)
 
 
-def times(ratio: Interval) -> str:
-    """Write `1.081x [1.069, 1.092]`: one digit more than other numbers, because ratios are near 1."""
-    if math.isnan(ratio.low):
-        return f"{ratio.estimate:.3f}x (one round gives no interval)"
-    return f"{ratio.estimate:.3f}x [{ratio.low:.3f}, {ratio.high:.3f}]"
+def times(ratio: float) -> str:
+    """Write a ratio: `1.31\N{MULTIPLICATION SIGN}`."""
+    return f"{ratio:.2f}{TIMES}"
 
 
-def gain(ratio: Interval) -> str:
-    """Write `8.1% [6.9, 9.2] more`, for a ratio above 1."""
-    value, low, high = (100 * (end - 1) for end in (ratio.estimate, ratio.low, ratio.high))
-    return f"{value:.1f}% [{low:.1f}, {high:.1f}] more"
+def between(found: Interval, digits: int = 2) -> str:
+    """Write an interval in parentheses, or that there are too few rounds for one."""
+    if math.isnan(found.low):
+        return "(too few rounds for an interval)"
+    return f"({found.low:.{digits}f}\N{EN DASH}{found.high:.{digits}f})"
+
+
+def percent(share: Interval) -> str:
+    """Write a fraction in percent with its interval, where that is known."""
+    written = f"{100 * share.estimate:.0f}%"
+    return written if math.isnan(share.low) else f"{written} {between(share.scaled(100), 0)}"
 
 
 def count(value: float | None) -> str:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from bench.estimate import MIN_ROUNDS
 from bench.layout import BucketLayout
-from bench.plan import Planned
+from bench.plan import Case, Planned
+from bench.results.comparisons import Comparison, compared, margin_of, of_table, pairs_of
 from bench.results.round_times import ByRound, RoundTimes
 from bench.results.schema import BUCKETS, CASES, typed_frame
+from bench.results.store import RunData
+from bench.results.typical import FITTED, Typical
 from bench.settings import DDP_AXES
 from bench.stats import Interval, median_interval, paired_ratio
 
-SHARES = ("hidden_pct", "overlap_trace_pct", "overlap_window_pct", "dp_device0_pct")
+SHARES = ("overlap_trace_pct", "overlap_window_pct", "dp_device0_pct")
 """Columns that cannot leave 0-100, nor can their intervals."""
 
 
@@ -55,52 +59,113 @@ def images_per_s_by_round(
     }
 
 
-def case_rows(outcomes: Sequence[Outcome], blocks: pd.DataFrame | RoundTimes) -> pd.DataFrame:
-    """cases.csv: one row per planned case, measured or not."""
+def case_rows(
+    outcomes: Sequence[Outcome],
+    blocks: pd.DataFrame | RoundTimes,
+    comparisons: Sequence[Comparison] = (),
+    *,
+    run: dict[str, str] | None = None,
+) -> pd.DataFrame:
+    """cases.csv: one row per planned case, measured or not.
+
+    Args:
+        outcomes: of the whole plan.
+        blocks: of all cases.
+        comparisons: of the cases.
+        run: columns that are the same for every case of the run.
+    """
     times = blocks if isinstance(blocks, RoundTimes) else RoundTimes.of(blocks)
-    global_batch = {o.planned.case.case_id: o.planned.case.global_batch for o in outcomes}
-    throughput = images_per_s_by_round(times, global_batch)
-    single = next((throughput.get(c, {}) for c, o in _by_id(outcomes) if o.planned.case.mode == "single"), {})
+    typical = typical_of(times)
+    single = next((c for c, o in _by_id(outcomes) if o.planned.case.mode == "single"), "")
+    batch = {c: o.planned.case.global_batch for c, o in _by_id(outcomes)}
+    data_parallel = {c for c, o in _by_id(outcomes) if o.planned.case.mode == "dp"}
+    vs_default = _vs_default(comparisons, data_parallel)
     rows = []
     for case_id, outcome in _by_id(outcomes):
-        row = _identity(outcome)
-        if case_id in throughput:
-            found = times.of_case(case_id)
-            timed = found.step_ms["timed"]
-            speedup = paired_ratio(throughput[case_id], single)
+        row = _identity(outcome) | (run or {}) | {"cap_mib": _cap_mib(outcome.planned.case)}
+        found = times.of_case(case_id)
+        timed = found.step_ms.get("timed", {})
+        if timed:
+            speedup = _speedup(typical, case_id, single, batch)
             n = outcome.planned.case.num_devices
-            row |= _columns("images_per_s", median_interval(list(throughput[case_id].values())))
+            step = typical.step_ms(case_id)
+            row |= _columns("step_ms", step)
+            row |= _columns("images_per_s", _rate(step, batch[case_id]))
             row |= _columns("speedup", speedup)
             row |= _columns("efficiency", Interval(speedup.estimate / n, speedup.low / n, speedup.high / n))
+            row |= _columns("no_sync_step_ms", typical.step_ms(case_id, "no_sync"))
+            row |= _columns("comm_ms", typical.step_ms(case_id, "comm"))
+            row |= _columns("exposed_comm_ms", typical.exposed_ms(case_id))
             row |= {
+                "images_per_s_sustained": batch[case_id] * 1000 * found.num_steps / found.timed_ms,
                 "step_ms_p50": float(np.median(list(timed.values()))),
                 "step_ms_p75": found.percentile_ms(75),
                 "step_ms_p95": found.percentile_ms(95),
                 "num_rounds": len(timed),
             }
-            row |= _communication(timed, found.step_ms.get("no_sync", {}), found.step_ms.get("comm", {}))
+            if len(timed) >= MIN_ROUNDS:
+                row |= _columns("hidden_pct", typical.hidden_pct(case_id))
             row |= _slowdown(timed, found.step_ms.get("anatomy", {}))
             row |= _columns("rank_skew_ms", median_interval(list(found.skew_ms.values())))
             row["slowest_rank"] = found.slowest_rank()
             for name, by_round in found.details.items():
                 row |= _columns(name, median_interval(list(by_round.values())))
+        if case_id in vs_default:
+            row |= _columns("vs_ddp_default", vs_default[case_id])
         rows.append(row)
     return typed_frame(rows, CASES)
 
 
-def _communication(timed: ByRound, no_sync: ByRound, comm: ByRound) -> dict[str, Any]:
-    both = sorted(timed.keys() & no_sync.keys())
-    exposed = {r: timed[r] - no_sync[r] for r in both}
-    hidden = [100 * min(max(1 - exposed[r] / comm[r], 0.0), 1.0) for r in both if comm.get(r, 0.0) > 0]
-    row: dict[str, Any] = {}
-    if exposed:
-        row |= _columns("no_sync_step_ms", median_interval([no_sync[r] for r in both]))
-        row |= _columns("exposed_comm_ms", median_interval(list(exposed.values())))
-    if comm:
-        row |= _columns("comm_ms", median_interval(list(comm.values())))
-    if hidden:
-        row |= _columns("hidden_pct", median_interval(hidden))
-    return row
+def typical_of(times: RoundTimes) -> Typical:
+    """The fit of a run's step times."""
+    return Typical.of({phase: times.step_ms(phase) for phase in FITTED})
+
+
+def comparisons_of(
+    pairs: Sequence[tuple[str, str]], times: RoundTimes, global_batch: Mapping[str, int], margin: float
+) -> list[Comparison]:
+    """The comparisons of a run that were measured."""
+    rounds = {case_id: len(found) for case_id, found in times.step_ms("timed").items()}
+    return compared(pairs, typical_of(times), global_batch=global_batch, num_rounds=rounds, margin=margin)
+
+
+def comparisons_of_run(run: RunData) -> list[Comparison]:
+    """The comparisons of a loaded run; of an older one without comparisons.csv made from its blocks."""
+    if not run.comparisons.empty:
+        return of_table(run.comparisons.to_dict("records"))
+    ok = run.cases[run.cases["status"] == "ok"]
+    batches = dict(zip(ok["case_id"], ok["global_batch"], strict=True))
+    pairs = pairs_of(ok.to_dict("records"))
+    return comparisons_of(pairs, RoundTimes.of(run.blocks), batches, margin_of(run.manifest))
+
+
+def _rate(step_ms: Interval, global_batch: int) -> Interval:
+    return Interval(*(global_batch * 1000 / ms for ms in (step_ms.estimate, step_ms.high, step_ms.low)))
+
+
+def _speedup(typical: Typical, case_id: str, single: str, batch: Mapping[str, int]) -> Interval:
+    if case_id == single:
+        return Interval(1.0, 1.0, 1.0)
+    steps = typical.ratio(single, case_id)
+    return steps.scaled(batch[case_id] / batch[single]) if single else steps
+
+
+def _vs_default(comparisons: Sequence[Comparison], data_parallel: Container[str]) -> dict[str, Interval]:
+    """By case its rate over that of DDP's default; DP stands below the line in its comparison."""
+    found: dict[str, Interval] = {}
+    for one in comparisons:
+        if one.reference_id in data_parallel:
+            low, high = one.ratio.low, one.ratio.high
+            found[one.case_id] = Interval(1.0, 1.0, 1.0)
+            found[one.reference_id] = Interval(1 / one.ratio.estimate, 1 / high, 1 / low)
+        else:
+            found[one.reference_id] = Interval(1.0, 1.0, 1.0)
+            found[one.case_id] = one.ratio
+    return found
+
+
+def _cap_mib(case: Case) -> float | None:
+    return case.bucket_cap_mb.mib[0] if case.mode == "ddp" and len(case.bucket_cap_mb.mib) == 1 else None
 
 
 def _slowdown(timed: ByRound, anatomy: ByRound) -> dict[str, float]:

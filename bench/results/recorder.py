@@ -20,12 +20,15 @@ from bench.results.aggregate import (
     allreduce_rows,
     bucket_rows,
     case_rows,
+    comparisons_of,
     images_per_s_by_round,
     worst_half_width,
 )
+from bench.results.comparisons import Comparison, margin_of, pairs_of
 from bench.results.disk import read_json, remove_unfinished
 from bench.results.journal import Journal, repair_allreduce, repair_blocks
 from bench.results.round_times import ByRound, RoundTimes
+from bench.results.schema import COMPARISONS, typed_frame
 from bench.results.store import MANIFEST, MEASURED, RunWriter
 from bench.results.tables import load_blocks, read_blocks, readable
 from bench.text import visible
@@ -55,10 +58,20 @@ class Recorder:
         self.timed_s = 0.0
         self.elapsed_s = 0.0
         """End of the last block, in seconds since the run began."""
+        manifest = _manifest(self.folder)
+        self._run = _run_columns(manifest)
+        self._margin = margin_of(manifest)
+        self._pairs = pairs_of(
+            {**p.case.stored(), "case_id": p.case.case_id, "oversubscribed": p.oversubscribed}
+            for p in self._plan
+            if p.skip_reason is None
+        )
         blocks = self.folder / "blocks.csv"
         with readable(blocks):
             for rows in read_blocks(blocks):
                 self._take(rows)
+        self.comparisons: list[Comparison] = []
+        """Of the cases as last written."""
         self.cases = self.write()
 
     @classmethod
@@ -169,9 +182,14 @@ class Recorder:
                 shown.append(Outcome(planned, "skipped", NOT_REACHED, known.facts))
             else:
                 shown.append(Outcome(planned, known.status, known.reason, known.facts))
-        self.cases = case_rows(shown, self._times)
+        global_batch = {p.case.case_id: p.case.global_batch for p in self._plan}
+        self.comparisons = comparisons_of(self._pairs, self._times, global_batch, self._margin)
+        self.cases = case_rows(shown, self._times, self.comparisons, run=self._run)
         with self._writing():
             self._writer.replace("cases.csv", self.cases)
+            self._writer.replace(
+                "comparisons.csv", typed_frame((one.row() for one in self.comparisons), COMPARISONS)
+            )
             self._writer.replace("buckets.csv", bucket_rows(state.layouts, self._times))
         return self.cases
 
@@ -198,6 +216,16 @@ class Recorder:
     def half_width(self) -> float:
         """The widest throughput interval as last written, a fraction; NaN before two rounds."""
         return worst_half_width(self.cases)
+
+
+def _run_columns(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """What cases.csv holds of the run itself."""
+    found = {
+        "run_id": manifest.get("run_id"),
+        "started_at": manifest.get("created_utc"),
+        "torch_version": part(manifest, "versions").get("torch"),
+    }
+    return {name: value for name, value in found.items() if isinstance(value, str)}
 
 
 def resume_command(folder: Path) -> str:

@@ -45,6 +45,10 @@ class CaseTimes:
     """How often each rank took longest under `no_sync`."""
     steps_ms: array[float] = field(default_factory=lambda: array("f"))
     """Every timed step of every rank and round; single precision holds the five digits they come with."""
+    num_steps: int = 0
+    """Timed steps of all blocks."""
+    timed_ms: float = 0.0
+    """Time of the longest ranks over all timed blocks."""
     details: dict[str, ByRound] = field(default_factory=dict)
     """Columns of cases.csv that blocks carry in their detail, medians over ranks."""
     moments: dict[str, Moments] = field(default_factory=dict)
@@ -60,6 +64,8 @@ class CaseTimes:
             self.skew_ms[round_index] = longest - min(per_step)
             self.slowest[int(max(rows, key=itemgetter("block_ms"))["rank"])] += 1
         elif phase == "timed":
+            self.num_steps += int(rows[0]["num_steps"])
+            self.timed_ms += max(row["block_ms"] for row in rows)
             for row in rows:
                 if isinstance(row.get("steps_ms"), str):
                     self.steps_ms.extend(map(float, row["steps_ms"].split()))

@@ -15,8 +15,11 @@ import pandas as pd
 
 from bench.settings import DDP_SETTINGS, MODES, MOST_DEVICES, PRECISIONS
 
-SCHEMA_VERSION = 1
-"""Of the files as a whole; a folder of a later one is refused."""
+SCHEMA_VERSION = 2
+"""Of the files as a whole; a folder of a later one is refused.
+
+2: `images_per_s` and what is formed of it come from one fit, `hidden_pct` is not clamped.
+"""
 
 STATUSES = ("ok", "skipped", "oom", "failed", "timeout")
 """Every planned case ends in exactly one of these."""
@@ -152,12 +155,19 @@ MEASURED: tuple[Column, ...] = (
     _count("num_buckets", "DDP buckets after the rebuild"),
     Column("bucket_bytes", "text", "bytes of each bucket in all-reduce order, `/`-separated"),
     *_interval(
-        "images_per_s", "median over rounds of global batch x steps / longest rank's block time", above=0
+        "step_ms", "typical step of the longest rank, fitted over rounds: see docs/measuring.md", above=0
+    ),
+    *_interval("images_per_s", "global batch / `step_ms`: the typical rate", above=0),
+    Column(
+        "images_per_s_sustained",
+        "float",
+        "images of all timed blocks / time of their longest ranks: slow steps included",
+        above=0,
     ),
     Column("step_ms_p50", "float", "median step time, all ranks and timed steps", above=0),
     Column("step_ms_p75", "float", "75th percentile of the step time", above=0),
     Column("step_ms_p95", "float", "95th percentile of the step time", above=0),
-    *_interval("speedup", "throughput over that of `single` in the same round, median over rounds", above=0),
+    *_interval("speedup", "`images_per_s` over that of `single`", above=0),
     *_interval("efficiency", "speed-up / number of devices", above=0),
     *_interval("forward_ms", "forward and loss per step, from the anatomy pass"),
     *_interval("backward_ms", "backward per step, from the anatomy pass; includes exposed communication"),
@@ -165,8 +175,8 @@ MEASURED: tuple[Column, ...] = (
     *_interval("data_ms", "fetching the batch, from the anatomy pass"),
     *_interval("comm_ms", "all-reduce of the recorded bucket sizes back to back, no compute, per step"),
     *_interval("no_sync_step_ms", "step time of the same case under `no_sync`: the compute"),
-    *_interval("exposed_comm_ms", "step minus step under `no_sync`, same round: time communication adds"),
-    *_interval("hidden_pct", "100 x (1 - exposed / comm), clamped to 0-100"),
+    *_interval("exposed_comm_ms", "step minus step under `no_sync`: time communication adds"),
+    *_interval("hidden_pct", "100 x (1 - exposed / comm); below 0 where it adds more than it takes alone"),
     *_interval("overlap_trace_pct", "time both compute and communication run / communication, trace"),
     *_interval("overlap_window_pct", "DDP logger: its communication window inside the backward"),
     *_interval("compute_slowdown", "time to the last gradient beside communication / without it"),
@@ -192,6 +202,15 @@ MEASURED: tuple[Column, ...] = (
     *_interval("dp_reduce_ms", "DP: adding the replicas' gradients on device 0 (empty on GPUs)"),
     *_interval("dp_device0_pct", "DP: share of the step in which only device 0 works"),
     _count("num_rounds", "rounds with a timed block of this case", first=0),
+    *_interval(
+        "vs_ddp_default",
+        "`images_per_s` over that of DDP's default on as many devices; all of a run hold at once",
+        above=0,
+    ),
+    Column("cap_mib", "float", "`bucket_cap_mb` as a number; empty for `default` and for lists"),
+    Column("run_id", "text", "names the run, whatever becomes of its folder"),
+    Column("started_at", "text", "when the run began, UTC"),
+    Column("torch_version", "text", "PyTorch that was measured"),
 )
 
 CASES: tuple[Column, ...] = IDENTITY + MEASURED
@@ -243,11 +262,26 @@ ALLREDUCE: tuple[Column, ...] = (
     _count("num_samples", "repetitions"),
 )
 
+COMPARISONS: tuple[Column, ...] = (
+    Column("case_id", "text", "the case, as in cases.csv", needed=True),
+    Column("reference_id", "text", "the case it is compared with", needed=True),
+    Column("metric", "text", "what is compared: `images_per_s`", needed=True),
+    *_interval("ratio", "the case's over the reference's; the intervals of a run hold at once", above=0),
+    Column("margin", "float", "what counts as equal, a fraction, fixed before the run", above=0),
+    Column(
+        "answer",
+        "text",
+        "`faster`, `slower`, `no difference` above the margin, `unresolved` or `too few rounds`",
+    ),
+    _count("num_rounds", "rounds of the case with fewer", first=0),
+)
+
 FILES: dict[str, tuple[Column, ...]] = {
     "cases.csv": CASES,
     "blocks.csv": BLOCKS,
     "buckets.csv": BUCKETS,
     "allreduce.csv": ALLREDUCE,
+    "comparisons.csv": COMPARISONS,
 }
 
 README = Path(__file__).resolve().parents[2] / "results" / "README.md"

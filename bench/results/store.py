@@ -12,7 +12,7 @@ import os
 import socket
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ import pandas as pd
 from bench.errors import UsageError
 from bench.results.disk import append, make_folder, open_regular, read_json, replace_file
 from bench.results.journal import JOURNAL
-from bench.results.schema import FILES, SCHEMA_VERSION
+from bench.results.schema import FILES, SCHEMA_VERSION, typed_frame
 from bench.results.tables import is_large, load_blocks, read_table
 from bench.text import csv_cell
 
@@ -46,6 +46,7 @@ class RunData:
     blocks: pd.DataFrame
     buckets: pd.DataFrame
     allreduce: pd.DataFrame
+    comparisons: pd.DataFrame = field(default_factory=lambda: typed_frame([], FILES["comparisons.csv"]))
     longest_only: bool = False
     """Whether `blocks` has only the longest rank of each block: all of them would not fit into memory."""
 
@@ -231,6 +232,7 @@ def load_run(path: Path) -> RunData:
         load_blocks(path / "blocks.csv", dict(zip(cases["case_id"], world_size, strict=True))),
         read_table(path / "buckets.csv", FILES["buckets.csv"]),
         read_table(path / "allreduce.csv", FILES["allreduce.csv"]),
+        read_table(path / "comparisons.csv", FILES["comparisons.csv"]),
         longest_only=is_large(path / "blocks.csv"),
     )
 
@@ -239,5 +241,5 @@ def _cell(value: Any) -> str:
     if value is None or value is pd.NA:
         return ""
     if isinstance(value, float):
-        return "" if value != value else f"{value:.10g}"  # noqa: PLR0124 - NaN alone differs from itself
+        return "" if value != value else f"{value:.12g}"  # noqa: PLR0124 - NaN alone differs from itself
     return csv_cell(value) if isinstance(value, str) else str(value)

@@ -26,7 +26,7 @@ GROUPS = {
         *("arch", "workload", "batch_size", "image_size", "precision", "data", "data_workers", "seed"),
     ),
     "DDP settings": (*DDP_AXES, "backend"),
-    "how long": ("rounds", "steps", "precision_target", "max_time", "case_timeout"),
+    "how long": ("margin", "max_time", "rounds", "precision_target", "steps", "case_timeout"),
     "where to and how shown": ("out", "name"),
 }
 """Settings by the title of their group in `--help`, in the order of reading."""

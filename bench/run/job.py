@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import shlex
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -98,6 +99,7 @@ def new_manifest(
     profile = profile_workload(job.workload)
     return {
         "name": job.settings.name,
+        "run_id": uuid.uuid4().hex[:12],
         "preset": job.settings.preset,
         "created_utc": datetime.now(UTC).isoformat(timespec="seconds"),
         "argv": list(arguments),

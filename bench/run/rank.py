@@ -18,7 +18,7 @@ from bench.cluster.process import is_first
 from bench.cluster.ranks import Cluster, PeerLostError, RankInfo, check_alike, described_host, host_name
 from bench.console import Console
 from bench.errors import ExitCode, UsageError
-from bench.findings.findings import findings
+from bench.findings.findings import conclude
 from bench.findings.stability import cautions
 from bench.measure.calibration import trainable
 from bench.predict.source import write_calibration
@@ -222,7 +222,7 @@ def _conclude(
     timing["timed_share_pct"] = round(100 * recorder.timed_s / after_startup_s, 1)
     recorder.write_manifest(manifest)
     blocks = recorder.blocks()
-    sentences = findings(cases, blocks)
+    sentences = conclude(folder, manifest, cases, blocks, recorder.comparisons).sentences
     found = cautions(cases, blocks, target=None if job.settings.rounds else job.settings.precision_target)
     with to_reader():
         if as_json:

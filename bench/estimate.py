@@ -1,0 +1,248 @@
+"""One estimate for every number of a run: log(step time) = case + round, fitted robustly, with intervals.
+
+The fit is Huber's. A round's effect is common to the cases visited in it; every column (a case, or a phase of
+a case) has one location. Every rate, speed-up, efficiency and comparison is formed of the same fitted
+numbers, so quotients agree exactly. Errors come from each round's influence on the fit. Neighbouring rounds
+resemble each other: their lag-1 correlation is estimated, taken a little larger than found, and widens the
+error and lowers Student's degrees of freedom as an AR(1) series does. `docs/measuring.md` has the coverage.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import stdtr, stdtrit
+
+from bench.stats import Interval
+
+Array = npt.NDArray[np.float64]
+Function = Callable[[Array], float]
+"""Something smooth of the columns' log step times, such as `lambda log_ms: log_ms[0] - log_ms[1]`."""
+
+MIN_ROUNDS = 5
+"""Fewer visits of a column give it no interval."""
+_TUNING = 1.345
+"""Huber's: 95% of the mean's efficiency under normal noise."""
+_SCALE_PRIOR = 10
+"""A column's own noise scale counts as its visits, that of all columns as so many."""
+_CASE_CAUTION, _ROUND_CAUTION = 0.75, 1.0
+"""Standard errors by which a correlation is taken larger than estimated."""
+_ROUND_PRIOR, _ROUND_PRIOR_WEIGHT = 0.5, 10
+"""Lag-1 correlation of round effects in recorded runs (0.1 to 0.7), and how many rounds it counts as."""
+
+_DRAWS = 4000
+
+
+@dataclass(frozen=True)
+class TwoWayFit:
+    """Fitted columns, and each round's influence on them (rounds x columns; their sum over rounds is 0)."""
+
+    log_ms: Array
+    """Per column: the typical log step time, averaged over the rounds' effects. NaN without a visit."""
+    round_effect: Array
+    case_influence: Array
+    """Part of the influence that comes of single visits; what a quotient has."""
+    round_influence: Array
+    """Per round: the same shift for every column; only a column's own rate has it."""
+    visits: npt.NDArray[np.int64]
+    case_correlation: float
+    round_correlation: float
+
+    def intervals(
+        self, functions: Sequence[Function], *, confidence: float = 0.95, together: bool = False
+    ) -> list[Interval]:
+        """Intervals of functions of `log_ms`; `together`: all of them hold at once with this confidence."""
+        values, gradients = self._linearised(functions)
+        errors, freedom, influence = self._errors(gradients)
+        alpha = 1 - confidence
+        if together and len(functions) > 1:
+            alpha = _joint_alpha(influence, freedom, alpha)
+        half = stdtrit(freedom, 1 - alpha / 2) * errors
+        return [Interval(float(v), float(v - h), float(v + h)) for v, h in zip(values, half, strict=True)]
+
+    def _linearised(self, functions: Sequence[Function]) -> tuple[Array, Array]:
+        """The functions' values and gradients, (functions x columns), by central differences."""
+        step = 1e-5
+        shifted = step * np.eye(len(self.log_ms))
+        values = np.array([f(self.log_ms) for f in functions])
+        rises = [[f(self.log_ms + d) - f(self.log_ms - d) for d in shifted] for f in functions]
+        gradients = np.nan_to_num(np.array(rises) / (2 * step))
+        gradients[np.abs(gradients) < 1e-9 * np.abs(gradients).max(axis=1, keepdims=True)] = 0
+        return values, gradients
+
+    def _errors(self, gradients: Array) -> tuple[Array, Array, Array]:
+        """Per function: standard error, degrees of freedom, and the influence of every round on it."""
+        visits = np.where(gradients != 0, self.visits, len(self.round_effect)).min(axis=1)
+        rounds = np.full(len(gradients), len(self.round_effect))
+        of_case = gradients @ np.nan_to_num(self.case_influence).T
+        of_round = np.outer(gradients.sum(axis=1), self.round_influence)
+        of_round[np.abs(gradients.sum(axis=1)) < 1e-6] = 0  # a quotient: the rounds cancel
+        case_factor, case_freedom = _ar1(self.case_correlation, visits)
+        round_factor, round_freedom = _ar1(self.round_correlation, rounds)
+        case_part = of_case * np.sqrt(case_factor)[:, None]
+        round_part = of_round * np.sqrt(round_factor)[:, None]
+        both = case_part + round_part
+        variance = (both**2).sum(axis=1) * visits / np.maximum(visits - 1, 1)
+        shares = np.array([(case_part**2).sum(axis=1), (round_part**2).sum(axis=1)])
+        spread = shares[0] ** 2 / case_freedom + shares[1] ** 2 / round_freedom
+        freedom = np.where(
+            spread > 0, shares.sum(axis=0) ** 2 / np.where(spread > 0, spread, 1), case_freedom
+        )
+        return np.where(visits >= MIN_ROUNDS, np.sqrt(variance), math.nan), np.maximum(freedom, 1.0), both
+
+
+def fit(step_ms: Array) -> TwoWayFit:
+    """Fit rounds x columns of step times in ms, in the order of time; NaN where a round has no visit.
+
+    Raises:
+        ValueError: two groups of columns share no round, so nothing compares them.
+    """
+    x = np.log(step_ms)
+    x = x[np.isfinite(x).any(axis=1)]
+    used = np.flatnonzero(np.isfinite(x).any(axis=0))
+    x, num_columns = x[:, used], step_ms.shape[1]
+    seen = np.isfinite(x)
+    visits = seen.sum(axis=0)
+    location, effect, scale = _start(x, seen)
+    for _ in range(100):
+        weight = _weights(x - location - effect[:, None], scale, seen)
+        move = _weighted_mean(np.nan_to_num(x - location), weight, axis=1) - effect
+        effect = effect + move
+        weight = _weights(x - location - effect[:, None], scale, seen)
+        new = _weighted_mean(np.nan_to_num(x - effect[:, None]), weight, axis=0)
+        change = float(np.abs(new - location).max())
+        location = new
+        if change < 1e-9:
+            break
+    residual = np.where(seen, x - location - effect[:, None], 0.0)
+    # Steepness of Huber's function per column, not per visit: an outlier must not make a round weightless.
+    inside = (seen & (np.abs(residual) <= _TUNING * scale)).sum(axis=0) / visits
+    steep = np.maximum(inside, 0.1) / scale**2
+    local = np.where(seen, steep, 0.0)
+    share = local.sum(axis=1) / steep.sum()  # a round with few visits counts less
+    level = float((share * effect).sum() / share.sum())
+    location, effect = location + level, effect - level
+    hessian = np.diag(local.sum(axis=0)) - (local / local.sum(axis=1, keepdims=True)).T @ local
+    unit = local.sum(axis=0) / steep.sum()
+    hessian = hessian + np.mean(steep) * np.outer(np.ones(len(unit)), unit)
+    if np.linalg.cond(hessian * np.outer(scale, scale)) > 1e10:
+        raise ValueError("some cases share no round with the others")
+    score = np.clip(residual / scale, -_TUNING, _TUNING) / scale
+    score = score - local / local.sum(axis=1, keepdims=True) * score.sum(axis=1, keepdims=True)
+    of_case = np.linalg.solve(hessian, score.T).T
+    of_round = share * effect / share.sum()
+    case_influence = np.zeros((len(x), num_columns))
+    case_influence[:, used] = of_case
+    log_ms, all_visits = np.full(num_columns, math.nan), np.zeros(num_columns, dtype=np.int64)
+    log_ms[used], all_visits[used] = location, visits
+    return TwoWayFit(
+        log_ms=log_ms,
+        round_effect=effect,
+        case_influence=case_influence,
+        round_influence=of_round,
+        visits=all_visits,
+        case_correlation=_correlation(of_case, seen, pooled=max(len(used) - 1, 1), caution=_CASE_CAUTION),
+        round_correlation=_correlation(
+            of_round[:, None],
+            np.ones((len(x), 1), dtype=bool),
+            caution=_ROUND_CAUTION,
+            prior=_ROUND_PRIOR,
+            prior_weight=_ROUND_PRIOR_WEIGHT,
+        ),
+    )
+
+
+def _start(x: Array, seen: npt.NDArray[np.bool_]) -> tuple[Array, Array, Array]:
+    """Median polish: locations, round effects, and each column's noise scale."""
+    location, effect = np.nanmedian(x, axis=0), np.zeros(len(x))
+    for _ in range(3):
+        effect = np.nanmedian(x - location, axis=1)
+        location = np.nanmedian(x - effect[:, None], axis=0)
+    absolute = np.abs(x - location - effect[:, None])
+    rows, columns = x.shape
+    loss = math.sqrt(rows * columns / (max(rows - 1, 1) * max(columns - 1, 1)))
+    own, common = 1.4826 * loss * np.nanmedian(absolute, axis=0), 1.4826 * loss * np.nanmedian(absolute)
+    visits = seen.sum(axis=0)
+    scale = np.sqrt((visits * own**2 + _SCALE_PRIOR * common**2) / (visits + _SCALE_PRIOR))
+    return location, effect, np.maximum(scale, 1e-6)
+
+
+def _weights(residual: Array, scale: Array, seen: npt.NDArray[np.bool_]) -> Array:
+    size = np.abs(np.where(seen, residual, 0.0)) / scale
+    return np.where(seen, np.minimum(1.0, _TUNING / np.maximum(size, 1e-12)) / scale**2, 0.0)
+
+
+def _weighted_mean(values: Array, weight: Array, *, axis: int) -> Array:
+    result: Array = (weight * values).sum(axis=axis) / weight.sum(axis=axis)
+    return result
+
+
+def _correlation(
+    series: Array,
+    seen: npt.NDArray[np.bool_],
+    *,
+    pooled: int = 1,
+    caution: float,
+    prior: float = 0.0,
+    prior_weight: float = 0.0,
+) -> float:
+    """Lag-1 correlation, mean over columns, corrected for bias on short series, plus some standard errors."""
+    num_rounds = len(series)
+    if num_rounds <= 3:
+        return prior
+    centred = np.where(seen, series - series.sum(axis=0) / seen.sum(axis=0), 0.0)
+    power = (centred**2).sum(axis=0) / seen.sum(axis=0)
+    pairs = (seen[1:] & seen[:-1]).sum(axis=0)
+    known = (power > 0) & (pairs >= 3)
+    if not known.any():
+        return prior
+    products = (centred[1:] * centred[:-1]).sum(axis=0)[known] / power[known]
+    # Divided by the visits, not by the pairs: the correction is for that.
+    lag = products / (pairs[known] + 1)
+    # A column that is seldom visited says little.
+    found = float((lag * pairs[known]).sum() / pairs[known].sum())
+    found = (num_rounds * found + 1) / (num_rounds - 3)
+    found = (num_rounds * found + prior_weight * prior) / (num_rounds + prior_weight)
+    found = min(max(found, 0.0), 0.95)
+    error = math.sqrt((1 - found**2) / (num_rounds + prior_weight) / pooled)
+    return min(found + caution * error, 0.95)
+
+
+def _ar1(correlation: float, sizes: npt.NDArray[np.int64]) -> tuple[Array, Array]:
+    """For n values of an AR(1) series: variance of their mean over the usual estimate of it, and freedom."""
+    factors, freedoms = np.ones(len(sizes)), np.ones(len(sizes))
+    for n in {int(size) for size in sizes if size > 1}:
+        rows = _row_sums(correlation, n)
+        total, squares = float(rows.sum()), float(_row_sums(correlation**2, n).sum())
+        expected = n - total / n  # of the sum of squares about the mean
+        spread = squares - 2 / n * float((rows**2).sum()) + (total / n) ** 2
+        factors[sizes == n] = total / n / (expected / (n - 1))
+        freedoms[sizes == n] = expected**2 / spread
+    return factors, freedoms
+
+
+def _row_sums(ratio: float, n: int) -> Array:
+    """Sums of the rows of the n x n matrix of `ratio` to the power of |i - j|."""
+    place = np.arange(n)
+    sums: Array = (1 + ratio - ratio ** (place + 1.0) - ratio ** (n - place + 0.0)) / (1 - ratio)
+    return sums
+
+
+def _joint_alpha(influence: Array, freedom: Array, alpha: float) -> float:
+    """The pointwise level at which all intervals hold together: smallest p of correlated Student's t's."""
+    size = np.sqrt((influence**2).sum(axis=1, keepdims=True))
+    known = size[:, 0] > 0
+    if not known.any():
+        return alpha
+    unit = influence[known] / size[known]
+    power, direction = np.linalg.eigh(unit @ unit.T)
+    rng = np.random.default_rng(0)
+    normal = rng.standard_normal((_DRAWS, len(unit))) @ (direction * np.sqrt(np.maximum(power, 0))).T
+    # Each with a chi-square of its own: their scales are estimated apart.
+    t = np.abs(normal) / np.sqrt(rng.chisquare(freedom[known], size=normal.shape) / freedom[known])
+    smallest = (2 * stdtr(freedom[known], -t)).min(axis=1)
+    return min(alpha, float(np.quantile(smallest, alpha)))

@@ -1,0 +1,217 @@
+"""The three answers of a run: which wrapper, which bucket cap, how much communication is hidden."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pandas as pd
+
+from bench.estimate import MIN_ROUNDS
+from bench.findings.wording import (
+    Row,
+    between,
+    estimate,
+    mode_label,
+    mode_name,
+    percent,
+    place,
+    setting_names,
+    settings,
+    text,
+    times,
+)
+from bench.results.comparisons import EQUAL, FASTER, SLOWER, TOO_FEW, UNRESOLVED, Comparison, default_of
+from bench.stats import Interval
+
+WRAPPER, CAP, COMMUNICATION = "wrapper", "DDP settings", "communication"
+
+RESOLVED = "resolved"
+"""Answer of a question that compares nothing."""
+
+ALTERS = {"sync_buffers", "sync_batchnorm", "comm_hook", "accumulate"}
+"""Settings that change the training itself, not only its speed."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One answer; `answer` is one of `bench.results.comparisons.ANSWERS`, or `RESOLVED`."""
+
+    question: str
+    answer: str
+    sentence: str
+    paste: str = ""
+    """A line of code that follows from it."""
+    comparisons: tuple[Comparison, ...] = field(default=())
+
+    @property
+    def is_open(self) -> bool:
+        """Whether more rounds are needed."""
+        return self.answer in (UNRESOLVED, TOO_FEW)
+
+
+def verdicts(cases: pd.DataFrame, comparisons: Sequence[Comparison]) -> list[Verdict]:
+    """Answer what the run allows, at the largest device count that the cases have for themselves."""
+    here = headline(cases)
+    if here.empty:
+        return []
+    rows = {str(row["case_id"]): row for _, row in here.iterrows()}
+    known = [c for c in comparisons if c.case_id in rows and c.reference_id in rows]
+    default = default_of(here.to_dict("records"))
+    wrapper = _wrapper(rows, [c for c in known if rows[c.reference_id]["mode"] == "dp"], default)
+    settings_verdict = _settings(rows, [c for c in known if rows[c.reference_id]["mode"] == "ddp"])
+    communication = _communication(rows[default]) if default else None
+    return [v for v in (wrapper, settings_verdict, communication) if v is not None]
+
+
+def headline(cases: pd.DataFrame) -> pd.DataFrame:
+    """The measured cases of the largest device count that they have for themselves, else of the largest."""
+    several = cases[
+        (cases["status"] == "ok") & cases["images_per_s"].notna() & (cases["num_devices"].fillna(0) > 1)
+    ]
+    if several.empty:
+        return several
+    shared = several["oversubscribed"].fillna(value=False).astype(bool)
+    several = several if shared.all() else several[~shared]
+    return several.loc[several["num_devices"] == several["num_devices"].max(), :]
+
+
+def _wrapper(
+    rows: Mapping[str, Row], comparisons: Sequence[Comparison], default: str | None
+) -> Verdict | None:
+    if not comparisons:
+        only = rows[default] if default else next(iter(rows.values()))
+        return _alone(only)
+    (one,) = comparisons[:1]
+    ddp, dp = rows[one.case_id], rows[one.reference_id]
+    where, other, ratio = place(ddp), mode_label(dp), one.ratio
+    said = f"{times(ratio.estimate)} the rate of {other} {between(ratio)}"
+    winner = "ddp" if one.answer == FASTER else "dp" if one.answer == SLOWER else ""
+    if one.answer == TOO_FEW:
+        few = f"{one.num_rounds}, {MIN_ROUNDS} at least"
+        sentence = f"Too few rounds on {where} to compare DDP with {other}: {few}."
+    elif one.answer == UNRESOLVED:
+        low, high = times(ratio.low), times(ratio.high)
+        sentence = f"Unresolved on {where}: DDP {times(ratio.estimate)} {other}, "
+        sentence += f"anywhere from {low} to {high}."
+    elif one.answer == EQUAL:
+        sentence = f"Either on {where}: no difference above {_margin(one)}; DDP has {said}."
+    elif one.within_margin:
+        best = "DDP" if winner == "ddp" else other
+        sentence = f"Either on {where}: {best} is faster, but by less than {_margin(one)}; DDP has {said}."
+    else:
+        best = "DDP" if winner == "ddp" else other
+        sentence = f"Use {best} on {where}: DDP has {said}{_of_ideal(ddp if winner == 'ddp' else dp)}."
+    sentence += _loses(ddp if winner != "dp" else dp)
+    paste = {"ddp": "model = DDP(model)", "dp": "model = nn.DataParallel(model)"}.get(winner, "")
+    return Verdict(WRAPPER, one.answer, sentence, paste, (one,))
+
+
+def _alone(row: Row) -> Verdict | None:
+    speedup = estimate(row, "speedup")
+    if speedup is None:
+        return None
+    answer = UNRESOLVED
+    if pd.isna(speedup.low):
+        answer = TOO_FEW
+    elif speedup.excludes(1.0):
+        answer = FASTER if speedup.low > 1 else SLOWER
+    said = f"{mode_name(row)} on {place(row)} trains {times(speedup.estimate)} as fast as one device"
+    return Verdict(WRAPPER, answer, f"{said} {between(speedup)}{_of_ideal(row)}.{_loses(row)}")
+
+
+def _of_ideal(row: Row) -> str:
+    efficiency = estimate(row, "efficiency")
+    if efficiency is None:
+        return ""
+    scaling = f" ({text(row['scaling'])} scaling)" if text(row["scaling"]) == "strong" else ""
+    return f", {percent(efficiency)} of ideal scaling{scaling}"
+
+
+def _loses(row: Row) -> str:
+    speedup = estimate(row, "speedup")
+    if speedup is None or not speedup.high < 1:
+        return ""
+    said = f"{mode_label(row)} has {times(speedup.estimate)} its rate {between(speedup)}"
+    return f" One device alone is faster: {said}."
+
+
+def _margin(one: Comparison) -> str:
+    return f"{100 * one.margin:g}%"
+
+
+def _settings(rows: Mapping[str, Row], comparisons: Sequence[Comparison]) -> Verdict | None:
+    """What to change about DDP, or that nothing measured is worth it."""
+    if not comparisons:
+        return None
+    default = rows[comparisons[0].reference_id]
+    named = {c.case_id: setting_names(settings(rows[c.case_id], default)) for c in comparisons}
+    same = [c for c in comparisons if not ALTERS & settings(rows[c.case_id], default).keys()]
+    standing = setting_names(settings(default)) or "the default"
+    winners = [c for c in comparisons if c.answer == FASTER and not c.within_margin]
+    best = max([c for c in winners if c in same] or winners, key=lambda c: c.ratio.estimate, default=None)
+    if best is not None:
+        gain = f"{times(best.ratio.estimate)} the rate of {standing} {between(best.ratio)}"
+        alters = "" if best in same else "; it changes the training, so check the loss"
+        is_argument = _is_argument(rows[best.case_id], default)
+        paste = f"model = DDP(model, {named[best.case_id]})" if is_argument else ""
+        sentence = f"{named[best.case_id]}: {gain}{alters}.{_open(comparisons, named)}"
+        return Verdict(CAP, FASTER, sentence, paste, tuple(comparisons))
+    changed = {axis for case_id in named for axis in settings(rows[case_id], default)}
+    subject = "bucket_cap_mb" if changed == {"bucket_cap_mb"} else "DDP"
+    if all(c.answer == TOO_FEW for c in comparisons):
+        return Verdict(CAP, TOO_FEW, f"{subject}: too few rounds to compare.", "", tuple(comparisons))
+    left_open = [c for c in comparisons if c.answer in (UNRESOLVED, TOO_FEW)]
+    if left_open:
+        widest = max(left_open, key=lambda c: c.half_width)
+        said = (
+            f"{subject}: unresolved; {named[widest.case_id]} has {times(widest.ratio.estimate)} the rate of"
+        )
+        said += f" {standing}, anywhere from {times(widest.ratio.low)} to {times(widest.ratio.high)}."
+        return Verdict(CAP, UNRESOLVED, said, "", tuple(comparisons))
+    most = max(c.ratio.high for c in comparisons) - 1
+    gains = f"no value tried is faster by more than {100 * max(most, 0.001):.2g}%"
+    slower = [c for c in comparisons if c.answer == SLOWER and not c.within_margin]
+    worst = min(slower, key=lambda c: c.ratio.estimate, default=None)
+    said = f"{subject}: leave {standing}; {gains}"
+    if worst is not None:
+        said += f"; {named[worst.case_id]} is slower, {times(worst.ratio.estimate)} {between(worst.ratio)}"
+    return Verdict(CAP, EQUAL, f"{said}.", "", tuple(comparisons))
+
+
+def _is_argument(row: Row, default: Row) -> bool:
+    """Whether what differs is an argument of DDP's constructor."""
+    return not {"sync_batchnorm", "comm_hook", "accumulate", "sync_buffers"} & settings(row, default).keys()
+
+
+def _open(comparisons: Sequence[Comparison], named: Mapping[str, str]) -> str:
+    left = [named[c.case_id] for c in comparisons if c.answer in (UNRESOLVED, TOO_FEW)]
+    return f" Unresolved: {', '.join(left)}." if left else ""
+
+
+def _communication(row: Row) -> Verdict | None:
+    """What communication adds to DDP's step, and how much of it is hidden."""
+    exposed, hidden = (estimate(row, name) for name in ("exposed_comm_ms", "hidden_pct"))
+    step = estimate(row, "step_ms") or estimate(row, "step_ms_p50")  # schema 1 has the median alone
+    if exposed is None or step is None:
+        return None
+    if pd.isna(exposed.low):
+        return Verdict(COMMUNICATION, TOO_FEW, "Communication: too few rounds to tell what it adds.")
+    share = 100 * exposed.estimate / step.estimate
+    added = _ms(exposed)
+    if exposed.low <= 0 <= exposed.high:
+        sentence = f"Communication adds {added} to the step of DDP on {place(row)}: not told from nothing."
+        answer = EQUAL if exposed.high < 0.05 * step.estimate else UNRESOLVED
+        return Verdict(COMMUNICATION, answer, sentence)
+    sentence = f"Communication adds {added}, {share:.0f}% of the step"
+    if hidden is not None and hidden.high < 0:
+        sentence += ": more than it takes alone, so it also slows the compute"
+        return Verdict(COMMUNICATION, RESOLVED, f"{sentence}.")
+    if hidden is not None:
+        sentence += f"; {hidden.estimate:.0f}% {between(hidden, 0)} of it is hidden"
+    return Verdict(COMMUNICATION, RESOLVED, f"{sentence}.")
+
+
+def _ms(found: Interval) -> str:
+    digits = 0 if abs(found.estimate) >= 10 else 1 if abs(found.estimate) >= 1 else 2
+    return f"{found.estimate:.{digits}f} ms {between(found, digits)}"

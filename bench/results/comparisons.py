@@ -1,0 +1,159 @@
+"""The comparisons that a run answers: named by its plan before it measures, decided by one interval."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bench.conditions import part
+from bench.estimate import MIN_ROUNDS
+from bench.results.typical import Typical
+from bench.settings import DDP_AXES, DDP_DEFAULTS, MARGINS
+from bench.stats import Interval
+
+FASTER, SLOWER, EQUAL, UNRESOLVED, TOO_FEW = ANSWERS = (
+    "faster",
+    "slower",
+    "no difference",
+    "unresolved",
+    "too few rounds",
+)
+"""What may be said of a case against its reference; only the first three are answers."""
+
+METRIC = "images_per_s"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Throughput of a case over that of its reference, and what the interval says at the margin."""
+
+    case_id: str
+    reference_id: str
+    ratio: Interval
+    margin: float
+    """A fraction: what the user calls equal."""
+    num_rounds: int
+    """Rounds of the one with fewer."""
+
+    @property
+    def answer(self) -> str:
+        """One of `ANSWERS`."""
+        if self.num_rounds < MIN_ROUNDS or math.isnan(self.ratio.low):
+            return TOO_FEW
+        if self.ratio.excludes(1.0):
+            return FASTER if self.ratio.low > 1 else SLOWER
+        return EQUAL if self.within_margin else UNRESOLVED
+
+    @property
+    def within_margin(self) -> bool:
+        """Whether the whole interval lies within what the user calls equal."""
+        return 1 / (1 + self.margin) <= self.ratio.low and self.ratio.high <= 1 + self.margin
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether the interval is narrow enough for the margin, wherever it lies."""
+        return self.half_width <= math.log1p(self.margin) / 2
+
+    @property
+    def half_width(self) -> float:
+        """Half the interval of the ratio's logarithm; infinite where it is unknown."""
+        low, high = self.ratio.low, self.ratio.high
+        return math.inf if math.isnan(low) else math.log(high / low) / 2
+
+    def row(self) -> dict[str, Any]:
+        """A row of comparisons.csv."""
+        return {
+            "case_id": self.case_id,
+            "reference_id": self.reference_id,
+            "metric": METRIC,
+            "ratio": self.ratio.estimate,
+            "ratio_low": self.ratio.low,
+            "ratio_high": self.ratio.high,
+            "margin": self.margin,
+            "answer": self.answer,
+            "num_rounds": self.num_rounds,
+        }
+
+
+def of_table(rows: Iterable[Mapping[Any, Any]]) -> list[Comparison]:
+    """The comparisons that a comparisons.csv holds."""
+    return [
+        Comparison(
+            str(row["case_id"]),
+            str(row["reference_id"]),
+            Interval(*(float(row[name]) for name in ("ratio", "ratio_low", "ratio_high"))),
+            float(row["margin"]),
+            int(row["num_rounds"]),
+        )
+        for row in rows
+    ]
+
+
+def pairs_of(rows: Iterable[Mapping[Any, Any]]) -> list[tuple[str, str]]:
+    """The pairs to compare, (case, reference), of rows of cases.csv or of a plan.
+
+    At every device count that the cases have for themselves: DDP over DP, and every other DDP case over DDP's
+    default. Counts that share devices are compared only where there is no other.
+    """
+    several = [row for row in rows if row["num_devices"] > 1 and row["mode"] != "single"]
+    own = [row for row in several if row["oversubscribed"] is not True]
+    found = []
+    for count in sorted({int(row["num_devices"]) for row in own or several}):
+        here = [row for row in own or several if row["num_devices"] == count]
+        default = default_of(here)
+        if default is None:
+            continue
+        found += [(default, str(row["case_id"])) for row in here if row["mode"] == "dp"]
+        ddp = [str(row["case_id"]) for row in here if row["mode"] == "ddp"]
+        found += [(case_id, default) for case_id in ddp if case_id != default]
+    return found
+
+
+def margin_of(manifest: Mapping[str, Any]) -> float:
+    """What a run calls equal, a fraction; that of its kind of device where the manifest does not say."""
+    settings = part(manifest, "settings")
+    margin = settings.get("margin")
+    if isinstance(margin, float) and 0 < margin < 1:
+        return margin
+    return MARGINS["cuda" if settings.get("device") == "cuda" else "cpu"]
+
+
+def default_of(here: Iterable[Mapping[Any, Any]]) -> str | None:
+    """The DDP case that a user gets without settings, else the first DDP case; None without one."""
+    ddp = [row for row in here if row["mode"] == "ddp"]
+    plain = [row for row in ddp if all(_is_default(row, axis) for axis in DDP_AXES)]
+    return str((plain or ddp)[0]["case_id"]) if ddp else None
+
+
+def _is_default(row: Mapping[Any, Any], axis: str) -> bool:
+    value = row.get(axis)
+    return value is None or value != value or str(value) == str(DDP_DEFAULTS[axis])  # noqa: PLR0124 - NaN
+
+
+def compared(
+    pairs: Sequence[tuple[str, str]],
+    typical: Typical,
+    *,
+    global_batch: Mapping[str, int],
+    num_rounds: Mapping[str, int],
+    margin: float,
+) -> list[Comparison]:
+    """Compare the pairs that were measured; all their intervals hold at once with 95%."""
+    known = [pair for pair in pairs if all(num_rounds.get(case_id) for case_id in pair)]
+    return [
+        Comparison(
+            case_id,
+            reference_id,
+            _rates(steps, global_batch[case_id] / global_batch[reference_id]),
+            margin,
+            min(num_rounds[case_id], num_rounds[reference_id]),
+        )
+        for (case_id, reference_id), steps in zip(known, typical.ratios(known), strict=True)
+    ]
+
+
+def _rates(steps: Interval, batches: float) -> Interval:
+    """The ratio of two rates from that of their step times."""
+    return Interval(batches / steps.estimate, batches / steps.high, batches / steps.low)

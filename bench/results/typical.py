@@ -1,0 +1,123 @@
+"""The typical step times of a run: one fit, of which every figure and every comparison is formed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from bench.estimate import Array, Function, TwoWayFit, fit
+from bench.results.round_times import ByRound
+from bench.stats import Interval
+
+Column = tuple[str, str]
+"""A case id and a phase."""
+
+FITTED = ("timed", "no_sync", "comm")
+"""Phases whose step times are compared with each other."""
+
+UNKNOWN = Interval(math.nan, math.nan, math.nan)
+
+
+class Typical:
+    """Fitted step times, in ms, of cases and phases that were visited in common rounds."""
+
+    def __init__(self, step_ms: Mapping[Column, ByRound]) -> None:
+        """Fit what was measured: ms per step by case, phase and round."""
+        self._columns = {column: place for place, column in enumerate(_connected(step_ms))}
+        self._fit = _fitted([step_ms[column] for column in self._columns])
+
+    @classmethod
+    def of(cls, phases: Mapping[str, Mapping[str, ByRound]]) -> Typical:
+        """From step times by phase, case and round."""
+        return cls({(c, p): rounds for p in FITTED for c, rounds in phases.get(p, {}).items() if rounds})
+
+    def has(self, *columns: Column) -> bool:
+        """Whether all of these were measured, in rounds that connect them."""
+        return all(column in self._columns for column in columns)
+
+    def step_ms(self, case_id: str, phase: str = "timed") -> Interval:
+        """The typical step of a case."""
+        column = (case_id, phase)
+        if not self.has(column):
+            return UNKNOWN
+        place = self._columns[column]
+        return _exp(self._intervals([lambda log_ms: float(log_ms[place])])[0])
+
+    def ratio(self, case_id: str, reference_id: str) -> Interval:
+        """Step time of a case over that of another, with an interval of its own."""
+        return self.ratios([(case_id, reference_id)])[0]
+
+    def ratios(self, pairs: Sequence[tuple[str, str]]) -> list[Interval]:
+        """Step time of the first case of each pair over the second's; all intervals hold at once with 95%."""
+        known = [pair for pair in pairs if self.has(*((case_id, "timed") for case_id in pair))]
+        functions = [_difference(*(self._columns[case_id, "timed"] for case_id in pair)) for pair in known]
+        found = dict(zip(known, self._intervals(functions, together=True), strict=True))
+        return [_exp(found[pair]) if pair in found else UNKNOWN for pair in pairs]
+
+    def exposed_ms(self, case_id: str) -> Interval:
+        """The step less the step under `no_sync`."""
+        columns = [(case_id, phase) for phase in ("timed", "no_sync")]
+        if not self.has(*columns):
+            return UNKNOWN
+        step, local = (self._columns[column] for column in columns)
+        return self._intervals([lambda log_ms: math.exp(log_ms[step]) - math.exp(log_ms[local])])[0]
+
+    def hidden_pct(self, case_id: str) -> Interval:
+        """100 x (1 - exposed / communication alone)."""
+        columns = [(case_id, phase) for phase in FITTED]
+        if not self.has(*columns):
+            return UNKNOWN
+        step, local, comm = (self._columns[column] for column in columns)
+
+        def hidden(log_ms: Array) -> float:
+            exposed = math.exp(log_ms[step]) - math.exp(log_ms[local])
+            return 100 * (1 - exposed / math.exp(log_ms[comm]))
+
+        return self._intervals([hidden])[0]
+
+    def _intervals(self, functions: Sequence[Function], *, together: bool = False) -> list[Interval]:
+        if self._fit is None or not functions:
+            return []
+        return self._fit.intervals(functions, together=together)
+
+
+def _difference(first: int, second: int) -> Function:
+    return lambda log_ms: float(log_ms[first] - log_ms[second])
+
+
+def _exp(found: Interval) -> Interval:
+    return Interval(*(math.exp(value) for value in (found.estimate, found.low, found.high)))
+
+
+def _fitted(columns: Sequence[ByRound]) -> TwoWayFit | None:
+    rounds = sorted({r for by_round in columns for r in by_round})
+    if not rounds:
+        return None
+    place = {r: row for row, r in enumerate(rounds)}
+    step_ms = np.full((len(rounds), len(columns)), math.nan)
+    for column, by_round in enumerate(columns):
+        for r, ms in by_round.items():
+            step_ms[place[r], column] = ms
+    return fit(step_ms)
+
+
+def _connected(step_ms: Mapping[Column, ByRound]) -> list[Column]:
+    """The largest set of columns that rounds connect: others share none with them, nothing compares them."""
+    left, largest = list(step_ms), list[Column]()
+    while left:
+        found, rounds = [left.pop(0)], set[int]()
+        while True:
+            rounds |= _rounds(step_ms[column] for column in found)
+            more = [column for column in left if rounds & step_ms[column].keys()]
+            if not more:
+                break
+            found += more
+            left = [column for column in left if column not in more]
+        largest = max(largest, found, key=len)
+    return [column for column in step_ms if column in set(largest)]
+
+
+def _rounds(columns: Iterable[ByRound]) -> set[int]:
+    return {r for by_round in columns for r in by_round}
