@@ -73,7 +73,8 @@ def headline(cases: pd.DataFrame) -> pd.DataFrame:
         return several
     shared = several["oversubscribed"].fillna(value=False).astype(bool)
     several = several if shared.all() else several[~shared]
-    return several.loc[several["num_devices"] == several["num_devices"].max(), :]
+    largest = int(several["num_devices"].max())
+    return several.query("num_devices == @largest")
 
 
 def _wrapper(

@@ -1,0 +1,166 @@
+"""What to measure in a round: many short visits, time where the answer is open, the rest as often as it needs.
+
+Rank 0 decides for all. With `--rounds` every case is measured in every round, so that two runs are alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
+
+from bench.plan import Case
+from bench.results.comparisons import Comparison
+from bench.results.recorder import Block
+from bench.run.phases import fixed_phases, is_calibrated, shuffled
+from bench.settings import ResolvedSettings
+
+FIRST_LOOK = 10
+"""Rounds before the first look at the widths; each later look comes after twice as many."""
+
+SHARES = {"no_sync": 0.35, "comm": 0.08, "instrumented": 0.08, "shared": 0.12}
+"""Most of the measuring time that each kind of block may take; what is left is for timed steps.
+
+`shared` are all blocks of cases that share devices, which say nothing about scaling.
+"""
+
+INSTRUMENTED = ("anatomy", "trace", "calibration")
+
+
+def is_look(num_rounds: int) -> bool:
+    """Whether widths are looked at after so many rounds: 10, 20, 40, 80, ..."""
+    factor, rest = divmod(num_rounds, FIRST_LOOK)
+    return rest == 0 and factor > 0 and factor & (factor - 1) == 0
+
+
+@dataclass(frozen=True)
+class Visitable:
+    """A case that is ready to be measured."""
+
+    index: int
+    case: Case
+    oversubscribed: bool
+    step_s: float
+    """Of its warm-up."""
+
+
+@dataclass
+class Schedule:
+    """The visits of a run, round by round; `spent_s` and `visits` are kept by `add`."""
+
+    settings: ResolvedSettings
+    spent_s: Counter[str] = field(default_factory=Counter)
+    """Seconds of blocks by kind: the keys of `SHARES`, and `timed`."""
+    visits: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Blocks by case and phase."""
+
+    def add(self, case_id: str, phase: str, seconds: float, *, oversubscribed: bool) -> None:
+        """Count a block that was measured."""
+        self.spent_s[_kind(phase, oversubscribed=oversubscribed)] += seconds
+        self.visits[case_id, phase] += 1
+
+    def round(
+        self, live: Sequence[Visitable], round_index: int, *, resting: Set[str] = frozenset()
+    ) -> dict[int, list[str]]:
+        """The phases of every case to be visited in a round, by its place in the plan."""
+        if self.settings.rounds is not None:
+            return {
+                one.index: fixed_phases(one.case, round_index=round_index, settings=self.settings)
+                for one in live
+            }
+        own = [one for one in live if not one.oversubscribed] or list(live)
+        chosen = {one.index: ["timed"] for one in own if one.case.case_id not in resting}
+        open_cases = [one for one in own if one.index in chosen]
+        for phase in ("no_sync", "comm"):
+            wanted = [one for one in open_cases if phase in self._passes(one.case)]
+            for one in self._affordable(wanted, phase, per_round=len(wanted)):
+                chosen[one.index].append(phase)
+        for phase in INSTRUMENTED:
+            wanted = [one for one in own if phase in self._passes(one.case)]
+            for one in self._affordable(wanted, phase, per_round=1):
+                chosen.setdefault(one.index, []).append(phase)
+        for one in self._shared([one for one in live if one not in own]):
+            chosen[one.index] = self._passes_of_shared(one.case)
+        seed = f"{self.settings.seed}/{round_index}"
+        return {index: shuffled(phases, f"{seed}/{index}") for index, phases in chosen.items()}
+
+    def _passes(self, case: Case) -> list[str]:
+        """What is measured of a case beside timed steps."""
+        found = ["anatomy"]
+        if case.communicates:
+            found += ["no_sync", "trace"] + ([] if case.comm_hook == "powersgd" else ["comm"])
+        elif self.settings.trace:
+            found.append("trace")
+        found = [phase for phase in found if phase in self.settings.passes]
+        return [*found, "calibration"] if is_calibrated(case, self.settings) else found
+
+    def _passes_of_shared(self, case: Case) -> list[str]:
+        """One look inside is enough; throughput and its like without communication at every visit."""
+        found = self._passes(case)
+        often = [phase for phase in found if phase == "no_sync"]
+        once = [phase for phase in found if phase != "no_sync" and not self.visits[case.case_id, phase]]
+        return ["timed", *often, *once]
+
+    def _affordable(self, wanted: Sequence[Visitable], phase: str, *, per_round: int) -> list[Visitable]:
+        """Those of `wanted` visited least in a phase, as many as its share of the time allows."""
+        kind = _kind(phase, oversubscribed=False)
+        total_s, spent_s = sum(self.spent_s.values()), self.spent_s[kind]
+        found: list[Visitable] = []
+        for one in sorted(wanted, key=lambda one: self.visits[one.case.case_id, phase])[:per_round]:
+            cost_s = one.step_s * self._steps(phase)
+            if not self._is_due(one, phase) and spent_s + cost_s > SHARES[kind] * (total_s + cost_s):
+                break
+            spent_s, total_s = spent_s + cost_s, total_s + cost_s
+            found.append(one)
+        return found
+
+    def _is_due(self, one: Visitable, phase: str) -> bool:
+        """Whether a pass comes whatever it costs: its first visit, once the case's first round is done."""
+        return not self.visits[one.case.case_id, phase] and self.visits[one.case.case_id, "timed"] > 0
+
+    def _shared(self, shared: Sequence[Visitable]) -> list[Visitable]:
+        """All cases that share devices, where their share of the time allows a visit to each."""
+        cost_s = sum(one.step_s * self._steps("timed") * 2 for one in shared)
+        total_s = sum(self.spent_s.values())
+        affordable = self.spent_s["shared"] + cost_s <= SHARES["shared"] * (total_s + cost_s)
+        return list(shared) if affordable else []
+
+    def _steps(self, phase: str) -> int:
+        return self.settings.steps if phase in ("timed", "no_sync") else 1
+
+
+def _kind(phase: str, *, oversubscribed: bool) -> str:
+    if oversubscribed:
+        return "shared"
+    return "instrumented" if phase in INSTRUMENTED else phase
+
+
+def resting_cases(comparisons: Sequence[Comparison], half_widths: Mapping[str, float]) -> frozenset[str]:
+    """Case ids that need no more rounds: all that they are compared in is narrow enough for the margin.
+
+    Args:
+        comparisons: that the run answers.
+        half_widths: of the rates of cases in no comparison, as fractions; `single` is to be left out.
+    """
+    if not comparisons:
+        return frozenset()
+    margin = comparisons[0].margin
+    compared = {case_id for one in comparisons for case_id in (one.case_id, one.reference_id)}
+    wide = {
+        case_id
+        for one in comparisons
+        if not one.is_narrow
+        for case_id in (one.case_id, one.reference_id)
+    }
+    alone = {c for c, width in half_widths.items() if c not in compared and width <= margin / 2}
+    return frozenset((compared - wide) | alone)
+
+
+def are_narrow(comparisons: Sequence[Comparison], widest_rate: float, margin: float) -> bool:
+    """Whether a run has what it was made for: every comparison narrow enough; without any, every rate."""
+    if comparisons:
+        return all(one.is_narrow for one in comparisons)
+    return not math.isnan(widest_rate) and widest_rate <= margin / 2
+
+
