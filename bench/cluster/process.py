@@ -10,8 +10,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
+
+import psutil
 
 from bench.errors import UsageError
 
@@ -20,6 +23,24 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 MALLOC_PAGES = "glibc.malloc.hugetlb"
 """Glibc's name for the kind of pages that malloc asks for; 1 is madvise, which needs no reserved pages."""
+
+
+def process_name(pid: int) -> str:
+    """A name for a process that no other process has, also on other machines; empty where there is none.
+
+    A number alone is used again, and means another process in another container. So the name also holds the
+    machine's start, the container, and when the process started: in ticks since then, which no clock changes.
+    """
+    try:
+        after_command = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2]
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+        return f"{boot}/{Path('/proc/self/ns/pid').readlink()}/{pid}/{after_command.split()[19]}"
+    except (OSError, IndexError):
+        pass
+    try:
+        return f"{pid}/{psutil.Process(pid).create_time()}"  # no /proc: macOS
+    except psutil.Error:
+        return ""
 
 
 def huge_pages_env(environment: Mapping[str, str]) -> dict[str, str]:

@@ -10,7 +10,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from bench.cluster.ranks import host_name
+from bench.cluster.meeting import host_name
+from bench.cluster.messages import may_be_sent
 from bench.conditions import Question, differences
 from bench.errors import GaveUpError, NotComparableError, UsageError
 from bench.plan import Planned
@@ -57,10 +58,11 @@ class Progress:
     """Rank count and backend of the all-reduce curves that need no measuring."""
     elapsed_s: float
     last_round: int
-    token: str
-    """A name of this attempt that no other has."""
     notes: tuple[str, ...]
     """What the user is told of the attempt before."""
+
+
+may_be_sent(RankHello, Progress)
 
 
 @dataclass(frozen=True)
@@ -198,7 +200,6 @@ def _progress_so_far(recorder: Recorder, notes: Sequence[str]) -> Progress:
         curves=frozenset(state.curves),
         elapsed_s=recorder.elapsed_s,
         last_round=recorder.rounds,
-        token=os.urandom(8).hex(),
         notes=tuple(notes),
     )
 
