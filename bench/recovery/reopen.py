@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -20,7 +21,7 @@ from bench.results import store
 from bench.results.journal import JOURNAL, State, read
 from bench.results.recorder import Block, Recorder
 from bench.results.store import MANIFEST, FolderLock
-from bench.results.tables import read_json
+from bench.results.tables import MOST_TABLE_BYTES, read_bytes, read_json
 from bench.settings import Settings
 
 MAY_CHANGE = ("rounds", "max_time", "precision_target", "case_timeout")
@@ -122,13 +123,26 @@ def _earlier(folder: Path | None, run_id: str) -> Path | None:
     restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
     if not run_id or (run_id == "none" and not restarted):
         return None  # torchrun calls every run of one node "none"
-    folders = [folder] if folder else sorted(Path("results").glob("*"), reverse=True)
-    for candidate in folders:
-        if (candidate / JOURNAL).is_file():
-            attempts = read(candidate).attempts
-            if attempts and attempts[-1].get("run_id") == run_id:
-                return candidate
-    return None
+    if folder is not None:
+        return folder if (folder / JOURNAL).is_file() and _is_of(folder, run_id) else None
+    others = sorted(Path("results").glob("*"), reverse=True)
+    return next((one for one in others if _is_own(one, run_id)), None)
+
+
+def _is_own(folder: Path, run_id: str) -> bool:
+    """Whether this launch has begun a folder that may be another run's, and hold anything."""
+    try:
+        # Looked for first: to take in every journal would take long.
+        journal = read_bytes(folder / JOURNAL, most_bytes=MOST_TABLE_BYTES)
+        return json.dumps(run_id).encode() in journal and _is_of(folder, run_id)
+    except UsageError:
+        return False
+
+
+def _is_of(folder: Path, run_id: str) -> bool:
+    attempts = read(folder).attempts
+    last = attempts[-1] if attempts else None
+    return isinstance(last, dict) and last.get("run_id") == run_id
 
 
 def _settle_fault(recorder: Recorder, hellos: Sequence[RankHello]) -> list[str]:
