@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bench.cluster.meeting import host_name
+from bench.errors import ExitCode
 
 if TYPE_CHECKING:
     from conftest import Ranks
@@ -24,6 +25,22 @@ def end(code):
 os._exit = end
 """
 """Lets a rank end as its watchdog ends it, with the code in its report."""
+
+NEVER_COMES = """
+from bench.cluster import meeting
+meeting.MEETING_LIMIT_S = 1.0
+if os.environ["RANK"] == "1":
+    end(0)
+Cluster("cpu")
+"""
+
+
+def test_a_rank_that_never_comes_is_named(ranks: Ranks, tmp_path: Path) -> None:
+    codes = ranks(ENDS + NEVER_COMES, 2)
+    said = (tmp_path / "0.txt").read_text()
+    assert codes == [ExitCode.USAGE, 0], said
+    assert "bench.run: error: rank 1 did not come to 127.0.0.1:" in said
+
 
 STUCK_AT_THE_START = """
 from bench.run import job, rank

@@ -88,7 +88,9 @@ def test_a_limit_set_while_the_watcher_falls_asleep_is_not_slept_through(
             armed.wait(0.5)
         return now_s
 
-    made.arm("a long piece", 0.2)
+    made.arm("a long piece", 1.0)
+    while made._wakes_s != made._deadline_s:
+        time.sleep(0.01)
     made.arm("a longer piece", 100.0)  # the watcher still wakes for the first
     monkeypatch.setattr(module.time, "monotonic", held_up)
     assert arms.wait(LIMIT_S)
