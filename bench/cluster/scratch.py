@@ -8,13 +8,16 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bench.cluster.process import uninterrupted
 
 PREFIX = "ddp-bench-"
 """What the names of these folders begin with; short, for a Unix socket's path has room for 108 bytes only."""
+
+_locks: list[int] = []
+"""Descriptors that hold this process's folders locked."""
 
 
 @contextlib.contextmanager
@@ -26,11 +29,18 @@ def scratch_folder() -> Iterator[Path]:
         # Between its making and the lock a signal would leave it behind.
         with uninterrupted():
             made = _make()
+            _locks.append(made[1])
         yield made[0]
     finally:
         if made is not None:
             shutil.rmtree(made[0], ignore_errors=True)
+            _locks.remove(made[1])
             os.close(made[1])
+
+
+def locks() -> Sequence[int]:
+    """What a process that works in these folders inherits: they are in use until it has ended, too."""
+    return tuple(_locks)
 
 
 def remove_abandoned() -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.cluster.process import end_all, ended_with_us, huge_pages_env, uninterrupted
-from bench.cluster.scratch import PREFIX, scratch_folder
+from bench.cluster.scratch import PREFIX, locks, scratch_folder
 from bench.cluster.turns import turn_server
 from bench.errors import UsageError
 
@@ -86,6 +86,7 @@ def _start(
         ended_with_us([checkout.python, "-m", "bench.run", *arguments]),
         cwd=checkout.folder,
         env={**os.environ, **huge_pages_env(os.environ), **environment},
+        pass_fds=locks(),  # if this process is killed, the run still needs its checkout to come to its end
         stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -30,9 +31,9 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def holder(temporary: Path) -> tuple[subprocess.Popen[str], Path]:
+def holder(temporary: Path, script: str = HOLDS) -> tuple[subprocess.Popen[str], Path]:
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLDS],
+        [sys.executable, "-c", script],
         env={**os.environ, "TMPDIR": str(temporary)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -91,3 +92,28 @@ def test_a_signal_waits_for_the_end_of_what_may_not_stay_half_done() -> None:
     with pytest.raises(KeyboardInterrupt), interrupted_by_signals():
         work()
     assert done == ["whole"]
+
+
+HOLDS_FOR_A_CHILD = """
+import subprocess, sys
+from bench.cluster.scratch import locks, scratch_folder
+with scratch_folder() as folder:
+    child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], pass_fds=locks())
+    print(folder, flush=True)
+    child.wait()
+"""
+
+
+def test_a_process_that_works_in_it_keeps_it(temporary: Path) -> None:
+    """Also when the one that made it was killed; the child reads what this test writes."""
+    process, folder = holder(temporary, HOLDS_FOR_A_CHILD)
+    with process:
+        process.kill()
+        process.wait()
+        remove_abandoned()
+        assert folder.exists()
+    until = time.monotonic() + 30
+    while folder.exists():
+        assert time.monotonic() < until
+        remove_abandoned()
+        time.sleep(0.05)
