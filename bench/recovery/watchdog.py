@@ -199,11 +199,13 @@ class Watchdog:
 
     def _who_is_late(self, answers: Mapping[int, Mapping[str, str]]) -> str:
         """Name the ranks that did not answer or were at work; if all waited, what the first waited for."""
-        late = [
-            f"{peer} {answers[peer.rank]['where'] if peer.rank in answers else 'gave no answer'}"
-            for peer in self._peers
-            if not answers.get(peer.rank, {}).get("waits_for")
+        silent = [f"{peer} gave no answer" for peer in self._peers if peer.rank not in answers]
+        working = [
+            f"{self._peers[rank]} {answer['where']}"
+            for rank, answer in sorted(answers.items())
+            if not answer["waits_for"]
         ]
+        late = silent + working
         return _listed(late) if late else f"{self._peers[0]} waits for {answers[0]['waits_for']}"
 
     def _log(self, rank: int, text: str) -> None:
