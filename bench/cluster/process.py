@@ -10,8 +10,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
+
+import psutil
 
 from bench.errors import UsageError
 
@@ -20,6 +23,24 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 MALLOC_PAGES = "glibc.malloc.hugetlb"
 """Glibc's name for the kind of pages that malloc asks for; 1 is madvise, which needs no reserved pages."""
+
+
+def process_name(pid: int) -> str:
+    """A name for a process that no other process has, also on other machines; empty where there is none.
+
+    A number alone is used again, and means another process in another container. So the name also holds the
+    machine's start, the container, and when the process started: in ticks since then, which no clock changes.
+    """
+    try:
+        after_command = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2]
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+        return f"{boot}/{Path('/proc/self/ns/pid').readlink()}/{pid}/{after_command.split()[19]}"
+    except (OSError, IndexError):
+        pass
+    try:
+        return f"{pid}/{psutil.Process(pid).create_time()}"  # no /proc: macOS
+    except psutil.Error:
+        return ""
 
 
 def huge_pages_env(environment: Mapping[str, str]) -> dict[str, str]:
@@ -58,20 +79,64 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
+DIE_WITH_PARENT = """
+import ctypes, os, signal, sys
+parent, *command = sys.argv[1:]
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+if os.getppid() != int(parent):
+    sys.exit(1)
+try:
+    os.execvp(command[0], command)
+except OSError as error:
+    sys.exit(f"{command[0]} cannot be started: {error.strerror}")
+"""
+"""Becomes a command that the kernel ends (PR_SET_PDEATHSIG, 1) when its parent does, even by SIGKILL."""
+
+
+def ended_with_us(command: Sequence[str]) -> list[str]:
+    """`command` so that it gets SIGTERM at the end of this process, whatever ends it; only on Linux."""
+    if sys.platform != "linux":
+        return list(command)
+    return [sys.executable, "-S", "-c", DIE_WITH_PARENT, str(os.getpid()), *command]
+
+
+class _Interruption:
+    """Whether a signal may interrupt now, and whether one came while it might not."""
+
+    held = 0
+    came = False
+
+
 @contextlib.contextmanager
 def interrupted_by_signals() -> Iterator[None]:
     """SIGTERM raises KeyboardInterrupt within, as Ctrl-C does; what cleans up then is not disturbed again."""
 
-    def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
+    def _interrupt(_number: int, _frame: FrameType | None) -> None:
         ignore_signals()
-        raise KeyboardInterrupt
+        _Interruption.came = bool(_Interruption.held)
+        if not _Interruption.held:
+            raise KeyboardInterrupt
 
+    _Interruption.came = False
     before = {number: signal.signal(number, _interrupt) for number in STOP_SIGNALS}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Put off what `interrupted_by_signals` raises until the end of a block that must not be half-done."""
+    _Interruption.held += 1
+    try:
+        yield
+    finally:
+        _Interruption.held -= 1
+    if _Interruption.came and not _Interruption.held:
+        _Interruption.came = False
+        raise KeyboardInterrupt
 
 
 def ignore_signals() -> None:

@@ -8,21 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
-import sys
-import threading
-import time
-import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # torch's stub forgets them
-from torch.distributed.rendezvous import rendezvous
 
+from bench.cluster.meeting import COLLECTIVE_TIMEOUT, host_name, meet
+from bench.cluster.messages import decode, encode, may_be_sent
 from bench.conditions import Question, git_state, machine, needed, versions
 from bench.errors import AgreedError, ExitCode, UsageError
 from bench.modes import Place
@@ -31,97 +25,86 @@ from bench.settings import Settings
 
 T = TypeVar("T")
 
-COLLECTIVE_TIMEOUT = timedelta(days=1)
-"""The watchdog ends what hangs, and knows what it was; a collective's own limit must not come before it."""
-
-MEETING_LIMIT_S = 600.0
-"""A rank gives up waiting for the others then: allocations and slow file systems can take minutes."""
-
-POLL_S = 0.02
-"""Between two looks at the store, in seconds."""
-
 
 class PeerLostError(RuntimeError):
     """Another rank has gone; its own end tells why."""
 
 
-def meet() -> None:
-    """Join the other ranks, once. Raises UsageError for a port that is taken or ranks that do not come."""
-    if dist.is_initialized():
-        return
-    where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-    late = threading.Timer(MEETING_LIMIT_S, _nobody_came, (where,))
-    late.daemon = True
-    late.start()
+_waits_for: list[str] = []
+"""What the main thread waits for, for the watchdog's threads to read."""
+
+
+@contextlib.contextmanager
+def waiting_for(what: str) -> Iterator[None]:
+    """Within, this rank has done its part and waits: who is late is somebody else."""
+    _waits_for.append(what)
     try:
-        store, rank, world_size = next(rendezvous("env://"))
-        own = PrefixStore(_agreed_prefix(store, rank, world_size), store)
-        dist.init_process_group(
-            "gloo", store=own, rank=rank, world_size=world_size, timeout=COLLECTIVE_TIMEOUT
-        )
-    except (RuntimeError, ValueError) as error:
-        if "EADDRINUSE" in str(error) or "address already in use" in str(error):
-            raise UsageError(f"{where} is already in use; choose another port with MASTER_PORT") from None
-        first = str(error).strip().splitlines()[0]
-        raise UsageError(
-            f"the ranks cannot meet at {where}: {first}; check MASTER_ADDR and the network"
-        ) from None
+        yield
     finally:
-        late.cancel()
+        _waits_for.pop()
 
 
-def _agreed_prefix(store: Store, rank: int, world_size: int) -> str:
-    """A name that only the ranks of this attempt know.
-
-    torchrun keeps one store through its restarts, and gloo would find the addresses of ranks that died there.
-    """
-    me = uuid.uuid4().hex
-    store.set(f"bench/here{rank}", me)
-    if rank != 0:
-        while True:
-            prefix, *known = _read(store, "bench/all").split()
-            if known[rank : rank + 1] == [me]:
-                store.set(f"{prefix}/{rank}", "seen")
-                return prefix
-            time.sleep(POLL_S)
-    waiting = set(range(1, world_size))
-    while waiting:
-        store.set("bench/all", " ".join([me, *(_read(store, f"bench/here{r}") for r in range(world_size))]))
-        time.sleep(POLL_S)
-        waiting = {r for r in waiting if not store.check([f"{me}/{r}"])}
-    return me
-
-
-def _read(store: Store, key: str) -> str:
-    return bytes(store.get(key)).decode() if store.check([key]) else "-"
-
-
-def _nobody_came(where: str) -> None:
-    print(f"bench.run: error: not all ranks came to {where} within {MEETING_LIMIT_S:g} s", file=sys.stderr)
-    sys.stderr.flush()
-    os._exit(ExitCode.USAGE)
+def waits_for() -> str:
+    """What this rank waits for; empty while it works."""
+    return _waits_for[-1] if _waits_for else ""
 
 
 @contextlib.contextmanager
 def _peers() -> Iterator[None]:
     try:
-        yield
+        with waiting_for("the other ranks"):
+            yield
     except RuntimeError as error:
         raise PeerLostError(str(error)) from error
 
 
-def from_first(value: T | None) -> T:
-    """Rank 0's `value`, on every rank."""
-    box: list[Any] = [value]
+def gather(value: T) -> list[T]:
+    """Every rank's `value`, in rank order, on every rank. Values are as `messages.encode` takes them."""
+    own = torch.frombuffer(bytearray(encode(value)), dtype=torch.uint8)
     with _peers():
-        dist.broadcast_object_list(box, src=0)
-    result: T = box[0]
-    return result
+        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
+        dist.all_gather(lengths, torch.tensor([len(own)]))
+        longest = max(int(length) for length in lengths)
+        padded = torch.zeros(longest, dtype=torch.uint8)
+        padded[: len(own)] = own
+        found = [torch.empty_like(padded) for _ in lengths]
+        dist.all_gather(found, padded)
+    return [_decoded(one[: int(length)]) for one, length in zip(found, lengths, strict=True)]
 
 
-def host_name() -> str:
-    """This host's name; BENCH_HOST overrides it where several hosts share one machine."""
-    return os.environ.get("BENCH_HOST") or socket.gethostname()
+def from_first(value: T | None) -> T:
+    """Rank 0's `value`, on every rank. Values are as `messages.encode` takes them."""
+    is_source = dist.get_rank() == 0
+    message = torch.frombuffer(bytearray(encode(value)), dtype=torch.uint8) if is_source else torch.empty(0)
+    length = torch.tensor([len(message)])
+    with _peers():
+        dist.broadcast(length, src=0)
+        if not is_source:
+            message = torch.empty(int(length), dtype=torch.uint8)
+        dist.broadcast(message, src=0)
+    found: T = _decoded(message)
+    return found
+
+
+def _decoded(message: torch.Tensor) -> Any:
+    return decode(message.numpy().tobytes())
+
+
+def agreed(work: Callable[[], T]) -> T:
+    """Do `work` on the first rank; its result, or its UsageError as an AgreedError, on every rank."""
+    result: T | None = None
+    refusal: tuple[str, int, str] | None = None
+    if dist.get_rank() == 0:
+        try:
+            result = work()
+        except UsageError as error:
+            refusal = str(error), error.exit_code, error.label
+    result, refusal = from_first((result, refusal))
+    if refusal is not None:
+        agreed_error = AgreedError(refusal[0])
+        agreed_error.exit_code, agreed_error.label = ExitCode(refusal[1]), refusal[2]
+        raise agreed_error
+    return result  # type: ignore[return-value]  # None only where `work` returns it
 
 
 @dataclass(frozen=True)
@@ -135,6 +118,9 @@ class RankInfo:
     device_name: str
     link: str | None
     pid: int = 0
+
+
+may_be_sent(RankInfo)
 
 
 class Cluster:
@@ -165,7 +151,8 @@ class Cluster:
         """The subgroup of the first `num_ranks` ranks; every rank of the job calls this together."""
         key = (num_ranks, backend)
         if key not in self._groups:
-            made = dist.new_group(list(range(num_ranks)), backend=backend, timeout=COLLECTIVE_TIMEOUT)
+            with waiting_for("the other ranks"):
+                made = dist.new_group(list(range(num_ranks)), backend=backend, timeout=COLLECTIVE_TIMEOUT)
             self._groups[key] = made if isinstance(made, dist.ProcessGroup) else None
         return self._groups[key]
 
@@ -176,10 +163,7 @@ class Cluster:
 
     def gather(self, value: T) -> list[T]:
         """Every rank's `value`, in rank order, on every rank."""
-        values: list[Any] = [None] * self.world_size
-        with _peers():
-            dist.all_gather_object(values, value)
-        return values
+        return gather(value)
 
     def from_first(self, value: T | None) -> T:
         """Rank 0's `value`, on every rank."""

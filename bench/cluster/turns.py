@@ -11,10 +11,11 @@ import contextlib
 import random
 import select
 import socket
-import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+
+from bench.cluster.scratch import scratch_folder
 
 TURNS_ENV = "BENCH_TURNS"
 """Path of the server's socket, in the environment of all runs; checkouts of other versions read it too."""
@@ -118,8 +119,8 @@ class TurnServer:
 def turn_server(num_clients: int, seed: int = 0) -> Iterator[TurnServer]:
     """A server for as long as the context lasts."""
     with (
-        tempfile.TemporaryDirectory() as short,  # a Unix socket's path has room for 108 bytes only
-        contextlib.closing(TurnServer(Path(short, "turns"), seed, num_clients)) as server,
+        scratch_folder() as short,  # a Unix socket's path has room for 108 bytes only
+        contextlib.closing(TurnServer(short / "turns", seed, num_clients)) as server,
     ):
         yield server
 

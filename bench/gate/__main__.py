@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from bench import cli
 from bench.cluster.process import interrupted_by_signals
+from bench.cluster.scratch import scratch_folder
 from bench.console import Console
 from bench.errors import ExitCode, UsageError
 from bench.gate import baseline
@@ -190,7 +190,7 @@ def _measured(options: argparse.Namespace, arguments: Sequence[str]) -> tuple[Ga
     settings_of(arguments, decided=("resume", "dry_run", "json", "out"))
     with interrupted_by_signals(), contextlib.ExitStack() as stack:
         if options.out is None:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            folder = stack.enter_context(scratch_folder())
         else:
             check_claimable(options.out)
             folder = options.out

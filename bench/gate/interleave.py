@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.cluster.process import end_all, huge_pages_env
+from bench.cluster.process import end_all, ended_with_us, huge_pages_env, uninterrupted
+from bench.cluster.scratch import PREFIX, locks, scratch_folder
 from bench.cluster.turns import turn_server
 from bench.errors import UsageError
 
@@ -58,7 +60,8 @@ def measure_in_turns(
         try:
             for checkout, out in zip(checkouts, outs, strict=True):
                 whole = [*arguments, "--quiet", "--out", str(out.absolute())]
-                runs.append(_start(checkout, whole, server.environment))
+                with uninterrupted():
+                    runs.append(_start(checkout, whole, server.environment))
             accounts = list(reading.map(ended, runs))
         finally:
             end_all(runs, within_s=END_S)
@@ -74,19 +77,20 @@ def measure_in_turns(
 def _start(
     checkout: Checkout, arguments: Sequence[str], environment: dict[str, str]
 ) -> subprocess.Popen[str]:
-    try:
-        return subprocess.Popen(
-            [checkout.python, "-m", "bench.run", *arguments],
-            cwd=checkout.folder,
-            env={**os.environ, **huge_pages_env(os.environ), **environment},
-            stdin=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-    except OSError as error:
+    if shutil.which(checkout.python) is None:
         raise UsageError(
-            f"{checkout.python} cannot be started: {error.strerror}; name a Python interpreter with --python"
-        ) from None
+            f"{checkout.python} cannot be started: it is missing or no program; name a Python interpreter "
+            "with --python"
+        )
+    return subprocess.Popen(
+        ended_with_us([checkout.python, "-m", "bench.run", *arguments]),
+        cwd=checkout.folder,
+        env={**os.environ, **huge_pages_env(os.environ), **environment},
+        pass_fds=locks(),  # if this process is killed, the run still needs its checkout to come to its end
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 @contextlib.contextmanager
@@ -99,18 +103,35 @@ def checkout_of(reference: str) -> Iterator[Path]:
         yield HERE
         return
     _git("rev-parse", "--verify", "--quiet", f"{reference}^{{commit}}", why=f"git knows no {reference!r}")
-    with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder, "checkout")
+    with scratch_folder() as folder:
+        # What a gate that was killed had checked out has just gone, but git still knows of it.
+        _forget_lost_worktrees()
+        place = folder / "checkout"
         try:
-            _git("worktree", "add", "--detach", str(place), reference, why="git cannot check it out")
+            # A git that is ended in the middle leaves a worktree that it takes for locked.
+            with uninterrupted():
+                _git("worktree", "add", "--detach", str(place), reference, why="git cannot check it out")
             yield place
         finally:
-            # Its files go with the folder in any case; git forgets what it knows of them by itself in time.
-            with contextlib.suppress(UsageError):
-                _git("worktree", "remove", "--force", str(place), why="git cannot remove its worktree")
+            _remove_worktree(place)
 
 
-def _git(*arguments: str, why: str) -> None:
+def _forget_lost_worktrees() -> None:
+    """Let git forget the worktrees of gates that were killed; other lost ones are not ours to forget."""
+    with contextlib.suppress(UsageError):
+        known = _git("worktree", "list", "--porcelain", why="git cannot list its worktrees")
+        for place in (Path(path) for path in re.findall(r"^worktree (.+)$", known, re.MULTILINE)):
+            if place.parent.name.startswith(PREFIX) and not place.exists():
+                _remove_worktree(place)
+
+
+def _remove_worktree(place: Path) -> None:
+    # Twice: one that git was ended in the middle of making is locked.
+    with contextlib.suppress(UsageError):
+        _git("worktree", "remove", "--force", "--force", str(place), why="git cannot remove its worktree")
+
+
+def _git(*arguments: str, why: str) -> str:
     try:
         done = subprocess.run(
             ["git", *arguments], cwd=HERE, capture_output=True, text=True, timeout=GIT_TIMEOUT_S, check=False
@@ -120,6 +141,7 @@ def _git(*arguments: str, why: str) -> None:
     if done.returncode != 0:
         said = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise UsageError(f"--interleave: {why}: {said}; name a commit, a branch or a tag")
+    return done.stdout
 
 
 def both_checkouts(baseline: Path, baseline_python: str | None) -> list[Checkout]:

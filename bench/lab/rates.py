@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import TextIO
 
-from bench.cluster.process import end_all
+from bench.cluster.process import end_all, ended_with_us
 from bench.cluster.turns import turn_server
 from bench.errors import UsageError
 from bench.lab.link import ShapedLink, job_exit_code
@@ -61,7 +61,7 @@ def run_in_turns(
         # If this process is killed, its labs end themselves.
         running = [
             subprocess.Popen(
-                ["setpriv", "--pdeathsig", "TERM", *lab],
+                ended_with_us(lab),
                 env=environment | server.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

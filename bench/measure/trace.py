@@ -11,9 +11,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -21,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from bench.cluster.scratch import scratch_folder
 from bench.errors import UsageError
 from bench.measure.clock import make_clock
 from bench.measure.timed import BlockTimes, Trainer, run_block
@@ -84,8 +83,8 @@ def run_trace(
     traced = TracedTrainer(trainer)
     with profile(activities=activities, acc_events=True) as profiler:
         times = run_block(traced.step, num_steps, make_clock(device))
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "trace.json")
+    with scratch_folder() as folder:
+        path = folder / "trace.json"
         profiler.export_chrome_trace(str(path))
         trace = read_json(path, most_bytes=MOST_TRACE_BYTES)
     events = spans_of(trace, "the profiler's trace")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.cluster.turns import TURNS_ENV
 from bench.results.journal import JOURNAL, State, read
 from bench.settings import ResolvedSettings
 
@@ -40,8 +38,8 @@ PATIENCE = 20
 LEAST_STEPS = 4
 """A block counts as so many steps at least: some phases take several whatever `--steps` says."""
 
-OTHERS_S = 900.0
-"""Added where other runs take turns with this one: a block waits for theirs."""
+TURN_S = 900.0
+"""Limit for the blocks of another run's turn; a turn may also be the preparation of a case."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +61,9 @@ def block_s(settings: ResolvedSettings, longest_step_s: float) -> float:
     return settings.case_timeout or max(LEAST_S, PATIENCE * usual_s)
 
 
-def waiting_s() -> float:
-    """The time that the turns of other runs may take, in seconds."""
-    return OTHERS_S if TURNS_ENV in os.environ else 0.0
+def turn_s(settings: ResolvedSettings) -> float:
+    """The time limit of the wait for this run's turn, in seconds: the other runs have the same settings."""
+    return TURN_S + preparing_s(settings)
 
 
 def is_restartable(exit_codes: Mapping[int, int]) -> bool:

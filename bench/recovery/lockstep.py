@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,9 +10,11 @@ from typing import Any
 
 import torch
 
-from bench.cluster.ranks import Cluster
+from bench.cluster.messages import may_be_sent
+from bench.cluster.ranks import Cluster, waiting_for
+from bench.cluster.turns import TURNS_ENV
 from bench.errors import UsageError
-from bench.measure.timed import NonFiniteLossError
+from bench.measure.timed import BlockTimes, NonFiniteLossError
 from bench.modes import Unsupported
 from bench.recovery.watchdog import Watchdog
 from bench.results.recorder import Recorder
@@ -30,6 +33,9 @@ class Report:
     status: str = "ok"
     reason: str = ""
     value: Any = None
+
+
+may_be_sent(Report, BlockTimes)
 
 
 class Lockstep:
@@ -62,6 +68,18 @@ class Lockstep:
         reports = self._cluster.gather(mine)
         self.idle()
         return started_s, reports
+
+    def wait_for_turn(self, ask: Callable[[], None], *, limit_s: float) -> None:
+        """Wait on all ranks until `ask`, done on the first one, says that this run has the machine."""
+        if TURNS_ENV not in os.environ:
+            return
+        if self._recorder is not None:
+            self._recorder.note(None, "waiting for its turn")
+        self._watchdog.arm("the wait for this run's turn", limit_s)
+        with waiting_for("its turn: another run on this machine has it"):
+            ask()
+        self._cluster.barrier()
+        self.idle()
 
     def idle(self) -> None:
         """Tell the watchdog that no case is under way."""

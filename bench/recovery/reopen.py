@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 from collections.abc import Mapping, Sequence
@@ -11,13 +12,14 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from bench.cluster.ranks import host_name
+from bench.cluster.meeting import host_name
+from bench.cluster.messages import may_be_sent
 from bench.conditions import Question, differences
 from bench.errors import GaveUpError, NotComparableError, UsageError
 from bench.plan import Planned
 from bench.recovery.failures import Failure, failure_of, is_stuck, progress_of
 from bench.results import store
-from bench.results.disk import read_json
+from bench.results.disk import MOST_TABLE_BYTES, read_bytes, read_json
 from bench.results.journal import JOURNAL, State, read
 from bench.results.recorder import Block, Recorder
 from bench.results.store import MANIFEST, FolderLock
@@ -61,10 +63,11 @@ class Progress:
     """Rank count and backend of the all-reduce curves that need no measuring."""
     elapsed_s: float
     last_round: int
-    token: str
-    """A name of this attempt that no other has."""
     notes: tuple[str, ...]
     """What the user is told of the attempt before."""
+
+
+may_be_sent(RankHello, Progress)
 
 
 @dataclass(frozen=True)
@@ -124,13 +127,26 @@ def _earlier(folder: Path | None, run_id: str) -> Path | None:
     restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
     if not run_id or (run_id == "none" and not restarted):
         return None  # torchrun calls every run of one node "none"
-    folders = [folder] if folder else sorted(Path("results").glob("*"), reverse=True)
-    for candidate in folders:
-        if (candidate / JOURNAL).is_file():
-            attempts = read(candidate).attempts
-            if attempts and attempts[-1].get("run_id") == run_id:
-                return candidate
-    return None
+    if folder is not None:
+        return folder if (folder / JOURNAL).is_file() and _is_of(folder, run_id) else None
+    others = sorted(Path("results").glob("*"), reverse=True)
+    return next((one for one in others if _is_own(one, run_id)), None)
+
+
+def _is_own(folder: Path, run_id: str) -> bool:
+    """Whether this launch has begun a folder that may be another run's, and hold anything."""
+    try:
+        # Looked for first: to take in every journal would take long.
+        journal = read_bytes(folder / JOURNAL, most_bytes=MOST_TABLE_BYTES)
+        return json.dumps(run_id).encode() in journal and _is_of(folder, run_id)
+    except UsageError:
+        return False
+
+
+def _is_of(folder: Path, run_id: str) -> bool:
+    attempts = read(folder).attempts
+    last = attempts[-1] if attempts else None
+    return isinstance(last, dict) and last.get("run_id") == run_id
 
 
 def _settle_fault(recorder: Recorder, hellos: Sequence[RankHello]) -> list[str]:
@@ -202,7 +218,6 @@ def _progress_so_far(recorder: Recorder, notes: Sequence[str]) -> Progress:
         curves=frozenset(state.curves),
         elapsed_s=recorder.elapsed_s,
         last_round=recorder.rounds,
-        token=os.urandom(8).hex(),
         notes=tuple(notes),
     )
 

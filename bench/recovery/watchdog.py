@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
 import json
 import os
 import signal
@@ -17,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,9 @@ from typing import Any
 import psutil
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch's stub forgets it
 
-from bench.cluster.process import STOP_SIGNALS
-from bench.cluster.ranks import RankInfo, host_name
+from bench.cluster.meeting import Meeting, Peer, meet
+from bench.cluster.process import STOP_SIGNALS, process_name
+from bench.cluster.ranks import waits_for
 from bench.recovery.failures import RESTART_EXIT_CODE, TIMEOUT_EXIT_CODE, Failure
 
 FOREVER = timedelta(days=20)
@@ -41,37 +43,51 @@ ANSWER_S = 3.0
 LAST_RESORT_S = 20.0
 """A rank that sent an alarm ends itself after so long: rank 0 hangs then, or the store is gone."""
 
+START_LIMIT_S = 600.0
+"""Limit for what is done before the first case, such as reading drivers and slow file systems."""
+
+MOST_NAMED = 4
+"""So many ranks a message names; of more it gives the number."""
+
 OnLoss = Callable[[Failure], None]
 
 
 class Watchdog:
-    """One rank's guard. `token` names this attempt; on rank 0, `on_loss` writes down the failure and ends."""
+    """One rank's guard, from the meeting of the ranks to their end; it begins with a limit for start-up."""
 
-    def __init__(
-        self, *, token: str, infos: Sequence[RankInfo], rank: int, folder: Path | None, on_loss: OnLoss
-    ) -> None:
-        self._token = token
-        self._infos = infos
-        self._rank = rank
-        self._folder = folder
-        self._on_loss = on_loss
+    def __init__(self, meeting: Meeting) -> None:
+        self._token = meeting.name
+        self._peers = meeting.peers
+        self._rank = meeting.own
+        self._folder: Path | None = None
+        self._on_loss: OnLoss = _say_and_end
         self._main = threading.get_ident()
         self._changed = threading.Condition()
-        self._what = "starting up"
+        self._what = ""
         self._limit_s = self._deadline_s = self._wakes_s = float("inf")
         self._piece = 0
         self._closed = False
+        self.arm("start-up", START_LIMIT_S)
         self._threads = [threading.Thread(target=t, daemon=True) for t in (self._watch, self._listen)]
         for thread in self._threads:
             thread.start()
 
+    def report_to(self, on_loss: OnLoss, folder: Path | None = None) -> None:
+        """On rank 0, let `on_loss` write down what is lost, and end; stacks go into `folder`."""
+        self._on_loss, self._folder = on_loss, folder
+
+    def report_to_user(self) -> None:
+        """What is lost is said on standard error, and nothing is written down."""
+        self.report_to(_say_and_end)
+
     def arm(self, what: str, limit_s: float) -> None:
         """From now on `what` is under way, for at most `limit_s` seconds; microseconds."""
-        self._piece += 1
-        self._what, self._limit_s = what, limit_s
-        self._deadline_s = time.monotonic() + limit_s
-        if self._deadline_s < self._wakes_s:
-            with self._changed:
+        # The thread that watches decides how long to sleep under the same lock, so it cannot miss this.
+        with self._changed:
+            self._piece += 1
+            self._what, self._limit_s = what, limit_s
+            self._deadline_s = time.monotonic() + limit_s
+            if self._deadline_s < self._wakes_s:
                 self._changed.notify()
 
     def tell(self, status: str, reason: str) -> None:
@@ -101,17 +117,18 @@ class Watchdog:
                 self._changed.wait(min(left_s, threading.TIMEOUT_MAX))
             else:
                 return
-        late = {"kind": "timeout", "what": self._what, "limit_s": self._limit_s}
+            late = {"kind": "timeout", "what": self._what, "limit_s": self._limit_s}
         with contextlib.suppress(RuntimeError):
             self._send(late)
         time.sleep(LAST_RESORT_S)
         # Nobody has ended us: rank 0 hangs, or the store is gone.
-        print(f"rank {self._rank}: {self._what} did not end\n{stacks()}", file=sys.stderr, flush=True)
+        print(f"rank {self._rank}: {late['what']} did not end\n{stacks()}", file=sys.stderr, flush=True)
         if self._rank == 0:
             self._on_loss(Failure("timeout", f"no end of {late['what']} within {late['limit_s']:g} s"))
         with contextlib.suppress(psutil.Error):
-            if psutil.Process(self._infos[0].pid).status() == psutil.STATUS_STOPPED:
-                self._kill(0)
+            first = self._peers[0]
+            if _is_here(first) and psutil.Process(first.pid).status() == psutil.STATUS_STOPPED:
+                _kill(first)
         os._exit(TIMEOUT_EXIT_CODE)
 
     def _store(self) -> TCPStore:
@@ -149,7 +166,8 @@ class Watchdog:
 
     def _handle(self, alarm: dict[str, Any], store: TCPStore) -> None:
         if alarm["kind"] == "timeout":
-            store.set(self._key(f"stacks{self._rank}"), json.dumps([self._where(), stacks()]))
+            answer = {"waits_for": waits_for(), "where": self._where(), "stacks": stacks()}
+            store.set(self._key(f"stacks{self._rank}"), json.dumps(answer))
             if self._rank == 0:
                 self._on_loss(self._timed_out(alarm, store))
         elif self._rank == 0:
@@ -160,30 +178,35 @@ class Watchdog:
                 time.sleep(0.1)
 
     def _timed_out(self, alarm: dict[str, Any], store: TCPStore) -> Failure:
-        """Collect the stacks of the ranks that answer, kill those that do not, and say where each was."""
-        missing, wheres = set(range(len(self._infos))), dict[int, str]()
+        """Collect the stacks of the ranks that answer, kill those that do not, and say who is late."""
+        answers: dict[int, dict[str, str]] = {}
+        missing = set(range(len(self._peers)))
         deadline_s = time.monotonic() + ANSWER_S
         while missing and time.monotonic() < deadline_s:
             for rank in sorted(missing):
                 if store.check([self._key(f"stacks{rank}")]):
-                    wheres[rank], text = json.loads(store.get(self._key(f"stacks{rank}")))
-                    self._log(rank, text)
+                    answers[rank] = json.loads(store.get(self._key(f"stacks{rank}")))
+                    self._log(rank, answers[rank]["stacks"])
                     missing.discard(rank)
             time.sleep(0.05)
         for rank in missing:
-            wheres[rank] = "gave no answer"
-            self._kill(rank)
-        where = ", ".join(f"rank {rank} {wheres[rank]}" for rank in sorted(wheres))
+            _kill(self._peers[rank])
+        where = "" if self._folder is None else "; stacks are in logs/"
         return Failure(
             "timeout",
-            f"no end of {alarm['what']} within {alarm['limit_s']:g} s: {where}; stacks are in logs/",
+            f"no end of {alarm['what']} within {alarm['limit_s']:g} s: {self._who_is_late(answers)}{where}",
         )
 
-    def _kill(self, rank: int) -> None:
-        # A stopped process would hold the restart up: it does not hear the launcher's SIGTERM.
-        if self._infos[rank].host == host_name() and self._infos[rank].pid:
-            with contextlib.suppress(OSError):
-                os.kill(self._infos[rank].pid, signal.SIGKILL)
+    def _who_is_late(self, answers: Mapping[int, Mapping[str, str]]) -> str:
+        """Name the ranks that did not answer or were at work; if all waited, what the first waited for."""
+        silent = [f"{peer} gave no answer" for peer in self._peers if peer.rank not in answers]
+        working = [
+            f"{self._peers[rank]} {answer['where']}"
+            for rank, answer in sorted(answers.items())
+            if not answer["waits_for"]
+        ]
+        late = silent + working
+        return _listed(late) if late else f"{self._peers[0]} waits for {answers[0]['waits_for']}"
 
     def _log(self, rank: int, text: str) -> None:
         if self._folder is not None:
@@ -196,6 +219,34 @@ class Watchdog:
         if frame is None:
             return "has no main thread"
         return f"in {frame.f_code.co_name} ({Path(frame.f_code.co_filename).name}:{frame.f_lineno})"
+
+
+@functools.cache
+def meet_and_watch() -> Watchdog:
+    """Join the other ranks, once, and watch over this process from then on."""
+    return Watchdog(meet())
+
+
+def _say_and_end(failure: Failure) -> None:
+    print(f"bench.run: error: {failure.reason}", file=sys.stderr, flush=True)
+    os._exit(RESTART_EXIT_CODE)
+
+
+def _is_here(peer: Peer) -> bool:
+    """Whether a process of this machine is that rank, not another one with its number."""
+    return bool(peer.process) and process_name(peer.pid) == peer.process
+
+
+def _kill(peer: Peer) -> None:
+    # A stopped process would hold the restart up: it does not hear the launcher's SIGTERM.
+    if _is_here(peer):
+        with contextlib.suppress(OSError):
+            os.kill(peer.pid, signal.SIGKILL)
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - MOST_NAMED
+    return ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def stacks() -> str:

@@ -43,7 +43,7 @@ class Agent(LocalElasticAgent):
     """Restarts ranks that died, not those that ended with a code of their own, and tells how."""
 
     def __init__(self, spec: WorkerSpec, *, stop_signal: signal.Signals) -> None:
-        super().__init__(spec, DefaultLogsSpecs(log_dir=os.devnull))
+        super().__init__(spec, no_logs())
         self._stop_signal = stop_signal
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
@@ -62,6 +62,11 @@ class Agent(LocalElasticAgent):
         """End the ranks whatever they do."""
         self._stop_signal = signal.SIGKILL
         self._shutdown()
+
+
+def no_logs() -> DefaultLogsSpecs:
+    """Torch's logs of the ranks, nowhere: otherwise each run leaves an empty folder for them."""
+    return DefaultLogsSpecs(log_dir=os.devnull)
 
 
 def run_ranks(
@@ -175,9 +180,12 @@ class LoopbackRendezvous(RendezvousHandler):
 
 
 def use_loopback() -> str:
-    """Keep gloo's and NCCL's connections on this machine, and name the rendezvous for `LaunchConfig`."""
+    """Keep gloo's and NCCL's connections on this machine, and name the rendezvous for `LaunchConfig`.
+
+    What the environment says of interfaces is for ranks on several machines: it would open ports to these.
+    """
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        os.environ.setdefault(name, INTERFACE)
+        os.environ[name] = INTERFACE
     rendezvous_handler_registry.register(BACKEND, _create)
     return BACKEND
 

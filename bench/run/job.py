@@ -15,15 +15,19 @@ from typing import Any
 import torch
 
 from bench import conditions, plan
-from bench.cluster.process import is_first, is_rank
-from bench.cluster.ranks import RankInfo, allowed_cores, from_first, host_name, meet
+from bench.cluster.meeting import host_name
+from bench.cluster.messages import may_be_sent
+from bench.cluster.process import is_rank
+from bench.cluster.ranks import RankInfo, agreed, allowed_cores
 from bench.console import format_s
 from bench.errors import UsageError
 from bench.findings.wording import devices
+from bench.layout import BucketCaps
 from bench.measure.timed import step_seconds
 from bench.plan import Machine, Planned
 from bench.recovery.failures import STARTED_ENV
 from bench.recovery.reopen import check_same, has_nothing_left, manifest_of, settings_of
+from bench.recovery.watchdog import meet_and_watch
 from bench.results import store
 from bench.results.journal import read
 from bench.results.store import FolderLock
@@ -36,6 +40,9 @@ from models.workload import Workload
 
 HOST_FACTS = ("cpu_model", "num_cores", "memory_gib", "gpus", "topology")
 """What the manifest says of every host; of the first it says all."""
+
+
+may_be_sent(Settings, BucketCaps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,25 +131,17 @@ def resumed_settings(folder: Path, changes: Mapping[str, Any]) -> Settings:
     """
     if not is_rank():
         return settings_of(folder, changes)
-    meet()
-    found: Settings | None = None
-    refusal: UsageError | None = None
-    if is_first():
-        try:
-            found = settings_of(folder, changes)
-        except UsageError as error:
-            refusal = error
-    found, refusal = from_first((found, refusal))
-    if refusal is not None:
-        raise refusal
-    assert found is not None  # noqa: S101 - the first rank has found one or the other
-    return found
+    meet_and_watch()
+    return agreed(lambda: settings_of(folder, changes))
 
 
 def is_complete(folder: Path) -> bool:
     """Whether the run in `folder` has nothing left to do; every rank hears the same."""
-    mine = has_nothing_left(read(folder)) if is_first() else None
-    return from_first(mine) if is_rank() else bool(mine)
+
+    def look() -> bool:
+        return has_nothing_left(read(folder))
+
+    return agreed(look) if is_rank() else look()
 
 
 def launch_here(job: Job, arguments: Sequence[str], *, resume: Path | None, began_s: float) -> int:

@@ -16,6 +16,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.launcher.api import LaunchConfig
 
 from bench.cluster.process import huge_pages_env, ignore_signals, interrupted_by_signals
+from bench.cluster.scratch import remove_abandoned
 from bench.errors import ExitCode
 from bench.recovery.close import STOPPED_BY_ERROR, finish_and_say, finish_quietly
 from bench.recovery.failures import (
@@ -28,7 +29,7 @@ from bench.recovery.failures import (
     progress_in,
 )
 from bench.results.journal import JOURNAL, read
-from bench.run.agent import run_ranks, use_loopback
+from bench.run.agent import no_logs, run_ranks, use_loopback
 
 
 def launch(
@@ -48,7 +49,7 @@ def launch(
     Ranks that died start again and go on. Where no rank could, the files are brought up to date here.
     """
     folders = [folder / part for part in parts]
-    with interrupted_by_signals():
+    with interrupted_by_signals(), _nothing_left():
         try:
             with _environment(device_type, began_s):
                 config = LaunchConfig(
@@ -60,6 +61,7 @@ def launch(
                     local_addr="localhost",
                     max_restarts=0,
                     monitor_interval=0.1,
+                    logs_specs=no_logs(),
                 )
                 code, why = _attempts(config, ["-m", module, *arguments], folders)
         except (SignalException, KeyboardInterrupt):
@@ -69,6 +71,16 @@ def launch(
             for part in folders:
                 (finish_quietly if why == STOPPED_BY_ERROR else finish_and_say)(part, why)
     return code
+
+
+@contextmanager
+def _nothing_left() -> Iterator[None]:
+    """Remove the temporary folders of ranks that were killed here, and of commands that were before."""
+    remove_abandoned()
+    try:
+        yield
+    finally:
+        remove_abandoned()
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from bench.cluster.messages import may_be_sent
 from bench.cluster.ranks import Cluster, RankInfo
 from bench.layout import BucketLayout
 from bench.measure.clock import Clock, peak_mib, start_peak
@@ -61,6 +62,9 @@ class Prepared:
 
     warmup: BlockTimes
     peak_mem_mib: float | None
+
+
+may_be_sent(Prepared)
 
 
 def prepare(live: LiveCase, *, prover: Prover, settings: Settings, clock: Clock) -> Prepared:

@@ -14,8 +14,9 @@ from typing import Any
 import psutil
 
 from bench.cli import to_reader
+from bench.cluster.meeting import host_name
 from bench.cluster.process import is_first
-from bench.cluster.ranks import Cluster, PeerLostError, RankInfo, check_alike, described_host, host_name
+from bench.cluster.ranks import Cluster, PeerLostError, RankInfo, check_alike, described_host
 from bench.console import Console
 from bench.errors import ExitCode, UsageError
 from bench.findings.findings import conclude
@@ -31,7 +32,7 @@ from bench.recovery.failures import (
     oom_kills,
 )
 from bench.recovery.reopen import Opened, Progress, RankHello, check_same, fail_case, manifest_of, open_run
-from bench.recovery.watchdog import Watchdog, die_at_once, on_stop
+from bench.recovery.watchdog import START_LIMIT_S, die_at_once, meet_and_watch, on_stop
 from bench.run.job import Job, new_manifest
 from bench.run.session import CasesToDrop, Session
 from bench.run.summary import print_summary, summary_json
@@ -95,6 +96,9 @@ class Rank:
         job = self._job
         cluster = self._given_cluster or Cluster(job.machine.device_type)
         startup = _Startup(first=self._given_cluster is None)
+        watchdog = meet_and_watch()
+        watchdog.report_to(self._lost)
+        watchdog.arm("start-up", START_LIMIT_S)
         infos = cluster.gather(cluster.info())
         hosts = cluster.gather(_host(job.settings, cluster))
         check_alike(hosts)
@@ -106,13 +110,7 @@ class Rank:
         earlier: Progress = cluster.from_first(opened.progress if opened else None)
         for note in earlier.notes:
             console.note(note)
-        watchdog = Watchdog(
-            token=earlier.token,
-            infos=infos,
-            rank=cluster.rank,
-            folder=opened.recorder.folder if opened else None,
-            on_loss=self._lost,
-        )
+        watchdog.report_to(self._lost, opened.recorder.folder if opened else None)
         if opened is not None and STARTED_ENV not in os.environ:
             on_stop(self._stopped)
         startup.over()
@@ -127,9 +125,13 @@ class Rank:
             to_drop=self._to_drop,
         )
         stopped_because = session.run()
-        watchdog.close()
         if self._given_cluster is None:
+            watchdog.close()
             cluster.close()
+        else:
+            # The other ranks wait for what the first one writes.
+            watchdog.report_to_user()
+            watchdog.arm("writing the results", START_LIMIT_S)
         if opened is None:
             return ExitCode.OK
         quiet = self._quiet or self._given_cluster is not None
@@ -149,8 +151,11 @@ class Rank:
     def _lost(self, failure: Failure | None) -> None:
         """Write down what ended this attempt, on any thread, and end; only another attempt can go on."""
         opened = self._opened
+        state = opened.recorder.journal.state if opened is not None else None
+        index = ((state.under_way if state else None) or {}).get("index")
+        if failure is not None and failure.status and index is None:
+            print(f"bench.run: error: {failure.reason}", file=sys.stderr, flush=True)
         if opened is not None and opened.recorder.lock.acquire(timeout=LOCK_WAIT_S):
-            index = (opened.recorder.journal.state.under_way or {}).get("index")
             with contextlib.suppress(UsageError):
                 if failure is not None and failure.status and index is not None:
                     print(fail_case(opened.recorder, index, failure), file=sys.stderr, flush=True)

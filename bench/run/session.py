@@ -18,7 +18,7 @@ from bench.console import Console
 from bench.measure.clock import make_clock, set_precision
 from bench.measure.timed import BlockTimes
 from bench.plan import Planned, equal_layout_reason, round_order
-from bench.recovery.failures import Failure, block_s, preparing_s, waiting_s
+from bench.recovery.failures import Failure, block_s, preparing_s, turn_s
 from bench.recovery.lockstep import Lockstep, Report
 from bench.recovery.reopen import Completion, Progress, fail_case
 from bench.recovery.watchdog import Watchdog
@@ -68,7 +68,7 @@ class Session:
         self._to_drop = to_drop
         self._live: list[LiveCase] = []
         """The cases that are still measured, in the plan's order, the same on every rank."""
-        # Rank 0 takes the turn for all: the others wait for it at the next barrier.
+        # Rank 0 takes the turn for all: the others wait for it.
         self._turns = TurnClient(os.environ.get(TURNS_ENV) if cluster.is_first else None)
 
     def run(self) -> str:
@@ -89,7 +89,7 @@ class Session:
             self._drop_named_cases(num_rounds)
         gc.unfreeze()
         self._console.progress_done()
-        self._turns.close()
+        self._lockstep.wait_for_turn(self._turns.close, limit_s=turn_s(self._settings))
         for live in self._live:
             live.close()
         return reason
@@ -125,12 +125,12 @@ class Session:
         def work() -> Prepared:
             return prepare(live, prover=prover, settings=self._settings, clock=self._clock)
 
-        self._turns.next_turn()
+        self._next_turn()
         started_s, reports = self._lockstep.run(
             index,
             "its preparation",
             work if takes_part else None,
-            limit_s=preparing_s(self._settings) + waiting_s(),
+            limit_s=preparing_s(self._settings),
         )
         if not self._all_well(live, reports):
             return
@@ -175,13 +175,16 @@ class Session:
         for position, live in enumerate(in_order):
             self._show(f"round {round_index} {live.case.case_id}", position, len(in_order))
             if missing[live.index]:
-                self._turns.next_turn()
+                self._next_turn()
                 self._measure_case(live, round_index, position, missing[live.index])
             if round_index > 1 and self._cluster.from_first(self._stop_rule.out_of_time()):
                 break
         self._lockstep.between()
         if self._recorder is not None:
             self._recorder.write()
+
+    def _next_turn(self) -> None:
+        self._lockstep.wait_for_turn(self._turns.next_turn, limit_s=turn_s(self._settings))
 
     def _missing_phases(self, live: LiveCase, round_index: int) -> list[str]:
         found = phases(
@@ -191,7 +194,7 @@ class Session:
 
     def _measure_case(self, live: LiveCase, round_index: int, position: int, wanted: Sequence[str]) -> None:
         """Measure the `wanted` phases of a case, a block each; it is dropped where one fails."""
-        limit_s = block_s(self._settings, live.longest_step_s) + waiting_s()
+        limit_s = block_s(self._settings, live.longest_step_s)
         for phase in wanted:
             started_s, reports = self._lockstep.run(
                 live.index,

@@ -105,7 +105,7 @@ def _main(arguments: list[str]) -> int:
         answer = tuning.run()
     except PeerLostError:
         return RESTART_EXIT_CODE
-    if is_first():
+    if answer is not None:
         from bench.tune.output import as_json, show  # noqa: PLC0415
 
         with to_reader():
@@ -117,7 +117,7 @@ def _main(arguments: list[str]) -> int:
 
 
 def _launch(request: Request, job: Job, arguments: Sequence[str], *, began_s: float) -> int:
-    from bench.cluster.ranks import host_name  # noqa: PLC0415
+    from bench.cluster.meeting import host_name  # noqa: PLC0415
     from bench.results import store  # noqa: PLC0415
     from bench.run import launch  # noqa: PLC0415
     from bench.tune.request import STAGES  # noqa: PLC0415

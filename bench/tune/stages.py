@@ -8,16 +8,19 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from bench import conditions
 from bench.cli import to_json
-from bench.cluster.ranks import Cluster, host_name
+from bench.cluster.meeting import host_name
+from bench.cluster.messages import may_be_sent
+from bench.cluster.ranks import Cluster, agreed
 from bench.console import Console
 from bench.errors import AgreedError, ExitCode, UsageError
 from bench.layout import BucketCaps
 from bench.predict.source import load_calibration
 from bench.recovery.failures import RESTART_EXIT_CODE
+from bench.recovery.watchdog import START_LIMIT_S, meet_and_watch
 from bench.results.aggregate import images_per_s_by_round
 from bench.results.disk import replace_file
 from bench.results.round_times import ByRound
@@ -33,6 +36,8 @@ from bench.tune.output import as_json
 from bench.tune.request import CALIBRATION, PROOF, Request, point_of, stage_job
 
 T = TypeVar("T")
+
+may_be_sent(Candidate, BucketCaps)
 
 TUNE_VERSION = 1
 
@@ -52,50 +57,52 @@ class Tuning:
         self._quiet = quiet
         self._began_s = time.monotonic()
         self._cluster = Cluster(job.machine.device_type)
+        self._watchdog = meet_and_watch()
         self._console = Console(silent=quiet or not self._cluster.is_first)
         self.out = Path()
 
-    def run(self) -> Answer:
-        """Tune, and return the answer on every rank. Raises AgreedError where a stage or the search fails."""
+    def run(self) -> Answer | None:
+        """Tune; the answer, on the first rank. Raises AgreedError where a stage or the search fails."""
         try:
-            outcome: Answer | AgreedError = self._run()
+            outcome: Answer | AgreedError | None = self._run()
         except AgreedError as error:  # every rank's: they part in good order
             outcome = error
+        self._watchdog.close()
         self._cluster.close()
         if isinstance(outcome, AgreedError):
             raise outcome
         return outcome
 
-    def _run(self) -> Answer:
+    def _run(self) -> Answer | None:
         name = self._request.out or default_folder(host=host_name(), name="tune")
         self.out = Path(self._cluster.from_first(str(name)))
-        calibration = self._calibrated()
-        self._console.note(_described(calibration))
-        candidates, spent_s = self._agreed(lambda: self._affordable(calibration))
+        self._calibrate()
+        candidates, spent_s = self._agreed(self._affordable)
         folder = self.out / CALIBRATION
         if len(candidates) > 1 or self._request.reuse is not None:
             folder = self.out / PROOF
             self._console.note(f"Stage 2 of 2: {len(candidates)} candidates in turns")
             options = self._request.proof_options(self.out, candidates, spent_s)
             self._measure(options, candidates)
-        answer = self._agreed(lambda: answer_of(folder, candidates))
-        if self._cluster.is_first:
-            self._write(answer, folder)
-        return answer
+        answers: list[Answer] = []
 
-    def _calibrated(self) -> Calibration:
-        folder = self._request.reuse or self.out / CALIBRATION
+        def answer() -> None:
+            answers.append(answer_of(folder, candidates))
+            self._write(answers[0], folder)
+
+        self._agreed(answer)
+        return answers[0] if answers else None
+
+    def _calibrate(self) -> None:
+        folder = self._calibration
         if self._request.reuse is None and not self._agreed((folder / CALIBRATION_FILE).is_file):
             self._console.note("Stage 1 of 2: calibration")
             self._measure(self._request.calibration_options(self.out), ())
 
-        def load() -> Calibration:
-            found = load_calibration(folder)
-            if self._request.reuse is not None:
-                self._check(found)
-            return found
-
-        return self._agreed(load)
+    @property
+    def _calibration(self) -> Path:
+        """The folder that holds it."""
+        return self._request.reuse or self.out / CALIBRATION
 
     def _measure(self, options: Mapping[str, str], candidates: Sequence[Candidate]) -> None:
         job, arguments = stage_job(options, candidates)
@@ -114,8 +121,12 @@ class Tuning:
         if self._cluster.from_first(code):
             raise StageFailedError(f"nothing could be measured; see {options['out']}")
 
-    def _affordable(self, calibration: Calibration) -> tuple[list[Candidate], float]:
-        """Choose what to measure; also the seconds spent so far."""
+    def _affordable(self) -> tuple[list[Candidate], float]:
+        """Choose from the calibration what to measure; also the seconds spent so far."""
+        calibration = load_calibration(self._calibration)
+        if self._request.reuse is not None:
+            self._check(calibration)
+        self._console.note(_described(calibration))
         found = choose(calibration, num_ranks=self._request.num_devices, axes=self._request.axes)
         spent_s = self._spent_s()
         seconds = self._request.proof_s(spent_s)
@@ -151,20 +162,8 @@ class Tuning:
 
     def _agreed(self, work: Callable[[], T]) -> T:
         """Do `work` on the first rank and return its result, or raise its UsageError, on every rank."""
-        result: T | None = None
-        refusal: UsageError | None = None
-        if self._cluster.is_first:
-            try:
-                result = work()
-            except UsageError as error:
-                refusal = error
-        box: tuple[Any, UsageError | None] = self._cluster.from_first((result, refusal))
-        if box[1] is not None:
-            agreed = AgreedError(str(box[1]))
-            agreed.exit_code = box[1].exit_code
-            raise agreed
-        found: T = box[0]
-        return found
+        self._watchdog.arm("the work between the stages", START_LIMIT_S)
+        return agreed(work)
 
     def _spent_s(self) -> float:
         return time.monotonic() - self._began_s
@@ -174,7 +173,7 @@ class Tuning:
             "schema_version": TUNE_VERSION,
             "created_utc": datetime.now(UTC).isoformat(timespec="seconds"),
             "command": " ".join(["python", "-m", "bench.tune", *sys.argv[1:]]),
-            "calibration": str(self._request.reuse or self.out / CALIBRATION),
+            "calibration": str(self._calibration),
             "measured_in": str(folder),
             "seconds": round(self._spent_s(), 1),
             **as_json(answer),

@@ -9,6 +9,8 @@ import pandas as pd
 import pytest
 from fault_campaign import TWO_DEVICES, Campaign, Deed, deed
 
+from bench.cluster.meeting import host_name
+
 pytestmark = pytest.mark.campaign
 TIMEOUT_S = 30
 """Enough for a preparation on a busy machine; the ranks sit idle through most of it."""
@@ -50,7 +52,7 @@ def test_a_stopped_rank_is_ended(
     status, reason = campaign.outcome(fault.name)
     assert status == "timeout", reason
     if fault.ranks == [1]:
-        assert "rank 1 gave no answer" in reason
+        assert f"rank 1 on {host_name()} gave no answer" in reason
         assert f"within {TIMEOUT_S} s" in reason
         assert "Thread" in (campaign.out / "logs" / "rank0.txt").read_text()
     else:

@@ -113,35 +113,72 @@ def descendants(folder: str) -> list[str]:
     return found
 
 
+def started(folder: str, out: Path) -> subprocess.Popen[str]:
+    """A gate with its temporary folders in `folder`, once both of its runs have measured something."""
+    gate = ["--interleave", "HEAD", "--out", str(out)]
+    run = [*SMALL, "--modes", "ddp", "--gpus", "1", "--passes", "none", "--rounds", "10000"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bench.gate", *gate, "--", *run],
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": folder},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    until = time.monotonic() + 120
+    while len(list(out.glob("launch1/*/blocks.csv"))) < 2:
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    assert len(descendants(folder)) >= 5, "the gate, two runs with a rank each"
+    assert any("bench.run" in line for line in descendants(folder))
+    return process
+
+
+def left_in(folder: str) -> set[str]:
+    """Names in a temporary folder but for torch's cache, which stays."""
+    return {p.name for p in Path(folder).iterdir() if not p.name.startswith("torchinductor_")}
+
+
+def worktrees() -> str:
+    return subprocess.check_output(["git", "worktree", "list"], cwd=ROOT, text=True)
+
+
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="processes are found in /proc")
 @pytest.mark.campaign
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_an_interrupted_gate_leaves_nothing_behind(number: signal.Signals, tmp_path: Path) -> None:
     """Its runs, its worktree and its temporary folders are gone; what was measured is kept."""
-    gate = ["--interleave", "HEAD", "--out", str(tmp_path / "sides")]
-    run = [*SMALL, "--modes", "ddp", "--gpus", "1", "--passes", "none", "--rounds", "10000"]
     with tempfile.TemporaryDirectory() as folder:  # short, for the path of the turns' socket
-        started = subprocess.Popen(
-            [sys.executable, "-m", "bench.gate", *gate, "--", *run],
-            cwd=ROOT,
-            env={**os.environ, "TMPDIR": folder},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        until = time.monotonic() + 120
-        while len(list(tmp_path.glob("sides/launch1/*/blocks.csv"))) < 2:
-            assert started.poll() is None, started.communicate()[1]
-            assert time.monotonic() < until
-            time.sleep(0.1)
-        assert len(descendants(folder)) >= 5, "the gate, two runs with a rank each"
-        assert any("bench.run" in line for line in descendants(folder))
-        started.send_signal(number)
-        said = started.communicate(timeout=120)[1]
-        assert started.returncode == ExitCode.INTERRUPTED, said
+        gate = started(folder, tmp_path / "sides")
+        gate.send_signal(number)
+        said = gate.communicate(timeout=120)[1]
+        assert gate.returncode == ExitCode.INTERRUPTED, said
         assert descendants(folder) == []
-        # torch leaves folders of its own, torchelastic_*.
-        assert list(Path(folder).glob("tmp*")) == []
-        assert folder.encode() not in subprocess.check_output(["git", "worktree", "list"], cwd=ROOT)
+        assert left_in(folder) == set()
+        assert folder not in worktrees()
     for side in ("baseline", "candidate"):
         timing = json.loads((tmp_path / "sides" / "launch1" / side / "manifest.json").read_text())["timing"]
         assert timing["stopped_because"] == "interrupted"
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="its runs end with it on Linux alone")
+@pytest.mark.campaign
+def test_a_killed_gate_leaves_nothing_to_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its runs end by themselves; its worktree and temporary folders go when the next gate begins."""
+    with tempfile.TemporaryDirectory() as folder:
+        gate = started(folder, tmp_path / "sides")
+        gate.kill()
+        gate.communicate(timeout=120)
+        until = time.monotonic() + 60
+        while descendants(folder):
+            assert time.monotonic() < until, descendants(folder)
+            time.sleep(0.1)
+        assert left_in(folder)
+        assert folder in worktrees()
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        with checkout_of("HEAD"):
+            assert worktrees().count(folder) == 1
+        assert left_in(folder) == set()
+        assert folder not in worktrees()

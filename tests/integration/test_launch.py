@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,13 +16,14 @@ import pytest
 from commands import ROOT, bench_run
 
 from bench.errors import ExitCode
+from bench.run.agent import INTERFACE
 from bench.run.launch import launch
 
 SHOW = """
 import os
 rank, started, threads = (os.environ[name] for name in ("RANK", "BENCH_STARTED_S", "OMP_NUM_THREADS"))
-gpus = os.environ["CUDA_VISIBLE_DEVICES"]
-print(f"rank {rank}: began {started}, {threads} thread, GPUs {gpus!r}\\n", end="")
+gpus, interface = os.environ["CUDA_VISIBLE_DEVICES"], os.environ["GLOO_SOCKET_IFNAME"]
+print(f"rank {rank}: began {started}, {threads} thread, GPUs {gpus!r}, {interface}\\n", end="")
 """
 
 
@@ -31,14 +33,19 @@ def test_what_the_ranks_inherit_is_not_left_behind(
     (tmp_path / "shows_environment.py").write_text(SHOW)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth9")  # on one machine it would only open ports
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     before = dict(os.environ)
     code = launch(
         [], folder=tmp_path, num_ranks=2, device_type="cpu", began_s=7.5, module="shows_environment"
     )
     assert code == 0
     shown = sorted(capfd.readouterr().out.splitlines())
-    assert shown == [f"rank {rank}: began 7.5, 1 thread, GPUs ''" for rank in range(2)]
+    assert shown == [f"rank {rank}: began 7.5, 1 thread, GPUs '', {INTERFACE}" for rank in range(2)]
     assert dict(os.environ) == before
+    assert list(temporary.iterdir()) == []
 
 
 @pytest.mark.parametrize("handler", ["_interrupt", "_terminate_process_handler"])

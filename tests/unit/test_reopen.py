@@ -1,16 +1,18 @@
 """What `--resume` accepts: the same run, nothing else."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 from commands import ROOT
 
 from bench.errors import NotComparableError, UsageError
-from bench.recovery.reopen import check_same, settings_of
+from bench.plan import Machine, expand, plan_hash
+from bench.recovery.reopen import RankHello, check_same, open_run, settings_of
 from bench.results.journal import Journal
 from bench.results.recorder import resume_command
-from bench.settings import Settings
+from bench.settings import Settings, with_device_defaults
 
 
 def _within(path: Path) -> str:
@@ -104,3 +106,37 @@ def test_every_difference_is_named(tmp_path: Path) -> None:
         assert words in str(caught.value)
     assert "CPU cores: then 2, now 4" in str(caught.value)
     assert caught.value.exit_code == 3
+
+
+def opened(run_id: str, monkeypatch: pytest.MonkeyPatch, *, restarts: int = 0) -> Path:
+    """The folder that ranks under torchrun open, which name none."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", run_id)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(restarts))
+    settings = with_device_defaults(
+        Settings(arch="resnet20", rounds=1), device_type="cpu", num_local_devices=1
+    )
+    machine = Machine(device_type="cpu", devices_per_node=1)
+    plan = expand(settings, machine, arch="resnet20", image_size=32)
+    hellos = [RankHello("here", {}, None)]
+    found = open_run(settings, plan, {**THEN, "plan_hash": plan_hash(plan)}, hellos, resume=None)
+    found.lock.release()
+    return found.recorder.folder.absolute()
+
+
+@pytest.mark.parametrize("run_id", ["none", "job-7"])
+def test_a_restart_finds_its_own_run_whatever_else_lies_there(
+    run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = opened(run_id, monkeypatch)
+    attempt = json.dumps({"attempt": {"run_id": run_id}})
+    damaged = ('{"plan": 5}', '{"attempt": 5}', f'{{"outcome": 1, "of": "{run_id}"}}', f'["{run_id}", \xff')
+    for number, line in enumerate(damaged):
+        neighbour = tmp_path / "results" / f"{9000 + number}Z-neighbour"
+        neighbour.mkdir()
+        (neighbour / "journal.jsonl").write_bytes(f"{attempt}\n{line}\n".encode("latin-1"))
+        if number == 3:
+            (neighbour / "journal.jsonl").unlink()
+            os.mkfifo(neighbour / "journal.jsonl")
+    (tmp_path / "results" / "9999-file").touch()
+    assert opened(run_id, monkeypatch, restarts=1) == own
