@@ -6,7 +6,10 @@ import sys
 import time
 
 from rich.console import Console as RichConsole
+from rich.console import Group
+from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Table
 
 from bench.text import visible
 
@@ -26,7 +29,9 @@ class Console:
     def __init__(self, *, silent: bool) -> None:
         self._silent = silent
         self._rich = RichConsole(stderr=True)
-        self._live: Progress | None = None
+        self._live: Live | None = None
+        self._progress: Progress | None = None
+        self._table: Table | None = None
         self._last_plain = -PLAIN_EVERY_S
 
     def note(self, text: str) -> None:
@@ -45,24 +50,33 @@ class Console:
             return
         left = "" if left_s is None else f"at most {format_s(left_s)} left"
         if self._rich.is_terminal:
-            if self._live is None:
-                columns = (
-                    TextColumn("{task.description}", markup=False),
-                    BarColumn(),
-                    TextColumn("{task.fields[left]}"),
-                )
-                self._live = Progress(*columns, console=self._rich, transient=True)
-                self._live.start()
-                self._live.add_task("", total=total, left="")
-            self._live.update(
-                self._live.task_ids[0], description=visible(what), completed=done, total=total, left=left
-            )
+            bar = self._started()
+            bar.update(bar.task_ids[0], description=visible(what), completed=done, total=total, left=left)
+            assert self._live is not None  # noqa: S101 - just started
+            self._live.update(Group(*([self._table] if self._table is not None else []), bar))
         elif time.monotonic() - self._last_plain >= PLAIN_EVERY_S:
             self._last_plain = time.monotonic()
             self.note(f"{what} ({done + 1} of {total}){', ' + left if left else ''}")
 
+    def table(self, table: Table) -> None:
+        """What is known so far, above the live line; nowhere but on a terminal."""
+        self._table = table
+
     def progress_done(self) -> None:
-        """Take the live line away."""
+        """Take the live line and its table away."""
         if self._live is not None:
             self._live.stop()
-            self._live = None
+            self._live = self._progress = self._table = None
+
+    def _started(self) -> Progress:
+        if self._progress is None:
+            columns = (
+                TextColumn("{task.description}", markup=False),
+                BarColumn(),
+                TextColumn("{task.fields[left]}"),
+            )
+            self._progress = Progress(*columns)
+            self._progress.add_task("", total=1, left="")
+            self._live = Live(console=self._rich, transient=True)
+            self._live.start()
+        return self._progress

@@ -133,7 +133,7 @@ def expand(
     if "ddp" in settings.modes:
         for n in counts:
             cases += [case("ddp", n, backend=settings.backend, **point) for point in _ddp_points(settings, n)]
-    return [_placed(c, machine) for c in cases]
+    return [_placed(c, machine, settings) for c in cases]
 
 
 def _ddp_points(settings: ResolvedSettings, num_devices: int) -> list[dict[str, Any]]:
@@ -150,16 +150,23 @@ def _ddp_points(settings: ResolvedSettings, num_devices: int) -> list[dict[str, 
     return [base, *({**base, name: value} for name, values in axes.items() for value in values[1:])]
 
 
-def _placed(case: Case, machine: Machine) -> Planned:
+def _placed(case: Case, machine: Machine, settings: ResolvedSettings) -> Planned:
     per_node = machine.ranks_per_node or case.num_devices
     nodes = 1 if case.mode != "ddp" else -(-case.num_devices // per_node)
     on_a_node = min(case.num_devices, per_node) if case.mode == "ddp" else case.num_devices
-    return Planned(
-        case=case,
-        num_nodes=nodes,
-        oversubscribed=on_a_node > machine.devices_per_node,
-        skip_reason=_skip_reason(case, machine, on_a_node),
-    )
+    shared = on_a_node > machine.devices_per_node
+    reason = _skip_reason(case, machine, on_a_node)
+    if shared and not settings.caps_given and case.mode == "ddp":
+        reason = reason or _untold(case, settings.bucket_cap_mb[0])
+    return Planned(case=case, num_nodes=nodes, oversubscribed=shared, skip_reason=reason)
+
+
+def _untold(case: Case, first: BucketCaps) -> str | None:
+    """Why a cap that nobody asked for is not measured where devices are shared: it would tell little."""
+    if case.bucket_cap_mb == first:
+        return None
+    option = f"--bucket-cap-mb {first},{case.bucket_cap_mb}"
+    return f"devices are shared, where caps tell little; {option} measures it"
 
 
 def _skip_reason(case: Case, machine: Machine, on_a_node: int) -> str | None:

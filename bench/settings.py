@@ -177,8 +177,11 @@ class Settings:
     rounds: int | None = _setting(
         None, cli.positive_int, "exactly N rounds (default: until the target or the time limit)", "N"
     )
-    precision_target: float = _setting(
-        0.02, cli.fraction, "stop when every images/s is known to ± this", "2%"
+    precision_target: float | None = _setting(
+        None,
+        cli.fraction,
+        "stop when every images/s is known to ± this (default: when comparisons are, to half the margin)",
+        "2%",
     )
     margin: float | None = _setting(
         None, cli.fraction, "differences up to this count as none (CPU 5%, GPU 1%)", "5%"
@@ -192,7 +195,7 @@ class Settings:
     case_timeout: float | None = _setting(
         None, cli.duration_s, "give a case up that takes this long in one go (20 times the usual)", "60s"
     )
-    steps: int | None = _setting(None, cli.positive_int, "steps per block (CPU 3, GPU 10)", "N")
+    steps: int | None = _setting(None, cli.positive_int, "steps per block (CPU 1, GPU 10)", "N")
     trace: bool = _setting(NO, cli.switch, "keep a Chrome trace per case and rank", "on")
     allreduce_curve: bool = _setting(
         NO, cli.switch, "also time the all-reduce by itself over message sizes", "on"
@@ -216,6 +219,8 @@ class Settings:
     name: str = _setting("run", str, "label in the results folder's name", "NAME")
     preset: str | None = None
     """Where values came from; not an option of its own."""
+    caps_given: bool = NO
+    """Whether anyone but the default chose `bucket_cap_mb`; not an option of its own."""
     out: str | None = _setting(None, str, "results folder (default: results/<time>-<host>-<name>)", "DIR")
 
     def __post_init__(self) -> None:
@@ -239,7 +244,8 @@ class Settings:
     @classmethod
     def of_stored(cls, values: Mapping[str, Any]) -> Settings:
         """The settings that a manifest holds. Raises UsageError for a value that no option gives."""
-        parsers = {f.name: f.metadata.get("parse", str) for f in fields(cls)}
+        own = {"caps_given": cli.switch}
+        parsers = {f.name: f.metadata.get("parse", own.get(f.name, str)) for f in fields(cls)}
         given = {n: _as_text(v) for n, v in values.items() if v is not None}
         found: dict[str, Any] = {n: cli.named(n, parsers[n], text) for n, text in given.items()}
         return cls(**found)
@@ -294,7 +300,7 @@ def resolve(
             values[key] = cli.named(key, known[key].metadata["parse"], _as_text(raw), where=where)
         if "workload" in layer:
             values.pop("arch", None) if "arch" not in layer else None
-    return Settings(**values, preset=preset)
+    return Settings(**values, preset=preset, caps_given="bucket_cap_mb" in values)
 
 
 def options_of() -> list[Field[Any]]:
@@ -328,7 +334,7 @@ def with_device_defaults(settings: Settings, *, device_type: str, num_local_devi
         "batch_size": settings.batch_size or (16 if on_cpu else 64),
         "max_time": settings.max_time or (None if settings.rounds else 200.0 if on_cpu else 600.0),
         "margin": settings.margin or MARGINS[device_type],
-        "steps": settings.steps or (3 if on_cpu else 10),
+        "steps": settings.steps or (1 if on_cpu else 10),
     }
     return ResolvedSettings(**given | decided)
 

@@ -73,8 +73,8 @@ def headline(cases: pd.DataFrame) -> pd.DataFrame:
         return several
     shared = several["oversubscribed"].fillna(value=False).astype(bool)
     several = several if shared.all() else several[~shared]
-    largest = int(several["num_devices"].max())
-    return several.query("num_devices == @largest")
+    found: pd.DataFrame = several[several["num_devices"] == several["num_devices"].max()]
+    return found
 
 
 def _wrapper(

@@ -37,6 +37,7 @@ class Completion(StrEnum):
 
     ROUNDS = "all rounds done"
     TARGET = "precision target reached"
+    NARROW = "every comparison is narrow enough for the margin"
     TIME = "time limit reached"
     NO_CASE = "no case is left to measure"
 

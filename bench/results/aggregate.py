@@ -102,6 +102,7 @@ def case_rows(
                 "step_ms_p75": found.percentile_ms(75),
                 "step_ms_p95": found.percentile_ms(95),
                 "num_rounds": len(timed),
+                "num_blocks": sum(map(len, found.step_ms.values())),
             }
             if len(timed) >= MIN_ROUNDS:
                 row |= _columns("hidden_pct", typical.hidden_pct(case_id))
@@ -255,9 +256,13 @@ def _columns(name: str, interval: Interval) -> dict[str, float]:
 
 
 def worst_half_width(rows: pd.DataFrame) -> float:
-    """The widest throughput interval of any measured case, as a fraction; NaN before two rounds."""
-    measured = rows[rows["status"] == "ok"]
-    if measured.empty or measured["images_per_s_low"].isna().any():
-        return math.nan
+    """The widest throughput interval of any measured case, as a fraction; NaN where one is unknown."""
+    widths = rate_half_widths(rows, with_single=True)
+    return max(widths.values()) if widths and not any(map(math.isnan, widths.values())) else math.nan
+
+
+def rate_half_widths(rows: pd.DataFrame, *, with_single: bool = False) -> dict[str, float]:
+    """Half the interval of each measured case's throughput over it; `single` is what others refer to."""
+    measured = rows[(rows["status"] == "ok") & (with_single | (rows["mode"] != "single"))]
     widths = (measured["images_per_s_high"] - measured["images_per_s_low"]) / (2 * measured["images_per_s"])
-    return float(widths.max())
+    return dict(zip(measured["case_id"], widths.astype(float), strict=True))

@@ -31,6 +31,7 @@ from bench.results.round_times import ByRound, RoundTimes
 from bench.results.schema import COMPARISONS, typed_frame
 from bench.results.store import MANIFEST, MEASURED, RunWriter
 from bench.results.tables import load_blocks, read_blocks, readable
+from bench.results.typical import FITTED
 from bench.text import visible
 
 NOT_REACHED = "not measured: the run ended before this case's first block"
@@ -146,7 +147,7 @@ class Recorder:
         self._times.add(rows)
         longest_s = max(row["block_ms"] for row in rows) / 1000
         self.elapsed_s = max(self.elapsed_s, (rows[0].get("started_s") or 0.0) + longest_s)
-        if rows[0]["phase"] in ("timed", "no_sync"):
+        if rows[0]["phase"] in FITTED:
             self.timed_s += longest_s
 
     def add_trace(self, case_id: str, rank: int, trace: bytes) -> None:

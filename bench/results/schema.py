@@ -202,6 +202,7 @@ MEASURED: tuple[Column, ...] = (
     *_interval("dp_reduce_ms", "DP: adding the replicas' gradients on device 0 (empty on GPUs)"),
     *_interval("dp_device0_pct", "DP: share of the step in which only device 0 works"),
     _count("num_rounds", "rounds with a timed block of this case", first=0),
+    _count("num_blocks", "blocks of this case, of all phases", first=0),
     *_interval(
         "vs_ddp_default",
         "`images_per_s` over that of DDP's default on as many devices; all of a run hold at once",

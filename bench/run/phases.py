@@ -20,7 +20,7 @@ from bench.run.prepare import LiveCase
 from bench.settings import DDP_AXES, ResolvedSettings
 
 INSTRUMENTED_EVERY = 5
-"""Anatomy and trace are taken in the first round and every fifth after it: time is left for throughput."""
+"""With `--rounds`, anatomy and trace come in the first round and every fifth after it."""
 
 ANATOMY_STEPS = 2
 """Steps of an anatomy block: DDP's logger tells of a step only in the next one."""
@@ -31,13 +31,14 @@ TRACE_STEPS = 1
 Work = Callable[[], BlockTimes]
 
 
-def phases(case: Case, *, oversubscribed: bool, round_index: int, settings: ResolvedSettings) -> list[str]:
-    """The phases of a case in a round, in their order."""
+def fixed_phases(
+    case: Case, *, oversubscribed: bool, round_index: int, settings: ResolvedSettings
+) -> list[str]:
+    """The phases of a case in a round of a run with `--rounds`, in their order."""
     found = ["timed"]
     if case.communicates:
         found.append("no_sync")
-        # Neither of the two always follows the other: what a block leaves behind would look like exposure.
-        random.Random(f"{settings.seed}/{round_index}/{case.case_id}").shuffle(found)  # noqa: S311 - a schedule
+        found = shuffled(found, f"{settings.seed}/{round_index}/{case.case_id}")
         if case.comm_hook != "powersgd":  # its messages are not the buckets
             found.append("comm")
     # Devices that share a core time each other: one look at those is enough.
@@ -47,6 +48,16 @@ def phases(case: Case, *, oversubscribed: bool, round_index: int, settings: Reso
             found.append("trace")
     found = [phase for phase in found if phase == "timed" or phase in settings.passes]
     return [*found, "calibration"] if is_calibrated(case, settings) else found
+
+
+def shuffled(phases: list[str], seed: str) -> list[str]:
+    """Timed steps and those under `no_sync` in random order, what looks inside after them.
+
+    Neither of the two always follows the other: what a block leaves behind would look like exposure.
+    """
+    plain = [phase for phase in phases if phase in ("timed", "no_sync")]
+    random.Random(seed).shuffle(plain)  # noqa: S311 - a schedule
+    return plain + [phase for phase in phases if phase not in plain]
 
 
 def is_calibrated(case: Case, settings: ResolvedSettings) -> bool:
@@ -65,7 +76,9 @@ def is_measured(planned: Planned, settings: ResolvedSettings, measured: Containe
     return settings.rounds is not None and all(
         (case.case_id, phase, r) in measured
         for r in range(1, settings.rounds + 1)
-        for phase in phases(case, oversubscribed=planned.oversubscribed, round_index=r, settings=settings)
+        for phase in fixed_phases(
+            case, oversubscribed=planned.oversubscribed, round_index=r, settings=settings
+        )
     )
 
 

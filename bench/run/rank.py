@@ -227,12 +227,12 @@ def _conclude(
     timing["timed_share_pct"] = round(100 * recorder.timed_s / after_startup_s, 1)
     recorder.write_manifest(manifest)
     blocks = recorder.blocks()
-    sentences = conclude(folder, manifest, cases, blocks, recorder.comparisons).sentences
+    conclusion = conclude(folder, manifest, cases, blocks, recorder.comparisons)
     found = cautions(cases, blocks, target=None if job.settings.rounds else job.settings.precision_target)
     with to_reader():
         if as_json:
-            print(summary_json(folder, cases, sentences, found, timing))
+            print(summary_json(folder, cases, conclusion, found, timing))
         elif not quiet:
-            print_summary(cases, sentences, found, timing, page)
+            print_summary(cases, conclusion, found, timing, page)
     recorder.close(stopped_because)
     return ExitCode.OK if bool((cases["status"] == "ok").any()) else ExitCode.FAILED

@@ -1,31 +1,31 @@
-"""What to measure in a round: many short visits, time where the answer is open, the rest as often as it needs.
+"""What to measure in a round, and when it is enough: many short visits, time where the answer is open.
 
 Rank 0 decides for all. With `--rounds` every case is measured in every round, so that two runs are alike.
 """
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bench.plan import Case
+from bench.recovery.reopen import Completion
 from bench.results.comparisons import Comparison
-from bench.results.recorder import Block
+from bench.results.recorder import Recorder
 from bench.run.phases import fixed_phases, is_calibrated, shuffled
 from bench.settings import ResolvedSettings
 
 FIRST_LOOK = 10
 """Rounds before the first look at the widths; each later look comes after twice as many."""
 
-SHARES = {"no_sync": 0.35, "comm": 0.08, "instrumented": 0.08, "shared": 0.12}
+SHARES = {"no_sync": 0.35, "comm": 0.08, "instrumented": 0.08, "calibration": 0.2, "shared": 0.12}
 """Most of the measuring time that each kind of block may take; what is left is for timed steps.
 
 `shared` are all blocks of cases that share devices, which say nothing about scaling.
 """
 
-INSTRUMENTED = ("anatomy", "trace", "calibration")
+INSTRUMENTED = ("anatomy", "trace")
 
 
 def is_look(num_rounds: int) -> bool:
@@ -50,7 +50,7 @@ class Schedule:
     """The visits of a run, round by round; `spent_s` and `visits` are kept by `add`."""
 
     settings: ResolvedSettings
-    spent_s: Counter[str] = field(default_factory=Counter)
+    spent_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     """Seconds of blocks by kind: the keys of `SHARES`, and `timed`."""
     visits: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Blocks by case and phase."""
@@ -61,12 +61,17 @@ class Schedule:
         self.visits[case_id, phase] += 1
 
     def round(
-        self, live: Sequence[Visitable], round_index: int, *, resting: Set[str] = frozenset()
+        self, live: Sequence[Visitable], round_index: int, *, resting: Collection[str] = frozenset()
     ) -> dict[int, list[str]]:
         """The phases of every case to be visited in a round, by its place in the plan."""
         if self.settings.rounds is not None:
             return {
-                one.index: fixed_phases(one.case, round_index=round_index, settings=self.settings)
+                one.index: fixed_phases(
+                    one.case,
+                    oversubscribed=one.oversubscribed,
+                    round_index=round_index,
+                    settings=self.settings,
+                )
                 for one in live
             }
         own = [one for one in live if not one.oversubscribed] or list(live)
@@ -76,7 +81,7 @@ class Schedule:
             wanted = [one for one in open_cases if phase in self._passes(one.case)]
             for one in self._affordable(wanted, phase, per_round=len(wanted)):
                 chosen[one.index].append(phase)
-        for phase in INSTRUMENTED:
+        for phase in (*INSTRUMENTED, "calibration"):
             wanted = [one for one in own if phase in self._passes(one.case)]
             for one in self._affordable(wanted, phase, per_round=1):
                 chosen.setdefault(one.index, []).append(phase)
@@ -148,19 +153,69 @@ def resting_cases(comparisons: Sequence[Comparison], half_widths: Mapping[str, f
     margin = comparisons[0].margin
     compared = {case_id for one in comparisons for case_id in (one.case_id, one.reference_id)}
     wide = {
-        case_id
-        for one in comparisons
-        if not one.is_narrow
-        for case_id in (one.case_id, one.reference_id)
+        case_id for one in comparisons if not one.is_narrow for case_id in (one.case_id, one.reference_id)
     }
     alone = {c for c, width in half_widths.items() if c not in compared and width <= margin / 2}
     return frozenset((compared - wide) | alone)
 
 
-def are_narrow(comparisons: Sequence[Comparison], widest_rate: float, margin: float) -> bool:
-    """Whether a run has what it was made for: every comparison narrow enough; without any, every rate."""
-    if comparisons:
-        return all(one.is_narrow for one in comparisons)
-    return not math.isnan(widest_rate) and widest_rate <= margin / 2
+MIN_ROUNDS_FOR_TARGET = 5
+"""A precision target ends no run sooner: fewer rounds can agree by chance."""
 
 
+class StopRule:
+    """Decides when a run has measured enough; rank 0, which has the `recorder`, decides for all."""
+
+    def __init__(
+        self, settings: ResolvedSettings, recorder: Recorder | None, elapsed_s: Callable[[], float]
+    ) -> None:
+        self._settings = settings
+        self._recorder = recorder
+        self._elapsed_s = elapsed_s
+        self._left_at_first_s: float | None = None
+
+    def reason(self, num_rounds: int) -> str:
+        """Why the run ends after so many rounds; empty while it goes on."""
+        if self._recorder is None or not num_rounds:
+            return ""
+        wanted, target = self._settings.rounds, self._settings.precision_target
+        if wanted is not None:
+            if num_rounds >= wanted:
+                return Completion.ROUNDS
+        elif target is not None:
+            if num_rounds >= MIN_ROUNDS_FOR_TARGET and self._recorder.half_width() <= target:
+                return Completion.TARGET
+        elif is_look(num_rounds) and self._is_narrow():
+            return Completion.NARROW
+        return Completion.TIME if self.out_of_time() else ""
+
+    def _is_narrow(self) -> bool:
+        """Whether every comparison is narrow enough for the margin; without any, every rate.
+
+        By width, never by significance: who stops once 1 is excluded finds winners that are not there.
+        """
+        assert self._recorder is not None  # noqa: S101 - the caller has asked
+        if comparisons := self._recorder.comparisons:
+            return all(one.is_narrow for one in comparisons)
+        return self._recorder.half_width() <= self._settings.margin / 2
+
+    def left_s(self) -> float | None:
+        """Seconds until the time limit; None without one."""
+        limit = self._settings.max_time
+        return None if limit is None else limit - self._elapsed_s()
+
+    def left_share(self, num_rounds: int) -> float:
+        """Share of the rounds, or of the time since this was first asked, that is left after `num_rounds`."""
+        if self._settings.rounds is not None:
+            return 1 - num_rounds / self._settings.rounds
+        left_s = self.left_s()
+        if left_s is None:
+            return 1.0
+        if self._left_at_first_s is None:
+            self._left_at_first_s = left_s
+        return left_s / self._left_at_first_s if self._left_at_first_s > 0 else 0.0
+
+    def out_of_time(self) -> bool:
+        """Whether the time limit has passed."""
+        left = self.left_s()
+        return left is not None and left <= 0

@@ -7,6 +7,7 @@ records what is measured and decides when it is enough; the others hear its deci
 from __future__ import annotations
 
 import gc
+import math
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 
@@ -22,18 +23,20 @@ from bench.recovery.failures import Failure, block_s, preparing_s, turn_s
 from bench.recovery.lockstep import Lockstep, Report
 from bench.recovery.reopen import Completion, Progress, fail_case
 from bench.recovery.watchdog import Watchdog
+from bench.results.aggregate import rate_half_widths
 from bench.results.recorder import Recorder
 from bench.results.round_times import ByRound
 from bench.run.curves import measure_curves
 from bench.run.job import Job
-from bench.run.phases import block_rows, phases, unfinished, work_of
+from bench.run.phases import block_rows, unfinished, work_of
 from bench.run.prepare import LiveCase, Prepared, equal_layouts, facts_of, prepare
 from bench.run.proof import Prover, equal_replicas
-from bench.settings import Settings
+from bench.run.schedule import FIRST_LOOK, Schedule, StopRule, Visitable, is_look, resting_cases
+from bench.run.summary import case_table
 from models.workload import make_module
 
-MIN_ROUNDS_FOR_TARGET = 5
-"""The precision target ends no run sooner: fewer rounds can agree by chance."""
+WRITE_EVERY_S = 5.0
+"""Tables are brought up to date so often: blocks.csv, from which they are made, has everything at once."""
 
 CasesToDrop = Callable[[Mapping[str, ByRound], float], Collection[str]]
 """Case ids to measure no further, from the throughput by round of those that are, and the share left."""
@@ -65,6 +68,9 @@ class Session:
         self._earlier = earlier
         self._lockstep = Lockstep(cluster, watchdog, recorder, earlier.elapsed_s)
         self._stop_rule = StopRule(job.settings, recorder, self._lockstep.elapsed_s)
+        self._schedule = Schedule(job.settings)
+        self._resting: frozenset[str] = frozenset()
+        self._written_s = 0.0
         self._to_drop = to_drop
         self._live: list[LiveCase] = []
         """The cases that are still measured, in the plan's order, the same on every rank."""
@@ -80,9 +86,11 @@ class Session:
         gc.collect()
         gc.freeze()
         self._measure_curves()
+        self._count_earlier()
         num_rounds = self._earlier.last_round
-        for round_index in range(1, num_rounds + 1):
-            self._measure_round(round_index)  # what an earlier attempt left out of it
+        if self._settings.rounds is not None:
+            for round_index in range(1, num_rounds + 1):
+                self._measure_round(round_index)  # what an earlier attempt left out of it
         while not (reason := self._reason_to_stop(num_rounds)):
             num_rounds += 1
             self._measure_round(num_rounds)
@@ -169,28 +177,69 @@ class Session:
         order = round_order(len(runnable), seed=self._settings.seed, round_index=round_index)
         by_index = {live.index: live for live in self._live}
         in_order = [by_index[runnable[i]] for i in order if runnable[i] in by_index]
-        missing = {live.index: self._missing_phases(live, round_index) for live in in_order}
-        if not any(missing.values()):
+        chosen: dict[int, list[str]] = self._cluster.from_first(self._chosen(round_index))
+        missing = {live.index: self._missing(live, round_index, chosen) for live in in_order}
+        in_order = [live for live in in_order if missing[live.index]]
+        if not in_order:
             return
         for position, live in enumerate(in_order):
             self._show(f"round {round_index} {live.case.case_id}", position, len(in_order))
-            if missing[live.index]:
-                self._next_turn()
-                self._measure_case(live, round_index, position, missing[live.index])
+            self._next_turn()
+            self._measure_case(live, round_index, position, missing[live.index])
             if round_index > 1 and self._cluster.from_first(self._stop_rule.out_of_time()):
                 break
         self._lockstep.between()
         if self._recorder is not None:
-            self._recorder.write()
+            self._look(self._recorder, round_index)
 
     def _next_turn(self) -> None:
         self._lockstep.wait_for_turn(self._turns.next_turn, limit_s=turn_s(self._settings))
 
-    def _missing_phases(self, live: LiveCase, round_index: int) -> list[str]:
-        found = phases(
-            live.case, oversubscribed=live.oversubscribed, round_index=round_index, settings=self._settings
+    def _chosen(self, round_index: int) -> dict[int, list[str]]:
+        """The phases of every case that is visited in this round, on rank 0."""
+        if self._recorder is None:
+            return {}
+        live = [Visitable(one.index, one.case, one.oversubscribed, one.longest_step_s) for one in self._live]
+        return self._schedule.round(live, round_index, resting=self._resting)
+
+    def _say_what_can_be_told(self, recorder: Recorder) -> None:
+        """After two looks: how far apart things must be here to be told apart in the time given."""
+        width = max((one.half_width for one in recorder.comparisons), default=math.inf)
+        left_s, spent_s = self._stop_rule.left_s(), self._lockstep.elapsed_s()
+        if math.isinf(width) or left_s is None:
+            return
+        reached = 100 * width * math.sqrt(spent_s / (spent_s + max(left_s, 0.0)))
+        wanted = 100 * self._settings.margin / 2
+        help_ = (
+            "" if reached <= wanted else f"; ±{wanted:g}% takes {(reached / wanted) ** 2:.1f} times as long"
         )
+        self._console.note(
+            f"About ±{reached:.1f}% is what comparisons can reach here in the time given{help_}"
+        )
+
+    def _missing(self, live: LiveCase, round_index: int, chosen: Mapping[int, list[str]]) -> list[str]:
+        found = chosen.get(live.index, [])
         return [p for p in found if (live.case.case_id, p, round_index) not in self._earlier.measured]
+
+    def _count_earlier(self) -> None:
+        """Let the schedule know of the blocks of earlier attempts."""
+        lives = {live.case.case_id: live for live in self._live}
+        for case_id, phase, _ in self._earlier.measured:
+            if (live := lives.get(case_id)) is not None and phase != "warmup":
+                steps = self._settings.steps if phase in ("timed", "no_sync") else 1
+                seconds = steps * live.longest_step_s
+                self._schedule.add(case_id, phase, seconds, oversubscribed=live.oversubscribed)
+
+    def _look(self, recorder: Recorder, num_rounds: int) -> None:
+        """Bring the tables up to date now and then, and at a look rest the cases that have enough."""
+        look = is_look(num_rounds)
+        if look or self._lockstep.elapsed_s() - self._written_s >= WRITE_EVERY_S:
+            self._console.table(case_table(recorder.write()))
+            self._written_s = self._lockstep.elapsed_s()
+        if num_rounds == 2 * FIRST_LOOK and self._settings.rounds is None:
+            self._say_what_can_be_told(recorder)
+        if look and self._to_drop is None:
+            self._resting = resting_cases(recorder.comparisons, rate_half_widths(recorder.cases))
 
     def _measure_case(self, live: LiveCase, round_index: int, position: int, wanted: Sequence[str]) -> None:
         """Measure the `wanted` phases of a case, a block each; it is dropped where one fails."""
@@ -257,48 +306,7 @@ class Session:
         for rank, block in times.items():
             if "trace" in block.detail:
                 self._recorder.add_trace(case_id, rank, block.detail["trace"])
+        seconds = max(block.block_ms for block in times.values()) / 1000
+        self._schedule.add(case_id, phase, seconds, oversubscribed=live.oversubscribed)
         found = [(self._infos[rank].host, rank, block) for rank, block in times.items()]
         self._recorder.add_block(block_rows(case_id, phase, round_index, position, started_s, found))
-
-
-class StopRule:
-    """Decides when a run has measured enough; rank 0, which has the `recorder`, decides for all."""
-
-    def __init__(self, settings: Settings, recorder: Recorder | None, elapsed_s: Callable[[], float]) -> None:
-        self._settings = settings
-        self._recorder = recorder
-        self._elapsed_s = elapsed_s
-        self._left_at_first_s: float | None = None
-
-    def reason(self, num_rounds: int) -> str:
-        """Why the run ends after so many rounds; empty while it goes on."""
-        if self._recorder is None or not num_rounds:
-            return ""
-        wanted, target = self._settings.rounds, self._settings.precision_target
-        if wanted is not None:
-            if num_rounds >= wanted:
-                return Completion.ROUNDS
-        elif num_rounds >= MIN_ROUNDS_FOR_TARGET and self._recorder.half_width() <= target:
-            return Completion.TARGET
-        return Completion.TIME if self.out_of_time() else ""
-
-    def left_s(self) -> float | None:
-        """Seconds until the time limit; None without one."""
-        limit = self._settings.max_time
-        return None if limit is None else limit - self._elapsed_s()
-
-    def left_share(self, num_rounds: int) -> float:
-        """Share of the rounds, or of the time since this was first asked, that is left after `num_rounds`."""
-        if self._settings.rounds is not None:
-            return 1 - num_rounds / self._settings.rounds
-        left_s = self.left_s()
-        if left_s is None:
-            return 1.0
-        if self._left_at_first_s is None:
-            self._left_at_first_s = left_s
-        return left_s / self._left_at_first_s if self._left_at_first_s > 0 else 0.0
-
-    def out_of_time(self) -> bool:
-        """Whether the time limit has passed."""
-        left = self.left_s()
-        return left is not None and left <= 0

@@ -1,4 +1,4 @@
-"""Prints the end of a run on stdout."""
+"""What a run shows of its cases and its end: a table, its answers, and what to run next."""
 
 from __future__ import annotations
 
@@ -13,43 +13,72 @@ from rich import box
 from rich.table import Table
 
 from bench.cli import print_table, to_json
+from bench.findings.findings import Conclusion
 from bench.findings.stability import Caution
-from bench.findings.wording import CPU_STAND_IN, stand_in, text
+from bench.findings.wording import CPU_STAND_IN, between, duration, estimate, mode_label, text
 from bench.text import visible
+
+MOST_CAUTIONS = 2
+"""Cautions on the terminal; the page has all."""
+
+SAID_BY_THE_ANSWERS = ("few rounds", "wide intervals")
+"""Kinds of caution that the answers state for each question."""
+
+COLUMNS = {
+    "images/s (95%)": ("images_per_s", 1.0, 1),
+    "speed-up (95%)": ("speedup", 1.0, 2),
+    "efficiency %": ("efficiency", 100.0, 0),
+    "exposed ms (95%)": ("exposed_comm_ms", 1.0, 0),
+    "hidden %": ("hidden_pct", 1.0, 0),
+}
+"""By heading the column of cases.csv, its factor, and the digits behind the point."""
 
 
 def print_summary(
     cases: pd.DataFrame,
-    sentences: Sequence[str],
+    conclusion: Conclusion,
     cautions: Sequence[Caution],
     timing: dict[str, Any],
     page: Path,
 ) -> None:
     """Print the table, the times of the run, and what was found."""
-    _print_cases(cases)
+    print_table(case_table(cases))
+    for row in cases[~cases["status"].isin(["ok", "skipped"])].to_dict("records"):
+        print(visible(f"{row['case_id']}: {row['status']}: {row['reason']}"))
+    if bool(cases.loc[cases["status"] == "ok", "oversubscribed"].any()):
+        print("* more devices than there are: they share cores or GPUs")
+    if (cases["device_type"] == "cpu").any():
+        print(CPU_STAND_IN)
+    after_s = timing["total_s"] - timing["startup_s"]
     print(
-        f"{timing['rounds']} rounds ({timing['stopped_because']}); start-up {timing['startup_s']:.0f} s, "
-        f"{timing['timed_share_pct']:.0f}% of the {timing['total_s'] - timing['startup_s']:.0f} s after it "
-        "were timed steps"
+        f"{timing['rounds']} rounds in {duration(after_s)} after a start-up of {timing['startup_s']:.0f} s, "
+        f"{timing['timed_share_pct']:.0f}% of it steps; ended: {timing['stopped_because']}"
     )
-    for sentence in sentences:
+    print()
+    for sentence in conclusion.sentences:
         print(sentence)
-    for caution in cautions:
-        print(f"Caution, {caution.kind}: {caution.sentence}")
+    for caution in [c for c in cautions if c.kind not in SAID_BY_THE_ANSWERS][:MOST_CAUTIONS]:
+        print(f"Caution, {caution.kind}: {caution.text}.")
     print(f"Report: {page}")
 
 
 def summary_json(
     folder: Path,
     cases: pd.DataFrame,
-    sentences: Sequence[str],
+    conclusion: Conclusion,
     cautions: Sequence[Caution],
     timing: dict[str, Any],
 ) -> str:
     """Return the same as JSON."""
+    following = conclusion.next_step
     whole = {
         "results": str(folder),
-        "findings": sentences,
+        "answers": [
+            {"question": one.question, "answer": one.answer, "sentence": one.sentence, "paste": one.paste}
+            for one in conclusion.verdicts
+        ],
+        "findings": list(conclusion.notes),
+        "next": None if following is None else {"why": following.why, "command": following.command},
         "cautions": [asdict(caution) for caution in cautions],
         "timing": timing,
         "cases": json.loads(cases.to_json(orient="records")),
@@ -57,54 +86,30 @@ def summary_json(
     return to_json(whole)
 
 
-def _print_cases(cases: pd.DataFrame) -> None:
-    """Print every planned case, measured with its interval or why not."""
+def case_table(cases: pd.DataFrame) -> Table:
+    """Every measured case with its intervals."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name, right in (
-        ("case", False),
-        ("devices", True),
-        ("cap MiB", True),
-        ("buckets", True),
-        ("images/s [95%]", True),
-        ("step ms", True),
-        ("p95 ms", True),
-        ("speed-up [95%]", True),
-        ("efficiency", True),
-        ("exposed ms [95%]", True),
-        ("hidden", True),
-    ):
-        table.add_column(name, justify="right" if right else "left", no_wrap=True)
-    for row in cases.to_dict("records"):
-        name = f"{row['mode']}{stand_in(row)}"
-        count = f"{row['num_devices']}{'*' if row['oversubscribed'] else ''}"
-        if row["status"] == "ok":
-            table.add_row(
-                name,
-                count,
-                text(row["bucket_cap_mb"]),
-                text(row["num_buckets"]),
-                _ranged(row, "images_per_s", ".1f"),
-                _number(row["step_ms_p50"], ".1f"),
-                _number(row["step_ms_p95"], ".1f"),
-                _ranged(row, "speedup", ".2f"),
-                _number(row["efficiency"] * 100, ".0f", "%"),
-                _ranged(row, "exposed_comm_ms", ".0f"),
-                _number(row["hidden_pct"], ".0f", "%"),
-            )
-    print_table(table)
-    for row in cases[cases["status"] != "ok"].to_dict("records"):
-        print(visible(f"{row['case_id']}: {row['status']}: {row['reason']}"))
-    if bool(cases["oversubscribed"].any()):
-        print("* oversubscribed: more devices than there are; they share cores or GPUs")
-    if (cases["device_type"] == "cpu").any():
-        print(CPU_STAND_IN)
+    for name in ("case", "devices", "cap MiB", *COLUMNS, "rounds"):
+        table.add_column(name, justify="left" if name == "case" else "right", no_wrap=True)
+    for row in cases[cases["status"] == "ok"].to_dict("records"):
+        table.add_row(
+            mode_label(row),
+            f"{row['num_devices']}{'*' if row['oversubscribed'] is True else ''}",
+            text(row["bucket_cap_mb"]),
+            *(_ranged(row, *column) for column in COLUMNS.values()),
+            text(row["num_rounds"]),
+        )
+    return table
 
 
-def _number(value: float, spec: str, unit: str = "") -> str:
-    return "" if pd.isna(value) else f"{value:{spec}}{unit}"
-
-
-def _ranged(row: dict[Any, Any], name: str, spec: str) -> str:
-    low, high = row[f"{name}_low"], row[f"{name}_high"]
-    interval = "" if pd.isna(low) else f" [{low:{spec}}, {high:{spec}}]"
-    return _number(row[name], spec) + interval
+def _ranged(row: dict[Any, Any], name: str, factor: float, digits: int) -> str:
+    found = estimate(row, name)
+    if found is None:
+        return ""
+    scaled = found.scaled(factor)
+    written = f"{scaled.estimate:.{digits}f}"
+    return (
+        written
+        if pd.isna(scaled.low) or scaled.low == scaled.high
+        else f"{written} {between(scaled, digits)}"
+    )
