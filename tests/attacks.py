@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import random
@@ -84,6 +85,8 @@ def commands(run: Path, other: Path, new: Path) -> dict[str, tuple[str, ...]]:
         "log": (str(other), "--gpus", "2", "--network", str(run / "nccl.log")),
         "power": ("--power", str(run / "power.csv"), "--trials", "1"),
         "resume": ("--resume", str(run), "--quiet"),
+        "config": ("--config", f"{run}/settings.toml", "--arch", "resnet20", "--dry-run"),
+        "tune": ("--gpus", "2", "--arch", "resnet20", "--calibration", str(run)),
         "finish": (str(run),),
     }
 
@@ -97,6 +100,8 @@ READS: dict[str, tuple[str, ...]] = {
     "log": ("nccl.log",),
     "power": ("power.csv",),
     "resume": ("manifest.json", "journal.jsonl"),
+    "config": ("settings.toml",),
+    "tune": (CALIBRATION,),
     "finish": ("blocks.csv", "allreduce.csv", "manifest.json", "journal.jsonl"),
 }
 """Files that a command reads of the bad folder."""
@@ -105,6 +110,8 @@ READS: dict[str, tuple[str, ...]] = {
 def generate(draw: random.Random, run: Path, other: Path, new: Path, outside: Path) -> Attack:
     """One attack; `outside` holds what nobody may change."""
     lines = commands(run, other, new)
+    if draw.random() < 0.15:
+        return _options(draw)
     command = draw.choice(list(lines))
     name = draw.choice(READS[command])
     kinds = ["odd file", "odd file", "bytes"]
@@ -125,6 +132,29 @@ def generate(draw: random.Random, run: Path, other: Path, new: Path, outside: Pa
         )
     act = {"bytes": _flip, "value": _value, "cell": _cell, "line": _line}[kind]
     return Attack(f"{kind} of {name} ({seed})", command, lines[command], lambda at: act(at / name, seed))
+
+
+def _options(draw: random.Random) -> Attack:
+    """A command line of known options and words of harm."""
+    command = draw.choice(list(_parsers()))
+    known = [n for action in _parsers()[command]._actions for n in action.option_strings]
+    words = [*NUMBERS, *WORDS, "a\x00b", "1,2", "90s", "default,25", "\udcff", "--", "", "x" * 300]
+    pairs = [(draw.choice(known), draw.choice(words)) for _ in range(draw.randrange(5))]
+    line = [word for pair in pairs for word in (pair if draw.random() < 0.8 else pair[:1])]
+    return Attack(f"options {line}", f"options of {command}", tuple(line), lambda _: None)
+
+
+@functools.cache
+def _parsers() -> dict[str, argparse.ArgumentParser]:
+    from bench.doctor.__main__ import parser as doctor  # noqa: PLC0415
+    from bench.gate.__main__ import parser as gate  # noqa: PLC0415
+    from bench.predict.__main__ import parser as predict  # noqa: PLC0415
+    from bench.run.__main__ import parser as run  # noqa: PLC0415
+    from bench.tune.__main__ import parser as tune  # noqa: PLC0415
+    from report.__main__ import _parser as report  # noqa: PLC0415
+
+    parsers = {"run": run, "tune": tune, "gate": gate, "predict": predict, "doctor": doctor, "report": report}
+    return {name: make() for name, make in parsers.items()}
 
 
 def _onto(draw: random.Random, command: str, line: tuple[str, ...], run: Path, outside: Path) -> Attack:
@@ -231,19 +261,22 @@ class _Reached(BaseException):
 
 def _mains() -> dict[str, Callable[[list[str]], int]]:
     """The commands, with what starts processes taken away."""
-    from bench.doctor.__main__ import main as doctor  # noqa: PLC0415
+    from bench.doctor import __main__ as doctor_command  # noqa: PLC0415
+    from bench.gate import __main__ as gate_command  # noqa: PLC0415
     from bench.gate import trials  # noqa: PLC0415
-    from bench.gate.__main__ import main as gate  # noqa: PLC0415
     from bench.predict.__main__ import main as predict  # noqa: PLC0415
     from bench.recovery.close import finish_and_say  # noqa: PLC0415
     from bench.run import job  # noqa: PLC0415
     from bench.run.__main__ import main as run  # noqa: PLC0415
+    from bench.tune import __main__ as tune_command  # noqa: PLC0415
     from report.__main__ import main as report  # noqa: PLC0415
 
     def starts(*_: object, **__: object) -> None:
         raise _Reached
 
-    job.launch = starts  # type: ignore[assignment]
+    job.launch = tune_command._launch = starts  # type: ignore[assignment]
+    gate_command.measure_in_turns = starts  # type: ignore[assignment]
+    doctor, gate, tune = doctor_command.main, gate_command.main, tune_command.main
     trials.TrialProcess = starts  # type: ignore[assignment,misc]
 
     def finish(arguments: list[str]) -> int:
@@ -255,7 +288,12 @@ def _mains() -> dict[str, Callable[[list[str]], int]]:
         **dict.fromkeys(("gate", "baseline"), gate),
         **dict.fromkeys(("predict", "network", "log"), predict),
         "power": doctor,
-        "resume": run,
+        **dict.fromkeys(("resume", "config", "options of run"), run),
+        **dict.fromkeys(("tune", "options of tune"), tune),
+        "options of gate": gate,
+        "options of predict": predict,
+        "options of doctor": doctor,
+        "options of report": report,
         "finish": finish,
     }
 
@@ -332,6 +370,7 @@ def good_run(folder: Path) -> Path:
     predicted = ("bench.predict", str(folder), "--gpus", "2,4", "--out", str(folder / "predictions.json"))
     subprocess.run([sys.executable, "-m", *predicted], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     (folder / "nccl.log").write_text(NCCL_LOG)
+    (folder / "settings.toml").write_text('modes = ["dp", "ddp"]\ngpus = [1, 2]\nrounds = 3\n')
     header = "launch,slow_down_pct,round,baseline_ms,candidate_ms\n"
     rows = "".join(f"1,{s},{r},50.5,51.5\n" for s in (0, 10) for r in range(1, 9))
     (folder / "power.csv").write_text(header + rows)
@@ -382,10 +421,10 @@ def campaign(number: int, seed: int, good: Path) -> tuple[list[str], Counter[str
         shutil.copytree(good, other)
         before = {path: snapshot(path) for path in (other, outside)}
         usual: dict[str, float] = {}
-        for index in range(-len(mains), number):
+        for index in range(-len(commands(run, other, new)), number):
             attack = generate(draw, run, other, new, outside)
             if index < 0:  # first every command with a good folder
-                name = list(mains)[index]
+                name = list(commands(run, other, new))[index]
                 attack = Attack("nothing", name, commands(run, other, new)[name], lambda _: None)
             for path in (run, new):
                 shutil.rmtree(path, ignore_errors=True)

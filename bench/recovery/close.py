@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,7 @@ def finish(folder: Path, because: str, *, lock: FolderLock | None = None) -> Fin
 
     `lock` is the caller's own. Raises UsageError where the folder is in use or cannot be written.
     """
-    if not (folder / JOURNAL).is_file():
+    if not os.path.lexists(folder / JOURNAL):
         return None
     held = lock or FolderLock(folder)
     try:

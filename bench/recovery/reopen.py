@@ -19,8 +19,8 @@ from bench.errors import GaveUpError, NotComparableError, UsageError
 from bench.plan import Planned
 from bench.recovery.failures import Failure, failure_of, is_stuck, progress_of
 from bench.results import store
-from bench.results.disk import MOST_TABLE_BYTES, read_bytes, read_json
-from bench.results.journal import JOURNAL, State, read
+from bench.results.disk import read_bytes, read_json
+from bench.results.journal import JOURNAL, MOST_JOURNAL_BYTES, State, read
 from bench.results.recorder import Block, Recorder
 from bench.results.store import MANIFEST, FolderLock
 from bench.settings import Settings
@@ -138,7 +138,7 @@ def _is_own(folder: Path, run_id: str) -> bool:
     """Whether this launch has begun a folder that may be another run's, and hold anything."""
     try:
         # Looked for first: to take in every journal would take long.
-        journal = read_bytes(folder / JOURNAL, most_bytes=MOST_TABLE_BYTES)
+        journal = read_bytes(folder / JOURNAL, most_bytes=MOST_JOURNAL_BYTES)
         return json.dumps(run_id).encode() in journal and _is_of(folder, run_id)
     except UsageError:
         return False

@@ -33,6 +33,9 @@ MOST_CSV_BYTES = 8 * 2**30
 MOST_TABLE_BYTES = 64 * 2**20
 """A larger table is not held whole: in memory it takes several times its size."""
 
+MOST_LINE = 2**22
+"""Characters of a line of a table; one of thousands of steps or parameters takes some 100,000."""
+
 _UNFINISHED = re.compile(r"\.(.+)-[a-z0-9_]{8}")
 """Name of a file that `replace_file` has begun; the group is what it was to replace."""
 

@@ -21,11 +21,11 @@ from bench.layout import BucketLayout
 from bench.plan import Case, Planned
 from bench.results.disk import (
     MOST_JSON_BYTES,
+    MOST_LINE,
     MOST_TABLE_BYTES,
     append,
     open_regular,
     open_text,
-    read_bytes,
     replace_file,
 )
 from bench.results.schema import ALLREDUCE, BLOCKS, CASES, MOST, STATUSES
@@ -34,6 +34,9 @@ JOURNAL = "journal.jsonl"
 
 MOST_JOURNAL_BYTES = 2**28
 """5,000 cases x 30 rounds x 4 phases take 60 MiB."""
+
+MOST_DROPPED = 10_000
+"""Rows that a repair leaves out; a curve that was cut off has tens."""
 
 MOST_CUT_LINES = 100
 """Every crash may cut one line; nobody resumes a run that often."""
@@ -277,14 +280,21 @@ def _row(line: bytes) -> tuple[str, str, str, str] | None:
 
 
 def repair_allreduce(path: Path, done: set[tuple[int, str]]) -> None:
-    """Keep the rows of curves that are `done` (rank count, backend), in the file's order. Raises OSError."""
+    """Keep the rows of curves that are `done` (rank count, backend), in the file's order.
+
+    Raises OSError, and UsageError for what is no table of all-reduces.
+    """
     if not os.path.lexists(path):
         return
-    before = read_bytes(path, most_bytes=MOST_TABLE_BYTES)
-    kept = [_HEADERS["allreduce.csv"]]
-    for line in before.splitlines(keepends=True)[1:]:
-        cells = line.decode("utf-8", errors="replace").split(",")
-        if line.endswith(b"\n") and cells[0].isdigit() and (int(cells[0]), cells[1]) in done:
-            kept.append(line)
-    if b"".join(kept) != before:
-        replace_file(path, lambda part: part.write_bytes(b"".join(kept)))
+    header = _HEADERS["allreduce.csv"].decode()
+    kept, dropped = [header], 0
+    with open_text(path, most_bytes=MOST_TABLE_BYTES, errors="replace") as file:
+        damaged = file.readline(MOST_LINE) != header
+        while line := file.readline(MOST_LINE):
+            cells = line.split(",")
+            if line.endswith("\n") and cells[0].isdigit() and (int(cells[0]), cells[1]) in done:
+                kept.append(line)
+            elif (dropped := dropped + 1) > MOST_DROPPED:
+                raise UsageError(f"{path} is no table of all-reduces; restore it, or remove it")
+    if damaged or dropped:
+        replace_file(path, lambda part: part.write_text("".join(kept), encoding="utf-8"))

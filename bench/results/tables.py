@@ -17,13 +17,10 @@ from typing import Any, TextIO
 import pandas as pd
 
 from bench.errors import UsageError
-from bench.results.disk import MOST_CSV_BYTES, MOST_TABLE_BYTES, open_text, read_bytes
+from bench.results.disk import MOST_CSV_BYTES, MOST_LINE, MOST_TABLE_BYTES, open_text, read_bytes
 from bench.results.round_times import blocks
 from bench.results.schema import BLOCKS, Column, typed_frame
 from bench.text import csv_text
-
-MOST_LINE = 2**22
-"""Characters of a line; one of thousands of steps or parameters takes some 100,000."""
 
 _PIECE_ROWS = 50_000
 
