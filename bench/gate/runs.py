@@ -106,6 +106,7 @@ def checked(run: RunData) -> GateRun:
     throughput = images_per_s_by_round(used, dict(zip(cases["case_id"], cases["global_batch"], strict=True)))
     timed, no_sync = step_ms_by_round(used, "timed"), step_ms_by_round(used, "no_sync")
     single = next((throughput.get(i, {}) for i in cases.loc[cases["mode"] == "single", "case_id"]), {})
+    visits = blocks.drop_duplicates(["case_id", "phase", "round"])["case_id"].value_counts()
     made = []
     for row in cases.astype(object).to_dict("records"):
         case_id = str(row["case_id"])
@@ -122,7 +123,7 @@ def checked(run: RunData) -> GateRun:
             peak_mem_mib=None if pd.isna(row["peak_mem_mib"]) else float(row["peak_mem_mib"]),
         )
         if case.ok:
-            _check_rounds(where, case, row["num_rounds"])
+            _check_rounds(where, case, row, int(visits.get(case_id, 0)))
         made.append(case)
     return GateRun(run.path, run.manifest, tuple(made))
 
@@ -183,11 +184,17 @@ def _check_ranks(where: str, cases: pd.DataFrame, used: pd.DataFrame) -> None:
             )
 
 
-def _check_rounds(where: str, case: GateCase, num_rounds: Any) -> None:
+def _check_rounds(where: str, case: GateCase, row: Mapping[Any, Any], num_blocks: int) -> None:
     """A file cut off between two lines has rounds that stop early."""
-    if case.exposed_comm_ms and case.exposed_comm_ms.keys() != case.images_per_s.keys():
+    if not pd.isna(row["num_blocks"]) and row["num_blocks"] != num_blocks:
+        raise UsageError(
+            f"{where}: blocks.csv has {num_blocks} blocks of {case.case_id}, cases.csv has num_blocks "
+            f"{row['num_blocks']}; {RESTORE}"
+        )
+    local, timed = case.exposed_comm_ms.keys(), case.images_per_s.keys()
+    if pd.isna(row["num_blocks"]) and local and local != timed:  # schema 1: both in every round
         raise UsageError(f"{where}: blocks.csv lacks no_sync rounds of {case.case_id}; {RESTORE}")
-    found = len(case.images_per_s)
+    found, num_rounds = len(case.images_per_s), row["num_rounds"]
     if pd.isna(num_rounds) or num_rounds != found:
         raise UsageError(
             f"{where}: blocks.csv has {found} rounds of {case.case_id}, cases.csv has num_rounds "
