@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
 import importlib
 import json
 import os
@@ -204,14 +203,14 @@ def _become_rank(server: int) -> None:
 
 
 def _serve(launcher: socket.socket, listener: socket.socket, modules: Sequence[str]) -> dict[str, Any] | None:
-    os.close(os.pidfd_open(os.getpid()))
-    for module in modules:
-        importlib.import_module(module)
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+        for module in modules:
+            importlib.import_module(module)
+    except Exception:  # noqa: BLE001 - whatever it is, a rank that imports by itself says it
+        return None
     if len(list(Path("/proc/self/task").iterdir())) > 1:
         return None  # a fork would have the locks of the other threads, and not these threads
-    # No collection in a rank touches what was imported, so those pages stay shared.
-    gc.collect()
-    gc.freeze()
     launcher.send(b"r")
     return _Server(launcher, listener).serve()
 
