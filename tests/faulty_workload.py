@@ -121,7 +121,7 @@ def act(deed: dict[str, Any]) -> float | None:
 def signal_parent(number: int, *, die: bool) -> None:
     parent = psutil.Process().parent()
     assert parent is not None
-    is_fork = any(Path(part).stem.endswith("fork_server") for part in parent.cmdline())
+    is_fork = any("fork_server" in part for part in parent.cmdline())
     os.kill(parent.ppid() if is_fork else parent.pid, number)
     if die:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -121,7 +121,8 @@ def _forks(settings: Settings, *, wanted: bool) -> AbstractContextManager[ForkSe
     if is_rank() or not wanted:
         return nullcontext()
     device_type = "cpu" if settings.device == "cpu" or not gpus() else "cuda"
-    modules = ["bench.run.rank"]
+    # The first one starts threads where OMP_NUM_THREADS asks for some: then there is nothing to fork.
+    modules = ["numpy", "bench.run.rank"]
     if settings.workload is None and settings.arch != "resnet20":
         modules.append("torchvision.models")
     return fork_server(modules, rank_variables(os.environ, device_type))

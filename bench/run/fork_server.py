@@ -202,15 +202,22 @@ def _become_rank(server: int) -> None:
         sys.modules["numpy"].random.seed()  # Python's own generator does so itself
 
 
+def _can_fork() -> bool:
+    """Whether a fork has all of this process: not other threads, nor what a GPU's driver keeps."""
+    threads = list(Path("/proc/self/task").iterdir())
+    files = [str(file.resolve()) for file in Path("/proc/self/fd").iterdir()]
+    return len(threads) == 1 and not any(file.startswith("/dev/nvidia") for file in files)
+
+
 def _serve(launcher: socket.socket, listener: socket.socket, modules: Sequence[str]) -> dict[str, Any] | None:
     try:
         os.close(os.pidfd_open(os.getpid()))
         for module in modules:
             importlib.import_module(module)
+            if not _can_fork():
+                return None
     except Exception:  # noqa: BLE001 - whatever it is, a rank that imports by itself says it
         return None
-    if len(list(Path("/proc/self/task").iterdir())) > 1:
-        return None  # a fork would have the locks of the other threads, and not these threads
     launcher.send(b"r")
     return _Server(launcher, listener).serve()
 
