@@ -67,7 +67,7 @@ class ForkServer:
     def end_ranks(self) -> None:
         """Return when no rank is left; the agent has ended their proxies."""
         with contextlib.suppress(OSError):
-            self._server.settimeout(END_S if self._is_ready else 0)
+            self._server.settimeout(0)
             self._is_ready = self._is_ready or bool(self._server.recv(1))
             self._server.settimeout(END_S)
             self._server.send(b"?")
@@ -114,6 +114,7 @@ class _Server:
         self._selector.register(launcher, selectors.EVENT_READ)
         self._selector.register(listener, selectors.EVENT_READ)
         self._ranks: list[_Rank] = []
+        self._tell_launcher()
 
     def serve(self) -> dict[str, Any] | None:
         """In a rank, what it was asked to run; in the server None, at its end."""
@@ -127,15 +128,26 @@ class _Server:
                 request = self._start()
                 if request is not None:
                     return request
-            elif self._launcher.recv(1):
+            elif self._launcher_asks():
                 for rank in list(self._ranks):
                     self._end(rank)
-                self._launcher.send(b"!")
+                self._tell_launcher()
             else:
                 # The ranks notice, and rank 0 brings the files up to date.
                 launcher_lives = False
                 self._selector.unregister(self._launcher)
         return None
+
+    def _launcher_asks(self) -> bool:
+        """Whether the launcher wants the ranks to end, not to go on without it."""
+        try:
+            return bool(self._launcher.recv(1))
+        except OSError:
+            return False  # it has gone without having read all it was told
+
+    def _tell_launcher(self) -> None:
+        with contextlib.suppress(OSError):
+            self._launcher.send(b"!")
 
     def _start(self) -> dict[str, Any] | None:
         """Fork a rank for a proxy; in the rank, its request."""
@@ -218,7 +230,6 @@ def _serve(launcher: socket.socket, listener: socket.socket, modules: Sequence[s
                 return None
     except Exception:  # noqa: BLE001 - whatever it is, a rank that imports by itself says it
         return None
-    launcher.send(b"r")
     return _Server(launcher, listener).serve()
 
 

@@ -172,10 +172,11 @@ def test_a_killed_launchers_ranks_end_by_themselves_and_the_server_after_them(ra
         while not path.exists():
             time.sleep(0.02)
         rank = json.loads(path.read_text())["pid"]
-        launcher.communicate("end\n", timeout=60)
-    assert launcher.returncode == -signal.SIGKILL
+        assert launcher.stdin is not None
+        print("end", file=launcher.stdin, flush=True)
+        assert launcher.wait(60) == -signal.SIGKILL
     time.sleep(0.5)
-    assert psutil.pid_exists(rank)
-    assert psutil.pid_exists(server)
+    assert psutil.Process(rank).status() == psutil.STATUS_SLEEPING
+    assert psutil.Process(server).status() == psutil.STATUS_SLEEPING
     os.kill(rank, signal.SIGKILL)
     assert is_gone(server)
