@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+import psutil
 import torch
 from torch import Tensor
 
@@ -118,7 +119,10 @@ def act(deed: dict[str, Any]) -> float | None:
 
 
 def signal_parent(number: int, *, die: bool) -> None:
-    os.kill(os.getppid(), number)
+    parent = psutil.Process().parent()
+    assert parent is not None
+    is_fork = any("fork_server" in part for part in parent.cmdline())
+    os.kill(parent.ppid() if is_fork else parent.pid, number)
     if die:
         os.kill(os.getpid(), signal.SIGKILL)
     wait_for(MARKERS / "never")

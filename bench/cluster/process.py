@@ -55,6 +55,19 @@ def huge_pages_env(environment: Mapping[str, str]) -> dict[str, str]:
     return {"GLIBC_TUNABLES": ":".join(filter(None, [tunables, f"{MALLOC_PAGES}=1"]))}
 
 
+def rank_variables(environment: Mapping[str, str], device_type: str) -> dict[str, str]:
+    """What the environment of a rank on this machine needs when its interpreter starts."""
+    found = {
+        "OMP_NUM_THREADS": environment.get("OMP_NUM_THREADS", "1"),
+        # A store whose other end has gone would tell of it in forty lines of C++.
+        "TORCH_CPP_LOG_LEVEL": environment.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
+    }
+    if device_type == "cpu":
+        # Otherwise DataParallel would find the GPUs of this machine.
+        found |= {"CUDA_VISIBLE_DEVICES": "", **huge_pages_env(environment)}
+    return found
+
+
 def is_rank() -> bool:
     """Whether this process was started as a rank: by bench.run itself, torchrun or srun."""
     return "TORCHELASTIC_RUN_ID" in os.environ and "RANK" in os.environ

@@ -31,6 +31,7 @@ from bench.recovery.watchdog import meet_and_watch
 from bench.results import store
 from bench.results.journal import read
 from bench.results.store import FolderLock
+from bench.run.fork_server import ForkServer
 from bench.run.launch import launch
 from bench.settings import ResolvedSettings, Settings, with_device_defaults
 from models.data import check_folder
@@ -144,7 +145,9 @@ def is_complete(folder: Path) -> bool:
     return agreed(look) if is_rank() else look()
 
 
-def launch_here(job: Job, arguments: Sequence[str], *, resume: Path | None, began_s: float) -> int:
+def launch_here(
+    job: Job, arguments: Sequence[str], *, resume: Path | None, began_s: float, forks: ForkServer | None
+) -> int:
     """Start the ranks on this machine; their exit code. `began_s`: when the command began, monotonic."""
     settings = job.settings
     given = list(arguments)
@@ -166,6 +169,7 @@ def launch_here(job: Job, arguments: Sequence[str], *, resume: Path | None, bega
         num_ranks=plan.world_size(job.plan),
         device_type=job.machine.device_type,
         began_s=began_s,
+        forks=forks,
     )
 
 

@@ -8,14 +8,14 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.launcher.api import LaunchConfig
 
-from bench.cluster.process import huge_pages_env, ignore_signals, interrupted_by_signals
+from bench.cluster.process import ignore_signals, interrupted_by_signals, rank_variables
 from bench.cluster.scratch import remove_abandoned
 from bench.errors import ExitCode
 from bench.recovery.close import STOPPED_BY_ERROR, finish_and_say, finish_quietly
@@ -30,6 +30,7 @@ from bench.recovery.failures import (
 )
 from bench.results.journal import JOURNAL, read
 from bench.run.agent import no_logs, run_ranks, use_loopback
+from bench.run.fork_server import ForkServer
 
 
 def launch(
@@ -41,17 +42,23 @@ def launch(
     began_s: float,
     module: str = "bench.run",
     parts: Sequence[str] = ("",),
+    forks: ForkServer | None = None,
 ) -> int:
     """Run `python -m module arguments` as `num_ranks` ranks that write to `folder`; the exit code.
 
     `began_s` is when the command began, on the monotonic clock, for the first rank to count start-up from.
     `parts` are the results folders within it, where it is not one itself.
+    The ranks are forks of `forks` where it was started as they have to be.
     Ranks that died start again and go on. Where no rank could, the files are brought up to date here.
     """
     folders = [folder / part for part in parts]
     with interrupted_by_signals(), _nothing_left():
+        variables = rank_variables(os.environ, device_type)
+        if forks is not None and forks.variables != variables:
+            forks.close()  # another device than expected
+            forks = None
         try:
-            with _environment(device_type, began_s):
+            with _environment(variables, began_s):
                 config = LaunchConfig(
                     min_nodes=1,
                     max_nodes=1,
@@ -63,7 +70,7 @@ def launch(
                     monitor_interval=0.1,
                     logs_specs=no_logs(),
                 )
-                code, why = _attempts(config, ["-m", module, *arguments], folders)
+                code, why = _attempts(config, ["-m", module, *arguments], folders, forks)
         except (SignalException, KeyboardInterrupt):
             code, why = ExitCode.INTERRUPTED, "interrupted"
         if code:
@@ -84,20 +91,14 @@ def _nothing_left() -> Iterator[None]:
 
 
 @contextmanager
-def _environment(device_type: str, began_s: float) -> Iterator[None]:
+def _environment(variables: Mapping[str, str], began_s: float) -> Iterator[None]:
     """What the ranks inherit from this process, which is itself again afterwards."""
     before, level = dict(os.environ), logging.root.manager.disable
     # The agent's own account of a failure repeats what the rank has said already.
     logging.disable(logging.ERROR)
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    # A store whose other end has gone would tell of it in forty lines of C++.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    os.environ.update(variables)
     os.environ.pop(FAILURE_ENV, None)
     os.environ[STARTED_ENV] = str(began_s)
-    if device_type == "cpu":
-        # Otherwise DataParallel would find the GPUs of this machine.
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
-        os.environ.update(huge_pages_env(os.environ))
     try:
         yield
     finally:
@@ -106,11 +107,18 @@ def _environment(device_type: str, began_s: float) -> Iterator[None]:
         os.environ.update(before)
 
 
-def _attempts(config: LaunchConfig, arguments: Sequence[str], folders: Sequence[Path]) -> tuple[int, str]:
+def _attempts(
+    config: LaunchConfig, arguments: Sequence[str], folders: Sequence[Path], forks: ForkServer | None
+) -> tuple[int, str]:
     """Start the ranks until they end well or restarts lead nowhere; the exit code, and why it is not 0."""
     progress = [[progress_in(folder) for folder in folders]]
     while True:
-        failures = run_ranks(config, arguments, stop_signal=signal.SIGKILL)
+        try:
+            command = arguments if forks is None else forks.proxy(arguments)
+            failures = run_ranks(config, command, stop_signal=signal.SIGKILL)
+        finally:
+            if forks is not None:
+                forks.end_ranks()
         codes = {rank: failure.exitcode for rank, failure in failures.items()}
         if not codes:
             cut = [part for part in folders if (part / JOURNAL).is_file() and not read(part).ended]

@@ -9,26 +9,32 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from commands import ROOT, bench_run
 
+from bench.cluster.process import rank_variables
 from bench.errors import ExitCode
 from bench.run.agent import INTERFACE
+from bench.run.fork_server import fork_server
 from bench.run.launch import launch
 
 SHOW = """
-import os
+import os, sys
 rank, started, threads = (os.environ[name] for name in ("RANK", "BENCH_STARTED_S", "OMP_NUM_THREADS"))
 gpus, interface = os.environ["CUDA_VISIBLE_DEVICES"], os.environ["GLOO_SOCKET_IFNAME"]
-print(f"rank {rank}: began {started}, {threads} thread, GPUs {gpus!r}, {interface}\\n", end="")
+forked = "decimal" in sys.modules
+told = f"began {started}, {threads} thread, GPUs {gpus!r}, {interface}, forked {forked}"
+print(f"rank {rank}: {told}\\n", end="")
 """
 
 
+@pytest.mark.parametrize("server", ["none", "forks", "of another device"])
 def test_what_the_ranks_inherit_is_not_left_behind(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    server: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "shows_environment.py").write_text(SHOW)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -38,12 +44,23 @@ def test_what_the_ranks_inherit_is_not_left_behind(
     temporary.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     before = dict(os.environ)
-    code = launch(
-        [], folder=tmp_path, num_ranks=2, device_type="cpu", began_s=7.5, module="shows_environment"
-    )
+    variables = rank_variables(os.environ, "cpu" if server == "forks" else "cuda")
+    with nullcontext() if server == "none" else fork_server(["decimal"], variables) as forks:
+        code = launch(
+            [],
+            folder=tmp_path,
+            num_ranks=2,
+            device_type="cpu",
+            began_s=7.5,
+            module="shows_environment",
+            forks=forks,
+        )
     assert code == 0
     shown = sorted(capfd.readouterr().out.splitlines())
-    assert shown == [f"rank {rank}: began 7.5, 1 thread, GPUs '', {INTERFACE}" for rank in range(2)]
+    forked = server == "forks"
+    assert shown == [
+        f"rank {rank}: began 7.5, 1 thread, GPUs '', {INTERFACE}, forked {forked}" for rank in range(2)
+    ]
     assert dict(os.environ) == before
     assert list(temporary.iterdir()) == []
 
