@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+import stat
 import sys
 import tomllib
 import traceback
@@ -177,12 +178,16 @@ def fraction(text: str) -> float:
 def read_toml(path: Path) -> dict[str, Any]:
     """A `--config` file as a dictionary. Raises UsageError where it cannot be read or is no TOML."""
     try:
-        with path.open("rb") as file:
-            content = file.read(MOST_TOML_BYTES + 1)
+        # A pipe without a writer would hold the command up for ever.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            is_regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+            content = file.read(MOST_TOML_BYTES + 1) if is_regular else b""
     except OSError as error:
         raise UsageError(f"--config {path}: {error.strerror}; name a readable TOML file") from None
     except ValueError as error:
         raise UsageError(f"--config {str(path)!r}: {error}; name a readable TOML file") from None
+    if not is_regular:
+        raise UsageError(f"--config {path} is no regular file; name a TOML file")
     if len(content) > MOST_TOML_BYTES:
         raise UsageError(f"--config {path} has more than {MOST_TOML_BYTES} bytes; name a file of settings")
     try:

@@ -90,6 +90,7 @@ def _main(arguments: list[str]) -> int:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     # Torch takes seconds to import: the command line is refused before that.
     from bench.cluster.ranks import PeerLostError  # noqa: PLC0415
+    from bench.predict.source import load_calibration  # noqa: PLC0415
     from bench.tune.request import make_request  # noqa: PLC0415
 
     request, job = make_request(options, reuse=how["calibration"], accept=how["accept"])
@@ -97,6 +98,8 @@ def _main(arguments: list[str]) -> int:
         _show_plan(request, job)
         return 0
     if not is_rank():
+        if request.reuse is not None:
+            load_calibration(request.reuse)  # a folder that cannot be used is refused before ranks start
         return _launch(request, job, arguments, began_s=began_s)
     from bench.tune.stages import Tuning  # noqa: PLC0415
 

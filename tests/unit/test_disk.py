@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.cli import read_toml
 from bench.errors import UsageError
 from bench.results import disk
 from bench.results.disk import (
@@ -119,6 +120,13 @@ def test_what_is_no_regular_file_is_refused_at_once(make: Callable[[Path], None]
         open_text(path, most_bytes=100)
     with pytest.raises(OSError, match=r"."):
         open_regular(path, os.O_WRONLY)
+
+
+@pytest.mark.timeout(20)
+def test_settings_come_from_no_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "x.toml")
+    with pytest.raises(UsageError, match="is no regular file"):
+        read_toml(tmp_path / "x.toml")
 
 
 def test_a_link_that_the_user_names_is_followed(outside: Path, tmp_path: Path) -> None:
