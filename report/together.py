@@ -11,8 +11,8 @@ from bench.findings.wording import (
     cap_label,
     case_label,
     estimate,
-    mode_label,
     plural,
+    short_mode,
     text,
     with_interval,
 )
@@ -237,7 +237,7 @@ def _cells(rows: Sequence[Row | None]) -> list[str]:
 
 def _mode_name(group: Sequence[_Run], mode: str) -> str:
     labels = dict.fromkeys(
-        mode_label(row) for run in group for row in records(run.workload.cases) if text(row["mode"]) == mode
+        short_mode(row) for run in group for row in records(run.workload.cases) if text(row["mode"]) == mode
     )
     return " and ".join(labels)
 

@@ -1,5 +1,5 @@
 "use strict";
-// The page is whole without this script, which adds sorting, filtering, a theme switch and downloads.
+// The page is whole without this script, which adds sorting, filtering, a theme switch, copying and downloads.
 (() => {
   const make = (tag, properties = {}, ...children) => {
     const element = Object.assign(document.createElement(tag), properties);
@@ -79,11 +79,35 @@
     setTimeout(() => URL.revokeObjectURL(href), 10000);
   };
 
+  const copy = async (pre, button) => {
+    try {
+      await navigator.clipboard.writeText(pre.textContent);
+    } catch {
+      // Some browsers keep the clipboard from a page on disk, but not from a selection.
+      getSelection().selectAllChildren(pre);
+      if (!document.execCommand("copy")) return;
+    }
+    button.textContent = "Copied";
+    setTimeout(() => (button.textContent = "Copy"), 2000);
+  };
+
+  /** What is kept between visits; a browser that forbids it changes nothing else. */
+  const remembered = (value) => {
+    try {
+      if (value !== undefined) localStorage.setItem("report-theme", value);
+      return localStorage.getItem("report-theme") ?? "auto";
+    } catch {
+      return value ?? "auto";
+    }
+  };
+
   const themeSwitch = () => {
-    const choice = make("select", {}, ...["auto", "light", "dark"].map((name) => new Option(name, name)));
-    choice.addEventListener("change", () => {
-      document.documentElement.dataset.theme = choice.value;
-    });
+    const names = ["auto", "light", "dark"];
+    const choice = make("select", {}, ...names.map((name) => new Option(name, name)));
+    const apply = (name) => (document.documentElement.dataset.theme = choice.value = name);
+    const before = remembered();
+    apply(names.includes(before) ? before : "auto");
+    choice.addEventListener("change", () => apply(remembered(choice.value)));
     return make("label", { className: "theme" }, "Theme ", choice);
   };
 
@@ -99,11 +123,25 @@
       button.addEventListener("click", () => download(button));
     }
   }
-  // Browsers that do not open what a link leads into by themselves.
+  for (const pre of document.querySelectorAll(".command pre")) {
+    const button = make("button", { type: "button", textContent: "Copy" });
+    button.addEventListener("click", () => copy(pre, button));
+    pre.after(button);
+  }
+  // What a link leads to may lie in a fold within a fold.
+  const unfold = (hash) => {
+    const target = hash.length > 1 && document.getElementById(decodeURIComponent(hash.slice(1)));
+    for (let fold = target && target.closest("details"); fold; fold = fold.parentElement.closest("details")) fold.open = true;
+    if (target) target.scrollIntoView();
+  };
+  addEventListener("hashchange", () => unfold(location.hash));
   document.addEventListener("click", (event) => {
     const link = event.target.closest?.('a[href^="#"]');
-    const inside = link && document.getElementById(link.hash.slice(1))?.closest("details");
-    if (inside) inside.open = true;
+    if (link) unfold(link.hash);
+  });
+  unfold(location.hash);
+  addEventListener("beforeprint", () => {
+    for (const fold of document.querySelectorAll(".fold")) fold.open = true;
   });
   document.body.prepend(themeSwitch());
 })();
