@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -117,7 +118,10 @@ def _against_default(row: Row) -> str:
 def _cost(row: Row) -> str:
     """Write what instruments cost, which cannot be less than nothing."""
     found = estimate(row, "anatomy_slowdown_pct")
-    return "below the noise" if found is not None and not found.low > 0 else with_interval(found)
+    if found is None:
+        return ""
+    least = found.estimate if math.isnan(found.low) else found.low
+    return with_interval(found) if least > 0 else "below the noise"
 
 
 AGAINST: Field = (TableColumn(f"Against DDP's default ({TIMES})", "number"), _against_default)

@@ -52,23 +52,33 @@
     });
   };
 
-  const filterable = (table, head, title) => {
-    const rows = [...table.tBodies[0].rows];
-    const texts = rows.map((row) => [...row.cells].map((cell) => cell.textContent).join(" ").toLowerCase());
-    const box = make("input", { type: "search", placeholder: "Filter rows", autocomplete: "off" });
-    box.setAttribute("aria-label", `Filter rows of ${title}`);
+  /** One box for all tables of cases and all marks of a run; what does not match goes, or fades. */
+  const filterable = (article) => {
+    const ofCases = [...article.querySelectorAll("[data-grid] table")].filter(
+      (table) => table.tHead.rows[0].cells[0].textContent === "Case",
+    );
+    const [first] = ofCases.map((table) => table.tBodies[0].rows.length);
+    if (!(first > 1)) return;
+    const lower = (element) => [...(element.cells ?? [element])].map((part) => part.textContent).join(" ").toLowerCase();
+    const textsOf = (elements) => elements.map((element) => ({ element, text: lower(element) }));
+    const rows = ofCases.map((table) => textsOf([...table.tBodies[0].rows]));
+    const marks = [...article.querySelectorAll(".tip")].map((element) => ({
+      element,
+      text: element.querySelector("title").textContent.toLowerCase(),
+    }));
+    const title = article.querySelector("h1").textContent;
+    const box = make("input", { type: "search", placeholder: "Filter cases", autocomplete: "off" });
+    box.setAttribute("aria-label", `Filter cases of ${title}`);
     const status = make("span", { className: "status" });
     status.setAttribute("role", "status");
     box.addEventListener("input", () => {
       const words = box.value.toLowerCase().split(/\s+/).filter(Boolean);
-      let shown = 0;
-      rows.forEach((row, i) => {
-        row.hidden = !words.every((word) => texts[i].includes(word));
-        shown += Number(!row.hidden);
-      });
-      status.textContent = words.length ? `${shown} of ${rows.length} rows` : "";
+      const matches = ({ text }) => words.every((word) => text.includes(word));
+      for (const row of rows.flat()) row.element.hidden = !matches(row);
+      for (const mark of marks) mark.element.classList.toggle("faded", !matches(mark));
+      status.textContent = words.length ? `${rows[0].filter(matches).length} of ${first} cases` : "";
     });
-    head.append(make("span", { className: "filter" }, status, box));
+    article.querySelector(".contents").append(make("span", { className: "filter" }, status, box));
   };
 
   const download = (button) => {
@@ -115,8 +125,8 @@
     const table = section.querySelector("table");
     if (table.tBodies[0].rows.length < 2) continue;
     sortable(table);
-    filterable(table, section.querySelector(".head"), section.querySelector("h3").textContent);
   }
+  for (const article of document.querySelectorAll("article")) filterable(article);
   for (const list of document.querySelectorAll(".downloads")) {
     list.hidden = false;
     for (const button of list.querySelectorAll("button")) {

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from report_runs import Row, case, dashed, run, usual_cases
 
 from bench.results.store import RunData
+from bench.stats import Interval
 from report.build import markdown, render
 from report.draw.palette import SERIES
 from report.drawings import MOST_RUNS, Chart, Series
 from report.model import Page
+from report.together import ratio_of
 from report.view import page
 
 
@@ -72,13 +75,37 @@ def test_caps_have_a_panel_per_count_that_several_runs_swept(three: Page) -> Non
 def test_table_sets_equal_cases_beside_each_other(three: Page) -> None:
     assert three.together is not None
     (table,) = three.together.tables
-    assert [column.name for column in table.columns] == ["Case", "old", "new", "other box"]
+    assert [column.name for column in table.columns] == [
+        "Case",
+        "old (images/s)",
+        "new (images/s)",
+        "new / old (\N{MULTIPLICATION SIGN})",
+        "other box (images/s)",
+        "other box / old (\N{MULTIPLICATION SIGN})",
+    ]
     cells = {row[0]: row[1:] for row in table.rows}
     assert cells["DDP, 2 GPUs, cap 25 MiB"] == (
-        dashed("200 (198--202) images/s"),
-        dashed("220 (218--222) images/s (1.10\N{MULTIPLICATION SIGN})"),
-        dashed("100 (99--101) images/s (0.50\N{MULTIPLICATION SIGN})"),
+        dashed("200 (198--202)"),
+        dashed("220 (218--222)"),
+        dashed("1.10 (1.08--1.12)"),
+        dashed("100 (99--101)"),
+        dashed("0.500 (0.493--0.507)"),
     )
+
+
+def test_ratio_of_two_runs_covers_what_the_two_intervals_mean() -> None:
+    """Oracle: the spread of quotients of independent draws, log-normal with these 95% intervals."""
+    random = np.random.default_rng(1)
+    one, other = Interval(110.0, 100.0, 121.0), Interval(50.0, 40.0, 62.5)
+    draws = [
+        value.estimate * np.exp(random.normal(0, np.log(value.high / value.estimate) / 1.96, 400_000))
+        for value in (one, other)
+    ]
+    low, high = np.percentile(draws[0] / draws[1], [2.5, 97.5])
+    found = ratio_of(one, other)
+    assert found == Interval(2.2, pytest.approx(low, rel=0.01), pytest.approx(high, rel=0.01))
+    assert ratio_of(one, Interval(50.0, float("nan"), float("nan"))).high != found.high
+    assert ratio_of(one, None) is None
 
 
 def test_page_and_markdown_put_differences_before_numbers(three: Page) -> None:
