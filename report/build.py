@@ -147,7 +147,7 @@ def _run(run: RunView) -> list[str]:
     parts.append("\n".join(f"- {line}" for card in run.cards for line in (_answer(card),)))
     if run.following is not None:
         parts += [f"Next, {escaped(run.following.why)}:", _code(run.following.command, "sh")]
-    parts.append("\n".join(f"> {escaped(warning)}" for warning in run.warnings))
+    parts.append("\n>\n".join(f"> {escaped(warning)}" for warning in run.warnings))
     more = [f"- {escaped(note)}" for note in run.notes]
     more += [f"- {escaped(caution.name)}: {escaped(caution.value)}" for caution in run.cautions]
     parts.append("\n".join(more))

@@ -46,9 +46,11 @@ def page(
     """
     offered = files or [RunFiles()] * len(runs)
     titles = _titles(runs)
+    comparisons = [comparisons_of_run(run) for run in runs]
+    runs = [older.completed(run, found) for run, found in zip(runs, comparisons, strict=True)]
     views = tuple(
-        _run_view(run, own, title, f"run{i}", predictions if i == 1 else None)
-        for i, (run, own, title) in enumerate(zip(runs, offered, titles, strict=True), 1)
+        _run_view(run, found, own, title, key=f"run{i}", predictions=predictions if i == 1 else None)
+        for i, (run, found, own, title) in enumerate(zip(runs, comparisons, offered, titles, strict=True), 1)
     )
     if len(views) == 1:
         return Page(title=titles[0], runs=views, differences=None)
@@ -74,10 +76,14 @@ def _titles(runs: Sequence[RunData]) -> list[str]:
 
 
 def _run_view(
-    run: RunData, files: RunFiles, title: str, key: str, predictions: Predictions | None
+    run: RunData,
+    comparisons: Sequence[Comparison],
+    files: RunFiles,
+    title: str,
+    *,
+    key: str,
+    predictions: Predictions | None,
 ) -> RunView:
-    comparisons = comparisons_of_run(run)
-    run = older.completed(run, comparisons)
     cases = run.cases
     conclusion = conclude(run.path, run.manifest, cases, run.blocks, comparisons)
     measured = workloads(cases)

@@ -35,6 +35,12 @@ def test_page_never_scrolls_sideways(open_page: Callable[..., Any], width: int) 
     assert tab.evaluate("document.documentElement.scrollWidth") == width
 
 
+def test_printed_page_is_no_wider_than_the_paper(open_page: Callable[..., Any]) -> None:
+    tab = open_page(690)  # A4 less its margins
+    tab.emulate_media(media="print")
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 690
+
+
 def test_numbers_are_visible_on_a_narrow_screen(open_page: Callable[..., Any]) -> None:
     row = open_page(390).locator("section[data-grid] tbody tr").first
     name, rate = (row.locator("td").nth(i).bounding_box() for i in (0, 1))
