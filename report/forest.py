@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from bench.findings.answers import headline
@@ -72,7 +73,9 @@ def _name(row: Row) -> str:
 def _finding(rows: Sequence[Ratio], count: str, margin: float) -> str:
     best = rows[0]
     faster = [row for row in rows if row.interval.low > 1]
-    if best.interval.estimate > 1 and best in faster:
+    if all(math.isnan(row.interval.low) for row in rows):
+        said = "there are too few rounds to compare"
+    elif best.interval.estimate > 1 and best in faster:
         said = f"{best.label} is fastest, {times(best.interval.estimate)} {between(best.interval)}"
     elif all(1 / (1 + margin) <= row.interval.low and row.interval.high <= 1 + margin for row in rows):
         said = f"no case differs from DDP's default by more than {100 * margin:g}%"

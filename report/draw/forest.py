@@ -46,7 +46,7 @@ def draw_forest(figure: Forest) -> Canvas:
 
 def _draw_row(axes: Any, row: Ratio, place: int) -> None:
     style, found = SERIES[row.style], row.interval
-    written = f"{times(found.estimate)} {between(found)}"
+    written = times(found.estimate) + ("" if math.isnan(found.low) else f" {between(found)}")
     tip = tipped(f"{row.label} · {written}")
     at = {"textcoords": "offset points", "va": "bottom", "annotation_clip": False}
     above = place - 0.2

@@ -99,6 +99,13 @@ def test_forest_shows_every_case_over_the_default_fastest_first() -> None:
 IDS = ("ddp-n2-x-1", "dp-n2-x-1", "ddp-n2-1-1")
 
 
+def test_forest_of_too_few_rounds_names_no_winner() -> None:
+    shown = page([run(usual_cases())]).runs[0].figures[1]
+    assert shown.caption == "On 2 GPUs there are too few rounds to compare."
+    assert all(math.isnan(row.interval.low) for row in shown.rows)
+    assert "nan" not in svg(shown)
+
+
 def test_forest_needs_something_to_compare() -> None:
     workload = workloads(run([case("single", 1, 9.0), case("ddp", 2, 15.0)]).cases)[0]
     assert forest(workload, [], key="k") is None
