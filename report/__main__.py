@@ -1,4 +1,4 @@
-"""Command line: `python -m report RUN [RUN …] [--out report.html | --markdown | --png DIR | --pdf FILE]`."""
+"""Command line: `python -m report RUN [RUN …] [--out FILE | --format markdown | --png DIR | --pdf FILE]`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,17 @@ def _parser() -> Parser:
     )
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument(
-        "--markdown", action="store_true", help="print verdict and results as Markdown instead, or to --out"
+        "--format",
+        choices=("html", "markdown"),
+        default="html",
+        help="markdown: print answers and results, fit for a comment, or write them to --out",
+    )
+    instead.add_argument(
+        "--markdown",
+        action="store_const",
+        const="markdown",
+        dest="format",
+        help="the same as --format markdown",
     )
     instead.add_argument("--png", type=Path, metavar="DIR", help="write each figure as DIR/*.png instead")
     instead.add_argument(
@@ -52,9 +62,10 @@ def _parser() -> Parser:
 
 def _write(arguments: argparse.Namespace) -> str:
     runs, out, predictions = arguments.runs, arguments.out, arguments.predictions
-    if predictions is not None and (arguments.markdown or len(runs) > 1):
-        raise UsageError("--predictions are drawn with one run; leave --markdown and the other runs out")
-    if arguments.markdown:
+    markdown = arguments.format == "markdown"
+    if predictions is not None and (markdown or len(runs) > 1):
+        raise UsageError("--predictions are drawn with one run; without other runs and --format markdown")
+    if markdown:
         return write_markdown(runs, out)
     if arguments.png is None and arguments.pdf is None:
         return str(build(runs, _page(runs, out), predictions=predictions))

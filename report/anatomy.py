@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
 import pandas as pd
 
 from bench.findings.wording import (
@@ -19,10 +23,12 @@ from bench.findings.wording import (
     with_interval,
 )
 from report.drawings import Bar, Bars, Bucket, Part, Timeline, Track
-from report.select import WorkloadCases, at_headline, by_mode, headline_count, records, step_time
+from report.select import WorkloadCases, at_headline, by_mode, headline_count, records, step_time, unshared
 
 EXPOSED, MIXED = "exposed communication", "backward with communication"
 _MANY = 10
+_LEAST_VISIBLE = 0.004
+"""Of the longest bar; a narrower part is thinner than the outline."""
 _FASTEST_CAPS = 8
 _DP_STAGES = {
     "scatter": "dp_scatter_ms",
@@ -44,18 +50,23 @@ _HOW_CHOSEN = (
     " Of many cases the usual are drawn: default settings at every device count, and the fastest bucket caps "
     "at the most devices. Steps of several micro-batches are in the tables only."
 )
+_HOW_UNSHARED = " Cases that share devices are in the tables only."
 _HOW_DP = (
     " Outside apply and backward only device 0 works under DataParallel; its rest is the loss, the optimizer "
     "and the batch."
 )
 _HOW_TIMELINE = (
     "Time runs to the right from the start of the backward; a row is a bucket, in the order of all-reduce, "
-    "with its size. DDP launches a bucket once it and all before it are ready. Right of the dashed line all "
-    "gradients are computed, so the step waits for what is hatched. Of several ranks, the one that finishes "
-    "last is drawn. Values are medians over steps: readiness comes from the anatomy pass, the all-reduces "
-    "from the trace. The profiler slows traced steps a little, so marks and bars can be slightly apart. The "
-    "hatched time is that of one rank in a few traced steps; the exposed time of verdict and tables comes "
-    "from all timed steps, so the two can differ."
+    "with its size. All-reduces are medians over traced steps, of the rank that finishes last; the profiler "
+    "slows them a little, so how much a step waits is said by the answer above, from timed steps."
+)
+_HOW_READY = (
+    " DDP launches a bucket once it and all before it are ready. Right of the dashed line all gradients are "
+    "computed, so the step waits for what is hatched. Readiness comes from steps of the anatomy pass."
+)
+_HOW_UNREADY = (
+    " When gradients were ready is not drawn where it contradicts the all-reduces: it was measured in other "
+    "steps, which took another time."
 )
 
 
@@ -65,20 +76,31 @@ def breakdown(workload: WorkloadCases, *, key: str) -> Bars | None:
     drawn = [(row, made) for row in records(chosen) if (made := parts(row))]
     if not drawn:
         return None
+    visible = _visible([made for _, made in drawn])
     shown = {part.label for _, made in drawn for part in made}
     how = (
         (_HOW_DDP, EXPOSED in shown),
         (_HOW_MIXED, MIXED in shown),
         (_HOW_DP, "rest" in shown),
-        (_HOW_CHOSEN, len(chosen) < len(workload.cases)),
+        (_HOW_CHOSEN, len(chosen) < len(unshared(workload.cases))),
+        (_HOW_UNSHARED, len(unshared(workload.cases)) < len(workload.cases)),
     )
     return Bars(
         key=f"{key}-anatomy",
         title="Where a step goes",
         caption=_caption([row for row, _ in drawn], workload),
         how_to_read=_HOW + "".join(words for words, there in how if there),
-        bars=tuple(Bar(_label(row, workload.device, made), made) for row, made in drawn),
+        bars=tuple(
+            Bar(_label(row, workload.device, made), tuple(p for p in made if p.label in visible))
+            for row, made in drawn
+        ),
     )
+
+
+def _visible(bars: Sequence[Sequence[Part]]) -> set[str]:
+    """Return the parts that are wide enough to be seen in any bar."""
+    longest = max(sum(part.ms for part in made) for made in bars)
+    return {part.label for made in bars for part in made if part.ms >= _LEAST_VISIBLE * longest}
 
 
 def parts(row: Row) -> tuple[Part, ...]:
@@ -119,6 +141,7 @@ def _chosen(cases: pd.DataFrame) -> pd.DataFrame:
     # A step of several micro-batches is as many times as long, and would flatten all others.
     once = cases[cases["accumulate"].fillna(1) == 1]
     cases = cases if once.empty else once
+    cases = unshared(cases)
     if len(cases) <= _MANY:
         return cases
     caps = at_headline(cases, free="bucket_cap_mb").nlargest(_FASTEST_CAPS, "images_per_s")
@@ -131,13 +154,12 @@ def _label(row: Row, device: str, made: tuple[Part, ...]) -> str:
 
 
 def _caption(rows: list[Row], workload: WorkloadCases) -> str:
-    """Describe the first DDP case at the most devices, and DP beside it; without DDP what there is."""
+    """Describe the first DDP case at the most devices; without DDP what there is."""
     ddp = workload.cases[workload.cases["mode"] == "ddp"]
     at = headline_count(ddp) or headline_count(workload.cases)
     there = [row for row in rows if finite(row["num_devices"]) == at] or rows
     firsts = {text(row["mode"]): row for row in reversed(there)}
-    said = [_finding(firsts[mode], workload.device) for mode in ("ddp", "dp", "single") if mode in firsts]
-    return " ".join(said)
+    return next(_finding(firsts[mode], workload.device) for mode in ("ddp", "dp", "single") if mode in firsts)
 
 
 def _finding(row: Row, device: str) -> str:
@@ -151,7 +173,9 @@ def _finding(row: Row, device: str) -> str:
         timed = step_time(row)
         share = _share(max(exposed.estimate, 0.0), whole if timed is None else timed.estimate)
         added = f"{with_interval(exposed, 'ms')}, {share} of the timed step"
-        if largest.label == EXPOSED:
+        if not exposed.low > 0:
+            said += f"; {EXPOSED}, {with_interval(exposed, 'ms')}, is below the noise"
+        elif largest.label == EXPOSED:
             said = f"{EXPOSED} takes most, {added}"
         else:
             said += f"; {EXPOSED} adds {added}"
@@ -171,19 +195,44 @@ def one_step(workload: WorkloadCases, buckets: pd.DataFrame, *, key: str) -> Tim
         return None
     first = chosen[0][0]
     shared = " (shared)" if truth(first["oversubscribed"]) else ""
-    tracks, said = [], []
+    tracks, said, left_out = [], [], False
     for row, role in chosen:
-        rows = buckets[buckets["case_id"] == row["case_id"]]
-        rank, track = _track(rows, role)
-        tracks.append(track)
-        said.append(f"with {role} (rank {rank}) {_track_finding(track)}")
+        rank, whole = _track(buckets[buckets["case_id"] == row["case_id"]], role)
+        track = whole if is_causal(whole) else without_readiness(whole)
+        left_out |= track != whole
+        if is_causal(track) and track.is_drawable:
+            tracks.append(track)
+            said.append(f"with {role} (rank {rank}) {_track_finding(track)}")
+    if not tracks:
+        return None
+    ready = any(track.compute_end_ms is not None for track in tracks)
     return Timeline(
         key=f"{key}-timeline",
         title="One step, drawn",
-        caption=f"DDP on {plural(first['num_devices'], workload.device)}{shared}: {'; '.join(said)}.",
-        how_to_read=_HOW_TIMELINE,
+        caption=f"DDP on {plural(first['num_devices'], workload.device)}{shared}: {said[0]}.",
+        how_to_read=_HOW_TIMELINE + (_HOW_READY if ready else "") + (_HOW_UNREADY if left_out else ""),
         tracks=tuple(tracks),
     )
+
+
+def is_causal(track: Track) -> bool:
+    """Tell whether every bucket is ready, launched, taken up and done in this order, and all of it last.
+
+    Moments that were not measured are passed over.
+    """
+    ends = (track.compute_end_ms, track.end_ms)
+    orders = [ends, *((b.ready_ms, b.launch_ms, b.start_ms, b.done_ms) for b in track.buckets)]
+    return all(_ascends([moment for moment in order if moment is not None]) for order in orders)
+
+
+def _ascends(moments: Sequence[float]) -> bool:
+    return all(earlier <= later for earlier, later in pairwise(moments))
+
+
+def without_readiness(track: Track) -> Track:
+    """Return the track with its all-reduces alone, which are all of the same steps."""
+    bare = tuple(replace(bucket, ready_ms=None, launch_ms=None) for bucket in track.buckets)
+    return replace(track, buckets=bare, compute_end_ms=None)
 
 
 def _chosen_roles(cases: pd.DataFrame, buckets: pd.DataFrame) -> list[tuple[Row, str]]:
@@ -235,7 +284,5 @@ def _track_finding(track: Track) -> str:
     if track.end_ms is not None:
         count = len(track.buckets)
         which = "its all-reduce" if count == 1 else f"the last of {plural(count, 'all-reduce')}"
-        said.append(f"{which} done after {quantity(track.end_ms, 'ms')}")
-    if track.compute_end_ms is not None and track.end_ms is not None:
-        said.append(f"{quantity(max(track.end_ms - track.compute_end_ms, 0.0), 'ms')} exposed")
+        said.append(f"{which} is done after {quantity(track.end_ms, 'ms')}")
     return ", ".join(said)

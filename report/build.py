@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from textwrap import indent
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -19,7 +20,7 @@ from bench.results.store import load_run, write_output
 from bench.text import markdown as escaped
 from report import files, view
 from report.draw import figures
-from report.model import Page, RunView, Table
+from report.model import Card, Page, RunView, Table
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 _PRINT_TIMEOUT_S = 120
@@ -133,7 +134,7 @@ def _print(browser: str, page: Path, pdf: Path, profile: Path) -> None:
 
 
 def markdown(page: Page) -> str:
-    """Return warnings, verdict, results and what was not measured of every run, in GitHub's dialect."""
+    """Return a summary for a pull request, in GitHub's dialect: answers first, numbers folded."""
     parts = [part for run in page.runs for part in _run(run)]
     above = [page.differences] if page.differences is not None else []
     above += page.together.tables if page.together is not None else ()
@@ -142,13 +143,29 @@ def markdown(page: Page) -> str:
 
 
 def _run(run: RunView) -> list[str]:
-    parts = [f"## {escaped(run.title)}", " · ".join(escaped(part) for part in run.subtitle)]
-    parts += [f"> {escaped(warning)}" for warning in run.warnings]
-    parts.append("\n".join(f"- {escaped(sentence)}" for sentence in run.verdict))
+    parts = [f"## {escaped(run.heading)}", f"**{escaped(run.status)}**"]
+    parts.append("\n".join(f"- {line}" for card in run.cards for line in (_answer(card),)))
+    if run.following is not None:
+        parts += [f"Next, {escaped(run.following.why)}:", _code(run.following.command, "sh")]
+    parts.append("\n>\n".join(f"> {escaped(warning)}" for warning in run.warnings))
+    more = [f"- {escaped(note)}" for note in run.notes]
+    more += [f"- {escaped(caution.name)}: {escaped(caution.value)}" for caution in run.cautions]
+    parts.append("\n".join(more))
     for table in (*run.tables[:1], run.unmeasured):
         if table is not None:
-            parts += [f"### {escaped(table.title)}", _table(table)]
+            parts += [f"<details><summary>{escaped(table.title)}</summary>", _table(table), "</details>"]
+    parts.append(" · ".join(escaped(part) for part in run.subtitle))
     return [part for part in parts if part]
+
+
+def _answer(card: Card) -> str:
+    paste = f"\n\n{indent(_code(card.paste, 'python'), '  ')}" if card.paste else ""
+    return f"**{escaped(card.title)}: {escaped(card.label)}.** {escaped(card.sentence)}{paste}"
+
+
+def _code(text: str, language: str) -> str:
+    """Write a line of code; what would end the fence, as text."""
+    return escaped(text) if "```" in text or "\n" in text else f"```{language}\n{text}\n```"
 
 
 def _table(table: Table) -> str:

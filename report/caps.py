@@ -84,7 +84,7 @@ def _step_point(row: Row) -> Point | None:
     step, buckets = step_time(row), finite(row["num_buckets"])
     if step is None:
         return None
-    return replace(marked(0.0, step, row), note="" if buckets is None else f"{buckets:.0f}")
+    return replace(marked(0.0, step, row, "ms"), note="" if buckets is None else f"{buckets:.0f}")
 
 
 def _finding(marks: ByCap) -> str:

@@ -9,7 +9,6 @@ from typing import Any
 import pandas as pd
 
 from bench.conditions import Manifest, part
-from bench.findings.stability import cautions
 from bench.findings.wording import TIMES, count, duration, finite, link_name, mib, plain, quantity, text
 from report.model import Fact, Group, Table, TableColumn
 
@@ -61,15 +60,6 @@ def groups(manifest: Manifest, *, link: str = "") -> tuple[Group, ...]:
         Group("Environment variables", _facts(part(environment, "env").items(), code=True)),
     )
     return tuple(group for group in made if group.facts)
-
-
-def stability(manifest: Manifest, cases: pd.DataFrame, blocks: pd.DataFrame) -> tuple[Group, ...]:
-    """Return what speaks against trusting the rounds, with the next command; no group where nothing does."""
-    settings = part(manifest, "settings")
-    target = None if settings.get("rounds") else finite(settings.get("precision_target"))
-    found = cautions(cases, blocks, target=target)
-    facts = _facts((caution.kind, caution.sentence) for caution in found)
-    return (Group("Stability of the rounds", facts),) if facts else ()
 
 
 def ranks(manifest: Manifest) -> Table | None:

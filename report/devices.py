@@ -9,12 +9,14 @@ import pandas as pd
 from bench.findings.wording import (
     TIMES,
     Row,
+    case_label,
+    device_noun,
     estimate,
     finite,
-    mode_label,
     plural,
     quantity,
     settings_label,
+    short_mode,
     text,
     truth,
     with_interval,
@@ -23,10 +25,12 @@ from bench.stats import Interval
 from report.drawings import Chart, Panel, Point, Series, Tick
 from report.select import WorkloadCases, by_mode, records, throughput_ratio
 
+_DIRECT_CHARACTERS = 12
+
 LOG_FROM = 16
 """Devices: more are drawn on a logarithmic axis, where counts double from tick to tick."""
 
-_HOLLOW = " Hollow marks: more devices than the machine has, so they share cores or GPUs."
+_HOLLOW = " Hollow marks: shared cores or GPUs."
 BARS = "Bars are 95% intervals over rounds."
 """What the bars of every chart are."""
 
@@ -43,11 +47,12 @@ def throughput(workload: WorkloadCases, *, key: str) -> Chart | None:
         series = (*series, Series("ideal", "ideal", ideal))
     return Chart(
         key=f"{key}-throughput",
-        title="Throughput against devices",
+        title="Scaling curve",
         x_label=workload.devices_label,
         y_label="throughput (images/s)",
-        ticks=device_ticks(counts),
+        ticks=device_ticks(counts, series),
         panels=(Panel("", series),),
+        direct=is_direct(series),
         caption=_throughput_caption(series, workload.device),
         how_to_read="Higher is better. On the dotted line every device adds as much as one alone gives. "
         f"{BARS}{hollow_note(series)}",
@@ -68,8 +73,9 @@ def efficiency(workload: WorkloadCases, *, key: str) -> Chart | None:
         title="Scaling efficiency",
         x_label=f"devices ({workload.device}s)",
         y_label=f"efficiency, {workload.scaling} scaling (%)",
-        ticks=device_ticks(counts),
+        ticks=device_ticks(counts, series),
         panels=(Panel("", (*series, ideal)),),
+        direct=is_direct(series),
         caption=_efficiency_caption(series, workload.device),
         how_to_read="Efficiency is throughput over that of “single”, divided by the number of devices; "
         f"100% is ideal. {BARS}{hollow_note(series)}",
@@ -85,19 +91,33 @@ def by_devices(workload: WorkloadCases, column: str, factor: float) -> tuple[Ser
         points = tuple(p for row in rows if (p := _point(row, column, factor)) is not None)
         if points:
             unusual = settings_label(rows[0], with_cap=text(rows[0]["bucket_cap_mb"]) != "default")
-            label = mode_label(rows[0]) + (f", {unusual}" if unusual else "")
+            label = short_mode(rows[0]) + (f", {unusual}" if unusual else "")
             made.append(Series(label, mode, points))
     return tuple(made)
 
 
 def _point(row: Row, column: str, factor: float) -> Point | None:
     x, y = finite(row["num_devices"]), estimate(row, column)
-    return None if x is None or y is None else marked(x, y.scaled(factor), row)
+    unit = {"images_per_s": "images/s", "efficiency": "%", "peak_mem_mib": "MiB"}.get(column, "")
+    return None if x is None or y is None else marked(x, y.scaled(factor), row, unit)
 
 
-def marked(x: float, y: Interval, row: Row) -> Point:
-    """Make a mark at `x`, hollow where the case's devices are shared."""
-    return Point.at(x, y, hollow=truth(row["oversubscribed"]))
+def marked(x: float, y: Interval, row: Row, unit: str = "") -> Point:
+    """Make a mark at `x`, hollow where the case's devices are shared; its tip names the case."""
+    return Point.at(x, y, hollow=truth(row["oversubscribed"]), tip=tip(row, y, unit))
+
+
+def tip(row: Row, value: Interval, unit: str) -> str:
+    """Say what is under the pointer: the case, its rounds, the value with its interval."""
+    rounds = finite(row.get("num_rounds"))
+    name = case_label(row, device_noun(text(row["device_type"])))
+    parts = (name, with_interval(value, unit), plural(rounds, "round") if rounds else "")
+    return " · ".join(part for part in parts if part)
+
+
+def is_direct(series: Iterable[Series]) -> bool:
+    """Tell whether the names are short enough to stand beside the lines."""
+    return all(len(s.label) <= _DIRECT_CHARACTERS for s in series)
 
 
 def hollow_note(series: Iterable[Series]) -> str:
@@ -134,9 +154,10 @@ def _counts(series: Iterable[Series]) -> list[float]:
     return sorted({p.x for s in series for p in s.points})
 
 
-def device_ticks(counts: list[float]) -> tuple[Tick, ...]:
-    """Place a tick at every device count, and at one."""
-    return tuple(Tick(n, f"{n:.0f}") for n in sorted({1.0, *counts}))
+def device_ticks(counts: Iterable[float], series: Iterable[Series] = ()) -> tuple[Tick, ...]:
+    """Place a tick at every device count, and at one; `series` tell which counts share devices."""
+    shared = {p.x for s in series for p in s.points if p.hollow}
+    return tuple(Tick(n, f"{n:.0f}\nshared" if n in shared else f"{n:.0f}") for n in sorted({1.0, *counts}))
 
 
 def dp_against_ddp(workload: WorkloadCases, blocks: pd.DataFrame, *, key: str) -> Chart | None:
@@ -148,8 +169,8 @@ def dp_against_ddp(workload: WorkloadCases, blocks: pd.DataFrame, *, key: str) -
         other = dp.get(n)
         ratio = None if other is None else throughput_ratio(row, other, blocks)
         if n is not None and other is not None and ratio is not None:
-            points.append(marked(n, ratio, row))
-            other_mode = mode_label(other)
+            points.append(marked(n, ratio, row, TIMES))
+            other_mode = short_mode(other)
     if not points:
         return None
     series = Series(f"DDP / {other_mode}", "ddp", tuple(points))
@@ -161,8 +182,9 @@ def dp_against_ddp(workload: WorkloadCases, blocks: pd.DataFrame, *, key: str) -
         title="DDP against DataParallel",
         x_label=workload.devices_label,
         y_label=f"throughput of DDP / {other_mode} ({TIMES})",
-        ticks=device_ticks(counts),
+        ticks=device_ticks(counts, [series]),
         panels=(Panel("", (series, equal)),),
+        direct=is_direct([series, equal]),
         caption=f"Throughput of DDP over {other_mode}: {'; '.join(said)}.",
         how_to_read="Above the dotted line DDP is faster, below it DataParallel. The ratio is formed inside "
         "each round, so drift of the machine cancels; bars are its 95% intervals over rounds, and one that "
@@ -186,8 +208,9 @@ def memory(workload: WorkloadCases, *, key: str) -> Chart | None:
         title="Memory per device",
         x_label=workload.devices_label,
         y_label="peak memory of the fullest device (MiB)",
-        ticks=device_ticks(counts),
+        ticks=device_ticks(counts, series),
         panels=(Panel("", series),),
+        direct=is_direct(series),
         caption=f"On {plural(most, workload.device)}: {', '.join(said)}.",
         how_to_read="Lower is better. The most memory that this case's tensors take on the device that needs "
         "most of it; DataParallel gathers outputs and gradients on device 0, DDP adds its buckets on every "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from bench.stats import Interval
 
@@ -13,7 +13,10 @@ MOST_RUNS = 8
 
 @dataclass(frozen=True)
 class Point:
-    """One mark of a figure; `low` and `high` are its 95% interval, None where unknown."""
+    """One mark of a figure; `low` and `high` are its 95% interval, None where unknown.
+
+    `tip` is shown to who points at it.
+    """
 
     x: float
     y: float
@@ -21,12 +24,13 @@ class Point:
     high: float | None = None
     hollow: bool = False
     note: str = ""
+    tip: str = field(default="", compare=False)
 
     @classmethod
-    def at(cls, x: float, value: Interval, *, hollow: bool = False) -> Point:
+    def at(cls, x: float, value: Interval, *, hollow: bool = False, tip: str = "") -> Point:
         """Make a mark of `value` at `x`, without an interval where that is unknown."""
         low, high = (end if math.isfinite(end) else None for end in (value.low, value.high))
-        return cls(x, value.estimate, low, high, hollow)
+        return cls(x, value.estimate, low, high, hollow, tip=tip)
 
     @property
     def interval(self) -> Interval:
@@ -88,7 +92,7 @@ class Figure:
 
 @dataclass(frozen=True, kw_only=True)
 class Chart(Figure):
-    """Marks over a quantity."""
+    """Marks over a quantity; `direct` writes the name of each series beside its end, without a legend."""
 
     x_label: str
     y_label: str
@@ -97,6 +101,7 @@ class Chart(Figure):
     from_zero: bool = True
     log_x: bool = False
     log_y: bool = False
+    direct: bool = False
 
     @property
     def alt(self) -> str:
@@ -147,12 +152,37 @@ class Track:
     compute_end_ms: float | None
     end_ms: float | None
 
+    @property
+    def is_drawable(self) -> bool:
+        """Whether any moment is known."""
+        return self.compute_end_ms is not None or self.end_ms is not None
+
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline(Figure):
     """Steps drawn over time, one track below the other on one scale."""
 
     tracks: tuple[Track, ...]
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A row of a forest plot; `style` as of a series."""
+
+    label: str
+    interval: Interval
+    style: str
+    hollow: bool = False
+    num_rounds: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forest(Figure):
+    """Ratios to one reference, one below the other on a logarithmic axis; `margin` counts as equal."""
+
+    x_label: str
+    margin: float
+    rows: tuple[Ratio, ...]
 
 
 @dataclass(frozen=True)
@@ -177,4 +207,4 @@ class BoxPlot(Figure):
     rows: tuple[StepTimes, ...]
 
 
-Drawing = Chart | Bars | Timeline | BoxPlot
+Drawing = Chart | Bars | Timeline | BoxPlot | Forest

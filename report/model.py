@@ -104,15 +104,47 @@ class Section:
 
 
 @dataclass(frozen=True)
+class Card:
+    """One answer: `state` is `found`, `equal` or `open`, `label` names it in words, `paste` is code.
+
+    `leave` says that nothing is to be changed.
+    """
+
+    title: str
+    state: str
+    label: str
+    sentence: str
+    paste: str = ""
+    leave: bool = False
+
+
+@dataclass(frozen=True)
+class Following:
+    """The command to run next, and why."""
+
+    why: str
+    command: str
+
+
+@dataclass(frozen=True)
 class RunView:
-    """One run on the page."""
+    """One run on the page: `heading` names what was measured, `title` the run.
+
+    `figures` are unfolded, `more_figures` wait in a fold.
+    """
 
     key: str
     title: str
+    heading: str
+    status: str
     subtitle: tuple[str, ...]
     warnings: tuple[str, ...]
-    verdict: tuple[str, ...]
+    cards: tuple[Card, ...]
+    following: Following | None
+    cautions: tuple[Fact, ...]
+    notes: tuple[str, ...]
     figures: tuple[Drawing, ...]
+    more_figures: tuple[Drawing, ...]
     paper: Section | None
     tables: tuple[Table, ...]
     rounds: tuple[CaseRounds, ...]
@@ -136,5 +168,9 @@ class Page:
     @property
     def figures(self) -> list[Drawing]:
         """Every figure of the page, in its order."""
-        parts = [self.together, *(part for run in self.runs for part in (run, run.paper, run.predicted))]
-        return [figure for part in parts if part is not None for figure in part.figures]
+        found = list(self.together.figures) if self.together is not None else []
+        for run in self.runs:
+            sections = (run.predicted, run.paper)
+            found += [*run.figures, *(f for s in sections if s is not None for f in s.figures)]
+            found += run.more_figures
+        return found

@@ -14,6 +14,7 @@ from bench.results.round_times import RoundTimes
 from bench.settings import DDP_DEFAULTS
 from bench.stats import Interval
 
+_SOURCES = {"device": "synthetic images on the device", "host": "synthetic images from the host"}
 _WORKLOAD = ("device_type", "arch", "image_size", "scaling", "precision", "data", "batch")
 
 
@@ -94,7 +95,7 @@ def _workload_label(row: Row) -> str:
         f"{batch:,.0f} images {where}" if batch else "",
         f"{scaling} scaling" if scaling else "",
         text(row["precision"]),
-        f"batches from {text(row['data'])}" if text(row["data"]) else "",
+        _SOURCES.get(text(row["data"]), f"images from {text(row['data'])}") if text(row["data"]) else "",
     ]
     return " · ".join(part for part in parts if part)
 
@@ -118,6 +119,12 @@ def by_mode(cases: pd.DataFrame, mode: str) -> pd.DataFrame:
     rows = cases[cases["mode"] == mode]
     rows = usual_settings(rows) if mode == "ddp" else rows
     return rows.drop_duplicates("num_devices").sort_values("num_devices")
+
+
+def unshared(cases: pd.DataFrame) -> pd.DataFrame:
+    """Return the cases with devices of their own; all where none on several devices has them."""
+    own = cases[~cases["oversubscribed"].fillna(value=False).astype(bool)]
+    return cases if own[own["num_devices"].fillna(0) > 1].empty else own
 
 
 def headline_count(cases: pd.DataFrame) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -14,32 +15,45 @@ from bench.findings.wording import (
     case_label,
     count,
     device_noun,
+    estimate,
     finite,
-    mode_label,
     number,
     plural,
-    quantity,
     ranged,
     settings_label,
+    short_mode,
     text,
     truth,
+    with_interval,
 )
 from bench.layout import BucketLayout
+from bench.stats import Interval
 from report.model import Hyperlink, Table, TableColumn
-from report.select import records
+from report.select import records, unshared
 
 Field = tuple[TableColumn, Callable[[Row], str]]
 Links = Callable[[Row], tuple[Hyperlink, ...]]
 
 
 def value(name: str, column: str, unit: str) -> Field:
-    """Make a column of numbers without an interval."""
-    return TableColumn(name, "number"), lambda row: quantity(finite(row[column]), unit)
+    """Make a column of numbers without an interval, its unit in the header."""
+    return _headed(name, unit), lambda row: number(finite(row[column]))
 
 
 def interval(name: str, column: str, unit: str, factor: float = 1.0) -> Field:
-    """Make a column of numbers with their intervals where known."""
-    return TableColumn(name, "number"), lambda row: ranged(row, column, unit, factor)
+    """Make a column of numbers with their intervals where known, its unit in the header."""
+    return _headed(name, unit), lambda row: _exact(estimate(row, column), factor)
+
+
+def _exact(found: Interval | None, factor: float = 1.0) -> str:
+    """Write a number, without an interval that has no width."""
+    if found is not None and found.low == found.high:
+        return number(found.estimate * factor)
+    return with_interval(found, "", factor)
+
+
+def _headed(name: str, unit: str) -> TableColumn:
+    return TableColumn(f"{name} ({unit})" if unit else name, "number")
 
 
 def linked(name: str, column: str, links: Links) -> Field:
@@ -54,11 +68,16 @@ def whole(name: str, column: str) -> Field:
     return TableColumn(name, "number"), lambda row: count(finite(row[column]))
 
 
-CASE_ID: Field = (TableColumn("Case"), lambda row: text(row["case_id"]))
+CASE_ID: Field = (TableColumn("Id"), lambda row: text(row["case_id"]))
 SHARED: Field = (TableColumn("Sharing"), lambda row: "shared" if truth(row["oversubscribed"]) else "")
-NAME: tuple[Field, ...] = (
-    (TableColumn("Workload"), lambda row: text(row["workload"])),
-    (TableColumn("Mode"), mode_label),
+WORKLOAD: Field = (TableColumn("Workload"), lambda row: text(row["workload"]))
+CASE: Field = (
+    TableColumn("Case"),
+    lambda row: case_label(row, device_noun(text(row["device_type"]))),
+)
+NAME: tuple[Field, ...] = (CASE, WORKLOAD)
+APART: tuple[Field, ...] = (
+    (TableColumn("Mode"), short_mode),
     whole("Devices", "num_devices"),
     SHARED,
     (TableColumn("DDP settings"), settings_label),
@@ -90,10 +109,34 @@ def table(
     )
 
 
+def _against_default(row: Row) -> str:
+    found = estimate(row, "vs_ddp_default")
+    is_reference = found is not None and found.low == found.high == 1
+    return "1, the default" if is_reference else with_interval(found)
+
+
+def _cost(row: Row) -> str:
+    """Write what instruments cost, which cannot be less than nothing."""
+    found = estimate(row, "anatomy_slowdown_pct")
+    if found is None:
+        return ""
+    least = found.estimate if math.isnan(found.low) else found.low
+    return with_interval(found) if least > 0 else "below the noise"
+
+
+AGAINST: Field = (TableColumn(f"Against DDP's default ({TIMES})", "number"), _against_default)
 RESULTS: tuple[Field, ...] = (
     interval("Throughput", "images_per_s", "images/s"),
+    AGAINST,
+    interval("Efficiency", "efficiency", "%", 100.0),
+)
+EVERY: tuple[Field, ...] = (
+    interval("Throughput", "images_per_s", "images/s"),
+    value("Throughput, pauses included", "images_per_s_sustained", "images/s"),
+    AGAINST,
     interval("Speed-up", "speedup", TIMES),
     interval("Efficiency", "efficiency", "%", 100.0),
+    interval("Step", "step_ms", "ms"),
     value("Step, median", "step_ms_p50", "ms"),
     value("Step, p95", "step_ms_p95", "ms"),
     value("Peak memory", "peak_mem_mib", "MiB"),
@@ -103,7 +146,7 @@ ANATOMY: tuple[Field, ...] = (
     interval("Forward", "forward_ms", "ms"),
     interval("Backward", "backward_ms", "ms"),
     interval("Optimizer", "optimizer_ms", "ms"),
-    interval("Cost of instruments", "anatomy_slowdown_pct", "%"),
+    (TableColumn("Cost of instruments (%)", "number"), _cost),
 )
 DP_STAGES: tuple[Field, ...] = (
     interval("Scatter", "dp_scatter_ms", "ms"),
@@ -127,7 +170,7 @@ BUCKETS: tuple[Field, ...] = (
 )
 UNMEASURED: tuple[Field, ...] = (
     (TableColumn("Status"), lambda row: text(row["status"])),
-    (TableColumn("Mode"), mode_label),
+    (TableColumn("Mode"), short_mode),
     whole("Devices", "num_devices"),
     SHARED,
     (TableColumn("DDP settings"), settings_label),
@@ -136,8 +179,12 @@ UNMEASURED: tuple[Field, ...] = (
 )
 
 _RESULTS_NOTE = (
-    "Estimate [95% interval over rounds]. Speed-up is throughput over that of “single” in the same round; "
-    "efficiency is speed-up over devices. cases.csv holds the same numbers under the name in column “Case”."
+    "Estimate (95% interval over rounds); the ratios to DDP's default at the same number of devices hold all "
+    "at once. Efficiency is throughput over that of “single”, divided by devices."
+)
+_EVERY_NOTE = (
+    "All cases, those on shared devices too. Speed-up is throughput over that of “single”. cases.csv holds "
+    "the same numbers under the name in column “Id”."
 )
 _ANATOMY_NOTE = (
     "Per step, from the anatomy pass, which is not the timed one: the last column says how much slower its "
@@ -155,9 +202,17 @@ def tables(ok: pd.DataFrame, links: Links) -> tuple[Table, ...]:
     """
     dp = ok[ok["mode"] == "dp"]
     dp_note = _DP_NOTE + (_STAND_IN if (dp["device_type"] == "cpu").any() else "")
-    results = (*RESULTS, linked("Rounds", "num_rounds", links), CASE_ID)
+    rounds = linked("Rounds", "num_rounds", links)
+    own = unshared(ok)
+    results = table("Results", _RESULTS_NOTE, own, NAME, (*RESULTS, rounds), links=links)
+    folded = len(ok) - len(own)
+    if results is not None and folded:
+        left_out = f"{plural(folded, 'case')} on shared devices: see “Every column”."
+        results = replace(results, below=(left_out,))
+    every = (*EVERY, rounds, *APART, CASE_ID)
     made = (
-        table("Results", _RESULTS_NOTE, ok, NAME, results, links=links),
+        results,
+        table("Every column", _EVERY_NOTE, ok, NAME, every, links=links),
         table("Where the step goes", _ANATOMY_NOTE, ok, NAME, ANATOMY),
         communication(ok),
         table("DataParallel's stages", dp_note, dp, NAME, DP_STAGES),
@@ -183,7 +238,10 @@ _COLUMNS: tuple[tuple[Field, str], ...] = (
         interval("Exposed", "exposed_comm_ms", "ms"),
         "the step minus the same step without synchronising, in the same round: time that communication adds",
     ),
-    (interval("Hidden", "hidden_pct", "%"), "100 x (1 - exposed / alone), within 0 to 100"),
+    (
+        interval("Hidden", "hidden_pct", "%"),
+        "100 x (1 - exposed / alone); negative where it adds more than it takes alone",
+    ),
     (
         interval("Overlap, trace", "overlap_trace_pct", "%"),
         "time in which both compute and communication run, over the time communication runs, per rank",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -11,11 +12,12 @@ from bench.findings.wording import (
     cap_label,
     case_label,
     estimate,
-    mode_label,
     plural,
+    short_mode,
     text,
     with_interval,
 )
+from bench.stats import Interval
 from report import caps
 from report.devices import BARS, LOG_FROM, by_devices, device_ticks, hollow_note
 from report.drawings import MOST_RUNS, Chart, Panel, Point, Series, Tick
@@ -30,8 +32,9 @@ _HOW = (
 _NOTE = "The same cases of every run, beside each other."
 _UNLIKE = "The runs do not measure the same work, so only ratios compare: "
 _TABLE_NOTE = (
-    f"Throughput with its 95% interval over rounds, of cases that several runs measured. {TIMES} is over the "
-    "first run's."
+    "Throughput with its 95% interval over rounds, of cases that several runs measured, and its ratio to the "
+    "first run's. The intervals of the ratios hold for rounds alone: what changed on the machine between the "
+    "runs is not in them."
 )
 
 
@@ -221,23 +224,44 @@ def _table(group: Sequence[_Run]) -> Table | None:
     names = dict.fromkeys(name for rows in by_run for name in rows)
     kept = [name for name in names if sum(name in rows for rows in by_run) > 1]
     rows = tuple((name, *_cells([rows.get(name) for rows in by_run])) for name in kept)
-    columns = (TableColumn("Case"), *(TableColumn(run.title, "number") for run in group))
+    first, *others = (run.title for run in group)
+    columns = (
+        TableColumn("Case"),
+        TableColumn(f"{first} (images/s)", "number"),
+        *(
+            TableColumn(name, "number")
+            for title in others
+            for name in (f"{title} (images/s)", f"{title} / {first} ({TIMES})")
+        ),
+    )
     return Table("Throughput side by side", _TABLE_NOTE, columns, rows) if rows else None
 
 
 def _cells(rows: Sequence[Row | None]) -> list[str]:
     rates = [None if row is None else estimate(row, "images_per_s") for row in rows]
     first = rates[0]
-    cells = []
-    for i, rate in enumerate(rates):
-        ratio = f" ({rate.estimate / first.estimate:.2f}{TIMES})" if i and rate and first else ""
-        cells.append(with_interval(rate, "images/s") + ratio)
+    cells = [with_interval(first)]
+    for rate in rates[1:]:
+        cells += [with_interval(rate), with_interval(ratio_of(rate, first))]
     return cells
+
+
+def ratio_of(one: Interval | None, other: Interval | None) -> Interval | None:
+    """Divide two rates of different runs, which share no rounds: relative errors add as squares."""
+    if one is None or other is None or min(one.estimate, other.estimate) <= 0:
+        return None
+    ratio = one.estimate / other.estimate
+    ends = (one.low, one.high, other.low, other.high)
+    if not all(math.isfinite(end) and end > 0 for end in ends):
+        return Interval(ratio, math.nan, math.nan)
+    down = math.hypot(math.log(one.estimate / one.low), math.log(other.high / other.estimate))
+    up = math.hypot(math.log(one.high / one.estimate), math.log(other.estimate / other.low))
+    return Interval(ratio, ratio * math.exp(-down), ratio * math.exp(up))
 
 
 def _mode_name(group: Sequence[_Run], mode: str) -> str:
     labels = dict.fromkeys(
-        mode_label(row) for run in group for row in records(run.workload.cases) if text(row["mode"]) == mode
+        short_mode(row) for run in group for row in records(run.workload.cases) if text(row["mode"]) == mode
     )
     return " and ".join(labels)
 

@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pandas as pd
 
 from bench.findings.findings import conclude
-from bench.findings.wording import CPU_STAND_IN, plain, plural, text, truth
+from bench.findings.wording import plain, plural, text, without_stand_in
 from bench.results.aggregate import comparisons_of_run
+from bench.results.comparisons import Comparison
 from bench.results.store import RunData
 from bench.scaling.document import Predictions
-from report import anatomy, caps, conditions, devices, paper, predicted, rounds, tables, together
+from report import (
+    anatomy,
+    answer,
+    caps,
+    conditions,
+    devices,
+    forest,
+    older,
+    paper,
+    predicted,
+    rounds,
+    tables,
+    together,
+)
 from report.drawings import Drawing
-from report.model import Page, RunFiles, RunView
+from report.model import Fact, Page, RunFiles, RunView
 from report.select import WorkloadCases, workloads
 
 _MOST_HOSTS = 4
-SHARED_WARNING = (
-    "Some cases use more devices than the machine has, so devices share cores or GPUs: such numbers say "
-    "nothing about scaling on devices of their own. They are drawn hollow and marked “shared”."
-)
+_MOMENT = re.compile(r"([0-9-]{10})T([0-9]{2}:[0-9]{2}):[0-9]{2}(?:Z|\+00:00)")
 
 
 def page(
@@ -34,15 +46,17 @@ def page(
     """
     offered = files or [RunFiles()] * len(runs)
     titles = _titles(runs)
+    comparisons = [comparisons_of_run(run) for run in runs]
+    runs = [older.completed(run, found) for run, found in zip(runs, comparisons, strict=True)]
     views = tuple(
-        _run_view(run, own, title, f"run{i}", predictions if i == 1 else None)
-        for i, (run, own, title) in enumerate(zip(runs, offered, titles, strict=True), 1)
+        _run_view(run, found, own, title, key=f"run{i}", predictions=predictions if i == 1 else None)
+        for i, (run, found, own, title) in enumerate(zip(runs, comparisons, offered, titles, strict=True), 1)
     )
     if len(views) == 1:
         return Page(title=titles[0], runs=views, differences=None)
     return Page(
         title=" · ".join(titles),
-        runs=views,
+        runs=tuple(replace(view, heading=f"{view.title}: {view.heading}") for view in views),
         differences=conditions.differences(titles, [view.conditions for view in views]),
         together=together.section(titles, [workloads(run.cases) for run in runs]),
     )
@@ -62,40 +76,51 @@ def _titles(runs: Sequence[RunData]) -> list[str]:
 
 
 def _run_view(
-    run: RunData, files: RunFiles, title: str, key: str, predictions: Predictions | None
+    run: RunData,
+    comparisons: Sequence[Comparison],
+    files: RunFiles,
+    title: str,
+    *,
+    key: str,
+    predictions: Predictions | None,
 ) -> RunView:
     cases = run.cases
+    conclusion = conclude(run.path, run.manifest, cases, run.blocks, comparisons)
     measured = workloads(cases)
     several = len(measured) > 1
     named = [w.cases.assign(workload=w.label if several else "") for w in measured]
     ranks = conditions.ranks(run.manifest)
     by_case = rounds.by_case(measured, run.blocks, files.traces, key=key)
     beside = paper.section(run, measured[0], key=f"{key}-paper") if measured else None
-    drawn = [
-        _figures(workload, run, key=f"{key}-{i}", with_caps=beside is None)
-        for i, workload in enumerate(measured, start=1)
-    ]
-    if several:
-        drawn = [
-            tuple(replace(figure, title=f"{figure.title}: {workload.label}") for figure in figures)
-            for workload, figures in zip(measured, drawn, strict=True)
-        ]
+    main: list[Drawing] = []
+    more: list[Drawing] = []
+    for i, workload in enumerate(measured, start=1):
+        suffix = f": {workload.label}" if several else ""
+        place = f"{key}-{i}"
+        main += _titled(_main_figures(workload, run, comparisons, key=place), suffix)
+        more += _titled(_more_figures(workload, run, key=place, with_caps=beside is None), suffix)
     return RunView(
         key=key,
         title=title,
-        subtitle=_subtitle(run, cases, measured),
-        warnings=_warnings(cases),
-        verdict=tuple(conclude(run.path, run.manifest, cases, run.blocks, comparisons_of_run(run)).sentences),
-        figures=tuple(figure for figures in drawn for figure in figures),
+        heading=answer.heading(cases) or title,
+        status=answer.status(run.manifest, cases, conclusion.verdicts),
+        subtitle=_subtitle(run, cases, measured, title),
+        warnings=answer.warnings(cases),
+        cards=answer.cards(conclusion.verdicts),
+        following=answer.following(conclusion),
+        cautions=tuple(
+            Fact(caution.kind, caution.sentence)
+            for caution in answer.stability(run.manifest, cases, run.blocks)
+        ),
+        notes=(*(without_stand_in(note) for note in conclusion.notes), *older.notes(run)),
+        figures=tuple(main),
+        more_figures=tuple(more),
         paper=beside,
         tables=tables.tables(pd.concat(named), rounds.links(by_case)) if named else (),
         rounds=by_case,
         files=files,
         unmeasured=tables.unmeasured(cases),
-        conditions=(
-            *conditions.groups(run.manifest, link=conditions.link(run.manifest, cases)),
-            *conditions.stability(run.manifest, cases, run.blocks),
-        ),
+        conditions=conditions.groups(run.manifest, link=conditions.link(run.manifest, cases)),
         condition_tables=(ranks,) if ranks else (),
         topology=conditions.topology(run.manifest),
         predicted=None
@@ -104,23 +129,39 @@ def _run_view(
     )
 
 
-def _figures(workload: WorkloadCases, run: RunData, *, key: str, with_caps: bool) -> tuple[Drawing, ...]:
-    """Make every figure there is data for; bucket caps only where they are not drawn beside the paper's."""
-    made = (
+def _main_figures(
+    workload: WorkloadCases, run: RunData, comparisons: Sequence[Comparison], *, key: str
+) -> list[Drawing | None]:
+    """Make the figures that stand unfolded: scaling, what is faster, and where a step goes."""
+    return [
         devices.throughput(workload, key=key),
+        forest.forest(workload, comparisons, key=key),
+        anatomy.one_step(workload, run.buckets, key=key),
+        anatomy.breakdown(workload, key=key),
+    ]
+
+
+def _more_figures(
+    workload: WorkloadCases, run: RunData, *, key: str, with_caps: bool
+) -> list[Drawing | None]:
+    """Make all others; bucket caps only where they are not drawn beside the paper's."""
+    return [
         devices.efficiency(workload, key=key),
         devices.dp_against_ddp(workload, run.blocks, key=key),
         caps.bucket_caps(workload, key=key) if with_caps else None,
-        anatomy.breakdown(workload, key=key),
-        anatomy.one_step(workload, run.buckets, key=key),
         rounds.step_times(workload, run.blocks, key=key),
         devices.memory(workload, key=key),
         rounds.drift(workload, run.blocks, key=key),
-    )
-    return tuple(figure for figure in made if figure is not None)
+    ]
 
 
-def _subtitle(run: RunData, cases: pd.DataFrame, measured: list[WorkloadCases]) -> tuple[str, ...]:
+def _titled(figures: Sequence[Drawing | None], suffix: str) -> list[Drawing]:
+    return [replace(figure, title=f"{figure.title}{suffix}") for figure in figures if figure is not None]
+
+
+def _subtitle(
+    run: RunData, cases: pd.DataFrame, measured: list[WorkloadCases], title: str
+) -> tuple[str, ...]:
     hardware = dict.fromkeys(text(name) for name in cases["device_name"])
     hosts = conditions.hosts(run.manifest)
     what = measured[0].label if len(measured) == 1 else plural(len(measured), "workload") if measured else ""
@@ -130,24 +171,18 @@ def _subtitle(run: RunData, cases: pd.DataFrame, measured: list[WorkloadCases]) 
         *hardware,
         f"{'hosts' if len(hosts) > 1 else 'host'} {_listed(hosts)}" if hosts else "",
         f"link {link}" if link else "",
-        plain(run.manifest.get("created_utc")),
+        _moment(plain(run.manifest.get("created_utc"))),
+        f"run {title}" if title != "run" else "",
     )
     return tuple(part for part in parts if part)
+
+
+def _moment(written: str) -> str:
+    """Write `2026-03-01 09:30 UTC`; another text as it is."""
+    found = _MOMENT.fullmatch(written)
+    return written if found is None else f"{found[1]} {found[2]} UTC"
 
 
 def _listed(names: Sequence[str]) -> str:
     more = len(names) - _MOST_HOSTS
     return ", ".join(names[:_MOST_HOSTS]) + (f" and {plural(more, 'other')}" if more > 0 else "")
-
-
-def _warnings(cases: pd.DataFrame) -> tuple[str, ...]:
-    ok = cases["status"] == "ok"
-    broken = cases[~ok & (cases["status"] != "skipped")]
-    made = (
-        f"{CPU_STAND_IN}." if (cases["device_type"] == "cpu").any() else "",
-        SHARED_WARNING if any(truth(value) for value in cases.loc[ok, "oversubscribed"]) else "",
-        f"{plural(len(broken), 'case')} of {len(cases)} did not finish: see “Not measured”."
-        if len(broken)
-        else "",
-    )
-    return tuple(warning for warning in made if warning)

@@ -21,6 +21,7 @@ CPU_STAND_IN = "A device here is one CPU core standing in for a GPU: ratios show
 MIB = 2**20
 TIMES = "\N{MULTIPLICATION SIGN}"
 
+_STAND_IN = " (CPU stand-in)"
 _IN_SENTENCES = {"dp": "DataParallel", "ddp": "DDP"}
 _IN_LABELS = {"dp": "DP", "ddp": "DDP"}
 _NO_UNIT_CAPS = {"", "default"}
@@ -70,15 +71,16 @@ def quantity(value: float | None, unit: str, digits: int = 3) -> str:
 
 
 def with_interval(value: Interval | None, unit: str = "", factor: float = 1.0) -> str:
-    """Write `70.1 [69.2, 70.9] ms` of `value` times `factor`; no brackets where no interval is known."""
+    """Write `70.1 (69.2\N{EN DASH}70.9) ms` of `value` times `factor`; only the value without an interval."""
     if value is None:
         return ""
     scaled = value.scaled(factor)
     three = (scaled.estimate, scaled.low, scaled.high)
     if not all(map(math.isfinite, three)):
         return quantity(scaled.estimate, unit)
-    written = (number(value, largest=max(map(abs, three))) for value in three)
-    return _with_unit("{} [{}, {}]".format(*written), unit)
+    # No commas at thousands: they would read as a list of numbers.
+    shown, low, high = (number(value, largest=max(map(abs, three))).replace(",", "") for value in three)
+    return _with_unit(f"{shown} {_span(low, high)}", unit)
 
 
 def ranged(row: Row, column: str, unit: str = "", factor: float = 1.0) -> str:
@@ -95,7 +97,13 @@ def between(found: Interval, digits: int = 2) -> str:
     """Write an interval in parentheses, or that there are too few rounds for one."""
     if math.isnan(found.low):
         return "(too few rounds for an interval)"
-    return f"({found.low:.{digits}f}\N{EN DASH}{found.high:.{digits}f})"
+    return _span(f"{found.low:.{digits}f}", f"{found.high:.{digits}f}")
+
+
+def _span(low: str, high: str) -> str:
+    """Write the ends of an interval; a dash before a minus sign could not be read."""
+    joint = " to " if "-" in f"{low}{high}" else "\N{EN DASH}"
+    return f"({low}{joint}{high})"
 
 
 def percent(share: Interval) -> str:
@@ -172,7 +180,12 @@ def place(row: Row) -> str:
 def stand_in(row: Row) -> str:
     """Return ` (CPU stand-in)` where DataParallel's stages ran on CPU cores, else nothing."""
     on_cpu = text(row["impl"]) == "cpu_standin" or text(row["device_type"]) == "cpu"
-    return " (CPU stand-in)" if row["mode"] == "dp" and on_cpu else ""
+    return _STAND_IN if row["mode"] == "dp" and on_cpu else ""
+
+
+def without_stand_in(sentence: str) -> str:
+    """Drop what `stand_in` adds, where a reader was told it before."""
+    return sentence.replace(_STAND_IN, "")
 
 
 def mode_name(row: Row) -> str:
@@ -182,9 +195,14 @@ def mode_name(row: Row) -> str:
 
 
 def mode_label(row: Row) -> str:
-    """Name the mode in a figure or a table, where space is short: `DDP`, or `DP (CPU stand-in)`."""
+    """Name the mode where space is short, and its stand-in: `DDP`, or `DP (CPU stand-in)`."""
+    return short_mode(row) + stand_in(row)
+
+
+def short_mode(row: Row) -> str:
+    """Name the mode in a figure or a table, beside which its stand-in is explained: `DDP`, `DP`."""
     mode = text(row["mode"])
-    return _IN_LABELS.get(mode, mode) + stand_in(row)
+    return _IN_LABELS.get(mode, mode)
 
 
 def cap_label(cap: str) -> str:
@@ -228,7 +246,7 @@ def case_label(row: Row, device: str, *, with_cap: bool = True) -> str:
     how_many = finite(row["num_devices"])
     where = "" if how_many is None else plural(how_many, device)
     shared = " (shared)" if truth(row["oversubscribed"]) else ""
-    parts = (mode_label(row), f"{where}{shared}", settings_label(row, with_cap=with_cap))
+    parts = (short_mode(row), f"{where}{shared}", settings_label(row, with_cap=with_cap))
     return ", ".join(part for part in parts if part)
 
 

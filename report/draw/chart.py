@@ -10,11 +10,13 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from matplotlib.transforms import ScaledTranslation
 
-from report.draw.palette import MUTED, PAPER, SERIES, canvas_of, printable
+from report.draw.palette import MUTED, PAPER, SERIES, canvas_of, printable, tipped
 from report.drawings import Chart, Panel, Point, Series
 
 _CHARACTERS_OF_THREE = 42
 _AREA_ALPHA = 0.18
+_LEAST_GAP = 0.065
+"""Between the names of two lines, of the height of the axes: a line of text."""
 
 
 def draw_chart(figure: Chart) -> Canvas:
@@ -25,6 +27,9 @@ def draw_chart(figure: Chart) -> Canvas:
     for axes, panel in zip(rows, figure.panels, strict=True):
         _draw_panel(axes, panel, figure)
     rows[-1].set_xlabel(printable(figure.x_label))
+    if figure.direct and len(figure.panels) == 1:
+        _name_lines(rows[0], figure.panels[0].series)
+        return canvas
     handles = _legend([s for panel in figure.panels for s in panel.series])
     if len(handles) > 1:
         longest = sorted((len(str(handle.get_label())) for handle in handles), reverse=True)[:3]
@@ -59,13 +64,44 @@ def _draw_series(axes: Any, series: Series, *, dodge_pt: float) -> None:
         known = [(p.x, p.low, p.high) for p in series.points if p.low is not None and p.high is not None]
         axes.fill_between(*zip(*known, strict=True), color=style["color"], alpha=_AREA_ALPHA, linewidth=0)
     for point in series.points:
+        gid = {"gid": tipped(point.tip)} if point.tip else {}
         if not series.area and point.low is not None and point.high is not None:
             bar = {"color": style["color"], "transform": where, "markersize": 7, "linewidth": 1.3}
-            axes.plot([point.x] * 2, [point.low, point.high], marker="_", **bar)
-        axes.plot([point.x], [point.y], transform=where, **_mark(style, hollow=point.hollow))
+            axes.plot([point.x] * 2, [point.low, point.high], marker="_", **bar, **gid)
+        axes.plot([point.x], [point.y], transform=where, **_mark(style, hollow=point.hollow), **gid)
         if point.note:
             beside = {"xytext": (8, 0), "textcoords": "offset points", "va": "center"}
             axes.annotate(printable(point.note), (point.x, point.y), color=MUTED, fontsize=11, **beside)
+
+
+def _name_lines(axes: Any, drawn: Sequence[Series]) -> None:
+    """Write the name of each line beside its end, or above the end of one that ends early."""
+    last = max(p.x for s in drawn for p in s.points)
+    ends = [(s, s.points[-1]) for s in drawn]
+    to_axes = axes.transData + axes.transAxes.inverted()
+    at_edge = [(float(to_axes.transform((p.x, p.y))[1]), s) for s, p in ends if p.x == last]
+    at_edge.sort(key=lambda pair: pair[0])
+    for (_, series), height in zip(at_edge, _spread([height for height, _ in at_edge]), strict=True):
+        axes.text(
+            1.02, height, printable(series.label), transform=axes.transAxes, va="center", ha="left",
+            fontsize=11, color=SERIES[series.style]["color"],
+        )  # fmt: skip
+    for series, point in ends:
+        if point.x != last:
+            axes.annotate(
+                printable(series.label), (point.x, point.high or point.y), xytext=(0, 8),
+                textcoords="offset points", ha="center", va="bottom", fontsize=11,
+                color=SERIES[series.style]["color"],
+            )  # fmt: skip
+
+
+def _spread(heights: Sequence[float]) -> list[float]:
+    """Push ascending heights apart by the height of a line of text, around their places."""
+    placed: list[float] = []
+    for height in heights:
+        placed.append(max(height, placed[-1] + _LEAST_GAP) if placed else height)
+    over = sum(after - before for after, before in zip(placed, heights, strict=True)) / max(len(placed), 1)
+    return [height - over for height in placed]
 
 
 def _mark(style: dict[str, Any], *, hollow: bool) -> dict[str, Any]:
@@ -91,7 +127,7 @@ def _scale_x(axes: Any, figure: Chart) -> None:
         axes.set_xlim(low - pad, high + pad)
     axes.xaxis.set_major_locator(FixedLocator(places))
     axes.xaxis.set_minor_locator(NullLocator())
-    labels = {tick.x: printable(tick.label) for tick in figure.ticks}
+    labels = {tick.x: "\n".join(map(printable, tick.label.split("\n"))) for tick in figure.ticks}
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: labels.get(x, "")))
 
 

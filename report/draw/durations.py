@@ -158,12 +158,17 @@ def _draw_track(axes: Any, track: Track) -> None:
     _grid_along_time(axes)
     if track.compute_end_ms is not None:
         axes.axvline(track.compute_end_ms, **_COMPUTE_END)
-        if track.end_ms is not None and track.end_ms > track.compute_end_ms:
+        if _is_exposed(track):
             axes.axvspan(track.compute_end_ms, track.end_ms, **_EXPOSED, zorder=0.6)
     for row, bucket in enumerate(track.buckets):
         _draw_bucket(axes, bucket, row)
     every = -(-count * _LABELLED_ROW_PT // _MOST_ROWS_PT)
     axes.set_yticks(range(0, count, every), [printable(b.label) for b in track.buckets[::every]])
+
+
+def _is_exposed(track: Track) -> bool:
+    compute_end_ms, end_ms = track.compute_end_ms, track.end_ms
+    return compute_end_ms is not None and end_ms is not None and end_ms > compute_end_ms
 
 
 def _draw_bucket(axes: Any, bucket: Bucket, row: int) -> None:
@@ -183,13 +188,16 @@ def _moments(track: Track) -> list[float]:
 
 def _timeline_legend(figure: Timeline) -> list[Any]:
     buckets = [bucket for track in figure.tracks for bucket in track.buckets]
-    handles: list[Any] = [Line2D([], [], label="gradients ready", **_READY)]
+    handles: list[Any] = []
+    if any(b.ready_ms is not None for b in buckets):
+        handles.append(Line2D([], [], label="gradients ready", **_READY))
     if any(b.start_ms is not None and b.launch_ms is not None and b.start_ms > b.launch_ms for b in buckets):
         handles.append(Line2D([], [], label="launched, waiting", **_QUEUED))
     if any(b.done_ms is not None for b in buckets):
         handles.append(Patch(label="all-reduce", **_COMMUNICATION))
-    handles.append(Line2D([], [], label="last gradient ready", **_COMPUTE_END))
-    if any(t.end_ms is not None for t in figure.tracks):
+    if any(t.compute_end_ms is not None for t in figure.tracks):
+        handles.append(Line2D([], [], label="last gradient ready", **_COMPUTE_END))
+    if any(_is_exposed(t) for t in figure.tracks):
         handles.append(Patch(label="exposed", **_EXPOSED))
     return handles
 

@@ -15,8 +15,9 @@ from matplotlib.figure import Figure as Canvas
 
 from report.draw.chart import draw_chart
 from report.draw.durations import draw_bars, draw_boxes, draw_timeline
-from report.draw.palette import PAPER, RC, light, printable, stand_ins, themed
-from report.drawings import Bars, BoxPlot, Chart, Drawing
+from report.draw.forest import draw_forest
+from report.draw.palette import PAPER, RC, light, printable, stand_ins, themed, tip_of
+from report.drawings import Bars, BoxPlot, Chart, Drawing, Forest
 
 _SLIDE_DPI = 300
 _MARGIN: dict[str, Any] = {"bbox_inches": "tight", "pad_inches": 0.15}
@@ -63,6 +64,8 @@ def _draw(figure: Drawing) -> Canvas:
         return draw_bars(figure)
     if isinstance(figure, BoxPlot):
         return draw_boxes(figure)
+    if isinstance(figure, Forest):
+        return draw_forest(figure)
     return draw_timeline(figure)
 
 
@@ -75,6 +78,7 @@ def _inline(raw: str, figure: Drawing) -> str:
     for element in root.iter():
         element.tag = element.tag.removeprefix(f"{{{_SVG}}}")
         _paint_in_style(element)
+        _add_tip(element)
         for name, value in list(element.attrib.items()):
             if name == _HREF:
                 element.attrib.pop(name)
@@ -90,6 +94,18 @@ def _inline(raw: str, figure: Drawing) -> str:
     root.set("role", "img")
     root.set("aria-label", figure.alt)
     return ET.tostring(root, encoding="unicode")
+
+
+def _add_tip(element: ET.Element) -> None:
+    """Let who points at a mark read what it is."""
+    words = tip_of(element.get("id", ""))
+    if words is None:
+        return
+    element.attrib.pop("id")
+    element.set("class", "tip")
+    title = ET.Element("title")
+    title.text = words
+    element.insert(0, title)
 
 
 def _paint_in_style(element: ET.Element) -> None:

@@ -85,6 +85,9 @@ PARTS = {
 }
 """Parts of a step, by the label they have in the legend, in the legend's order."""
 
+BAND: dict[str, Any] = {"facecolor": GRID, "edgecolor": "none"}
+"""The look of the ratios that count as equal."""
+
 COMMUNICATION = Fill(_COLOURS["ddp"])
 EXPOSED = Fill(_COLOURS["exposed"], "////")
 
@@ -144,6 +147,19 @@ def themed(style: str) -> str:
     for name, colour in _STAND_INS.items():
         style = style.replace(colour, f"var(--{name})")
     return style
+
+
+_TIP = "tip:"
+
+
+def tipped(words: str) -> str:
+    """Return the id to give what is drawn, from which `tip_of` finds the words again."""
+    return f"{_TIP}{printable(words)}"
+
+
+def tip_of(name: str) -> str | None:
+    """Return the words of an id that `tipped` made; None for another."""
+    return name.removeprefix(_TIP) if name.startswith(_TIP) else None
 
 
 def printable(text: str) -> str:

@@ -1,5 +1,5 @@
 "use strict";
-// The page is whole without this script, which adds sorting, filtering, a theme switch and downloads.
+// The page is whole without this script, which adds sorting, filtering, a theme switch, copying and downloads.
 (() => {
   const make = (tag, properties = {}, ...children) => {
     const element = Object.assign(document.createElement(tag), properties);
@@ -52,23 +52,33 @@
     });
   };
 
-  const filterable = (table, head, title) => {
-    const rows = [...table.tBodies[0].rows];
-    const texts = rows.map((row) => [...row.cells].map((cell) => cell.textContent).join(" ").toLowerCase());
-    const box = make("input", { type: "search", placeholder: "Filter rows", autocomplete: "off" });
-    box.setAttribute("aria-label", `Filter rows of ${title}`);
+  /** One box for all tables of cases and all marks of a run; what does not match goes, or fades. */
+  const filterable = (article) => {
+    const ofCases = [...article.querySelectorAll("[data-grid] table")].filter(
+      (table) => table.tHead.rows[0].cells[0].textContent === "Case",
+    );
+    const [first] = ofCases.map((table) => table.tBodies[0].rows.length);
+    if (!(first > 1)) return;
+    const lower = (element) => [...(element.cells ?? [element])].map((part) => part.textContent).join(" ").toLowerCase();
+    const textsOf = (elements) => elements.map((element) => ({ element, text: lower(element) }));
+    const rows = ofCases.map((table) => textsOf([...table.tBodies[0].rows]));
+    const marks = [...article.querySelectorAll(".tip")].map((element) => ({
+      element,
+      text: element.querySelector("title").textContent.toLowerCase(),
+    }));
+    const title = article.querySelector("h1").textContent;
+    const box = make("input", { type: "search", placeholder: "Filter cases", autocomplete: "off" });
+    box.setAttribute("aria-label", `Filter cases of ${title}`);
     const status = make("span", { className: "status" });
     status.setAttribute("role", "status");
     box.addEventListener("input", () => {
       const words = box.value.toLowerCase().split(/\s+/).filter(Boolean);
-      let shown = 0;
-      rows.forEach((row, i) => {
-        row.hidden = !words.every((word) => texts[i].includes(word));
-        shown += Number(!row.hidden);
-      });
-      status.textContent = words.length ? `${shown} of ${rows.length} rows` : "";
+      const matches = ({ text }) => words.every((word) => text.includes(word));
+      for (const row of rows.flat()) row.element.hidden = !matches(row);
+      for (const mark of marks) mark.element.classList.toggle("faded", !matches(mark));
+      status.textContent = words.length ? `${rows[0].filter(matches).length} of ${first} cases` : "";
     });
-    head.append(make("span", { className: "filter" }, status, box));
+    article.querySelector(".contents").append(make("span", { className: "filter" }, status, box));
   };
 
   const download = (button) => {
@@ -79,11 +89,35 @@
     setTimeout(() => URL.revokeObjectURL(href), 10000);
   };
 
+  const copy = async (pre, button) => {
+    try {
+      await navigator.clipboard.writeText(pre.textContent);
+    } catch {
+      // Some browsers keep the clipboard from a page on disk, but not from a selection.
+      getSelection().selectAllChildren(pre);
+      if (!document.execCommand("copy")) return;
+    }
+    button.textContent = "Copied";
+    setTimeout(() => (button.textContent = "Copy"), 2000);
+  };
+
+  /** What is kept between visits; a browser that forbids it changes nothing else. */
+  const remembered = (value) => {
+    try {
+      if (value !== undefined) localStorage.setItem("report-theme", value);
+      return localStorage.getItem("report-theme") ?? "auto";
+    } catch {
+      return value ?? "auto";
+    }
+  };
+
   const themeSwitch = () => {
-    const choice = make("select", {}, ...["auto", "light", "dark"].map((name) => new Option(name, name)));
-    choice.addEventListener("change", () => {
-      document.documentElement.dataset.theme = choice.value;
-    });
+    const names = ["auto", "light", "dark"];
+    const choice = make("select", {}, ...names.map((name) => new Option(name, name)));
+    const apply = (name) => (document.documentElement.dataset.theme = choice.value = name);
+    const before = remembered();
+    apply(names.includes(before) ? before : "auto");
+    choice.addEventListener("change", () => apply(remembered(choice.value)));
     return make("label", { className: "theme" }, "Theme ", choice);
   };
 
@@ -91,19 +125,33 @@
     const table = section.querySelector("table");
     if (table.tBodies[0].rows.length < 2) continue;
     sortable(table);
-    filterable(table, section.querySelector(".head"), section.querySelector("h3").textContent);
   }
+  for (const article of document.querySelectorAll("article")) filterable(article);
   for (const list of document.querySelectorAll(".downloads")) {
     list.hidden = false;
     for (const button of list.querySelectorAll("button")) {
       button.addEventListener("click", () => download(button));
     }
   }
-  // Browsers that do not open what a link leads into by themselves.
+  for (const pre of document.querySelectorAll(".command pre")) {
+    const button = make("button", { type: "button", textContent: "Copy" });
+    button.addEventListener("click", () => copy(pre, button));
+    pre.after(button);
+  }
+  // What a link leads to may lie in a fold within a fold.
+  const unfold = (hash) => {
+    const target = hash.length > 1 && document.getElementById(decodeURIComponent(hash.slice(1)));
+    for (let fold = target && target.closest("details"); fold; fold = fold.parentElement.closest("details")) fold.open = true;
+    if (target) target.scrollIntoView();
+  };
+  addEventListener("hashchange", () => unfold(location.hash));
   document.addEventListener("click", (event) => {
     const link = event.target.closest?.('a[href^="#"]');
-    const inside = link && document.getElementById(link.hash.slice(1))?.closest("details");
-    if (inside) inside.open = true;
+    if (link) unfold(link.hash);
+  });
+  unfold(location.hash);
+  addEventListener("beforeprint", () => {
+    for (const fold of document.querySelectorAll(".fold")) fold.open = true;
   });
   document.body.prepend(themeSwitch());
 })();

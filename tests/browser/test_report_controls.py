@@ -29,13 +29,22 @@ def column(table: Any, name: str) -> list[str]:
 
 
 def rates(table: Any) -> list[float]:
-    return [float(cell.split()[0].replace(",", "")) for cell in column(table, "Throughput")]
+    return [float(cell.split()[0].replace(",", "")) for cell in column(table, "Throughput (images/s)")]
+
+
+def unfold(tab: Any) -> None:
+    tab.locator("details.fold").evaluate_all("all => all.forEach(e => { e.open = true })")
+
+
+def every_column(tab: Any) -> Any:
+    unfold(tab)
+    return tab.locator("section[data-grid]", has=tab.get_by_role("heading", name="Every column", exact=True))
 
 
 def test_columns_sort_by_keyboard_both_ways_and_back(open_page: Callable[..., Any]) -> None:
     table = results(open_page())
     given = rates(table)
-    header = table.get_by_role("columnheader", name="Throughput")
+    header = table.get_by_role("columnheader", name="Throughput (images/s)")
     seen = []
     for _ in range(3):
         header.get_by_role("button").focus()
@@ -46,7 +55,7 @@ def test_columns_sort_by_keyboard_both_ways_and_back(open_page: Callable[..., An
 
 
 def test_text_sorts_by_the_numbers_in_it_and_blanks_stay_last(open_page: Callable[..., Any]) -> None:
-    table = results(open_page())
+    table = every_column(open_page())
     button = table.get_by_role("columnheader", name="DDP settings").get_by_role("button")
     for _ in range(2):
         button.click()
@@ -59,20 +68,59 @@ def test_text_sorts_by_the_numbers_in_it_and_blanks_stay_last(open_page: Callabl
 
 
 def test_filter_keeps_rows_with_every_word_and_says_how_many(open_page: Callable[..., Any]) -> None:
-    table = results(open_page())
-    everything = column(table, "Mode")
-    box = table.get_by_role("searchbox", name="Filter rows of Results")
+    tab = open_page()
+    table, every = results(tab), every_column(tab)
+    everything = column(table, "Case")
+    assert tab.get_by_role("searchbox").count() == 1
+    box = tab.get_by_role("searchbox", name="Filter cases of ResNet-18")
     box.fill("DDP  default")
-    assert set(column(table, "Mode")) == {"DDP"}
-    assert all("default" in cell for cell in column(table, "DDP settings"))
-    kept = len(column(table, "Mode"))
-    assert 0 < kept < len(everything)
-    assert table.get_by_role("status").inner_text() == f"{kept} of {len(everything)} rows"
+    kept = column(table, "Case")
+    assert kept == [name for name in everything if "DDP" in name and "default" in name]
+    assert 0 < len(kept) < len(everything)
+    assert set(column(every, "Mode")) == {"DDP"}
+    assert tab.get_by_role("status").inner_text() == f"{len(kept)} of {len(everything)} cases"
     box.fill("<b>")
-    assert column(table, "Mode") == []
+    assert column(table, "Case") == []
     box.fill("")
-    assert column(table, "Mode") == everything
-    assert table.get_by_role("status").inner_text() == ""
+    assert column(table, "Case") == everything
+    assert tab.get_by_role("status").inner_text() == ""
+
+
+def test_filter_fades_the_marks_of_other_cases(open_page: Callable[..., Any]) -> None:
+    tab = open_page()
+    marks = tab.locator("svg .tip")
+    names = marks.evaluate_all("all => all.map(e => e.querySelector('title').textContent)")
+    assert any(" rounds" in name for name in names)
+    tab.get_by_role("searchbox").fill("single")
+    shown = marks.evaluate_all("all => all.map(e => getComputedStyle(e).opacity === '1')")
+    assert shown == ["single" in name for name in names]
+    assert len(set(shown)) == 2
+
+
+def test_commands_are_copied_to_the_letter(open_page: Callable[..., Any]) -> None:
+    tab = open_page(permissions=["clipboard-read", "clipboard-write"])
+    command = tab.locator(".next .command")
+    command.get_by_role("button", name="Copy").click()
+    command.get_by_role("button", name="Copied").wait_for()
+    copied = tab.evaluate("navigator.clipboard.readText()")
+    assert copied == command.locator("pre").inner_text()
+    assert copied.startswith("python -m bench.")
+
+
+def test_link_into_a_fold_opens_it(open_page: Callable[..., Any]) -> None:
+    tab = open_page()
+    fold = tab.locator("details.fold", has=tab.get_by_role("heading", name="Conditions"))
+    assert fold.get_attribute("open") is None
+    tab.get_by_role("navigation").get_by_role("link", name="Conditions").click()
+    assert fold.get_attribute("open") is not None
+
+
+def test_folds_are_open_on_paper(open_page: Callable[..., Any]) -> None:
+    tab = open_page(java_script_enabled=False)
+    assert not tab.locator(".fold figure svg").first.is_visible()
+    tab.emulate_media(media="print")
+    assert tab.locator(".fold figure svg").first.is_visible()
+    assert tab.get_by_text("Versions", exact=True).first.is_visible()
 
 
 def test_theme_can_be_chosen_against_the_systems(open_page: Callable[..., Any]) -> None:
@@ -84,6 +132,11 @@ def test_theme_can_be_chosen_against_the_systems(open_page: Callable[..., Any]) 
         seen[theme] = tab.evaluate(colour)
     assert seen["dark"] == seen["auto"]
     assert seen["light"] == "rgb(255, 255, 255)" != seen["dark"]
+    tab.get_by_label("Theme").select_option("light")
+    tab.reload()
+    assert tab.get_by_label("Theme").input_value() == "light"
+    assert tab.evaluate(colour) == seen["light"]
+    tab.get_by_label("Theme").select_option("dark")
     tab.emulate_media(media="print")
     assert tab.evaluate(colour) == "rgb(255, 255, 255)"
 
@@ -104,11 +157,11 @@ def test_row_leads_to_its_rounds_and_its_trace(
     open_page: Callable[..., Any], page_file: Path, tmp_path: Path
 ) -> None:
     tab = open_page()
-    table = results(tab)
+    table = every_column(tab)
     row = table.locator("tbody tr", has=tab.get_by_role("link", name="trace")).first
     case_id = row.locator("td").last.inner_text()
     row.get_by_role("link", name="rounds").click()
-    opened = tab.locator("details[open]")
+    opened = tab.locator(".rounds details[open]")
     assert opened.locator("summary code").inner_text() == case_id
     blocks = load_run(page_file.parent).blocks
     own = blocks[(blocks["case_id"] == case_id) & (blocks["phase"] == "timed")]
@@ -124,8 +177,8 @@ def test_row_leads_to_its_rounds_and_its_trace(
 
 def test_everything_is_readable_without_the_script(open_page: Callable[..., Any]) -> None:
     tab = open_page(java_script_enabled=False)
-    assert column(results(tab), "Mode")
-    assert tab.locator("details").count() == results(tab).locator("tbody tr").count()
+    assert column(results(tab), "Case")
+    assert tab.locator(".rounds details").count() >= results(tab).locator("tbody tr").count()
     assert tab.locator("button:visible, input:visible, select:visible").count() == 0
 
 
@@ -143,7 +196,8 @@ def test_axe_finds_no_serious_violation(open_page: Callable[..., Any], scheme: s
         "axe_playwright_python.sync_playwright", reason="pip install axe-playwright-python"
     )
     tab = open_page(width, scheme)
-    tab.locator("summary").first.click()
+    unfold(tab)
+    tab.locator(".how summary").first.click()
     results(tab).get_by_role("button").first.click()
     found = axe.Axe().run(tab).response["violations"]
     assert [(v["id"], [node["target"] for node in v["nodes"]]) for v in found if v["impact"] in SEVERE] == []

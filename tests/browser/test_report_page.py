@@ -14,13 +14,15 @@ WIDTHS = (1440, 390)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_every_figure_is_visible_and_fits(open_page: Callable[..., Any], width: int) -> None:
     tab = open_page(width)
+    assert tab.locator("figure > svg[role=img]").first.is_visible()
+    tab.locator("details.fold").evaluate_all("all => all.forEach(e => { e.open = true })")
     figures = tab.locator("figure > svg[role=img]")
     assert figures.count() >= 5
     for figure in figures.all():
         assert figure.is_visible()
         box = figure.bounding_box()
         assert box["width"] > 300
-        assert box["height"] > 150
+        assert box["height"] > 75
         assert box["x"] + box["width"] <= width
         assert len(figure.get_attribute("aria-label")) > 40
 
@@ -29,6 +31,22 @@ def test_every_figure_is_visible_and_fits(open_page: Callable[..., Any], width: 
 def test_page_never_scrolls_sideways(open_page: Callable[..., Any], width: int) -> None:
     tab = open_page(width)
     assert tab.evaluate("document.documentElement.scrollWidth") == width
+    tab.locator("details").evaluate_all("all => all.forEach(e => { e.open = true })")
+    assert tab.evaluate("document.documentElement.scrollWidth") == width
+
+
+def test_printed_page_is_no_wider_than_the_paper(open_page: Callable[..., Any]) -> None:
+    tab = open_page(690)  # A4 less its margins
+    tab.emulate_media(media="print")
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 690
+
+
+def test_numbers_are_visible_on_a_narrow_screen(open_page: Callable[..., Any]) -> None:
+    row = open_page(390).locator("section[data-grid] tbody tr").first
+    name, rate = (row.locator("td").nth(i).bounding_box() for i in (0, 1))
+    assert rate["x"] + rate["width"] <= 390
+    row.locator("xpath=ancestor::*[@class='scroll']").evaluate("e => { e.scrollLeft = 200 }")
+    assert row.locator("td").first.bounding_box()["x"] == pytest.approx(name["x"], abs=2)
 
 
 def test_wide_tables_scroll_inside_their_box_and_by_keyboard(open_page: Callable[..., Any]) -> None:

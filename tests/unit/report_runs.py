@@ -82,6 +82,11 @@ def timed(row: Row, round_index: int, *steps_ms: float, rank: int = 0, **more: A
     } | more
 
 
+def dashed(written: str) -> str:
+    """Return text with an en dash for `--`, as intervals have it."""
+    return written.replace("--", "\N{EN DASH}")
+
+
 def measured(**values: float) -> Row:
     """Columns with an interval of 1% either way."""
     return {

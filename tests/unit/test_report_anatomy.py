@@ -1,14 +1,19 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
-from report_runs import PHASES, bucket, case, communicating, measured, run
+from commands import ROOT
+from report_runs import PHASES, bucket, case, communicating, dashed, measured, run
 
-from report.anatomy import breakdown, one_step
+from bench.results.store import load_run
+from report.anatomy import breakdown, is_causal, one_step
 from report.draw.figures import svg
 from report.drawings import Bars, Bucket, Part, Timeline, Track
 from report.select import workloads
+
+RUNS = sorted(path.parent for path in (ROOT / "results").rglob("buckets.csv"))
 
 
 def bars(cases: list[dict[str, Any]]) -> Bars:
@@ -58,7 +63,7 @@ def test_dp_is_shown_by_its_stages_and_what_is_left() -> None:
     dp = case("dp", 2, 150.0, impl="cpu_standin", device_type="cpu", **measured(**PHASES, **columns))
     figure = bars([dp | measured(dp_device0_pct=25.0)])
     (bar,) = figure.bars
-    assert bar.label == "DP (CPU stand-in), 2 CPU cores: 100 ms"
+    assert bar.label == "DP, 2 CPU cores: 100 ms"
     assert {part.label: part.ms for part in bar.parts} == {
         "scatter": 2.0,
         "replicate": 5.0,
@@ -69,8 +74,10 @@ def test_dp_is_shown_by_its_stages_and_what_is_left() -> None:
         "rest": pytest.approx(9.0),
     }
     assert figure.caption == (
-        "DP (CPU stand-in), 2 CPU cores: backward takes most, 50% of the step; only device 0 works during "
-        "25.0 [24.8, 25.2]% of it."
+        dashed(
+            "DP, 2 CPU cores: backward takes most, 50% of the step; only "
+            "device 0 works during 25.0 (24.8--25.2)% of it."
+        )
     )
 
 
@@ -82,8 +89,10 @@ def test_stage_that_was_not_measured_is_left_out_not_zero() -> None:
 def test_caption_states_shares_with_intervals() -> None:
     figure = bars([case("single", 1, 100.0, **measured(**PHASES)), communicating(2, 200.0)])
     assert figure.caption == (
-        "DDP, 2 GPUs, cap default: backward takes most, 40% of the step; exposed communication adds "
-        "20.0 [19.8, 20.2] ms, 20% of the timed step."
+        dashed(
+            "DDP, 2 GPUs, cap default: backward takes most, 40% of the step; exposed communication adds "
+            "20.0 (19.8--20.2) ms, 20% of the timed step."
+        )
     )
     assert figure.alt == f"Where a step goes. {figure.caption}"
 
@@ -97,8 +106,10 @@ def test_many_cases_leave_the_usual_ones() -> None:
     cases += [communicating(n, 90.0 * n) for n in (2, 4, 8)]
     cases += [communicating(n, 80.0 * n, bucket_cap_mb="25") for n in (2, 4, 8)]
     cases += [communicating(n, 70.0 * n, static_graph=True, case_id=f"static{n}") for n in (2, 4, 8)]
+    cases += [communicating(8, 480.0, bucket_cap_mb="1")]
     cases += [communicating(16, 900.0, oversubscribed=True)]
     figure = bars(cases)
+    assert "share devices are in the tables only" in figure.how_to_read
     assert "Of many cases the usual are drawn" in figure.how_to_read
     shown = [bar.label.split(":")[0] for bar in figure.bars]
     assert shown == [
@@ -107,7 +118,7 @@ def test_many_cases_leave_the_usual_ones() -> None:
         "DDP, 4 GPUs, cap default",
         "DDP, 8 GPUs, cap default",
         "DDP, 8 GPUs, cap 25 MiB",
-        "DDP, 16 GPUs (shared), cap default",
+        "DDP, 8 GPUs, cap 1 MiB",
     ]
 
 
@@ -154,7 +165,7 @@ def test_a_step_is_drawn_on_the_rank_that_finishes_last() -> None:
     )
     assert figure.caption == (
         "DDP on 2 GPUs: with cap default (rank 1) the last gradient is ready after 55.0 ms, the last of "
-        "2 all-reduces done after 85.0 ms, 30.0 ms exposed."
+        "2 all-reduces is done after 85.0 ms."
     )
     assert figure.caption in figure.alt
 
@@ -207,7 +218,52 @@ def test_without_moments_nothing_is_drawn() -> None:
     assert drawn([DEFAULT], [bucket(DEFAULT, 0, None, None, None, None)]) is None
 
 
-def test_compute_that_ends_last_exposes_nothing() -> None:
-    figure = drawn([DEFAULT], [bucket(DEFAULT, 0, 50.0, 50.0, 50.0, 49.0)])
+@pytest.mark.parametrize(
+    ("ready", "launch", "start", "done"),
+    [
+        ((9.0, 50.0), (9.0, 50.0), (8.0, 51.0), (20.0, 70.0)),
+        ((9.0, 50.0), (8.0, 50.0), (9.0, 51.0), (20.0, 70.0)),
+        ((9.0, 50.0), (9.0, 50.0), (9.0, None), (20.0, 49.0)),
+    ],
+)
+def test_readiness_that_contradicts_the_all_reduces_is_left_out(
+    ready: tuple[float, ...],
+    launch: tuple[float, ...],
+    start: tuple[float | None, ...],
+    done: tuple[float, ...],
+) -> None:
+    rows = [bucket(DEFAULT, i, ready[i], launch[i], start[i], done[i]) for i in range(2)]
+    figure = drawn([DEFAULT], rows)
     assert figure is not None
-    assert figure.caption.endswith("done after 49.0 ms, 0 ms exposed.")
+    (track,) = figure.tracks
+    assert [(b.ready_ms, b.launch_ms) for b in track.buckets] == [(None, None)] * 2
+    assert [(b.start_ms, b.done_ms) for b in track.buckets] == list(zip(start, done, strict=True))
+    assert track.compute_end_ms is None
+    assert "contradicts the all-reduces" in figure.how_to_read
+    drawing = svg(figure)
+    assert "gradients ready" not in drawing
+    assert "last gradient ready" not in drawing
+
+
+def test_all_reduce_that_ends_before_it_starts_is_not_drawn() -> None:
+    assert drawn([DEFAULT], [bucket(DEFAULT, 0, 5.0, 5.0, 60.0, 50.0)]) is None
+
+
+@pytest.mark.parametrize("folder", RUNS, ids=lambda folder: "/".join(folder.parts[-3:]))
+def test_no_sample_breaks_causality_on_the_page(folder: Path) -> None:
+    data = load_run(folder)
+    for workload in workloads(data.cases):
+        figure = one_step(workload, data.buckets, key="k")
+        assert figure is None or all(is_causal(track) for track in figure.tracks)
+        for track in () if figure is None else figure.tracks:
+            for b in track.buckets:
+                moments = (b.ready_ms, b.launch_ms, b.start_ms, b.done_ms)
+                known = [moment for moment in moments if moment is not None]
+                assert known == sorted(known)
+
+
+def test_samples_show_both_tracks_that_hold_and_tracks_that_do_not() -> None:
+    loaded = [load_run(folder) for folder in RUNS]
+    figures = [one_step(w, data.buckets, key="k") for data in loaded for w in workloads(data.cases)]
+    tracks = [track for figure in figures if figure is not None for track in figure.tracks]
+    assert {track.compute_end_ms is None for track in tracks} == {False, True}

@@ -28,10 +28,9 @@ def test_conditions_show_what_is_known_and_nothing_else() -> None:
     }
     shown = view(usual_cases(), manifest)
     assert shown.title == "nightly"
-    *told, stability = shown.conditions
-    assert [fact.name for fact in stability.facts] == ["few rounds"]
-    assert "bench.run --rounds 10" in stability.facts[0].value
-    assert tuple(told) == (
+    assert [caution.name for caution in shown.cautions] == ["few rounds"]
+    assert "bench.run --rounds 10" in shown.cautions[0].value
+    assert shown.conditions == (
         Group("Run", (Fact("name", "nightly"), Fact("total time", "3 min 06 s"))),
         Group("Settings", (Fact("gpus", "1, 2"), Fact("static graph", "no"))),
         Group("Model", (Fact("parameters", "11,689,512"), Fact("gradients per step", "44.6 MiB"))),
@@ -52,4 +51,4 @@ def test_link_of_a_lab_is_named_first_and_among_the_conditions() -> None:
 def test_empty_manifest_shows_no_condition() -> None:
     shown = view(usual_cases())
     assert (shown.title, shown.condition_tables, shown.topology) == ("by-hand", (), "")
-    assert [group.title for group in shown.conditions] == ["Stability of the rounds"]
+    assert shown.conditions == ()

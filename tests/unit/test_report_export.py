@@ -6,7 +6,7 @@ from html import unescape
 from pathlib import Path
 
 import pytest
-from report_runs import blocks, case, run, usual_cases
+from report_runs import blocks, case, dashed, run, usual_cases
 
 from bench.results.store import RunWriter
 from report.__main__ import main
@@ -28,10 +28,13 @@ def usual(tmp_path: Path) -> Path:
 def test_markdown_has_the_verdict_and_every_case(usual: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(usual), "--markdown"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "## nightly"
+    assert lines[0] == dashed("## ResNet-50, 1--4 GPUs")
     shown = page([run(usual_cases())]).runs[0]
-    assert [unescape(line[2:]) for line in lines if line.startswith("- ")] == list(shown.verdict)
-    assert any(line.startswith("| DDP | 2 |  | cap default | 180 [178, 182] images/s |") for line in lines)
+    said = unescape("\n".join(lines))
+    assert all(card.sentence in said and f"{card.title}: {card.label}." in said for card in shown.cards)
+    assert f"```sh\npython -m bench.run --resume {usual} --max-time 10m\n```" in said
+    assert any("nightly" in line for line in lines)
+    assert any(line.startswith(dashed("| DDP, 2 GPUs, cap default | 180 (178--182) |")) for line in lines)
     assert any("rank 3 died: exit code 9" in line for line in lines)
     assert not (usual / "report.html").exists()
 
@@ -40,7 +43,7 @@ def test_markdown_goes_into_a_file(usual: Path, tmp_path: Path, capsys: pytest.C
     out = tmp_path / "summary.md"
     assert main([str(usual), "--markdown", "--out", str(out)]) == 0
     assert capsys.readouterr().out.strip() == str(out)
-    assert out.read_text(encoding="utf-8").startswith("## nightly\n")
+    assert out.read_text(encoding="utf-8").startswith(dashed("## ResNet-50, 1--4 GPUs\n"))
 
 
 def test_hostile_text_cannot_leave_its_cell() -> None:
@@ -58,22 +61,33 @@ def test_several_runs_begin_with_their_differences() -> None:
     first, second = (run(usual_cases(), {"name": name, "seed": name}) for name in "ab")
     text = markdown(page([first, second]))
     assert text.startswith("## What differs between the runs\n\n| Condition | a | b |\n| --- | --- | --- |\n")
-    assert text.index("## a") < text.index("## b")
+    assert text.index("\n## a: ResNet") < text.index("\n## b: ResNet")
 
 
 def test_every_figure_becomes_a_picture(
     usual: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([str(usual), "--png", str(tmp_path / "slides")]) == 0
-    keys = [figure.key for figure in page([run(usual_cases())]).runs[0].figures]
+    keys = [figure.key for figure in page([run(usual_cases())]).figures]
     assert capsys.readouterr().out.split() == [str(tmp_path / "slides" / f"{key}.png") for key in keys]
     assert sorted(p.name for p in (tmp_path / "slides").iterdir()) == sorted(f"{key}.png" for key in keys)
+
+
+def test_format_markdown_is_the_same_summary(usual: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(usual), "--markdown"]) == 0
+    first = capsys.readouterr().out
+    assert main([str(usual), "--format", "markdown"]) == 0
+    assert capsys.readouterr().out == first
+    assert main([str(usual), "--format", "html"]) == 0
+    assert capsys.readouterr().out.strip() == str(usual / "report.html")
 
 
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
         (["--markdown", "--png", "x"], "--png"),
+        (["--format", "markdown", "--pdf", "x"], "--pdf"),
+        (["--format", "word"], "--format"),
         (["--png", "{folder}/x", "--out", "y"], "--out"),
         (["--png", "{folder}/usual/cases.csv"], "--png"),
         (["--markdown", "--out", "{folder}/none/a.md"], "--out"),

@@ -10,7 +10,7 @@ from report_runs import case, paper_like, run, usual_cases
 from report.build import render
 from report.draw.figures import png, svg
 from report.draw.palette import NAMES, PARTS
-from report.drawings import Bars, BoxPlot, Bucket, Chart, StepTimes, Timeline, Track
+from report.drawings import Bars, BoxPlot, Bucket, Chart, Forest, StepTimes, Timeline, Track
 from report.view import page
 
 
@@ -37,9 +37,9 @@ def test_shared_devices_are_drawn_hollow() -> None:
         for shared in (True, False)
     )
     assert "fill: var(--paper)" in hollow
-    assert "hollow: shared" in hollow
+    assert ">shared<" in hollow
     assert "var(--paper)" not in full
-    assert "hollow" not in full
+    assert ">shared<" not in full
 
 
 def test_every_kind_of_drawing_is_well_formed_and_the_same_each_time() -> None:
@@ -47,8 +47,8 @@ def test_every_kind_of_drawing_is_well_formed_and_the_same_each_time() -> None:
     assert shown.paper is not None
     spread = StepTimes("rank 0", "ddp", 9, 1.0, 2.0, 3.0, 4.0, 5.0, 9.0)
     spreads = BoxPlot(key="k", title="t", caption="c", how_to_read="h", rows=(spread, spread))
-    figures = (*shown.figures, *shown.paper.figures, spreads)
-    assert {type(figure) for figure in figures} == {Chart, Bars, Timeline, BoxPlot}
+    figures = (*shown.figures, *shown.more_figures, *shown.paper.figures, spreads)
+    assert {type(figure) for figure in figures} == {Chart, Bars, Timeline, BoxPlot, Forest}
     for figure in figures:
         drawing = svg(figure)
         assert drawing == svg(figure)

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from report_runs import case, communicating, paper_like, run
+from report_runs import case, communicating, dashed, paper_like, run
 
 from report.drawings import Bars, Chart, Figure, Point
 from report.model import Section
@@ -35,7 +35,7 @@ def test_section_stands_only_beside_a_sweep_like_the_papers(manifest: dict[str, 
     shown = page([replace(paper_like(), manifest=manifest)]).runs[0]
     assert (shown.paper is not None) is there
     # The caps are drawn once: among the figures, or beside the paper's.
-    assert ("run1-1-buckets" in [f.key for f in shown.figures]) is not there
+    assert ("run1-1-buckets" in [f.key for f in shown.more_figures]) is not there
 
 
 def test_every_experiment_has_a_figure_that_quotes_another_machine() -> None:
@@ -62,8 +62,10 @@ def test_overlap_compares_default_buckets_with_one_round_by_round() -> None:
         "overlap, DDP, 2 GPUs, cap default",
     ]
     assert drawn.caption == (
-        "On 2 GPUs overlap makes DDP 1.25 [1.25, 1.25]\N{MULTIPLICATION SIGN} as fast: 100 [99, 101] ms per "
-        "step with default buckets, 125 [124, 126] ms with one."
+        dashed(
+            "On 2 GPUs overlap makes DDP 1.25\N{MULTIPLICATION SIGN} as fast: 100 (99--101) ms per "
+            "step with default buckets, 125 (124--126) ms with one."
+        )
     )
 
 
@@ -89,8 +91,10 @@ def test_all_reduce_is_drawn_logarithmic_with_bandwidth_beside() -> None:
     )
     assert [tick.label for tick in drawn.ticks] == ["4 KiB", "1 MiB", "64 MiB"]
     assert drawn.caption == (
-        "4 GPUs, nccl: 4 KiB take 0.100 [0.099, 0.101] ms, 64 MiB 20.0 [19.8, 20.2] ms; bus bandwidth is "
-        "highest at 64 MiB, 3.40 [3.37, 3.43] GB/s."
+        dashed(
+            "4 GPUs, nccl: 4 KiB take 0.100 (0.099--0.101) ms, 64 MiB 20.0 (19.8--20.2) ms; bus bandwidth is "
+            "highest at 64 MiB, 3.40 (3.37--3.43) GB/s."
+        )
     )
 
 
@@ -114,7 +118,7 @@ def test_accumulation_is_shown_per_micro_batch_above_no_communication() -> None:
     ]
     assert {p.y for p in floor.points} == {80.0}
     assert drawn.caption.startswith(
-        "On 2 GPUs a micro-batch takes 100 [99, 101] ms with 1 per synchronisation"
+        dashed("On 2 GPUs a micro-batch takes 100 (99--101) ms with 1 per synchronisation")
     )
 
 
@@ -128,7 +132,7 @@ def test_what_differs_from_the_paper_is_stated() -> None:
         "Backend": "",
         "PyTorch": "2.15",
     }
-    assert curve.rows[0] == ("2", "nccl", "4 KiB", "0.100 [0.099, 0.101] ms", "0.0400 GB/s", "5")
+    assert curve.rows[0] == ("2", "nccl", "4 KiB", dashed("0.100 (0.099--0.101)"), "0.0400", "5")
 
 
 def test_experiments_that_were_not_run_are_left_out() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from commands import ROOT
+from report_runs import dashed
 
 from bench.results.store import load_run
 from bench.scaling.calibration import Identity
@@ -70,7 +71,7 @@ def test_throughput_and_efficiency_with_measured_points_area_ideal_and_break() -
     assert [(p.x, p.y) for p in series(throughput, "ideal").points][-1] == (64, 80 * 64)
     case = RUN.cases[(RUN.cases["bucket_cap_mb"] == "default") & (RUN.cases["mode"] == "ddp")].iloc[0]
     assert [(p.x, p.y) for p in series(throughput, "measured").points] == [(2, case["images_per_s"])]
-    assert "Predicted on 64 CPU cores: ib-100g 70.0 [63.0, 84.0]%" in efficiency.alt
+    assert dashed("Predicted on 64 CPU cores: ib-100g 70.0 (63.0--84.0)%") in efficiency.alt
     assert "On ib-100g scaling breaks at 32." in efficiency.alt
     assert "Scaling breaks on ib-100g at 32 CPU cores." in throughput.alt
     for figure in (throughput, efficiency):

@@ -48,7 +48,7 @@ def test_results_lead_to_rounds_and_trace() -> None:
 
 def test_count_of_rounds_stands_where_their_blocks_are_lost() -> None:
     shown = page([run([case("single", 1, 100.0, num_rounds=7)], timed_blocks=[])]).runs[0]
-    (results,) = shown.tables
+    results, _ = shown.tables
     assert results.rows[0][[c.name for c in results.columns].index("Rounds")] == "7"
     assert results.links == ((),)
     assert shown.rounds == ()

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from report_runs import case, communicating, measured, run
+import pytest
+from report_runs import case, communicating, dashed, measured, run
 
+from bench.findings.wording import TIMES
 from report.model import Table
 from report.select import workloads
 from report.tables import communication
@@ -25,32 +27,41 @@ def test_every_measure_stands_side_by_side_with_its_interval() -> None:
     row = with_trace(55.0) | measured(overlap_window_pct=80.0, rank_skew_ms=3.0)
     table = shown(case("single", 1, 100.0), communicating(1, 98.0), row)
     assert [column.name for column in table.columns] == [
-        "Mode",
-        "Devices",
-        "DDP settings",
-        "Communication alone",
-        "Exposed",
-        "Hidden",
-        "Overlap, trace",
-        "Overlap, DDP window",
-        "Compute slow-down",
-        "Rank skew",
-        "Step without synchronising",
+        "Case",
+        "Communication alone (ms)",
+        "Exposed (ms)",
+        "Hidden (%)",
+        "Overlap, trace (%)",
+        "Overlap, DDP window (%)",
+        f"Compute slow-down ({TIMES})",
+        "Rank skew (ms)",
+        "Step without synchronising (ms)",
     ]
     assert table.rows == (
         (
-            "DDP", "2", "cap default", "40.0 [39.6, 40.4] ms", "20.0 [19.8, 20.2] ms",
-            "50.0 [49.5, 50.5]%", "55.0 [54.5, 55.5]%", "80.0 [79.2, 80.8]%",
-            "1.25 [1.24, 1.26]\N{MULTIPLICATION SIGN}", "3.00 [2.97, 3.03] ms", "80.0 [79.2, 80.8] ms",
+            "DDP, 2 GPUs, cap default",
+            *map(
+                dashed,
+                (
+                    "40.0 (39.6--40.4)",
+                    "20.0 (19.8--20.2)",
+                    "50.0 (49.5--50.5)",
+                    "55.0 (54.5--55.5)",
+                    "80.0 (79.2--80.8)",
+                    "1.25 (1.24--1.26)",
+                    "3.00 (2.97--3.03)",
+                    "80.0 (79.2--80.8)",
+                ),
+            ),
         ),
-    )  # fmt: skip
+    )
 
 
 def test_each_shown_column_is_explained_below_and_no_other() -> None:
     table = shown(communicating(2, 200.0))
     named = [line.split(":")[0] for line in table.below]
-    assert named == [column.name for column in table.columns[3:]]
-    assert "Overlap, trace" not in named
+    assert named == [column.name for column in table.columns[1:]]
+    assert "Overlap, trace (%)" not in named
 
 
 def test_measures_that_agree_need_no_explanation() -> None:
@@ -63,8 +74,10 @@ def test_disagreement_says_what_it_is_made_of_with_numbers() -> None:
     assert "compute that it slows" in why
     assert "gaps between operators" not in why
     assert numbers == (
-        "DDP, 2 GPUs, cap default: trace 70.0 [69.3, 70.7]%, hidden 50.0 [49.5, 50.5]%, "
-        "compute slowed 1.25 [1.24, 1.26]\N{MULTIPLICATION SIGN}."
+        dashed(
+            "DDP, 2 GPUs, cap default: trace 70.0 (69.3--70.7)%, hidden 50.0 (49.5--50.5)%, "
+            "compute slowed 1.25 (1.24--1.26)\N{MULTIPLICATION SIGN}."
+        )
     )
 
 
@@ -92,6 +105,23 @@ def test_dp_stages_show_intervals_and_name_the_stand_in() -> None:
         for more in ({"impl": "cpu_standin", "device_type": "cpu"}, {})
     )
     assert cpu.title == gpu.title == "DataParallel's stages"
-    assert cpu.rows == (("DP (CPU stand-in)", "2", "2.00 [1.98, 2.02] ms", "25.0 [24.8, 25.2]%"),)
+    assert cpu.rows == (("DP, 2 CPU cores", dashed("2.00 (1.98--2.02)"), dashed("25.0 (24.8--25.2)")),)
     assert "stand-in" in cpu.note
     assert "stand-in" not in gpu.note
+
+
+def test_communication_that_adds_more_than_it_takes_alone_hides_less_than_nothing() -> None:
+    row = communicating(2, 200.0) | {"hidden_pct": -22.0, "hidden_pct_low": -40.0, "hidden_pct_high": 3.0}
+    table = shown(row)
+    hidden = [column.name for column in table.columns].index("Hidden (%)")
+    assert table.rows[0][hidden] == "-22.0 (-40.0 to 3.0)"
+
+
+@pytest.mark.parametrize(
+    ("low", "cost"), [(-40.0, "below the noise"), (-1.0, "below the noise"), (4.0, dashed("8.0 (4.0--12.0)"))]
+)
+def test_instruments_never_cost_less_than_nothing(low: float, cost: str) -> None:
+    ends = {"": low + 4, "_low": low, "_high": low + 8}
+    row = communicating(2, 200.0) | {f"anatomy_slowdown_pct{end}": value for end, value in ends.items()}
+    table = next(t for t in page([run([row])]).runs[0].tables if t.title == "Where the step goes")
+    assert table.rows[0][-1] == cost

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
-from report_runs import Row, case, run, usual_cases
+from report_runs import Row, case, dashed, run, usual_cases
 
 from bench.results.store import RunData
+from bench.stats import Interval
 from report.build import markdown, render
 from report.draw.palette import SERIES
 from report.drawings import MOST_RUNS, Chart, Series
 from report.model import Page
+from report.together import ratio_of
 from report.view import page
 
 
@@ -50,7 +53,7 @@ def test_throughput_has_a_panel_per_mode_and_a_series_per_run(three: Page) -> No
         ("other box", "run3"),
     ]
     assert marks(figure.panels[1].series[2]) == [(1, 49), (2, 90), (4, 120)]
-    assert "DDP on 2 GPUs: new 198 [196, 200] images/s, old 180" in figure.caption
+    assert dashed("DDP on 2 GPUs: new 198 (196--200) images/s, old 180") in figure.caption
     assert figure.caption in figure.alt
     assert "Hollow marks" in figure.how_to_read
 
@@ -72,24 +75,46 @@ def test_caps_have_a_panel_per_count_that_several_runs_swept(three: Page) -> Non
 def test_table_sets_equal_cases_beside_each_other(three: Page) -> None:
     assert three.together is not None
     (table,) = three.together.tables
-    assert [column.name for column in table.columns] == ["Case", "old", "new", "other box"]
+    assert [column.name for column in table.columns] == [
+        "Case",
+        "old (images/s)",
+        "new (images/s)",
+        "new / old (\N{MULTIPLICATION SIGN})",
+        "other box (images/s)",
+        "other box / old (\N{MULTIPLICATION SIGN})",
+    ]
     cells = {row[0]: row[1:] for row in table.rows}
     assert cells["DDP, 2 GPUs, cap 25 MiB"] == (
-        "200 [198, 202] images/s",
-        "220 [218, 222] images/s (1.10\N{MULTIPLICATION SIGN})",
-        "100 [99, 101] images/s (0.50\N{MULTIPLICATION SIGN})",
+        dashed("200 (198--202)"),
+        dashed("220 (218--222)"),
+        dashed("1.10 (1.08--1.12)"),
+        dashed("100 (99--101)"),
+        dashed("0.500 (0.493--0.507)"),
     )
+
+
+def test_ratio_of_two_runs_covers_what_the_two_intervals_mean() -> None:
+    """Oracle: the spread of quotients of independent draws, log-normal with these 95% intervals."""
+    random = np.random.default_rng(1)
+    one, other = Interval(110.0, 100.0, 121.0), Interval(50.0, 40.0, 62.5)
+    draws = [
+        value.estimate * np.exp(random.normal(0, np.log(value.high / value.estimate) / 1.96, 400_000))
+        for value in (one, other)
+    ]
+    low, high = np.percentile(draws[0] / draws[1], [2.5, 97.5])
+    found = ratio_of(one, other)
+    assert found == Interval(2.2, pytest.approx(low, rel=0.01), pytest.approx(high, rel=0.01))
+    assert ratio_of(one, Interval(50.0, float("nan"), float("nan"))).high != found.high
+    assert ratio_of(one, None) is None
 
 
 def test_page_and_markdown_put_differences_before_numbers(three: Page) -> None:
     html = render(three)
-    places = [html.index(text) for text in ("What differs between", "The runs side by side", "Verdict")]
+    places = [html.index(text) for text in ("What differs between", "The runs side by side", "Next</h2>")]
     assert places == sorted(places)
-    assert html.count("<svg") == len(three.together.figures if three.together else ()) + 3 * len(
-        three.runs[0].figures
-    )
+    assert html.count("<svg") == len(three.figures) > 3 * len(three.runs[0].figures)
     text = markdown(three)
-    assert text.index("What differs") < text.index("Throughput side by side") < text.index("## old")
+    assert text.index("What differs") < text.index("Throughput side by side") < text.index("## old: ")
 
 
 def test_settings_come_first_and_names_and_dates_do_not_count() -> None:

@@ -4,17 +4,18 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from report_runs import case, run, usual_cases
+from report_runs import case, dashed, run, usual_cases
 
-from bench.findings.findings import findings
-from bench.findings.wording import CPU_STAND_IN
+from bench.findings.findings import conclude
+from bench.findings.wording import CPU_STAND_IN, TIMES
+from bench.results.aggregate import comparisons_of_run
 from bench.settings import DDP_DEFAULTS
 from bench.text import visible
 from report import caps, devices
-from report.drawings import Panel, Point, Series, Tick
+from report.drawings import Chart, Forest, Panel, Point, Series, Tick
 from report.model import RunView, Table, TableColumn
 from report.select import workloads
-from report.view import SHARED_WARNING, page
+from report.view import page
 
 
 def view(cases: list[dict[str, Any]], manifest: dict[str, Any] | None = None) -> RunView:
@@ -32,14 +33,20 @@ def point(x: float, y: float, **more: Any) -> Point:
     return Point(float(x), pytest.approx(y), pytest.approx(0.99 * y), pytest.approx(1.01 * y), **more)
 
 
-def test_verdict_comes_from_the_findings() -> None:
+def test_answers_and_the_next_command_come_from_the_findings() -> None:
     data = run(usual_cases())
-    assert page([data]).runs[0].verdict == tuple(findings(data.cases, data.blocks))
+    found = conclude(data.path, data.manifest, data.cases, data.blocks, comparisons_of_run(data))
+    shown = page([data]).runs[0]
+    assert [card.sentence for card in shown.cards] == [verdict.sentence for verdict in found.verdicts]
+    assert len(shown.cards) > 1
+    assert shown.following is not None
+    assert shown.following.command == found.next_step.command
+    assert shown.notes == found.notes
 
 
 def test_throughput_figure_of_the_usual_run() -> None:
     figure = view(usual_cases()).figures[0]
-    assert figure.ticks == (Tick(1.0, "1"), Tick(2.0, "2"), Tick(4.0, "4"))
+    assert figure.ticks == (Tick(1.0, "1"), Tick(2.0, "2"), Tick(4.0, "4\nshared"))
     assert figure.panels == (
         Panel(
             "",
@@ -52,24 +59,24 @@ def test_throughput_figure_of_the_usual_run() -> None:
         ),
     )
     assert (figure.x_label, figure.y_label) == ("devices (GPUs), weak scaling", "throughput (images/s)")
-    assert figure.caption == "At 2 GPUs: DDP 180 [178, 182] images/s; DP 150 [148, 152] images/s."
+    assert figure.caption == dashed("At 2 GPUs: DDP 180 (178--182) images/s; DP 150 (148--152) images/s.")
     assert figure.caption in figure.alt
     assert "Hollow marks" in figure.how_to_read
     assert not figure.log_x
 
 
 def test_efficiency_figure_of_the_usual_run() -> None:
-    figure = view(usual_cases()).figures[1]
+    figure = view(usual_cases()).more_figures[0]
     (panel,) = figure.panels
     assert [s.label for s in panel.series] == ["DP", "DDP", "ideal"]
     assert panel.series[1].points == (point(1, 98), point(2, 90), point(4, 60, hollow=True))
     assert {p.y for p in panel.series[2].points} == {100.0}
     assert figure.y_label == "efficiency, weak scaling (%)"
-    assert figure.caption == "Efficiency at 2 GPUs: DDP 90.0 [89.1, 90.9]%, DP 75.0 [74.2, 75.8]%."
+    assert figure.caption == dashed("Efficiency at 2 GPUs: DDP 90.0 (89.1--90.9)%, DP 75.0 (74.2--75.8)%.")
 
 
 def test_bucket_figure_has_a_panel_where_caps_can_be_compared() -> None:
-    figure = view(usual_cases()).figures[3]
+    figure = view(usual_cases()).more_figures[2]
     assert [tick.label for tick in figure.ticks] == ["default", "1", "25"]
     (panel,) = figure.panels
     assert panel.title == "2 GPUs"
@@ -80,7 +87,9 @@ def test_bucket_figure_has_a_panel_where_caps_can_be_compared() -> None:
         (2.0, pytest.approx(100.0), "2"),
     ]
     assert (marks[2].low, marks[2].high) == (pytest.approx(100 / 1.01), pytest.approx(100 / 0.99))
-    assert figure.caption == "2 GPUs: shortest median at 25 MiB, 100 [99, 101] ms, default 111 [110, 112] ms."
+    assert figure.caption == dashed(
+        "2 GPUs: shortest median at 25 MiB, 100 (99--101) ms, default 111 (110--112) ms."
+    )
 
 
 def test_of_many_caps_the_best_and_an_even_choice_are_drawn() -> None:
@@ -99,18 +108,23 @@ def test_of_many_caps_the_best_and_an_even_choice_are_drawn() -> None:
 
 def test_tables_of_the_usual_run() -> None:
     shown = view(usual_cases())
-    results, layouts = shown.tables
-    assert results.columns[:4] == (
-        TableColumn("Mode"),
-        TableColumn("Devices", "number"),
-        TableColumn("Sharing"),
-        TableColumn("DDP settings"),
+    results, every, layouts = shown.tables
+    assert results.columns == (
+        TableColumn("Case"),
+        TableColumn("Throughput (images/s)", "number"),
+        TableColumn(f"Against DDP's default ({TIMES})", "number"),
+        TableColumn("Efficiency (%)", "number"),
+        TableColumn("Rounds", "links"),
     )
-    assert results.rows[4][:7] == (
-        "DDP", "2", "", "cap default", "180 [178, 182] images/s", "1.80 [1.78, 1.82]\N{MULTIPLICATION SIGN}",
-        "90.0 [89.1, 90.9]%",
-    )  # fmt: skip
-    assert column(results, "Sharing") == ["", "", "shared", "", "", "", "", "shared"]
+    assert results.rows[3] == (
+        "DDP, 2 GPUs, cap default",
+        dashed("180 (178--182)"),
+        "1, the default",
+        dashed("90.0 (89.1--90.9)"),
+        "2 rounds",
+    )
+    assert column(every, "Sharing") == ["", "", "shared", "", "", "", "", "shared"]
+    assert results.below == ("2 cases on shared devices: see “Every column”.",)
     assert column(layouts, "Sizes in all-reduce order")[1] == "1.00 + 2.00 + 10.0 MiB"
     assert column(shown.unmeasured, "Reason") == [
         "DataParallel on one device is the plain module",
@@ -119,38 +133,38 @@ def test_tables_of_the_usual_run() -> None:
 
 
 def test_warnings_name_what_a_reader_must_know_first() -> None:
-    assert view(usual_cases()).warnings == (
-        SHARED_WARNING,
-        "1 case of 10 did not finish: see “Not measured”.",
-    )
-    assert view([case("single", 1, 9.0, device_type="cpu")]).warnings == (f"{CPU_STAND_IN}.",)
+    shared, unfinished = view(usual_cases()).warnings
+    assert "shared" in shared
+    assert unfinished == ("1 case of 10 did not finish: see “Not measured”.")
+    (stand_in,) = view([case("single", 1, 9.0, device_type="cpu")]).warnings
+    assert stand_in.startswith(f"{CPU_STAND_IN}.")
     assert view([case("single", 1, 9.0)]).warnings == ()
 
 
-def test_cpu_stand_in_is_named_wherever_dp_shows() -> None:
+def test_cpu_stand_in_is_named_once() -> None:
     cpu = {"device_type": "cpu", "device_name": "Test CPU"}
     shown = view([case("single", 1, 100.0, **cpu), case("dp", 2, 150.0, impl="cpu_standin", **cpu)])
-    throughput, efficiency = shown.figures
-    assert throughput.panels[0].series[1].label == "DP (CPU stand-in)"
-    assert throughput.x_label == "devices (CPU cores), weak scaling"
-    assert "DP (CPU stand-in) 150" in throughput.caption
-    assert efficiency.panels[0].series[0].label == "DP (CPU stand-in)"
-    assert column(shown.tables[0], "Mode") == ["single", "DP (CPU stand-in)"]
+    assert shown.figures[0].x_label == "devices (CPU cores), weak scaling"
+    assert "DP 150" in shown.figures[0].caption
+    assert column(shown.tables[0], "Case") == ["single, 1 CPU core", "DP, 2 CPU cores"]
+    assert repr(shown).count("(CPU stand-in)") == 1
+    assert "(CPU stand-in)" in shown.warnings[0]
 
 
 def test_one_case_only_has_a_table_and_no_figure() -> None:
     shown = view([case("single", 1, 100.0)])
     assert shown.figures == ()
     assert shown.unmeasured is None
-    assert [table.title for table in shown.tables] == ["Results"]
-    assert "DDP settings" not in [c.name for c in shown.tables[0].columns]
+    assert [table.title for table in shown.tables] == ["Results", "Every column"]
+    assert "DDP settings" not in [c.name for c in shown.tables[1].columns]
 
 
 def test_all_failed_says_so_and_shows_every_reason() -> None:
     failed = [case(mode, 2, status="failed", reason=f"{mode} broke") for mode in ("dp", "ddp")]
     shown = view(failed)
     assert (shown.figures, shown.tables) == ((), ())
-    nothing, why = shown.verdict
+    nothing, why = shown.notes
+    assert shown.cards == ()
     assert nothing == "Nothing was measured: no case ended with status ok."
     assert why.startswith("2 cases were not measured: DataParallel on 2 GPUs: failed (dp broke); DDP on ")
     assert column(shown.unmeasured, "Reason") == ["dp broke", "ddp broke"]
@@ -159,21 +173,22 @@ def test_all_failed_says_so_and_shows_every_reason() -> None:
 
 def test_no_ddp_leaves_its_figure_and_tables_out() -> None:
     shown = view([case("single", 1, 100.0), case("dp", 2, 150.0), case("dp", 4, 160.0)])
-    assert [figure.key for figure in shown.figures] == ["run1-1-throughput", "run1-1-efficiency"]
-    assert [table.title for table in shown.tables] == ["Results"]
+    assert [figure.key for figure in shown.figures] == ["run1-1-throughput"]
+    assert [figure.key for figure in shown.more_figures] == ["run1-1-efficiency"]
+    assert [table.title for table in shown.tables] == ["Results", "Every column"]
 
 
 def test_without_single_there_is_no_ideal_line() -> None:
     figure = view([case("ddp", 2, 150.0)]).figures[0]
     assert [s.style for s in figure.panels[0].series] == ["ddp"]
-    assert figure.caption == "At 2 GPUs: DDP 150 [148, 152] images/s."
+    assert figure.caption == dashed("At 2 GPUs: DDP 150 (148--152) images/s.")
 
 
 def test_one_round_shows_the_estimate_without_an_interval() -> None:
     bare = case("ddp", 2, 150.0, images_per_s_low=None, images_per_s_high=None)
     shown = view([case("single", 1, 100.0), bare])
     assert shown.figures[0].panels[0].series[1].points == (Point(2.0, 150.0),)
-    assert column(shown.tables[0], "Throughput")[1] == "150 images/s"
+    assert column(shown.tables[0], "Throughput (images/s)")[1] == "150"
 
 
 def test_figures_compare_modes_at_default_settings_only() -> None:
@@ -181,7 +196,7 @@ def test_figures_compare_modes_at_default_settings_only() -> None:
     plain = case("ddp", 2, 150.0, static_graph=False)
     shown = view([case("single", 1, 100.0), static, plain])
     assert shown.figures[0].panels[0].series[1].points == (point(2, 150),)
-    assert column(shown.tables[0], "DDP settings") == ["", "cap default, static graph", "cap default"]
+    assert column(shown.tables[1], "DDP settings") == ["", "cap default, static graph", "cap default"]
 
 
 def test_settings_that_replace_a_default_are_named() -> None:
@@ -197,10 +212,10 @@ def test_workloads_are_never_mixed_in_a_figure() -> None:
         case("ddp", 2, 15.0, case_id="d", arch="vit"),
     ]
     shown = view([*small, *large])
-    assert len(shown.figures) == 4
-    assert len({figure.key for figure in shown.figures}) == 4
-    assert shown.figures[2].title.startswith("Throughput against devices: vit")
-    assert shown.figures[2].panels[0].series[0].points == (point(1, 10),)
+    assert len(shown.figures) == 2
+    assert len({figure.key for figure in shown.figures}) == 2
+    assert shown.figures[1].title.startswith("Scaling curve: vit")
+    assert shown.figures[1].panels[0].series[0].points == (point(1, 10),)
     assert [w.split(" · ")[0] for w in column(shown.tables[0], "Workload")] == ["resnet50"] * 2 + ["vit"] * 2
 
 
@@ -212,14 +227,15 @@ def test_strong_scaling_is_one_workload_and_is_named() -> None:
             case("ddp", 2, 150.0, batch_per_device=10, **strong),
         ]
     )
-    throughput, efficiency = shown.figures
+    (throughput,), (efficiency,) = shown.figures, shown.more_figures
     assert throughput.x_label == "devices (GPUs), strong scaling"
     assert efficiency.y_label == "efficiency, strong scaling (%)"
     assert "20 images in all" in shown.subtitle[0]
 
 
 def test_many_devices_are_drawn_on_logarithmic_axes() -> None:
-    throughput, efficiency = view([case("single", 1, 100.0), case("ddp", 64, 6000.0)]).figures
+    shown = view([case("single", 1, 100.0), case("ddp", 64, 6000.0)])
+    (throughput,), (efficiency,) = shown.figures, shown.more_figures
     assert (throughput.log_x, throughput.log_y) == (True, True)
     assert (efficiency.log_x, efficiency.log_y) == (True, False)
 
@@ -255,11 +271,15 @@ def test_equal_layouts_share_a_mark_and_say_so() -> None:
 
 def test_two_hundred_cases_have_a_row_each_and_a_page_of_bounded_figures() -> None:
     many = [case("ddp", 2, 100.0 + cap, bucket_cap_mb=str(cap), num_buckets=1) for cap in range(1, 200)]
-    shown = view([case("single", 1, 100.0), *many])
+    whole = page([run([case("single", 1, 100.0), *many])])
+    (shown,) = whole.runs
     assert len(shown.tables[0].rows) == 200
-    assert max(len(figure.ticks) for figure in shown.figures) <= 13
-    assert len(shown.verdict) < 10
-    assert max(map(len, shown.verdict)) < 600
+    assert max(len(f.ticks) for f in whole.figures if isinstance(f, Chart)) <= 13
+    (forest,) = [f for f in whole.figures if isinstance(f, Forest)]
+    assert len(forest.rows) <= 24
+    said = [card.sentence for card in shown.cards] + list(shown.notes)
+    assert len(said) < 10
+    assert max(map(len, said)) < 600
 
 
 def test_columns_an_older_schema_lacks_leave_blanks_not_zeros() -> None:
@@ -269,9 +289,10 @@ def test_columns_an_older_schema_lacks_leave_blanks_not_zeros() -> None:
     for name in older.columns.difference(known):
         older[name] = data.cases[name].where(data.cases[name].isna())
     shown = page([replace(data, cases=older)]).runs[0]
-    assert column(shown.tables[0], "Throughput")[0] == "100 images/s"
-    assert "Efficiency" not in [c.name for c in shown.tables[0].columns]
-    assert not [sentence for sentence in shown.verdict if "nan" in sentence or "<NA>" in sentence]
+    assert column(shown.tables[0], "Throughput (images/s)")[0] == "100"
+    assert "Efficiency (%)" not in [c.name for c in shown.tables[0].columns]
+    said = [card.sentence for card in shown.cards] + list(shown.notes)
+    assert not [sentence for sentence in said if "nan" in sentence or "<NA>" in sentence]
 
 
 def test_machines_of_a_run_on_several_hosts_are_listed() -> None:
@@ -279,7 +300,8 @@ def test_machines_of_a_run_on_several_hosts_are_listed() -> None:
     shown = view([case("single", 1, 100.0), case("ddp", 4, 300.0, num_nodes=2)], {"ranks": hosts})
     assert column(shown.condition_tables[0], "Host") == ["node0", "node0", "node1", "node1"]
     assert "hosts node0, node1" in shown.subtitle
-    assert shown.verdict[0].startswith("On 4 GPUs of 2 hosts, DDP gives")
+    assert shown.heading == dashed("resnet50, 1--4 GPUs of 2 hosts").replace("resnet", "ResNet-")
+    assert "on 4 GPUs of 2 hosts" in shown.cards[0].sentence
 
 
 def test_hostile_strings_stay_text_in_the_view() -> None:
@@ -292,6 +314,6 @@ def test_hostile_strings_stay_text_in_the_view() -> None:
             case("ddp", 4, **named | {"case_id": f"c{hostile}", "bucket_cap_mb": hostile}, status="failed"),
         ]
     )
-    assert any(visible(hostile) in sentence for sentence in shown.verdict)
+    assert any(visible(hostile) in sentence for sentence in shown.notes)
     assert hostile in shown.subtitle[0]
     assert column(shown.unmeasured, "Reason") == [hostile]

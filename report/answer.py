@@ -1,0 +1,146 @@
+"""Says at the top of the page what a run answers: heading, status, a card per question, what to run next."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+import pandas as pd
+
+from bench.conditions import Manifest, part
+from bench.findings.answers import CAP, COMMUNICATION, RESOLVED, WRAPPER, Verdict
+from bench.findings.findings import Conclusion
+from bench.findings.stability import Caution, cautions
+from bench.findings.wording import (
+    CPU_STAND_IN,
+    about,
+    device_noun,
+    finite,
+    plain,
+    plural,
+    text,
+    truth,
+    without_stand_in,
+)
+from bench.results.comparisons import EQUAL, FASTER, SLOWER, TOO_FEW, UNRESOLVED
+from bench.text import visible
+from report.model import Card, Following
+
+_TITLES = {WRAPPER: "Which wrapper", CAP: "DDP's settings", COMMUNICATION: "Communication"}
+_STATES = {FASTER: "found", SLOWER: "found", RESOLVED: "found", EQUAL: "equal"}
+_MODEL = re.compile(r"(?P<family>(?:wide_)?resne(?:x)?t)(?P<rest>[0-9].*)")
+_FAMILIES = {"resnet": "ResNet", "resnext": "ResNeXt", "wide_resnet": "Wide ResNet"}
+_STAND_IN = f"{CPU_STAND_IN}. DP is nn.DataParallel's stages, carried out on CPU cores (CPU stand-in)."
+_SHARED = (
+    "Cases with more devices than the machine has share cores or GPUs (“shared”, drawn hollow): they say "
+    "nothing about scaling."
+)
+
+
+def heading(cases: pd.DataFrame) -> str:
+    """Name what was measured on what: `ResNet-18, 1\N{EN DASH}4 CPU cores`."""
+    ok = cases[cases["status"] == "ok"]
+    shown = cases if ok.empty else ok
+    names = dict.fromkeys(model_name(name) for cell in shown["arch"] if (name := text(cell)))
+    counts = [int(n) for n in shown["num_devices"].dropna()]
+    nouns = dict.fromkeys(device_noun(text(kind)) for kind in shown["device_type"] if text(kind))
+    if not counts or not nouns:
+        return " and ".join(names)
+    low, high = min(counts), max(counts)
+    noun = " or ".join(nouns)
+    where = plural(high, noun) if low == high else f"{low}\N{EN DASH}{plural(high, noun)}"
+    num_hosts = max((int(n) for n in shown["num_nodes"].dropna()), default=1)
+    where += f" of {num_hosts:,d} hosts" if num_hosts > 1 else ""
+    return ", ".join(filter(None, (" and ".join(names), where)))
+
+
+def model_name(arch: str) -> str:
+    """Write a built-in architecture as papers do: `ResNet-18`; another name as it is."""
+    found = _MODEL.fullmatch(arch)
+    return arch if found is None else f"{_FAMILIES[found['family']]}-{found['rest']}"
+
+
+def status(manifest: Manifest, cases: pd.DataFrame, verdicts: Sequence[Verdict]) -> str:
+    """Say in one line how the run ended and how much of its questions it answered."""
+    timing = part(manifest, "timing")
+    why = plain(timing.get("stopped_because"))
+    ended = "Interrupted" if why == "interrupted" else "Finished"
+    num_open = sum(verdict.is_open for verdict in verdicts)
+    ok = cases[cases["status"] == "ok"]
+    if ok.empty:
+        said = "nothing measured"
+    elif not verdicts:
+        said = "nothing to compare"
+    elif num_open == len(verdicts):
+        said = "inconclusive"
+    else:
+        answered = len(verdicts) - num_open
+        said = "answered" if not num_open else f"{answered} of {plural(len(verdicts), 'question')} answered"
+    rounds = finite(ok["num_rounds"].max()) if len(ok) else None
+    took = finite(timing.get("measuring_s"))
+    parts = (
+        f"{ended}, {said}",
+        f"{len(ok):,d} of {plural(len(cases), 'case')} measured",
+        plural(rounds, "round") if rounds else "",
+        f"{about(took)} of measuring" if took else "",
+        f"stopped: {why}" if why not in ("", "interrupted") else "",
+    )
+    return " · ".join(part for part in parts if part)
+
+
+def cards(verdicts: Iterable[Verdict]) -> tuple[Card, ...]:
+    """Make a card per answer."""
+    return tuple(
+        Card(
+            title=_TITLES.get(verdict.question, verdict.question),
+            state=_STATES.get(verdict.answer, "open"),
+            label=_label(verdict),
+            sentence=without_stand_in(visible(verdict.sentence)),
+            paste=visible(verdict.paste),
+            leave=verdict.question == CAP and verdict.answer == EQUAL,
+        )
+        for verdict in verdicts
+    )
+
+
+def _label(verdict: Verdict) -> str:
+    """Name the state of an answer in a few words."""
+    if verdict.answer in (UNRESOLVED, TOO_FEW):
+        return verdict.answer
+    margin = f"{100 * verdict.comparisons[0].margin:g}%" if verdict.comparisons else ""
+    if verdict.answer == EQUAL:
+        return f"no difference above {margin}" if margin else "no difference"
+    if verdict.question == WRAPPER:
+        if not verdict.comparisons:
+            return f"{verdict.answer} than one device"
+        if verdict.comparisons[0].within_margin:
+            return f"faster, by less than {margin}"
+        return "DDP is faster" if verdict.answer == FASTER else "DP is faster"
+    return "faster than the default" if verdict.answer == FASTER else "measured"
+
+
+def following(conclusion: Conclusion) -> Following | None:
+    """Return the command to run next, which is complete."""
+    step = conclusion.next_step
+    return None if step is None else Following(step.why, step.command)
+
+
+def stability(manifest: Manifest, cases: pd.DataFrame, blocks: pd.DataFrame) -> list[Caution]:
+    """Return what speaks against trusting the rounds."""
+    settings = part(manifest, "settings")
+    target = None if settings.get("rounds") else finite(settings.get("precision_target"))
+    return cautions(cases, blocks, target=target)
+
+
+def warnings(cases: pd.DataFrame) -> tuple[str, ...]:
+    """Return what a reader must know before any number."""
+    ok = cases["status"] == "ok"
+    broken = cases[~ok & (cases["status"] != "skipped")]
+    made = (
+        _STAND_IN if (cases["device_type"] == "cpu").any() else "",
+        _SHARED if any(truth(value) for value in cases.loc[ok, "oversubscribed"]) else "",
+        f"{plural(len(broken), 'case')} of {len(cases)} did not finish: see “Not measured”."
+        if len(broken)
+        else "",
+    )
+    return tuple(warning for warning in made if warning)

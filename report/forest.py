@@ -1,0 +1,86 @@
+"""Shows every case beside DDP's default at the headline count, fastest first, and what counts as equal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from bench.findings.answers import headline
+from bench.findings.wording import Row, between, plural, settings_label, short_mode, text, times, truth
+from bench.results.comparisons import Comparison, default_of
+from bench.stats import Interval
+from report.drawings import Forest, Ratio
+from report.select import WorkloadCases, records
+
+_MOST = 24
+_LONGEST = 46
+"""Characters of a name that leave room for the number beside it."""
+
+_HOW = (
+    "Each mark is a case's throughput over that of DDP with its defaults on as many devices; right "
+    "of the line it is faster. Bars are 95% intervals that hold for all rows at once: where a bar leaves the "
+    "line to one side the case is faster or slower, where it lies inside the shaded band it differs by less "
+    "than the margin, and otherwise the rounds do not tell. The axis is logarithmic."
+)
+
+
+def forest(workload: WorkloadCases, comparisons: Sequence[Comparison], *, key: str) -> Forest | None:
+    """Draw every case of the headline count over DDP's default; None where nothing is compared."""
+    here = headline(workload.cases)
+    default = default_of(here.to_dict("records"))
+    rows = {text(row["case_id"]): row for row in records(here)}
+    found = against_default(comparisons, default)
+    shown = [(rows[case_id], ratio) for case_id, ratio in found.items() if case_id in rows]
+    if default is None or not shown:
+        return None
+    shown.sort(key=lambda pair: -pair[1].estimate)
+    of_many = f" Of {len(shown)} cases the fastest {_MOST} are drawn." if len(shown) > _MOST else ""
+    margin = comparisons[0].margin
+    count = plural(rows[default]["num_devices"], workload.device)
+    standing = settings_label(rows[default]) or "defaults"
+    drawn = tuple(
+        Ratio(_name(row), ratio, "dp" if text(row["mode"]) == "dp" else "ddp", truth(row["oversubscribed"]))
+        for row, ratio in shown[:_MOST]
+    )
+    return Forest(
+        key=f"{key}-forest",
+        title="Every case against DDP's default",
+        caption=_finding(drawn, count, margin),
+        how_to_read=f"{_HOW} DDP's default here: {standing}; margin {100 * margin:g}%.{of_many}",
+        x_label=f"throughput over DDP's default on {count}",
+        margin=margin,
+        rows=drawn,
+    )
+
+
+def against_default(comparisons: Iterable[Comparison], default: str | None) -> dict[str, Interval]:
+    """Return, by case, its rate over that of DDP's default."""
+    found = {}
+    for one in comparisons:
+        if one.reference_id == default:
+            found[one.case_id] = one.ratio
+        elif one.case_id == default:
+            ratio = one.ratio
+            found[one.reference_id] = Interval(1 / ratio.estimate, 1 / ratio.high, 1 / ratio.low)
+    return found
+
+
+def _name(row: Row) -> str:
+    name = ", ".join(filter(None, (short_mode(row), settings_label(row))))
+    return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
+
+
+def _finding(rows: Sequence[Ratio], count: str, margin: float) -> str:
+    best = rows[0]
+    faster = [row for row in rows if row.interval.low > 1]
+    if all(math.isnan(row.interval.low) for row in rows):
+        said = "there are too few rounds to compare"
+    elif best.interval.estimate > 1 and best in faster:
+        said = f"{best.label} is fastest, {times(best.interval.estimate)} {between(best.interval)}"
+    elif all(1 / (1 + margin) <= row.interval.low and row.interval.high <= 1 + margin for row in rows):
+        said = f"no case differs from DDP's default by more than {100 * margin:g}%"
+    elif all(row.interval.high < 1 for row in rows):
+        said = "every other case is slower than DDP's default"
+    else:
+        said = "no case is shown to be faster than DDP's default"
+    return f"On {count} {said}."

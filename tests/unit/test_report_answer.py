@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+import pytest
+from report_runs import case, communicating, dashed, measured, run, timed, usual_cases
+
+from bench.findings.answers import CAP, COMMUNICATION, RESOLVED, WRAPPER, Verdict
+from bench.results.comparisons import EQUAL, FASTER, SLOWER, TOO_FEW, UNRESOLVED, Comparison
+from bench.results.schema import SCHEMA_VERSION
+from bench.stats import Interval
+from report.answer import cards, heading, model_name, status
+from report.draw.figures import svg
+from report.draw.forest import ratio_ticks
+from report.forest import forest
+from report.select import workloads
+from report.view import page
+
+
+def compared(low: float, high: float, case_id: str = "a", reference_id: str = "b") -> Comparison:
+    return Comparison(case_id, reference_id, Interval(math.sqrt(low * high), low, high), 0.05, 10)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "state", "label"),
+    [
+        (Verdict(WRAPPER, FASTER, "s", "p", (compared(1.2, 1.3),)), "found", "DDP is faster"),
+        (Verdict(WRAPPER, SLOWER, "s", "p", (compared(0.7, 0.8),)), "found", "DP is faster"),
+        (Verdict(WRAPPER, FASTER, "s", "", (compared(1.01, 1.02),)), "found", "faster, by less than 5%"),
+        (Verdict(WRAPPER, SLOWER, "s"), "found", "slower than one device"),
+        (Verdict(WRAPPER, EQUAL, "s", "", (compared(0.99, 1.02),)), "equal", "no difference above 5%"),
+        (Verdict(CAP, UNRESOLVED, "s", "", (compared(0.8, 1.3),)), "open", "unresolved"),
+        (Verdict(CAP, FASTER, "s", "p", (compared(1.1, 1.3),)), "found", "faster than the default"),
+        (Verdict(COMMUNICATION, TOO_FEW, "s"), "open", "too few rounds"),
+        (Verdict(COMMUNICATION, RESOLVED, "s"), "found", "measured"),
+    ],
+)
+def test_card_names_the_state_of_its_answer(verdict: Verdict, state: str, label: str) -> None:
+    (card,) = cards([verdict])
+    assert (card.state, card.label, card.sentence, card.paste) == (state, label, "s", verdict.paste)
+
+
+def test_only_settings_without_a_difference_are_left_as_they_are() -> None:
+    equal = (compared(0.99, 1.01),)
+    made = cards([Verdict(question, EQUAL, "s", "", equal) for question in (WRAPPER, CAP)])
+    assert [card.leave for card in made] == [False, True]
+
+
+def test_heading_names_model_and_devices() -> None:
+    cases = run([case("single", 1, 9.0, arch="resnet18"), case("ddp", 4, 9.0, arch="resnet18")]).cases
+    assert heading(cases) == dashed("ResNet-18, 1--4 GPUs")
+    assert (
+        heading(run([case("ddp", 2, 9.0, device_type="cpu", arch="my:Net")]).cases) == "my:Net, 2 CPU cores"
+    )
+    assert heading(run([]).cases) == ""
+    assert [model_name(name) for name in ("resnext50_32x4d", "wide_resnet50_2", "vit")] == [
+        "ResNeXt-50_32x4d",
+        "Wide ResNet-50_2",
+        "vit",
+    ]
+
+
+def test_status_says_how_the_run_ended_and_what_is_open() -> None:
+    cases = run([case("single", 1, 9.0, num_rounds=7), case("ddp", 2, status="oom")]).cases
+    done, left = Verdict(WRAPPER, EQUAL, "s"), Verdict(CAP, UNRESOLVED, "s")
+    timing = {"timing": {"stopped_because": "time limit reached", "measuring_s": 60.0}}
+    assert status(timing, cases, [done, left]) == (
+        "Finished, 1 of 2 questions answered · 1 of 2 cases measured · 7 rounds · 60 s of measuring · "
+        "stopped: time limit reached"
+    )
+    assert status({}, cases, [left]).startswith("Finished, inconclusive · ")
+    assert status({}, cases, [done]).startswith("Finished, answered · ")
+    assert status({}, cases, []).startswith("Finished, nothing to compare · ")
+    assert status({"timing": {"stopped_because": "interrupted"}}, cases, [done]).startswith("Interrupted, ")
+    assert status({}, cases[cases["status"] != "ok"], []).startswith("Finished, nothing measured · ")
+
+
+def rows_of(figure: Any) -> list[tuple[str, float]]:
+    return [(row.label, pytest.approx(row.interval.estimate)) for row in figure.rows]
+
+
+def test_forest_shows_every_case_over_the_default_fastest_first() -> None:
+    cases = usual_cases()
+    default, dp, small = (next(r["case_id"] for r in cases if r["case_id"] == i) for i in IDS)
+    comparisons = [compared(1.1, 1.4, default, dp), compared(0.8, 0.9, small, default)]
+    figure = forest(workloads(run(cases).cases)[0], comparisons, key="k")
+    assert figure is not None
+    assert rows_of(figure) == [("DDP, cap 1 MiB", math.sqrt(0.72)), ("DP", 1 / math.sqrt(1.54))]
+    assert figure.rows[1].interval.low == pytest.approx(1 / 1.4)
+    assert figure.caption == "On 2 GPUs every other case is slower than DDP's default."
+    drawing = svg(figure)
+    assert "<title>DDP, cap 1 MiB · " in drawing
+    assert "within 5%" in drawing
+
+
+IDS = ("ddp-n2-x-1", "dp-n2-x-1", "ddp-n2-1-1")
+
+
+def test_forest_of_too_few_rounds_names_no_winner() -> None:
+    shown = page([run(usual_cases())]).runs[0].figures[1]
+    assert shown.caption == "On 2 GPUs there are too few rounds to compare."
+    assert all(math.isnan(row.interval.low) for row in shown.rows)
+    assert "nan" not in svg(shown)
+
+
+def test_forest_needs_something_to_compare() -> None:
+    workload = workloads(run([case("single", 1, 9.0), case("ddp", 2, 15.0)]).cases)[0]
+    assert forest(workload, [], key="k") is None
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [
+        (0.45, 2.2, [0.5, 1, 2]),
+        (0.8, 1.25, [0.8, 0.9, 1.0, 1.1, 1.2]),
+        (0.05, 20.0, [0.0625, 0.25, 1, 4, 16]),
+    ],
+)
+def test_ratio_axis_has_round_ticks(low: float, high: float, ticks: list[float]) -> None:
+    assert ratio_ticks(low, high) == ticks
+
+
+def test_older_run_gets_numbers_that_hang_together_and_says_so() -> None:
+    single, ddp = case("single", 1, 100.0, num_rounds=6), communicating(2, 90.0, num_rounds=6)
+    clamped = measured(hidden_pct=0.0)
+    blocks = [
+        timed(row, r, ms * (1 + 0.01 * r)) for row, ms in ((single, 100.0), (ddp, 160.0)) for r in range(6)
+    ]
+    blocks += [
+        timed(ddp, r, ms * (1 + 0.01 * r), phase=phase)
+        for phase, ms in (("no_sync", 100.0), ("comm", 50.0))
+        for r in range(6)
+    ]
+    data = run([single, ddp | clamped], {"schema_version": SCHEMA_VERSION - 1}, timed_blocks=blocks)
+    shown = page([data]).runs[0]
+    every = shown.tables[1]
+    cells = dict(zip([c.name for c in every.columns], every.rows[1], strict=True))
+    assert cells["Speed-up (\N{MULTIPLICATION SIGN})"].startswith("1.25")
+    assert cells["Step (ms)"].startswith("16")
+    communication = next(t for t in shown.tables if t.title == "Communication")
+    hidden = communication.rows[0][[c.name for c in communication.columns].index("Hidden (%)")]
+    assert hidden.startswith("-2")
+    assert "earlier version" in shown.notes[-1]
+    newer = page([replace(data, manifest={"schema_version": SCHEMA_VERSION})]).runs[0]
+    assert not [note for note in newer.notes if "earlier version" in note]
+    assert pd.isna(data.cases["step_ms"]).all()
