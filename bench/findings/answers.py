@@ -118,7 +118,8 @@ def _alone(row: Row) -> Verdict | None:
     elif speedup.excludes(1.0):
         answer = FASTER if speedup.low > 1 else SLOWER
     said = f"{mode_name(row)} on {place(row)} trains {times(speedup.estimate)} as fast as one device"
-    return Verdict(WRAPPER, answer, f"{said} {between(speedup)}{_of_ideal(row)}.{_loses(row)}")
+    slower = ": one device alone is faster" if answer == SLOWER else ""
+    return Verdict(WRAPPER, answer, f"{said} {between(speedup)}{_of_ideal(row)}{slower}.")
 
 
 def _of_ideal(row: Row) -> str:
@@ -205,8 +206,11 @@ def _communication(row: Row) -> Verdict | None:
         answer = EQUAL if exposed.high < 0.05 * step.estimate else UNRESOLVED
         return Verdict(COMMUNICATION, answer, sentence)
     sentence = f"Communication adds {added}, {share:.0f}% of the step"
-    if hidden is not None and hidden.high < 0:
-        sentence += ": more than it takes alone, so it also slows the compute"
+    if hidden is not None and hidden.estimate < 0:
+        sentence += ": more than it takes alone"
+        sentence += (
+            ", so it also slows the compute" if hidden.high < 0 else ", or as much; hidden: unresolved"
+        )
         return Verdict(COMMUNICATION, RESOLVED, f"{sentence}.")
     if hidden is not None:
         sentence += f"; {hidden.estimate:.0f}% {between(hidden, 0)} of it is hidden"

@@ -58,7 +58,8 @@ def next_step(
     here = headline(cases)
     ddp = here[(here["mode"] == "ddp") & here["exposed_comm_ms"].notna()]
     num_devices = int(here["num_devices"].iloc[0])
-    if not ddp.empty and (ddp["exposed_comm_ms"] / ddp["step_ms"]).min() >= WORTH_TUNING:
+    step_ms = ddp["step_ms"].fillna(ddp["step_ms_p50"])  # schema 1 has the median alone
+    if not ddp.empty and (ddp["exposed_comm_ms"] / step_ms).min() >= WORTH_TUNING:
         options = as_options(part(manifest, "settings"), CARRIED)
         command = ["python", "-m", "bench.tune", "--gpus", str(num_devices), *options]
         return NextStep("search for better buckets", visible(shlex.join(command)))
