@@ -58,7 +58,10 @@ BAD = {
     "empty cases.csv": (lambda f: (f / "cases.csv").write_text(""), "cases.csv"),
     "header alone": (edit("cases.csv", lambda t: t.splitlines()[0] + "\n"), "no case"),
     "cut inside a line": (edit("blocks.csv", lambda t: t[:-9]), "cut off"),
-    "cut between lines": (edit("blocks.csv", lambda t: "".join(t.splitlines(keepends=True)[:-2])), "num_blocks"),
+    "cut between lines": (
+        edit("blocks.csv", lambda t: "".join(t.splitlines(keepends=True)[:-2])),
+        "num_blocks",
+    ),
     "a line lost": (without_line("blocks.csv", 2), "num_blocks"),
     "a rank lost": (without_line("blocks.csv", 13), "lacks ranks"),
     "a case lost": (without_line("cases.csv", 3), "does not hold"),
