@@ -284,8 +284,8 @@ def hiding(low: float, high: float) -> Row:
             exposing(60, 70) | hiding(-30, -10),
             RESOLVED,
             (
-                "Communication adds 65 ms (60-70), 65% of the step: more than it takes alone, so it also slows "
-                "the compute."
+                "Communication adds 65 ms (60-70), 65% of the step: more than it takes alone, so it also "
+                "slows the compute."
             ),
         ),
         (
