@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from bench.conditions import part
@@ -95,5 +94,6 @@ def _more(
 def _width_of_speedups(cases: pd.DataFrame) -> float:
     """Half the widest interval of a speed-up's logarithm; infinite where one is unknown."""
     here = headline(cases)
-    widths = np.log((here["speedup_high"] / here["speedup_low"]).astype(float)) / 2
-    return math.inf if widths.isna().any() else float(widths.max())
+    ends = zip(here["speedup_low"].astype(float), here["speedup_high"].astype(float), strict=True)
+    widths = [math.log(high / low) / 2 for low, high in ends]
+    return max((math.inf if math.isnan(width) else width for width in widths), default=math.inf)
