@@ -14,8 +14,8 @@ from report_runs import Row, case
 from sample_runs import SAMPLES, comparisons, name_of, rebuilt, sample
 from test_aggregate import DRIFTING, IDS, PLAN, frames
 
-from bench.plan import Machine, expand
-from bench.results.aggregate import Outcome, case_rows, comparisons_of
+from bench.plan import Machine, equal_layout_reason, expand
+from bench.results.aggregate import Outcome, case_rows, comparisons_of, comparisons_of_run
 from bench.results.comparisons import (
     ANSWERS,
     EQUAL,
@@ -31,8 +31,10 @@ from bench.results.comparisons import (
     of_table,
     pairs_of,
 )
+from bench.results.recorder import Recorder
 from bench.results.round_times import RoundTimes
 from bench.results.schema import CASES, COMPARISONS, typed_frame
+from bench.results.store import RunWriter, claim, load_run
 from bench.results.typical import Typical
 from bench.settings import Settings, resolve, with_device_defaults
 from bench.stats import Interval
@@ -279,3 +281,44 @@ def test_dp_stands_below_the_line_in_its_comparison() -> None:
     assert rows[ddp] == 1.0
     assert rows[cap] == pytest.approx(125 / 112.5, rel=1e-3)
     assert pd.isna(rows[IDS["single", 1, ""]])
+
+
+def test_a_default_that_has_the_layout_of_another_cap_is_no_reference(tmp_path: Path) -> None:
+    """On a small model every cap gives one bucket: the first cap is measured and stands for the default."""
+    settings = resolve({"bucket_cap_mb": "25,default", "gpus": "2"})
+    plan = expand(
+        with_device_defaults(settings, device_type="cpu", num_local_devices=2),
+        Machine(device_type="cpu", devices_per_node=2),
+        arch="resnet20",
+        image_size=32,
+    )
+    writer = RunWriter(claim(tmp_path / "run"))
+    writer.write_manifest({"settings": {"margin": 0.05}})
+    recorder = Recorder.begin(plan, writer)
+    _, dp, cap, default = (p.case.case_id for p in plan)
+    for index in range(3):
+        recorder.set_outcome(index, "ok")
+    recorder.set_outcome(3, "skipped", equal_layout_reason(cap))
+    for r in range(1, 7):
+        for case_id, ranks, ms in ((dp, 1, 100.0), (cap, 2, 50.0)):
+            recorder.add_block(
+                [
+                    {
+                        "case_id": case_id,
+                        "phase": "timed",
+                        "round": r,
+                        "position": 0,
+                        "rank": rank,
+                        "num_steps": 1,
+                        "block_ms": ms + 0.1 * (r % 3),
+                    }
+                    for rank in range(ranks)
+                ]
+            )
+    cases = recorder.write()
+    assert [(one.case_id, one.reference_id) for one in recorder.comparisons] == [(cap, dp)]
+    assert recorder.comparisons[0].ratio.estimate == pytest.approx(2, rel=0.01)
+    assert default not in set(cases["case_id"][cases["status"] == "ok"])
+    (again,) = comparisons_of_run(load_run(tmp_path / "run"))
+    assert (again.case_id, again.reference_id, again.answer) == (cap, dp, FASTER)
+    assert again.ratio.low == pytest.approx(recorder.comparisons[0].ratio.low)
