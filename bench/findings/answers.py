@@ -161,16 +161,18 @@ def _settings(rows: Mapping[str, Row], comparisons: Sequence[Comparison]) -> Ver
         return Verdict(CAP, FASTER, sentence, paste, tuple(comparisons))
     changed = {axis for case_id in named for axis in settings(rows[case_id], default)}
     subject = "bucket_cap_mb" if changed == {"bucket_cap_mb"} else "DDP"
-    if all(c.answer == TOO_FEW for c in comparisons):
-        return Verdict(CAP, TOO_FEW, f"{subject}: too few rounds to compare.", "", tuple(comparisons))
-    left_open = [c for c in comparisons if c.answer in (UNRESOLVED, TOO_FEW)]
-    if left_open:
-        widest = max(left_open, key=lambda c: c.half_width)
+    unresolved = [c for c in comparisons if c.answer == UNRESOLVED]
+    if unresolved:
+        widest = max(unresolved, key=lambda c: c.half_width)
         said = (
             f"{subject}: unresolved; {named[widest.case_id]} has {times(widest.ratio.estimate)} the rate of"
         )
         said += f" {standing}, anywhere from {times(widest.ratio.low)} to {times(widest.ratio.high)}."
         return Verdict(CAP, UNRESOLVED, said, "", tuple(comparisons))
+    few = ", ".join(named[c.case_id] for c in comparisons if c.answer == TOO_FEW)
+    if few:
+        sentence = f"{subject}: too few rounds to compare {few}."
+        return Verdict(CAP, TOO_FEW, sentence, "", tuple(comparisons))
     most = max(c.ratio.high for c in comparisons) - 1
     gains = f"no value tried is faster by more than {100 * max(most, 0.001):.2g}%"
     slower = [c for c in comparisons if c.answer == SLOWER and not c.within_margin]

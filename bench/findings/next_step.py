@@ -15,7 +15,7 @@ from bench.conditions import part
 from bench.estimate import MIN_ROUNDS
 from bench.findings.answers import Verdict, headline
 from bench.findings.wording import about
-from bench.results.comparisons import Comparison
+from bench.results.comparisons import Comparison, margin_of
 from bench.results.recorder import resume_command
 from bench.settings import as_options
 from bench.text import visible
@@ -72,22 +72,28 @@ def _more(
 ) -> NextStep:
     """Go on with the run for as long as the widest comparison needs."""
     spent_s = float(part(manifest, "timing").get("measuring_s") or LEAST_S)
-    widest = max(comparisons, key=lambda one: one.half_width, default=None)
+    margin = margin_of(manifest)
     rounds = int(cases["num_rounds"].fillna(0).max() or 0)
-    if widest is None or math.isinf(widest.half_width):
-        factor, why = ENOUGH_ROUNDS / max(rounds, 1), f"{ENOUGH_ROUNDS} rounds give intervals"
-        margin = None
+    width = max((one.half_width for one in comparisons), default=_width_of_speedups(cases))
+    if math.isinf(width):
+        fewest = min((one.num_rounds for one in comparisons if math.isinf(one.half_width)), default=rounds)
+        factor, why = max(ENOUGH_ROUNDS / max(fewest, 1), 1.1), f"{ENOUGH_ROUNDS} rounds give intervals"
     else:
-        margin = 100 * widest.margin
-        factor = max((widest.half_width / (math.log1p(widest.margin) / 2)) ** 2, 1.1)
-        why = ""
-    needed_s = factor * spent_s
-    if needed_s > MOST_S:
-        why = f"telling {margin:g}% apart would take {about(needed_s)} at this noise; quiet the machine first"
-        return NextStep(why, "python -m bench.doctor")
+        factor = max((width / (math.log1p(margin) / 2)) ** 2, 1.1)
+        why = f"about {about(factor * spent_s)} would tell {100 * margin:g}% apart here"
+        if factor * spent_s > MOST_S:
+            why = f"telling {100 * margin:g}% apart would take {about(factor * spent_s)} at this noise"
+            return NextStep(f"{why}; quiet the machine first", "python -m bench.doctor")
     if part(manifest, "settings").get("rounds") is not None:
         more = f"--rounds {math.ceil(rounds * factor)}"
     else:
-        more = f"--max-time {math.ceil(max(needed_s, LEAST_S) / 60)}m"
-    why = why or f"about {about(needed_s)} would tell {margin:g}% apart here"
+        more = f"--max-time {math.ceil(max(factor * spent_s, LEAST_S) / 60)}m"
     return NextStep(why, f"{resume_command(folder)} {more}")
+
+
+def _width_of_speedups(cases: pd.DataFrame) -> float:
+    """Half the widest interval of a speed-up's logarithm; infinite where one is unknown."""
+    here = headline(cases)
+    ends = zip(here["speedup_low"].astype(float), here["speedup_high"].astype(float), strict=True)
+    widths = [math.log(high / low) / 2 for low, high in ends]
+    return max((math.inf if math.isnan(width) else width for width in widths), default=math.inf)

@@ -62,11 +62,6 @@ class Recorder:
         manifest = _manifest(self.folder)
         self._run = _run_columns(manifest)
         self._margin = margin_of(manifest)
-        self._pairs = pairs_of(
-            {**p.case.stored(), "case_id": p.case.case_id, "oversubscribed": p.oversubscribed}
-            for p in self._plan
-            if p.skip_reason is None
-        )
         blocks = self.folder / "blocks.csv"
         with readable(blocks):
             for rows in read_blocks(blocks):
@@ -161,6 +156,16 @@ class Recorder:
             self._writer.append("allreduce.csv", allreduce_rows(num_ranks, backend, times_ms))
             self.journal.write({"curve": [num_ranks, backend]}, sync=True)
 
+    def _pairs(self) -> list[tuple[str, str]]:
+        """The pairs to compare; a case whose bucket layout another has stands for nothing."""
+        settled = self.journal.state.settled
+        skipped = {index for index, known in settled.items() if known.status == "skipped"}
+        return pairs_of(
+            {**p.case.stored(), "case_id": p.case.case_id, "oversubscribed": p.oversubscribed}
+            for index, p in enumerate(self._plan)
+            if p.skip_reason is None and index not in skipped
+        )
+
     def blocks(self) -> pd.DataFrame:
         """All blocks so far; of a very large run the longest rank of each."""
         return load_blocks(self.folder / "blocks.csv")
@@ -184,7 +189,7 @@ class Recorder:
             else:
                 shown.append(Outcome(planned, known.status, known.reason, known.facts))
         global_batch = {p.case.case_id: p.case.global_batch for p in self._plan}
-        self.comparisons = comparisons_of(self._pairs, self._times, global_batch, self._margin)
+        self.comparisons = comparisons_of(self._pairs(), self._times, global_batch, self._margin)
         self.cases = case_rows(shown, self._times, self.comparisons, run=self._run)
         with self._writing():
             self._writer.replace("cases.csv", self.cases)

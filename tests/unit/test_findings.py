@@ -1,138 +1,342 @@
+"""What a run is said to have found: its three answers, notes below them, and the command to run next."""
+
 from __future__ import annotations
+
+import math
+import re
+import shlex
+from pathlib import Path
+from typing import Any
 
 import pytest
 from report_runs import Row, case, measured, run, timed, usual_cases
+from sample_runs import SAMPLES, comparisons, name_of, rebuilt, sample
 
-from bench.findings.findings import findings
-from bench.stats import paired_ratio
+from bench.findings.answers import CAP, COMMUNICATION, RESOLVED, WRAPPER, Verdict, headline, verdicts
+from bench.findings.findings import Conclusion, conclude, notes
+from bench.findings.next_step import NextStep, next_step
+from bench.findings.wording import TIMES
+from bench.gate.__main__ import parser as gate_parser
+from bench.results.aggregate import comparisons_of_run
+from bench.results.comparisons import EQUAL, FASTER, SLOWER, TOO_FEW, UNRESOLVED, Comparison
+from bench.results.schema import CASES, typed_frame
+from bench.run.__main__ import parser as run_parser
+from bench.run.__main__ import settings_of
+from bench.settings import resolve
+from bench.stats import Interval
+from bench.tune.__main__ import parser as tune_parser
 
-PACE = [1.0, 1.1, 1.2, 1.3, 1.4]
 CPU = {"device_type": "cpu"}
+NAN = math.nan
+
+SINGLE, DP, DDP = case("single", 1, 100.0), case("dp", 2, 100.0), case("ddp", 2, 160.0)
+CAP_1, CAP_25 = (case("ddp", 2, 160.0, bucket_cap_mb=cap) for cap in ("1", "25"))
 
 
-def said(*measured: tuple[Row, list[float]], unmeasured: list[Row] | None = None) -> list[str]:
-    """Findings of cases with their step times in milliseconds, round by round."""
-    cases = [row for row, _ in measured] + (unmeasured or [])
-    blocks = [timed(row, r, ms) for row, steps in measured for r, ms in enumerate(steps, 1)]
-    data = run(cases, timed_blocks=blocks)
-    return findings(data.cases, data.blocks)
+def over(
+    first: Row, second: Row, low: float, high: float, *, num_rounds: int = 20, margin: float = 0.05
+) -> Comparison:
+    estimate = 1.0 if math.isnan(low) else math.sqrt(low * high)
+    return Comparison(first["case_id"], second["case_id"], Interval(estimate, low, high), margin, num_rounds)
 
 
-def drifting(step_ms: float) -> list[float]:
-    """A machine that slows down from round to round, and every case with it."""
-    return [step_ms * pace for pace in PACE]
+def said(verdict: Verdict) -> str:
+    """A sentence, with the signs of a keyboard."""
+    return verdict.sentence.replace(TIMES, "x").replace("\N{EN DASH}", "-")
 
 
-def one(sentences: list[str], start: str) -> str:
-    (found,) = (sentence for sentence in sentences if sentence.startswith(start))
-    return found
+def found(*cases: Row, by: tuple[Comparison, ...] = ()) -> dict[str, Verdict]:
+    return {one.question: one for one in verdicts(typed_frame(cases, CASES), by)}
 
 
-SINGLE = (case("single", 1, 100.0), drifting(100.0))
-DDP = (case("ddp", 2, 160.0), drifting(125.0))
-DP = (case("dp", 2, 100.0), drifting(200.0))
-
-
-def test_fastest_mode_at_each_count_the_largest_first() -> None:
-    sentences = said(SINGLE, (case("ddp", 1, 99.0), drifting(101.0)), DP, DDP)
-    assert sentences[0].startswith("On 2 GPUs, DDP is fastest: 160 [158, 162] images/s")
-    assert "1.600x [1.600, 1.600] the rate of DataParallel" in sentences[0]
-    assert sentences[1].startswith("On 1 GPU, single is fastest")
-
-
-def test_ddp_is_never_preferred_by_rule() -> None:
-    slow = (case("ddp", 2, 80.0), drifting(300.0))
-    assert said(SINGLE, DP, slow)[0].startswith("On 2 GPUs, DataParallel is fastest")
-
-
-def test_stand_in_is_named() -> None:
-    dp = (case("dp", 2, 200.0, impl="cpu_standin", **CPU), drifting(100.0))
-    ddp = (case("ddp", 2, 160.0, **CPU), drifting(125.0))
-    assert "On 2 CPU cores, DataParallel (CPU stand-in) is fastest" in said(SINGLE, dp, ddp)[0]
-
-
-def test_devices_that_lose_against_one_are_told_first() -> None:
-    slow = case("ddp", 2, 80.0)
-    sentence = said(SINGLE, (slow, drifting(250.0)))[0]
-    assert "0.800 [0.792, 0.808]x single: slower than one device alone" in sentence
-
-
-def test_shared_devices_come_last_and_say_so() -> None:
-    shared = (case("ddp", 4, 240.0, oversubscribed=True), drifting(160.0))
-    sentences = said(SINGLE, DDP, shared)
-    assert sentences[2].startswith("On 4 oversubscribed GPUs, which share fewer cores or GPUs, DDP gives")
-
-
-def test_noise_is_called_noise() -> None:
-    sentences = said(
-        (case("single", 1, 100.0), [100.0, 100, 100, 100]),
-        (case("dp", 2, 170.0), [125.0, 90, 140, 110]),
-        (case("ddp", 2, 171.0), [110.0, 130, 95, 120]),
-        (case("ddp", 2, 172.0, bucket_cap_mb="1"), [120.0, 110, 105, 115]),
-    )
-    assert "cannot be told apart" in sentences[0]
-    change = one(sentences, "What to change on 2 GPUs")
-    assert "nothing, none of 2 alternatives is faster than DDP's defaults beyond the noise" in change
-    assert "The noise could hide any gain." in change
-    assert "Not told apart from DDP on 2 GPUs: " in one(sentences, "Uncertain")
-
-
-def test_efficiency_of_every_mode_is_one_sentence() -> None:
-    sentence = one(said(SINGLE, DP, DDP), "Scaling efficiency")
-    assert "under weak scaling" in sentence
-    assert (
-        "DataParallel keeps 50.0 [49.5, 50.5]% on 2 GPUs; DDP keeps 80.0 [79.2, 80.8]% on 2 GPUs" in sentence
-    )
-
-
-def test_change_names_the_setting_and_its_gain() -> None:
-    sentences = said(SINGLE, DDP, (case("ddp", 2, 172.0, bucket_cap_mb="1"), drifting(125.0 / 1.081)))
-    change = one(sentences, "What to change on 2 GPUs")
-    assert change == (
-        "What to change on 2 GPUs: bucket_cap_mb=1 instead of DDP's defaults, 8.1% [8.1, 8.1] more images/s."
-    )
+def wrapper(low: float, high: float, *, dp: Row = DP, ddp: Row = DDP, num_rounds: int = 20) -> Verdict:
+    return found(SINGLE, dp, ddp, by=(over(ddp, dp, low, high, num_rounds=num_rounds),))[WRAPPER]
 
 
 @pytest.mark.parametrize(
-    ("setting", "words"),
+    ("low", "high", "answer", "sentence", "paste"),
     [
-        ({"static_graph": True}, "static_graph=True instead of DDP's defaults, 25.0% [25.0, 25.0] more"),
-        ({"gradient_as_bucket_view": True}, "gradient_as_bucket_view=True instead of DDP's defaults, 25.0%"),
-        ({"comm_hook": "bf16"}, "the training itself gains more: comm_hook=bf16, 25.0% [25.0, 25.0] more"),
         (
-            {"accumulate": 4, "global_batch": 80},
-            "accumulate=4, 400.0% [400.0, 400.0] more images/s (a global batch of 80 images instead of 20)",
+            1.28,
+            1.34,
+            FASTER,
+            "Use DDP on 2 GPUs: DDP has 1.31x the rate of DP (1.28-1.34), 80% (79-81) of ideal scaling.",
+            "model = DDP(model)",
+        ),
+        (
+            0.75,
+            0.84,
+            SLOWER,
+            "Use DP on 2 GPUs: DDP has 0.79x the rate of DP (0.75-0.84), 50% (50-50) of ideal scaling.",
+            "model = nn.DataParallel(model)",
+        ),
+        (
+            0.98,
+            1.02,
+            EQUAL,
+            "Either on 2 GPUs: no difference above 5%; DDP has 1.00x the rate of DP (0.98-1.02).",
+            "",
+        ),
+        (
+            1.01,
+            1.03,
+            FASTER,
+            "Either on 2 GPUs: DDP is faster, but by less than 5%; DDP has 1.02x the rate of DP (1.01-1.03).",
+            "model = DDP(model)",
+        ),
+        (
+            0.97,
+            0.99,
+            SLOWER,
+            "Either on 2 GPUs: DP is faster, but by less than 5%; DDP has 0.98x the rate of DP (0.97-0.99).",
+            "model = nn.DataParallel(model)",
+        ),
+        (
+            0.37,
+            1.49,
+            UNRESOLVED,
+            "Unresolved on 2 GPUs: DDP 0.74x DP, anywhere from 0.37x to 1.49x.",
+            "",
         ),
     ],
 )
-def test_every_axis_of_ddp_is_considered(setting: dict[str, object], words: str) -> None:
-    other = (case("ddp", 2, 200.0, case_id="other", **setting), drifting(100.0))
-    change = one(said(SINGLE, DDP, other), "What to change on 2 GPUs")
-    assert words in change
+def test_ddp_or_dp(low: float, high: float, answer: str, sentence: str, paste: str) -> None:
+    verdict = wrapper(low, high)
+    assert (verdict.answer, verdict.paste) == (answer, paste)
+    assert said(verdict) == sentence
+    assert verdict.is_open == (answer == UNRESOLVED)
 
 
-def test_mode_is_a_change_too_and_a_tie_for_the_best_is_said() -> None:
-    twin = [ms * (1.001 if r % 2 else 0.999) for r, ms in enumerate(drifting(100.0))]
-    rivals = (case("dp", 2, 200.0), drifting(100.0)), (case("ddp", 2, 201.0, bucket_cap_mb="5"), twin)
-    change = one(said(SINGLE, DDP, *rivals), "What to change on 2 GPUs")
-    assert "instead of DDP's defaults" in change
-    assert "cannot be told apart from it" in change
-    assert "DataParallel" in change
+def test_too_few_rounds_name_no_winner() -> None:
+    verdict = wrapper(NAN, NAN, num_rounds=4)
+    assert said(verdict) == "Too few rounds on 2 GPUs to compare DDP with DP: 4, 5 at least."
+    assert (verdict.answer, verdict.paste, verdict.is_open) == (TOO_FEW, "", True)
 
 
-def test_best_of_many_is_held_to_a_stricter_interval() -> None:
-    """Bonferroni over the two caps and the single device, against the interval by hand."""
-    base, best = [100.0, 101, 99, 100, 102, 98], [90.0, 97, 88, 96, 91, 93]
-    rivals = [(case("ddp", 2, 200.0 + cap, bucket_cap_mb=str(cap)), best) for cap in (1, 5)]
-    change = one(said(SINGLE, (case("ddp", 2, 190.0), base), *rivals), "What to change on 2 GPUs")
-    rates = [{r: 1 / ms for r, ms in enumerate(steps)} for steps in (best, base)]
-    strict = paired_ratio(*rates, confidence=1 - 0.05 / 3)
-    assert f"[{100 * (strict.low - 1):.1f}, {100 * (strict.high - 1):.1f}] more" in change
-    assert strict.low < paired_ratio(*rates).low
+def test_a_stand_in_is_named_and_strong_scaling_said() -> None:
+    dp = case("dp", 2, 100.0, impl="cpu_standin", scaling="strong", **CPU)
+    ddp = case("ddp", 2, 160.0, scaling="strong", **CPU)
+    sentence = said(wrapper(1.5, 1.7, dp=dp, ddp=ddp))
+    assert sentence.startswith("Use DDP on 2 CPU cores: DDP has 1.60x the rate of DP (CPU stand-in) (")
+    assert sentence.endswith("of ideal scaling (strong scaling).")
 
 
-def test_one_measured_setting_leaves_the_change_unknown() -> None:
-    assert "unknown, only DDP's defaults was measured" in one(said(SINGLE, DDP), "What to change on 2 GPUs")
+def test_devices_that_lose_against_one_are_told() -> None:
+    slow = case("ddp", 2, 80.0)
+    sentence = said(wrapper(1.5, 1.7, ddp=slow))
+    assert sentence.endswith("One device alone is faster: DDP has 0.80x its rate (0.79-0.81).")
+    assert "One device alone" not in wrapper(1.5, 1.7).sentence
+    close = case("ddp", 2, 99.5)
+    assert "One device alone" not in wrapper(1.5, 1.7, ddp=close).sentence, "its interval holds 1"
+
+
+def test_without_dp_it_is_compared_with_one_device() -> None:
+    verdict = found(SINGLE, DDP)[WRAPPER]
+    assert said(verdict) == (
+        "DDP on 2 GPUs trains 1.60x as fast as one device (1.58-1.62), 80% (79-81) of ideal scaling."
+    )
+    assert verdict.answer == FASTER
+    slow = found(SINGLE, case("ddp", 2, 80.0))[WRAPPER]
+    assert slow.answer == SLOWER
+    assert "One device alone is faster" in slow.sentence
+    assert found(SINGLE, case("ddp", 2, 100.0))[WRAPPER].answer == UNRESOLVED
+    few = {"speedup_low": None, "speedup_high": None, "efficiency_low": None, "efficiency_high": None}
+    verdict = found(SINGLE, case("ddp", 2, 160.0, **few))[WRAPPER]
+    assert verdict.answer == TOO_FEW
+    assert "1.60x as fast as one device (too few rounds for an interval), 80% of ideal" in said(verdict)
+
+
+def test_dp_alone_is_compared_with_one_device_too() -> None:
+    assert (
+        found(SINGLE, case("dp", 2, 150.0))[WRAPPER]
+        .sentence.replace(TIMES, "x")
+        .startswith("DataParallel on 2 GPUs trains 1.50x as fast as one device")
+    )
+
+
+def caps(*by: Comparison, more: tuple[Row, ...] = ()) -> Verdict:
+    return found(SINGLE, DDP, CAP_1, CAP_25, *more, by=by)[CAP]
+
+
+def test_the_best_cap_is_named_with_its_gain() -> None:
+    verdict = caps(over(CAP_1, DDP, 1.07, 1.09), over(CAP_25, DDP, 1.17, 1.19))
+    assert said(verdict) == "bucket_cap_mb=25: 1.18x the rate of the default (1.17-1.19)."
+    assert (verdict.answer, verdict.paste) == (FASTER, "model = DDP(model, bucket_cap_mb=25)")
+
+
+def test_what_is_open_beside_the_best_is_said() -> None:
+    verdict = caps(over(CAP_1, DDP, 0.8, 1.3), over(CAP_25, DDP, 1.17, 1.19))
+    assert said(verdict).endswith(" Unresolved: bucket_cap_mb=1.")
+
+
+def test_no_cap_is_worth_a_change() -> None:
+    verdict = caps(over(CAP_1, DDP, 0.99, 1.01), over(CAP_25, DDP, 0.98, 1.02))
+    assert said(verdict) == ("bucket_cap_mb: leave the default; no value tried is faster by more than 2%.")
+    assert (verdict.answer, verdict.paste) == (EQUAL, "")
+
+
+def test_a_gain_below_the_margin_is_no_reason_to_change() -> None:
+    verdict = caps(over(CAP_1, DDP, 1.01, 1.03), over(CAP_25, DDP, 0.99, 1.01))
+    assert verdict.answer == EQUAL
+    assert said(verdict).endswith("faster by more than 3%.")
+
+
+def test_a_cap_that_costs_is_named() -> None:
+    verdict = caps(over(CAP_1, DDP, 0.70, 0.72), over(CAP_25, DDP, 0.8, 0.9))
+    assert verdict.answer == EQUAL
+    assert "no value tried is faster by more than 0.1%; bucket_cap_mb=1 is slower, 0.71x (0.70-0.72)." in (
+        said(verdict)
+    )
+
+
+def test_an_open_cap_is_unresolved_with_the_widest_interval() -> None:
+    verdict = caps(over(CAP_1, DDP, 0.9, 1.1), over(CAP_25, DDP, 0.8, 1.3))
+    assert verdict.answer == UNRESOLVED
+    assert said(verdict) == (
+        "bucket_cap_mb: unresolved; bucket_cap_mb=25 has 1.02x the rate of the default, "
+        "anywhere from 0.80x to 1.30x."
+    )
+
+
+def test_caps_of_too_few_rounds() -> None:
+    few = [over(row, DDP, NAN, NAN, num_rounds=3) for row in (CAP_1, CAP_25)]
+    verdict = caps(*few)
+    assert (verdict.answer, said(verdict)) == (
+        TOO_FEW,
+        "bucket_cap_mb: too few rounds to compare bucket_cap_mb=1, bucket_cap_mb=25.",
+    )
+
+
+def test_a_cap_of_too_few_rounds_beside_others_has_no_number_it_has_not() -> None:
+    verdict = caps(over(CAP_1, DDP, 0.99, 1.01), over(CAP_25, DDP, NAN, NAN, num_rounds=3))
+    assert verdict.answer == TOO_FEW
+    assert said(verdict) == "bucket_cap_mb: too few rounds to compare bucket_cap_mb=25."
+    verdict = caps(over(CAP_1, DDP, 0.9, 1.1), over(CAP_25, DDP, NAN, NAN, num_rounds=3))
+    assert said(verdict).startswith("bucket_cap_mb: unresolved; bucket_cap_mb=1 has 0.99x the rate")
+
+
+@pytest.mark.parametrize(
+    ("setting", "paste", "alters"),
+    [
+        ({"static_graph": True}, "model = DDP(model, static_graph=True)", False),
+        ({"gradient_as_bucket_view": True}, "model = DDP(model, gradient_as_bucket_view=True)", False),
+        ({"comm_hook": "bf16"}, "", True),
+        ({"accumulate": 4, "global_batch": 80}, "", True),
+        ({"sync_buffers": False}, "", True),
+    ],
+)
+def test_what_alters_the_training_is_said_and_not_to_be_pasted(
+    setting: dict[str, Any], paste: str, *, alters: bool
+) -> None:
+    other = case("ddp", 2, 200.0, case_id="other", **setting)
+    verdict = found(SINGLE, DDP, other, by=(over(other, DDP, 1.2, 1.3),))[CAP]
+    named = next(f"{name}={value}" for name, value in setting.items())
+    assert said(verdict).startswith(f"{named}: 1.25x the rate of the default (1.20-1.30)")
+    assert ("check the loss" in said(verdict)) == alters
+    assert verdict.paste == paste
+
+
+def test_a_setting_that_leaves_the_training_alone_goes_first() -> None:
+    hook = case("ddp", 2, 200.0, case_id="hook", comm_hook="bf16")
+    verdict = caps(over(CAP_1, DDP, 1.1, 1.2), over(hook, DDP, 1.4, 1.5), more=(hook,))
+    assert said(verdict).startswith("bucket_cap_mb=1: ")
+
+
+def test_settings_other_than_caps_are_called_ddp() -> None:
+    static = case("ddp", 2, 160.0, case_id="static", static_graph=True)
+    verdict = caps(over(CAP_1, DDP, 0.99, 1.01), over(static, DDP, 0.99, 1.01), more=(static,))
+    assert said(verdict).startswith("DDP: leave the default; ")
+
+
+def communication(**values: Any) -> Verdict:
+    row = DDP | measured(step_ms=100.0) | values
+    return found(SINGLE, row)[COMMUNICATION]
+
+
+def exposing(low: float, high: float) -> Row:
+    return {"exposed_comm_ms": (low + high) / 2, "exposed_comm_ms_low": low, "exposed_comm_ms_high": high}
+
+
+def hiding(low: float, high: float) -> Row:
+    return {"hidden_pct": (low + high) / 2, "hidden_pct_low": low, "hidden_pct_high": high}
+
+
+@pytest.mark.parametrize(
+    ("values", "answer", "sentence"),
+    [
+        (
+            exposing(11, 13) | hiding(66, 76),
+            RESOLVED,
+            "Communication adds 12 ms (11-13), 12% of the step; 71% (66-76) of it is hidden.",
+        ),
+        (exposing(11, 13), RESOLVED, "Communication adds 12 ms (11-13), 12% of the step."),
+        (
+            exposing(-2, 4),
+            EQUAL,
+            "Communication adds 1.0 ms (-2.0-4.0) to the step of DDP on 2 GPUs: not told from nothing.",
+        ),
+        (
+            exposing(-20, 40),
+            UNRESOLVED,
+            "Communication adds 10 ms (-20-40) to the step of DDP on 2 GPUs: not told from nothing.",
+        ),
+        (
+            exposing(60, 70) | hiding(-30, -10),
+            RESOLVED,
+            (
+                "Communication adds 65 ms (60-70), 65% of the step: more than it takes alone, so it also "
+                "slows the compute."
+            ),
+        ),
+        (
+            exposing(60, 70) | hiding(-20, 10),
+            RESOLVED,
+            "Communication adds 65 ms (60-70), 65% of the step; -5% (-20-10) of it is hidden.",
+        ),
+        (
+            exposing(NAN, NAN) | {"exposed_comm_ms": 12.0},
+            TOO_FEW,
+            "Communication: too few rounds to tell what it adds.",
+        ),
+    ],
+)
+def test_what_communication_adds(values: Row, answer: str, sentence: str) -> None:
+    verdict = communication(**values)
+    assert verdict.answer == answer
+    assert said(verdict) == sentence
+
+
+def test_communication_was_not_measured() -> None:
+    assert COMMUNICATION not in found(SINGLE, DDP)
+    assert COMMUNICATION not in found(SINGLE, DP | exposing(1, 2) | measured(step_ms=100.0))
+
+
+def test_a_schema_1_run_has_the_median_step_alone() -> None:
+    row = DDP | exposing(11, 13) | {"step_ms_p50": 100.0}
+    assert "12% of the step" in found(SINGLE, row)[COMMUNICATION].sentence
+
+
+def test_the_answers_are_those_of_the_largest_count_of_their_own() -> None:
+    data = run(usual_cases())
+    assert set(headline(data.cases)["num_devices"]) == {2}
+    shared = [row | {"oversubscribed": True} for row in (DP, DDP, case("ddp", 4, 100.0))]
+    assert set(headline(typed_frame([SINGLE, *shared], CASES))["num_devices"]) == {4}
+    assert verdicts(typed_frame([SINGLE], CASES), []) == []
+
+
+def concluded(*cases: Row, by: tuple[Comparison, ...] = (), **settings: Any) -> Conclusion:
+    data = run(cases, timed_blocks=[])
+    manifest = {"settings": settings, "timing": {"measuring_s": 100.0}}
+    return conclude(Path("results/made run"), manifest, data.cases, data.blocks, by)
+
+
+def test_nothing_measured_gives_the_reasons_and_no_command() -> None:
+    made = concluded(case("ddp", 2, status="failed", reason="broke\nhere"))
+    assert made.next_step is None
+    assert made.sentences == [
+        "Nothing was measured: no case ended with status ok.",
+        "1 case was not measured: DDP on 2 GPUs: failed (broke here).",
+    ]
 
 
 def test_cases_that_broke_are_named_with_their_reason() -> None:
@@ -144,137 +348,180 @@ def test_cases_that_broke_are_named_with_their_reason() -> None:
     assert (
         "2 cases were not measured: DDP on 4 GPUs: failed (rank 3 died: exit code 9); "
         "DDP on 8 GPUs with bucket_cap_mb=25: oom (out of memory)."
-    ) in said(SINGLE, DDP, unmeasured=broken)
-    timeout = [case("ddp", 4, status="timeout", reason="x" * 500)]
-    assert len(one(said(SINGLE, DDP, unmeasured=timeout), "1 case was not measured")) < 250
+    ) in concluded(SINGLE, DDP, *broken).notes
+    (long,) = concluded(SINGLE, DDP, case("ddp", 4, status="timeout", reason="x" * 500)).notes
+    assert len(long) < 250
 
 
-def test_nothing_measured_gives_the_reasons() -> None:
-    assert said(unmeasured=[case("ddp", 2, status="failed", reason="broke")]) == [
-        "Nothing was measured: no case ended with status ok.",
-        "1 case was not measured: DDP on 2 GPUs: failed (broke).",
-    ]
+def test_what_others_wrote_reaches_the_terminal_escaped() -> None:
+    made = concluded(SINGLE, DDP, case("ddp", 4, status="failed", reason="\x1b[31mred"))
+    assert "\x1b" not in "".join(made.sentences)
 
 
-def test_what_was_not_tried_is_said() -> None:
-    sentence = said(SINGLE, DDP, (case("ddp", 2, 170.0, bucket_cap_mb="1"), drifting(120.0)))[-1]
-    assert sentence.startswith("Not tried in this run: DataParallel; other values of gradient_as_bucket_view")
-    assert "bucket_cap_mb" not in sentence
-    assert said(SINGLE)[-1] == "Not tried in this run: several devices, --gpus 1,2."
+def test_cases_that_share_devices_are_one_line() -> None:
+    shared = [case(mode, 4, rate, oversubscribed=True) for mode, rate in (("dp", 50.0), ("ddp", 60.0))]
+    (line,) = concluded(SINGLE, DP, DDP, *shared).notes
+    assert line == (
+        "On 4 oversubscribed GPUs, which tell nothing about scaling: "
+        "DP 50.0 [49.5, 50.5] images/s; DDP 60.0 [59.4, 60.6] images/s."
+    )
 
 
-def test_settling_costs_the_square_of_the_width() -> None:
-    """An interval of ±10% has to become five times narrower: 25 times the rounds and the time."""
-    wide = case("ddp", 2, 100.0, images_per_s_low=90.0, images_per_s_high=110.0)
-    cases = [case("single", 1, 100.0), wide, case("ddp", 2, 150.0, bucket_cap_mb="1")]
+def test_shared_devices_are_no_note_where_there_are_no_others() -> None:
+    assert concluded(SINGLE, case("ddp", 4, 60.0, oversubscribed=True)).notes == ()
+
+
+def linked(comm_ms: float, own_ms: tuple[tuple[float, float], ...] = (), **more: Any) -> list[str]:
+    """Notes about a DDP case on two ranks; `own_ms` is each round's step under `no_sync` of both ranks."""
+    ddp = DDP | measured(comm_ms=comm_ms, exposed_comm_ms=20.0, step_ms=100.0) | {"step_ms_p50": 100.0} | more
     blocks = [
-        timed(row, r, 100.0 / (1 + i), started_s=60.0 * (r - 1))
-        for i, row in enumerate(cases)
-        for r in range(1, 5)
-    ]
-    data = run(cases, timed_blocks=blocks)
-    uncertain = one(findings(data.cases, data.blocks), "Uncertain")
-    assert "DDP on 2 GPUs, 100 [90, 110] images/s (±10.0%), after 4 rounds" in uncertain
-    assert "--rounds 100 instead of 4: 75.0 min instead of 3.0 min" in uncertain
-
-
-def test_a_precise_run_says_what_it_would_see() -> None:
-    assert "A difference of 2% would be seen." in one(said(SINGLE, DDP), "Uncertain")
-
-
-def test_cases_that_share_one_round_cannot_be_told_apart() -> None:
-    cases = [case("single", 1, 100.0), case("ddp", 2, 160.0), case("ddp", 2, 170.0, bucket_cap_mb="1")]
-    rounds = {0: (1, 2, 3), 1: (1, 2), 2: (2, 3)}
-    blocks = [timed(row, r, 100.0) for i, row in enumerate(cases) for r in rounds[i]]
-    data = run(cases, timed_blocks=blocks)
-    assert "Not told apart from DDP on 2 GPUs: " in one(findings(data.cases, data.blocks), "Uncertain")
-
-
-def test_one_round_gives_no_interval() -> None:
-    bare = {"images_per_s_low": None, "images_per_s_high": None}
-    sentences = said(
-        (case("single", 1, 100.0, **bare), [100.0]),
-        (case("ddp", 2, 160.0, **bare), [125.0]),
-        (case("ddp", 2, 170.0, bucket_cap_mb="1", **bare), [120.0]),
-    )
-    assert "one round gives no interval" in one(sentences, "Uncertain")
-    assert "(one round gives no interval)" in one(sentences, "What to change on 2 GPUs")
-
-
-def test_findings_of_the_usual_run_name_no_missing_value() -> None:
-    data = run(usual_cases())
-    text = " ".join(findings(data.cases, data.blocks))
-    assert not [word for word in ("nan", "None", "<NA>") if word in text]
-
-
-def exposed(
-    comm_ms: float,
-    exposed_ms: float,
-    own_ms: tuple[tuple[float, float], ...] = ((80.0, 80.0),),
-    **more: object,
-) -> list[str]:
-    """Findings about a DDP case on two ranks; `own_ms` is each round's step under `no_sync` of both ranks."""
-    ddp: Row = case("ddp", 2, 200.0, step_ms_p50=100.0) | measured(
-        comm_ms=comm_ms, exposed_comm_ms=exposed_ms
-    )
-    ddp |= measured(hidden_pct=50.0) | more
-    single = case("single", 1, 100.0)
-    blocks = [timed(row, r, 100.0) for row in (single, ddp) for r in (1, 2, 3)]
-    blocks += [
         timed(ddp, r, ms, rank=rank, phase="no_sync", host=f"host{rank}")
         for r, ranks in enumerate(own_ms, 1)
         for rank, ms in enumerate(ranks)
     ]
-    data = run([single, ddp], timed_blocks=blocks)
-    return findings(data.cases, data.blocks)
-
-
-def test_exposed_communication_with_its_link() -> None:
-    assert one(exposed(40.0, 20.0, link="1gbit"), "Exposed") == (
-        "Exposed: 2 GPUs over 1 Gbit/s, DDP with its defaults: communication adds 20.0 [19.8, 20.2] ms to "
-        "the step, 20% of it; alone it would take 40.0 [39.6, 40.4] ms, so 50.0 [49.5, 50.5]% of it is "
-        "hidden."
-    )
-
-
-def test_exposed_time_within_the_noise_is_not_claimed() -> None:
-    noisy = exposed(40.0, 2.0, exposed_comm_ms_low=-3.0, exposed_comm_ms_high=7.0)
-    assert "adds nothing to the step that can be told from noise (2 [-3, 7] ms)" in one(
-        noisy, "Exposed"
-    ).replace(".00", "")
-
-
-def test_communication_that_slows_the_compute_is_said() -> None:
-    assert "also slows the compute" in one(exposed(20.0, 40.0), "Exposed")
-    assert "also slows the compute" not in one(exposed(40.0, 20.0), "Exposed")
+    data = run([SINGLE, ddp], timed_blocks=blocks)
+    return notes(data.cases, data.blocks)
 
 
 def test_communication_slower_than_its_link_is_said() -> None:
     """46.8 MB x 1514 / 1448 at 1 Gbit/s take 391 ms."""
     slow, as_fast_as_it_goes = (
-        one(exposed(comm_ms, 300.0, link="1gbit", bucket_bytes="46758048"), "Exposed")
-        for comm_ms in (700.0, 395.0)
+        " ".join(linked(comm_ms, link="1gbit", bucket_bytes="46758048")) for comm_ms in (700.0, 395.0)
     )
-    assert "The link would allow 391 ms: here the cores limit communication." in slow
-    assert "would allow" not in as_fast_as_it_goes
+    assert "391 ms" in slow
+    assert "391 ms" not in as_fast_as_it_goes
 
 
 def test_slow_rank_is_named_with_its_host() -> None:
-    sentences = exposed(40.0, 20.0, ((80.0, 92.0),) * 4, **measured(rank_skew_ms=12.0))
-    assert one(sentences, "Slow rank") == (
-        "Slow rank: on 2 GPUs rank 1 on host1 was the slowest in 4 of 4 rounds; its own work "
-        "takes 12.0 [11.9, 12.1] ms per step (12% of it) longer than the fastest rank's, and the others wait "
-        "for it."
-    )
-
-
-def test_ranks_that_take_turns_are_an_unsteady_machine() -> None:
+    (said,) = linked(40.0, ((80.0, 92.0),) * 4, **measured(rank_skew_ms=12.0))
+    assert said.startswith("Slow rank: on 2 GPUs rank 1 on host1 was the slowest in 4 of 4 rounds")
     turns = ((80.0, 92.0), (92.0, 80.0)) * 2
-    assert "not always the same rank" in one(
-        exposed(40.0, 20.0, turns, **measured(rank_skew_ms=12.0)), "Ranks"
-    )
+    (said,) = linked(40.0, turns, **measured(rank_skew_ms=12.0))
+    assert "not always the same rank" in said
+    assert linked(40.0, ((80.0, 81.0),) * 4, **measured(rank_skew_ms=1.0)) == []
 
 
-def test_ranks_of_one_pace_are_not_mentioned() -> None:
-    sentences = exposed(40.0, 20.0, ((80.0, 81.0),) * 4, **measured(rank_skew_ms=1.0))
-    assert not [sentence for sentence in sentences if sentence.startswith(("Slow rank", "Ranks"))]
+def test_no_missing_value_is_written() -> None:
+    data = run(usual_cases())
+    by = comparisons_of_run(data)
+    made = conclude(Path("x"), {}, data.cases, data.blocks, by)
+    assert not re.search(r"nan|None|<NA>|inf\b", " ".join(made.sentences))
+
+
+# The command to run next.
+
+
+def parsed(step: NextStep | None) -> tuple[str, Any]:
+    """The module of a command and what its own parser makes of the rest."""
+    assert step is not None
+    python, dash_m, module, *rest = shlex.split(step.command)
+    assert (python, dash_m) == ("python", "-m")
+    if module == "bench.doctor":
+        assert rest == []
+        return module, None
+    parser = {"bench.run": run_parser, "bench.tune": tune_parser, "bench.gate": gate_parser}[module]
+    return module, parser().parse_args(rest)
+
+
+def following(*by: Comparison, cases: tuple[Row, ...] = (), **settings: Any) -> tuple[NextStep, str, Any]:
+    step = concluded(*(cases or (SINGLE, DP, DDP)), by=by, **settings).next_step
+    assert step is not None
+    return step, *parsed(step)
+
+
+ROUNDS_20 = {"num_rounds": 20}
+
+
+def test_an_open_answer_goes_on_for_as_long_as_its_width_needs() -> None:
+    """A half-width of log(1.1) has to become log(1.05) / 2: four times, so 15 times as long."""
+    wide = over(DDP, DP, 1 / 1.1, 1.1)
+    step, module, given = following(wide, cases=(SINGLE, DP | ROUNDS_20, DDP | ROUNDS_20))
+    assert module == "bench.run"
+    assert given.resume == Path("results/made run")
+    needed_s = 100 * (math.log(1.1) / (math.log(1.05) / 2)) ** 2
+    assert needed_s <= 60 * int(given.max_time.rstrip("m")) < needed_s + 60
+    assert "would tell 5% apart here" in step.why
+
+
+def test_with_fixed_rounds_it_names_rounds() -> None:
+    wide = over(DDP, DP, 1 / 1.1, 1.1)
+    _, _, given = following(wide, cases=(SINGLE, DP | ROUNDS_20, DDP | ROUNDS_20), rounds=20)
+    assert int(given.rounds) == math.ceil(20 * (math.log(1.1) / (math.log(1.05) / 2)) ** 2)
+    assert not hasattr(given, "max_time")
+
+
+def test_too_few_rounds_ask_for_ten() -> None:
+    few = over(DDP, DP, NAN, NAN, num_rounds=2)
+    two = {"num_rounds": 2}
+    step, _, given = following(few, cases=(SINGLE, DP | two, DDP | two), rounds=2)
+    assert (given.rounds, step.why) == ("10", "10 rounds give intervals")
+    _, _, given = following(few, cases=(SINGLE, DP | two, DDP | two))
+    assert given.max_time == "9m", "100 s gave two rounds"
+
+
+def test_a_noise_that_would_take_hours_is_a_case_for_the_doctor() -> None:
+    step, module, _ = following(over(DDP, DP, 0.3, 3.0))
+    assert module == "bench.doctor"
+    assert "telling 5% apart would take" in step.why
+
+
+def test_exposed_communication_is_worth_tuning() -> None:
+    row = DDP | exposing(11, 13) | measured(step_ms=100.0)
+    settings = resolve({"arch": "resnet34", "batch_size": "8", "seed": "3", "margin": "2%"}).stored()
+    _, module, given = following(over(row, DP, 1.2, 1.3), cases=(SINGLE, DP, row), **settings)
+    assert module == "bench.tune"
+    assert (given.gpus, given.arch, given.batch_size, given.seed) == ("2", "resnet34", "8", "3")
+
+
+def test_a_run_with_an_answer_is_worth_keeping() -> None:
+    _, module, given = following(over(DDP, DP, 1.2, 1.3))
+    assert module == "bench.gate"
+    assert given.save_baseline == Path("results/made run")
+    row = DDP | exposing(1, 2) | measured(step_ms=100.0)
+    assert following(over(row, DP, 1.2, 1.3), cases=(SINGLE, DP, row))[1] == "bench.gate"
+
+
+def test_the_step_of_a_schema_1_run_is_known_too() -> None:
+    row = DDP | exposing(11, 13) | {"step_ms_p50": 100.0}
+    assert following(over(row, DP, 1.2, 1.3), cases=(SINGLE, DP, row))[1] == "bench.tune"
+
+
+def test_with_nothing_to_compare_the_speed_up_says_how_much_more() -> None:
+    """Known to ±1%, and a margin of 1%: the half-width has to be halved."""
+    close = case("ddp", 2, 100.0, num_rounds=20)
+    step, module, given = following(cases=(SINGLE, close), margin=0.01)
+    assert module == "bench.run"
+    factor = (math.log(1.01 / 0.99) / math.log(1.01)) ** 2
+    assert given.max_time == f"{math.ceil(factor * 100 / 60)}m"
+    assert "would tell 1% apart here" in step.why
+
+
+def test_a_case_that_came_late_asks_for_ten_rounds_of_its_own() -> None:
+    few = over(DDP, DP, NAN, NAN, num_rounds=2)
+    _, _, given = following(few, cases=(SINGLE | {"num_rounds": 40}, DP | ROUNDS_20, DDP | {"num_rounds": 2}))
+    assert given.max_time == "9m"
+
+
+def test_ten_rounds_that_take_hours_are_still_the_next_step() -> None:
+    data = run([SINGLE, DP, DDP], timed_blocks=[])
+    few = over(DDP, DP, NAN, NAN, num_rounds=2)
+    manifest = {"settings": {}, "timing": {"measuring_s": 3600.0}}
+    made = conclude(Path("x"), manifest, data.cases, data.blocks, [few])
+    assert parsed(made.next_step)[1].max_time == "300m"
+
+
+@pytest.mark.parametrize("path", SAMPLES, ids=name_of)
+@pytest.mark.parametrize("as_of", ["then", "now"])
+def test_every_sample_is_concluded_and_its_next_command_runs_when_pasted(path: Path, as_of: str) -> None:
+    run_, by = sample(path), comparisons(path)
+    cases = run_.cases if as_of == "then" else rebuilt(path)
+    made = conclude(path, run_.manifest, cases, run_.blocks, by)
+    assert {verdict.question for verdict in made.verdicts} >= {WRAPPER}
+    assert not re.search(r"nan|None|<NA>|\binf\b", " ".join(made.sentences))
+    assert len(made.sentences) <= 10
+    module, given = parsed(made.next_step)
+    if module == "bench.run":
+        assert given.resume == path
+        arguments = shlex.split(made.next_step.command)[3:] if made.next_step else []
+        assert settings_of(arguments)
+    assert next_step(path, run_.manifest, cases, by, []) is None

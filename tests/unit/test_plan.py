@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 from bench.errors import UsageError
@@ -13,7 +15,7 @@ from bench.plan import (
     round_order,
     world_size,
 )
-from bench.settings import ResolvedSettings, Settings, with_device_defaults
+from bench.settings import ResolvedSettings, Settings, resolve, with_device_defaults
 
 CORES_2 = Machine(device_type="cpu", devices_per_node=2)
 ONE_GPU = Machine(device_type="cuda", devices_per_node=1)
@@ -48,9 +50,28 @@ def test_the_default_sweep() -> None:
         *(("ddp", 4, cap) for cap in caps),
     ]
     assert [p.case.num_devices for p in plan if p.oversubscribed] == [4] * 5
-    assert [p.skip_reason is not None for p in plan] == [False, True, *[False] * 11]
+    assert [p.skip_reason is not None for p in plan] == [False, True, *[False] * 8, True, True, True]
     assert "plain module" in str(plan[1].skip_reason)
     assert world_size(plan) == 4
+
+
+def test_the_option_that_a_skipped_cap_names_brings_it_back() -> None:
+    for planned in make(gpus=(1, 2, 4))[-3:]:
+        option, value = re.findall(r"--\S+ \S+", str(planned.skip_reason))[0].split()
+        settings = resolve({option.strip("-").replace("-", "_"): value, "gpus": "1,2,4"})
+        again = expand(
+            with_device_defaults(settings, device_type="cpu", num_local_devices=2),
+            CORES_2,
+            arch="resnet18",
+            image_size=64,
+        )
+        assert [p.skip_reason for p in again if p.case == planned.case] == [None]
+
+
+def test_dp_and_the_default_cap_are_measured_on_shared_devices_too() -> None:
+    plan = make(gpus=(4,), bucket_cap_mb=("5", "default"))
+    kept = [name for name, p in zip(names(plan), plan, strict=True) if p.skip_reason is None]
+    assert kept == [("single", 1, ""), ("dp", 4, ""), ("ddp", 4, "5")]
 
 
 def test_single_is_measured_in_every_run() -> None:
@@ -77,7 +98,13 @@ def test_one_gpu_skips_what_it_cannot_do() -> None:
     assert "one rank per GPU" in str(reasons["ddp", 2])
     assert world_size(plan) == 1
     shared = make(ONE_GPU, gpus=(1, 2), backend="gloo", modes=("ddp",))
-    assert all(p.skip_reason is None for p in shared)
+    assert [
+        cap for (_, n, cap), p in zip(names(shared), shared, strict=True) if n == 2 and p.skip_reason
+    ] == [
+        "1",
+        "25",
+        "100",
+    ]
     assert [p.oversubscribed for p in shared if p.case.num_devices == 2] == [True] * 4
 
 

@@ -1,5 +1,5 @@
 import json
-from dataclasses import Field
+from dataclasses import Field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from bench.settings import (
     DDP_SETTINGS,
     PRESETS,
     Settings,
+    as_options,
     options_of,
     resolve,
     with_device_defaults,
@@ -111,6 +112,7 @@ def test_device_defaults() -> None:
         "nccl",
         (1, 2, 4),
     )
+    assert [(one.steps, one.margin) for one in (on_cpu, on_gpu)] == [(1, 0.05), (10, 0.01)]
     fixed = with_device_defaults(Settings(rounds=3), device_type="cpu", num_local_devices=1)
     assert fixed.max_time is None, "a number of rounds is not cut short by a time nobody gave"
 
@@ -141,9 +143,38 @@ def test_settings_come_back_from_what_is_stored_of_them() -> None:
         '"allreduce_curve": false, "calibrate": false, "passes": ["no_sync", "comm", "anatomy", "trace"], '
         '"sweep": "grid", "seed": 0, "name": "run", "preset": null, "out": null}'
     )
-    assert json.dumps(resolved.stored()) == then
-    again = Settings.of_stored(json.loads(then))
-    assert with_device_defaults(again, device_type="cpu", num_local_devices=2) == resolved
+    new = {"precision_target": None, "steps": 1, "margin": 0.05, "caps_given": True}
+    now = json.loads(json.dumps(resolved.stored()))
+    assert now == json.loads(then) | new
+    assert [name for name in now if name not in ("margin", "caps_given")] == list(json.loads(then))
+    for stored, wanted in (
+        (now, resolved),
+        (json.loads(then), replace(resolved, precision_target=0.02, steps=3, caps_given=False)),
+    ):
+        again = Settings.of_stored(stored)
+        assert with_device_defaults(again, device_type="cpu", num_local_devices=2) == wanted
+
+
+@pytest.mark.parametrize(
+    ("layer", "preset", "given"),
+    [
+        ({}, None, False),
+        ({"gpus": "1,2"}, None, False),
+        ({"bucket_cap_mb": "default,1,25,100"}, None, True),
+        ({}, "quick", True),
+    ],
+)
+def test_caps_are_given_by_whoever_names_them(
+    layer: dict[str, str], preset: str | None, *, given: bool
+) -> None:
+    assert resolve(layer, preset=preset).caps_given is given
+
+
+def test_stored_settings_become_options_again() -> None:
+    stored = resolve({"arch": "resnet34", "batch_size": "8", "bucket_cap_mb": "1,25/50"}).stored()
+    options = as_options(stored, ("arch", "batch_size", "bucket_cap_mb", "seed", "margin"))
+    assert options == ["--arch", "resnet34", "--batch-size", "8", "--bucket-cap-mb", "1,25/50"]
+    assert as_options({"rounds": 5, "no_setting": 1}, ("arch", "no_setting")) == []
 
 
 MANIFESTS = sorted((ROOT / "results").rglob("manifest.json"))
@@ -152,4 +183,6 @@ MANIFESTS = sorted((ROOT / "results").rglob("manifest.json"))
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: str(path.parent.relative_to(ROOT / "results")))
 def test_settings_of_old_manifests_are_read_and_written_alike(path: Path) -> None:
     kept = json.loads(path.read_text(encoding="utf-8"))["settings"]
-    assert json.loads(json.dumps(Settings.of_stored(kept).stored())) == kept
+    again = json.loads(json.dumps(Settings.of_stored(kept).stored()))
+    usual = json.loads(json.dumps(Settings().stored()))
+    assert again == {name: usual[name] for name in again.keys() - kept.keys()} | kept

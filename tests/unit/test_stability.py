@@ -133,7 +133,7 @@ def test_few_rounds_and_the_number_that_the_target_needs() -> None:
     wide = found(noisy, target=0.02)["wide intervals"]
     assert "±2%" in wide.text
     needed = int(wide.advice.split("--rounds ")[1].split(",")[0])
-    assert 10 < needed < 200
+    assert 10 < needed <= 1000
 
 
 def test_a_run_that_measured_nothing_or_lacks_its_blocks_has_no_cautions() -> None:

@@ -1,0 +1,137 @@
+"""How often a whole run names a winner that is not there, and how often it misses one that is.
+
+The noise is that of the recorded samples: their rounds, cases centred, labels swapped.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from commands import ROOT
+
+from bench.recovery.reopen import Completion
+from bench.results.comparisons import FASTER, SLOWER, Comparison, compared
+from bench.results.round_times import RoundTimes
+from bench.results.tables import load_blocks
+from bench.results.typical import Typical
+from bench.run.schedule import StopRule, is_look, resting_cases
+from bench.settings import Settings, with_device_defaults
+
+MARGIN = 0.05
+MOST_ROUNDS = 80
+STRETCH = 8
+"""Rounds are taken from a recording so many at once: neighbours stay neighbours."""
+RUNS = 2000
+POWER_RUNS = 600
+
+Array = npt.NDArray[np.float64]
+
+
+@functools.cache
+def recordings() -> list[Array]:
+    """Log step times less each case's median, rounds x cases, of every sample that is long enough."""
+    found = []
+    for path in sorted((ROOT / "results" / "samples").rglob("blocks.csv")):
+        timed = RoundTimes.of(load_blocks(path)).step_ms("timed")
+        rounds = sorted(set.intersection(*(set(by_round) for by_round in timed.values())))
+        if len(rounds) >= STRETCH and len(timed) >= 3:
+            x = np.log([[by_round[r] for by_round in timed.values()] for r in rounds])
+            found.append(x - np.median(x, axis=0))
+    return found
+
+
+def noise(rng: np.random.Generator, *, swap_every: int) -> Array:
+    """Rounds of a recording, its cases' labels swapped every so many rounds: no case differs from another."""
+    x = recordings()[rng.integers(len(recordings()))]
+    starts = rng.integers(len(x), size=MOST_ROUNDS // STRETCH)
+    rows = ((starts[:, None] + np.arange(STRETCH)) % len(x)).ravel()
+    swapped = [rng.permutation(x.shape[1]) for _ in range(MOST_ROUNDS // swap_every)]
+    found: Array = x[rows[:, None], np.repeat(swapped, swap_every, axis=0)]
+    return found
+
+
+@dataclass(frozen=True)
+class End:
+    """How a run ended."""
+
+    comparisons: list[Comparison]
+    reason: str
+    num_rounds: int
+
+    def named(self) -> dict[str, str]:
+        return {c.case_id: c.answer for c in self.comparisons if c.answer in (FASTER, SLOWER)}
+
+
+def run_of(log_ms: Array) -> End:
+    """Measure rounds as a run does: looks, cases that rest, stop by width, else after the last round."""
+    names = [f"c{i}" for i in range(log_ms.shape[1])]
+    pairs = [(name, names[0]) for name in names[1:]]
+    step_ms: dict[tuple[str, str], dict[int, float]] = {(name, "timed"): {} for name in names}
+    settings = with_device_defaults(Settings(margin=MARGIN), device_type="cpu", num_local_devices=2)
+    recorder: Any = SimpleNamespace(comparisons=[])
+    rule = StopRule(settings, recorder, lambda: 0.0)
+    resting: frozenset[str] = frozenset()
+    for r, row in enumerate(log_ms, 1):
+        for name, value in zip(names, row, strict=True):
+            if name not in resting:
+                step_ms[name, "timed"][r] = 100 * math.exp(value)
+        if not is_look(r):
+            continue
+        rounds = {name: len(step_ms[name, "timed"]) for name in names}
+        recorder.comparisons = compared(
+            pairs,
+            Typical(step_ms),
+            global_batch=dict.fromkeys(names, 16),
+            num_rounds=rounds,
+            margin=MARGIN,
+        )
+        if reason := rule.reason(r):
+            return End(recorder.comparisons, reason, r)
+        resting = resting_cases(recorder.comparisons, {})
+    return End(recorder.comparisons, "", len(log_ms))
+
+
+def ends(num_runs: int, *, swap_every: int, slower: float = 1.0) -> Iterator[End]:
+    rng = np.random.default_rng([5, swap_every])
+    for _ in range(num_runs):
+        log_ms = noise(rng, swap_every=swap_every)
+        log_ms[:, 1] += math.log(slower)
+        yield run_of(log_ms)
+
+
+def test_there_are_recordings() -> None:
+    assert len(recordings()) >= 20
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("swap_every", [1, STRETCH])
+def test_a_winner_that_is_not_there_is_named_in_six_of_a_hundred_runs_at_most(swap_every: int) -> None:
+    found = list(ends(RUNS, swap_every=swap_every))
+    wrong = sum(bool(end.named()) for end in found)
+    narrow = sum(end.reason == Completion.NARROW for end in found)
+    rounds = np.mean([end.num_rounds for end in found])
+    print(f"{wrong} of {RUNS} name a winner; {narrow} stopped by width; {rounds:.0f} rounds")
+    assert narrow > RUNS / 10, "or the stop rule was hardly tried"
+    assert wrong <= 0.06 * RUNS
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("swap_every", [1, STRETCH])
+def test_a_slow_down_of_a_tenth_is_named_where_the_run_stopped_by_width(swap_every: int) -> None:
+    found = list(ends(POWER_RUNS, swap_every=swap_every, slower=1.1))
+    narrow = [end for end in found if end.reason == Completion.NARROW]
+    named = sum(end.named().get("c1") == SLOWER for end in narrow)
+    print(f"{named} of {len(narrow)} runs that stopped by width, of {POWER_RUNS}, name it")
+    assert len(narrow) > POWER_RUNS / 10
+    assert named >= 0.9 * len(narrow)
+    assert not any(end.named().get("c1") == FASTER for end in found)

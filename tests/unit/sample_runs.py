@@ -1,0 +1,48 @@
+"""The recorded samples, and their cases.csv made anew from their blocks."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import fields
+from pathlib import Path
+
+import pandas as pd
+from commands import ROOT
+
+from bench.plan import Case, Planned
+from bench.results.aggregate import Outcome, case_rows, comparisons_of_run
+from bench.results.comparisons import Comparison
+from bench.results.round_times import RoundTimes
+from bench.results.store import RunData, load_run
+
+SAMPLES = sorted(path.parent for path in (ROOT / "results" / "samples").rglob("manifest.json"))
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT / "results" / "samples"))
+
+
+@functools.cache
+def sample(path: Path) -> RunData:
+    return load_run(path)
+
+
+@functools.cache
+def comparisons(path: Path) -> tuple[Comparison, ...]:
+    return tuple(comparisons_of_run(sample(path)))
+
+
+@functools.cache
+def rebuilt(path: Path) -> pd.DataFrame:
+    """What a run of today would have written as cases.csv."""
+    run = sample(path)
+    outcomes = []
+    for row in run.cases.to_dict("records"):
+        values = {f.name: row[f.name] for f in fields(Case) if not pd.isna(row[f.name])}
+        case = Case.of_stored({"image_size": None} | values)
+        assert case.case_id == row["case_id"]
+        planned = Planned(
+            case=case, num_nodes=int(row["num_nodes"]), oversubscribed=row["oversubscribed"] is True
+        )
+        outcomes.append(Outcome(planned, row["status"], "" if pd.isna(row["reason"]) else row["reason"]))
+    return case_rows(outcomes, RoundTimes.of(run.blocks), comparisons(path))

@@ -1,0 +1,324 @@
+"""Which cases are compared, what their interval says, and that all numbers of a run hang together."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from report_runs import Row, case
+from sample_runs import SAMPLES, comparisons, name_of, rebuilt, sample
+from test_aggregate import DRIFTING, IDS, PLAN, frames
+
+from bench.plan import Machine, equal_layout_reason, expand
+from bench.results.aggregate import Outcome, case_rows, comparisons_of, comparisons_of_run
+from bench.results.comparisons import (
+    ANSWERS,
+    EQUAL,
+    FASTER,
+    METRIC,
+    SLOWER,
+    TOO_FEW,
+    UNRESOLVED,
+    Comparison,
+    compared,
+    default_of,
+    margin_of,
+    of_table,
+    pairs_of,
+)
+from bench.results.recorder import Recorder
+from bench.results.round_times import RoundTimes
+from bench.results.schema import CASES, COMPARISONS, typed_frame
+from bench.results.store import RunWriter, claim, load_run
+from bench.results.typical import Typical
+from bench.settings import Settings, resolve, with_device_defaults
+from bench.stats import Interval
+
+NAN = math.nan
+
+
+def make(low: float, high: float, *, margin: float = 0.05, num_rounds: int = 20) -> Comparison:
+    return Comparison("a", "b", Interval(math.sqrt(low * high), low, high), margin, num_rounds)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "answer", "within", "narrow"),
+    [
+        (1.20, 1.30, FASTER, False, False),
+        (1.20, 1.24, FASTER, False, True),
+        (1.01, 1.04, FASTER, True, True),
+        (1.01, 1.06, FASTER, False, True),
+        (0.80, 0.90, SLOWER, False, False),
+        (0.96, 0.99, SLOWER, True, True),
+        (0.94, 0.99, SLOWER, False, False),
+        (0.97, 1.03, EQUAL, True, False),
+        (1 / 1.05, 1.05, EQUAL, True, False),
+        (1 / 1.0501, 1.05, UNRESOLVED, False, False),
+        (0.98, 1.0501, UNRESOLVED, False, False),
+        (0.99, 1.06, UNRESOLVED, False, False),
+        (1.0, 1.04, EQUAL, True, True),
+        (0.5, 2.0, UNRESOLVED, False, False),
+        (NAN, NAN, TOO_FEW, False, False),
+    ],
+)
+def test_an_interval_has_one_answer_at_the_margin(
+    low: float,
+    high: float,
+    answer: str,
+    *,
+    within: bool,
+    narrow: bool,
+) -> None:
+    one = make(low, high)
+    assert (one.answer, one.within_margin) == (answer, within)
+    assert one.is_narrow == (math.log(high / low) / 2 <= math.log(1.05) / 2)
+    assert one.is_narrow == narrow
+    other = make(1 / high, 1 / low)
+    swapped = {FASTER: SLOWER, SLOWER: FASTER}
+    assert other.answer == swapped.get(answer, answer), "the other way round it says the same"
+    assert (other.within_margin, other.is_narrow) == (within, narrow)
+
+
+def test_the_margin_decides() -> None:
+    assert make(0.97, 1.03, margin=0.01).answer == UNRESOLVED
+    assert make(0.97, 1.03, margin=0.1).answer == EQUAL
+    assert make(0.97, 1.03, margin=0.1).is_narrow
+
+
+def test_too_few_rounds_give_no_answer_whatever_the_interval() -> None:
+    assert [make(1.2, 1.3, num_rounds=n).answer for n in (1, 4, 5)] == [TOO_FEW, TOO_FEW, FASTER]
+    assert make(NAN, NAN).half_width == math.inf
+
+
+def test_a_row_comes_back_from_the_table() -> None:
+    made = [make(1.2, 1.3), make(0.97, 1.03, margin=0.01), make(NAN, NAN, num_rounds=3)]
+    table = typed_frame((one.row() for one in made), COMPARISONS)
+    assert table["answer"].tolist() == [one.answer for one in made] == [FASTER, UNRESOLVED, TOO_FEW]
+    assert set(table["metric"]) == {METRIC}
+    again = of_table(table.to_dict("records"))
+    assert again[:2] == made[:2]
+    assert math.isnan(again[2].ratio.low)
+    assert again[2].answer == TOO_FEW
+    assert list(made[0].row()) == [column.name for column in COMPARISONS]
+
+
+def ids(*cases: Row) -> list[tuple[str, str]]:
+    found = pairs_of(typed_frame(cases, CASES).to_dict("records"))
+    assert pairs_of(cases) == found, "rows of a table or of a plan"
+    return found
+
+
+SINGLE, DP, DDP = case("single", 1), case("dp", 2), case("ddp", 2)
+CAP_1, CAP_25 = (case("ddp", 2, bucket_cap_mb=cap) for cap in ("1", "25"))
+DP_4, DDP_4, CAP_4 = (
+    case("dp", 4, oversubscribed=True),
+    case("ddp", 4, oversubscribed=True),
+    case("ddp", 4, oversubscribed=True, bucket_cap_mb="1"),
+)
+
+
+def pair(first: Row, second: Row) -> tuple[str, str]:
+    return first["case_id"], second["case_id"]
+
+
+def test_ddp_over_dp_and_every_other_ddp_over_the_default() -> None:
+    found = ids(SINGLE, DP, CAP_1, DDP, CAP_25, case("ddp", 1))
+    assert found == [pair(DDP, DP), pair(CAP_1, DDP), pair(CAP_25, DDP)]
+
+
+def test_every_count_of_their_own_is_compared_and_no_shared_one() -> None:
+    own = case("dp", 3), case("ddp", 3)
+    found = ids(SINGLE, DP_4, DDP_4, CAP_4, *own, DP, DDP)
+    assert found == [pair(DDP, DP), pair(own[1], own[0])]
+
+
+def test_shared_counts_are_compared_where_there_is_no_other() -> None:
+    assert ids(SINGLE, DP_4, DDP_4, CAP_4) == [pair(DDP_4, DP_4), pair(CAP_4, DDP_4)]
+
+
+def test_without_the_default_the_first_ddp_case_stands_for_it() -> None:
+    assert ids(SINGLE, DP, CAP_25, CAP_1) == [pair(CAP_25, DP), pair(CAP_1, CAP_25)]
+    assert default_of([DP, CAP_25, CAP_1]) == CAP_25["case_id"]
+    assert default_of([DP, CAP_25, DDP]) == DDP["case_id"]
+    assert default_of([SINGLE, DP]) is None
+
+
+def test_without_ddp_nothing_is_compared() -> None:
+    assert ids(SINGLE, DP, case("ddp", 1)) == []
+
+
+def test_the_pairs_of_a_plan_are_named_before_it_runs() -> None:
+    settings = with_device_defaults(Settings(), device_type="cpu", num_local_devices=2)
+    plan = expand(settings, Machine(device_type="cpu", devices_per_node=2), arch="resnet18", image_size=64)
+    rows = [
+        {**p.case.stored(), "case_id": p.case.case_id, "oversubscribed": p.oversubscribed}
+        for p in plan
+        if p.skip_reason is None
+    ]
+    found = pairs_of(rows)
+    mode = {row["case_id"]: (row["mode"], row["bucket_cap_mb"]) for row in rows}
+    assert [(mode[a], mode[b]) for a, b in found] == [
+        (("ddp", "default"), ("dp", "")),
+        *((("ddp", cap), ("ddp", "default")) for cap in ("1", "25", "100")),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "margin"),
+    [
+        ({"margin": 0.02, "device": "cpu"}, 0.02),
+        ({"device": "cpu"}, 0.05),
+        ({"device": "cuda"}, 0.01),
+        ({"margin": None, "device": "cuda"}, 0.01),
+        ({"margin": "wide"}, 0.05),
+        ({}, 0.05),
+    ],
+)
+def test_the_margin_is_the_manifests(settings: dict[str, Any], margin: float) -> None:
+    assert margin_of({"settings": settings}) == margin
+
+
+def test_the_margin_of_a_run_is_what_was_given() -> None:
+    settings = with_device_defaults(resolve({"margin": "3%"}), device_type="cpu", num_local_devices=2)
+    assert margin_of({"settings": settings.stored()}) == pytest.approx(0.03)
+
+
+def test_rates_count_the_batch_of_each_and_the_rounds_of_the_one_with_fewer() -> None:
+    rng = np.random.default_rng(0)
+    steps = {
+        (name, "timed"): {r: ms * math.exp(0.01 * rng.standard_normal()) for r in range(1, rounds)}
+        for name, ms, rounds in (("a", 100.0, 21), ("b", 50.0, 11), ("c", 50.0, 21))
+    }
+    rounds = {name: len(by_round) for (name, _), by_round in steps.items()}
+    typical = Typical(steps)
+    one, other = compared(
+        [("a", "b"), ("gone", "b"), ("a", "c")],
+        typical,
+        global_batch={"a": 64, "b": 16, "c": 16, "gone": 1},
+        num_rounds=rounds,
+        margin=0.05,
+    )
+    assert (one.case_id, one.reference_id, one.num_rounds) == ("a", "b", 10)
+    assert one.ratio.estimate == pytest.approx(2, rel=0.02), "four times the batch in twice the time"
+    assert one.ratio.low < one.ratio.estimate < one.ratio.high
+    assert (other.reference_id, other.num_rounds) == ("c", 20)
+
+
+@pytest.mark.parametrize("path", SAMPLES, ids=name_of)
+def test_every_sample_is_compared(path: Path) -> None:
+    """Old ones have no comparisons.csv: they are made from the blocks."""
+    cases = sample(path).cases.set_index("case_id")
+    ok = cases[cases["status"] == "ok"]
+    found = comparisons(path)
+    several = ok[(ok["num_devices"] > 1) & (ok["mode"] == "ddp")]
+    assert {c for one in found for c in (one.case_id, one.reference_id)} <= set(several.index)
+    assert len(found) == len(several) - several["num_devices"].nunique()
+    for one in found:
+        assert ok.loc[one.reference_id, "bucket_cap_mb"] == "default"
+        assert one.answer in ANSWERS
+        assert one.margin == 0.05
+        assert one.ratio.low < one.ratio.estimate < one.ratio.high
+        assert one.num_rounds == min(ok.loc[[one.case_id, one.reference_id], "num_rounds"])
+
+
+@pytest.mark.parametrize("path", SAMPLES, ids=name_of)
+def test_quotients_hang_together(path: Path) -> None:
+    """Over everything in cases.csv and comparisons.csv, to 1e-9."""
+    cases = rebuilt(path).set_index("case_id")
+    ok = cases[cases["status"] == "ok"]
+    rate, step = ok["images_per_s"].astype(float), ok["step_ms"].astype(float)
+    assert rate.tolist() == pytest.approx((1000 * ok["global_batch"] / step).tolist(), rel=1e-9)
+    single = rate[ok["mode"] == "single"].iloc[0]
+    assert ok["speedup"].tolist() == pytest.approx((rate / single).tolist(), rel=1e-9)
+    assert (ok["efficiency"] * ok["num_devices"]).tolist() == pytest.approx(ok["speedup"].tolist(), rel=1e-9)
+    exposed = ok["exposed_comm_ms"].dropna()
+    assert exposed.tolist() == pytest.approx((step - ok["no_sync_step_ms"]).dropna().tolist(), rel=1e-9)
+    hidden = ok["hidden_pct"].dropna()
+    formed = 100 * (1 - exposed / ok["comm_ms"].astype(float))
+    assert hidden.tolist() == pytest.approx(formed[hidden.index].tolist(), rel=1e-9)
+    for one in comparisons(path):
+        assert one.ratio.estimate == pytest.approx(rate[one.case_id] / rate[one.reference_id], rel=1e-9)
+        row = ok.loc[one.case_id]
+        stored = [row[f"vs_ddp_default{end}"] for end in ("", "_low", "_high")]
+        assert stored == [one.ratio.estimate, one.ratio.low, one.ratio.high]
+        assert ok.loc[one.reference_id, "vs_ddp_default"] == 1.0
+    for a, b in itertools.pairwise(comparisons(path)):
+        assert a.ratio.estimate / b.ratio.estimate == pytest.approx(
+            rate[a.case_id] / rate[b.case_id], rel=1e-9
+        )
+    for name in ("step_ms", "images_per_s", "speedup", "efficiency", "exposed_comm_ms", "comm_ms"):
+        known = ok[ok[f"{name}_low"].notna()]
+        assert (known[f"{name}_low"] <= known[name] * (1 + 1e-12) + 1e-12).all()
+        assert (known[name] <= known[f"{name}_high"] * (1 + 1e-12) + 1e-12).all()
+
+
+@pytest.mark.parametrize("path", SAMPLES, ids=name_of)
+def test_the_typical_rate_is_near_the_recorded_median(path: Path) -> None:
+    then, now = (
+        frame.set_index("case_id")["images_per_s"].astype(float)
+        for frame in (sample(path).cases, rebuilt(path))
+    )
+    assert now.dropna().index.tolist() == then.dropna().index.tolist()
+    assert (np.log(now / then).abs().dropna() < 0.1).all()
+
+
+def test_dp_stands_below_the_line_in_its_comparison() -> None:
+    """As gathered in cases.csv: DP over DDP's default is the inverse of the answer that is printed."""
+    _, blocks = frames(DRIFTING)
+    times = RoundTimes.of(blocks)
+    dp, ddp, cap = (IDS[key] for key in (("dp", 2, ""), ("ddp", 2, "default"), ("ddp", 2, "1")))
+    batch = {p.case.case_id: p.case.global_batch for p in PLAN}
+    found = comparisons_of([(ddp, dp), (cap, ddp)], times, batch, 0.05)
+    measured = {IDS[key] for key in DRIFTING}
+    outcomes = [Outcome(p) for p in PLAN if p.case.case_id in measured]
+    rows = case_rows(outcomes, times, found).set_index("case_id")["vs_ddp_default"]
+    assert rows[dp] == pytest.approx(125 / 200)
+    assert rows[ddp] == 1.0
+    assert rows[cap] == pytest.approx(125 / 112.5, rel=1e-3)
+    assert pd.isna(rows[IDS["single", 1, ""]])
+
+
+def test_a_default_that_has_the_layout_of_another_cap_is_no_reference(tmp_path: Path) -> None:
+    """On a small model every cap gives one bucket: the first cap is measured and stands for the default."""
+    settings = resolve({"bucket_cap_mb": "25,default", "gpus": "2"})
+    plan = expand(
+        with_device_defaults(settings, device_type="cpu", num_local_devices=2),
+        Machine(device_type="cpu", devices_per_node=2),
+        arch="resnet20",
+        image_size=32,
+    )
+    writer = RunWriter(claim(tmp_path / "run"))
+    writer.write_manifest({"settings": {"margin": 0.05}})
+    recorder = Recorder.begin(plan, writer)
+    _, dp, cap, default = (p.case.case_id for p in plan)
+    for index in range(3):
+        recorder.set_outcome(index, "ok")
+    recorder.set_outcome(3, "skipped", equal_layout_reason(cap))
+    for r in range(1, 7):
+        for case_id, ranks, ms in ((dp, 1, 100.0), (cap, 2, 50.0)):
+            recorder.add_block(
+                [
+                    {
+                        "case_id": case_id,
+                        "phase": "timed",
+                        "round": r,
+                        "position": 0,
+                        "rank": rank,
+                        "num_steps": 1,
+                        "block_ms": ms + 0.1 * (r % 3),
+                    }
+                    for rank in range(ranks)
+                ]
+            )
+    cases = recorder.write()
+    assert [(one.case_id, one.reference_id) for one in recorder.comparisons] == [(cap, dp)]
+    assert recorder.comparisons[0].ratio.estimate == pytest.approx(2, rel=0.01)
+    assert default not in set(cases["case_id"][cases["status"] == "ok"])
+    (again,) = comparisons_of_run(load_run(tmp_path / "run"))
+    assert (again.case_id, again.reference_id, again.answer) == (cap, dp, FASTER)
+    assert again.ratio.low == pytest.approx(recorder.comparisons[0].ratio.low)

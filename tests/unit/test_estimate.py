@@ -1,0 +1,278 @@
+"""The fit against closed forms, its intervals against Student's t and against simulated noise."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from bench import estimate
+from bench.estimate import MIN_ROUNDS, Array, Function, TwoWayFit, fit
+
+LOG_MS = np.log([100.0, 80.0, 130.0, 55.0])
+
+
+def table(num_rounds: int, num_columns: int = 4, *, seed: int = 0, sd: float = 0.05) -> Array:
+    """Step times in ms with noise of rounds and of visits."""
+    rng = np.random.default_rng(seed)
+    log_ms = np.resize(LOG_MS, num_columns) + sd * rng.standard_normal((num_rounds, num_columns))
+    found: Array = np.exp(log_ms + 0.03 * rng.standard_normal((num_rounds, 1)))
+    return found
+
+
+def difference(first: int, second: int) -> Function:
+    return lambda log_ms: float(log_ms[first] - log_ms[second])
+
+
+@pytest.fixture
+def _uncorrelated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if rounds were known to be independent."""
+
+    def none(*_: object, **__: object) -> float:
+        return 0.0
+
+    monkeypatch.setattr(estimate, "_correlation", none)
+
+
+def test_without_noise_every_column_is_found_exactly() -> None:
+    rounds = np.linspace(0, 0.4, 12)
+    found = fit(np.exp(LOG_MS + rounds[:, None]))
+    assert found.log_ms == pytest.approx(LOG_MS + rounds.mean(), abs=1e-9)
+    assert found.round_effect == pytest.approx(rounds - rounds.mean(), abs=1e-9)
+
+
+def test_with_a_huge_tuning_it_is_the_two_way_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimate, "_TUNING", 1e6)
+    step_ms = table(15)
+    x = np.log(step_ms)
+    found = fit(step_ms)
+    assert found.log_ms - found.log_ms[0] == pytest.approx(x.mean(axis=0) - x[:, 0].mean(), abs=0.004)
+    monkeypatch.setattr(estimate, "_start", lambda x, seen: (*_start(x, seen)[:2], np.ones(x.shape[1])))
+    found = fit(step_ms)
+    assert found.log_ms == pytest.approx(x.mean(axis=0), abs=1e-8)
+    assert found.round_effect == pytest.approx(x.mean(axis=1) - x.mean(), abs=1e-8)
+    by_hand = (x - x.mean(axis=0) - x.mean(axis=1, keepdims=True) + x.mean()) / len(x)
+    assert found.case_influence == pytest.approx(by_hand, abs=1e-8)
+    assert found.round_influence == pytest.approx((x.mean(axis=1) - x.mean()) / len(x), abs=1e-8)
+
+
+_start = estimate._start
+
+
+def test_an_outlier_moves_it_less_than_the_noise_does() -> None:
+    clean = table(20)
+    with_outlier = clean.copy()
+    with_outlier[7, 2] *= 10
+    plain = [np.log(x).mean(axis=0)[2] for x in (clean, with_outlier)]
+    robust = [fit(x).log_ms[2] for x in (clean, with_outlier)]
+    assert plain[1] - plain[0] == pytest.approx(math.log(10) / 20)
+    assert abs(robust[1] - robust[0]) < 0.03
+
+
+def test_a_drift_that_all_cases_share_changes_no_quotient() -> None:
+    steady = table(20)
+    drifting = steady * np.exp(np.linspace(-0.2, 0.2, 20))[:, None]
+    for pair in itertools.permutations(range(4), 2):
+        one, other = (fit(x).intervals([difference(*pair)])[0] for x in (steady, drifting))
+        # Not to the last digit: the scales come of three sweeps of median polish.
+        assert one.estimate == pytest.approx(other.estimate, abs=1e-3)
+        assert (one.low, one.high) == pytest.approx((other.low, other.high), abs=5e-3)
+
+
+@pytest.mark.parametrize("missing", [0.0, 0.3])
+def test_quotients_agree_exactly(missing: float) -> None:
+    step_ms = table(20, 5)
+    step_ms[np.random.default_rng(1).random(step_ms.shape) < missing] = math.nan
+    found = fit(step_ms)
+
+    def r(a: int, b: int) -> float:
+        return math.exp(found.intervals([difference(a, b)])[0].estimate)
+
+    for a, b, c in itertools.permutations(range(5), 3):
+        assert r(a, b) * r(b, c) == pytest.approx(r(a, c), rel=1e-12)
+        assert r(a, b) * r(b, a) == pytest.approx(1, rel=1e-12)
+
+
+def test_a_column_that_misses_the_slow_rounds_is_not_called_fast() -> None:
+    """Two columns of one pace; the second is visited in the fast half only."""
+    pace = np.repeat([1.0, 2.0], 10)
+    step_ms = np.outer(pace, [100.0, 100.0, 50.0]) * np.exp(
+        0.01 * np.random.default_rng(3).standard_normal((20, 3))
+    )
+    step_ms[10:, 1] = math.nan
+    found = fit(step_ms)
+    assert found.log_ms[1] == pytest.approx(found.log_ms[0], abs=0.01)
+    assert found.visits.tolist() == [20, 10, 20]
+
+
+def test_a_column_and_rounds_without_a_visit() -> None:
+    step_ms = table(12)
+    with_gaps = np.insert(step_ms, [3, 7], math.nan, axis=0)
+    with_gaps = np.insert(with_gaps, 2, math.nan, axis=1)
+    plain, found = fit(step_ms), fit(with_gaps)
+    assert found.log_ms[[0, 1, 3, 4]] == pytest.approx(plain.log_ms)
+    assert math.isnan(found.log_ms[2])
+    assert found.visits.tolist() == [12, 12, 0, 12, 12]
+    known, unknown = found.intervals([difference(0, 1), difference(0, 2)])
+    assert known.low < known.estimate < known.high
+    assert all(map(math.isnan, (unknown.estimate, unknown.low, unknown.high)))
+
+
+def test_columns_without_a_common_round_compare_with_nothing() -> None:
+    step_ms = table(20)
+    step_ms[:10, 2:] = math.nan
+    step_ms[10:, :2] = math.nan
+    with pytest.raises(ValueError, match="no round"):
+        fit(step_ms)
+
+
+def test_one_column_is_its_geometric_mean() -> None:
+    step_ms = table(30, 1)
+    found = fit(step_ms)
+    assert math.exp(found.log_ms[0]) == pytest.approx(stats.gmean(step_ms[:, 0]), rel=1e-9)
+    (own,) = found.intervals([lambda log_ms: float(log_ms[0])])
+    assert own.low < own.estimate < own.high
+
+
+def test_below_five_visits_there_is_no_interval() -> None:
+    step_ms = table(20, 3)
+    step_ms[MIN_ROUNDS - 1 :, 1] = math.nan
+    few, enough = fit(step_ms).intervals([difference(0, 1), difference(0, 2)])
+    assert math.isfinite(few.estimate)
+    assert math.isnan(few.low)
+    assert math.isnan(few.high)
+    assert enough.low < enough.high
+    step_ms[MIN_ROUNDS - 1, 1] = 80.0
+    assert not math.isnan(fit(step_ms).intervals([difference(0, 1)])[0].low)
+
+
+@pytest.mark.usefixtures("_uncorrelated")
+@pytest.mark.parametrize("num_rounds", [5, 12, 40])
+def test_two_columns_of_independent_rounds_have_the_interval_of_students_paired_t(num_rounds: int) -> None:
+    """Where no visit stands out."""
+    half = 0.01 * np.resize([1.0, -1.0, 0.5, -0.5, 0.2], num_rounds)
+    x = np.column_stack([LOG_MS[0] + half, LOG_MS[1] - half])
+    found = fit(np.exp(x)).intervals([difference(0, 1)])[0]
+    pairs = x[:, 0] - x[:, 1]
+    wanted = stats.ttest_1samp(pairs, 0).confidence_interval(0.95)
+    assert found.estimate == pytest.approx(pairs.mean(), rel=2e-3)
+    assert found.high - found.low == pytest.approx(wanted.high - wanted.low, rel=0.05)
+
+
+@pytest.mark.usefixtures("_uncorrelated")
+@pytest.mark.parametrize("num_rounds", [6, 15])
+@pytest.mark.parametrize("confidence", [0.8, 0.99])
+def test_one_column_of_independent_rounds_has_students_interval(num_rounds: int, confidence: float) -> None:
+    step_ms = table(num_rounds, 1)
+    found = fit(step_ms).intervals([lambda log_ms: float(log_ms[0])], confidence=confidence)[0]
+    wanted = stats.ttest_1samp(np.log(step_ms[:, 0]), 0).confidence_interval(confidence)
+    assert (found.low, found.high) == pytest.approx((wanted.low, wanted.high), rel=1e-9)
+
+
+def test_a_function_of_columns_goes_by_its_gradient() -> None:
+    """The interval of a product of a rate is that of the rate, times the factor."""
+    found = fit(table(25))
+    log, linear, tenfold = found.intervals(
+        [
+            lambda log_ms: float(log_ms[0]),
+            lambda log_ms: math.exp(log_ms[0]),
+            lambda log_ms: 10 * math.exp(log_ms[0]),
+        ]
+    )
+    assert linear.high - linear.low == pytest.approx(linear.estimate * (log.high - log.low), rel=1e-6)
+    assert tenfold.high - tenfold.low == pytest.approx(10 * (linear.high - linear.low), rel=1e-6)
+
+
+def test_together_is_wider_than_pointwise_and_equal_to_it_for_one() -> None:
+    found = fit(table(20))
+    functions = [difference(1, 0), difference(2, 0), difference(3, 0)]
+    for one, other in zip(found.intervals(functions), found.intervals(functions, together=True), strict=True):
+        assert other.estimate == one.estimate
+        assert other.low < one.low
+        assert other.high > one.high
+    (alone,) = found.intervals(functions[:1])
+    assert found.intervals(functions[:1], together=True) == [alone]
+    (again, _) = found.intervals([functions[0]] * 2, together=True)
+    assert again.high - again.low < 1.2 * (alone.high - alone.low), "the same twice costs little"
+
+
+def test_together_is_below_bonferroni_and_the_same_every_time() -> None:
+    found = fit(table(20, 8))
+    functions = [difference(i, 0) for i in range(1, 8)]
+    joint = found.intervals(functions, together=True)
+    bonferroni = found.intervals(functions, confidence=1 - 0.05 / 7)
+    assert found.intervals(functions, together=True) == joint
+    for one, most in zip(joint, bonferroni, strict=True):
+        assert one.high - one.low <= 1.03 * (most.high - most.low)
+
+
+def test_rounds_that_resemble_each_other_widen_the_interval() -> None:
+    rng = np.random.default_rng(2)
+    shocks = 0.05 * rng.standard_normal((60, 4))
+    alike = np.empty_like(shocks)
+    alike[0] = shocks[0]
+    for r in range(1, 60):
+        alike[r] = 0.7 * alike[r - 1] + math.sqrt(1 - 0.49) * shocks[r]
+    independent, correlated = (fit(np.exp(LOG_MS + x)) for x in (shocks, alike))
+    assert independent.case_correlation < 0.3 < correlated.case_correlation
+    plain, wide = (x.intervals([difference(1, 0)])[0] for x in (independent, correlated))
+    assert wide.high - wide.low > 1.3 * (plain.high - plain.low)
+
+
+@pytest.mark.parametrize(("ratio", "n"), [(0.0, 5), (0.4, 8), (0.9, 30)])
+def test_the_ar1_factor_is_that_of_the_covariance_matrix(ratio: float, n: int) -> None:
+    covariance = ratio ** np.abs(np.subtract.outer(np.arange(n), np.arange(n)))
+    centring = np.eye(n) - 1 / n
+    of_mean = covariance.sum() / n**2
+    expected = np.trace(centring @ covariance)
+    spread = np.trace(centring @ covariance @ centring @ covariance)
+    (factor,), (freedom,) = estimate._ar1(ratio, np.array([n]))
+    assert factor == pytest.approx(of_mean / (expected / (n - 1) / n))
+    assert freedom == pytest.approx(expected**2 / spread)
+    if ratio == 0:
+        assert (factor, freedom) == pytest.approx((1, n - 1))
+
+
+NUM_COLUMNS = 5
+CASES = [difference(i, 0) for i in range(1, NUM_COLUMNS)]
+RUNS = 300
+
+
+def noise(kind: str, rng: np.random.Generator, num_rounds: int) -> Array:
+    """Log step times: rounds x columns, the cases visited one after another in random order."""
+    visits = num_rounds * NUM_COLUMNS
+    own = 0.05 * rng.standard_normal((num_rounds, NUM_COLUMNS))
+    path = np.zeros(visits)
+    if kind == "drift":
+        path = np.linspace(-0.1, 0.1, visits)
+    elif kind == "levels":
+        turns = rng.random(visits) < 1 / (10 * NUM_COLUMNS)
+        path = math.log(1.4) * ((np.cumsum(turns) + rng.integers(2)) % 2)
+    elif kind == "outliers":
+        hit = rng.random(own.shape) < rng.uniform(0.05, 0.10)
+        own = own + hit * np.log(rng.uniform(1.5, 4, own.shape))
+    order = np.argsort(rng.random((num_rounds, NUM_COLUMNS)), axis=1)
+    in_time = np.take_along_axis(path.reshape(num_rounds, NUM_COLUMNS), order, axis=1)
+    found: Array = in_time + own + 0.02 * rng.standard_normal((num_rounds, 1))
+    return found
+
+
+def covered(found: TwoWayFit, *, together: bool) -> list[bool]:
+    return [one.low <= 0 <= one.high for one in found.intervals(CASES, together=together)]
+
+
+@pytest.mark.parametrize("num_rounds", [10, 40])
+@pytest.mark.parametrize("kind", ["iid", "drift", "levels", "outliers"])
+def test_intervals_hold_as_often_as_they_say(kind: str, num_rounds: int) -> None:
+    """Three standard errors of 300 runs are 3.8% for what holds together, less for single intervals."""
+    rng = np.random.default_rng([11, num_rounds])
+    pointwise, together = [], []
+    for _ in range(RUNS):
+        found = fit(np.exp(noise(kind, rng, num_rounds)))
+        pointwise += covered(found, together=False)
+        together.append(all(covered(found, together=True)))
+    assert 0.91 <= np.mean(pointwise) <= 0.99
+    assert 0.91 <= np.mean(together) <= 0.995

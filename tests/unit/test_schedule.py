@@ -1,0 +1,295 @@
+"""What is measured in a round, which cases rest, and when a run stops."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bench.plan import Machine, Planned, expand
+from bench.recovery.reopen import Completion
+from bench.results.comparisons import Comparison
+from bench.run.phases import fixed_phases
+from bench.run.schedule import (
+    FIRST_LOOK,
+    INSTRUMENTED,
+    MIN_ROUNDS_FOR_TARGET,
+    SHARES,
+    Schedule,
+    StopRule,
+    Visitable,
+    is_look,
+    resting_cases,
+)
+from bench.settings import ResolvedSettings, Settings, with_device_defaults
+from bench.stats import Interval
+
+MACHINE = Machine(device_type="cpu", devices_per_node=2)
+
+
+def resolved(**stored: Any) -> ResolvedSettings:
+    settings = Settings.of_stored({"gpus": [1, 2], **stored})
+    return with_device_defaults(settings, device_type="cpu", num_local_devices=2)
+
+
+def visitable(settings: ResolvedSettings) -> list[Visitable]:
+    """Every case that runs, with a step as long as its devices are many."""
+    plan: list[Planned] = expand(settings, MACHINE, arch="resnet18", image_size=64)
+    return [
+        Visitable(index, p.case, p.oversubscribed, 0.1 * p.case.num_devices)
+        for index, p in enumerate(plan)
+        if p.skip_reason is None
+    ]
+
+
+STEPS = {"anatomy": 2}
+"""Steps of a block whose phase takes another number than `--steps`."""
+
+
+def simulated(
+    settings: ResolvedSettings, num_rounds: int, *, resting: frozenset[str] = frozenset()
+) -> tuple[Schedule, list[dict[int, list[str]]]]:
+    """Rounds whose blocks take what warm-up promised: the schedule, and what it chose."""
+    live, schedule, chosen = visitable(settings), Schedule(settings), []
+    by_index = {one.index: one for one in live}
+    for r in range(1, num_rounds + 1):
+        chosen.append(schedule.round(live, r, resting=resting))
+        for index, phases in chosen[-1].items():
+            one = by_index[index]
+            for phase in phases:
+                steps = settings.steps if phase in ("timed", "no_sync") else STEPS.get(phase, 1)
+                schedule.add(one.case.case_id, phase, steps * one.step_s, oversubscribed=one.oversubscribed)
+    return schedule, chosen
+
+
+def names(settings: ResolvedSettings) -> dict[int, str]:
+    return {one.index: one.case.case_id for one in visitable(settings)}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"gpus": [1, 2, 4]},
+        {"gpus": [1, 2, 4], "caps_given": True},
+        {"calibrate": True},
+        {"trace": True, "steps": 3},
+    ],
+    ids=str,
+)
+def test_every_kind_of_block_keeps_to_its_share(settings: dict[str, Any]) -> None:
+    """But for the first visits, which come whatever they cost: they count for little in a long run."""
+    schedule, _ = simulated(resolved(**settings), 400)
+    total_s = sum(schedule.spent_s.values())
+    for kind, share in SHARES.items():
+        assert schedule.spent_s[kind] <= 1.1 * share * total_s, kind
+    assert schedule.spent_s["timed"] >= 0.35 * total_s
+
+
+def test_what_a_share_allows_is_used() -> None:
+    schedule, _ = simulated(resolved(gpus=[1, 2, 4]), 400)
+    total_s = sum(schedule.spent_s.values())
+    assert schedule.spent_s["no_sync"] >= 0.8 * SHARES["no_sync"] * total_s
+    assert schedule.spent_s["instrumented"] >= 0.5 * SHARES["instrumented"] * total_s
+
+
+def test_every_case_of_its_own_is_timed_in_every_round() -> None:
+    settings = resolved()
+    _, chosen = simulated(settings, 20)
+    assert all(set(found) == set(names(settings)) for found in chosen)
+    assert all("timed" in phases for found in chosen for phases in found.values())
+
+
+def test_the_least_visited_come_first() -> None:
+    schedule, _ = simulated(resolved(), 200)
+    for phase in ("no_sync", "comm", *INSTRUMENTED):
+        visits = [n for (_, of), n in schedule.visits.items() if of == phase]
+        assert max(visits) - min(visits) <= 2, phase
+
+
+def test_every_pass_is_seen_early() -> None:
+    """A run that breaks off after a dozen rounds has every column of every case."""
+    settings = resolved()
+    schedule, _ = simulated(settings, 12)
+    for one in visitable(settings):
+        wanted = {"timed", "anatomy"} | ({"no_sync", "comm", "trace"} if one.case.communicates else set())
+        assert {of for (case_id, of) in schedule.visits if case_id == one.case.case_id} == wanted
+
+
+def test_shared_cases_come_within_their_share_and_with_the_default_cap_alone() -> None:
+    settings = resolved(gpus=[1, 2, 4])
+    shared = [one for one in visitable(settings) if one.oversubscribed]
+    assert [(one.case.mode, one.case.stored()["bucket_cap_mb"]) for one in shared] == [
+        ("dp", ""),
+        ("ddp", "default"),
+    ]
+    schedule, chosen = simulated(settings, 400)
+    total_s = sum(schedule.spent_s.values())
+    assert 0 < schedule.spent_s["shared"] <= 1.1 * SHARES["shared"] * total_s
+    rounds = [r for r, found in enumerate(chosen, 1) if shared[0].index in found]
+    assert 1 < len(rounds) < 200
+    for r in rounds:
+        assert all(one.index in chosen[r - 1] for one in shared), "all of them in one round"
+    looks = Counter(
+        {of: n for (case_id, of), n in schedule.visits.items() if case_id == shared[1].case.case_id}
+    )
+    assert [looks[phase] for phase in ("anatomy", "trace", "comm")] == [1, 1, 1]
+    assert looks["timed"] == looks["no_sync"] == len(rounds)
+
+
+def test_shared_cases_get_all_the_time_where_there_are_no_others() -> None:
+    settings = resolved(gpus=[4], modes=["ddp"])
+    live = [one for one in visitable(settings) if one.oversubscribed]
+    chosen = Schedule(settings).round(live, 1)
+    assert set(chosen) == {one.index for one in live}
+
+
+@pytest.mark.parametrize("round_index", [1, 2, 5, 6, 11])
+def test_fixed_rounds_give_the_fixed_phases_whatever_rests(round_index: int) -> None:
+    settings = resolved(gpus=[1, 2, 4], rounds=12)
+    live = visitable(settings)
+    everything = frozenset(one.case.case_id for one in live)
+    schedule = Schedule(settings)
+    schedule.add(live[0].case.case_id, "timed", 1e6, oversubscribed=False)
+    assert schedule.round(live, round_index, resting=everything) == {
+        one.index: fixed_phases(
+            one.case, oversubscribed=one.oversubscribed, round_index=round_index, settings=settings
+        )
+        for one in live
+    }
+
+
+def test_passes_that_are_not_wanted_do_not_come() -> None:
+    schedule, _ = simulated(resolved(passes=["comm"]), 40)
+    assert {of for _, of in schedule.visits} == {"timed", "comm"}
+
+
+def test_resting_cases_are_not_timed() -> None:
+    settings = resolved()
+    resting = frozenset([names(settings)[0]])
+    _, chosen = simulated(settings, 40, resting=resting)
+    phases = {phase for found in chosen for phase in found.get(0, [])}
+    assert phases == {"anatomy"}, "a look inside may still come, from the share that is left"
+
+
+def test_neither_timed_nor_no_sync_always_comes_first() -> None:
+    _, chosen = simulated(resolved(), 60)
+    first = Counter(
+        phases[0] for found in chosen for phases in found.values() if {"timed", "no_sync"} <= set(phases)
+    )
+    assert min(first["timed"], first["no_sync"]) > 0.35 * first.total()
+    assert simulated(resolved(), 60)[1] == chosen, "every time the same"
+    assert simulated(resolved(seed=1), 60)[1] != chosen
+
+
+def test_looks_are_at_ten_and_twice_as_many_each() -> None:
+    assert [n for n in range(400) if is_look(n)] == [10, 20, 40, 80, 160, 320]
+
+
+def comparison(first: str, second: str, half_width: float, *, middle: float = 1.0) -> Comparison:
+    ends = (middle * math.exp(-half_width), middle * math.exp(half_width))
+    return Comparison(first, second, Interval(middle, *ends), 0.05, 20)
+
+
+NARROW, WIDE = 0.9 * math.log(1.05) / 2, 1.1 * math.log(1.05) / 2
+
+
+def test_a_case_rests_once_all_its_comparisons_are_narrow() -> None:
+    by = [
+        comparison("ddp", "dp", NARROW),
+        comparison("cap1", "ddp", NARROW),
+        comparison("cap25", "ddp", WIDE),
+    ]
+    assert resting_cases(by, {}) == {"dp", "cap1"}
+    assert resting_cases([], {"ddp": 0.001}) == frozenset()
+
+
+def test_a_case_in_no_comparison_rests_by_its_rate() -> None:
+    by = [comparison("ddp", "dp", WIDE)]
+    widths = {"one": 0.02, "other": 0.03, "unknown": math.nan, "ddp": 0.001}
+    assert resting_cases(by, widths) == {"one"}
+
+
+class FakeRecorder(SimpleNamespace):
+    """What the rule asks of a recorder."""
+
+    comparisons: list[Comparison]
+    width: float = math.nan
+
+    def half_width(self) -> float:
+        return self.width
+
+
+def rule(*by: Comparison, width: float = math.nan, elapsed_s: float = 0.0, **settings: Any) -> StopRule:
+    recorder: Any = FakeRecorder(comparisons=list(by), width=width)
+    return StopRule(resolved(**settings), recorder, lambda: elapsed_s)
+
+
+def test_a_run_stops_at_a_look_once_every_comparison_is_narrow() -> None:
+    narrow = rule(comparison("a", "b", NARROW), comparison("c", "b", NARROW))
+    stops = dict.fromkeys((FIRST_LOOK, 20, 40), Completion.NARROW)
+    assert {n: narrow.reason(n) for n in range(45) if narrow.reason(n)} == stops
+    one_wide = rule(comparison("a", "b", NARROW), comparison("c", "b", WIDE))
+    assert not any(one_wide.reason(n) for n in range(200))
+
+
+@pytest.mark.parametrize("middle", [0.2, 0.9, 1.0, 1.1, 5.0])
+def test_never_by_significance(middle: float) -> None:
+    """Whether 1 is within the interval changes nothing: not where it is wide, nor where it is narrow."""
+    wide = rule(comparison("a", "b", WIDE, middle=middle), comparison("c", "b", NARROW))
+    assert not any(wide.reason(n) for n in range(700))
+    narrow = rule(comparison("a", "b", NARROW, middle=middle))
+    assert narrow.reason(40) == Completion.NARROW
+
+
+def test_unknown_intervals_stop_nothing() -> None:
+    unknown = Comparison("a", "b", Interval(2.0, math.nan, math.nan), 0.05, 3)
+    assert not rule(unknown).reason(10)
+    assert not rule(width=math.nan).reason(10)
+
+
+def test_without_comparisons_the_rates_decide() -> None:
+    assert rule(width=0.025).reason(20) == Completion.NARROW
+    assert not rule(width=0.026).reason(20)
+    assert rule(width=0.04, margin=0.1).reason(20) == Completion.NARROW
+
+
+def test_the_time_limit_ends_it_at_any_round() -> None:
+    wide = comparison("a", "b", WIDE)
+    assert rule(wide, elapsed_s=60.0, max_time=60).reason(7) == Completion.TIME
+    assert not rule(wide, elapsed_s=59.9, max_time=60).reason(7)
+    assert not rule(wide, elapsed_s=1e9, max_time=60).reason(0), "not before the first round"
+    assert rule(wide, elapsed_s=45.0, max_time=60).left_s() == 15.0
+
+
+def test_fixed_rounds_are_neither_cut_short_nor_exceeded() -> None:
+    narrow = rule(comparison("a", "b", NARROW), rounds=15)
+    assert not any(narrow.reason(n) for n in range(15))
+    assert narrow.reason(15) == Completion.ROUNDS
+    assert narrow.left_s() is None
+    assert narrow.left_share(5) == pytest.approx(2 / 3)
+
+
+def test_a_precision_target_keeps_its_meaning() -> None:
+    """Every rate, after five rounds, at any round; the comparisons are not asked."""
+    reached = rule(comparison("a", "b", WIDE), width=0.01, precision_target=0.01)
+    found = [n for n in range(12) if reached.reason(n)]
+    assert found == list(range(MIN_ROUNDS_FOR_TARGET, 12))
+    missed = rule(comparison("a", "b", NARROW), width=0.011, precision_target=0.01)
+    assert not any(missed.reason(n) for n in range(100))
+
+
+def test_other_ranks_have_no_reason_of_their_own() -> None:
+    assert not StopRule(resolved(rounds=1), None, lambda: 1e9).reason(5)
+
+
+def test_the_share_of_the_time_that_is_left() -> None:
+    now = 20.0
+    made = StopRule(replace(resolved(max_time=100)), None, lambda: now)
+    assert made.left_share(0) == 1.0
+    now = 60.0
+    assert made.left_share(3) == pytest.approx(0.5)
