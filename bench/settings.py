@@ -184,7 +184,7 @@ class Settings:
         "2%",
     )
     margin: float | None = _setting(
-        None, cli.fraction, "differences up to this count as none (CPU 5%, GPU 1%)", "5%"
+        None, cli.fraction, "differences up to this count as none (CPU 5%%, GPU 1%%)", "5%"
     )
     max_time: float | None = _setting(
         None,

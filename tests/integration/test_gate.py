@@ -58,7 +58,8 @@ def copy(run: Path, folder: Path, *, num_copies: int = 1, slower: float = 1.0) -
     pd.concat(parts).to_csv(folder / "blocks.csv", index=False, lineterminator="\n")
     cases = pd.read_csv(folder / "cases.csv", dtype="string", keep_default_na=False)
     ok = cases["status"] == "ok"
-    cases.loc[ok, "num_rounds"] = (cases.loc[ok, "num_rounds"].astype(int) * num_copies).astype("string")
+    for name in ("num_rounds", "num_blocks"):
+        cases.loc[ok, name] = (cases.loc[ok, name].astype(int) * num_copies).astype("string")
     cases.to_csv(folder / "cases.csv", index=False, lineterminator="\n")
     return str(folder)
 
