@@ -18,10 +18,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench.findings.findings import findings
+from bench.findings.findings import conclude
 from bench.layout import BucketCaps
 from bench.plan import Machine, Planned, expand, round_order
-from bench.results.aggregate import Outcome, case_rows
+from bench.results.aggregate import Outcome, case_rows, comparisons_of
+from bench.results.comparisons import pairs_of
 from bench.results.round_times import RoundTimes
 from bench.results.store import RunWriter, claim
 from bench.results.tables import read_blocks, read_longest
@@ -96,11 +97,17 @@ def main(num_caps: int, num_rounds: int, num_ranks: int, folder: Path) -> dict[s
     del times
     with timed("resume"):
         times = RoundTimes(read_blocks(folder / "blocks.csv"))
-        cases = case_rows(outcomes, times)
+        batches = {p.case.case_id: p.case.global_batch for p in planned}
+        pairs = pairs_of(
+            {**p.case.stored(), "case_id": p.case.case_id, "oversubscribed": p.oversubscribed}
+            for p in planned
+        )
+        comparisons = comparisons_of(pairs, times, batches, 0.05)
+        cases = case_rows(outcomes, times, comparisons)
     with timed("findings"):
-        sentences = findings(cases, read_longest(folder / "blocks.csv"))
+        made = conclude(folder, {}, cases, read_longest(folder / "blocks.csv"), comparisons)
     assert len(cases) == len(planned)
-    assert sentences
+    assert made.sentences
     return {
         "cases": len(planned),
         "blocks": sum(ranks) * num_rounds,
