@@ -29,7 +29,7 @@ _TUNING = 1.345
 """Huber's: 95% of the mean's efficiency under normal noise."""
 _SCALE_PRIOR = 10
 """A column's own noise scale counts as its visits, that of all columns as so many."""
-_CASE_CAUTION, _ROUND_CAUTION = 0.75, 1.0
+_CAUTION = 1.0
 """Standard errors by which a correlation is taken larger than estimated."""
 _ROUND_PRIOR, _ROUND_PRIOR_WEIGHT = 0.5, 10
 """Lag-1 correlation of round effects in recorded runs (0.1 to 0.7), and how many rounds it counts as."""
@@ -53,10 +53,20 @@ class TwoWayFit:
     round_correlation: float
 
     def intervals(
-        self, functions: Sequence[Function], *, confidence: float = 0.95, together: bool = False
+        self,
+        functions: Sequence[Function],
+        *,
+        columns: Sequence[int] | None = None,
+        confidence: float = 0.95,
+        together: bool = False,
     ) -> list[Interval]:
-        """Intervals of functions of `log_ms`; `together`: all of them hold at once with this confidence."""
-        values, gradients = self._linearised(functions)
+        """Intervals of functions of `log_ms`; `together`: all of them hold at once with this confidence.
+
+        `columns` are those that the functions depend on; all where it is not given.
+        """
+        values, gradients = self._linearised(
+            functions, range(len(self.log_ms)) if columns is None else columns
+        )
         errors, freedom, influence = self._errors(gradients)
         alpha = 1 - confidence
         if together and len(functions) > 1:
@@ -64,13 +74,16 @@ class TwoWayFit:
         half = stdtrit(freedom, 1 - alpha / 2) * errors
         return [Interval(float(v), float(v - h), float(v + h)) for v, h in zip(values, half, strict=True)]
 
-    def _linearised(self, functions: Sequence[Function]) -> tuple[Array, Array]:
+    def _linearised(self, functions: Sequence[Function], columns: Sequence[int]) -> tuple[Array, Array]:
         """The functions' values and gradients, (functions x columns), by central differences."""
         step = 1e-5
-        shifted = step * np.eye(len(self.log_ms))
         values = np.array([f(self.log_ms) for f in functions])
-        rises = [[f(self.log_ms + d) - f(self.log_ms - d) for d in shifted] for f in functions]
-        gradients = np.nan_to_num(np.array(rises) / (2 * step))
+        gradients = np.zeros((len(functions), len(self.log_ms)))
+        for column in columns:
+            shift = np.zeros(len(self.log_ms))
+            shift[column] = step
+            rises = [f(self.log_ms + shift) - f(self.log_ms - shift) for f in functions]
+            gradients[:, column] = np.nan_to_num(np.array(rises) / (2 * step))
         gradients[np.abs(gradients) < 1e-9 * np.abs(gradients).max(axis=1, keepdims=True)] = 0
         return values, gradients
 
@@ -145,11 +158,11 @@ def fit(step_ms: Array) -> TwoWayFit:
         case_influence=case_influence,
         round_influence=of_round,
         visits=all_visits,
-        case_correlation=_correlation(of_case, seen, pooled=max(len(used) - 1, 1), caution=_CASE_CAUTION),
+        case_correlation=_correlation(of_case, seen, pooled=max(len(used) - 1, 1), caution=_CAUTION),
         round_correlation=_correlation(
             of_round[:, None],
             np.ones((len(x), 1), dtype=bool),
-            caution=_ROUND_CAUTION,
+            caution=_CAUTION,
             prior=_ROUND_PRIOR,
             prior_weight=_ROUND_PRIOR_WEIGHT,
         ),

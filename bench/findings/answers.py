@@ -29,6 +29,9 @@ WRAPPER, CAP, COMMUNICATION = "wrapper", "DDP settings", "communication"
 RESOLVED = "resolved"
 """Answer of a question that compares nothing."""
 
+_NAMED = 3
+"""Cases that a sentence names."""
+
 ALTERS = {"sync_buffers", "sync_batchnorm", "comm_hook", "accumulate"}
 """Settings that change the training itself, not only its speed."""
 
@@ -169,9 +172,9 @@ def _settings(rows: Mapping[str, Row], comparisons: Sequence[Comparison]) -> Ver
         )
         said += f" {standing}, anywhere from {times(widest.ratio.low)} to {times(widest.ratio.high)}."
         return Verdict(CAP, UNRESOLVED, said, "", tuple(comparisons))
-    few = ", ".join(named[c.case_id] for c in comparisons if c.answer == TOO_FEW)
+    few = [named[c.case_id] for c in comparisons if c.answer == TOO_FEW]
     if few:
-        sentence = f"{subject}: too few rounds to compare {few}."
+        sentence = f"{subject}: too few rounds to compare {_listed(few)}."
         return Verdict(CAP, TOO_FEW, sentence, "", tuple(comparisons))
     most = max(c.ratio.high for c in comparisons) - 1
     gains = f"no value tried is faster by more than {100 * max(most, 0.001):.2g}%"
@@ -190,7 +193,12 @@ def _is_argument(row: Row, default: Row) -> bool:
 
 def _open(comparisons: Sequence[Comparison], named: Mapping[str, str]) -> str:
     left = [named[c.case_id] for c in comparisons if c.answer in (UNRESOLVED, TOO_FEW)]
-    return f" Unresolved: {', '.join(left)}." if left else ""
+    return f" Unresolved: {_listed(left)}." if left else ""
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
 
 
 def _communication(row: Row) -> Verdict | None:

@@ -43,7 +43,7 @@ class Typical:
         if not self.has(column):
             return UNKNOWN
         place = self._columns[column]
-        return _exp(self._intervals([lambda log_ms: float(log_ms[place])])[0])
+        return _exp(self._intervals([lambda log_ms: float(log_ms[place])], [place])[0])
 
     def ratio(self, case_id: str, reference_id: str) -> Interval:
         """Step time of a case over that of another, with an interval of its own."""
@@ -52,8 +52,10 @@ class Typical:
     def ratios(self, pairs: Sequence[tuple[str, str]]) -> list[Interval]:
         """Step time of the first case of each pair over the second's; all intervals hold at once with 95%."""
         known = [pair for pair in pairs if self.has(*((case_id, "timed") for case_id in pair))]
-        functions = [_difference(*(self._columns[case_id, "timed"] for case_id in pair)) for pair in known]
-        found = dict(zip(known, self._intervals(functions, together=True), strict=True))
+        places = [[self._columns[case_id, "timed"] for case_id in pair] for pair in known]
+        used = sorted({place for pair in places for place in pair})
+        intervals = self._intervals([_difference(*pair) for pair in places], used, together=True)
+        found = dict(zip(known, intervals, strict=True))
         return [_exp(found[pair]) if pair in found else UNKNOWN for pair in pairs]
 
     def exposed_ms(self, case_id: str) -> Interval:
@@ -62,7 +64,10 @@ class Typical:
         if not self.has(*columns):
             return UNKNOWN
         step, local = (self._columns[column] for column in columns)
-        return self._intervals([lambda log_ms: math.exp(log_ms[step]) - math.exp(log_ms[local])])[0]
+        found = self._intervals(
+            [lambda log_ms: math.exp(log_ms[step]) - math.exp(log_ms[local])], [step, local]
+        )
+        return found[0]
 
     def hidden_pct(self, case_id: str) -> Interval:
         """100 x (1 - exposed / communication alone)."""
@@ -75,12 +80,14 @@ class Typical:
             exposed = math.exp(log_ms[step]) - math.exp(log_ms[local])
             return 100 * (1 - exposed / math.exp(log_ms[comm]))
 
-        return self._intervals([hidden])[0]
+        return self._intervals([hidden], [step, local, comm])[0]
 
-    def _intervals(self, functions: Sequence[Function], *, together: bool = False) -> list[Interval]:
+    def _intervals(
+        self, functions: Sequence[Function], columns: Sequence[int], *, together: bool = False
+    ) -> list[Interval]:
         if self._fit is None or not functions:
             return []
-        return self._fit.intervals(functions, together=together)
+        return self._fit.intervals(functions, columns=columns, together=together)
 
 
 def _difference(first: int, second: int) -> Function:
