@@ -30,6 +30,10 @@ class Interval:
         """The interval in another unit, or per something; `factor` is positive."""
         return Interval(self.estimate * factor, self.low * factor, self.high * factor)
 
+    def inverted(self, factor: float = 1.0) -> Interval:
+        """`factor` over the interval, such as a rate from a time; what was low is high."""
+        return Interval(factor / self.estimate, factor / self.high, factor / self.low)
+
     def excludes(self, value: float) -> bool:
         """Whether the interval is known and lies wholly above or below `value`."""
         return self.low > value or self.high < value

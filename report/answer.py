@@ -10,7 +10,7 @@ import pandas as pd
 from bench.conditions import Manifest, part
 from bench.findings.answers import CAP, COMMUNICATION, RESOLVED, WRAPPER, Verdict
 from bench.findings.findings import Conclusion
-from bench.findings.stability import Caution, cautions
+from bench.findings.stability import Caution, cautions, target_of
 from bench.findings.wording import (
     CPU_STAND_IN,
     about,
@@ -127,9 +127,7 @@ def following(conclusion: Conclusion) -> Following | None:
 
 def stability(manifest: Manifest, cases: pd.DataFrame, blocks: pd.DataFrame) -> list[Caution]:
     """Return what speaks against trusting the rounds."""
-    settings = part(manifest, "settings")
-    target = None if settings.get("rounds") else finite(settings.get("precision_target"))
-    return cautions(cases, blocks, target=target)
+    return cautions(cases, blocks, target=target_of(part(manifest, "settings")))
 
 
 def warnings(cases: pd.DataFrame) -> tuple[str, ...]:

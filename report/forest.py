@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from bench.findings.answers import headline
 from bench.findings.wording import Row, between, plural, settings_label, short_mode, text, times, truth
-from bench.results.comparisons import Comparison, default_of
-from bench.stats import Interval
+from bench.results.comparisons import Comparison, default_of, over_default
 from report.drawings import Forest, Ratio
 from report.select import WorkloadCases, records
 
@@ -29,8 +28,8 @@ def forest(workload: WorkloadCases, comparisons: Sequence[Comparison], *, key: s
     here = headline(workload.cases)
     default = default_of(here.to_dict("records"))
     rows = {text(row["case_id"]): row for row in records(here)}
-    found = against_default(comparisons, default)
-    shown = [(rows[case_id], ratio) for case_id, ratio in found.items() if case_id in rows]
+    found = over_default(comparisons, {name for name, row in rows.items() if row["mode"] == "dp"})
+    shown = [(rows[name], ratio) for name, ratio in found.items() if name in rows and name != default]
     if default is None or not shown:
         return None
     shown.sort(key=lambda pair: -pair[1].estimate)
@@ -51,18 +50,6 @@ def forest(workload: WorkloadCases, comparisons: Sequence[Comparison], *, key: s
         margin=margin,
         rows=drawn,
     )
-
-
-def against_default(comparisons: Iterable[Comparison], default: str | None) -> dict[str, Interval]:
-    """Return, by case, its rate over that of DDP's default."""
-    found = {}
-    for one in comparisons:
-        if one.reference_id == default:
-            found[one.case_id] = one.ratio
-        elif one.case_id == default:
-            ratio = one.ratio
-            found[one.reference_id] = Interval(1 / ratio.estimate, 1 / ratio.high, 1 / ratio.low)
-    return found
 
 
 def _name(row: Row) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
+from bench.findings.answers import own_devices
 from bench.findings.wording import TIMES, Row, device_noun, estimate, finite, text
 from bench.plan import equal_layout
 from bench.results.aggregate import typical_of
@@ -52,7 +53,7 @@ def step_time(row: Row) -> Interval | None:
     rate, batch = estimate(row, "images_per_s"), finite(row["global_batch"])
     if rate is None or batch is None or rate.estimate <= 0 or rate.low <= 0:
         return None
-    return Interval(*(1000 * batch / end for end in (rate.estimate, rate.high, rate.low)))
+    return rate.inverted(1000 * batch)
 
 
 def workloads(cases: pd.DataFrame) -> list[WorkloadCases]:
@@ -129,9 +130,7 @@ def unshared(cases: pd.DataFrame) -> pd.DataFrame:
 
 def headline_count(cases: pd.DataFrame) -> int | None:
     """Return the largest count of devices that are not shared, else the largest; None without several."""
-    several = cases[cases["num_devices"].fillna(0) > 1]
-    shared = several["oversubscribed"].fillna(value=False).astype(bool)
-    counts = several.loc[~shared if (~shared).any() else shared, "num_devices"]
+    counts = own_devices(cases[cases["num_devices"].fillna(0) > 1])["num_devices"]
     return None if counts.empty else int(counts.max())
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pandas as pd
 
@@ -33,7 +33,7 @@ _NAMED = 3
 """Cases that a sentence names."""
 
 ALTERS = {"sync_buffers", "sync_batchnorm", "comm_hook", "accumulate"}
-"""Settings that change the training itself, not only its speed."""
+"""Settings that change the training itself, not only its speed; the others are arguments of DDP alone."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Verdict:
     sentence: str
     paste: str = ""
     """A line of code that follows from it."""
-    comparisons: tuple[Comparison, ...] = field(default=())
+    comparisons: tuple[Comparison, ...] = ()
 
     @property
     def is_open(self) -> bool:
@@ -74,10 +74,15 @@ def headline(cases: pd.DataFrame) -> pd.DataFrame:
     ]
     if several.empty:
         return several
-    shared = several["oversubscribed"].fillna(value=False).astype(bool)
-    several = several if shared.all() else several[~shared]
+    several = own_devices(several)
     found: pd.DataFrame = several[several["num_devices"] == several["num_devices"].max()]
     return found
+
+
+def own_devices(cases: pd.DataFrame) -> pd.DataFrame:
+    """The cases that share no devices; all where every one does."""
+    shared = cases["oversubscribed"].fillna(value=False).astype(bool)
+    return cases if shared.all() else cases[~shared]
 
 
 def _wrapper(
@@ -158,8 +163,7 @@ def _settings(rows: Mapping[str, Row], comparisons: Sequence[Comparison]) -> Ver
     if best is not None:
         gain = f"{times(best.ratio.estimate)} the rate of {standing} {between(best.ratio)}"
         alters = "" if best in same else "; it changes the training, so check the loss"
-        is_argument = _is_argument(rows[best.case_id], default)
-        paste = f"model = DDP(model, {named[best.case_id]})" if is_argument else ""
+        paste = f"model = DDP(model, {named[best.case_id]})" if best in same else ""
         sentence = f"{named[best.case_id]}: {gain}{alters}.{_open(comparisons, named)}"
         return Verdict(CAP, FASTER, sentence, paste, tuple(comparisons))
     changed = {axis for case_id in named for axis in settings(rows[case_id], default)}
@@ -184,11 +188,6 @@ def _settings(rows: Mapping[str, Row], comparisons: Sequence[Comparison]) -> Ver
     if worst is not None:
         said += f"; {named[worst.case_id]} is slower, {times(worst.ratio.estimate)} {between(worst.ratio)}"
     return Verdict(CAP, EQUAL, f"{said}.", "", tuple(comparisons))
-
-
-def _is_argument(row: Row, default: Row) -> bool:
-    """Whether what differs is an argument of DDP's constructor."""
-    return not {"sync_batchnorm", "comm_hook", "accumulate", "sync_buffers"} & settings(row, default).keys()
 
 
 def _open(comparisons: Sequence[Comparison], named: Mapping[str, str]) -> str:

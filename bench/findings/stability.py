@@ -10,11 +10,13 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import scipy
 
+from bench.findings.wording import finite
 from bench.results.aggregate import images_per_s_by_round
 from bench.results.round_times import ByRound, RoundTimes
 
@@ -61,6 +63,11 @@ class Caution:
     def sentence(self) -> str:
         """Say the finding and what to do about it, on one line."""
         return f"{self.text}. Next: {self.advice}"
+
+
+def target_of(settings: Mapping[str, Any]) -> float | None:
+    """The half interval that a run was to reach, of the settings in its manifest; None without one."""
+    return None if settings.get("rounds") else finite(settings.get("precision_target"))
 
 
 def cautions(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,11 +13,11 @@ import pandas as pd
 from bench.estimate import MIN_ROUNDS
 from bench.layout import BucketLayout
 from bench.plan import Case, Planned
-from bench.results.comparisons import Comparison, compared, margin_of, of_table, pairs_of
+from bench.results.comparisons import ONE, Comparison, compared, margin_of, of_table, over_default, pairs_of
 from bench.results.round_times import ByRound, RoundTimes
 from bench.results.schema import BUCKETS, CASES, typed_frame
 from bench.results.store import RunData
-from bench.results.typical import FITTED, Typical
+from bench.results.typical import FITTED, UNKNOWN, Typical
 from bench.settings import DDP_AXES
 from bench.stats import Interval, median_interval, paired_ratio
 
@@ -65,6 +65,7 @@ def case_rows(
     comparisons: Sequence[Comparison] = (),
     *,
     run: dict[str, str] | None = None,
+    typical: Typical | None = None,
 ) -> pd.DataFrame:
     """cases.csv: one row per planned case, measured or not.
 
@@ -73,29 +74,30 @@ def case_rows(
         blocks: of all cases.
         comparisons: of the cases.
         run: columns that are the same for every case of the run.
+        typical: the fit of the blocks, where it is known already.
     """
     times = blocks if isinstance(blocks, RoundTimes) else RoundTimes.of(blocks)
-    typical = typical_of(times)
+    typical = typical or typical_of(times)
     single = next((c for c, o in _by_id(outcomes) if o.planned.case.mode == "single"), "")
     batch = {c: o.planned.case.global_batch for c, o in _by_id(outcomes)}
     data_parallel = {c for c, o in _by_id(outcomes) if o.planned.case.mode == "dp"}
-    vs_default = _vs_default(comparisons, data_parallel)
+    vs_default = over_default(comparisons, data_parallel)
     rows = []
     for case_id, outcome in _by_id(outcomes):
         row = _identity(outcome) | (run or {}) | {"cap_mib": _cap_mib(outcome.planned.case)}
         found = times.of_case(case_id)
         timed = found.step_ms.get("timed", {})
         if timed:
-            speedup = _speedup(typical, case_id, single, batch)
-            n = outcome.planned.case.num_devices
-            step = typical.step_ms(case_id)
-            row |= _columns("step_ms", step)
-            row |= _columns("images_per_s", _rate(step, batch[case_id]))
-            row |= _columns("speedup", speedup)
-            row |= _columns("efficiency", Interval(speedup.estimate / n, speedup.low / n, speedup.high / n))
-            row |= _columns("no_sync_step_ms", typical.step_ms(case_id, "no_sync"))
-            row |= _columns("comm_ms", typical.step_ms(case_id, "comm"))
-            row |= _columns("exposed_comm_ms", typical.exposed_ms(case_id))
+            fitted = fitted_columns(
+                typical,
+                case_id,
+                single,
+                batch=batch,
+                num_devices=outcome.planned.case.num_devices,
+                num_rounds=len(timed),
+            )
+            for name, interval in fitted.items():
+                row |= _columns(name, interval)
             row |= {
                 "images_per_s_sustained": batch[case_id] * 1000 * found.num_steps / found.timed_ms,
                 "step_ms_p50": float(np.median(list(timed.values()))),
@@ -104,8 +106,6 @@ def case_rows(
                 "num_rounds": len(timed),
                 "num_blocks": sum(map(len, found.step_ms.values())),
             }
-            if len(timed) >= MIN_ROUNDS:
-                row |= _columns("hidden_pct", typical.hidden_pct(case_id))
             row |= _slowdown(timed, found.step_ms.get("anatomy", {}))
             row |= _columns("rank_skew_ms", median_interval(list(found.skew_ms.values())))
             row["slowest_rank"] = found.slowest_rank()
@@ -123,11 +123,17 @@ def typical_of(times: RoundTimes) -> Typical:
 
 
 def comparisons_of(
-    pairs: Sequence[tuple[str, str]], times: RoundTimes, global_batch: Mapping[str, int], margin: float
+    pairs: Sequence[tuple[str, str]],
+    times: RoundTimes,
+    global_batch: Mapping[str, int],
+    margin: float,
+    *,
+    typical: Typical | None = None,
 ) -> list[Comparison]:
-    """The comparisons of a run that were measured."""
+    """The comparisons of a run that were measured; `typical` is the fit of `times`, where it is known."""
+    typical = typical or typical_of(times)
     rounds = {case_id: len(found) for case_id, found in times.step_ms("timed").items()}
-    return compared(pairs, typical_of(times), global_batch=global_batch, num_rounds=rounds, margin=margin)
+    return compared(pairs, typical, global_batch=global_batch, num_rounds=rounds, margin=margin)
 
 
 def comparisons_of_run(run: RunData) -> list[Comparison]:
@@ -140,29 +146,40 @@ def comparisons_of_run(run: RunData) -> list[Comparison]:
     return comparisons_of(pairs, RoundTimes.of(run.blocks), batches, margin_of(run.manifest))
 
 
-def _rate(step_ms: Interval, global_batch: int) -> Interval:
-    return Interval(*(global_batch * 1000 / ms for ms in (step_ms.estimate, step_ms.high, step_ms.low)))
+def fitted_columns(
+    typical: Typical,
+    case_id: str,
+    single: str,
+    *,
+    batch: Mapping[str, int],
+    num_devices: int,
+    num_rounds: int,
+) -> dict[str, Interval]:
+    """The columns of a measured case that its run's fit gives.
 
-
-def _speedup(typical: Typical, case_id: str, single: str, batch: Mapping[str, int]) -> Interval:
-    if case_id == single:
-        return Interval(1.0, 1.0, 1.0)
-    steps = typical.ratio(single, case_id)
-    return steps.scaled(batch[case_id] / batch[single]) if single else steps
-
-
-def _vs_default(comparisons: Sequence[Comparison], data_parallel: Container[str]) -> dict[str, Interval]:
-    """By case its rate over that of DDP's default; DP stands below the line in its comparison."""
-    found: dict[str, Interval] = {}
-    for one in comparisons:
-        if one.reference_id in data_parallel:
-            low, high = one.ratio.low, one.ratio.high
-            found[one.case_id] = Interval(1.0, 1.0, 1.0)
-            found[one.reference_id] = Interval(1 / one.ratio.estimate, 1 / high, 1 / low)
-        else:
-            found[one.reference_id] = Interval(1.0, 1.0, 1.0)
-            found[one.case_id] = one.ratio
-    return found
+    Args:
+        typical: the fit.
+        case_id: the case.
+        single: the case that speed-ups refer to; empty without one.
+        batch: global batch by case.
+        num_devices: of the case.
+        num_rounds: of the case; too few tell nothing of what is hidden.
+    """
+    step, speedup = typical.step_ms(case_id), ONE
+    if case_id != single:
+        speedup = typical.ratio(single, case_id)
+        speedup = speedup.scaled(batch[case_id] / batch[single]) if single else speedup
+    low, estimate, high = (end / num_devices for end in (speedup.low, speedup.estimate, speedup.high))
+    return {
+        "step_ms": step,
+        "images_per_s": step.inverted(batch[case_id] * 1000),
+        "speedup": speedup,
+        "efficiency": Interval(estimate, low, high),
+        "no_sync_step_ms": typical.step_ms(case_id, "no_sync"),
+        "comm_ms": typical.step_ms(case_id, "comm"),
+        "exposed_comm_ms": typical.exposed_ms(case_id),
+        "hidden_pct": typical.hidden_pct(case_id) if num_rounds >= MIN_ROUNDS else UNKNOWN,
+    }
 
 
 def _cap_mib(case: Case) -> float | None:

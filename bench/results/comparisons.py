@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,9 @@ FASTER, SLOWER, EQUAL, UNRESOLVED, TOO_FEW = ANSWERS = (
 """What may be said of a case against its reference; only the first three are answers."""
 
 METRIC = "images_per_s"
+
+ONE = Interval(1.0, 1.0, 1.0)
+"""What a case has over itself."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +149,7 @@ def compared(
         Comparison(
             case_id,
             reference_id,
-            _rates(steps, global_batch[case_id] / global_batch[reference_id]),
+            steps.inverted(global_batch[case_id] / global_batch[reference_id]),
             margin,
             min(num_rounds[case_id], num_rounds[reference_id]),
         )
@@ -154,6 +157,19 @@ def compared(
     ]
 
 
-def _rates(steps: Interval, batches: float) -> Interval:
-    """The ratio of two rates from that of their step times."""
-    return Interval(batches / steps.estimate, batches / steps.high, batches / steps.low)
+def over_default(comparisons: Iterable[Comparison], data_parallel: Container[str]) -> dict[str, Interval]:
+    """By case its rate over that of DDP's default; DP stands below the line in its comparison.
+
+    Args:
+        comparisons: of a run.
+        data_parallel: ids of the cases under DP.
+    """
+    found: dict[str, Interval] = {}
+    for one in comparisons:
+        if one.reference_id in data_parallel:
+            found[one.case_id] = ONE
+            found[one.reference_id] = one.ratio.inverted()
+        else:
+            found[one.reference_id] = ONE
+            found[one.case_id] = one.ratio
+    return found

@@ -22,6 +22,7 @@ from bench.results.aggregate import (
     case_rows,
     comparisons_of,
     images_per_s_by_round,
+    typical_of,
     worst_half_width,
 )
 from bench.results.comparisons import Comparison, margin_of, pairs_of
@@ -189,8 +190,11 @@ class Recorder:
             else:
                 shown.append(Outcome(planned, known.status, known.reason, known.facts))
         global_batch = {p.case.case_id: p.case.global_batch for p in self._plan}
-        self.comparisons = comparisons_of(self._pairs(), self._times, global_batch, self._margin)
-        self.cases = case_rows(shown, self._times, self.comparisons, run=self._run)
+        typical = typical_of(self._times)
+        self.comparisons = comparisons_of(
+            self._pairs(), self._times, global_batch, self._margin, typical=typical
+        )
+        self.cases = case_rows(shown, self._times, self.comparisons, run=self._run, typical=typical)
         with self._writing():
             self._writer.replace("cases.csv", self.cases)
             self._writer.replace(

@@ -20,7 +20,7 @@ from bench.cluster.ranks import Cluster, PeerLostError, RankInfo, check_alike, d
 from bench.console import Console
 from bench.errors import ExitCode, UsageError
 from bench.findings.findings import conclude
-from bench.findings.stability import cautions
+from bench.findings.stability import cautions, target_of
 from bench.measure.calibration import trainable
 from bench.predict.source import write_calibration
 from bench.recovery.close import STOPPED_BY_ERROR, finish, finish_and_say, finish_quietly, timing_of
@@ -228,7 +228,7 @@ def _conclude(
     recorder.write_manifest(manifest)
     blocks = recorder.blocks()
     conclusion = conclude(folder, manifest, cases, blocks, recorder.comparisons)
-    found = cautions(cases, blocks, target=None if job.settings.rounds else job.settings.precision_target)
+    found = cautions(cases, blocks, target=target_of(manifest["settings"]))
     with to_reader():
         if as_json:
             print(summary_json(folder, cases, conclusion, found, timing))

@@ -113,7 +113,7 @@ class Schedule:
         total_s, spent_s = sum(self.spent_s.values()), self.spent_s[kind]
         found: list[Visitable] = []
         for one in sorted(wanted, key=lambda one: self.visits[one.case.case_id, phase])[:per_round]:
-            cost_s = one.step_s * self._steps(phase)
+            cost_s = one.step_s * self.steps_of(phase)
             if not self._is_due(one, phase) and spent_s + cost_s > SHARES[kind] * (total_s + cost_s):
                 break
             spent_s, total_s = spent_s + cost_s, total_s + cost_s
@@ -126,12 +126,13 @@ class Schedule:
 
     def _shared(self, shared: Sequence[Visitable]) -> list[Visitable]:
         """All cases that share devices, where their share of the time allows a visit to each."""
-        cost_s = sum(one.step_s * self._steps("timed") * 2 for one in shared)
+        cost_s = sum(one.step_s * self.steps_of("timed") * 2 for one in shared)
         total_s = sum(self.spent_s.values())
         affordable = self.spent_s["shared"] + cost_s <= SHARES["shared"] * (total_s + cost_s)
         return list(shared) if affordable else []
 
-    def _steps(self, phase: str) -> int:
+    def steps_of(self, phase: str) -> int:
+        """Steps that a block of a phase is expected to take."""
         return self.settings.steps if phase in ("timed", "no_sync") else 1
 
 

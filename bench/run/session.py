@@ -226,8 +226,7 @@ class Session:
         lives = {live.case.case_id: live for live in self._live}
         for case_id, phase, _ in self._earlier.measured:
             if (live := lives.get(case_id)) is not None and phase != "warmup":
-                steps = self._settings.steps if phase in ("timed", "no_sync") else 1
-                seconds = steps * live.longest_step_s
+                seconds = self._schedule.steps_of(phase) * live.longest_step_s
                 self._schedule.add(case_id, phase, seconds, oversubscribed=live.oversubscribed)
 
     def _look(self, recorder: Recorder, num_rounds: int) -> None:
