@@ -11,8 +11,8 @@ from bench.errors import UsageError
 _CAP = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?(e-0[56])?")
 """A number of MiB down to a millionth, one byte; in results the smallest stand as 1e-06."""
 
-ONE_BYTE_MIB = 2**-20
-"""What DDP is given for a cap of 0, which it does not take: a cap that every parameter reaches by itself."""
+ONE_BYTE_MIB = 1e-6
+"""What DDP is given for a cap of 0, which it does not take: one byte, which every parameter reaches."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,12 @@ class BucketCaps:
         if len(self.mib) > 1:
             return {"bucket_cap_mb_list": list(self.mib)}
         return {"bucket_cap_mb": self.mib[0] or ONE_BYTE_MIB} if self.mib else {}
+
+    def code(self) -> str:
+        """What is typed for them in a call of DDP: `bucket_cap_mb=25`; empty for PyTorch's own."""
+        if len(self.mib) > 1:
+            return f"bucket_cap_mb_list=[{', '.join(f'{cap:.12g}' for cap in self.mib)}]"
+        return "".join(f"{name}={cap:.12g}" for name, cap in self.arguments().items())
 
 
 PYTORCH_CAPS = BucketCaps()

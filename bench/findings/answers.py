@@ -11,6 +11,7 @@ from bench.estimate import MIN_ROUNDS
 from bench.findings.wording import (
     Row,
     between,
+    ddp_call,
     estimate,
     mode_label,
     mode_name,
@@ -163,7 +164,8 @@ def _settings(rows: Mapping[str, Row], comparisons: Sequence[Comparison]) -> Ver
     if best is not None:
         gain = f"{times(best.ratio.estimate)} the rate of {standing} {between(best.ratio)}"
         alters = "" if best in same else "; it changes the training, so check the loss"
-        paste = f"model = DDP(model, {named[best.case_id]})" if best in same else ""
+        given = {axis: value for axis, value in settings(rows[best.case_id]).items() if axis not in ALTERS}
+        paste = f"model = {ddp_call(given)}" if best in same else ""
         sentence = f"{named[best.case_id]}: {gain}{alters}.{_open(comparisons, named)}"
         return Verdict(CAP, FASTER, sentence, paste, tuple(comparisons))
     changed = {axis for case_id in named for axis in settings(rows[case_id], default)}

@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from bench.layout import BucketCaps
 from bench.settings import DDP_AXES, DDP_DEFAULTS
 from bench.stats import Interval
 
@@ -221,6 +222,15 @@ def settings(row: Row, reference: Row | None = None) -> dict[str, str]:
 def setting_names(changed: Mapping[str, str]) -> str:
     """Name settings in a sentence, as they are typed: `bucket_cap_mb=1, static_graph=True`."""
     return ", ".join(f"{axis}={value}" for axis, value in changed.items())
+
+
+def ddp_call(changed: Mapping[str, str]) -> str:
+    """Write the call of DDP that has these arguments: `DDP(model, bucket_cap_mb=25)`."""
+    given = [
+        BucketCaps.parse(value).code() if axis == "bucket_cap_mb" else f"{axis}={value}"
+        for axis, value in changed.items()
+    ]
+    return f"DDP({', '.join(part for part in ('model', *given) if part)})"
 
 
 def case_name(row: Row) -> str:

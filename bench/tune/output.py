@@ -18,9 +18,6 @@ from bench.tune.candidates import Candidate
 
 COLUMNS = ("DDP with", "buckets", "predicted ms", "step ms [95%]", "faster", "above the bound", "rounds")
 
-ONE_BYTE_CAP = "1e-6"
-"""MiB: every parameter reaches it by itself. DDP takes no 0."""
-
 HOOKS = {"fp16": "fp16_compress_hook", "bf16": "bf16_compress_hook"}
 
 
@@ -49,12 +46,10 @@ def show(answer: Answer, folder: Path, *, device_type: str) -> None:
 
 def arguments(candidate: Candidate, default: Candidate) -> str:
     """Write what to give DistributedDataParallel, as `bucket_cap_mb=4, gradient_as_bucket_view=True`."""
-    cap, parts = str(candidate.bucket_cap_mb), []
-    if cap != "default":
-        parts.append(f"bucket_cap_mb={ONE_BYTE_CAP if cap == '0' else cap}")
+    parts = [candidate.bucket_cap_mb.code()]
     if candidate.gradient_as_bucket_view != default.gradient_as_bucket_view:
         parts.append(f"gradient_as_bucket_view={candidate.gradient_as_bucket_view}")
-    return ", ".join(parts)
+    return ", ".join(part for part in parts if part)
 
 
 def name(candidate: Candidate, default: Candidate) -> str:

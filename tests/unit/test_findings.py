@@ -164,6 +164,21 @@ def test_the_best_cap_is_named_with_its_gain() -> None:
     assert (verdict.answer, verdict.paste) == (FASTER, "model = DDP(model, bucket_cap_mb=25)")
 
 
+@pytest.mark.parametrize(
+    ("cap", "given"), [("0", "bucket_cap_mb=1e-06"), ("1/25/25", "bucket_cap_mb_list=[1, 25, 25]")]
+)
+def test_the_line_to_paste_is_the_call_that_was_measured(cap: str, given: str) -> None:
+    other = case("ddp", 2, 200.0, case_id="other", bucket_cap_mb=cap)
+    verdict = found(SINGLE, DDP, other, by=(over(other, DDP, 1.2, 1.3),))[CAP]
+    assert verdict.paste == f"model = DDP(model, {given})"
+
+
+def test_the_line_to_paste_has_what_the_whole_run_was_measured_with() -> None:
+    rows = [case("ddp", 2, 200.0, case_id=c, bucket_cap_mb=c, static_graph=True) for c in ("default", "25")]
+    verdict = found(SINGLE, *rows, by=(over(rows[1], rows[0], 1.2, 1.3),))[CAP]
+    assert verdict.paste == "model = DDP(model, bucket_cap_mb=25, static_graph=True)"
+
+
 def test_what_is_open_beside_the_best_is_said() -> None:
     verdict = caps(over(CAP_1, DDP, 0.8, 1.3), over(CAP_25, DDP, 1.17, 1.19))
     assert said(verdict).endswith(" Unresolved: bucket_cap_mb=1.")

@@ -1,3 +1,5 @@
+import ast
+
 import pytest
 
 from bench.errors import UsageError
@@ -10,7 +12,7 @@ from bench.layout import BucketCaps, BucketLayout
         ("default", "default", {}),
         ("25", "25", {"bucket_cap_mb": 25.0}),
         ("25.0", "25", {"bucket_cap_mb": 25.0}),
-        ("0", "0", {"bucket_cap_mb": 2**-20}),
+        ("0", "0", {"bucket_cap_mb": 1e-6}),
         ("0.000001", "1e-06", {"bucket_cap_mb": 1e-6}),
         ("1/25/25", "1/25/25", {"bucket_cap_mb_list": [1.0, 25.0, 25.0]}),
         ("01/2.50", "1/2.5", {"bucket_cap_mb_list": [1.0, 2.5]}),
@@ -23,6 +25,19 @@ def test_caps_know_their_text_and_what_ddp_is_given(
     assert str(caps) == shown
     assert BucketCaps.parse(shown) == caps
     assert caps.arguments() == arguments
+
+
+@pytest.mark.parametrize("text", ["default", "25", "2.5", "0", "0.000001", "1/25/25"])
+def test_the_code_for_caps_is_the_call_that_a_run_makes(text: str) -> None:
+    caps = BucketCaps.parse(text)
+    call = ast.parse(f"DDP({caps.code()})", mode="eval").body
+    assert isinstance(call, ast.Call)
+    assert {given.arg: ast.literal_eval(given.value) for given in call.keywords} == caps.arguments()
+
+
+def test_a_cap_of_0_is_one_byte_to_ddp() -> None:
+    """DDP's constructor takes `int(bucket_cap_mb * 1024 * 1024)` bytes."""
+    assert int(BucketCaps.parse("0").arguments()["bucket_cap_mb"] * 1024 * 1024) == 1
 
 
 @pytest.mark.parametrize(

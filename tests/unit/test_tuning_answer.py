@@ -174,7 +174,7 @@ def test_equal_layouts_are_rarely_told_apart() -> None:
 def test_lines_to_paste() -> None:
     answer = measured({DEFAULT: 1.0, TEN: 1.2})
     assert paste(answer) == "model = DistributedDataParallel(model, bucket_cap_mb=10)"
-    assert "bucket_cap_mb=1e-6" in paste(measured({DEFAULT: 1.0, ZERO: 1.2}))
+    assert "bucket_cap_mb=1e-06" in paste(measured({DEFAULT: 1.0, ZERO: 1.2}))
     assert "gradient_as_bucket_view=True" in paste(measured({DEFAULT: 1.0, VIEW: 1.2}))
     found = as_json(answer)
     assert found["change"] is True
