@@ -25,6 +25,11 @@ from bench.settings import Settings
 
 T = TypeVar("T")
 
+FIRST_BYTES = 2048
+"""A report of a block is shorter and so takes one collective; what is longer takes a second one."""
+
+_LENGTH_BYTES = 8
+
 
 class PeerLostError(RuntimeError):
     """Another rank has gone; its own end tells why."""
@@ -60,16 +65,23 @@ def _peers() -> Iterator[None]:
 
 def gather(value: T) -> list[T]:
     """Every rank's `value`, in rank order, on every rank. Values are as `messages.encode` takes them."""
-    own = torch.frombuffer(bytearray(encode(value)), dtype=torch.uint8)
+    own = encode(value)
+    found = _all_gather(own, FIRST_BYTES)
+    longest = max(length for length, _ in found)
+    if longest > FIRST_BYTES:
+        found = _all_gather(own, longest)
+    return [decode(message[:length]) for length, message in found]
+
+
+def _all_gather(own: bytes, num_bytes: int) -> list[tuple[int, bytes]]:
+    """Every rank's length, and its message cut off or padded to `num_bytes`."""
+    padded = len(own).to_bytes(_LENGTH_BYTES) + own[:num_bytes].ljust(num_bytes, b"\0")
+    sent = torch.frombuffer(bytearray(padded), dtype=torch.uint8)
+    received = [torch.empty_like(sent) for _ in range(dist.get_world_size())]
     with _peers():
-        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
-        dist.all_gather(lengths, torch.tensor([len(own)]))
-        longest = max(int(length) for length in lengths)
-        padded = torch.zeros(longest, dtype=torch.uint8)
-        padded[: len(own)] = own
-        found = [torch.empty_like(padded) for _ in lengths]
-        dist.all_gather(found, padded)
-    return [_decoded(one[: int(length)]) for one, length in zip(found, lengths, strict=True)]
+        dist.all_gather(received, sent)
+    found = [tensor.numpy().tobytes() for tensor in received]
+    return [(int.from_bytes(one[:_LENGTH_BYTES]), one[_LENGTH_BYTES:]) for one in found]
 
 
 def from_first(value: T | None) -> T:
@@ -82,12 +94,8 @@ def from_first(value: T | None) -> T:
         if not is_source:
             message = torch.empty(int(length), dtype=torch.uint8)
         dist.broadcast(message, src=0)
-    found: T = _decoded(message)
+    found: T = decode(message.numpy().tobytes())
     return found
-
-
-def _decoded(message: torch.Tensor) -> Any:
-    return decode(message.numpy().tobytes())
 
 
 def agreed(work: Callable[[], T]) -> T:

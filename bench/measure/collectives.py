@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -34,7 +36,9 @@ class BucketReplay:
     ) -> None:
         half = comm_hook in HALF_HOOKS
         dtype = torch.float16 if comm_hook == "fp16" else torch.bfloat16 if half else torch.float32
-        self._buckets = [torch.zeros(size // 4, dtype=dtype, device=device) for size in bucket_bytes]
+        ends = list(itertools.accumulate(size // 4 for size in bucket_bytes))
+        storage = _storage(ends[-1], dtype, device)
+        self._buckets = [storage[begin:end] for begin, end in itertools.pairwise([0, *ends])]
         self._small = torch.zeros(CURVE_BYTES[0] // 4, device=device)
         self._group = group
 
@@ -56,6 +60,12 @@ class BucketReplay:
         """Time the communication of one step; every rank of the group calls this together."""
         self.align()
         return run_block(self.step, 1, clock)
+
+
+@functools.lru_cache(maxsize=1)
+def _storage(num_elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Memory of the buckets, kept and written to: DDP's is not new either, and page faults take time."""
+    return torch.empty(num_elements, dtype=dtype, device=device).zero_()
 
 
 def allreduce_ms(

@@ -19,6 +19,9 @@ from bench.plan import Case
 from models.data import BatchSource, open_source
 from models.workload import Batch, Workload, make_module
 
+PROBE_MS, MOST_PROBED = 3000.0, 30
+"""A probe of single takes about so long, and so many steps at most."""
+
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -124,8 +127,8 @@ def run_block(step: Callable[[], None], num_steps: int, clock: Clock) -> BlockTi
     return BlockTimes(sum(steps_ms), tuple(steps_ms))
 
 
-def step_seconds(workload: Workload, case: Case, device: torch.device) -> float:
-    """Seconds of the third of three steps of `case`, a `single` one: enough to say what a plan will cost."""
+def probe(workload: Workload, case: Case, device: torch.device) -> list[float]:
+    """Milliseconds of some steps of `case`, a `single` one: enough to say what a plan costs and can tell."""
     if device.type == "cpu":
         torch.set_num_threads(1)
     module = make_module(workload).to(device)
@@ -133,9 +136,12 @@ def step_seconds(workload: Workload, case: Case, device: torch.device) -> float:
         workload, data="device", batch_size=case.global_batch, rank=0, world_size=1, device=device, seed=0
     )
     trainer = Trainer(case, SingleMode(module), workload, source)
-    steps_ms = run_block(trainer.step, 3, make_clock(device)).steps_ms
+    clock = make_clock(device)
+    first_ms = run_block(trainer.step, 3, clock).steps_ms[-1]
+    num_steps = min(max(int(PROBE_MS / first_ms), 1), MOST_PROBED)
+    steps_ms = run_block(trainer.step, num_steps, clock).steps_ms
     trainer.close()
-    return steps_ms[-1] / 1000
+    return list(steps_ms)
 
 
 @contextlib.contextmanager

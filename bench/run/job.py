@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from bench.console import format_s
 from bench.errors import UsageError
 from bench.findings.wording import devices
 from bench.layout import BucketCaps
-from bench.measure.timed import step_seconds
+from bench.measure.timed import probe
 from bench.plan import Machine, Planned
 from bench.recovery.failures import STARTED_ENV
 from bench.recovery.reopen import check_same, has_nothing_left, manifest_of, settings_of
@@ -33,6 +34,7 @@ from bench.results.journal import read
 from bench.results.store import FolderLock
 from bench.run.fork_server import ForkServer
 from bench.run.launch import launch
+from bench.run.schedule import expected_half_width
 from bench.settings import ResolvedSettings, Settings, with_device_defaults
 from models.data import check_folder
 from models.profile import profile_workload
@@ -85,16 +87,22 @@ def print_plan(job: Job) -> None:
         what = f"skipped: {p.skip_reason}" if p.skip_reason else f"place {place[p.case.case_id]} in round 1"
         more = ", oversubscribed" if p.oversubscribed and not p.skip_reason else ""
         print(f"  {p.case.case_id:<{width}}  {p.case.global_batch:>5} images/step  {what}{more}")
-    step_s = step_seconds(job.workload, job.plan[0].case, torch.device(job.machine.device_type))
+    steps_ms = probe(job.workload, job.plan[0].case, torch.device(job.machine.device_type))
+    step_s = median(steps_ms) / 1000
     expected = plan.estimate_s(
         job.plan, step_s=step_s, single_batch=job.plan[0].case.global_batch, settings=job.settings
     )
     print(
         f"Rounds in random order (seed {job.settings.seed}), {job.settings.steps} steps per block; a step of "
-        f"single takes {step_s * 1000:.0f} ms here (one probe)."
+        f"single takes {step_s * 1000:.0f} ms here (probe of {len(steps_ms)} steps)."
     )
     limit = "" if job.settings.max_time is None else f", limit {format_s(job.settings.max_time)}"
     print(f"Expected time: about {format_s(expected)} of measuring{limit}, plus start-up.")
+    if (known := expected_half_width(job.plan, job.settings, steps_ms, expected_s=expected)) is not None:
+        print(
+            f"Comparisons will be known to about ±{100 * known:.2g}% by then, if all cases scatter as the "
+            f"probe does; what counts as equal is {100 * job.settings.margin:g}% (--margin)."
+        )
 
 
 def new_manifest(

@@ -5,11 +5,16 @@ Rank 0 decides for all. With `--rounds` every case is measured in every round, s
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bench.plan import Case
+import numpy as np
+from scipy.special import stdtrit
+
+from bench.estimate import MIN_ROUNDS
+from bench.plan import Case, Planned
 from bench.recovery.reopen import Completion
 from bench.results.comparisons import Comparison
 from bench.results.recorder import Recorder
@@ -19,13 +24,16 @@ from bench.settings import ResolvedSettings
 FIRST_LOOK = 10
 """Rounds before the first look at the widths; each later look comes after twice as many."""
 
-SHARES = {"no_sync": 0.35, "comm": 0.08, "instrumented": 0.08, "calibration": 0.2, "shared": 0.12}
+SHARES = {"no_sync": 0.15, "comm": 0.03, "instrumented": 0.05, "calibration": 0.2, "shared": 0.08}
 """Most of the measuring time that each kind of block may take; what is left is for timed steps.
 
 `shared` are all blocks of cases that share devices, which say nothing about scaling.
 """
 
 INSTRUMENTED = ("anatomy", "trace")
+
+TIMED_SHARE = 0.55
+"""Share of the measuring time that timed steps took where all kinds of blocks were due; for a forecast."""
 
 
 def is_look(num_rounds: int) -> bool:
@@ -160,7 +168,33 @@ def resting_cases(comparisons: Sequence[Comparison], half_widths: Mapping[str, f
     return frozenset((compared - wide) | alone)
 
 
-MIN_ROUNDS_FOR_TARGET = 5
+def expected_half_width(
+    plan: Sequence[Planned], settings: ResolvedSettings, probe_ms: Sequence[float], *, expected_s: float
+) -> float | None:
+    """Half the interval of a ratio of two cases, as a fraction; None where nothing is known or compared.
+
+    Every case is taken to scatter as the steps of a probe do, from round to round by chance alone.
+
+    Args:
+        plan: the cases.
+        settings: of the run.
+        probe_ms: steps of `single`.
+        expected_s: seconds of measuring.
+    """
+    own = [p.case for p in plan if not p.skip_reason and not p.oversubscribed]
+    logs = np.log(probe_ms)
+    if len(own) < 2 or len(logs) < FIRST_LOOK:
+        return None
+    scatter = 1.4826 * float(np.median(np.abs(logs - np.median(logs))))
+    round_s = settings.steps * sum(c.batch_per_device * c.accumulate for c in own) / own[0].batch_per_device
+    round_s *= math.exp(float(np.median(logs))) / 1000
+    rounds = settings.rounds or int(TIMED_SHARE * expected_s / round_s)
+    if rounds < MIN_ROUNDS:
+        return None
+    return float(stdtrit(rounds - 1, 0.975)) * scatter * math.sqrt(2 / rounds)
+
+
+MIN_ROUNDS_FOR_TARGET = MIN_ROUNDS
 """A precision target ends no run sooner: fewer rounds can agree by chance."""
 
 

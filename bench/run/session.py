@@ -35,7 +35,7 @@ from bench.run.schedule import FIRST_LOOK, Schedule, StopRule, Visitable, is_loo
 from bench.run.summary import case_table
 from models.workload import make_module
 
-WRITE_EVERY_S = 5.0
+WRITE_EVERY_S = 10.0
 """Tables are brought up to date so often: blocks.csv, from which they are made, has everything at once."""
 
 CasesToDrop = Callable[[Mapping[str, ByRound], float], Collection[str]]
@@ -305,7 +305,7 @@ class Session:
         for rank, block in times.items():
             if "trace" in block.detail:
                 self._recorder.add_trace(case_id, rank, block.detail["trace"])
-        seconds = max(block.block_ms for block in times.values()) / 1000
+        seconds = self._lockstep.elapsed_s() - started_s
         self._schedule.add(case_id, phase, seconds, oversubscribed=live.oversubscribed)
         found = [(self._infos[rank].host, rank, block) for rank, block in times.items()]
         self._recorder.add_block(block_rows(case_id, phase, round_index, position, started_s, found))

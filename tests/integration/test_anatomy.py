@@ -190,11 +190,11 @@ import torch
 from bench.measure.clock import make_clock
 from bench.measure.collectives import BucketReplay
 if cluster.rank == 1:
-    zeros = torch.zeros
-    def slow_zeros(*arguments, **options):
+    empty = torch.empty
+    def slow_empty(*arguments, **options):
         time.sleep(1.0)
-        return zeros(*arguments, **options)
-    torch.zeros = slow_zeros
+        return empty(*arguments, **options)
+    torch.empty = slow_empty
 device = cluster.place.device
 cluster.barrier()
 replay = BucketReplay([4000], "none", cluster.group(2, "gloo"), device)

@@ -244,4 +244,5 @@ def test_dry_run_prints_the_plan_and_writes_nothing(
     assert "skipped: DataParallel on one device is the plain module" in text
     assert "place 1 in round 1" in text
     assert "Expected time: about" in text
+    assert "Comparisons will be known to about ±" in text
     assert not out.exists()

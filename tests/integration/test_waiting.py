@@ -150,6 +150,18 @@ report([said, cluster.gather((1, (cluster.rank,), {{2: b"x"}})) == [(1, (r,), {{
 """
 
 
+LONG = """
+from bench.cluster.ranks import FIRST_BYTES, Cluster
+cluster = Cluster("cpu")
+lengths = [(0, 0), (FIRST_BYTES, 1), (3, 5 * FIRST_BYTES)]
+report([cluster.gather("x" * pair[cluster.rank]) == ["x" * n for n in pair] for pair in lengths])
+"""
+
+
+def test_messages_of_any_length_arrive_whole(ranks: Ranks) -> None:
+    assert ranks(LONG, 2) == [[True] * 3] * 2
+
+
 def test_ranks_send_data_that_runs_no_code(ranks: Ranks, tmp_path: Path) -> None:
     found = ranks(NO_DATA.format(place=str(tmp_path / "made-by-rank")), 2)
     assert not list(tmp_path.glob("made-by-rank*"))

@@ -54,7 +54,7 @@ def test_batches_follow_the_generator() -> None:
 
 @pytest.mark.parametrize(
     ("arch", "device_type", "pixels"),
-    [("resnet20", "cpu", 32), ("resnet20", "cuda", 32), ("resnet50", "cpu", 64), ("resnet50", "cuda", 224)],
+    [("resnet20", "cpu", 32), ("resnet20", "cuda", 32), ("resnet50", "cpu", 32), ("resnet50", "cuda", 224)],
 )
 def test_default_image_size(arch: str, device_type: str, pixels: int) -> None:
     assert default_image_size(arch, device_type) == pixels

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import scipy
 
 from bench.plan import Machine, Planned, expand
 from bench.recovery.reopen import Completion
@@ -22,6 +23,7 @@ from bench.run.schedule import (
     Schedule,
     StopRule,
     Visitable,
+    expected_half_width,
     is_look,
     resting_cases,
 )
@@ -293,3 +295,37 @@ def test_the_share_of_the_time_that_is_left() -> None:
     assert made.left_share(0) == 1.0
     now = 60.0
     assert made.left_share(3) == pytest.approx(0.5)
+
+
+def expected(probe_ms: list[float], *, seconds: float = 200.0, **stored: Any) -> float | None:
+    settings = resolved(**stored)
+    plan = expand(settings, MACHINE, arch="resnet18", image_size=64)
+    return expected_half_width(plan, settings, probe_ms, expected_s=seconds)
+
+
+def test_a_forecast_is_students_interval_of_a_difference() -> None:
+    """Logs of +-0.1 about 100 ms: two samples of 30 normal values whose scatter is 0.1 x 1.4826."""
+    probe_ms = [100 * math.exp(0.1 * sign) for sign in (-1, 1) * 5]
+    scatter = 0.14826
+    wanted = scipy.stats.t.ppf(0.975, 29) * scatter * math.sqrt(2 / 30)
+    assert expected(probe_ms, rounds=30) == pytest.approx(wanted)
+
+
+def test_a_forecast_narrows_with_the_root_of_the_time() -> None:
+    probe_ms = [100 * math.exp(0.1 * sign) for sign in (-1, 1) * 5]
+    short, long = (expected(probe_ms, seconds=seconds) for seconds in (200.0, 800.0))
+    assert short is not None
+    assert long is not None
+    assert short / long == pytest.approx(2, rel=0.1)
+
+
+@pytest.mark.parametrize("probe_ms", [[100.0], [100.0] * 9])
+def test_no_forecast_from_few_steps(probe_ms: list[float]) -> None:
+    assert expected(probe_ms) is None
+
+
+def test_no_forecast_without_rounds_or_comparisons() -> None:
+    probe_ms = [100.0, 110.0] * 5
+    assert expected(probe_ms, rounds=4) is None
+    assert expected(probe_ms, seconds=1.0) is None
+    assert expected(probe_ms, gpus=[1], modes=["single"]) is None
