@@ -7,15 +7,14 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from bench.cli import Parser, guarded
-from bench.cluster.process import is_first, is_rank, leave, rank_variables, ranks_environment
-from bench.conditions import gpus
+from bench.cluster.process import is_first, is_rank, leave, ranks_environment
 from bench.errors import AgreedError, ExitCode, UsageError
-from bench.run.fork_server import ForkServer, fork_server
+from bench.run.fork_server import ForkServer
+from bench.run.forks import forks
 from bench.settings import DDP_AXES, PRESETS, Settings, options_of, resolve
 
 NOT_SETTINGS = ("preset", "config", "resume", "dry_run", "quiet", "json")
@@ -117,20 +116,8 @@ def _main(arguments: list[str], *, first: bool) -> int:
     settings = _resolved(options, how)
     # Kineto, inside torch.profiler, would write of its own starts and stops to stderr.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    with _forks(settings, wanted=not how["dry_run"]) as forks:
-        return _run(settings, options, how, arguments, first=first, began_s=began_s, forks=forks)
-
-
-def _forks(settings: Settings, *, wanted: bool) -> AbstractContextManager[ForkServer | None]:
-    """What the ranks are forks of; it imports torch while this process does, so it cannot ask torch."""
-    if is_rank() or not wanted:
-        return nullcontext()
-    device_type = "cpu" if settings.device == "cpu" or not gpus() else "cuda"
-    # The first one starts threads where OMP_NUM_THREADS asks for some: then there is nothing to fork.
-    modules = ["numpy", "bench.run.rank"]
-    if settings.workload is None and settings.arch != "resnet20":
-        modules.append("torchvision.models")
-    return fork_server(modules, rank_variables(os.environ, device_type))
+    with forks(settings, "bench.run.rank", wanted=not how["dry_run"]) as server:
+        return _run(settings, options, how, arguments, first=first, began_s=began_s, server=server)
 
 
 def _run(
@@ -141,7 +128,7 @@ def _run(
     *,
     first: bool,
     began_s: float,
-    forks: ForkServer | None,
+    server: ForkServer | None,
 ) -> int:
     resume: Path | None = how["resume"]
     # Torch takes seconds to import: a typing mistake is answered before that.
@@ -160,7 +147,7 @@ def _run(
         job.print_plan(prepared)
         return ExitCode.OK
     if not is_rank():
-        return job.launch_here(prepared, arguments, resume=resume, began_s=began_s, forks=forks)
+        return job.launch_here(prepared, arguments, resume=resume, began_s=began_s, forks=server)
     from bench.run.rank import Rank  # noqa: PLC0415
 
     rank = Rank(prepared, arguments, resume=resume, quiet=how["quiet"], as_json=how["json"])

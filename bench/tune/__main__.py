@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,9 @@ from bench.cli import Parser, guarded, to_json, to_reader
 from bench.cluster.process import is_first, is_rank, leave, ranks_environment
 from bench.errors import AgreedError
 from bench.recovery.failures import RESTART_EXIT_CODE
-from bench.settings import options_of
+from bench.run.fork_server import ForkServer
+from bench.run.forks import forks
+from bench.settings import options_of, resolve
 
 if TYPE_CHECKING:
     from bench.run.job import Job
@@ -88,6 +90,18 @@ def _main(arguments: list[str]) -> int:
     how = {name: options.pop(name) for name in NOT_SETTINGS}
     os.environ.update(ranks_environment(os.environ))
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    with forks(resolve(options), "bench.tune.stages", wanted=not how["dry_run"]) as server:
+        return _tune(options, how, arguments, began_s=began_s, server=server)
+
+
+def _tune(
+    options: Mapping[str, str],
+    how: Mapping[str, Any],
+    arguments: list[str],
+    *,
+    began_s: float,
+    server: ForkServer | None,
+) -> int:
     # Torch takes seconds to import: the command line is refused before that.
     from bench.cluster.ranks import PeerLostError  # noqa: PLC0415
     from bench.predict.source import load_calibration  # noqa: PLC0415
@@ -100,7 +114,7 @@ def _main(arguments: list[str]) -> int:
     if not is_rank():
         if request.reuse is not None:
             load_calibration(request.reuse)  # a folder that cannot be used is refused before ranks start
-        return _launch(request, job, arguments, began_s=began_s)
+        return _launch(request, job, arguments, began_s=began_s, server=server)
     from bench.tune.stages import Tuning  # noqa: PLC0415
 
     try:
@@ -119,7 +133,9 @@ def _main(arguments: list[str]) -> int:
     return 0
 
 
-def _launch(request: Request, job: Job, arguments: Sequence[str], *, began_s: float) -> int:
+def _launch(
+    request: Request, job: Job, arguments: Sequence[str], *, began_s: float, server: ForkServer | None
+) -> int:
     from bench.cluster.meeting import host_name  # noqa: PLC0415
     from bench.results import store  # noqa: PLC0415
     from bench.run import launch  # noqa: PLC0415
@@ -135,6 +151,7 @@ def _launch(request: Request, job: Job, arguments: Sequence[str], *, began_s: fl
         began_s=began_s,
         module="bench.tune",
         parts=STAGES,
+        forks=server,
     )
 
 
