@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.cli import Parser, guarded
+from bench.cli import Parser, guarded, named, price
 from bench.errors import ExitCode, UsageError
 from report.build import build, write_markdown, write_pdf, write_png
 
@@ -39,6 +39,11 @@ def _parser() -> Parser:
         metavar="FILE",
         help="draw what `python -m bench.predict RUN --out FILE` predicted from this run",
     )
+    parser.add_argument(
+        "--price-per-device-hour",
+        metavar="PRICE",
+        help="adds to the tables what an epoch of ImageNet's size costs, in the currency of PRICE",
+    )
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument(
         "--format",
@@ -62,19 +67,21 @@ def _parser() -> Parser:
 
 def _write(arguments: argparse.Namespace) -> str:
     runs, out, predictions = arguments.runs, arguments.out, arguments.predictions
+    given = arguments.price_per_device_hour
+    hourly = None if given is None else named("price_per_device_hour", price, given)
     markdown = arguments.format == "markdown"
     if predictions is not None and (markdown or len(runs) > 1):
         raise UsageError("--predictions are drawn with one run; without other runs and --format markdown")
     if markdown:
-        return write_markdown(runs, out)
+        return write_markdown(runs, out, price=hourly)
     if arguments.png is None and arguments.pdf is None:
-        return str(build(runs, _page(runs, out), predictions=predictions))
+        return str(build(runs, _page(runs, out), predictions=predictions, price=hourly))
     if out is not None:
         raise UsageError(
             "--out names the page or the file of --markdown; leave it out beside --png and --pdf"
         )
     if arguments.pdf is not None:
-        return str(write_pdf(runs, arguments.pdf, predictions=predictions))
+        return str(write_pdf(runs, arguments.pdf, predictions=predictions, price=hourly))
     return "\n".join(map(str, write_png(runs, arguments.png, predictions=predictions)))
 
 

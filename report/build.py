@@ -26,14 +26,16 @@ _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-sta
 _PRINT_TIMEOUT_S = 120
 
 
-def build(runs: Sequence[Path], out: Path, *, predictions: Path | None = None) -> Path:
+def build(
+    runs: Sequence[Path], out: Path, *, predictions: Path | None = None, price: float | None = None
+) -> Path:
     """Write one self-contained page of `runs` to `out`, whole or not at all, and return its path.
 
-    The same runs give the same bytes. `predictions` is a file that `bench.predict --out` wrote. Raises
-    UsageError for a folder that is no run, a file that holds no predictions, or a page that cannot be
-    written.
+    The same runs give the same bytes. `predictions` is a file that `bench.predict --out` wrote, `price`
+    that of a device for an hour. Raises UsageError for a folder that is no run, a file that holds no
+    predictions, or a page that cannot be written.
     """
-    _write(out, render(load(runs, out.parent, predictions=predictions)))
+    _write(out, render(load(runs, out.parent, predictions=predictions, price=price)))
     return out
 
 
@@ -44,10 +46,13 @@ def _write(out: Path, text: str) -> None:
     )
 
 
-def load(runs: Sequence[Path], page_folder: Path, *, predictions: Path | None = None) -> Page:
+def load(
+    runs: Sequence[Path], page_folder: Path, *, predictions: Path | None = None, price: float | None = None
+) -> Page:
     """Read what a page in `page_folder` shows of `runs`. Raises UsageError for a folder that is no run."""
     predicted = None if predictions is None else files.predictions(predictions)
-    return view.page([load_run(run) for run in runs], files.offered(runs, page_folder), predicted)
+    offered = files.offered(runs, page_folder)
+    return view.page([load_run(run) for run in runs], offered, predicted, price=price)
 
 
 def render(page: Page) -> str:
@@ -70,9 +75,9 @@ def render(page: Page) -> str:
     )
 
 
-def write_markdown(runs: Sequence[Path], out: Path | None) -> str:
+def write_markdown(runs: Sequence[Path], out: Path | None, *, price: float | None = None) -> str:
     """Write the summary of `runs` to `out` and return its path; without `out` return the summary."""
-    text = markdown(load(runs, Path()))
+    text = markdown(load(runs, Path(), price=price))
     if out is None:
         return text.rstrip("\n")
     _write(out, text)
@@ -98,7 +103,9 @@ def _write_bytes(content: bytes, part: Path) -> None:
     part.write_bytes(content)
 
 
-def write_pdf(runs: Sequence[Path], out: Path, *, predictions: Path | None = None) -> Path:
+def write_pdf(
+    runs: Sequence[Path], out: Path, *, predictions: Path | None = None, price: float | None = None
+) -> Path:
     """Print the page of `runs` to `out` with Chromium. Raises UsageError without it, or where it fails."""
     browser = next((path for name in _BROWSERS if (path := shutil.which(name)) is not None), None)
     if browser is None:
@@ -107,7 +114,7 @@ def write_pdf(runs: Sequence[Path], out: Path, *, predictions: Path | None = Non
         # Beside the result, not in /tmp: a browser from a snap sees nothing of that.
         with tempfile.TemporaryDirectory(dir=out.absolute().parent, prefix="report-") as name:
             scratch = Path(name)
-            page = build(runs, scratch / "report.html", predictions=predictions)
+            page = build(runs, scratch / "report.html", predictions=predictions, price=price)
             _print(browser, page, scratch / "report.pdf", scratch / "profile")
             write_output(out, (scratch / "report.pdf").replace, option="--pdf")
     except OSError as error:
@@ -170,6 +177,6 @@ def _code(text: str, language: str) -> str:
 
 def _table(table: Table) -> str:
     names = [escaped(column.name) for column in table.columns]
-    rules = ["---:" if column.kind == "number" else "---" for column in table.columns]
+    rules = ["---:" if column.kind.startswith("number") else "---" for column in table.columns]
     rows = [[escaped(cell) for cell in row] for row in table.rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (names, rules, *rows))

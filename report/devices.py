@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import pandas as pd
-
 from bench.findings.wording import (
     TIMES,
     Row,
@@ -21,6 +19,7 @@ from bench.findings.wording import (
     truth,
     with_interval,
 )
+from bench.results.typical import Typical
 from bench.stats import Interval
 from report.drawings import Chart, Panel, Point, Series, Tick
 from report.select import WorkloadCases, by_mode, records, throughput_ratio
@@ -160,14 +159,14 @@ def device_ticks(counts: Iterable[float], series: Iterable[Series] = ()) -> tupl
     return tuple(Tick(n, f"{n:.0f}\nshared" if n in shared else f"{n:.0f}") for n in sorted({1.0, *counts}))
 
 
-def dp_against_ddp(workload: WorkloadCases, blocks: pd.DataFrame, *, key: str) -> Chart | None:
+def dp_against_ddp(workload: WorkloadCases, typical: Typical, *, key: str) -> Chart | None:
     """Show throughput of DDP over that of DataParallel; None where no device count has both."""
     dp = {finite(row["num_devices"]): row for row in records(by_mode(workload.cases, "dp"))}
     points, other_mode = [], "DP"
     for row in records(by_mode(workload.cases, "ddp")):
         n = finite(row["num_devices"])
         other = dp.get(n)
-        ratio = None if other is None else throughput_ratio(row, other, blocks)
+        ratio = None if other is None else throughput_ratio(row, other, typical)
         if n is not None and other is not None and ratio is not None:
             points.append(marked(n, ratio, row, TIMES))
             other_mode = short_mode(other)

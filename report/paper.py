@@ -23,6 +23,7 @@ from bench.findings.wording import (
     with_interval,
 )
 from bench.results.store import RunData
+from bench.results.typical import Typical
 from bench.stats import Interval
 from report.anatomy import parts
 from report.caps import bucket_caps
@@ -63,14 +64,14 @@ _CURVE_NOTE = (
 _CURVE_STYLES = ("ddp", "dp", "single", "other")
 
 
-def section(run: RunData, workload: WorkloadCases, *, key: str) -> Section | None:
+def section(run: RunData, workload: WorkloadCases, typical: Typical, *, key: str) -> Section | None:
     """Make the section for runs that vary one setting at a time as the paper does; None for others."""
     settings = part(run.manifest, "settings")
     if settings.get("sweep") != "star" and run.manifest.get("preset") != "ddp-paper":
         return None
     caps = bucket_caps(workload, key=key)
     figures = (
-        overlap(workload, run.blocks, key=key),
+        overlap(workload, typical, key=key),
         None if caps is None else replace(caps, beside=_CAPS_BESIDE),
         allreduce_curve(run.allreduce, workload.device, key=key),
         devices(workload, key=key),
@@ -123,7 +124,7 @@ def _once(cases: pd.DataFrame, name: str, unit: str = "") -> str:
     return ", ".join(dict.fromkeys(f"{text(cell)}{unit}" for cell in cases[name] if text(cell)))
 
 
-def overlap(workload: WorkloadCases, blocks: pd.DataFrame, *, key: str) -> Bars | None:
+def overlap(workload: WorkloadCases, typical: Typical, *, key: str) -> Bars | None:
     """Show a step with default buckets beside one with a single bucket; None unless both were measured."""
     rows = records(at_headline(workload.cases, free="bucket_cap_mb"))
     usual = next((row for row in rows if text(row["bucket_cap_mb"]) == "default"), None)
@@ -133,7 +134,7 @@ def overlap(workload: WorkloadCases, blocks: pd.DataFrame, *, key: str) -> Bars 
     with_overlap, without = step_time(usual), step_time(whole)
     if with_overlap is None or without is None:
         return None
-    faster = throughput_ratio(usual, whole, blocks)
+    faster = throughput_ratio(usual, whole, typical)
     usual_ms, whole_ms = (with_interval(step, "ms") for step in (with_overlap, without))
     gain = "" if faster is None else f"overlap makes DDP {with_interval(faster, TIMES)} as fast: "
     bars = (

@@ -10,8 +10,7 @@ import pandas as pd
 from bench.findings.answers import own_devices
 from bench.findings.wording import TIMES, Row, device_noun, estimate, finite, text
 from bench.plan import equal_layout
-from bench.results.aggregate import typical_of
-from bench.results.round_times import RoundTimes
+from bench.results.typical import Typical
 from bench.settings import DDP_DEFAULTS
 from bench.stats import Interval
 
@@ -140,10 +139,9 @@ def at_headline(cases: pd.DataFrame, *, free: str) -> pd.DataFrame:
     return usual_settings(ddp[ddp["num_devices"] == headline_count(ddp)], free=free)
 
 
-def throughput_ratio(row: Row, reference: Row, blocks: pd.DataFrame) -> Interval | None:
+def throughput_ratio(row: Row, reference: Row, typical: Typical) -> Interval | None:
     """Divide throughput of a case by that of another; None where no rounds connect them."""
     ids = [text(r["case_id"]) for r in (row, reference)]
-    typical = typical_of(RoundTimes.of(blocks[blocks["case_id"].isin(ids)]))
     if not typical.has(*((case_id, "timed") for case_id in ids)):
         return None
     return typical.ratio(ids[1], ids[0]).scaled(row["global_batch"] / reference["global_batch"])

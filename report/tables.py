@@ -27,12 +27,17 @@ from bench.findings.wording import (
     with_interval,
 )
 from bench.layout import BucketLayout
+from bench.results.typical import Typical
 from bench.stats import Interval
 from report.model import Hyperlink, Table, TableColumn
-from report.select import records, unshared
+from report.select import records, throughput_ratio, unshared
 
 Field = tuple[TableColumn, Callable[[Row], str]]
 Links = Callable[[Row], tuple[Hyperlink, ...]]
+Against = Callable[[Row, Row], Interval | None]
+
+MOST_REFERENCES = 24
+"""Rows of a table among which the reader may choose the reference: the page holds every pair."""
 
 
 def value(name: str, column: str, unit: str) -> Field:
@@ -92,6 +97,7 @@ def table(
     values: Sequence[Field],
     *,
     links: Links | None = None,
+    against: Against | None = None,
 ) -> Table | None:
     """Make a table without rows and columns that are blank throughout; None when nothing is left."""
     fields = (*name, *values)
@@ -106,6 +112,17 @@ def table(
         columns=tuple(fields[i][0] for i in kept),
         rows=tuple(tuple(cells[i] for i in kept) for _, cells in shown),
         links=tuple(links(row) for row, _ in shown) if links is not None else (),
+        against=_matrix([row for row, _ in shown], against) if against is not None else (),
+    )
+
+
+def _matrix(rows: Sequence[Row], against: Against) -> tuple[tuple[str, ...], ...]:
+    """Write every row against every other."""
+    if len(rows) > MOST_REFERENCES:
+        return ()
+    return tuple(
+        tuple("1, the reference" if row is other else with_interval(against(row, other)) for other in rows)
+        for row in rows
     )
 
 
@@ -124,11 +141,12 @@ def _cost(row: Row) -> str:
     return with_interval(found) if least > 0 else "below the noise"
 
 
-AGAINST: Field = (TableColumn(f"Against DDP's default ({TIMES})", "number"), _against_default)
+AGAINST: Field = (TableColumn(f"Against DDP's default ({TIMES})", "number against"), _against_default)
 RESULTS: tuple[Field, ...] = (
     interval("Throughput", "images_per_s", "images/s"),
     AGAINST,
     interval("Efficiency", "efficiency", "%", 100.0),
+    value("Cost of an epoch", "epoch_cost", ""),
 )
 EVERY: tuple[Field, ...] = (
     interval("Throughput", "images_per_s", "images/s"),
@@ -139,7 +157,10 @@ EVERY: tuple[Field, ...] = (
     interval("Step", "step_ms", "ms"),
     value("Step, median", "step_ms_p50", "ms"),
     value("Step, p95", "step_ms_p95", "ms"),
+    interval("Arithmetic per device", "tflop_per_s", "TFLOP/s"),
     value("Peak memory", "peak_mem_mib", "MiB"),
+    value("Epoch", "epoch_h", "h"),
+    value("Cost of an epoch", "epoch_cost", ""),
 )
 ANATOMY: tuple[Field, ...] = (
     interval("Data", "data_ms", "ms"),
@@ -180,11 +201,14 @@ UNMEASURED: tuple[Field, ...] = (
 
 _RESULTS_NOTE = (
     "Estimate (95% interval over rounds); the ratios to DDP's default at the same number of devices hold all "
-    "at once. Efficiency is throughput over that of “single”, divided by devices."
+    "at once, and those to a reference that you choose each by itself. Efficiency is throughput over that of "
+    "“single”, divided by devices."
 )
 _EVERY_NOTE = (
-    "All cases, those on shared devices too. Speed-up is throughput over that of “single”. cases.csv holds "
-    "the same numbers under the name in column “Id”."
+    "All cases, those on shared devices too. Speed-up is throughput over that of “single”. Arithmetic counts "
+    "three times the forward's matrix products and convolutions. An epoch has the 1,281,167 images of "
+    "ImageNet-1k, of the size measured, at the throughput with pauses. cases.csv holds the measured numbers "
+    "under the name in column “Id”."
 )
 _ANATOMY_NOTE = (
     "Per step, from the anatomy pass, which is not the timed one: the last column says how much slower its "
@@ -195,16 +219,24 @@ _STAND_IN = " “CPU stand-in”: the same stages, carried out on CPU cores and 
 _BUCKETS_NOTE = "DDP's buckets after the rebuild. Caps that make equal sizes are the same layout."
 
 
-def tables(ok: pd.DataFrame, links: Links) -> tuple[Table, ...]:
+def tables(ok: pd.DataFrame, links: Links, typical: Typical) -> tuple[Table, ...]:
     """Make the tables of the measured cases; `ok` has a column `workload`, blank where there is only one.
 
-    `links` leads from a case's row of the results to its rounds and trace.
+    `links` leads from a case's row of the results to its rounds and trace; `typical` is the fit of the run.
     """
     dp = ok[ok["mode"] == "dp"]
     dp_note = _DP_NOTE + (_STAND_IN if (dp["device_type"] == "cpu").any() else "")
     rounds = linked("Rounds", "num_rounds", links)
     own = unshared(ok)
-    results = table("Results", _RESULTS_NOTE, own, NAME, (*RESULTS, rounds), links=links)
+    results = table(
+        "Results",
+        _RESULTS_NOTE,
+        own,
+        NAME,
+        (*RESULTS, rounds),
+        links=links,
+        against=lambda row, reference: throughput_ratio(row, reference, typical),
+    )
     folded = len(ok) - len(own)
     if results is not None and folded:
         left_out = f"{plural(folded, 'case')} on shared devices: see “Every column”."
@@ -233,6 +265,10 @@ _COLUMNS: tuple[tuple[Field, str], ...] = (
     (
         interval("Communication alone", "comm_ms", "ms"),
         "all-reduce of the recorded bucket sizes back to back, with no compute beside it",
+    ),
+    (
+        interval("Bus bandwidth", "bus_gb_per_s", "GB/s"),
+        "bytes of the buckets / communication alone x 2 (n - 1) / n, as nccl-tests defines it",
     ),
     (
         interval("Exposed", "exposed_comm_ms", "ms"),

@@ -10,9 +10,11 @@ import pandas as pd
 
 from bench.findings.findings import conclude
 from bench.findings.wording import plain, plural, text, without_stand_in
-from bench.results.aggregate import comparisons_of_run
+from bench.results.aggregate import comparisons_of_run, typical_of
 from bench.results.comparisons import Comparison
+from bench.results.round_times import RoundTimes
 from bench.results.store import RunData
+from bench.results.typical import Typical
 from bench.scaling.document import Predictions
 from report import (
     anatomy,
@@ -29,7 +31,8 @@ from report import (
     together,
 )
 from report.drawings import Drawing
-from report.model import Fact, Page, RunFiles, RunView
+from report.model import Fact, Page, RunFiles, RunView, Table
+from report.rates import with_rates
 from report.select import WorkloadCases, workloads
 
 _MOST_HOSTS = 4
@@ -37,19 +40,25 @@ _MOMENT = re.compile(r"([0-9-]{10})T([0-9]{2}:[0-9]{2}):[0-9]{2}(?:Z|\+00:00)")
 
 
 def page(
-    runs: Sequence[RunData], files: Sequence[RunFiles] = (), predictions: Predictions | None = None
+    runs: Sequence[RunData],
+    files: Sequence[RunFiles] = (),
+    predictions: Predictions | None = None,
+    *,
+    price: float | None = None,
 ) -> Page:
     """Make the whole page; several runs stand one after another, their differences first.
 
     `files` are what the page offers of each run's files, in the order of the runs; `predictions` are
-    shown with the first run.
+    shown with the first run; `price` is that of a device for an hour.
     """
     offered = files or [RunFiles()] * len(runs)
     titles = _titles(runs)
     comparisons = [comparisons_of_run(run) for run in runs]
     runs = [older.completed(run, found) for run, found in zip(runs, comparisons, strict=True)]
     views = tuple(
-        _run_view(run, found, own, title, key=f"run{i}", predictions=predictions if i == 1 else None)
+        _run_view(
+            run, found, own, title, key=f"run{i}", predictions=predictions if i == 1 else None, price=price
+        )
         for i, (run, found, own, title) in enumerate(zip(runs, comparisons, offered, titles, strict=True), 1)
     )
     if len(views) == 1:
@@ -83,6 +92,7 @@ def _run_view(
     *,
     key: str,
     predictions: Predictions | None,
+    price: float | None,
 ) -> RunView:
     cases = run.cases
     conclusion = conclude(run.path, run.manifest, cases, run.blocks, comparisons)
@@ -90,15 +100,16 @@ def _run_view(
     several = len(measured) > 1
     named = [w.cases.assign(workload=w.label if several else "") for w in measured]
     ranks = conditions.ranks(run.manifest)
+    typical = typical_of(RoundTimes.of(run.blocks))
     by_case = rounds.by_case(measured, run.blocks, files.traces, key=key)
-    beside = paper.section(run, measured[0], key=f"{key}-paper") if measured else None
+    beside = paper.section(run, measured[0], typical, key=f"{key}-paper") if measured else None
     main: list[Drawing] = []
     more: list[Drawing] = []
     for i, workload in enumerate(measured, start=1):
         suffix = f": {workload.label}" if several else ""
         place = f"{key}-{i}"
         main += _titled(_main_figures(workload, run, comparisons, key=place), suffix)
-        more += _titled(_more_figures(workload, run, key=place, with_caps=beside is None), suffix)
+        more += _titled(_more_figures(workload, run, typical, key=place, with_caps=beside is None), suffix)
     return RunView(
         key=key,
         title=title,
@@ -116,7 +127,7 @@ def _run_view(
         figures=tuple(main),
         more_figures=tuple(more),
         paper=beside,
-        tables=tables.tables(pd.concat(named), rounds.links(by_case)) if named else (),
+        tables=_tables(run, named, rounds.links(by_case), typical, price),
         rounds=by_case,
         files=files,
         unmeasured=tables.unmeasured(cases),
@@ -127,6 +138,19 @@ def _run_view(
         if predictions is None
         else predicted.section(run, predictions, key=f"{key}-predicted"),
     )
+
+
+def _tables(
+    run: RunData,
+    named: Sequence[pd.DataFrame],
+    links: tables.Links,
+    typical: Typical,
+    price: float | None,
+) -> tuple[Table, ...]:
+    if not named:
+        return ()
+    rows = with_rates(pd.concat(named), run.manifest, price)
+    return tables.tables(rows, links, typical)
 
 
 def _main_figures(
@@ -142,12 +166,12 @@ def _main_figures(
 
 
 def _more_figures(
-    workload: WorkloadCases, run: RunData, *, key: str, with_caps: bool
+    workload: WorkloadCases, run: RunData, typical: Typical, *, key: str, with_caps: bool
 ) -> list[Drawing | None]:
     """Make all others; bucket caps only where they are not drawn beside the paper's."""
     return [
         devices.efficiency(workload, key=key),
-        devices.dp_against_ddp(workload, run.blocks, key=key),
+        devices.dp_against_ddp(workload, typical, key=key),
         caps.bucket_caps(workload, key=key) if with_caps else None,
         rounds.step_times(workload, run.blocks, key=key),
         devices.memory(workload, key=key),

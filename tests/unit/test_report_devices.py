@@ -6,6 +6,8 @@ import pytest
 from report_runs import case, dashed, run, timed, usual_cases
 
 from bench.findings.wording import TIMES
+from bench.results.aggregate import typical_of
+from bench.results.round_times import RoundTimes
 from report.devices import dp_against_ddp, memory
 from report.drawings import Chart, Point
 from report.select import workloads
@@ -13,7 +15,7 @@ from report.select import workloads
 
 def ratio(cases: list[dict[str, Any]], blocks: list[dict[str, Any]]) -> Chart | None:
     data = run(cases, timed_blocks=blocks)
-    return dp_against_ddp(workloads(data.cases)[0], data.blocks, key="k")
+    return dp_against_ddp(workloads(data.cases)[0], typical_of(RoundTimes.of(data.blocks)), key="k")
 
 
 def test_ratio_is_formed_inside_each_round_so_that_drift_cancels() -> None:

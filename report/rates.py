@@ -1,0 +1,66 @@
+"""Adds what a case's throughput comes to: arithmetic, bus bandwidth, the time and cost of an epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pandas as pd
+
+from bench.conditions import Manifest, part
+from bench.findings.wording import Row, estimate, finite, text
+from bench.layout import BucketLayout
+from bench.plan import HALF_HOOKS
+from bench.stats import Interval
+from report.select import records
+
+EPOCH_IMAGES = 1_281_167
+"""Training images of ImageNet-1k (Russakovsky et al., 2015)."""
+
+PASSES = 3
+"""Forward, gradient of the weights, gradient of the inputs: as much arithmetic each in convolutions."""
+
+COLUMNS = ("tflop_per_s", "bus_gb_per_s")
+
+
+def with_rates(cases: pd.DataFrame, manifest: Manifest, price: float | None) -> pd.DataFrame:
+    """Add `tflop_per_s` per device and `bus_gb_per_s` with intervals, `epoch_h` and `epoch_cost`.
+
+    Args:
+        cases: measured ones.
+        manifest: of their run; the forward FLOPs of an image are in it.
+        price: of a device for an hour; None leaves the cost empty.
+    """
+    flops = finite(part(manifest, "model").get("forward_flops_per_image"))
+    rows = [_rates(row, flops, price) for row in records(cases)]
+    names = [f"{name}{end}" for name in COLUMNS for end in ("", "_low", "_high")]
+    added = {name: [row.get(name) for row in rows] for name in (*names, "epoch_h", "epoch_cost")}
+    return cases.assign(**{name: pd.Series(cells, cases.index, "float64") for name, cells in added.items()})
+
+
+def _rates(row: Row, flops: float | None, price: float | None) -> Mapping[str, float]:
+    found: dict[str, float] = {}
+    rate, num_devices = estimate(row, "images_per_s"), finite(row["num_devices"])
+    if rate is not None and flops and num_devices:
+        found |= _columns("tflop_per_s", rate.scaled(PASSES * flops / num_devices / 1e12))
+    if (bus := _bus(row)) is not None:
+        found |= _columns("bus_gb_per_s", bus)
+    sustained = finite(row["images_per_s_sustained"])
+    if sustained and num_devices:
+        found["epoch_h"] = EPOCH_IMAGES / sustained / 3600
+        if price is not None:
+            found["epoch_cost"] = found["epoch_h"] * num_devices * price
+    return found
+
+
+def _bus(row: Row) -> Interval | None:
+    """Return 2 (n - 1) / n x bytes / time of the buckets alone, as nccl-tests defines the bus bandwidth."""
+    alone, ranks = estimate(row, "comm_ms"), finite(row["num_devices"])
+    layout = BucketLayout.of_cell(row["bucket_bytes"])
+    if alone is None or layout is None or not ranks or not alone.estimate > 0:
+        return None
+    sent = sum(layout.num_bytes) / (2 if text(row["comm_hook"]) in HALF_HOOKS else 1)
+    return alone.inverted(2 * (ranks - 1) / ranks * sent / 1e6)
+
+
+def _columns(name: str, found: Interval) -> dict[str, float]:
+    return {name: found.estimate, f"{name}_low": found.low, f"{name}_high": found.high}
