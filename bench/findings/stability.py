@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,9 +37,7 @@ OUTLYING = 0.10
 
 MOST_DEVIATIONS = 6.0
 MOST_OUTLIERS = 0.05
-
-LONGEST = 1.5
-"""Longest block over the median that is not mentioned; pyperf warns of a maximum 50% above the mean."""
+"""Share of a case's rounds, or of all blocks, that may be outliers: the fit bounds what each of them does."""
 
 SMALLEST_SHARE = 0.2
 """Smallest share of the figures that is a level; fewer that stand apart are outliers."""
@@ -155,7 +154,9 @@ def _warm_up(paces: ByRound) -> Caution | None:
     usual, spread = float(np.median(rest)), float(scipy.stats.median_abs_deviation(rest, scale="normal"))
     limit = float(scipy.stats.t.ppf(1 - FALSE_ALARMS / 4, len(rest) - 1)) * math.sqrt(1 + 1 / len(rest))
     slower = 1 - math.exp(first - usual)
-    if slower < MATTERS or first - usual > -limit * max(spread, float(np.std(rest, ddof=1))):
+    few = MOST_OUTLIERS * len(paces) < 1  # one round among many has little weight in the fit
+    noise = limit * max(spread, float(np.std(rest, ddof=1)))
+    if not few or slower < MATTERS or first - usual > -noise:
         return None
     return Caution(
         kind="warm-up",
@@ -228,7 +229,10 @@ def _outliers(found: Mapping[str, ByRound]) -> Caution | None:
             (math.exp(b), case_id, r) for r, b in zip(found[case_id], beyond, strict=True) if b > limit
         ]
     total = sum(map(len, logs.values()))
-    if not slower or (len(slower) <= MOST_OUTLIERS * total and max(slower)[0] <= LONGEST):
+    by_case = Counter(case_id for _, case_id, _ in slower)
+    if len(slower) <= MOST_OUTLIERS * total and all(
+        number <= MOST_OUTLIERS * len(found[case_id]) for case_id, number in by_case.items()
+    ):
         return None
     longest, case_id, round_index = max(slower)
     return Caution(

@@ -149,3 +149,10 @@ def test_a_run_that_measured_nothing_or_lacks_its_blocks_has_no_cautions() -> No
 
 def test_steps_without_any_noise_are_no_cause_for_alarm() -> None:
     assert found([100.0] * 20, [50.0] * 20) == {}
+
+
+def test_what_one_round_among_many_does_is_not_mentioned() -> None:
+    rng = np.random.default_rng(9)
+    times = normal(rng, 100)
+    times[0], times[50] = 140, 300
+    assert found(times, normal(rng, 100) * 1.4 ** np.eye(100)[0]) == {}
