@@ -40,9 +40,8 @@ _DP_STAGES = {
 }
 _PHASES = ("data_ms", "forward_ms", "backward_ms", "optimizer_ms")
 _HOW = (
-    "Each bar is one step: its parts stand in the order of the legend, and its length is their sum. Values "
-    "are medians of the anatomy pass, not of the timed one; the tables give intervals and the cost of the "
-    "instruments."
+    "Each bar is a timed step: its parts stand in the order of the legend. The parts beside exposed "
+    "communication have the shares of the anatomy pass, whose own values and intervals are in the tables."
 )
 _HOW_DDP = " Exposed communication is what synchronising adds to the step; backward is shown without it."
 _HOW_MIXED = f" “{MIXED}”: what communication adds was not measured there."
@@ -106,8 +105,19 @@ def _visible(bars: Sequence[Sequence[Part]]) -> set[str]:
 def parts(row: Row) -> tuple[Part, ...]:
     """Return a step's parts in milliseconds; none where the anatomy pass did not measure the case.
 
-    Backward is shown without exposed communication, and DataParallel by its stages.
+    Backward is shown without exposed communication, and DataParallel by its stages. Together they are as
+    long as the timed step: other steps, fewer of them, tell the shares of what is not exposed communication.
     """
+    made, step = _measured_parts(row), step_time(row)
+    exposed = sum(part.ms for part in made if part.label == EXPOSED)
+    others = sum(part.ms for part in made) - exposed
+    if step is None or not others > 0 or not step.estimate > exposed:
+        return made
+    factor = (step.estimate - exposed) / others
+    return tuple(part if part.label == EXPOSED else replace(part, ms=part.ms * factor) for part in made)
+
+
+def _measured_parts(row: Row) -> tuple[Part, ...]:
     stages = {name: finite(row[column]) for name, column in _DP_STAGES.items()}
     if any(value is not None for value in stages.values()):
         whole = _whole(row)
@@ -169,10 +179,7 @@ def _finding(row: Row, device: str) -> str:
     exposed, alone = estimate(row, "exposed_comm_ms"), ranged(row, "dp_device0_pct", "%")
     said = f"{largest.label} takes most, {_share(largest.ms, whole)} of the step"
     if exposed is not None:
-        # Measured by timed steps, which are shorter than the instrumented ones of the bars.
-        timed = step_time(row)
-        share = _share(max(exposed.estimate, 0.0), whole if timed is None else timed.estimate)
-        added = f"{with_interval(exposed, 'ms')}, {share} of the timed step"
+        added = f"{with_interval(exposed, 'ms')}, {_share(max(exposed.estimate, 0.0), whole)} of the step"
         if not exposed.low > 0:
             said += f"; {EXPOSED}, {with_interval(exposed, 'ms')}, is below the noise"
         elif largest.label == EXPOSED:

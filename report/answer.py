@@ -64,7 +64,8 @@ def status(manifest: Manifest, cases: pd.DataFrame, verdicts: Sequence[Verdict])
     """Say in one line how the run ended and how much of its questions it answered."""
     timing = part(manifest, "timing")
     why = plain(timing.get("stopped_because"))
-    ended = "Interrupted" if why == "interrupted" else "Finished"
+    ended = {"interrupted": "Interrupted", "time limit reached": "Time limit reached"}.get(why, "Finished")
+    skipped = int((cases["status"] == "skipped").sum())
     num_open = sum(verdict.is_open for verdict in verdicts)
     ok = cases[cases["status"] == "ok"]
     if ok.empty:
@@ -80,10 +81,11 @@ def status(manifest: Manifest, cases: pd.DataFrame, verdicts: Sequence[Verdict])
     took = finite(timing.get("measuring_s"))
     parts = (
         f"{ended}, {said}",
-        f"{len(ok):,d} of {plural(len(cases), 'case')} measured",
+        f"{len(ok):,d} of {plural(len(cases) - skipped, 'case')} measured",
+        f"{skipped:,d} skipped" if skipped else "",
         plural(rounds, "round") if rounds else "",
         f"{about(took)} of measuring" if took else "",
-        f"stopped: {why}" if why not in ("", "interrupted") else "",
+        f"stopped: {why}" if ended == "Finished" and why else "",
     )
     return " · ".join(part for part in parts if part)
 
@@ -105,8 +107,8 @@ def cards(verdicts: Iterable[Verdict]) -> tuple[Card, ...]:
 
 def _label(verdict: Verdict) -> str:
     """Name the state of an answer in a few words."""
-    if verdict.answer in (UNRESOLVED, TOO_FEW):
-        return verdict.answer
+    if verdict.answer in (UNRESOLVED, TOO_FEW) or verdict.label:
+        return verdict.label or verdict.answer
     margin = f"{100 * verdict.comparisons[0].margin:g}%" if verdict.comparisons else ""
     if verdict.answer == EQUAL:
         return f"no difference above {margin}" if margin else "no difference"

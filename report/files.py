@@ -22,6 +22,7 @@ _MOST_PREDICTIONS_BYTES = 64 * 2**20
 
 _CARRIED = {
     "cases.csv": "text/csv",
+    "comparisons.csv": "text/csv",
     "blocks.csv": "text/csv",
     "manifest.json": "application/json",
 }

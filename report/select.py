@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
-from bench.findings.answers import own_devices
-from bench.findings.wording import TIMES, Row, device_noun, estimate, finite, text
+from bench.findings.wording import TIMES, Row, device_noun, estimate, finite, own_devices, text
 from bench.plan import equal_layout
 from bench.results.typical import Typical
 from bench.settings import DDP_DEFAULTS

@@ -15,10 +15,12 @@ from bench.findings.wording import (
     estimate,
     mode_label,
     mode_name,
+    own_devices,
     percent,
     place,
     setting_names,
     settings,
+    short_mode,
     text,
     times,
 )
@@ -47,6 +49,8 @@ class Verdict:
     paste: str = ""
     """A line of code that follows from it."""
     comparisons: tuple[Comparison, ...] = ()
+    label: str = ""
+    """The answer in a few words, where `answer` does not say it."""
 
     @property
     def is_open(self) -> bool:
@@ -80,12 +84,6 @@ def headline(cases: pd.DataFrame) -> pd.DataFrame:
     return found
 
 
-def own_devices(cases: pd.DataFrame) -> pd.DataFrame:
-    """The cases that share no devices; all where every one does."""
-    shared = cases["oversubscribed"].fillna(value=False).astype(bool)
-    return cases if shared.all() else cases[~shared]
-
-
 def _wrapper(
     rows: Mapping[str, Row], comparisons: Sequence[Comparison], default: str | None
 ) -> Verdict | None:
@@ -97,6 +95,7 @@ def _wrapper(
     where, other, ratio = place(ddp), mode_label(dp), one.ratio
     said = f"{times(ratio.estimate)} the rate of {other} {between(ratio)}"
     winner = "ddp" if one.answer == FASTER else "dp" if one.answer == SLOWER else ""
+    on_cpu = text(ddp["device_type"]) == "cpu"
     if one.answer == TOO_FEW:
         few = f"{one.num_rounds}, {MIN_ROUNDS} at least"
         sentence = f"Too few rounds on {where} to compare DDP with {other}: {few}."
@@ -111,10 +110,12 @@ def _wrapper(
         sentence = f"Either on {where}: {best} is faster, but by less than {_margin(one)}; DDP has {said}."
     else:
         best = "DDP" if winner == "ddp" else other
-        sentence = f"Use {best} on {where}: DDP has {said}{_of_ideal(ddp if winner == 'ddp' else dp)}."
+        # On CPU cores it is no advice: nn.DataParallel does nothing there.
+        advice = f"{best} is faster on {where}" if on_cpu else f"Use {best} on {where}"
+        sentence = f"{advice}: DDP has {said}{_of_ideal(ddp, dp)}."
     sentence += _loses(ddp if winner != "dp" else dp)
-    paste = {"ddp": "model = DDP(model)", "dp": "model = nn.DataParallel(model)"}.get(winner, "")
-    return Verdict(WRAPPER, one.answer, sentence, paste, (one,))
+    paste = {"ddp": "model = DDP(model)", "dp": "" if on_cpu else "model = nn.DataParallel(model)"}
+    return Verdict(WRAPPER, one.answer, sentence, paste.get(winner, ""), (one,))
 
 
 def _alone(row: Row) -> Verdict | None:
@@ -131,12 +132,16 @@ def _alone(row: Row) -> Verdict | None:
     return Verdict(WRAPPER, answer, f"{said} {between(speedup)}{_of_ideal(row)}{slower}.")
 
 
-def _of_ideal(row: Row) -> str:
-    efficiency = estimate(row, "efficiency")
-    if efficiency is None:
+def _of_ideal(*rows: Row) -> str:
+    """Say how much of ideal scaling cases reach, each by its mode where there are several."""
+    known = [(row, efficiency) for row in rows if (efficiency := estimate(row, "efficiency"))]
+    if not known:
         return ""
-    scaling = f" ({text(row['scaling'])} scaling)" if text(row["scaling"]) == "strong" else ""
-    return f", {percent(efficiency)} of ideal scaling{scaling}"
+    strong = " (strong scaling)" if text(rows[0]["scaling"]) == "strong" else ""
+    if len(rows) == 1:
+        return f", {percent(known[0][1])} of ideal scaling{strong}"
+    reached = ", ".join(f"{short_mode(row)} {percent(efficiency)}" for row, efficiency in known)
+    return f"; of ideal scaling{strong}: {reached}"
 
 
 def _loses(row: Row) -> str:
@@ -177,6 +182,8 @@ def _settings(rows: Mapping[str, Row], comparisons: Sequence[Comparison]) -> Ver
             f"{subject}: unresolved; {named[widest.case_id]} has {times(widest.ratio.estimate)} the rate of"
         )
         said += f" {standing}, anywhere from {times(widest.ratio.low)} to {times(widest.ratio.high)}."
+        equal = [named[c.case_id] for c in comparisons if c.answer == EQUAL]
+        said += f" No difference above {_margin(widest)}: {_listed(equal)}." if equal else ""
         return Verdict(CAP, UNRESOLVED, said, "", tuple(comparisons))
     few = [named[c.case_id] for c in comparisons if c.answer == TOO_FEW]
     if few:
@@ -216,18 +223,22 @@ def _communication(row: Row) -> Verdict | None:
         sentence = f"Communication adds {added} to the step of DDP on {place(row)}: not told from nothing."
         answer = EQUAL if exposed.high < 0.05 * step.estimate else UNRESOLVED
         return Verdict(COMMUNICATION, answer, sentence)
-    sentence = f"Communication adds {added}, {share:.0f}% of the step"
+    sentence, label = f"Communication adds {added}, {share:.0f}% of the step", f"adds {_ms(exposed, '')}"
+    alone = estimate(row, "comm_ms")
     if hidden is not None and hidden.estimate < 0:
-        sentence += ": more than it takes alone"
-        sentence += (
-            ", so it also slows the compute" if hidden.high < 0 else ", or as much; hidden: unresolved"
-        )
-        return Verdict(COMMUNICATION, RESOLVED, f"{sentence}.")
-    if hidden is not None:
+        takes = f"the {_ms(alone)} that it takes alone" if alone is not None else "it takes alone"
+        if hidden.high < 0:
+            sentence += f", more than {takes}: none is hidden, and it slows the compute or makes ranks wait"
+            label = "none is hidden"
+        else:
+            sentence += ", about what it takes alone: whether any is hidden is unresolved"
+    elif hidden is not None:
         sentence += f"; {hidden.estimate:.0f}% {between(hidden, 0)} of it is hidden"
-    return Verdict(COMMUNICATION, RESOLVED, f"{sentence}.")
+        label = f"{hidden.estimate:.0f}% is hidden"
+    return Verdict(COMMUNICATION, RESOLVED, f"{sentence}.", label=label)
 
 
-def _ms(found: Interval) -> str:
+def _ms(found: Interval, interval: str | None = None) -> str:
     digits = 0 if abs(found.estimate) >= 10 else 1 if abs(found.estimate) >= 1 else 2
-    return f"{found.estimate:.{digits}f} ms {between(found, digits)}"
+    ends = f" {between(found, digits)}" if interval is None else interval
+    return f"{found.estimate:.{digits}f} ms{ends}"

@@ -1,12 +1,16 @@
-"""Says what holds DDP back at a device count: communication that the step waits for, and slow ranks."""
+"""Says what holds DDP back at a device count: its own work, communication, a slow link, slow ranks."""
 
 from __future__ import annotations
 
+import math
+
 import pandas as pd
 
-from bench.findings.wording import bits_per_s, link_name, number, place, ranged
+from bench.findings.wording import bits_per_s, link_name, number, place, ranged, text
 from bench.layout import BucketLayout
+from bench.results.aggregate import typical_of
 from bench.results.comparisons import default_of
+from bench.results.round_times import RoundTimes
 
 TCP_OVERHEAD = 1514 / 1448
 """Bytes on the wire for each byte that TCP delivers, full Ethernet frames."""
@@ -19,6 +23,31 @@ SKEW_SHARE = 0.05
 
 OFTEN = 0.75
 """Share of the rounds in which a rank has to be the slowest to be named."""
+
+
+def scaling_loss(cases: pd.DataFrame, ddp: pd.DataFrame, blocks: pd.DataFrame) -> list[str]:
+    """Say what DDP's step takes longer for than that of `single`, under weak scaling: parts that add up."""
+    row = reference_case(ddp)
+    one_device = cases[cases["num_devices"] == 1]
+    single, wrapped = (one_device[one_device["mode"] == mode] for mode in ("single", "ddp"))
+    if text(row["scaling"]) != "weak" or row["num_devices"] == 1 or single.empty or wrapped.empty:
+        return []
+    typical = typical_of(RoundTimes.of(blocks))
+    step, local = ((row["case_id"], phase) for phase in ("timed", "no_sync"))
+    alone, one = ((rows.iloc[0]["case_id"], "timed") for rows in (single, wrapped))
+    parts = {
+        "DDP's own work on one device": typical.difference_ms(one, alone),
+        "compute beside that of the other devices": typical.difference_ms(local, one),
+        "communication": typical.difference_ms(step, local),
+    }
+    if any(math.isnan(part.low) for part in parts.values()):
+        return []
+    listed = ", ".join(
+        f"{name} {part.estimate:+.3g} ms ({part.low:+.3g} to {part.high:+.3g})"
+        for name, part in parts.items()
+    )
+    whole, least = (number(typical.step_ms(case_id).estimate) for case_id, _ in (step, alone))
+    return [f"A step of DDP on {place(row)} takes {whole} ms, of single {least} ms: {listed}."]
 
 
 def link_limit(ddp: pd.DataFrame) -> list[str]:

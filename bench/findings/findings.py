@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from bench.findings.answers import Verdict, headline, verdicts
-from bench.findings.bottlenecks import link_limit, slow_rank
+from bench.findings.bottlenecks import link_limit, scaling_loss, slow_rank
 from bench.findings.next_step import NextStep, next_step
 from bench.findings.uncertainty import unmeasured
 from bench.findings.wording import mode_label, place, ranged
@@ -53,12 +53,14 @@ def conclude(
 def notes(cases: pd.DataFrame, blocks: pd.DataFrame) -> list[str]:
     """Return sentences about a run that stand below its answers; none where there is nothing to add.
 
-    In this order: what limits communication, a slow rank, cases that share devices, cases without a number.
+    In this order: why DDP scales as it does, what limits communication, a slow rank, cases that share
+    devices, cases without a number.
     """
     here = headline(cases)
     ddp = here[here["mode"] == "ddp"]
     measured = (cases["status"] == "ok").any()
     sentences = [
+        *(scaling_loss(cases, ddp, blocks) if len(ddp) else []),
         *(link_limit(ddp) if len(ddp) else []),
         *(slow_rank(ddp, blocks) if len(ddp) else []),
         *_shared(cases, here),

@@ -15,7 +15,7 @@ from bench.conditions import part
 from bench.estimate import MIN_ROUNDS
 from bench.findings.answers import Verdict, headline
 from bench.findings.wording import about
-from bench.results.comparisons import Comparison, margin_of
+from bench.results.comparisons import TOO_FEW, UNRESOLVED, Comparison, margin_of
 from bench.results.recorder import resume_command
 from bench.settings import as_options
 from bench.text import visible
@@ -74,13 +74,15 @@ def _more(
     spent_s = float(part(manifest, "timing").get("measuring_s") or LEAST_S)
     margin = margin_of(manifest)
     rounds = int(cases["num_rounds"].fillna(0).max() or 0)
-    width = max((one.half_width for one in comparisons), default=_width_of_speedups(cases))
+    unsettled = [one for one in comparisons if one.answer in (UNRESOLVED, TOO_FEW)] or comparisons
+    width = max((one.half_width for one in unsettled), default=_width_of_speedups(cases))
     if math.isinf(width):
-        fewest = min((one.num_rounds for one in comparisons if math.isinf(one.half_width)), default=rounds)
+        fewest = min((one.num_rounds for one in unsettled if math.isinf(one.half_width)), default=rounds)
         factor, why = max(ENOUGH_ROUNDS / max(fewest, 1), 1.1), f"{ENOUGH_ROUNDS} rounds give intervals"
     else:
         factor = max((width / (math.log1p(margin) / 2)) ** 2, 1.1)
-        why = f"about {about(factor * spent_s)} would tell {100 * margin:g}% apart here"
+        more_s = about((factor - 1) * spent_s)
+        why = f"about {more_s} more would settle what is unresolved, to {100 * margin:g}%"
         if factor * spent_s > MOST_S:
             why = f"telling {100 * margin:g}% apart would take {about(factor * spent_s)} at this noise"
             return NextStep(f"{why}; quiet the machine first", "python -m bench.doctor")

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 import scipy
 
-from bench.findings.wording import finite
+from bench.findings.wording import TIMES, finite, own_devices
 from bench.results.aggregate import images_per_s_by_round
 from bench.results.round_times import ByRound, RoundTimes
 
@@ -74,6 +74,7 @@ def cautions(
 ) -> list[Caution]:
     """Return what speaks against a run, one per kind; `target` is the half interval wanted, a fraction."""
     ok = cases[(cases["status"] == "ok") & cases["images_per_s"].notna()]
+    ok = own_devices(ok)  # the others are measured a few times only, and say nothing of scaling
     batches = dict(zip(ok["case_id"].astype(str), ok["global_batch"].astype(int), strict=True))
     found = {
         case_id: rates
@@ -238,9 +239,9 @@ def _outliers(found: Mapping[str, ByRound]) -> Caution | None:
     return Caution(
         kind="outliers",
         case_id=case_id,
-        text=f"{len(slower)} of {total} blocks ({100 * len(slower) / total:.1f}%) took over "
-        f"{100 * OUTLYING:.0f}% longer than the median of their case; the longest {longest:.2f}x "
-        f"({case_id}, round {round_index})",
+        text=f"{len(slower)} of {total} blocks ({100 * len(slower) / total:.1f}%) took far longer than the "
+        f"others of their case, over {100 * OUTLYING:.0f}% and {MOST_DEVIATIONS:g} times their scatter; the "
+        f"longest {longest:.2f}{TIMES} their median ({case_id}, round {round_index})",
         advice="python -m bench.doctor for what else runs; more --rounds, medians outvote single blocks",
     )
 

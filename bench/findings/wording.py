@@ -170,6 +170,12 @@ def devices(how_many: int, device_type: str) -> str:
     return plural(how_many, device_noun(device_type))
 
 
+def own_devices(cases: pd.DataFrame) -> pd.DataFrame:
+    """The cases that share no devices; all where every one does."""
+    shared = cases["oversubscribed"].fillna(value=False).astype(bool)
+    return cases if shared.all() else cases[~shared]
+
+
 def place(row: Row) -> str:
     """Name the devices of a case: `2 GPUs`, `16 GPUs of 2 hosts`, `4 oversubscribed CPU cores`."""
     named = devices(int(row["num_devices"]), text(row["device_type"]))

@@ -60,12 +60,15 @@ class Typical:
 
     def exposed_ms(self, case_id: str) -> Interval:
         """The step less the step under `no_sync`."""
-        columns = [(case_id, phase) for phase in ("timed", "no_sync")]
-        if not self.has(*columns):
+        return self.difference_ms((case_id, "timed"), (case_id, "no_sync"))
+
+    def difference_ms(self, column: Column, reference: Column) -> Interval:
+        """The step of one column less that of another."""
+        if not self.has(column, reference):
             return UNKNOWN
-        step, local = (self._columns[column] for column in columns)
+        step, other = (self._columns[one] for one in (column, reference))
         found = self._intervals(
-            [lambda log_ms: math.exp(log_ms[step]) - math.exp(log_ms[local])], [step, local]
+            [lambda log_ms: math.exp(log_ms[step]) - math.exp(log_ms[other])], [step, other]
         )
         return found[0]
 

@@ -15,7 +15,19 @@ from rich.table import Table
 from bench.cli import print_table, to_json
 from bench.findings.findings import Conclusion
 from bench.findings.stability import Caution
-from bench.findings.wording import CPU_STAND_IN, between, duration, estimate, mode_label, text
+from bench.findings.wording import (
+    CPU_STAND_IN,
+    MIB,
+    TIMES,
+    between,
+    duration,
+    estimate,
+    finite,
+    mode_label,
+    number,
+    text,
+)
+from bench.layout import BucketLayout
 from bench.text import visible
 
 MOST_CAUTIONS = 2
@@ -33,6 +45,9 @@ COLUMNS = {
 }
 """By heading the column of cases.csv, its factor, and the digits behind the point."""
 
+OF_SCALING = ("speedup", "efficiency", "exposed_comm_ms", "hidden_pct")
+"""What cases that share devices say nothing about."""
+
 
 def print_summary(
     cases: pd.DataFrame,
@@ -43,6 +58,7 @@ def print_summary(
 ) -> None:
     """Print the table, the times of the run, and what was found."""
     print_table(case_table(cases))
+    print(_workload(cases))
     for row in cases[~cases["status"].isin(["ok", "skipped"])].to_dict("records"):
         print(visible(f"{row['case_id']}: {row['status']}: {row['reason']}"))
     if bool(cases.loc[cases["status"] == "ok", "oversubscribed"].any()):
@@ -86,6 +102,24 @@ def summary_json(
     return to_json(whole)
 
 
+def _workload(cases: pd.DataFrame) -> str:
+    """Say what was trained; every case of a run trains the same."""
+    row = cases.iloc[0].to_dict()
+    size, batch = finite(row["image_size"]), finite(row["batch_per_device"])
+    ddp = cases[cases["bucket_bytes"].notna()]
+    layout = None if ddp.empty else BucketLayout.of_cell(ddp.iloc[0]["bucket_bytes"])
+    parts = (
+        text(row["arch"]),
+        f"{size:.0f} {TIMES} {size:.0f} px" if size else "",
+        f"{batch:.0f} images per device" if batch else "",
+        f"{text(row['scaling'])} scaling",
+        text(row["precision"]),
+        f"gradients of {number(sum(layout.num_bytes) / MIB)} MiB" if layout else "",
+        f"torch {text(row['torch_version'])}" if text(row["torch_version"]) else "",
+    )
+    return ", ".join(visible(part) for part in parts if part)
+
+
 def case_table(cases: pd.DataFrame) -> Table:
     """Every measured case with its intervals."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -96,7 +130,10 @@ def case_table(cases: pd.DataFrame) -> Table:
             mode_label(row),
             f"{row['num_devices']}{'*' if row['oversubscribed'] is True else ''}",
             text(row["bucket_cap_mb"]),
-            *(_ranged(row, *column) for column in COLUMNS.values()),
+            *(
+                "" if row["oversubscribed"] is True and column[0] in OF_SCALING else _ranged(row, *column)
+                for column in COLUMNS.values()
+            ),
             text(row["num_rounds"]),
         )
     return table

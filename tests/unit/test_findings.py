@@ -19,7 +19,7 @@ from bench.findings.wording import TIMES
 from bench.gate.__main__ import parser as gate_parser
 from bench.results.aggregate import comparisons_of_run
 from bench.results.comparisons import EQUAL, FASTER, SLOWER, TOO_FEW, UNRESOLVED, Comparison
-from bench.results.schema import CASES, typed_frame
+from bench.results.schema import BLOCKS, CASES, typed_frame
 from bench.run.__main__ import parser as run_parser
 from bench.run.__main__ import settings_of
 from bench.settings import resolve
@@ -38,6 +38,9 @@ def over(
 ) -> Comparison:
     estimate = 1.0 if math.isnan(low) else math.sqrt(low * high)
     return Comparison(first["case_id"], second["case_id"], Interval(estimate, low, high), margin, num_rounds)
+
+
+OF_IDEAL = "of ideal scaling: DDP 80% (79-81), DP 50% (50-50)"
 
 
 def said(verdict: Verdict) -> str:
@@ -60,14 +63,14 @@ def wrapper(low: float, high: float, *, dp: Row = DP, ddp: Row = DDP, num_rounds
             1.28,
             1.34,
             FASTER,
-            "Use DDP on 2 GPUs: DDP has 1.31x the rate of DP (1.28-1.34), 80% (79-81) of ideal scaling.",
+            f"Use DDP on 2 GPUs: DDP has 1.31x the rate of DP (1.28-1.34); {OF_IDEAL}.",
             "model = DDP(model)",
         ),
         (
             0.75,
             0.84,
             SLOWER,
-            "Use DP on 2 GPUs: DDP has 0.79x the rate of DP (0.75-0.84), 50% (50-50) of ideal scaling.",
+            f"Use DP on 2 GPUs: DDP has 0.79x the rate of DP (0.75-0.84); {OF_IDEAL}.",
             "model = nn.DataParallel(model)",
         ),
         (
@@ -117,8 +120,15 @@ def test_a_stand_in_is_named_and_strong_scaling_said() -> None:
     dp = case("dp", 2, 100.0, impl="cpu_standin", scaling="strong", **CPU)
     ddp = case("ddp", 2, 160.0, scaling="strong", **CPU)
     sentence = said(wrapper(1.5, 1.7, dp=dp, ddp=ddp))
-    assert sentence.startswith("Use DDP on 2 CPU cores: DDP has 1.60x the rate of DP (CPU stand-in) (")
-    assert sentence.endswith("of ideal scaling (strong scaling).")
+    assert sentence.startswith("DDP is faster on 2 CPU cores: DDP has 1.60x the rate of DP (CPU stand-in) (")
+    assert sentence.endswith("; of ideal scaling (strong scaling): DDP 80% (79-81), DP 50% (50-50).")
+
+
+def test_a_stand_in_that_wins_is_not_advised() -> None:
+    dp, ddp = (case(mode, 2, rate, **CPU) for mode, rate in (("dp", 200.0), ("ddp", 160.0)))
+    verdict = wrapper(0.75, 0.84, dp=dp, ddp=ddp)
+    assert verdict.sentence.startswith("DP (CPU stand-in) is faster on 2 CPU cores: ")
+    assert verdict.paste == ""
 
 
 def test_devices_that_lose_against_one_are_told() -> None:
@@ -276,7 +286,7 @@ def hiding(low: float, high: float) -> Row:
     return {"hidden_pct": (low + high) / 2, "hidden_pct_low": low, "hidden_pct_high": high}
 
 
-UNTOLD = ": more than it takes alone, or as much; hidden: unresolved."
+UNTOLD = ", about what it takes alone: whether any is hidden is unresolved."
 
 
 @pytest.mark.parametrize(
@@ -302,8 +312,8 @@ UNTOLD = ": more than it takes alone, or as much; hidden: unresolved."
             exposing(60, 70) | hiding(-30, -10),
             RESOLVED,
             (
-                "Communication adds 65 ms (60-70), 65% of the step: more than it takes alone, so it also "
-                "slows the compute."
+                "Communication adds 65 ms (60-70), 65% of the step, more than it takes alone: none is "
+                "hidden, and it slows the compute or makes ranks wait."
             ),
         ),
         (
@@ -458,7 +468,7 @@ def test_an_open_answer_goes_on_for_as_long_as_its_width_needs() -> None:
     assert given.resume == Path("results/made run")
     needed_s = 100 * (math.log(1.1) / (math.log(1.05) / 2)) ** 2
     assert needed_s <= 60 * int(given.max_time.rstrip("m")) < needed_s + 60
-    assert "would tell 5% apart here" in step.why
+    assert step.why.endswith(" more would settle what is unresolved, to 5%")
 
 
 def test_with_fixed_rounds_it_names_rounds() -> None:
@@ -511,7 +521,7 @@ def test_with_nothing_to_compare_the_speed_up_says_how_much_more() -> None:
     assert module == "bench.run"
     factor = (math.log(1.01 / 0.99) / math.log(1.01)) ** 2
     assert given.max_time == f"{math.ceil(factor * 100 / 60)}m"
-    assert "would tell 1% apart here" in step.why
+    assert step.why.endswith(" more would settle what is unresolved, to 1%")
 
 
 def test_a_case_that_came_late_asks_for_ten_rounds_of_its_own() -> None:
@@ -543,3 +553,19 @@ def test_every_sample_is_concluded_and_its_next_command_runs_when_pasted(path: P
         arguments = shlex.split(made.next_step.command)[3:] if made.next_step else []
         assert settings_of(arguments)
     assert next_step(path, run_.manifest, cases, by, []) is None
+
+
+def test_why_ddp_scales_as_it_does_in_parts_that_add_up() -> None:
+    """Steps of 100 ms alone, 110 in DDP on one device, 115 under no_sync beside another, 150 with it."""
+    single, one, two = case("single", 1, 100.0), case("ddp", 1, 90.9), case("ddp", 2, 133.3)
+    noise = [1.0, 1.01, 0.99, 1.02, 0.98, 1.0, 1.01, 0.99]
+    steps = ((single, "timed", 100.0), (one, "timed", 110.0), (two, "no_sync", 115.0), (two, "timed", 150.0))
+    rows = [
+        timed(row, r, ms * factor, phase=phase)
+        for row, phase, ms in steps
+        for r, factor in enumerate(noise, 1)
+    ]
+    (sentence, *_) = notes(typed_frame([single, one, two], CASES), typed_frame(rows, BLOCKS))
+    assert sentence.startswith("A step of DDP on 2 GPUs takes 150 ms, of single 100.0 ms: ")
+    added = [float(found) for found in re.findall(r"([+-][0-9.]+) ms", sentence)]
+    assert added == pytest.approx([10, 5, 35], rel=0.01)

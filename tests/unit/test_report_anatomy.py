@@ -60,7 +60,7 @@ def test_backward_that_could_not_be_split_says_so() -> None:
 def test_dp_is_shown_by_its_stages_and_what_is_left() -> None:
     stages = {"scatter": 2.0, "replicate": 5.0, "apply": 25.0, "gather": 1.0, "backward": 50.0, "reduce": 8.0}
     columns = {f"dp_{name}_ms": value for name, value in stages.items()}
-    dp = case("dp", 2, 150.0, impl="cpu_standin", device_type="cpu", **measured(**PHASES, **columns))
+    dp = case("dp", 2, 200.0, impl="cpu_standin", device_type="cpu", **measured(**PHASES, **columns))
     figure = bars([dp | measured(dp_device0_pct=25.0)])
     (bar,) = figure.bars
     assert bar.label == "DP, 2 CPU cores: 100 ms"
@@ -82,8 +82,17 @@ def test_dp_is_shown_by_its_stages_and_what_is_left() -> None:
 
 
 def test_stage_that_was_not_measured_is_left_out_not_zero() -> None:
-    dp = case("dp", 2, 150.0, dp_apply_ms=25.0, dp_backward_ms=58.0, step_ms_p50=90.0)
-    assert parts_of(dp) == {"apply (forward)": 25.0, "backward": 58.0, "rest": pytest.approx(7.0)}
+    dp = case("dp", 2, 20_000 / 90, dp_apply_ms=25.0, dp_backward_ms=58.0, step_ms_p50=90.0)
+    assert parts_of(dp) == pytest.approx({"apply (forward)": 25.0, "backward": 58.0, "rest": 7.0})
+
+
+def test_a_bar_is_as_long_as_the_timed_step() -> None:
+    """Instruments and other rounds make the anatomy pass longer or shorter: only its shares are taken."""
+    slower = measured(data_ms=2.0, forward_ms=60.0, backward_ms=100.0, optimizer_ms=18.0)
+    slow = communicating(2, 200.0) | slower
+    assert parts_of(slow) == pytest.approx(
+        {"data": 1.0, "forward": 30.0, "backward": 40.0, "exposed communication": 20.0, "optimizer": 9.0}
+    )
 
 
 def test_caption_states_shares_with_intervals() -> None:
@@ -91,7 +100,7 @@ def test_caption_states_shares_with_intervals() -> None:
     assert figure.caption == (
         dashed(
             "DDP, 2 GPUs, cap default: backward takes most, 40% of the step; exposed communication adds "
-            "20.0 (19.8--20.2) ms, 20% of the timed step."
+            "20.0 (19.8--20.2) ms, 20% of the step."
         )
     )
     assert figure.alt == f"Where a step goes. {figure.caption}"

@@ -68,9 +68,10 @@ def test_status_says_how_the_run_ended_and_what_is_open() -> None:
     done, left = Verdict(WRAPPER, EQUAL, "s"), Verdict(CAP, UNRESOLVED, "s")
     timing = {"timing": {"stopped_because": "time limit reached", "measuring_s": 60.0}}
     assert status(timing, cases, [done, left]) == (
-        "Finished, 1 of 2 questions answered · 1 of 2 cases measured · 7 rounds · 60 s of measuring · "
-        "stopped: time limit reached"
+        "Time limit reached, 1 of 2 questions answered · 1 of 2 cases measured · 7 rounds · 60 s of measuring"
     )
+    skipped = run([case("single", 1, 9.0), case("ddp", 2, status="skipped")]).cases
+    assert "1 of 1 case measured · 1 skipped" in status(timing, skipped, [done])
     assert status({}, cases, [left]).startswith("Finished, inconclusive · ")
     assert status({}, cases, [done]).startswith("Finished, answered · ")
     assert status({}, cases, []).startswith("Finished, nothing to compare · ")
