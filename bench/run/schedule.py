@@ -32,6 +32,9 @@ SHARES = {"no_sync": 0.15, "comm": 0.03, "instrumented": 0.05, "calibration": 0.
 
 INSTRUMENTED = ("anatomy", "trace")
 
+LEAST_VISITS = {"no_sync": 2 * MIN_ROUNDS, "comm": 2 * MIN_ROUNDS}
+"""Visits that these phases get beyond their share, where steps are long: fewer give no or a wide interval."""
+
 TIMED_SHARE = 0.55
 """Share of the measuring time that timed steps took where all kinds of blocks were due; for a forecast."""
 
@@ -129,8 +132,9 @@ class Schedule:
         return found
 
     def _is_due(self, one: Visitable, phase: str) -> bool:
-        """Whether a pass comes whatever it costs: its first visit, once the case's first round is done."""
-        return not self.visits[one.case.case_id, phase] and self.visits[one.case.case_id, "timed"] > 0
+        """Whether a pass comes whatever it costs, after every second timed block until it has its least."""
+        visits, timed = (self.visits[one.case.case_id, name] for name in (phase, "timed"))
+        return visits < LEAST_VISITS.get(phase, 1) and timed > 2 * visits
 
     def _shared(self, shared: Sequence[Visitable]) -> list[Visitable]:
         """All cases that share devices, where their share of the time allows a visit to each."""

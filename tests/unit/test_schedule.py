@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import scipy
 
+from bench.estimate import MIN_ROUNDS
 from bench.plan import Machine, Planned, expand
 from bench.recovery.reopen import Completion
 from bench.results.comparisons import Comparison
@@ -90,6 +91,15 @@ def test_every_kind_of_block_keeps_to_its_share(settings: dict[str, Any]) -> Non
     for kind, share in SHARES.items():
         assert schedule.spent_s[kind] <= 1.1 * share * total_s, kind
     assert schedule.spent_s["timed"] >= 0.35 * total_s
+
+
+def test_long_steps_leave_enough_visits_for_an_interval_of_what_is_hidden() -> None:
+    """25 rounds are what two hosts on a slow link reach: shares alone would give two visits of `comm`."""
+    settings = resolved()
+    schedule, _ = simulated(settings, 25)
+    of_ddp = [one.case.case_id for one in visitable(settings) if one.case.communicates]
+    assert of_ddp
+    assert all(schedule.visits[c, phase] >= MIN_ROUNDS for c in of_ddp for phase in ("no_sync", "comm"))
 
 
 def test_what_a_share_allows_is_used() -> None:
