@@ -6,7 +6,7 @@ import math
 
 import pandas as pd
 
-from bench.findings.wording import bits_per_s, link_name, number, place, ranged, text
+from bench.findings.wording import bits_per_s, link_name, number, place, ranged, text, truth
 from bench.layout import BucketLayout
 from bench.results.aggregate import typical_of
 from bench.results.comparisons import default_of
@@ -30,7 +30,9 @@ def scaling_loss(cases: pd.DataFrame, ddp: pd.DataFrame, blocks: pd.DataFrame) -
     row = reference_case(ddp)
     one_device = cases[cases["num_devices"] == 1]
     single, wrapped = (one_device[one_device["mode"] == mode] for mode in ("single", "ddp"))
-    if text(row["scaling"]) != "weak" or row["num_devices"] == 1 or single.empty or wrapped.empty:
+    if text(row["scaling"]) != "weak" or truth(row["oversubscribed"]) or row["num_devices"] == 1:
+        return []
+    if single.empty or wrapped.empty:
         return []
     typical = typical_of(RoundTimes.of(blocks))
     step, local = ((row["case_id"], phase) for phase in ("timed", "no_sync"))

@@ -106,12 +106,13 @@ def _workload(cases: pd.DataFrame) -> str:
     """Say what was trained; every case of a run trains the same."""
     row = cases.iloc[0].to_dict()
     size, batch = finite(row["image_size"]), finite(row["batch_per_device"])
+    where = "in all" if text(row["scaling"]) == "strong" else "per device"  # the first case has one device
     ddp = cases[cases["bucket_bytes"].notna()]
     layout = None if ddp.empty else BucketLayout.of_cell(ddp.iloc[0]["bucket_bytes"])
     parts = (
         text(row["arch"]),
         f"{size:.0f} {TIMES} {size:.0f} px" if size else "",
-        f"{batch:.0f} images per device" if batch else "",
+        f"{batch:.0f} images {where}" if batch else "",
         f"{text(row['scaling'])} scaling",
         text(row["precision"]),
         f"gradients of {number(sum(layout.num_bytes) / MIB)} MiB" if layout else "",

@@ -134,7 +134,7 @@ def test_under_the_users_own_torchrun(tmp_path: Path) -> None:
     assert done.stderr == ""
     summary = json.loads(done.stdout)
     assert [c["mode"] for c in summary["cases"]] == ["single", "ddp"]
-    assert summary["findings"]
+    assert summary["answers"]
     run = load_run(tmp_path / "run")
     assert run.cases["status"].tolist() == ["ok", "ok"]
     assert run.cases["num_rounds"].tolist() == [2, 2]
