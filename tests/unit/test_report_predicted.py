@@ -69,7 +69,8 @@ def test_throughput_and_efficiency_with_measured_points_area_ideal_and_break() -
     assert [(p.x, p.y) for p in series(efficiency, "ib-100g").points] == [(1, 100.0), (32, 75.0), (64, 70.0)]
     assert [(p.x, p.y) for p in series(efficiency, "breaks").points] == [(32, 75.0)]
     assert [(p.x, p.y) for p in series(throughput, "ideal").points][-1] == (64, 80 * 64)
-    case = RUN.cases[(RUN.cases["bucket_cap_mb"] == "default") & (RUN.cases["mode"] == "ddp")].iloc[0]
+    ddp = RUN.cases[(RUN.cases["bucket_cap_mb"] == "default") & (RUN.cases["mode"] == "ddp")]
+    case = ddp[ddp["num_devices"] == 2].iloc[0]
     assert [(p.x, p.y) for p in series(throughput, "measured").points] == [(2, case["images_per_s"])]
     assert dashed("Predicted on 64 CPU cores: ib-100g 70.0 (63.0--84.0)%") in efficiency.alt
     assert "On ib-100g scaling breaks at 32." in efficiency.alt
