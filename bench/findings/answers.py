@@ -178,11 +178,12 @@ def _settings(rows: Mapping[str, Row], comparisons: Sequence[Comparison]) -> Ver
     unresolved = [c for c in comparisons if c.answer == UNRESOLVED]
     if unresolved:
         widest = max(unresolved, key=lambda c: c.half_width)
-        said = (
-            f"{subject}: unresolved; {named[widest.case_id]} has {times(widest.ratio.estimate)} the rate of"
-        )
-        said += f" {standing}, anywhere from {times(widest.ratio.low)} to {times(widest.ratio.high)}."
+        others = [named[c.case_id] for c in unresolved if c is not widest]
         equal = [named[c.case_id] for c in comparisons if c.answer == EQUAL]
+        said = f"{subject}: unresolved, so keep {standing}; {named[widest.case_id]} has "
+        said += f"{times(widest.ratio.estimate)} its rate, "
+        said += f"anywhere from {times(widest.ratio.low)} to {times(widest.ratio.high)}."
+        said += f" Unresolved too: {_listed(others)}." if others else ""
         said += f" No difference above {_margin(widest)}: {_listed(equal)}." if equal else ""
         return Verdict(CAP, UNRESOLVED, said, "", tuple(comparisons))
     few = [named[c.case_id] for c in comparisons if c.answer == TOO_FEW]

@@ -81,8 +81,8 @@ def _more(
         factor, why = max(ENOUGH_ROUNDS / max(fewest, 1), 1.1), f"{ENOUGH_ROUNDS} rounds give intervals"
     else:
         factor = max((width / (math.log1p(margin) / 2)) ** 2, 1.1)
-        more_s = about((factor - 1) * spent_s)
-        why = f"about {more_s} more would settle what is unresolved, to {100 * margin:g}%"
+        more, whole = about((factor - 1) * spent_s), about(factor * spent_s)
+        why = f"about {more} more, {whole} in all, would settle what is unresolved, to {100 * margin:g}%"
         if factor * spent_s > MOST_S:
             why = f"telling {100 * margin:g}% apart would take {about(factor * spent_s)} at this noise"
             return NextStep(f"{why}; quiet the machine first", "python -m bench.doctor")

@@ -218,8 +218,8 @@ def test_an_open_cap_is_unresolved_with_the_widest_interval() -> None:
     verdict = caps(over(CAP_1, DDP, 0.9, 1.1), over(CAP_25, DDP, 0.8, 1.3))
     assert verdict.answer == UNRESOLVED
     assert said(verdict) == (
-        "bucket_cap_mb: unresolved; bucket_cap_mb=25 has 1.02x the rate of the default, "
-        "anywhere from 0.80x to 1.30x."
+        "bucket_cap_mb: unresolved, so keep the default; bucket_cap_mb=25 has 1.02x its rate, anywhere from "
+        "0.80x to 1.30x. Unresolved too: bucket_cap_mb=1."
     )
 
 
@@ -237,7 +237,9 @@ def test_a_cap_of_too_few_rounds_beside_others_has_no_number_it_has_not() -> Non
     assert verdict.answer == TOO_FEW
     assert said(verdict) == "bucket_cap_mb: too few rounds to compare bucket_cap_mb=25."
     verdict = caps(over(CAP_1, DDP, 0.9, 1.1), over(CAP_25, DDP, NAN, NAN, num_rounds=3))
-    assert said(verdict).startswith("bucket_cap_mb: unresolved; bucket_cap_mb=1 has 0.99x the rate")
+    assert said(verdict).startswith(
+        "bucket_cap_mb: unresolved, so keep the default; bucket_cap_mb=1 has 0.99x"
+    )
 
 
 @pytest.mark.parametrize(
@@ -468,7 +470,7 @@ def test_an_open_answer_goes_on_for_as_long_as_its_width_needs() -> None:
     assert given.resume == Path("results/made run")
     needed_s = 100 * (math.log(1.1) / (math.log(1.05) / 2)) ** 2
     assert needed_s <= 60 * int(given.max_time.rstrip("m")) < needed_s + 60
-    assert step.why.endswith(" more would settle what is unresolved, to 5%")
+    assert step.why.endswith(" in all, would settle what is unresolved, to 5%")
 
 
 def test_with_fixed_rounds_it_names_rounds() -> None:
@@ -521,7 +523,7 @@ def test_with_nothing_to_compare_the_speed_up_says_how_much_more() -> None:
     assert module == "bench.run"
     factor = (math.log(1.01 / 0.99) / math.log(1.01)) ** 2
     assert given.max_time == f"{math.ceil(factor * 100 / 60)}m"
-    assert step.why.endswith(" more would settle what is unresolved, to 1%")
+    assert step.why.endswith(" in all, would settle what is unresolved, to 1%")
 
 
 def test_a_case_that_came_late_asks_for_ten_rounds_of_its_own() -> None:
