@@ -1,0 +1,57 @@
+"""What terminal and page print is what the files hold, rounded: so quotients agree there too."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from sample_runs import SAMPLES, name_of, rebuilt, sample
+
+from bench.findings.wording import text
+from bench.run.summary import COLUMNS, OF_SCALING, case_table
+from report.view import page
+
+NUMBER = re.compile(r"-?[0-9][0-9,]*\.?[0-9]*")
+
+
+def printed(cell: str) -> tuple[float, float]:
+    """The first number of a cell, and half a unit of its last digit."""
+    found = NUMBER.match(cell)
+    assert found is not None, cell
+    digits = len(found[0].partition(".")[2])
+    return float(found[0].replace(",", "")), 0.5 * 10**-digits
+
+
+@pytest.mark.parametrize("path", SAMPLES, ids=name_of)
+def test_the_terminal_prints_what_cases_csv_holds(path: Path) -> None:
+    cases = rebuilt(path).reset_index()
+    ok = cases[cases["status"] == "ok"].to_dict("records")
+    table = {column.header: list(column.cells) for column in case_table(cases).columns}
+    checked = 0
+    for heading, (name, factor, digits) in COLUMNS.items():
+        for row, cell in zip(ok, table[heading], strict=True):
+            if row["oversubscribed"] is True and name in OF_SCALING:
+                assert cell == ""
+            elif cell:
+                number, half = printed(str(cell))
+                assert half == 0.5 * 10**-digits
+                assert abs(number - factor * row[name]) <= half * (1 + 1e-9)
+                checked += 1
+    assert checked >= 2
+
+
+@pytest.mark.parametrize("path", SAMPLES, ids=name_of)
+def test_the_page_prints_rates_whose_quotients_are_its_speed_ups(path: Path) -> None:
+    (view,) = page([sample(path)]).runs
+    every = next(table for table in view.tables if table.title == "Every column")
+    names = [column.name.partition(" (")[0] for column in every.columns]
+    rows = [dict(zip(names, row, strict=True)) for row in every.rows]
+    single = next((row for row in rows if text(row["Case"]).startswith("single")), None)
+    if single is None or "Speed-up" not in names:
+        return
+    reference, least = printed(single["Throughput"])
+    for row in rows:
+        rate, half = printed(row["Throughput"])
+        speedup, rounding = printed(row["Speed-up"])
+        assert abs(speedup - rate / reference) <= rounding + (half + least * rate / reference) / reference
