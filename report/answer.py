@@ -22,7 +22,7 @@ from bench.findings.wording import (
     truth,
     without_stand_in,
 )
-from bench.results.comparisons import EQUAL, FASTER, SLOWER, TOO_FEW, UNRESOLVED
+from bench.results.comparisons import EQUAL, FASTER, SLOWER
 from bench.text import visible
 from report.model import Card, Following
 
@@ -107,7 +107,7 @@ def cards(verdicts: Iterable[Verdict]) -> tuple[Card, ...]:
 
 def _label(verdict: Verdict) -> str:
     """Name the state of an answer in a few words."""
-    if verdict.answer in (UNRESOLVED, TOO_FEW) or verdict.label:
+    if verdict.is_open or verdict.label:
         return verdict.label or verdict.answer
     margin = f"{100 * verdict.comparisons[0].margin:g}%" if verdict.comparisons else ""
     if verdict.answer == EQUAL:

@@ -73,4 +73,4 @@ def _put_steps(rows: Sequence[Cells], typical: Typical) -> None:
 
 
 def _put(row: Cells, name: str, found: Interval) -> None:
-    row |= {name: found.estimate, f"{name}_low": found.low, f"{name}_high": found.high}
+    row |= found.columns(name)

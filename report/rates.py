@@ -9,7 +9,8 @@ import pandas as pd
 from bench.conditions import Manifest, part
 from bench.findings.wording import Row, estimate, finite, text
 from bench.layout import BucketLayout
-from bench.plan import HALF_HOOKS
+from bench.results.aggregate import bus_gb
+from bench.scaling.scenario import wire_share
 from bench.stats import Interval
 from report.select import records
 
@@ -41,9 +42,9 @@ def _rates(row: Row, flops: float | None, price: float | None) -> Mapping[str, f
     found: dict[str, float] = {}
     rate, num_devices = estimate(row, "images_per_s"), finite(row["num_devices"])
     if rate is not None and flops and num_devices:
-        found |= _columns("tflop_per_s", rate.scaled(PASSES * flops / num_devices / 1e12))
+        found |= rate.scaled(PASSES * flops / num_devices / 1e12).columns("tflop_per_s")
     if (bus := _bus(row)) is not None:
-        found |= _columns("bus_gb_per_s", bus)
+        found |= bus.columns("bus_gb_per_s")
     sustained = finite(row["images_per_s_sustained"])
     if sustained and num_devices:
         found["epoch_h"] = EPOCH_IMAGES / sustained / 3600
@@ -53,14 +54,10 @@ def _rates(row: Row, flops: float | None, price: float | None) -> Mapping[str, f
 
 
 def _bus(row: Row) -> Interval | None:
-    """Return 2 (n - 1) / n x bytes / time of the buckets alone, as nccl-tests defines the bus bandwidth."""
+    """Return the bus bandwidth of the buckets alone, as nccl-tests defines it."""
     alone, ranks = estimate(row, "comm_ms"), finite(row["num_devices"])
     layout = BucketLayout.of_cell(row["bucket_bytes"])
     if alone is None or layout is None or not ranks or not alone.estimate > 0:
         return None
-    sent = sum(layout.num_bytes) / (2 if text(row["comm_hook"]) in HALF_HOOKS else 1)
-    return alone.inverted(2 * (ranks - 1) / ranks * sent / 1e6)
-
-
-def _columns(name: str, found: Interval) -> dict[str, float]:
-    return {name: found.estimate, f"{name}_low": found.low, f"{name}_high": found.high}
+    sent = wire_share(text(row["comm_hook"])) * sum(layout.num_bytes)
+    return alone.inverted(1000 * bus_gb(sent, int(ranks)))

@@ -24,7 +24,7 @@ from bench.findings.wording import (
     text,
     times,
 )
-from bench.results.comparisons import EQUAL, FASTER, SLOWER, TOO_FEW, UNRESOLVED, Comparison, default_of
+from bench.results.comparisons import EQUAL, FASTER, OPEN, SLOWER, TOO_FEW, UNRESOLVED, Comparison, default_of
 from bench.stats import Interval
 
 WRAPPER, CAP, COMMUNICATION = "wrapper", "DDP settings", "communication"
@@ -55,7 +55,7 @@ class Verdict:
     @property
     def is_open(self) -> bool:
         """Whether more rounds are needed."""
-        return self.answer in (UNRESOLVED, TOO_FEW)
+        return self.answer in OPEN
 
 
 def verdicts(cases: pd.DataFrame, comparisons: Sequence[Comparison]) -> list[Verdict]:
@@ -201,7 +201,7 @@ def _settings(rows: Mapping[str, Row], comparisons: Sequence[Comparison]) -> Ver
 
 
 def _open(comparisons: Sequence[Comparison], named: Mapping[str, str]) -> str:
-    left = [named[c.case_id] for c in comparisons if c.answer in (UNRESOLVED, TOO_FEW)]
+    left = [named[c.case_id] for c in comparisons if c.answer in OPEN]
     return f" Unresolved: {_listed(left)}." if left else ""
 
 
@@ -224,7 +224,7 @@ def _communication(row: Row) -> Verdict | None:
         sentence = f"Communication adds {added} to the step of DDP on {place(row)}: not told from nothing."
         answer = EQUAL if exposed.high < 0.05 * step.estimate else UNRESOLVED
         return Verdict(COMMUNICATION, answer, sentence)
-    sentence, label = f"Communication adds {added}, {share:.0f}% of the step", f"adds {_ms(exposed, '')}"
+    sentence, label = f"Communication adds {added}, {share:.0f}% of the step", f"adds {_plain_ms(exposed)}"
     alone = estimate(row, "comm_ms")
     if hidden is not None and hidden.estimate < 0:
         takes = f"the {_ms(alone)} that it takes alone" if alone is not None else "it takes alone"
@@ -239,7 +239,13 @@ def _communication(row: Row) -> Verdict | None:
     return Verdict(COMMUNICATION, RESOLVED, f"{sentence}.", label=label)
 
 
-def _ms(found: Interval, interval: str | None = None) -> str:
-    digits = 0 if abs(found.estimate) >= 10 else 1 if abs(found.estimate) >= 1 else 2
-    ends = f" {between(found, digits)}" if interval is None else interval
-    return f"{found.estimate:.{digits}f} ms{ends}"
+def _ms(found: Interval) -> str:
+    return f"{_plain_ms(found)} {between(found, _digits(found))}"
+
+
+def _plain_ms(found: Interval) -> str:
+    return f"{found.estimate:.{_digits(found)}f} ms"
+
+
+def _digits(found: Interval) -> int:
+    return 0 if abs(found.estimate) >= 10 else 1 if abs(found.estimate) >= 1 else 2

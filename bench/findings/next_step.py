@@ -15,7 +15,7 @@ from bench.conditions import part
 from bench.estimate import MIN_ROUNDS
 from bench.findings.answers import Verdict, headline
 from bench.findings.wording import about
-from bench.results.comparisons import TOO_FEW, UNRESOLVED, Comparison, margin_of
+from bench.results.comparisons import OPEN, Comparison, margin_of
 from bench.results.recorder import resume_command
 from bench.settings import as_options
 from bench.text import visible
@@ -74,7 +74,7 @@ def _more(
     spent_s = float(part(manifest, "timing").get("measuring_s") or LEAST_S)
     margin = margin_of(manifest)
     rounds = int(cases["num_rounds"].fillna(0).max() or 0)
-    unsettled = [one for one in comparisons if one.answer in (UNRESOLVED, TOO_FEW)] or comparisons
+    unsettled = [one for one in comparisons if one.answer in OPEN] or comparisons
     width = max((one.half_width for one in unsettled), default=_width_of_speedups(cases))
     if math.isinf(width):
         fewest = min((one.num_rounds for one in unsettled if math.isinf(one.half_width)), default=rounds)

@@ -222,20 +222,25 @@ def _buckets(
     ]
 
 
+def bus_gb(num_bytes: float, num_ranks: int) -> float:
+    """10^9 bytes that each link must carry for an all-reduce, 2 (n - 1) / n of them.
+
+    Over the time this is nccl-tests' bus bandwidth, comparable over rank counts.
+    """
+    return 2 * (num_ranks - 1) / num_ranks * num_bytes / 1e9
+
+
 def allreduce_rows(
     num_ranks: int, backend: str, times_ms: Mapping[int, Sequence[float]]
 ) -> list[dict[str, Any]]:
-    """allreduce.csv: time of one message by size, with nccl-tests' bus bandwidth.
-
-    busbw = bytes / time x 2 (n - 1) / n: the rate that each link must carry, comparable over rank counts.
-    """
+    """allreduce.csv: time of one message by size, with its bus bandwidth."""
     return [
         {
             "num_devices": num_ranks,
             "backend": backend,
             "bytes": num_bytes,
             **_columns("time_ms", median_interval(samples)),
-            "busbw_gb_per_s": num_bytes / float(np.median(samples)) / 1e6 * 2 * (num_ranks - 1) / num_ranks,
+            "busbw_gb_per_s": bus_gb(num_bytes, num_ranks) * 1000 / float(np.median(samples)),
             "num_samples": len(samples),
         }
         for num_bytes, samples in sorted(times_ms.items())
@@ -266,10 +271,9 @@ def _by_id(outcomes: Iterable[Outcome]) -> list[tuple[str, Outcome]]:
 
 
 def _columns(name: str, interval: Interval) -> dict[str, float]:
-    low, high = interval.low, interval.high
     if name in SHARES:
-        low, high = max(low, 0.0), min(high, 100.0)
-    return {name: interval.estimate, f"{name}_low": low, f"{name}_high": high}
+        interval = Interval(interval.estimate, max(interval.low, 0.0), min(interval.high, 100.0))
+    return interval.columns(name)
 
 
 def worst_half_width(rows: pd.DataFrame) -> float:

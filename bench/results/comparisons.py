@@ -22,6 +22,9 @@ FASTER, SLOWER, EQUAL, UNRESOLVED, TOO_FEW = ANSWERS = (
 )
 """What may be said of a case against its reference; only the first three are answers."""
 
+OPEN = (UNRESOLVED, TOO_FEW)
+"""Answers that more rounds would settle."""
+
 METRIC = "images_per_s"
 
 ONE = Interval(1.0, 1.0, 1.0)
@@ -71,9 +74,7 @@ class Comparison:
             "case_id": self.case_id,
             "reference_id": self.reference_id,
             "metric": METRIC,
-            "ratio": self.ratio.estimate,
-            "ratio_low": self.ratio.low,
-            "ratio_high": self.ratio.high,
+            **self.ratio.columns("ratio"),
             "margin": self.margin,
             "answer": self.answer,
             "num_rounds": self.num_rounds,

@@ -18,6 +18,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from bench.cluster.ranks import Cluster
+from bench.findings.wording import own_devices
 from bench.measure.timed import Trainer
 from bench.modes import build_mode
 from bench.plan import Case
@@ -67,7 +68,7 @@ def main(run: Path, deadline_s: float, out: Path) -> None:
 def cases_of(run: Path) -> list[Case]:
     """The cases that a run measured on devices of their own."""
     found = load_run(run).cases
-    own = set(found[(found["status"] == "ok") & ~found["oversubscribed"].astype(bool)]["case_id"])
+    own = set(own_devices(found[found["status"] == "ok"])["case_id"])
     return [planned.case for planned in read(run).plan if planned.case.case_id in own]
 
 

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any
@@ -19,7 +20,9 @@ import pytest
 from commands import python
 
 from bench.cluster.process import rank_variables
-from bench.results.comparisons import compared
+from bench.findings.wording import own_devices
+from bench.results.aggregate import comparisons_of_run, rate_half_widths
+from bench.results.comparisons import Comparison, compared
 from bench.results.store import RunData, load_run
 from bench.results.typical import Typical
 
@@ -31,32 +34,31 @@ LOOP = Path(__file__).parent / "bare_loop.py"
 
 def of_run(run: RunData) -> dict[str, float]:
     """Half-widths of a run: the median over the cases that own their devices, and of every comparison."""
-    cases = run.cases[(run.cases["status"] == "ok") & ~run.cases["oversubscribed"].astype(bool)]
-    widths = (cases["images_per_s_high"] - cases["images_per_s_low"]) / (2 * cases["images_per_s"])
-    found = {"images/s": float(widths.median())}
-    for one in run.comparisons.to_dict("records"):
-        if {one["case_id"], one["reference_id"]} <= set(cases["case_id"]):
-            name = f"{one['case_id']} / {one['reference_id']}"
-            found[name] = (one["ratio_high"] - one["ratio_low"]) / (2 * one["ratio"])
-    return found
+    widths = rate_half_widths(own_devices(run.cases), with_single=True)
+    comparisons = [c for c in comparisons_of_run(run) if {c.case_id, c.reference_id} <= widths.keys()]
+    return {"images/s": median(widths.values()), **_by_pair(comparisons)}
 
 
 def of_loop(step_ms: dict[str, dict[str, float]], run: RunData) -> dict[str, float]:
     """The same half-widths from a loop's step times."""
     by_round = {c: {int(r): ms for r, ms in found.items()} for c, found in step_ms.items()}
     typical = Typical.of({"timed": by_round})
-    found = {"images/s": median(typical.step_ms(c).half_width for c in by_round)}
     batches = dict(zip(run.cases["case_id"], run.cases["global_batch"], strict=True))
     named = run.comparisons[["case_id", "reference_id"]].itertuples(index=False, name=None)
     pairs = [pair for pair in named if set(pair) <= by_round.keys()]
     rounds = {c: len(r) for c, r in by_round.items()}
-    for one in compared(pairs, typical, global_batch=batches, num_rounds=rounds, margin=0.05):
-        found[f"{one.case_id} / {one.reference_id}"] = one.ratio.half_width
-    return found
+    comparisons = compared(pairs, typical, global_batch=batches, num_rounds=rounds, margin=0.05)
+    widths = [typical.step_ms(c).half_width for c in by_round]
+    return {"images/s": median(widths), **_by_pair(comparisons)}
+
+
+def _by_pair(comparisons: Iterable[Comparison]) -> dict[str, float]:
+    return {f"{one.case_id} / {one.reference_id}": one.ratio.half_width for one in comparisons}
 
 
 def pair(folder: Path) -> pd.DataFrame:
     """One run, then one loop for as long: their half-widths and rounds."""
+    folder.mkdir()
     start = time.time()
     ran = python("-m", "bench.run", *COMMAND, "--out", str(folder / "run"), "--quiet", timeout_s=900)
     took_s = time.time() - start
@@ -81,7 +83,7 @@ def pair(folder: Path) -> pd.DataFrame:
 @pytest.mark.timeout(3600)
 def test_a_run_knows_nearly_as_much_as_a_bare_loop(benchmark: Any, tmp_path: Path) -> None:
     def pairs() -> list[pd.DataFrame]:
-        return [pair(folder) for folder in (tmp_path / str(i) for i in range(PAIRS)) if not folder.mkdir()]
+        return [pair(tmp_path / str(i)) for i in range(PAIRS)]
 
     tables = benchmark.pedantic(pairs, rounds=1)
     ratio = geometric_mean(value for table in tables for value in table["suite / loop"])
