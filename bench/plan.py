@@ -215,23 +215,25 @@ def plan_hash(plan: Sequence[Planned]) -> str:
     return hashlib.sha256("\n".join(p.case.case_id for p in plan).encode()).hexdigest()[:12]
 
 
+def steps_of_one(planned: Planned, *, single_batch: int) -> float:
+    """How many steps of `single_batch` images on one device take as long as a step of the case.
+
+    Ranks that share a device are taken to run one after the other; communication is not counted.
+    """
+    sharing = planned.case.num_devices if planned.oversubscribed else 1
+    return planned.case.batch_per_device * planned.case.accumulate * sharing / single_batch
+
+
 def estimate_s(
     plan: Sequence[Planned], *, step_s: float, single_batch: int, settings: ResolvedSettings
 ) -> float:
     """Expected seconds of measuring, from one measured step of `single_batch` images on one device.
 
-    Ranks that share a device are taken to run one after the other; communication is not counted, so
-    this is a lower bound, cut off at the time limit.
+    Without communication (`steps_of_one`), so a lower bound, cut off at the time limit.
     """
-
-    def seconds(p: Planned, steps: int) -> float:
-        sharing = p.case.num_devices if p.oversubscribed else 1
-        images = p.case.batch_per_device * p.case.accumulate * sharing
-        return steps * step_s * images / single_batch
-
     run = [p for p in plan if not p.skip_reason]
-    warmup = sum(seconds(p, 5) for p in run)
-    per_round = sum(seconds(p, settings.steps) for p in run)
+    once = sum(steps_of_one(p, single_batch=single_batch) for p in run) * step_s
+    warmup, per_round = 5 * once, settings.steps * once
     limit = math.inf if settings.max_time is None else settings.max_time
     wanted = math.inf if settings.rounds is None else warmup + settings.rounds * per_round
     # The first round is always finished.

@@ -29,6 +29,7 @@ from report.anatomy import parts
 from report.caps import bucket_caps
 from report.devices import BARS, hollow_note, marked, on_devices
 from report.drawings import Bar, Bars, Chart, Panel, Part, Point, Series, Tick
+from report.fields import Field, interval, table, value, whole
 from report.model import Section, Table, TableColumn
 from report.select import (
     WorkloadCases,
@@ -39,7 +40,6 @@ from report.select import (
     step_time,
     throughput_ratio,
 )
-from report.tables import Field, interval, table, value, whole
 
 _SOURCE = (
     "Source: Li et al., “PyTorch Distributed: Experiences on Accelerating Data Parallel Training”, "

@@ -11,9 +11,9 @@ from bench.findings.wording import Row, case_label, finite, number, plural, quan
 from bench.results.aggregate import images_per_s_by_round
 from bench.results.round_times import ByRound
 from report.drawings import BoxPlot, Chart, Panel, Point, Series, StepTimes, Tick
+from report.fields import Links
 from report.model import CaseRounds, Hyperlink
 from report.select import WorkloadCases, by_mode, headline_count, records
-from report.tables import Links
 
 _FEWEST_ROUNDS = 3
 _MOST_TICKS = 8

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
-from bench.findings.wording import TIMES, Row, device_noun, estimate, finite, own_devices, text
+from bench.findings.wording import Row, device_noun, estimate, finite, own_devices, text, workload_parts
 from bench.plan import equal_layout
 from bench.results.typical import Typical
 from bench.settings import DDP_DEFAULTS
@@ -86,17 +86,9 @@ def _equal_layouts(ok: pd.DataFrame, cases: pd.DataFrame) -> dict[str, tuple[str
 
 
 def _workload_label(row: Row) -> str:
-    size, batch, scaling = finite(row["image_size"]), finite(row["batch"]), text(row["scaling"])
-    where = "in all" if scaling == "strong" else "per device"
-    parts = [
-        text(row["arch"]),
-        f"{size:.0f} {TIMES} {size:.0f} px" if size else "",
-        f"{batch:,.0f} images {where}" if batch else "",
-        f"{scaling} scaling" if scaling else "",
-        text(row["precision"]),
-        _SOURCES.get(text(row["data"]), f"images from {text(row['data'])}") if text(row["data"]) else "",
-    ]
-    return " · ".join(part for part in parts if part)
+    data = text(row["data"])
+    source = _SOURCES.get(data, f"images from {data}") if data else ""
+    return " · ".join([*workload_parts(row, finite(row["batch"])), *([source] if source else [])])
 
 
 def usual_settings(ddp: pd.DataFrame, *, free: str = "") -> pd.DataFrame:

@@ -31,6 +31,7 @@ from report import (
     together,
 )
 from report.drawings import Drawing
+from report.fields import Links
 from report.model import Fact, Page, RunFiles, RunView, Table
 from report.rates import with_rates
 from report.select import WorkloadCases, workloads
@@ -143,7 +144,7 @@ def _run_view(
 def _tables(
     run: RunData,
     named: Sequence[pd.DataFrame],
-    links: tables.Links,
+    links: Links,
     typical: Typical,
     price: float | None,
 ) -> tuple[Table, ...]:

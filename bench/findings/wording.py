@@ -266,6 +266,20 @@ def case_label(row: Row, device: str, *, with_cap: bool = True) -> str:
     return ", ".join(part for part in parts if part)
 
 
+def workload_parts(row: Row, batch: float | None) -> list[str]:
+    """Name what a case trains on `batch` images: per device, or in all under strong scaling."""
+    size, scaling = finite(row["image_size"]), text(row["scaling"])
+    where = "in all" if scaling == "strong" else "per device"
+    parts = (
+        text(row["arch"]),
+        f"{size:.0f} {TIMES} {size:.0f} px" if size else "",
+        f"{batch:,.0f} images {where}" if batch else "",
+        f"{scaling} scaling" if scaling else "",
+        text(row["precision"]),
+    )
+    return [part for part in parts if part]
+
+
 def bits_per_s(link: str) -> float | None:
     """Return the rate of a lab's link, such as `1gbit` or `200mbit+5ms`; None for another text."""
     found = _LINK.fullmatch(link)

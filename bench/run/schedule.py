@@ -14,7 +14,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from bench.estimate import MIN_ROUNDS
-from bench.plan import Case, Planned
+from bench.plan import Case, Planned, steps_of_one
 from bench.recovery.reopen import Completion
 from bench.results.comparisons import Comparison
 from bench.results.recorder import Recorder
@@ -185,13 +185,13 @@ def expected_half_width(
         probe_ms: steps of `single`.
         expected_s: seconds of measuring.
     """
-    own = [p.case for p in plan if not p.skip_reason and not p.oversubscribed]
+    own = [p for p in plan if not p.skip_reason and not p.oversubscribed]
     logs = np.log(probe_ms)
     if len(own) < 2 or len(logs) < FIRST_LOOK:
         return None
     scatter = 1.4826 * float(np.median(np.abs(logs - np.median(logs))))
-    round_s = settings.steps * sum(c.batch_per_device * c.accumulate for c in own) / own[0].batch_per_device
-    round_s *= math.exp(float(np.median(logs))) / 1000
+    batch, step_s = own[0].case.global_batch, math.exp(float(np.median(logs))) / 1000
+    round_s = settings.steps * step_s * sum(steps_of_one(p, single_batch=batch) for p in own)
     rounds = settings.rounds or int(TIMED_SHARE * expected_s / round_s)
     if rounds < MIN_ROUNDS:
         return None

@@ -18,7 +18,6 @@ from bench.findings.stability import Caution
 from bench.findings.wording import (
     CPU_STAND_IN,
     MIB,
-    TIMES,
     between,
     duration,
     estimate,
@@ -26,6 +25,7 @@ from bench.findings.wording import (
     mode_label,
     number,
     text,
+    workload_parts,
 )
 from bench.layout import BucketLayout
 from bench.text import visible
@@ -104,19 +104,14 @@ def summary_json(
 
 def _workload(cases: pd.DataFrame) -> str:
     """Say what was trained; every case of a run trains the same."""
-    row = cases.iloc[0].to_dict()
-    size, batch = finite(row["image_size"]), finite(row["batch_per_device"])
-    where = "in all" if text(row["scaling"]) == "strong" else "per device"  # the first case has one device
+    row = cases.iloc[0].to_dict()  # on one device, whose batch is that in all under strong scaling
     ddp = cases[cases["bucket_bytes"].notna()]
     layout = None if ddp.empty else BucketLayout.of_cell(ddp.iloc[0]["bucket_bytes"])
+    torch = text(row["torch_version"])
     parts = (
-        text(row["arch"]),
-        f"{size:.0f} {TIMES} {size:.0f} px" if size else "",
-        f"{batch:.0f} images {where}" if batch else "",
-        f"{text(row['scaling'])} scaling",
-        text(row["precision"]),
+        *workload_parts(row, finite(row["batch_per_device"])),
         f"gradients of {number(sum(layout.num_bytes) / MIB)} MiB" if layout else "",
-        f"torch {text(row['torch_version'])}" if text(row["torch_version"]) else "",
+        f"torch {torch}" if torch else "",
     )
     return ", ".join(visible(part) for part in parts if part)
 

@@ -6,9 +6,9 @@ import pytest
 from report_runs import case, communicating, dashed, measured, run
 
 from bench.findings.wording import TIMES
+from report.communication import communication
 from report.model import Table
 from report.select import workloads
-from report.tables import communication
 from report.view import page
 
 
