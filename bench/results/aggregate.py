@@ -18,7 +18,7 @@ from bench.results.round_times import ByRound, RoundTimes
 from bench.results.schema import BUCKETS, CASES, typed_frame
 from bench.results.store import RunData
 from bench.results.typical import FITTED, UNKNOWN, Typical
-from bench.settings import DDP_AXES
+from bench.settings import DDP_AXES, STEP_DEFAULTS
 from bench.stats import Interval, median_interval, paired_ratio
 
 SHARES = ("overlap_trace_pct", "overlap_window_pct", "dp_device0_pct")
@@ -250,6 +250,7 @@ def allreduce_rows(
 def _identity(outcome: Outcome) -> dict[str, Any]:
     planned, case = outcome.planned, outcome.planned.case
     row = {
+        **STEP_DEFAULTS,
         **case.stored(),
         "case_id": case.case_id,
         "impl": case.impl,

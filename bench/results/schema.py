@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from bench.settings import DDP_SETTINGS, MODES, MOST_DEVICES, PRECISIONS
+from bench.settings import DDP_SETTINGS, MODES, MOST_DEVICES, PRECISIONS, STEP_SETTINGS
 
 SCHEMA_VERSION = 2
 """Of the files as a whole; a folder of a later one is refused.
@@ -146,6 +146,7 @@ IDENTITY: tuple[Column, ...] = (
         "`fp32`, `tf32`, `bf16` or `fp16` (the last two under autocast)",
         among=PRECISIONS,
     ),
+    *(_setting(setting) for setting in STEP_SETTINGS),
     Column("data", "text", "`device`, `host`, or the folder the images come from"),
     *(_setting(setting) for setting in DDP_SETTINGS),
 )

@@ -22,7 +22,7 @@ from bench.cluster.process import is_rank
 from bench.cluster.ranks import RankInfo, agreed, allowed_cores
 from bench.console import format_s
 from bench.errors import UsageError
-from bench.findings.wording import devices
+from bench.findings.wording import devices, plural
 from bench.layout import BucketCaps
 from bench.measure.timed import probe
 from bench.plan import Machine, Planned
@@ -35,10 +35,11 @@ from bench.results.store import FolderLock
 from bench.run.fork_server import ForkServer
 from bench.run.launch import launch
 from bench.run.schedule import expected_half_width
-from bench.settings import ResolvedSettings, Settings, with_device_defaults
+from bench.settings import GpuKind, ResolvedSettings, Settings, with_device_defaults
 from models.data import check_folder
 from models.profile import profile_workload
 from models.registry import default_image_size, load_workload, resnet_workload
+from models.step import as_set, has_fused_optimizer, takes_images
 from models.workload import Workload
 
 HOST_FACTS = ("cpu_model", "num_cores", "memory_gib", "gpus", "topology")
@@ -62,17 +63,18 @@ def prepare(asked: Settings) -> Job:
     """Resolve the device, the workload and the plan. Raises UsageError for what cannot run here."""
     device_type = _device_type(asked.device)
     num_devices = torch.cuda.device_count() if device_type == "cuda" else len(allowed_cores())
-    settings = with_device_defaults(asked, device_type=device_type, num_local_devices=num_devices)
+    gpu = _gpu_kind() if device_type == "cuda" else None
+    settings = with_device_defaults(asked, device_type=device_type, num_local_devices=num_devices, gpu=gpu)
     _check_precision(settings)
     machine = Machine(device_type=device_type, devices_per_node=num_devices, **_launched_ranks())
     workload = _workload(settings)
-    settings = dataclasses.replace(settings, image_size=workload.image_size)
+    settings = _as_the_workload_allows(asked, settings, workload)
     if settings.data not in ("device", "host"):
         check_folder(Path(settings.data))
     planned = plan.expand(settings, machine, arch=workload.name, image_size=workload.image_size)
     if settings.out is not None and not is_rank():
         store.check_claimable(Path(settings.out))
-    return Job(settings=settings, machine=machine, workload=workload, plan=planned)
+    return Job(settings=settings, machine=machine, workload=as_set(workload, planned[0].case), plan=planned)
 
 
 def print_plan(job: Job) -> None:
@@ -92,8 +94,9 @@ def print_plan(job: Job) -> None:
     expected = plan.estimate_s(
         job.plan, step_s=step_s, single_batch=job.plan[0].case.global_batch, settings=job.settings
     )
+    steps = plural(job.settings.steps_per_block(step_s), "step")
     print(
-        f"Rounds in random order (seed {job.settings.seed}), {job.settings.steps} steps per block; a step of "
+        f"Rounds in random order (seed {job.settings.seed}), {steps} per block; a step of "
         f"single takes {step_s * 1000:.0f} ms here (probe of {len(steps_ms)} steps)."
     )
     limit = "" if job.settings.max_time is None else f", limit {format_s(job.settings.max_time)}"
@@ -202,6 +205,31 @@ def _launched_ranks() -> dict[str, int]:
         return {}
     per_node = int(os.environ["LOCAL_WORLD_SIZE"])
     return {"ranks_per_node": per_node, "num_nodes": int(os.environ["WORLD_SIZE"]) // per_node}
+
+
+def _gpu_kind() -> GpuKind:
+    """The least of the GPUs that are visible."""
+    found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    return GpuKind(
+        capability=min((one.major, one.minor) for one in found),
+        memory_gib=min(one.total_memory for one in found) / 2**30,
+    )
+
+
+def _as_the_workload_allows(
+    asked: Settings, settings: ResolvedSettings, workload: Workload
+) -> ResolvedSettings:
+    """Leave out defaults that this workload has no use for. Raises UsageError where it was asked for."""
+    fusible = not settings.fused_optimizer or has_fused_optimizer(workload)
+    if asked.fused_optimizer and not fusible:
+        raise UsageError("--fused-optimizer on: the workload's optimizer has no fused kernels; leave it off")
+    channels_last = settings.channels_last and (bool(asked.channels_last) or takes_images(workload))
+    return dataclasses.replace(
+        settings,
+        image_size=workload.image_size,
+        fused_optimizer=settings.fused_optimizer and fusible,
+        channels_last=channels_last,
+    )
 
 
 def _check_precision(settings: Settings) -> None:

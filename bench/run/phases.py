@@ -28,6 +28,9 @@ ANATOMY_STEPS = 2
 TRACE_STEPS = 1
 """Steps of a trace block: overlap within a step is what it is for, and a trace of each rank is large."""
 
+LEAD_IN_STEPS = {"cpu": 0, "cuda": 2}
+"""Untimed steps of a block by kind of device: a GPU that was idle raises its clock and fills its queue."""
+
 Work = Callable[[], BlockTimes]
 
 
@@ -117,12 +120,13 @@ def work_of(
 def _work(
     phase: str, live: LiveCase, trainer: Trainer, settings: ResolvedSettings, place: Place, clock: Clock
 ) -> Work:
-    steps = settings.steps
+    steps = settings.steps_per_block(live.step_s)
+    lead_in = LEAD_IN_STEPS[place.device.type]
     sizes = live.layout.num_bytes if live.layout is not None else ()
     if phase == "timed":
-        return lambda: run_block(trainer.step, steps, clock)
+        return lambda: run_block(trainer.step, steps, clock, lead_in=lead_in)
     if phase == "no_sync":
-        return lambda: run_block(trainer.local_step, steps, clock)
+        return lambda: run_block(trainer.local_step, steps, clock, lead_in=lead_in)
     if phase == "comm":
         return lambda: _replay(live, place, clock)
     if phase == "anatomy":

@@ -20,6 +20,7 @@ from bench.plan import Case, Planned
 from bench.run.proof import Prover
 from bench.settings import Settings
 from models.data import BatchSource, open_source
+from models.step import placed
 
 MIN_WARMUP_STEPS = 3
 """Least steps of warm-up: DDP rebuilds its buckets after the first and reports them after the second."""
@@ -29,6 +30,9 @@ MAX_WARMUP_STEPS = 10
 
 STILL_FASTER = 0.95
 """Warm-up goes on while a step takes less than this share of every step before it."""
+
+LEAST_WARMUP_S = 2.0
+"""On a GPU it goes on for so long at least: its clock rises with load, and its allocator settles."""
 
 
 @dataclass
@@ -43,6 +47,8 @@ class LiveCase:
     layout: BucketLayout | None = None
     longest_step_s: float = 0.0
     """Of the warm-up, over all ranks."""
+    step_s: float = 0.0
+    """The last of the warm-up on the slowest rank."""
 
     @property
     def communicates(self) -> bool:
@@ -72,7 +78,7 @@ def prepare(live: LiveCase, *, prover: Prover, settings: Settings, clock: Clock)
     case, place = live.case, prover.place
     prover.prove(case, live.group)
     before = start_peak(place.device)
-    module = copy.deepcopy(prover.template).to(place.device)
+    module = placed(copy.deepcopy(prover.template), case, place.device)
     mode = build_mode(case, module, place, live.group, equal_replicas=prover.equal_replicas)
     live.trainer = Trainer(case, mode, prover.workload, _source(case, prover, settings))
     warmup = _warm_up(live.trainer, live.group, place, clock)
@@ -117,18 +123,23 @@ def _source(case: Case, prover: Prover, settings: Settings) -> BatchSource:
 
 def _warm_up(trainer: Trainer, group: dist.ProcessGroup | None, place: Place, clock: Clock) -> BlockTimes:
     steps: list[float] = []
-    while len(steps) < MAX_WARMUP_STEPS:
+    while not _is_warm(steps, group, place.device):
         steps += run_block(trainer.step, 1, clock).steps_ms
-        if len(steps) < MIN_WARMUP_STEPS:
-            continue
-        settled: Any = torch.tensor([float(steps[-1] >= STILL_FASTER * min(steps[:-1]))])
-        if group is not None:
-            # Ranks must take the same number of steps, or the next collective hangs.
-            settled = settled.to(place.device)
-            dist.all_reduce(settled, dist.ReduceOp.MIN, group)
-        if settled.item():
-            break
     return BlockTimes(sum(steps), tuple(steps))
+
+
+def _is_warm(steps_ms: Sequence[float], group: dist.ProcessGroup | None, device: torch.device) -> bool:
+    """Whether the warm-up is over; ranks must take the same number of steps, or the next collective hangs."""
+    if len(steps_ms) < MIN_WARMUP_STEPS:
+        return False
+    settled = len(steps_ms) >= MAX_WARMUP_STEPS or steps_ms[-1] >= STILL_FASTER * min(steps_ms[:-1])
+    if device.type == "cuda":
+        settled = settled and sum(steps_ms) >= 1000 * LEAST_WARMUP_S
+    if group is None:
+        return settled
+    agreed: Any = torch.tensor([float(settled)], device=device)
+    dist.all_reduce(agreed, dist.ReduceOp.MIN, group)
+    return bool(agreed.item())
 
 
 def equal_layouts(

@@ -80,6 +80,7 @@ class Session:
     def run(self) -> str:
         """Prepare every case, then measure rounds until there is a reason to stop: that reason."""
         set_precision(self._settings.precision, self._cluster.place.device)
+        torch.backends.cudnn.benchmark = self._settings.cudnn_benchmark
         self._prepare_cases()
         self._drop_equal_layouts()
         # What is alive now stays so: no collection of garbage has to look through it within a block.
@@ -144,6 +145,7 @@ class Session:
             return
         found: dict[int, Prepared] = {rank: r.value for rank, r in enumerate(reports) if r.value is not None}
         live.longest_step_s = max(ms for p in found.values() for ms in p.warmup.steps_ms) / 1000
+        live.step_s = max(p.warmup.steps_ms[-1] for p in found.values()) / 1000
         if self._recorder is not None:
             facts = facts_of(live, self._infos[0], list(found.values()))
             self._recorder.set_outcome(index, "ok", facts=facts)
@@ -199,7 +201,7 @@ class Session:
         """The phases of every case that is visited in this round, on rank 0."""
         if self._recorder is None:
             return {}
-        live = [Visitable(one.index, one.case, one.oversubscribed, one.longest_step_s) for one in self._live]
+        live = [Visitable(one.index, one.case, one.oversubscribed, one.step_s) for one in self._live]
         return self._schedule.round(live, round_index, resting=self._resting)
 
     def _say_what_can_be_told(self, recorder: Recorder) -> None:
@@ -226,7 +228,7 @@ class Session:
         lives = {live.case.case_id: live for live in self._live}
         for case_id, phase, _ in self._earlier.measured:
             if (live := lives.get(case_id)) is not None and phase != "warmup":
-                seconds = self._schedule.steps_of(phase) * live.longest_step_s
+                seconds = self._schedule.steps_of(phase, live.step_s) * live.step_s
                 self._schedule.add(case_id, phase, seconds, oversubscribed=live.oversubscribed)
 
     def _look(self, recorder: Recorder, num_rounds: int) -> None:
@@ -242,7 +244,7 @@ class Session:
 
     def _measure_case(self, live: LiveCase, round_index: int, position: int, wanted: Sequence[str]) -> None:
         """Measure the `wanted` phases of a case, a block each; it is dropped where one fails."""
-        limit_s = block_s(self._settings, live.longest_step_s)
+        limit_s = block_s(self._settings, live.longest_step_s, live.step_s)
         for phase in wanted:
             started_s, reports = self._lockstep.run(
                 live.index,
