@@ -55,12 +55,12 @@ def run_calibration(
 ) -> BlockTimes:
     """Calibrate on one rank; every rank of `group` runs it at the same time.
 
-    The block's steps are those without communication. The detail holds `calibration`, all in ms: `order`
-    (indices of the trainable parameters as the reducer has them), `ready_ms` in that order since the last
-    backward began, the phases of a local step, `copy_ms` of all gradients once, and of the bursts
-    `comm_alone_ms` and its core time `comm_core_ms`, one figure for all, and `compute_alone_ms`,
-    `compute_end_ms` and `comm_end_ms`, one each. The ends are those of compute and all-reduces that began
-    together.
+    The block's steps are those without communication; on a GPU the one that no hold precedes. The detail
+    holds `calibration`, all in ms: `order` (indices of the trainable parameters as the reducer has them),
+    `ready_ms` in that order since the last backward began, the phases of a local step, `copy_ms` of all
+    gradients once, and of the bursts `comm_alone_ms` and its core time `comm_core_ms`, one figure for all,
+    and `compute_alone_ms`, `compute_end_ms` and `comm_end_ms`, one each. The ends are those of compute and
+    all-reduces that began together.
     """
     detail = _local_step(trainer, layout, device)
     detail["copy_ms"] = round(_copy_ms(trainer.mode.module, clock), 4)
@@ -73,12 +73,15 @@ def _bursts(trainer: Trainer, replay: BucketReplay, clock: Clock) -> tuple[dict[
     device = replay.device
     step_queue_ms, once_queue_ms = (rehearse(work, device) for work in (trainer.local_step, replay.step))
     step = run_block(trainer.local_step, 1, clock)
-    replay.align(REPLAYS_ALONE * once_queue_ms)
-    core_s = time.process_time()
-    once_ms = run_block(replay.step, REPLAYS_ALONE, clock).block_ms / REPLAYS_ALONE
-    core_ms = 1000 * (time.process_time() - core_s) / REPLAYS_ALONE
+    most_replays = _most_replays(replay.num_buckets, device)
+    by_itself = min(REPLAYS_ALONE, most_replays)
+    with no_gc():
+        replay.align(by_itself * once_queue_ms)
+        core_s = time.process_time()
+        once_ms = run_block(replay.step, by_itself, clock).block_ms / by_itself
+        core_ms = 1000 * (time.process_time() - core_s) / by_itself
     longest_step_ms, longest_once_ms = _longest((step.block_ms, once_ms), replay.group, device)
-    steps, replays = _burst(longest_step_ms, longest_once_ms, _most_replays(replay.num_buckets, device))
+    steps, replays = _burst(longest_step_ms, longest_once_ms, most_replays)
     queue_ms = steps * step_queue_ms + replays * once_queue_ms
     alone: list[BlockTimes] = []
     ends_ms: list[tuple[float, float]] = []
