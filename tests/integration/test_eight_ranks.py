@@ -90,9 +90,8 @@ def fake_group() -> Iterator[None]:
 
 def measured(folder: Path, **more: str) -> RunData:
     """A run of one round of ResNet-20 on eight devices of their own."""
-    asked = resolve(
-        {"gpus": "1,2,4,8", "rounds": "1", "bucket_cap_mb": "default,0.25", "out": str(folder), **more}
-    )
+    given = {"gpus": "1,2,4,8", "rounds": "1", "batch_size": "2", "bucket_cap_mb": "default,0.25"}
+    asked = resolve(given | {"out": str(folder)} | more)
     settings = with_device_defaults(asked, device_type="cpu", num_local_devices=NUM_RANKS)
     workload = resnet_workload("resnet20", 8)
     machine = Machine(device_type="cpu", devices_per_node=NUM_RANKS)
@@ -140,7 +139,7 @@ def test_every_case_of_the_plan_is_measured(run: RunData) -> None:
 
 def test_the_global_batch_and_the_buckets_follow_the_count(run: RunData) -> None:
     for row in ok(run, mode="ddp"):
-        assert row["global_batch"] == 16 * row["num_devices"]
+        assert row["global_batch"] == 2 * row["num_devices"]
         assert not row["oversubscribed"]
     layouts = {
         cap: {row["bucket_bytes"] for row in ok(run, bucket_cap_mb=cap)} for cap in ("default", "0.25")
