@@ -1,5 +1,8 @@
 """Real process groups: layouts, gradients, and a timed pass without instrumentation."""
 
+from __future__ import annotations
+
+import contextlib
 import copy
 from typing import Any
 
@@ -10,7 +13,7 @@ from torch.nn import functional
 from torchvision.models import resnet18
 
 from bench.modes import Place, build_mode
-from bench.modes.dp import HostDataParallel
+from bench.modes.dp import CudaDataParallel, HostDataParallel
 from bench.plan import Case
 
 COMMON = """
@@ -155,3 +158,57 @@ def test_the_stand_in_without_gradients_and_under_autocast() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert parallel(torch.randn(4, 4)).dtype == torch.bfloat16
     parallel.close()
+
+
+class Recorded(nn.Module):
+    """Notes the autocast state that its forward finds, replica by replica."""
+
+    def __init__(self, device_type: str) -> None:
+        super().__init__()
+        self.device_type = device_type
+        self.found: list[tuple[bool, torch.dtype]] = []
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        enabled = torch.is_autocast_enabled(self.device_type)
+        self.found.append((enabled, torch.get_autocast_dtype(self.device_type)))
+        return inputs
+
+    def __deepcopy__(self, memo: Any) -> Recorded:
+        return self
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("enabled", [True, False])
+def test_replicas_of_the_stand_in_compute_in_the_callers_autocast_type(
+    dtype: torch.dtype, *, enabled: bool
+) -> None:
+    module = Recorded("cpu")
+    parallel = HostDataParallel(module, (0, 0))
+    with torch.autocast("cpu", dtype=dtype, enabled=enabled):
+        parallel(torch.zeros(4, 1))
+    assert module.found == [(enabled, dtype)] * 2
+    parallel.close()
+
+
+@pytest.fixture
+def accelerators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets torch's `parallel_apply` run on CPU tensors, as if there were CUDA devices to choose."""
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "current_stream", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(torch.accelerator, "device_index", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr("torch.cuda.amp.common.amp_definitely_not_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+
+
+@pytest.mark.usefixtures("accelerators")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("enabled", [True, False])
+def test_replicas_on_gpus_compute_in_the_callers_autocast_type(dtype: torch.dtype, *, enabled: bool) -> None:
+    """torch's own threads enter autocast without a type: float16, whatever the caller's is."""
+    module = Recorded("cuda")
+    parallel = CudaDataParallel(module)
+    parallel.device_ids = [0, 1]
+    with torch.autocast("cuda", dtype=dtype, enabled=enabled):
+        parallel.parallel_apply([module, module], [torch.zeros(1), torch.zeros(1)], ({}, {}))
+    assert module.found == [(enabled, dtype)] * 2
