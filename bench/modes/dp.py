@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bench.modes.base import Mode, Place, pin
+from bench.modes.base import Mode, Place, devices_of, pin
 from bench.plan import Case
 
 
@@ -29,7 +29,7 @@ class DataParallelMode(Mode):
     def __init__(self, case: Case, module: nn.Module, place: Place) -> None:
         self.module = module
         if place.device.type == "cuda":
-            self.wrapped = CudaDataParallel(module, device_ids=list(range(case.num_devices)))
+            self.wrapped = CudaDataParallel(module, device_ids=devices_of(case, place))
         else:
             cores = [place.cores[i % len(place.cores)] for i in range(case.num_devices)]
             self.wrapped = HostDataParallel(module, cores)

@@ -1,11 +1,13 @@
 """The instrumented passes on real ranks: what they find, and that they leave nothing behind."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
-from bench.measure.anatomy import run_anatomy
+from bench.measure.anatomy import _dp_stages, run_anatomy
 from bench.measure.timed import Trainer
 from bench.modes import Place, build_mode
 from bench.modes.dp import HostDataParallel
@@ -61,6 +63,42 @@ def test_nothing_is_left_in_the_timed_step() -> None:
     assert type(made) is Trainer
     for parameter in made.mode.module.parameters():
         assert not parameter._post_accumulate_grad_hooks
+    made.close()
+
+
+@pytest.fixture
+def waited_for(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Indices of the GPUs that are waited for, on a machine that seems to have eight."""
+    found: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "synchronize", found.append)
+    return found
+
+
+class Scattering(nn.DataParallel[nn.Module]):
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        self.device_ids = [1, 3]
+
+    def scatter(self, *_: Any) -> str:
+        return "scattered"
+
+
+def test_a_stage_waits_for_the_gpus_of_its_case_alone(waited_for: list[Any]) -> None:
+    """A wait for another GPU makes a context on it, which takes memory that belongs to nobody's case."""
+    parallel, samples = Scattering(), dict[str, list[float]]()
+    with _dp_stages(SimpleNamespace(mode=SimpleNamespace(wrapped=parallel)), samples):
+        samples["backward_ms"] = []
+        assert parallel.scatter() == "scattered"
+    assert waited_for == [1, 3, 1, 3]
+    assert len(samples["dp_scatter_ms"]) == 1
+
+
+def test_the_stand_in_waits_for_no_gpu(waited_for: list[Any]) -> None:
+    made = trainer("dp", 2)
+    run_anatomy(made, 1, DEVICE, local_steps=0)
+    assert waited_for == []
     made.close()
 
 

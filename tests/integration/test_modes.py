@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 from torchvision.models import resnet18
 
-from bench.modes import Place, build_mode
+from bench.modes import Place, build_mode, devices_of
 from bench.modes.dp import CudaDataParallel, HostDataParallel
 from bench.plan import Case
 
@@ -149,6 +150,20 @@ def test_the_stand_in_really_splits_the_batch() -> None:
     assert isinstance(module[0].running_mean, torch.Tensor)
     assert module[0].running_mean.item() == pytest.approx(2.0)
     parallel.close()
+
+
+@pytest.mark.parametrize(
+    ("mode", "device", "devices"),
+    [
+        ("dp", "cuda:0", ["cuda:0", "cuda:1", "cuda:2"]),
+        ("dp", "cpu", ["cpu"]),
+        ("ddp", "cuda:1", ["cuda:1"]),
+    ],
+)
+def test_a_rank_trains_on_its_device_and_in_dp_on_all(mode: str, device: str, devices: list[str]) -> None:
+    place = Place(rank=0, local_rank=0, device=torch.device(device), cores=(0,))
+    found = devices_of(replace(dp_case(3), mode=mode), place)
+    assert [str(one) for one in found] == devices
 
 
 def test_the_stand_in_without_gradients_and_under_autocast() -> None:
