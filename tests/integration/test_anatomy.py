@@ -1,5 +1,7 @@
 """The instrumented passes on real ranks: what they find, and that they leave nothing behind."""
 
+import gc
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,7 +10,7 @@ import torch
 from torch import nn
 
 from bench.measure.anatomy import _dp_stages, run_anatomy
-from bench.measure.timed import Trainer
+from bench.measure.timed import Trainer, no_gc
 from bench.modes import Place, build_mode
 from bench.modes.dp import HostDataParallel
 from bench.plan import Case
@@ -194,6 +196,51 @@ cluster.close()
     for local, whole in found[0]:
         assert local[0] != local[1], "each rank has its own batch, so its own gradient"
         assert whole[0] == whole[1]
+
+
+def test_nothing_keeps_a_case_that_was_closed(ranks: Any) -> None:
+    """Cases are frozen: what lived on in a cycle would keep its GPU memory to the end of the run."""
+    found = ranks(
+        RANKS
+        + """
+import gc
+import weakref
+made().close()  # torch loads some parts at their first use
+kept = {}
+hooks = [dict(comm_hook="fp16"), dict(comm_hook="powersgd", bucket_cap_mb="100")]
+for settings in (*hooks, dict(static_graph=True), dict(accumulate=2)):
+    trainer = made(**settings)
+    sizes = trainer.mode.bucket_layout().num_bytes
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    run_anatomy(trainer, 2, cluster.place.device, local_steps=1)
+    run_trace(trainer, 1, cluster.place.device, sizes, keep=False)
+    parts = [trainer, trainer.optimizer, trainer.mode.ddp, *trainer.mode.module.parameters()]
+    parts = [weakref.ref(part) for part in parts]
+    trainer.close()
+    del trainer
+    kept[str(settings)] = sum(part() is not None for part in parts)
+report(kept)
+cluster.close()
+""",
+        2,
+    )
+    assert [set(kept.values()) for kept in found] == [{0}, {0}]
+
+
+@pytest.mark.parametrize(("mode", "num_devices"), [("single", 1), ("dp", 2)])
+def test_nothing_keeps_a_case_of_one_process(mode: str, num_devices: int) -> None:
+    trainer(mode, num_devices).step()  # torch loads some parts at their first use
+    made = trainer(mode, num_devices)
+    made.step()
+    gc.collect()
+    with no_gc():
+        run_anatomy(made, 1, DEVICE, local_steps=0)
+        parts = [weakref.ref(part) for part in (made, made.optimizer, made.mode.wrapped, made.mode.module)]
+        made.close()
+        del made
+        assert [part for part in parts if part() is not None] == []
 
 
 def test_replayed_buckets_move_their_bytes_in_their_type(ranks: Any) -> None:

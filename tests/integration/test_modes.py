@@ -107,6 +107,55 @@ cluster.close()
         assert layout == RESNET18_LAYOUTS["default"], "the rebuilt layout survives"
 
 
+SYNCED = """
+import copy
+from torch import nn
+from torch.nn.modules import batchnorm
+from torch.nn.parallel import DistributedDataParallel
+# SyncBatchNorm refuses CPU tensors, and DDP SyncBatchNorm on CPU cores: the tests of it are by name.
+torch._C._get_privateuse1_backend_name = lambda: "cpu"
+DistributedDataParallel._passing_sync_batchnorm_handle = lambda *_: None
+sizes = []
+class Synced:
+    @staticmethod
+    def apply(inputs, weight, bias, mean, var, eps, momentum, group, world_size):
+        sizes.append(world_size)
+        return nn.functional.batch_norm(inputs, mean, var, weight, bias, True, momentum, eps)
+batchnorm.sync_batch_norm = Synced
+"""
+"""Stands in for the CUDA kernels of SyncBatchNorm, whose collectives are of `group`."""
+
+
+def test_a_step_without_communication_does_not_synchronise_batch_norm(ranks: Any) -> None:
+    found = ranks(
+        COMMON
+        + SYNCED
+        + """
+torch.manual_seed(cluster.rank)
+plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4))
+group = cluster.group(2, "gloo")
+mode = build_mode(case(sync_batchnorm=True), copy.deepcopy(plain), cluster.place, group, equal_replicas=True)
+inputs = torch.randn(2, 3, 8, 8)
+with mode.without_communication():
+    local = mode.wrapped(inputs)
+    local.sum().backward()
+    while_local = len(sizes)
+    differs = (local - plain(inputs)).abs().max().item()
+with mode.no_sync():
+    mode.wrapped(inputs)
+groups = [layer.process_group is group for layer in mode.module.modules() if hasattr(layer, "process_group")]
+report([while_local, differs, sizes, groups])
+cluster.close()
+""",
+        2,
+    )
+    for while_local, differs, sizes, restored in found:
+        assert while_local == 0
+        assert differs == 0, "what plain batch norm makes of this rank's batch"
+        assert sizes == [2, 2], "each of the two layers synchronises again after it, under `no_sync` too"
+        assert restored == [True, True]
+
+
 def dp_case(num_devices: int) -> Case:
     return Case(
         mode="dp",
