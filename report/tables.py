@@ -60,6 +60,7 @@ EVERY: tuple[Field, ...] = (
     value("Step, p95", "step_ms_p95", "ms"),
     interval("Arithmetic per device", "tflop_per_s", "TFLOP/s"),
     value("Peak memory", "peak_mem_mib", "MiB"),
+    value("Reserved memory", "reserved_mem_mib", "MiB"),
     value("Epoch", "epoch_h", "h"),
     value("Cost of an epoch", "epoch_cost", ""),
 )
@@ -78,6 +79,7 @@ DP_STAGES: tuple[Field, ...] = (
     interval("Backward", "dp_backward_ms", "ms"),
     interval("Reduce", "dp_reduce_ms", "ms"),
     interval("Only device 0 works", "dp_device0_pct", "%"),
+    value("Memory of device 0 / mean of the others", "dp_device0_mem_ratio", TIMES),
 )
 
 
@@ -111,6 +113,10 @@ _EVERY_NOTE = (
     "ImageNet-1k, of the size measured, at the throughput with pauses. cases.csv holds the measured numbers "
     "under the name in column “Id”."
 )
+_MEMORY_NOTE = (
+    " Memory is that of the worst device: peak is in tensors, reserved is what torch's allocator held for "
+    "them; what CUDA and NCCL take beside it is not counted."
+)
 _ANATOMY_NOTE = (
     "Per step, from the anatomy pass, which is not the timed one: the last column says how much slower its "
     "instruments make the step. Backward includes exposed communication."
@@ -143,9 +149,10 @@ def tables(ok: pd.DataFrame, links: Links, typical: Typical) -> tuple[Table, ...
         left_out = f"{plural(folded, 'case')} on shared devices: see “Every column”."
         results = replace(results, below=(left_out,))
     every = (*EVERY, rounds, *APART, CASE_ID)
+    every_note = _EVERY_NOTE + (_MEMORY_NOTE if ok["reserved_mem_mib"].notna().any() else "")
     made = (
         results,
-        table("Every column", _EVERY_NOTE, ok, NAME, every, links=links),
+        table("Every column", every_note, ok, NAME, every, links=links),
         table("Where the step goes", _ANATOMY_NOTE, ok, NAME, ANATOMY),
         communication(ok),
         table("DataParallel's stages", dp_note, dp, NAME, DP_STAGES),

@@ -185,8 +185,19 @@ MEASURED: tuple[Column, ...] = (
     Column(
         "peak_mem_mib",
         "float",
-        "most GPU memory in use by this case's tensors, worst rank; empty on a CPU",
+        "most GPU memory in use by this case's tensors, worst device; empty on a CPU",
         above=0,
+    ),
+    Column(
+        "reserved_mem_mib",
+        "float",
+        "most GPU memory that the allocator held for this case, in use or kept, worst device; empty on a CPU",
+        above=0,
+    ),
+    Column(
+        "mem_by_device_mib",
+        "text",
+        "as `peak_mem_mib`, of each of the case's devices in their order, `/`-separated; empty on a CPU",
     ),
     *_interval("rank_skew_ms", "slowest minus fastest rank's own work per step (under `no_sync`)"),
     _count(
@@ -202,6 +213,12 @@ MEASURED: tuple[Column, ...] = (
     *_interval("dp_backward_ms", "DP: the replicas' backward (on GPUs with the reduction)"),
     *_interval("dp_reduce_ms", "DP: adding the replicas' gradients on device 0 (empty on GPUs)"),
     *_interval("dp_device0_pct", "DP: share of the step in which only device 0 works"),
+    Column(
+        "dp_device0_mem_ratio",
+        "float",
+        "DP: `peak_mem_mib` of device 0 / mean of the other devices'; empty on a CPU",
+        above=0,
+    ),
     _count("num_rounds", "rounds with a timed block of this case", first=0),
     _count("num_blocks", "blocks of this case, of all phases", first=0),
     *_interval(

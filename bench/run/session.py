@@ -17,6 +17,7 @@ from bench.cluster.ranks import Cluster, RankInfo
 from bench.cluster.turns import TURNS_ENV, TurnClient
 from bench.console import Console
 from bench.measure.clock import make_clock, set_precision
+from bench.measure.memory import release_memory
 from bench.measure.timed import BlockTimes
 from bench.plan import Planned, equal_layout_reason, round_order
 from bench.recovery.failures import Failure, block_s, preparing_s, turn_s
@@ -122,6 +123,8 @@ class Session:
         for position, (index, planned) in enumerate(wanted):
             self._show(f"preparing {planned.case.case_id}", position, len(wanted))
             self._prepare_case(index, planned, prover)
+            # Another rank may need it for the next case: DP trains on everyone's GPU.
+            release_memory(place.device)
 
     def _prepare_case(self, index: int, planned: Planned, prover: Prover) -> None:
         """Prove, build and warm up a case on its ranks; it is live if that went well on all of them."""
@@ -278,6 +281,7 @@ class Session:
     def _drop(self, live: LiveCase) -> None:
         live.close()
         self._live.remove(live)
+        release_memory(self._cluster.place.device)
 
     def _all_well(self, live: LiveCase, reports: Sequence[Report]) -> bool:
         """Whether no rank reports a fault; otherwise the case ends here, on all of them."""
@@ -285,8 +289,6 @@ class Session:
         if bad is None:
             return True
         live.close()
-        if self._cluster.place.device.type == "cuda":
-            torch.cuda.empty_cache()
         if self._recorder is not None:
             self._console.note(fail_case(self._recorder, live.index, Failure(bad.status, bad.reason)))
         return False

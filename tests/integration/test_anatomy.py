@@ -1,12 +1,16 @@
 """The instrumented passes on real ranks: what they find, and that they leave nothing behind."""
 
+import gc
+import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
-from bench.measure.anatomy import run_anatomy
-from bench.measure.timed import Trainer
+from bench.measure.anatomy import _dp_stages, run_anatomy
+from bench.measure.timed import Trainer, no_gc
 from bench.modes import Place, build_mode
 from bench.modes.dp import HostDataParallel
 from bench.plan import Case
@@ -61,6 +65,42 @@ def test_nothing_is_left_in_the_timed_step() -> None:
     assert type(made) is Trainer
     for parameter in made.mode.module.parameters():
         assert not parameter._post_accumulate_grad_hooks
+    made.close()
+
+
+@pytest.fixture
+def waited_for(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Indices of the GPUs that are waited for, on a machine that seems to have eight."""
+    found: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "synchronize", found.append)
+    return found
+
+
+class Scattering(nn.DataParallel[nn.Module]):
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        self.device_ids = [1, 3]
+
+    def scatter(self, *_: Any) -> str:
+        return "scattered"
+
+
+def test_a_stage_waits_for_the_gpus_of_its_case_alone(waited_for: list[Any]) -> None:
+    """A wait for another GPU makes a context on it, which takes memory that belongs to nobody's case."""
+    parallel, samples = Scattering(), dict[str, list[float]]()
+    with _dp_stages(SimpleNamespace(mode=SimpleNamespace(wrapped=parallel)), samples):
+        samples["backward_ms"] = []
+        assert parallel.scatter() == "scattered"
+    assert waited_for == [1, 3, 1, 3]
+    assert len(samples["dp_scatter_ms"]) == 1
+
+
+def test_the_stand_in_waits_for_no_gpu(waited_for: list[Any]) -> None:
+    made = trainer("dp", 2)
+    run_anatomy(made, 1, DEVICE, local_steps=0)
+    assert waited_for == []
     made.close()
 
 
@@ -156,6 +196,51 @@ cluster.close()
     for local, whole in found[0]:
         assert local[0] != local[1], "each rank has its own batch, so its own gradient"
         assert whole[0] == whole[1]
+
+
+def test_nothing_keeps_a_case_that_was_closed(ranks: Any) -> None:
+    """Cases are frozen: what lived on in a cycle would keep its GPU memory to the end of the run."""
+    found = ranks(
+        RANKS
+        + """
+import gc
+import weakref
+made().close()  # torch loads some parts at their first use
+kept = {}
+hooks = [dict(comm_hook="fp16"), dict(comm_hook="powersgd", bucket_cap_mb="100")]
+for settings in (*hooks, dict(static_graph=True), dict(accumulate=2)):
+    trainer = made(**settings)
+    sizes = trainer.mode.bucket_layout().num_bytes
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    run_anatomy(trainer, 2, cluster.place.device, local_steps=1)
+    run_trace(trainer, 1, cluster.place.device, sizes, keep=False)
+    parts = [trainer, trainer.optimizer, trainer.mode.ddp, *trainer.mode.module.parameters()]
+    parts = [weakref.ref(part) for part in parts]
+    trainer.close()
+    del trainer
+    kept[str(settings)] = sum(part() is not None for part in parts)
+report(kept)
+cluster.close()
+""",
+        2,
+    )
+    assert [set(kept.values()) for kept in found] == [{0}, {0}]
+
+
+@pytest.mark.parametrize(("mode", "num_devices"), [("single", 1), ("dp", 2)])
+def test_nothing_keeps_a_case_of_one_process(mode: str, num_devices: int) -> None:
+    trainer(mode, num_devices).step()  # torch loads some parts at their first use
+    made = trainer(mode, num_devices)
+    made.step()
+    gc.collect()
+    with no_gc():
+        run_anatomy(made, 1, DEVICE, local_steps=0)
+        parts = [weakref.ref(part) for part in (made, made.optimizer, made.mode.wrapped, made.mode.module)]
+        made.close()
+        del made
+        assert [part for part in parts if part() is not None] == []
 
 
 def test_replayed_buckets_move_their_bytes_in_their_type(ranks: Any) -> None:
