@@ -129,7 +129,8 @@ def _work(
         return lambda: _anatomy(live, trainer, place)
     if phase == "calibration":
         return lambda: _calibration(live, trainer, place, clock)
-    return lambda: run_trace(trainer, TRACE_STEPS, place.device, sizes, keep=settings.trace)
+    group = live.group if live.communicates else None
+    return lambda: run_trace(trainer, TRACE_STEPS, place.device, sizes, group=group, keep=settings.trace)
 
 
 def _replay(live: LiveCase, place: Place, clock: Clock) -> BlockTimes:
