@@ -243,7 +243,12 @@ BLOCKS: tuple[Column, ...] = (
         needed=True,
         among=PHASES,
     ),
-    _count("round", "1, 2, ...; 0 for warm-up before the first round", needed=True, first=0),
+    _count(
+        "round",
+        "1, 2, ...; 0 for warm-up before the first round, and for a GPU's trace after the last",
+        needed=True,
+        first=0,
+    ),
     _count("position", "place of the block in its round's random order, from 0", first=0),
     _count("rank", "global rank that took the times", needed=True, first=0, most=MOST_DEVICES),
     Column("host", "text", "host of the rank"),

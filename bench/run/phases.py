@@ -20,7 +20,7 @@ from bench.run.prepare import LiveCase
 from bench.settings import DDP_AXES, ResolvedSettings
 
 INSTRUMENTED_EVERY = 5
-"""With `--rounds`, anatomy and trace come in the first round and every fifth after it."""
+"""With `--rounds`, anatomy and trace come in the first round and every fifth; on GPUs traces come last."""
 
 ANATOMY_STEPS = 2
 """Steps of an anatomy block: DDP's logger tells of a step only in the next one."""
@@ -30,6 +30,9 @@ TRACE_STEPS = 1
 
 LEAD_IN_STEPS = {"cpu": 0, "cuda": 2}
 """Untimed steps of a block by kind of device: a GPU that was idle raises its clock and fills its queue."""
+
+AFTER_ROUNDS = 0
+"""The round of a trace that comes after all rounds: a run that is resumed for more of them has it already."""
 
 Work = Callable[[], BlockTimes]
 
@@ -47,7 +50,7 @@ def fixed_phases(
     # Devices that share a core time each other: one look at those is enough.
     if round_index == 1 or (round_index % INSTRUMENTED_EVERY == 1 and not oversubscribed):
         found.append("anatomy")
-        if case.communicates or settings.trace:
+        if is_traced(case, settings, last=False):
             found.append("trace")
     found = [phase for phase in found if phase == "timed" or phase in settings.passes]
     return [*found, "calibration"] if is_calibrated(case, settings) else found
@@ -63,6 +66,16 @@ def shuffled(phases: list[str], seed: str) -> list[str]:
     return plain + [phase for phase in phases if phase not in plain]
 
 
+def is_traced(case: Case, settings: ResolvedSettings, *, last: bool) -> bool:
+    """Whether the trace pass looks into it: after the `last` round on GPUs, within the rounds elsewhere.
+
+    CUPTI stays attached to a process, or goes at a time of its own, and slows what is timed meanwhile:
+    pytorch#144455, kineto#1264.
+    """
+    wanted = "trace" in settings.passes and (case.communicates or settings.trace)
+    return wanted and last == (case.device_type == "cuda")
+
+
 def is_calibrated(case: Case, settings: ResolvedSettings) -> bool:
     """Whether the calibration pass looks into it: the largest count, the first value of each axis."""
     return (
@@ -75,14 +88,21 @@ def is_calibrated(case: Case, settings: ResolvedSettings) -> bool:
 
 def is_measured(planned: Planned, settings: ResolvedSettings, measured: Container[Block]) -> bool:
     """Whether every block that a run of fixed length wants of a case is there."""
-    case = planned.case
     return settings.rounds is not None and all(
-        (case.case_id, phase, r) in measured
-        for r in range(1, settings.rounds + 1)
-        for phase in fixed_phases(
-            case, oversubscribed=planned.oversubscribed, round_index=r, settings=settings
-        )
+        (planned.case.case_id, phase, r) in measured
+        for phase, r in _fixed_blocks(planned, settings, settings.rounds)
     )
+
+
+def _fixed_blocks(planned: Planned, settings: ResolvedSettings, num_rounds: int) -> list[tuple[str, int]]:
+    """Phase and round of every block of a case in a run with `--rounds`."""
+    case, shared = planned.case, planned.oversubscribed
+    found = [
+        (phase, r)
+        for r in range(1, num_rounds + 1)
+        for phase in fixed_phases(case, oversubscribed=shared, round_index=r, settings=settings)
+    ]
+    return [*found, ("trace", AFTER_ROUNDS)] if is_traced(case, settings, last=True) else found
 
 
 def unfinished(
@@ -133,7 +153,8 @@ def _work(
         return lambda: _anatomy(live, trainer, place)
     if phase == "calibration":
         return lambda: _calibration(live, trainer, place, clock)
-    return lambda: run_trace(trainer, TRACE_STEPS, place.device, sizes, keep=settings.trace)
+    group = live.group if live.communicates else None
+    return lambda: run_trace(trainer, TRACE_STEPS, place.device, sizes, group=group, keep=settings.trace)
 
 
 def _replay(live: LiveCase, place: Place, clock: Clock) -> BlockTimes:

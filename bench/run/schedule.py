@@ -18,7 +18,7 @@ from bench.plan import Case, Planned, timed_block_s
 from bench.recovery.reopen import Completion
 from bench.results.comparisons import Comparison
 from bench.results.recorder import Recorder
-from bench.run.phases import fixed_phases, is_calibrated, shuffled
+from bench.run.phases import fixed_phases, is_calibrated, is_traced, shuffled
 from bench.settings import ResolvedSettings
 
 FIRST_LOOK = 10
@@ -102,12 +102,14 @@ class Schedule:
         return {index: shuffled(phases, f"{seed}/{index}") for index, phases in chosen.items()}
 
     def _passes(self, case: Case) -> list[str]:
-        """What is measured of a case beside timed steps."""
+        """What is measured of a case beside timed steps, within the rounds."""
         found = ["anatomy"]
         if case.communicates:
-            found += ["no_sync", "trace"] + ([] if case.comm_hook == "powersgd" else ["comm"])
-        elif self.settings.trace:
+            found.append("no_sync")
+        if is_traced(case, self.settings, last=False):
             found.append("trace")
+        if case.communicates and case.comm_hook != "powersgd":
+            found.append("comm")
         found = [phase for phase in found if phase in self.settings.passes]
         return [*found, "calibration"] if is_calibrated(case, self.settings) else found
 

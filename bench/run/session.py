@@ -29,7 +29,7 @@ from bench.results.recorder import Recorder
 from bench.results.round_times import ByRound
 from bench.run.curves import measure_curves
 from bench.run.job import Job
-from bench.run.phases import block_rows, unfinished, work_of
+from bench.run.phases import AFTER_ROUNDS, block_rows, is_traced, unfinished, work_of
 from bench.run.prepare import LiveCase, Prepared, equal_layouts, facts_of, prepare
 from bench.run.proof import Prover, equal_replicas
 from bench.run.schedule import FIRST_LOOK, Schedule, StopRule, Visitable, is_look, resting_cases
@@ -97,6 +97,7 @@ class Session:
             num_rounds += 1
             self._measure_round(num_rounds)
             self._drop_named_cases(num_rounds)
+        self._trace_last()
         gc.unfreeze()
         self._console.progress_done()
         self._lockstep.wait_for_turn(self._turns.close, limit_s=turn_s(self._settings))
@@ -197,6 +198,21 @@ class Session:
         if self._recorder is not None:
             self._look(self._recorder, round_index)
 
+    def _trace_last(self) -> None:
+        """Trace every case that is traced after all rounds, once, whatever the time."""
+        wanted = [
+            live
+            for live in self._live
+            if is_traced(live.case, self._settings, last=True)
+            and (live.case.case_id, "trace", AFTER_ROUNDS) not in self._earlier.measured
+        ]
+        for position, live in enumerate(wanted):
+            self._console.progress(f"trace {live.case.case_id}", position, len(wanted), None)
+            self._next_turn()
+            self._measure_case(live, AFTER_ROUNDS, position, ["trace"])
+        if wanted:
+            self._lockstep.between()
+
     def _next_turn(self) -> None:
         self._lockstep.wait_for_turn(self._turns.next_turn, limit_s=turn_s(self._settings))
 
@@ -251,7 +267,7 @@ class Session:
         for phase in wanted:
             started_s, reports = self._lockstep.run(
                 live.index,
-                f"round {round_index} ({phase})",
+                f"its {phase}" if round_index == AFTER_ROUNDS else f"round {round_index} ({phase})",
                 work_of(phase, live, self._settings, self._cluster.place, self._clock),
                 limit_s=limit_s,
             )

@@ -142,7 +142,8 @@ before = trainer.mode.ddp._get_ddp_logging_data()["iteration"]
 anatomy = run_anatomy(trainer, 4, cluster.place.device, local_steps=2)
 one_step = run_anatomy(trainer, 1, cluster.place.device, local_steps=0).detail
 sampled = trainer.mode.ddp._get_ddp_logging_data()["iteration"]
-trace = run_trace(trainer, 2, cluster.place.device, layout.num_bytes, keep=True)
+group = cluster.group(2, "gloo")
+trace = run_trace(trainer, 2, cluster.place.device, layout.num_bytes, group=group, keep=True)
 for _ in range(3):
     trainer.step()
 after = trainer.mode.ddp._get_ddp_logging_data()["iteration"]
@@ -152,12 +153,14 @@ ready = [bucket_ready_ms(one_step["ready_ms"], layout.parameters), one_step["las
 import gzip
 chrome = json.loads(gzip.decompress(trace.detail.pop("trace")))
 names = [e["name"] for e in chrome["traceEvents"] if e.get("ph") == "X"]
-report([detail, ready, trace.detail, names, hooks, [before, sampled, after], len(layout.num_bytes)])
+span = [trace.block_ms, sum(e["dur"] for e in chrome["traceEvents"] if e.get("name") == "step") / 1000]
+report([detail, ready, [trace.detail, span], names, hooks, [before, sampled, after], len(layout.num_bytes)])
 cluster.close()
 """,
         2,
     )
-    for detail, (ready, last_ready), trace, names, hooks, (before, sampled, after), num_buckets in found:
+    for detail, (ready, last_ready), traced, names, hooks, (before, sampled, after), num_buckets in found:
+        trace, (block_ms, annotated_ms) = traced
         assert num_buckets > 1
         assert ready == sorted(ready), "buckets become ready in all-reduce order"
         assert max(ready) == last_ready > 0
@@ -169,10 +172,44 @@ cluster.close()
         assert all(s < d for s, d in zip(trace["start_ms"], trace["done_ms"], strict=True))
         for name in ("step", "data", "forward", "backward", "optimizer"):
             assert names.count(name) == 2
+        assert names.count("gloo:all_reduce") == 1 + 2 * num_buckets, (
+            "one small one brings the ranks together"
+        )
+        assert block_ms == pytest.approx(annotated_ms, rel=0.05)
         assert sum(name.startswith("bucket ") for name in names) == 2 * num_buckets
         assert hooks == 0
         assert before < sampled, "the logger samples during the pass"
         assert after <= sampled + 1, "and is silent again after it"
+
+
+def test_a_rank_whose_profiler_starts_late_is_not_traced_as_communication(ranks: Any) -> None:
+    found = ranks(
+        RANKS
+        + """
+import gzip, time
+from torch.profiler import profile
+from bench.measure.trace import communication_and_compute, overlap_pct, spans_of
+trainer = made()
+if cluster.rank == 1:
+    start = profile.start
+    def slow_start(self):
+        time.sleep(1.0)
+        start(self)
+    profile.start = slow_start
+sizes = trainer.mode.bucket_layout().num_bytes
+group = cluster.group(2, "gloo")
+trace = run_trace(trainer, 1, cluster.place.device, sizes, group=group, keep=True)
+events = spans_of(json.loads(gzip.decompress(trace.detail["trace"])), "the trace")
+[start] = [e["ts"] for e in events if e["name"] == "step"]
+of_step = overlap_pct(*communication_and_compute([e for e in events if e["ts"] >= start]))
+report([trace.block_ms, max(trace.detail["done_ms"]), trace.detail["overlap_trace_pct"], of_step])
+cluster.close()
+""",
+        2,
+    )
+    for block_ms, done_ms, overlap, of_step in found:
+        assert max(block_ms, done_ms) < 1000, "a second is what the other rank was late"
+        assert overlap == pytest.approx(of_step, abs=0.001), "the small all-reduce took it"
 
 
 def test_a_step_without_communication_leaves_gradients_local_and_the_next_step_whole(ranks: Any) -> None:
