@@ -197,6 +197,9 @@ class Settings:
     )
     steps: int | None = _setting(None, cli.positive_int, "steps per block (CPU 1, GPU 10)", "N")
     trace: bool = _setting(NO, cli.switch, "keep a Chrome trace per case and rank", "on")
+    telemetry: bool = _setting(
+        YES, cli.switch, "sample clocks, power and temperature of the GPUs in timed blocks", "on|off"
+    )
     allreduce_curve: bool = _setting(
         NO, cli.switch, "also time the all-reduce by itself over message sizes", "on"
     )

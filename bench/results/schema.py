@@ -187,6 +187,16 @@ MEASURED: tuple[Column, ...] = (
         "most GPU memory in use by this case's tensors, worst rank; empty on a CPU",
         above=0,
     ),
+    *_interval("sm_clock_mhz", "SM clock in timed blocks, of the slowest GPU of the case"),
+    *_interval("power_w", "power in timed blocks, all GPUs of the case together"),
+    *_interval("joules_per_image", "`power_w` x step / images of the step"),
+    Column("temperature_c", "float", "highest temperature of a GPU of the case in a timed block"),
+    Column(
+        "throttled_pct",
+        "float",
+        "share of samples with clocks held down by heat or power, of the worst GPU, mean over blocks",
+    ),
+    Column("throttle_reasons", "text", "by what, in NVML's words, the most frequent first"),
     *_interval("rank_skew_ms", "slowest minus fastest rank's own work per step (under `no_sync`)"),
     _count(
         "slowest_rank",
