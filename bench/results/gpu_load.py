@@ -36,6 +36,8 @@ class GpuLoad:
 
         Ranks that share a GPU both tell of it. What one GPU does not tell is unknown of all together.
         """
+        if not all(found for _, found in ranks):
+            return
         gpus = {(host, number): dict(did) for host, found in ranks for number, did in dict(found).items()}
         for name, together in TOGETHER.items():
             told = [float(did[name]) for did in gpus.values() if name in did]
