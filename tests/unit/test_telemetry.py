@@ -1,4 +1,4 @@
-"""GPU telemetry: real sampler processes over a made-up NVML, and its arithmetic by hand."""
+"""GPU telemetry of a rank: real sampler processes over a made-up NVML, when they are asked, how they end."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ import psutil
 import pytest
 import torch
 
-from bench.clock_reasons import ClockReason
-from bench.measure import sampler, telemetry
-from bench.measure.sampler import Sample, SampledGpu, answer, power_w, summary
+from bench.cluster.messages import decode, encode
+from bench.measure import telemetry
 from bench.measure.telemetry import FAILED, Telemetry, sampled
 from bench.measure.timed import BlockTimes
 from bench.modes import Place
-from bench.plan import Machine, expand
-from bench.run.phases import work_of
+from bench.plan import Case, Machine, Planned, expand
+from bench.results.aggregate import Outcome, case_rows
+from bench.results.schema import BLOCKS, typed_frame
+from bench.run.phases import block_rows, work_of
 from bench.run.session import Session
 from bench.settings import Settings, with_device_defaults
 
@@ -116,6 +117,21 @@ def test_what_was_measured_stays_and_a_block_without_a_sample_tells_nothing(both
     assert times.detail == {"other": 1, "gpus": {"1": {}}}
 
 
+def test_what_the_sampler_tells_arrives_in_the_table_of_cases(both: Telemetry) -> None:
+    """By the way it takes: as a message between ranks, as a row of blocks.csv."""
+    seen(both, [0, 1])
+    planned = next(p for p in plan("cuda")[1] if p.case.mode == "dp")
+    sent = decode(encode(both.of(block(), [0, 1])))
+    rows = block_rows(planned.case.case_id, "timed", 1, 0, 0.0, [("host", 0, sent)])
+    row = case_rows([Outcome(planned)], typed_frame(rows, BLOCKS)).iloc[0]
+    assert row["sm_clock_mhz"] == 1410
+    assert row["power_w"] == pytest.approx(800, rel=1e-3)
+    # Half a second for a step of two times 64 images.
+    assert row["joules_per_image"] == pytest.approx(800 * 0.5 / 128, rel=1e-3)
+    assert (row["temperature_c"], row["throttled_pct"]) == (71, 100)
+    assert row["throttle_reasons"] == "power cap"
+
+
 def test_a_gpu_that_reports_nothing_has_no_readings(nvml: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
     monkeypatch.setenv("NVML_TELLS_NOTHING", "1")
     made = Telemetry({0: FIRST})
@@ -165,6 +181,28 @@ def test_a_sampler_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> No
     made.close()
 
 
+def test_a_sampler_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    sleeps = [sys.executable, "-c", "import time; time.sleep(600)"]
+    monkeypatch.setattr(telemetry, "ended_with_us", lambda _: sleeps)
+    monkeypatch.setattr(telemetry, "ANSWER_S", 0.1)
+    made = Telemetry({0: FIRST})
+    assert FAILED in made.of(block(), [0]).detail
+    assert made._process[0].wait(30) < 0
+
+
+def test_the_start_of_a_block_is_counted_back_from_its_end(
+    both: Telemetry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(both, "_answer", asked.append)
+    before_s = time.monotonic()
+    both.of(block(2500.0), [1])
+    (question,) = asked
+    assert question["end_s"] - question["start_s"] == pytest.approx(2.5)
+    assert before_s <= question["end_s"] <= time.monotonic()
+    assert question["gpus"] == [SECOND]
+
+
 def test_it_is_gone_after_the_end(both: Telemetry) -> None:
     seen(both, [0])
     both.close()
@@ -206,87 +244,23 @@ def test_it_ends_with_a_rank_that_is_killed(how: str) -> None:
         os.kill(other, signal.SIGKILL)
 
 
-def test_the_sampler_imports_no_torch() -> None:
-    code = "import sys, bench.measure.sampler; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-CAP, HOT, IDLE = ClockReason.POWER_CAP, ClockReason.HARDWARE_HEAT, ClockReason.IDLE
-
-
-def test_a_summary_by_hand() -> None:
-    reasons = [{IDLE}, {CAP}, {CAP, HOT}, {ClockReason.APPLICATION}]
-    samples = [
-        Sample(
-            moment_s=10 + 0.1 * i,
-            sm_clock_mhz=clock,
-            energy_j=5000 + 40.0 * i,
-            temperature_c=degrees,
-            reasons=frozenset(why),
-        )
-        for i, (clock, degrees, why) in enumerate(
-            zip([600, 1800, 1700, 1900], [50, 61, 64, 63], reasons, strict=True)
-        )
-    ]
-    assert summary(samples) == {
-        "sm_clock_mhz": 1500,
-        "power_w": 400,
-        "temperature_c": 64,
-        "throttled_pct": 50,
-        "throttled_by_pct": {"hardware thermal slow-down": 25, "power cap": 50},
-    }
-    assert summary([]) == {}
-    assert summary([Sample(moment_s=1), Sample(moment_s=2, sm_clock_mhz=1000)]) == {"sm_clock_mhz": 1000}
-
-
-def test_power_of_a_counter_that_moves_in_steps() -> None:
-    """250 W, counted every 0.1 s: between first and last sample alone there are 10% too few."""
-    samples = [Sample(moment_s=t / 20, energy_j=25.0 * (t // 2)) for t in range(20)]
-    assert power_w(samples) == pytest.approx(250, rel=0.01)
-    ends = samples[-1].energy_j or 0, samples[-1].moment_s
-    assert ends[0] / ends[1] < 240
-
-
-@pytest.mark.parametrize(
-    ("samples", "watts"),
-    [
-        ([Sample(moment_s=t / 10, power_w=w) for t, w in enumerate([100, 200, 240])], 180),
-        ([Sample(moment_s=t / 20, energy_j=50.0 * t) for t in range(3)], None),
-        ([Sample(moment_s=float(t), energy_j=7.0) for t in range(3)], None),
-        ([Sample(moment_s=1.0)], None),
-    ],
-    ids=["readings", "too short to count", "a counter that stands still", "unknown"],
-)
-def test_power_without_a_usable_counter(samples: list[Sample], watts: float | None) -> None:
-    assert power_w(samples) == (None if watts is None else pytest.approx(watts))
-
-
-def test_only_samples_between_start_and_end_count() -> None:
-    gpu = SampledGpu(3, None)
-    gpu.samples.extend(
-        Sample(moment_s=t, sm_clock_mhz=mhz)
-        for t, mhz in ((0.9, 100), (1.0, 1000), (1.5, 1100), (2.0, 1200), (2.1, 100))
-    )
-    question = {"start_s": 1.0, "end_s": 2.0, "gpus": [FIRST]}
-    assert answer(question, {FIRST: gpu}) == {"gpus": {"3": {"sm_clock_mhz": 1100}}}
-
-
-def test_samples_are_kept_within_bounds() -> None:
-    gpu = SampledGpu(0, None)
-    gpu.samples.extend(Sample(moment_s=float(i)) for i in range(100_000))
-    assert len(gpu.samples) == sampler.KEPT_S / sampler.INTERVAL_S
-
-
 def place(rank: int, device: str) -> Place:
     return Place(rank=rank, local_rank=rank, device=torch.device(device), cores=(0,))
 
 
-def cases(device_type: str) -> tuple[Settings, list[Any]]:
+def plan(device_type: str) -> tuple[Settings, list[Planned]]:
     settings = with_device_defaults(
-        Settings(gpus=(1, 2, 4), modes=("dp", "ddp")), device_type=device_type, num_local_devices=4
+        Settings(gpus=(1, 2, 4), modes=("dp", "ddp"), batch_size=64),
+        device_type=device_type,
+        num_local_devices=4,
     )
     planned = expand(settings, Machine(device_type=device_type, devices_per_node=4), arch="a", image_size=8)
-    return settings, [p.case for p in planned if p.skip_reason is None]
+    return settings, [p for p in planned if p.skip_reason is None]
+
+
+def cases(device_type: str) -> tuple[Settings, list[Case]]:
+    settings, planned = plan(device_type)
+    return settings, [p.case for p in planned]
 
 
 def test_a_rank_samples_the_gpus_of_its_cases(monkeypatch: pytest.MonkeyPatch) -> None:
