@@ -22,6 +22,7 @@ from bench.cluster.process import end_all, ended_with_us
 from bench.measure.timed import BlockTimes
 from bench.modes import Place
 from bench.plan import Case
+from bench.results.gpu_load import GPUS
 from bench.settings import Settings
 
 ANSWER_S = 5.0
@@ -29,9 +30,6 @@ ANSWER_S = 5.0
 
 END_S = 1.0
 """So long a sampler has to end; it ends at once, unless the driver holds it."""
-
-GPUS = "gpus"
-"""In the detail of a timed block: by nvidia-smi's number of a GPU, what it did."""
 
 FAILED = "telemetry_failed"
 """In the detail of the block after which a rank's telemetry ended: why."""

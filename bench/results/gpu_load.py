@@ -13,6 +13,9 @@ from bench.stats import median_interval
 
 ByRound: TypeAlias = dict[int, float]
 
+GPUS = "gpus"
+"""In the detail of a timed block: by nvidia-smi's number of a GPU, what it did."""
+
 TOGETHER: dict[str, Callable[[Iterable[float]], float]] = {
     "sm_clock_mhz": min,
     "power_w": sum,

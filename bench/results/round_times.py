@@ -19,7 +19,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 import pandas as pd
 
-from bench.results.gpu_load import GpuLoad
+from bench.results.gpu_load import GPUS, GpuLoad
 from bench.results.schema import CASES
 
 ByRound: TypeAlias = dict[int, float]
@@ -86,7 +86,7 @@ class CaseTimes:
             for name, value in detail.items():
                 if name in MOMENTS:
                     moments.setdefault(name, []).append((int(row["rank"]), value))
-                elif name == "gpus":
+                elif name == GPUS:
                     gpus.append((row.get("host"), value))
                 elif name in _COLUMNS:
                     samples.setdefault(name, []).append(float(value))

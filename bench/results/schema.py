@@ -243,7 +243,11 @@ BLOCKS: tuple[Column, ...] = (
     _count("num_steps", "steps in the block", needed=True),
     Column("block_ms", "float", "duration of the block on this rank", needed=True, above=0),
     Column("steps_ms", "text", "each step's duration, space-separated"),
-    Column("detail", "text", "JSON: further durations of this phase, in ms per step"),
+    Column(
+        "detail",
+        "text",
+        "JSON: further durations of this phase, in ms per step; of timed blocks what each GPU did",
+    ),
 )
 
 BUCKETS: tuple[Column, ...] = (
