@@ -268,6 +268,9 @@ class Settings:
         None, cli.positive_int, "steps per block (CPU 1, GPU as many as take 1 s)", "N"
     )
     trace: bool = _setting(NO, cli.switch, "keep a Chrome trace per case and rank", "on")
+    telemetry: bool = _setting(
+        YES, cli.switch, "sample clocks, power and temperature of the GPUs in timed blocks", "on|off"
+    )
     allreduce_curve: bool = _setting(
         NO, cli.switch, "also time the all-reduce by itself over message sizes", "on"
     )

@@ -83,6 +83,16 @@ DP_STAGES: tuple[Field, ...] = (
 )
 
 
+GPU_LOAD: tuple[Field, ...] = (
+    interval("SM clock", "sm_clock_mhz", "MHz"),
+    interval("Power", "power_w", "W"),
+    interval("Energy", "joules_per_image", "J/image"),
+    value("Temperature, highest", "temperature_c", "°C"),
+    value("Slowed", "throttled_pct", "% of samples"),
+    (TableColumn("Slowed by"), lambda row: text(row["throttle_reasons"])),
+)
+
+
 def _sizes(row: Row) -> str:
     layout = BucketLayout.of_cell(row["bucket_bytes"])
     return f"{' + '.join(number(size / MIB) for size in layout.num_bytes)} MiB" if layout else ""
@@ -122,6 +132,10 @@ _ANATOMY_NOTE = (
     "instruments make the step. Backward includes exposed communication."
 )
 _DP_NOTE = "Per step: DataParallel's own stages, in order. Outside apply and backward only device 0 works."
+_GPU_LOAD_NOTE = (
+    "During timed blocks, sampled every 50 ms: the clock of the slowest GPU of a case, the power of all its "
+    "GPUs together, without the host's. Slowed: heat or power held the clocks down, on the worst GPU."
+)
 _STAND_IN = " “CPU stand-in”: the same stages, carried out on CPU cores and host memory."
 _BUCKETS_NOTE = "DDP's buckets after the rebuild. Caps that make equal sizes are the same layout."
 
@@ -155,6 +169,7 @@ def tables(ok: pd.DataFrame, links: Links, typical: Typical) -> tuple[Table, ...
         table("Every column", every_note, ok, NAME, every, links=links),
         table("Where the step goes", _ANATOMY_NOTE, ok, NAME, ANATOMY),
         communication(ok),
+        table("GPUs under load", _GPU_LOAD_NOTE, ok, NAME, GPU_LOAD),
         table("DataParallel's stages", dp_note, dp, NAME, DP_STAGES),
         table("Bucket layouts", _BUCKETS_NOTE, ok[ok["mode"] == "ddp"], NAME, BUCKETS),
     )

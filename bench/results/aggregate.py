@@ -114,6 +114,7 @@ def case_rows(
             row["slowest_rank"] = found.slowest_rank()
             for name, by_round in found.details.items():
                 row |= _columns(name, _median(by_round.values()))
+            row |= found.gpu_load.columns(timed, batch[case_id])
         if case_id in vs_default:
             row |= _columns("vs_ddp_default", vs_default[case_id])
         rows.append(row)

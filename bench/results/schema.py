@@ -199,6 +199,16 @@ MEASURED: tuple[Column, ...] = (
         "text",
         "as `peak_mem_mib`, of each of the case's devices in their order, `/`-separated; empty on a CPU",
     ),
+    *_interval("sm_clock_mhz", "SM clock in timed blocks, of the slowest GPU of the case"),
+    *_interval("power_w", "power in timed blocks, all GPUs of the case together"),
+    *_interval("joules_per_image", "`power_w` x step / images of the step"),
+    Column("temperature_c", "float", "highest temperature of a GPU of the case in a timed block"),
+    Column(
+        "throttled_pct",
+        "float",
+        "share of samples with clocks held down by heat or power, of the worst GPU, mean over blocks",
+    ),
+    Column("throttle_reasons", "text", "by what, in NVML's words, the most frequent first"),
     *_interval("rank_skew_ms", "slowest minus fastest rank's own work per step (under `no_sync`)"),
     _count(
         "slowest_rank",
@@ -256,7 +266,11 @@ BLOCKS: tuple[Column, ...] = (
     _count("num_steps", "steps in the block", needed=True),
     Column("block_ms", "float", "duration of the block on this rank", needed=True, above=0),
     Column("steps_ms", "text", "each step's duration, space-separated"),
-    Column("detail", "text", "JSON: further durations of this phase, in ms per step"),
+    Column(
+        "detail",
+        "text",
+        "JSON: further durations of this phase, in ms per step; of timed blocks what each GPU did",
+    ),
 )
 
 BUCKETS: tuple[Column, ...] = (

@@ -22,7 +22,8 @@ NOT_SETTINGS = ("preset", "config", "resume", "dry_run", "quiet", "json")
 
 GROUPS = {
     "what to measure": (
-        *("modes", "gpus", "device", "scaling", "sweep", "passes", "trace", "allreduce_curve", "calibrate"),
+        *("modes", "gpus", "device", "scaling", "sweep", "passes", "trace", "telemetry"),
+        *("allreduce_curve", "calibrate"),
     ),
     "model and data": (*("arch", "workload", "batch_size", "image_size", "data", "data_workers", "seed"),),
     "how a step is computed": ("precision", *STEP_DEFAULTS),

@@ -11,6 +11,7 @@ from bench.measure.anatomy import bucket_ready_ms, run_anatomy
 from bench.measure.calibration import run_calibration
 from bench.measure.clock import Clock
 from bench.measure.collectives import BucketReplay
+from bench.measure.telemetry import Telemetry, gpus_of
 from bench.measure.timed import BlockTimes, Trainer, run_block
 from bench.measure.trace import run_trace
 from bench.modes import Place
@@ -121,7 +122,12 @@ def unfinished(
 
 
 def work_of(
-    phase: str, live: LiveCase, settings: ResolvedSettings, place: Place, clock: Clock
+    phase: str,
+    live: LiveCase,
+    settings: ResolvedSettings,
+    place: Place,
+    clock: Clock,
+    telemetry: Telemetry | None = None,
 ) -> Work | None:
     """What this rank does in a block of `phase`; None where it only waits."""
     trainer = live.trainer
@@ -131,6 +137,8 @@ def work_of(
 
     def checked() -> BlockTimes:
         times = work()
+        if phase == "timed" and telemetry is not None:
+            times = telemetry.of(times, gpus_of(live.case, place))
         trainer.check_loss()
         return times
 

@@ -18,6 +18,7 @@ from bench.cluster.turns import TURNS_ENV, TurnClient
 from bench.console import Console
 from bench.measure.clock import make_clock, set_precision
 from bench.measure.memory import release_memory
+from bench.measure.telemetry import FAILED, Telemetry, sampled
 from bench.measure.timed import BlockTimes
 from bench.plan import Planned, equal_layout_reason, round_order
 from bench.recovery.failures import Failure, block_s, preparing_s, turn_s
@@ -73,6 +74,8 @@ class Session:
         self._resting: frozenset[str] = frozenset()
         self._written_s = 0.0
         self._to_drop = to_drop
+        self._telemetry: Telemetry | None = None
+        self._is_telemetry_failed = False
         self._live: list[LiveCase] = []
         """The cases that are still measured, in the plan's order, the same on every rank."""
         # Rank 0 takes the turn for all: the others wait for it.
@@ -82,6 +85,8 @@ class Session:
         """Prepare every case, then measure rounds until there is a reason to stop: that reason."""
         set_precision(self._settings.precision, self._cluster.place.device)
         torch.backends.cudnn.benchmark = self._settings.cudnn_benchmark
+        runnable = [p.case for p in self._plan if p.skip_reason is None]
+        self._telemetry = sampled(self._settings, runnable, self._cluster.place)
         self._prepare_cases()
         self._drop_equal_layouts()
         # What is alive now stays so: no collection of garbage has to look through it within a block.
@@ -103,6 +108,8 @@ class Session:
         self._lockstep.wait_for_turn(self._turns.close, limit_s=turn_s(self._settings))
         for live in self._live:
             live.close()
+        if self._telemetry is not None:
+            self._telemetry.close()
         return reason
 
     def _reason_to_stop(self, num_rounds: int) -> str:
@@ -268,7 +275,7 @@ class Session:
             started_s, reports = self._lockstep.run(
                 live.index,
                 f"its {phase}" if round_index == AFTER_ROUNDS else f"round {round_index} ({phase})",
-                work_of(phase, live, self._settings, self._cluster.place, self._clock),
+                work_of(phase, live, self._settings, self._cluster.place, self._clock, self._telemetry),
                 limit_s=limit_s,
             )
             if not self._all_well(live, reports):
@@ -293,6 +300,12 @@ class Session:
 
     def _show(self, what: str, position: int, total: int) -> None:
         self._console.progress(what, position, total, self._stop_rule.left_s())
+
+    def _say_telemetry_failed(self, rank: int, why: str) -> None:
+        """Say once, whichever ranks it concerns, that columns stay empty from here."""
+        if not self._is_telemetry_failed:
+            self._console.note(f"No GPU telemetry from rank {rank} (--telemetry): {why}; the run goes on")
+        self._is_telemetry_failed = True
 
     def _drop(self, live: LiveCase) -> None:
         live.close()
@@ -325,6 +338,8 @@ class Session:
         for rank, block in times.items():
             if "trace" in block.detail:
                 self._recorder.add_trace(case_id, rank, block.detail["trace"])
+            if FAILED in block.detail:
+                self._say_telemetry_failed(rank, block.detail[FAILED])
         seconds = self._lockstep.elapsed_s() - started_s
         self._schedule.add(case_id, phase, seconds, oversubscribed=live.oversubscribed)
         found = [(self._infos[rank].host, rank, block) for rank, block in times.items()]

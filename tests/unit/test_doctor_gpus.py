@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 from doctor_machines import H100, h100_box, laptop, nvlink_pairs, virtual_gpu, with_gpu
 
+from bench.clock_reasons import ClockReason
 from bench.doctor.__main__ import diagnose
-from bench.doctor.readings import ClockReason, GpuPair, GpuProcess, HostReadings, Software
+from bench.doctor.readings import GpuPair, GpuProcess, HostReadings, Software
 from bench.doctor.rules import Finding
 from bench.doctor.rules.gpu import ranges, span
 

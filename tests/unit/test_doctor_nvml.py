@@ -10,7 +10,8 @@ import pynvml
 import pytest
 
 from bench import conditions
-from bench.doctor.readings import ClockReason, GpuPair, GpuProcess, nvml
+from bench.clock_reasons import ClockReason
+from bench.doctor.readings import GpuPair, GpuProcess, nvml
 
 
 class Nvml:
