@@ -155,6 +155,9 @@ class Settings:
         "device|host|DIR",
     )
     data_workers: int = _setting(2, cli.whole_number, "loader processes per rank, with a folder", "N")
+    prefetch: bool = _setting(
+        YES, cli.switch, "copy the next batch of host or folder data to a GPU during the step", "on|off"
+    )
     scaling: str = _setting(
         "weak",
         cli.choice(("weak", "strong")),

@@ -29,8 +29,8 @@ WORTH_TUNING = 0.05
 """Share of the step that communication adds from which on tuning its buckets is proposed."""
 
 CARRIED = (
-    *("arch", "workload", "batch_size", "image_size", "precision", "data", "data_workers", "scaling"),
-    *("seed", "device"),
+    *("arch", "workload", "batch_size", "image_size", "precision", "data", "data_workers", "prefetch"),
+    *("scaling", "seed", "device"),
 )
 """Settings that say what trains; a next command about the same training repeats them."""
 

@@ -64,7 +64,7 @@ def case_rows(
     blocks: pd.DataFrame | RoundTimes,
     comparisons: Sequence[Comparison] = (),
     *,
-    run: dict[str, str] | None = None,
+    run: dict[str, Any] | None = None,
     typical: Typical | None = None,
 ) -> pd.DataFrame:
     """cases.csv: one row per planned case, measured or not.

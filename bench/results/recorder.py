@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from bench.conditions import part
+from bench.conditions import part, prefetches
 from bench.errors import UsageError
 from bench.layout import BucketLayout
 from bench.plan import Planned, plan_hash
@@ -228,14 +228,15 @@ class Recorder:
         return worst_half_width(self.cases)
 
 
-def _run_columns(manifest: Mapping[str, Any]) -> dict[str, str]:
+def _run_columns(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """What cases.csv holds of the run itself."""
     found = {
+        "prefetch": prefetches(part(manifest, "settings")),
         "run_id": manifest.get("run_id"),
         "started_at": manifest.get("created_utc"),
         "torch_version": part(manifest, "versions").get("torch"),
     }
-    return {name: value for name, value in found.items() if isinstance(value, str)}
+    return {name: value for name, value in found.items() if isinstance(value, str | bool)}
 
 
 def resume_command(folder: Path) -> str:

@@ -208,6 +208,7 @@ MEASURED: tuple[Column, ...] = (
         "`images_per_s` over that of DDP's default on as many devices; all of a run hold at once",
         above=0,
     ),
+    Column("prefetch", "bool", "whether the next batch was copied to the GPU during the step"),
     Column("cap_mib", "float", "`bucket_cap_mb` as a number; empty for `default` and for lists"),
     Column("run_id", "text", "names the run, whatever becomes of its folder"),
     Column("started_at", "text", "when the run began, UTC"),

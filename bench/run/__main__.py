@@ -25,7 +25,8 @@ GROUPS = {
         *("modes", "gpus", "device", "scaling", "sweep", "passes", "trace", "allreduce_curve", "calibrate"),
     ),
     "model and data": (
-        *("arch", "workload", "batch_size", "image_size", "precision", "data", "data_workers", "seed"),
+        *("arch", "workload", "batch_size", "image_size", "precision", "data", "data_workers", "prefetch"),
+        "seed",
     ),
     "DDP settings": (*DDP_AXES, "backend"),
     "how long": ("margin", "max_time", "rounds", "precision_target", "steps", "case_timeout"),

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from bench.cluster.messages import may_be_sent
 from bench.cluster.ranks import Cluster, RankInfo
+from bench.conditions import prefetches
 from bench.layout import BucketLayout
 from bench.measure.clock import Clock, peak_mib, start_peak
 from bench.measure.timed import BlockTimes, Trainer, run_block
@@ -19,7 +20,7 @@ from bench.modes import Place, build_mode
 from bench.plan import Case, Planned
 from bench.run.proof import Prover
 from bench.settings import Settings
-from models.data import BatchSource, open_source
+from models.data import BatchSource, PrefetchSource, open_source
 
 MIN_WARMUP_STEPS = 3
 """Least steps of warm-up: DDP rebuilds its buckets after the first and reports them after the second."""
@@ -103,7 +104,7 @@ def facts_of(live: LiveCase, first: RankInfo, found: Sequence[Prepared]) -> dict
 
 def _source(case: Case, prover: Prover, settings: Settings) -> BatchSource:
     one_rank = case.mode != "ddp"
-    return open_source(
+    source = open_source(
         prover.workload,
         data=case.data,
         batch_size=case.batch_per_device * (case.num_devices if one_rank else 1),
@@ -113,6 +114,7 @@ def _source(case: Case, prover: Prover, settings: Settings) -> BatchSource:
         seed=settings.seed,
         num_workers=settings.data_workers,
     )
+    return PrefetchSource(source, prover.place.device) if prefetches(settings.stored()) else source
 
 
 def _warm_up(trainer: Trainer, group: dist.ProcessGroup | None, place: Place, clock: Clock) -> BlockTimes:
