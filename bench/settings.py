@@ -195,6 +195,12 @@ class Settings:
         "start no case after this long (CPU 200s, GPU 10m; with --rounds none)",
         "10m",
     )
+    sustain: float | None = _setting(
+        None,
+        cli.duration_s,
+        "after the rounds, train each case without a pause for so long (default: not at all)",
+        "5m",
+    )
     case_timeout: float | None = _setting(
         None, cli.duration_s, "give a case up that takes this long in one go (20 times the usual)", "60s"
     )

@@ -16,6 +16,7 @@ from bench.plan import Case, Planned
 from bench.results.comparisons import ONE, Comparison, compared, margin_of, of_table, over_default, pairs_of
 from bench.results.round_times import ByRound, RoundTimes
 from bench.results.schema import BUCKETS, CASES, typed_frame
+from bench.results.steady import steady
 from bench.results.store import RunData
 from bench.results.typical import FITTED, UNKNOWN, Typical
 from bench.settings import DDP_AXES
@@ -106,6 +107,8 @@ def case_rows(
                 "num_rounds": len(timed),
                 "num_blocks": sum(map(len, found.step_ms.values())),
             }
+            for name, interval in steady(found, batch[case_id]).items():
+                row |= interval.columns(name)
             row |= _slowdown(timed, found.step_ms.get("anatomy", {}))
             row |= _columns("rank_skew_ms", median_interval(list(found.skew_ms.values())))
             row["slowest_rank"] = found.slowest_rank()

@@ -24,7 +24,7 @@ SCHEMA_VERSION = 2
 STATUSES = ("ok", "skipped", "oom", "failed", "timeout")
 """Every planned case ends in exactly one of these."""
 
-PHASES = ("warmup", "timed", "no_sync", "comm", "anatomy", "trace", "calibration")
+PHASES = ("warmup", "timed", "no_sync", "comm", "anatomy", "trace", "calibration", "sustained")
 """What a block measured; only `timed` blocks make throughput."""
 
 
@@ -164,6 +164,12 @@ MEASURED: tuple[Column, ...] = (
         "images of all timed blocks / time of their longest ranks: slow steps included",
         above=0,
     ),
+    *_interval(
+        "steady_images_per_s", "rate in the last half of `--sustain`: the mean over its blocks", above=0
+    ),
+    *_interval(
+        "steady_change_pct", "`steady_images_per_s` against the first tenth of `--sustain`; above 0 is faster"
+    ),
     Column("step_ms_p50", "float", "median step time, all ranks and timed steps", above=0),
     Column("step_ms_p75", "float", "75th percentile of the step time", above=0),
     Column("step_ms_p95", "float", "95th percentile of the step time", above=0),
@@ -222,11 +228,16 @@ BLOCKS: tuple[Column, ...] = (
     Column(
         "phase",
         "text",
-        "`warmup`, `timed`, `no_sync`, `comm`, `anatomy`, `trace` or `calibration`",
+        "`warmup`, `timed`, `no_sync`, `comm`, `anatomy`, `trace`, `calibration` or `sustained`",
         needed=True,
         among=PHASES,
     ),
-    _count("round", "1, 2, ...; 0 for warm-up before the first round", needed=True, first=0),
+    _count(
+        "round",
+        "1, 2, ...; 0 for warm-up before the first round; of `sustained` the block's number",
+        needed=True,
+        first=0,
+    ),
     _count("position", "place of the block in its round's random order, from 0", first=0),
     _count("rank", "global rank that took the times", needed=True, first=0, most=MOST_DEVICES),
     Column("host", "text", "host of the rank"),

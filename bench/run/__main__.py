@@ -29,7 +29,7 @@ GROUPS = {
         "seed",
     ),
     "DDP settings": (*DDP_AXES, "backend"),
-    "how long": ("margin", "max_time", "rounds", "precision_target", "steps", "case_timeout"),
+    "how long": ("margin", "max_time", "rounds", "precision_target", "steps", "sustain", "case_timeout"),
     "where to and how shown": ("out", "name"),
 }
 """Settings by the title of their group in `--help`, in the order of reading."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 from bench.measure.anatomy import bucket_ready_ms, run_anatomy
@@ -17,6 +17,7 @@ from bench.modes import Place
 from bench.plan import Case, Planned
 from bench.results.recorder import Block
 from bench.run.prepare import LiveCase
+from bench.run.sustain import blocks_left, is_sustained
 from bench.settings import DDP_AXES, ResolvedSettings
 
 INSTRUMENTED_EVERY = 5
@@ -88,12 +89,17 @@ def unfinished(
     measured: Container[Block],
     *,
     dropped: Container[int],
+    sustained_s: Mapping[str, float],
 ) -> list[tuple[int, Planned]]:
     """The cases of a plan that have something left to measure, with their places in it."""
+
+    def is_done(planned: Planned) -> bool:
+        done_s = sustained_s.get(planned.case.case_id, 0.0)
+        trains_on = is_sustained(planned, settings) and blocks_left(settings, done_s)
+        return is_measured(planned, settings, measured) and not trains_on
+
     return [
-        (i, p)
-        for i, p in enumerate(plan)
-        if p.skip_reason is None and i not in dropped and not is_measured(p, settings, measured)
+        (i, p) for i, p in enumerate(plan) if p.skip_reason is None and i not in dropped and not is_done(p)
     ]
 
 
@@ -119,7 +125,7 @@ def _work(
 ) -> Work:
     steps = settings.steps
     sizes = live.layout.num_bytes if live.layout is not None else ()
-    if phase == "timed":
+    if phase in ("timed", "sustained"):
         return lambda: run_block(trainer.step, steps, clock)
     if phase == "no_sync":
         return lambda: run_block(trainer.local_step, steps, clock)
