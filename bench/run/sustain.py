@@ -46,7 +46,9 @@ def left_s(
 
 def blocks_left(settings: ResolvedSettings, done_s: float) -> int:
     """Blocks that a case still lacks after `done_s` seconds of them; half a block more or less is enough."""
-    return max(round(((settings.sustain or 0.0) - done_s) / _usual_s(settings)), 0)
+    if settings.sustain is None:
+        return 0
+    return max(round((settings.sustain - done_s) / _usual_s(settings, settings.sustain)), 0)
 
 
 def next_steps(settings: ResolvedSettings, times: CaseTimes) -> int:
@@ -104,7 +106,7 @@ def _step_s(times: CaseTimes) -> float | None:
     return median(timed.values()) / 1000 if timed else None
 
 
-def _usual_s(settings: ResolvedSettings) -> float:
-    """Seconds of a block; with `--case-timeout` far enough below it."""
+def _usual_s(settings: ResolvedSettings, whole_s: float) -> float:
+    """Seconds of a block of `whole_s` in all; with `--case-timeout` far enough below it."""
     longest_s = BLOCK_S if settings.case_timeout is None else min(BLOCK_S, settings.case_timeout / 2)
-    return min(longest_s, (settings.sustain or 0.0) / LEAST_BLOCKS)
+    return min(longest_s, whole_s / LEAST_BLOCKS)

@@ -49,7 +49,7 @@ def test_faster_is_above_zero() -> None:
 def test_parts_are_of_the_time_not_of_the_blocks() -> None:
     """One block of 100 steps takes half of the time of all: the last half are the ten short ones."""
     times = trained([10.0] * 10)
-    times.sustained_ms = {0: 1000.0, **{n: 100.0 for n in range(1, 11)}}
+    times.sustained_ms = {0: 1000.0, **dict.fromkeys(range(1, 11), 100.0)}
     times.step_ms["sustained"] = {0: 20.0, **dict.fromkeys(range(1, 11), 10.0)}
     found = steady(times, batch=1)
     assert found["steady_images_per_s"].estimate == pytest.approx(100)
@@ -108,7 +108,7 @@ def covers(interval: Interval, value: float) -> bool:
     ("correlation", "least"), [(0.0, 0.95), (0.3, 0.95), (0.5, 0.93), (0.8, 0.80)], ids=str
 )
 def test_intervals_cover_under_correlated_noise(correlation: float, least: float) -> None:
-    """30 blocks of 1% noise, as --sustain 5m has, that slow down by 5% within the first tenth and after it."""
+    """30 blocks of 1% noise, as --sustain 5m has; after the first tenth 3% slower, in the last half 5%."""
     rng = np.random.default_rng(7)
     level = 10 * np.array([1.0] * 3 + [1.03] * 12 + [1.05] * 15)
     hits = np.zeros(2)
