@@ -242,6 +242,7 @@ def conditions_of(manifest: Manifest) -> list[Condition]:
         ("model parameters", model.get("num_params"), (GATE,), ()),
         ("gradient bytes", model.get("gradient_bytes"), (GATE,), ()),
         ("data workers", settings.get("data_workers") if from_files else NONE, (GATE,), ()),
+        ("prefetch", prefetches(settings), (GATE,), ()),
         ("steps per block", settings.get("steps", NONE), (), (GATE,)),
         ("seed", settings.get("seed", NONE), (), (GATE,)),
         ("host", machine.get("host", NONE), (), (GATE,)),
@@ -262,6 +263,12 @@ def conditions_of(manifest: Manifest) -> list[Condition]:
         Condition(name, UNKNOWN if value is None else str(value), frozenset(by), frozenset(to))
         for name, value, by, to in rows
     ]
+
+
+def prefetches(settings: Manifest) -> bool:
+    """Whether a run with these settings copies batches ahead: to a GPU, from elsewhere."""
+    copied = settings.get("device") == "cuda" and settings.get("data") != "device"
+    return copied and settings.get("prefetch") is True
 
 
 def machine_kind(manifest: Manifest) -> dict[str, Any]:

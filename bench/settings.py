@@ -218,6 +218,9 @@ class Settings:
         "device|host|DIR",
     )
     data_workers: int = _setting(2, cli.whole_number, "loader processes per rank, with a folder", "N")
+    prefetch: bool = _setting(
+        YES, cli.switch, "copy the next batch of host or folder data to a GPU during the step", "on|off"
+    )
     scaling: str = _setting(
         "weak",
         cli.choice(("weak", "strong")),
@@ -260,6 +263,12 @@ class Settings:
         cli.duration_s,
         "start no case after this long (CPU 200s, GPU 10m; with --rounds none)",
         "10m",
+    )
+    sustain: float | None = _setting(
+        None,
+        cli.duration_s,
+        "after the rounds, train each case without a pause for so long (default: not at all)",
+        "5m",
     )
     case_timeout: float | None = _setting(
         None, cli.duration_s, "give a case up that takes this long in one go (20 times the usual)", "60s"

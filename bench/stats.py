@@ -34,6 +34,10 @@ class Interval:
         """`factor` over the interval, such as a rate from a time; what was low is high."""
         return Interval(factor / self.estimate, factor / self.high, factor / self.low)
 
+    def exp(self) -> Interval:
+        """The interval of what this one is the logarithm of."""
+        return Interval(*(math.exp(end) for end in (self.estimate, self.low, self.high)))
+
     def columns(self, name: str) -> dict[str, float]:
         """The cells of a table that hold it: `name`, `name_low` and `name_high`."""
         return {name: self.estimate, f"{name}_low": self.low, f"{name}_high": self.high}

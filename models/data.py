@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 from pathlib import Path
@@ -13,7 +14,7 @@ from bench.errors import UsageError
 from models.profile import num_outputs
 from models.workload import Batch, Workload, make_batch
 
-__all__ = ["BatchSource", "check_folder", "open_source"]
+__all__ = ["BatchSource", "PrefetchSource", "check_folder", "open_source"]
 
 _POOL_SIZE = 4  # host batches in turn: enough that the copied bytes are not already in the CPU's cache
 
@@ -63,6 +64,57 @@ class HostSource:
 
     def close(self) -> None:
         """Nothing to let go of before the source itself goes."""
+
+
+class PrefetchSource:
+    """Copies the next batch to a GPU on a stream of its own while the step before it computes.
+
+    A copy starts once the device has come to the step before it, so no more than one batch is ahead. What
+    `source` raises for a batch is raised by the `next` that should give that batch.
+    """
+
+    def __init__(self, source: BatchSource, device: torch.device) -> None:
+        self._source = source
+        self._device = device
+        self._stream = _copy_stream(device)
+        self._ahead: Batch | Exception | None = None
+
+    def next(self) -> Batch:
+        """Give the batch that was copied ahead, once its copy is done; begin to copy the one after it."""
+        found = self._copied() if self._ahead is None else self._ahead
+        self._ahead = None
+        if isinstance(found, Exception):
+            raise found
+        current = torch.cuda.current_stream(self._device)
+        current.wait_stream(self._stream)
+        for tensor in found:
+            # Its memory belongs to the other stream, which may not have it back while this one computes.
+            tensor.record_stream(current)
+        self._ahead = self._copied()
+        return found
+
+    def _copied(self) -> Batch | Exception:
+        """A batch whose copy is queued, or why there is none."""
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        try:
+            with torch.cuda.stream(self._stream):
+                return self._source.next()
+        except Exception as error:  # noqa: BLE001 - raised in its turn
+            return error
+
+    def close(self) -> None:
+        """Drop the batch that is ahead, and close the source."""
+        self._ahead = None
+        self._source.close()
+
+
+@functools.cache
+def _copy_stream(device: torch.device) -> torch.cuda.Stream:
+    """The one stream of all copies to a device.
+
+    Torch hands out 32 streams in turn: one per case, and copies would come to share NCCL's.
+    """
+    return torch.cuda.Stream(device)
 
 
 def open_source(

@@ -52,6 +52,8 @@ RESULTS: tuple[Field, ...] = (
 EVERY: tuple[Field, ...] = (
     interval("Throughput", "images_per_s", "images/s"),
     value("Throughput, pauses included", "images_per_s_sustained", "images/s"),
+    interval("Throughput, steady state", "steady_images_per_s", "images/s"),
+    interval("Steady state against the start", "steady_change_pct", "%"),
     AGAINST,
     interval("Speed-up", "speedup", TIMES),
     interval("Efficiency", "efficiency", "%", 100.0),
@@ -120,8 +122,9 @@ _RESULTS_NOTE = (
 _EVERY_NOTE = (
     "All cases, those on shared devices too. Speed-up is throughput over that of “single”. Arithmetic counts "
     "three times the forward's matrix products and convolutions. An epoch has the 1,281,167 images of "
-    "ImageNet-1k, of the size measured, at the throughput with pauses. cases.csv holds the measured numbers "
-    "under the name in column “Id”."
+    "ImageNet-1k, of the size measured, at the throughput with pauses. Steady state is the last half of "
+    "--sustain, the start its first tenth. cases.csv holds the measured numbers under the name in column "
+    "“Id”."
 )
 _MEMORY_NOTE = (
     " Memory is that of the worst device: peak is in tensors, reserved is what torch's allocator held for "

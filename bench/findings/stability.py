@@ -19,7 +19,7 @@ import scipy
 
 from bench.findings.caution import Caution
 from bench.findings.gpu_load import throttled, unequal_clocks
-from bench.findings.wording import TIMES, finite, own_devices
+from bench.findings.wording import TIMES, estimate, finite, own_devices, plural
 from bench.results.aggregate import images_per_s_by_round
 from bench.results.round_times import ByRound, RoundTimes
 
@@ -82,6 +82,7 @@ def cautions(
         drift,
         _two_levels(steady),
         _outliers(steady),
+        _without_pause(ok),
     )
     return [caution for caution in checks if caution is not None]
 
@@ -232,6 +233,32 @@ def _outliers(found: Mapping[str, ByRound]) -> Caution | None:
         f"others of their case, over {100 * OUTLYING:.0f}% and {MOST_DEVIATIONS:g} times their scatter; the "
         f"longest {longest:.2f}{TIMES} their median ({case_id}, round {round_index})",
         advice="python -m bench.doctor for what else runs; more --rounds, medians outvote single blocks",
+    )
+
+
+def _without_pause(ok: pd.DataFrame) -> Caution | None:
+    """Find cases whose rate without a pause is beyond that in the rounds, and both intervals."""
+    rates = {
+        str(row["case_id"]): (estimate(row, "steady_images_per_s"), estimate(row, "images_per_s"))
+        for row in ok.to_dict("records")
+    }
+    changes = {
+        case_id: steady.estimate / usual.estimate - 1
+        for case_id, (steady, usual) in rates.items()
+        if steady and usual and (steady.high < usual.low or steady.low > usual.high)
+    }
+    changes = {case_id: change for case_id, change in changes.items() if abs(change) > MATTERS}
+    if not changes:
+        return None
+    worst = max(changes, key=lambda case_id: abs(changes[case_id]))
+    slower = changes[worst] < 0
+    return Caution(
+        kind="steady rate",
+        case_id=worst,
+        text=f"{len(changes)} of {plural(len(rates), 'case')} without a pause at another rate than in the "
+        f"rounds (at most {worst}: {100 * changes[worst]:+.1f}% in the last half of --sustain)",
+        advice="steady_images_per_s is what a long training gets; "
+        + ("python -m bench.doctor for clocks and limits" if slower else "a higher --steps comes closer"),
     )
 
 

@@ -187,7 +187,7 @@ def _measured(options: argparse.Namespace, arguments: Sequence[str]) -> tuple[Ga
     if num_launches < 1:
         raise UsageError(f"--launches {num_launches}: give 1 or more")
     # A mistake is said before anything starts.
-    settings_of(arguments, decided=("resume", "dry_run", "json", "out"))
+    settings_of(arguments, decided=("resume", "dry_run", "json", "out", "sustain"))
     with interrupted_by_signals(), contextlib.ExitStack() as stack:
         if options.out is None:
             folder = stack.enter_context(scratch_folder())

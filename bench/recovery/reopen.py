@@ -25,7 +25,7 @@ from bench.results.recorder import Block, Recorder
 from bench.results.store import MANIFEST, FolderLock
 from bench.settings import Settings
 
-MAY_CHANGE = ("rounds", "max_time", "precision_target", "case_timeout")
+MAY_CHANGE = ("rounds", "max_time", "precision_target", "sustain", "case_timeout")
 """Settings that `--resume` takes anew: how long to measure, not what is measured."""
 
 CODE = "workload"
@@ -64,6 +64,8 @@ class Progress:
     """Rank count and backend of the all-reduce curves that need no measuring."""
     elapsed_s: float
     last_round: int
+    sustained_s: Mapping[str, float]
+    """How long cases have trained after the rounds, by case id."""
     notes: tuple[str, ...]
     """What the user is told of the attempt before."""
 
@@ -219,6 +221,7 @@ def _progress_so_far(recorder: Recorder, notes: Sequence[str]) -> Progress:
         curves=frozenset(state.curves),
         elapsed_s=recorder.elapsed_s,
         last_round=recorder.rounds,
+        sustained_s=recorder.sustained_s(),
         notes=tuple(notes),
     )
 

@@ -16,6 +16,7 @@ from bench.plan import Case, Planned
 from bench.results.comparisons import ONE, Comparison, compared, margin_of, of_table, over_default, pairs_of
 from bench.results.round_times import ByRound, RoundTimes
 from bench.results.schema import BUCKETS, CASES, typed_frame
+from bench.results.steady import steady
 from bench.results.store import RunData
 from bench.results.typical import FITTED, UNKNOWN, Typical
 from bench.settings import DDP_AXES, STEP_DEFAULTS
@@ -64,7 +65,7 @@ def case_rows(
     blocks: pd.DataFrame | RoundTimes,
     comparisons: Sequence[Comparison] = (),
     *,
-    run: dict[str, str] | None = None,
+    run: dict[str, Any] | None = None,
     typical: Typical | None = None,
 ) -> pd.DataFrame:
     """cases.csv: one row per planned case, measured or not.
@@ -109,6 +110,8 @@ def case_rows(
                 "num_rounds": len(timed),
                 "num_blocks": sum(map(len, found.step_ms.values())),
             }
+            for name, interval in steady(found, batch[case_id]).items():
+                row |= interval.columns(name)
             row |= _slowdown(timed, found.step_ms.get("anatomy", {}))
             row |= _columns("rank_skew_ms", _median(found.skew_ms.values()))
             row["slowest_rank"] = found.slowest_rank()

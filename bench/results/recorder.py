@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from bench.conditions import part
+from bench.conditions import part, prefetches
 from bench.errors import UsageError
 from bench.layout import BucketLayout
 from bench.plan import Planned, plan_hash
@@ -28,7 +28,7 @@ from bench.results.aggregate import (
 from bench.results.comparisons import Comparison, margin_of, pairs_of
 from bench.results.disk import read_json, remove_unfinished
 from bench.results.journal import Journal, repair_allreduce, repair_blocks
-from bench.results.round_times import ByRound, RoundTimes
+from bench.results.round_times import ByRound, CaseTimes, RoundTimes
 from bench.results.schema import COMPARISONS, typed_frame
 from bench.results.store import MANIFEST, MEASURED, RunWriter
 from bench.results.tables import load_blocks, read_blocks, readable
@@ -107,6 +107,14 @@ class Recorder:
             for round_index in rounds
         )
 
+    def times_of(self, case_id: str) -> CaseTimes:
+        """The blocks of a case so far, which may be none."""
+        return self._times.of_case(case_id)
+
+    def sustained_s(self) -> dict[str, float]:
+        """How long each case has trained after the rounds."""
+        return {case_id: case.sustained_s for case_id, case in self._times.cases.items()}
+
     @property
     def rounds(self) -> int:
         """The last round with a timed block."""
@@ -143,7 +151,7 @@ class Recorder:
         self._times.add(rows)
         longest_s = max(row["block_ms"] for row in rows) / 1000
         self.elapsed_s = max(self.elapsed_s, (rows[0].get("started_s") or 0.0) + longest_s)
-        if rows[0]["phase"] in FITTED:
+        if rows[0]["phase"] in (*FITTED, "sustained"):
             self.timed_s += longest_s
 
     def add_trace(self, case_id: str, rank: int, trace: bytes) -> None:
@@ -228,14 +236,15 @@ class Recorder:
         return worst_half_width(self.cases)
 
 
-def _run_columns(manifest: Mapping[str, Any]) -> dict[str, str]:
+def _run_columns(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """What cases.csv holds of the run itself."""
     found = {
+        "prefetch": prefetches(part(manifest, "settings")),
         "run_id": manifest.get("run_id"),
         "started_at": manifest.get("created_utc"),
         "torch_version": part(manifest, "versions").get("torch"),
     }
-    return {name: value for name, value in found.items() if isinstance(value, str)}
+    return {name: value for name, value in found.items() if isinstance(value, str | bool)}
 
 
 def resume_command(folder: Path) -> str:

@@ -24,7 +24,7 @@ SCHEMA_VERSION = 2
 STATUSES = ("ok", "skipped", "oom", "failed", "timeout")
 """Every planned case ends in exactly one of these."""
 
-PHASES = ("warmup", "timed", "no_sync", "comm", "anatomy", "trace", "calibration")
+PHASES = ("warmup", "timed", "no_sync", "comm", "anatomy", "trace", "calibration", "sustained")
 """What a block measured; only `timed` blocks make throughput."""
 
 
@@ -165,6 +165,12 @@ MEASURED: tuple[Column, ...] = (
         "images of all timed blocks / time of their longest ranks: slow steps included",
         above=0,
     ),
+    *_interval(
+        "steady_images_per_s", "rate in the last half of `--sustain`: the mean over its blocks", above=0
+    ),
+    *_interval(
+        "steady_change_pct", "`steady_images_per_s` against the first tenth of `--sustain`; above 0 is faster"
+    ),
     Column("step_ms_p50", "float", "median step time, all ranks and timed steps", above=0),
     Column("step_ms_p75", "float", "75th percentile of the step time", above=0),
     Column("step_ms_p95", "float", "95th percentile of the step time", above=0),
@@ -236,6 +242,7 @@ MEASURED: tuple[Column, ...] = (
         "`images_per_s` over that of DDP's default on as many devices; all of a run hold at once",
         above=0,
     ),
+    Column("prefetch", "bool", "whether the next batch was copied to the GPU during the step"),
     Column("cap_mib", "float", "`bucket_cap_mb` as a number; empty for `default` and for lists"),
     Column("run_id", "text", "names the run, whatever becomes of its folder"),
     Column("started_at", "text", "when the run began, UTC"),
@@ -249,13 +256,14 @@ BLOCKS: tuple[Column, ...] = (
     Column(
         "phase",
         "text",
-        "`warmup`, `timed`, `no_sync`, `comm`, `anatomy`, `trace` or `calibration`",
+        "`warmup`, `timed`, `no_sync`, `comm`, `anatomy`, `trace`, `calibration` or `sustained`",
         needed=True,
         among=PHASES,
     ),
     _count(
         "round",
-        "1, 2, ...; 0 for warm-up before the first round, and for a GPU's trace after the last",
+        "1, 2, ...; 0 for warm-up before the first round and a GPU's trace after the last; "
+        "of `sustained` the block's number",
         needed=True,
         first=0,
     ),

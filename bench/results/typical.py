@@ -43,7 +43,7 @@ class Typical:
         if not self.has(column):
             return UNKNOWN
         place = self._columns[column]
-        return _exp(self._intervals([lambda log_ms: float(log_ms[place])], [place])[0])
+        return self._intervals([lambda log_ms: float(log_ms[place])], [place])[0].exp()
 
     def ratio(self, case_id: str, reference_id: str) -> Interval:
         """Step time of a case over that of another, with an interval of its own."""
@@ -56,7 +56,7 @@ class Typical:
         used = sorted({place for pair in places for place in pair})
         intervals = self._intervals([_difference(*pair) for pair in places], used, together=True)
         found = dict(zip(known, intervals, strict=True))
-        return [_exp(found[pair]) if pair in found else UNKNOWN for pair in pairs]
+        return [found[pair].exp() if pair in found else UNKNOWN for pair in pairs]
 
     def exposed_ms(self, case_id: str) -> Interval:
         """The step less the step under `no_sync`."""
@@ -95,10 +95,6 @@ class Typical:
 
 def _difference(first: int, second: int) -> Function:
     return lambda log_ms: float(log_ms[first] - log_ms[second])
-
-
-def _exp(found: Interval) -> Interval:
-    return Interval(*(math.exp(value) for value in (found.estimate, found.low, found.high)))
 
 
 def _fitted(columns: Sequence[ByRound]) -> TwoWayFit | None:

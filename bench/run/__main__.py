@@ -25,10 +25,12 @@ GROUPS = {
         *("modes", "gpus", "device", "scaling", "sweep", "passes", "trace", "telemetry"),
         *("allreduce_curve", "calibrate"),
     ),
-    "model and data": (*("arch", "workload", "batch_size", "image_size", "data", "data_workers", "seed"),),
+    "model and data": (
+        *("arch", "workload", "batch_size", "image_size", "data", "data_workers", "prefetch", "seed"),
+    ),
     "how a step is computed": ("precision", *STEP_DEFAULTS),
     "DDP settings": (*DDP_AXES, "backend"),
-    "how long": ("margin", "max_time", "rounds", "precision_target", "steps", "case_timeout"),
+    "how long": ("margin", "max_time", "rounds", "precision_target", "steps", "sustain", "case_timeout"),
     "where to and how shown": ("out", "name"),
 }
 """Settings by the title of their group in `--help`, in the order of reading."""

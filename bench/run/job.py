@@ -32,6 +32,7 @@ from bench.recovery.watchdog import meet_and_watch
 from bench.results import store
 from bench.results.journal import read
 from bench.results.store import FolderLock
+from bench.run import sustain
 from bench.run.fork_server import ForkServer
 from bench.run.launch import launch
 from bench.run.schedule import expected_half_width
@@ -101,6 +102,11 @@ def print_plan(job: Job) -> None:
     )
     limit = "" if job.settings.max_time is None else f", limit {format_s(job.settings.max_time)}"
     print(f"Expected time: about {format_s(expected)} of measuring{limit}, plus start-up.")
+    if sustained_s := sustain.expected_s(job.plan, job.settings):
+        print(
+            f"After that {format_s(sustained_s)} of training without a pause (--sustain), in all "
+            f"{format_s(expected + sustained_s)}."
+        )
     if (known := expected_half_width(job.plan, job.settings, steps_ms, expected_s=expected)) is not None:
         print(
             f"Comparisons will be known to about ±{100 * known:.2g}% by then, if all cases scatter as the "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 from bench.measure.anatomy import bucket_ready_ms, run_anatomy
@@ -18,6 +18,7 @@ from bench.modes import Place
 from bench.plan import Case, Planned
 from bench.results.recorder import Block
 from bench.run.prepare import LiveCase
+from bench.run.sustain import blocks_left, is_sustained
 from bench.settings import DDP_AXES, ResolvedSettings
 
 INSTRUMENTED_EVERY = 5
@@ -34,6 +35,9 @@ LEAD_IN_STEPS = {"cpu": 0, "cuda": 2}
 
 AFTER_ROUNDS = 0
 """The round of a trace that comes after all rounds: a run that is resumed for more of them has it already."""
+
+STEPS_ALONE = ("timed", "no_sync", "sustained")
+"""Phases whose blocks are steps and nothing else; those of `sustained` follow each other without a pause."""
 
 Work = Callable[[], BlockTimes]
 
@@ -112,12 +116,17 @@ def unfinished(
     measured: Container[Block],
     *,
     dropped: Container[int],
+    sustained_s: Mapping[str, float],
 ) -> list[tuple[int, Planned]]:
     """The cases of a plan that have something left to measure, with their places in it."""
+
+    def is_done(planned: Planned) -> bool:
+        done_s = sustained_s.get(planned.case.case_id, 0.0)
+        trains_on = is_sustained(planned, settings) and blocks_left(settings, done_s)
+        return is_measured(planned, settings, measured) and not trains_on
+
     return [
-        (i, p)
-        for i, p in enumerate(plan)
-        if p.skip_reason is None and i not in dropped and not is_measured(p, settings, measured)
+        (i, p) for i, p in enumerate(plan) if p.skip_reason is None and i not in dropped and not is_done(p)
     ]
 
 
@@ -151,10 +160,9 @@ def _work(
     steps = settings.steps_per_block(live.step_s)
     lead_in = LEAD_IN_STEPS[place.device.type]
     sizes = live.layout.num_bytes if live.layout is not None else ()
-    if phase == "timed":
-        return lambda: run_block(trainer.step, steps, clock, lead_in=lead_in)
-    if phase == "no_sync":
-        return lambda: run_block(trainer.local_step, steps, clock, lead_in=lead_in)
+    if phase in STEPS_ALONE:
+        step = trainer.local_step if phase == "no_sync" else trainer.step
+        return lambda: run_block(step, steps, clock, lead_in=0 if phase == "sustained" else lead_in)
     if phase == "comm":
         return lambda: _replay(live, place, clock)
     if phase == "anatomy":

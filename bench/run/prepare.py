@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from bench.cluster.messages import may_be_sent
 from bench.cluster.ranks import Cluster, RankInfo
+from bench.conditions import prefetches
 from bench.layout import BucketLayout
 from bench.measure.clock import Clock
 from bench.measure.memory import DeviceMemory, MemoryWatch
@@ -21,7 +22,7 @@ from bench.modes import Place, build_mode, devices_of
 from bench.plan import Case, Planned
 from bench.run.proof import Prover
 from bench.settings import Settings
-from models.data import BatchSource, open_source
+from models.data import BatchSource, PrefetchSource, open_source
 from models.step import placed
 
 MIN_WARMUP_STEPS = 3
@@ -126,7 +127,7 @@ def _memory_columns(gpus: Sequence[DeviceMemory], mode: str) -> dict[str, Any]:
 
 def _source(case: Case, prover: Prover, settings: Settings) -> BatchSource:
     one_rank = case.mode != "ddp"
-    return open_source(
+    source = open_source(
         prover.workload,
         data=case.data,
         batch_size=case.batch_per_device * (case.num_devices if one_rank else 1),
@@ -136,6 +137,7 @@ def _source(case: Case, prover: Prover, settings: Settings) -> BatchSource:
         seed=settings.seed,
         num_workers=settings.data_workers,
     )
+    return PrefetchSource(source, prover.place.device) if prefetches(settings.stored()) else source
 
 
 def _warm_up(trainer: Trainer, group: dist.ProcessGroup | None, place: Place, clock: Clock) -> BlockTimes:

@@ -67,7 +67,9 @@ class Schedule:
     """Blocks by case and phase."""
 
     def add(self, case_id: str, phase: str, seconds: float, *, oversubscribed: bool) -> None:
-        """Count a block that was measured."""
+        """Count a block of a round that was measured."""
+        if phase == "sustained":
+            return
         self.spent_s[_kind(phase, oversubscribed=oversubscribed)] += seconds
         self.visits[case_id, phase] += 1
 

@@ -28,6 +28,7 @@ from bench.recovery.watchdog import Watchdog
 from bench.results.aggregate import rate_half_widths
 from bench.results.recorder import Recorder
 from bench.results.round_times import ByRound
+from bench.run import sustain
 from bench.run.curves import measure_curves
 from bench.run.job import Job
 from bench.run.phases import AFTER_ROUNDS, block_rows, is_traced, unfinished, work_of
@@ -35,6 +36,7 @@ from bench.run.prepare import LiveCase, Prepared, equal_layouts, facts_of, prepa
 from bench.run.proof import Prover, equal_replicas
 from bench.run.schedule import FIRST_LOOK, Schedule, StopRule, Visitable, is_look, resting_cases
 from bench.run.summary import case_table
+from bench.settings import ResolvedSettings
 from models.workload import make_module
 
 WRITE_EVERY_S = 10.0
@@ -69,7 +71,7 @@ class Session:
         self._clock = make_clock(cluster.place.device)
         self._earlier = earlier
         self._lockstep = Lockstep(cluster, watchdog, recorder, earlier.elapsed_s)
-        self._stop_rule = StopRule(job.settings, recorder, self._lockstep.elapsed_s)
+        self._stop_rule = StopRule(job.settings, recorder, self._rounds_s)
         self._schedule = Schedule(job.settings)
         self._resting: frozenset[str] = frozenset()
         self._written_s = 0.0
@@ -102,6 +104,8 @@ class Session:
             num_rounds += 1
             self._measure_round(num_rounds)
             self._drop_named_cases(num_rounds)
+        # A profiler may leave steps slower behind: whatever is profiled on a GPU comes last.
+        self._sustain()
         self._trace_last()
         gc.unfreeze()
         self._console.progress_done()
@@ -112,6 +116,11 @@ class Session:
             self._telemetry.close()
         return reason
 
+    def _rounds_s(self) -> float:
+        """Seconds of the run but for those of training after the rounds, to which no limit applies."""
+        after_s = sum(self._recorder.sustained_s().values()) if self._recorder is not None else 0.0
+        return self._lockstep.elapsed_s() - after_s
+
     def _reason_to_stop(self, num_rounds: int) -> str:
         """Why to measure no more after so many rounds; empty while the run goes on."""
         if not self._live:
@@ -120,7 +129,14 @@ class Session:
 
     def _prepare_cases(self) -> None:
         torch.manual_seed(self._settings.seed)
-        wanted = unfinished(self._plan, self._settings, self._earlier.measured, dropped=self._earlier.dropped)
+        earlier = self._earlier
+        wanted = unfinished(
+            self._plan,
+            self._settings,
+            earlier.measured,
+            dropped=earlier.dropped,
+            sustained_s=earlier.sustained_s,
+        )
         if not wanted:
             return
         self._lockstep.idle()
@@ -270,19 +286,45 @@ class Session:
 
     def _measure_case(self, live: LiveCase, round_index: int, position: int, wanted: Sequence[str]) -> None:
         """Measure the `wanted` phases of a case, a block each; it is dropped where one fails."""
-        limit_s = block_s(self._settings, live.longest_step_s, live.step_s)
+        settings, limit_s = self._settings, block_s(self._settings, live.longest_step_s, live.step_s)
         for phase in wanted:
-            started_s, reports = self._lockstep.run(
-                live.index,
-                f"its {phase}" if round_index == AFTER_ROUNDS else f"round {round_index} ({phase})",
-                work_of(phase, live, self._settings, self._cluster.place, self._clock, self._telemetry),
-                limit_s=limit_s,
-            )
-            if not self._all_well(live, reports):
-                self._drop(live)
+            what = f"its {phase}" if round_index == AFTER_ROUNDS else f"round {round_index} ({phase})"
+            if not self._measure_block(live, phase, round_index, position, what, settings, limit_s):
                 return
-            times = {rank: r.value for rank, r in enumerate(reports) if r.value is not None}
-            self._record(live, phase, round_index, position, started_s, times)
+
+    def _measure_block(
+        self,
+        live: LiveCase,
+        phase: str,
+        number: int,
+        position: int,
+        what: str,
+        settings: ResolvedSettings,
+        limit_s: float,
+    ) -> bool:
+        """Measure one block and write it down; False where the case failed and is dropped."""
+        work = work_of(phase, live, settings, self._cluster.place, self._clock, self._telemetry)
+        started_s, reports = self._lockstep.run(live.index, what, work, limit_s=limit_s)
+        if not self._all_well(live, reports):
+            self._drop(live)
+            return False
+        times = {rank: r.value for rank, r in enumerate(reports) if r.value is not None}
+        self._record(live, phase, number, position, started_s, times)
+        return True
+
+    def _sustain(self) -> None:
+        """After the rounds, train every case with devices of its own without a pause, in the plan's order."""
+        training = sustain.Training(self._settings, self._cluster, self._recorder, self._console)
+        cases = [live for live in self._live if sustain.is_sustained(live, self._settings)]
+        for position, live in enumerate(cases):
+            before = [n for c, p, n in self._earlier.measured if (c, p) == (live.case.case_id, "sustained")]
+            limit_s = sustain.limit_s(self._settings, live.longest_step_s, live.step_s)
+            for number, settings in training.blocks(cases[position:], first=1 + max(before, default=0)):
+                what = f"sustained block {number}"
+                if not self._measure_block(live, "sustained", number, position, what, settings, limit_s):
+                    break
+            if self._recorder is not None:  # between blocks of one case it would be a pause
+                self._console.table(case_table(self._recorder.write()))
 
     def _drop_named_cases(self, num_rounds: int) -> None:
         """Measure no further what `to_drop` names on rank 0; its results stay."""

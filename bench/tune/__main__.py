@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from bench.tune.request import Request
 
 NOT_SETTINGS = ("calibration", "accept", "dry_run", "quiet", "json")
-DECIDED = ("modes", "bucket_cap_mb", "sweep", "trace", "allreduce_curve", "calibrate", "passes", "name")
+DECIDED = (
+    *("modes", "bucket_cap_mb", "sweep", "trace", "allreduce_curve", "calibrate", "passes", "sustain"),
+    "name",
+)
 """Settings of bench.run that tuning decides by itself."""
 
 NEAREST = {

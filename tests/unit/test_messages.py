@@ -42,6 +42,7 @@ class Unknown:
             curves=frozenset({(2, "gloo")}),
             elapsed_s=0.1,
             last_round=2,
+            sustained_s={"case": 1.5},
             notes=("a note",),
         ),
     ],

@@ -98,6 +98,21 @@ def test_page_without_communication_has_no_such_table() -> None:
     assert "Communication" not in [table.title for table in tables]
 
 
+def test_a_steady_rate_stands_beside_that_of_the_rounds_where_there_is_one() -> None:
+    steady = {"steady_images_per_s": 95.0, "steady_images_per_s_low": 94.0, "steady_images_per_s_high": 96.0}
+    change = {"steady_change_pct": -4.0, "steady_change_pct_low": -5.0, "steady_change_pct_high": -3.0}
+    whole = everything(case("single", 1, 100.0) | steady | change)
+    assert whole["Throughput, steady state (images/s)"] == dashed("95.0 (94.0--96.0)")
+    assert whole["Steady state against the start (%)"] == "-4.00 (-5.00 to -3.00)"
+    assert not [name for name in everything(case("single", 1, 100.0)) if "teady" in name]
+
+
+def everything(row: dict[str, Any]) -> dict[str, str]:
+    """The cells of the only row of the table of every column, by heading."""
+    found = next(t for t in page([run([row])]).runs[0].tables if t.title == "Every column")
+    return dict(zip((column.name for column in found.columns), found.rows[0], strict=True))
+
+
 def test_dp_stages_show_intervals_and_name_the_stand_in() -> None:
     stages = measured(dp_scatter_ms=2.0, dp_device0_pct=25.0)
     cpu, gpu = (

@@ -315,8 +315,8 @@ def test_a_timed_block_is_over_before_anything_is_asked(mode: str, devices: list
     all_of_them: Any = Recorded()
     how_many = 1 if mode == "single" else 2
     case = next(c for c in cases("cuda")[1] if (c.mode, c.num_devices) == (mode, how_many))
-    live: Any = SimpleNamespace(trainer=all_of_them, case=case, layout=None)
-    settings: Any = SimpleNamespace(steps=2)
+    live: Any = SimpleNamespace(trainer=all_of_them, case=case, layout=None, step_s=0.01)
+    settings: Any = SimpleNamespace(steps_per_block=lambda _: 2)
 
     def run(phase: str) -> BlockTimes:
         work = work_of(phase, live, settings, place(1, "cuda:1"), all_of_them, all_of_them)
@@ -324,7 +324,7 @@ def test_a_timed_block_is_over_before_anything_is_asked(mode: str, devices: list
         return work()
 
     assert run("timed").detail == {"gpus": {}}
-    block = ["mark", "step", "mark", "step", "mark", "read"]
+    block = ["step", "step", "mark", "step", "mark", "step", "mark", "read"]
     assert all_of_them.events == [*block, f"telemetry of {devices}", "loss"]
     assert run("no_sync").detail == {}
 

@@ -65,10 +65,14 @@ class FakeSession(session.Session):
     def _prepare_cases(self) -> None:
         """Cases as warmed up; those that have nothing left are not, as in a real session."""
         measured, dropped = self._earlier.measured, self._earlier.dropped
-        for index, planned in unfinished(self._plan, self._settings, measured, dropped=dropped):
+        for index, planned in unfinished(
+            self._plan, self._settings, measured, dropped=dropped, sustained_s={}
+        ):
             assert self._recorder is not None
             self._recorder.set_outcome(index, "ok")
-            live = LiveCase(index, planned.case, None, planned.oversubscribed, longest_step_s=0.01)
+            live = LiveCase(
+                index, planned.case, None, planned.oversubscribed, longest_step_s=0.01, step_s=0.01
+            )
             self._live.append(live)
 
 
@@ -88,6 +92,7 @@ def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(session, "Lockstep", FakeLockstep)
     monkeypatch.setattr(session, "work_of", lambda *_: None)
     monkeypatch.setattr(session, "set_precision", lambda *_: None)
+    monkeypatch.setattr(session, "sampled", lambda *_: None)
     monkeypatch.setattr(session, "gc", Mock())
     monkeypatch.setattr(os, "fsync", lambda _: None)
     folder = tmp_path / "run"
@@ -184,7 +189,7 @@ def test_a_resumed_run_lacks_what_was_not_traced(
     (tmp_path / "run").rename(tmp_path / "whole")
     broken_off = measure(settings, most=len(whole) - len(wanted) + traced)
     assert broken_off == whole[: len(broken_off)]
-    left = unfinished(plan_of(settings), settings, set(broken_off), dropped=())
+    left = unfinished(plan_of(settings), settings, set(broken_off), dropped=(), sustained_s={})
     assert wanted - {c for c, phase, _ in broken_off if phase == "trace"} <= {p.case.case_id for _, p in left}
     blocks = measure(settings)
     assert blocks[: len(broken_off)] == broken_off
@@ -196,9 +201,9 @@ def test_a_run_with_all_its_traces_has_nothing_left(measure: Any, tmp_path: Path
     settings = with_out(tmp_path, rounds=2)
     whole = set(measure(settings))
     plan = plan_of(settings)
-    assert not unfinished(plan, settings, whole, dropped=())
+    assert not unfinished(plan, settings, whole, dropped=(), sustained_s={})
     for block in whole:
-        assert len(unfinished(plan, settings, whole - {block}, dropped=())) == 1
+        assert len(unfinished(plan, settings, whole - {block}, dropped=(), sustained_s={})) == 1
 
 
 def test_more_rounds_later_need_no_second_trace(measure: Any, tmp_path: Path) -> None:
