@@ -31,6 +31,7 @@ from bench.run.job import Job
 from bench.run.phases import block_rows, unfinished, work_of
 from bench.run.prepare import LiveCase, Prepared, equal_layouts, facts_of, prepare
 from bench.run.proof import Prover, equal_replicas
+from bench.run.rates import measure_rates
 from bench.run.schedule import FIRST_LOOK, Schedule, StopRule, Visitable, is_look, resting_cases
 from bench.run.summary import case_table
 from models.workload import make_module
@@ -80,6 +81,7 @@ class Session:
     def run(self) -> str:
         """Prepare every case, then measure rounds until there is a reason to stop: that reason."""
         set_precision(self._settings.precision, self._cluster.place.device)
+        self._measure_rates()
         self._prepare_cases()
         self._drop_equal_layouts()
         # What is alive now stays so: no collection of garbage has to look through it within a block.
@@ -107,6 +109,14 @@ class Session:
         if not self._live:
             return Completion.NO_CASE
         return self._cluster.from_first(self._stop_rule.reason(num_rounds))
+
+    def _measure_rates(self) -> None:
+        """Measure the devices by themselves, while no case needs their memory."""
+        self._next_turn()
+        precision, limit_s = self._settings.precision, preparing_s(self._settings)
+        found = measure_rates(self._lockstep, self._cluster, self._plan, precision=precision, limit_s=limit_s)
+        if self._recorder is not None:
+            self._recorder.set_rates(found)
 
     def _prepare_cases(self) -> None:
         torch.manual_seed(self._settings.seed)
