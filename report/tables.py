@@ -24,6 +24,7 @@ from bench.results.typical import Typical
 from report.communication import communication
 from report.fields import APART, CASE_ID, NAME, SHARED, Field, Links, interval, linked, table, value, whole
 from report.model import Table, TableColumn
+from report.roofline import roofline
 from report.select import throughput_ratio, unshared
 
 
@@ -147,6 +148,7 @@ def tables(ok: pd.DataFrame, links: Links, typical: Typical) -> tuple[Table, ...
         results,
         table("Every column", _EVERY_NOTE, ok, NAME, every, links=links),
         table("Where the step goes", _ANATOMY_NOTE, ok, NAME, ANATOMY),
+        roofline(ok),
         communication(ok),
         table("DataParallel's stages", dp_note, dp, NAME, DP_STAGES),
         table("Bucket layouts", _BUCKETS_NOTE, ok[ok["mode"] == "ddp"], NAME, BUCKETS),
