@@ -27,11 +27,11 @@ from bench.results.aggregate import rate_half_widths
 from bench.results.recorder import Recorder
 from bench.results.round_times import ByRound
 from bench.run.curves import measure_curves
+from bench.run.device_rates import measure_rates
 from bench.run.job import Job
 from bench.run.phases import block_rows, unfinished, work_of
 from bench.run.prepare import LiveCase, Prepared, equal_layouts, facts_of, prepare
 from bench.run.proof import Prover, equal_replicas
-from bench.run.rates import measure_rates
 from bench.run.schedule import FIRST_LOOK, Schedule, StopRule, Visitable, is_look, resting_cases
 from bench.run.summary import case_table
 from models.workload import make_module
@@ -113,8 +113,14 @@ class Session:
     def _measure_rates(self) -> None:
         """Measure the devices by themselves, while no case needs their memory."""
         self._next_turn()
-        precision, limit_s = self._settings.precision, preparing_s(self._settings)
-        found = measure_rates(self._lockstep, self._cluster, self._plan, precision=precision, limit_s=limit_s)
+        found = measure_rates(
+            self._lockstep,
+            self._cluster,
+            self._plan,
+            precision=self._settings.precision,
+            limit_s=preparing_s(self._settings),
+            say=self._console.note,
+        )
         if self._recorder is not None:
             self._recorder.set_rates(found)
 

@@ -19,9 +19,8 @@ from bench.measure.roofline import (
     MOST_REPETITIONS,
     DeviceMeter,
 )
-from bench.plan import Planned
 from bench.recovery.lockstep import Report
-from bench.run.rates import measure_rates
+from bench.run.device_rates import measure_rates
 
 CPU = torch.device("cpu")
 FLOPS, MOVED = 2 * MATRIX_SIZE["cpu"] ** 3, 2 * COPIED_BYTES["cpu"]
@@ -130,11 +129,11 @@ def test_this_cpu_is_as_fast_as_plain_timing_finds_it() -> None:
 
 
 class FakeLockstep:
-    """Two ranks, of which this one does its work; the other `fails` at some counts."""
+    """Two ranks, of which this one does its work; the other says why it cannot at some counts."""
 
-    def __init__(self, *, fails: Sequence[str] = ()) -> None:
+    def __init__(self, *, rank: int = 0, fails: Sequence[str] = ()) -> None:
         self.asked: list[tuple[str, bool]] = []
-        self._fails = fails
+        self._rank, self._fails = rank, fails
 
     def run(
         self, index: int | None, what: str, work: Callable[[], Any] | None, *, limit_s: float
@@ -143,40 +142,53 @@ class FakeLockstep:
         assert limit_s == 60
         self.asked.append((what, work is not None))
         mine = Report(value=work() if work is not None else None)
-        other = Report("oom", "no memory") if what in self._fails else Report(value={"copy_gb_per_s": 1.0})
-        return 0.0, [mine, other]
+        other = Report(value="OutOfMemoryError: full" if what in self._fails else {"copy_gb_per_s": 1.0})
+        return 0.0, [mine, other] if self._rank == 0 else [other, mine]
 
 
-def rates(lockstep: Any, plan: Sequence[Planned], monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    timed_by(monkeypatch, 10.0)
-    place = SimpleNamespace(device=CPU)
-    cluster: Any = SimpleNamespace(place=place, rank=0, world_size=2)
-    return measure_rates(lockstep, cluster, plan, precision="fp32", limit_s=60)
-
-
-def planned(*counts: int, skip_reason: str | None = None) -> list[Planned]:
-    return [
-        Planned(
-            case=SimpleNamespace(num_devices=count),
-            num_nodes=1,
-            oversubscribed=False,
-            skip_reason=skip_reason,
-        )  # type: ignore[arg-type]
-        for count in counts
-    ]
+def rates(lockstep: Any, *counts: int, rank: int = 0) -> tuple[list[dict[str, Any]], list[str]]:
+    """Of a job of two ranks; with what the user hears."""
+    cluster: Any = SimpleNamespace(place=SimpleNamespace(device=CPU), rank=rank, world_size=2)
+    plan: Any = [SimpleNamespace(case=SimpleNamespace(num_devices=n), skip_reason=None) for n in counts]
+    skipped: Any = SimpleNamespace(case=SimpleNamespace(num_devices=3), skip_reason="no device")
+    said: list[str] = []
+    found = measure_rates(lockstep, cluster, [*plan, skipped], precision="fp32", limit_s=60, say=said.append)
+    return found, said
 
 
 def test_every_device_count_is_measured_at_once_as_far_as_there_are_ranks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    timed_by(monkeypatch, 10.0)
     lockstep = FakeLockstep()
-    plan = [*planned(1, 2, 2, 4), *planned(3, skip_reason="too many")]
-    found = rates(lockstep, plan, monkeypatch)
+    found, said = rates(lockstep, 2, 1, 2, 4)
     assert lockstep.asked == [("the rates of 1 device", True), ("the rates of 2 devices", True)]
     assert [(row["num_devices"], row["rank"]) for row in found] == [(1, 0), (2, 0), (2, 1)]
     assert found[1]["matrix_tflop_per_s"] == pytest.approx(FLOPS / 10e-3 / 1e12)
+    assert not said
 
 
-def test_a_count_that_failed_on_any_rank_has_no_rates(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = rates(FakeLockstep(fails=["the rates of 2 devices"]), planned(1, 2), monkeypatch)
+def test_a_rank_beyond_the_count_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed_by(monkeypatch, 10.0)
+    lockstep = FakeLockstep(rank=1)
+    rates(lockstep, 1, 2, rank=1)
+    assert [works for _, works in lockstep.asked] == [False, True]
+
+
+def test_a_count_that_failed_on_any_rank_has_no_rates_and_the_reason_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    timed_by(monkeypatch, 10.0)
+    found, said = rates(FakeLockstep(fails=["the rates of 2 devices"]), 1, 2)
     assert [row["num_devices"] for row in found] == [1]
+    assert said == ["the rates of 2 devices are not known: OutOfMemoryError: full"]
+
+
+def test_a_device_without_the_memory_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: DeviceMeter) -> dict[str, float]:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(DeviceMeter, "measured", full)
+    found, said = rates(FakeLockstep(), 1)
+    assert not found
+    assert said == ["the rates of 1 device are not known: OutOfMemoryError: CUDA out of memory"]
