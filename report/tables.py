@@ -24,6 +24,7 @@ from bench.results.typical import Typical
 from report.communication import communication
 from report.fields import APART, CASE_ID, NAME, SHARED, Field, Links, interval, linked, table, value, whole
 from report.model import Table, TableColumn
+from report.roofline import roofline
 from report.select import throughput_ratio, unshared
 
 
@@ -171,6 +172,7 @@ def tables(ok: pd.DataFrame, links: Links, typical: Typical) -> tuple[Table, ...
         results,
         table("Every column", every_note, ok, NAME, every, links=links),
         table("Where the step goes", _ANATOMY_NOTE, ok, NAME, ANATOMY),
+        roofline(ok),
         communication(ok),
         table("GPUs under load", _GPU_LOAD_NOTE, ok, NAME, GPU_LOAD),
         table("DataParallel's stages", dp_note, dp, NAME, DP_STAGES),

@@ -34,6 +34,7 @@ from report.drawings import Drawing
 from report.fields import Links
 from report.model import Fact, Page, RunFiles, RunView, Table
 from report.rates import with_rates
+from report.roofline import with_roofline
 from report.select import WorkloadCases, workloads
 
 _MOST_HOSTS = 4
@@ -150,7 +151,7 @@ def _tables(
 ) -> tuple[Table, ...]:
     if not named:
         return ()
-    rows = with_rates(pd.concat(named), run.manifest, price)
+    rows = with_roofline(with_rates(pd.concat(named), run.manifest, price), run.manifest)
     return tables.tables(rows, links, typical)
 
 

@@ -79,7 +79,6 @@ class Opened:
 
     recorder: Recorder
     lock: FolderLock
-    manifest: dict[str, Any]
     progress: Progress
 
 
@@ -122,7 +121,7 @@ def open_run(
         "oom_kills": {hello.host: hello.oom_kills for hello in hellos if hello.oom_kills is not None},
     }
     recorder.journal.write({"attempt": attempt}, sync=True)
-    return Opened(recorder, lock, manifest, _progress_so_far(recorder, notes))
+    return Opened(recorder, lock, _progress_so_far(recorder, notes))
 
 
 def _earlier(folder: Path | None, run_id: str) -> Path | None:

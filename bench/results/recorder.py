@@ -220,6 +220,10 @@ class Recorder:
         with self._writing():
             self._writer.write_manifest(manifest)
 
+    def set_rates(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """What the devices reach by themselves, for the manifest."""
+        self.write_manifest({**self.manifest(), "roofline": rows})
+
     def close(self, because: str) -> None:
         """Write why the run ended, and close its files."""
         with self._writing():

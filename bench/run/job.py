@@ -24,7 +24,7 @@ from bench.console import format_s
 from bench.errors import UsageError
 from bench.findings.wording import devices, plural
 from bench.layout import BucketCaps
-from bench.measure.timed import probe
+from bench.measure.timed import AUTOCAST_DTYPES, probe
 from bench.plan import Machine, Planned
 from bench.recovery.failures import STARTED_ENV
 from bench.recovery.reopen import check_same, has_nothing_left, manifest_of, settings_of
@@ -38,6 +38,7 @@ from bench.run.launch import launch
 from bench.run.schedule import expected_half_width
 from bench.settings import GpuKind, ResolvedSettings, Settings, with_device_defaults
 from models.data import check_folder
+from models.operators import forward_costs
 from models.profile import profile_workload
 from models.registry import default_image_size, load_workload, resnet_workload
 from models.step import as_set, has_fused_optimizer, takes_images
@@ -122,6 +123,12 @@ def new_manifest(
 ) -> dict[str, Any]:
     """What manifest.json says of a run that begins; `machines` are its hosts, the first rank's first."""
     profile = profile_workload(job.workload)
+    batches = sorted({p.case.batch_per_device for p in job.plan if p.skip_reason is None})
+    autocast = AUTOCAST_DTYPES.get(job.settings.precision)
+    operators = {
+        str(size): [asdict(c) for c in forward_costs(job.workload, batch_size=size, autocast=autocast)]
+        for size in batches
+    }
     return {
         "name": job.settings.name,
         "run_id": uuid.uuid4().hex[:12],
@@ -136,7 +143,7 @@ def new_manifest(
         "git": conditions.git_state(),
         "environment": machines[0],
         "hosts": {m["host"]: {k: m[k] for k in HOST_FACTS} for m in machines},
-        "model": {"arch": job.workload.name, **asdict(profile)},
+        "model": {"arch": job.workload.name, **asdict(profile), "operators": operators},
         "ranks": [asdict(info) for info in infos],
         "link": infos[0].link,
     }

@@ -209,7 +209,8 @@ def _conclude(
     job: Job, opened: Opened, stopped_because: str, startup: _Startup, *, quiet: bool, as_json: bool
 ) -> int:
     """Write what a run that came to its end leaves, and say what was found; the exit code."""
-    recorder, manifest, before_s = opened.recorder, opened.manifest, opened.progress.elapsed_s
+    recorder, before_s = opened.recorder, opened.progress.elapsed_s
+    manifest = recorder.manifest()
     cases = recorder.write()
     folder = recorder.folder
     measured = timing_of(recorder, before_s + startup.since_s(), stopped_because)

@@ -30,6 +30,7 @@ from bench.results.recorder import Recorder
 from bench.results.round_times import ByRound
 from bench.run import sustain
 from bench.run.curves import measure_curves
+from bench.run.device_rates import measure_rates
 from bench.run.job import Job
 from bench.run.phases import AFTER_ROUNDS, block_rows, is_traced, unfinished, work_of
 from bench.run.prepare import LiveCase, Prepared, equal_layouts, facts_of, prepare
@@ -89,6 +90,7 @@ class Session:
         torch.backends.cudnn.benchmark = self._settings.cudnn_benchmark
         runnable = [p.case for p in self._plan if p.skip_reason is None]
         self._telemetry = sampled(self._settings, runnable, self._cluster.place)
+        self._measure_rates()
         self._prepare_cases()
         self._drop_equal_layouts()
         # What is alive now stays so: no collection of garbage has to look through it within a block.
@@ -126,6 +128,20 @@ class Session:
         if not self._live:
             return Completion.NO_CASE
         return self._cluster.from_first(self._stop_rule.reason(num_rounds))
+
+    def _measure_rates(self) -> None:
+        """Measure the devices by themselves, while no case needs their memory."""
+        self._next_turn()
+        found = measure_rates(
+            self._lockstep,
+            self._cluster,
+            self._plan,
+            precision=self._settings.precision,
+            limit_s=preparing_s(self._settings),
+            say=self._console.note,
+        )
+        if self._recorder is not None:
+            self._recorder.set_rates(found)
 
     def _prepare_cases(self) -> None:
         torch.manual_seed(self._settings.seed)

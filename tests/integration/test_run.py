@@ -92,6 +92,19 @@ def test_the_manifest_says_under_what_conditions(real_run: RealRun) -> None:
     assert 0 < manifest["timing"]["timed_share_pct"] < 100
 
 
+def test_the_devices_are_measured_by_themselves_at_every_count(real_run: RealRun) -> None:
+    manifest = real_run.data.manifest
+    rates = manifest["roofline"]
+    assert [(row["num_devices"], row["rank"]) for row in rates] == [(1, 0), (2, 0), (2, 1)]
+    for row in rates:
+        for name in ("matrix_tflop_per_s", "copy_gb_per_s"):
+            assert 0 < row[f"{name}_low"] <= row[name] <= row[f"{name}_high"]
+    batches = {str(size) for size in real_run.data.cases["batch_per_device"]}
+    assert set(manifest["model"]["operators"]) == batches
+    page = (real_run.data.path / "report.html").read_text(encoding="utf-8")
+    assert "Roofline step (ms)" in page
+
+
 def test_the_summary_and_the_page(real_run: RealRun) -> None:
     run = real_run.data
     lines = real_run.stdout.splitlines()

@@ -1,0 +1,81 @@
+"""What a device reaches at most: the rate of a large matrix product, and the bandwidth of a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import median
+
+import torch
+
+from bench.measure.clock import make_clock
+from bench.measure.timed import AUTOCAST_DTYPES, run_block
+
+MATRIX_SIZE = {"cuda": 8192, "cpu": 512}
+"""Rows and columns of both factors: enough for every SM, and few milliseconds on a CPU core."""
+
+COPIED_BYTES = {"cuda": 2**30, "cpu": 2**25}
+"""Of one copy: beyond a GPU's L2 (50 MB on an H200); on a CPU, source and target exceed an L3 of 32 MiB."""
+
+MEASURED_S = {"cuda": 0.1, "cpu": 0.02}
+"""About so long each of the two is repeated: a run's start must not wait for more."""
+
+WARM_UP_S = 0.1
+"""Untimed repetitions on a GPU, whose clock is low before."""
+
+LEAST_REPETITIONS, MOST_REPETITIONS = 3, 100
+"""The first for a median; the second keeps fewer launches pending than a CUDA stream's queue holds."""
+
+
+class DeviceMeter:
+    """Measures one device, whose memory it holds meanwhile, in the arithmetic of a run.
+
+    The caller has let `set_precision` choose between TF32 and IEEE float32.
+    """
+
+    def __init__(self, device: torch.device, precision: str) -> None:
+        dtype = AUTOCAST_DTYPES.get(precision, torch.float32)
+        size = MATRIX_SIZE[device.type]
+        generator = torch.Generator(device).manual_seed(0)
+        # Random numbers: a GPU multiplies zeros at less power and thus at a higher clock.
+        self._factors = [
+            torch.randn(size, size, dtype=dtype, device=device, generator=generator) for _ in range(2)
+        ]
+        self._product = torch.empty(size, size, dtype=dtype, device=device)
+        # Written to: pages that no one has written are all the same one in memory.
+        self._source, self._target = torch.ones(
+            2, COPIED_BYTES[device.type], dtype=torch.uint8, device=device
+        )
+        self._device = device
+
+    def measured(self) -> dict[str, float]:
+        """Matrix rate in TFLOP/s and copied GB/s, read and written counted; `_low` and `_high` of each."""
+        flops, moved = 2 * len(self._product) ** 3, 2 * self._source.nbytes
+        return {
+            **_spread("matrix_tflop_per_s", [flops / ms / 1e9 for ms in self._times_ms(self._multiply)]),
+            **_spread("copy_gb_per_s", [moved / ms / 1e6 for ms in self._times_ms(self._copy)]),
+        }
+
+    def _multiply(self) -> None:
+        torch.mm(*self._factors, out=self._product)
+
+    def _copy(self) -> None:
+        self._target.copy_(self._source)
+
+    def _times_ms(self, work: Callable[[], None]) -> tuple[float, ...]:
+        """Milliseconds of repetitions in a row, after the first, which loads libraries."""
+        clock = make_clock(self._device)
+        run_block(work, 1, clock)
+        once_ms = run_block(work, 1, clock).block_ms
+        if self._device.type == "cuda":
+            run_block(work, _repetitions(WARM_UP_S, once_ms), clock)
+        return run_block(work, _repetitions(MEASURED_S[self._device.type], once_ms), clock).steps_ms
+
+
+def _repetitions(seconds: float, once_ms: float) -> int:
+    wanted = 1000 * seconds / once_ms if once_ms > 0 else MOST_REPETITIONS
+    return int(min(max(wanted, LEAST_REPETITIONS), MOST_REPETITIONS))
+
+
+def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
+    """Median, least and most of the repetitions: too few milliseconds for an interval."""
+    return {name: median(values), f"{name}_low": min(values), f"{name}_high": max(values)}

@@ -1,0 +1,194 @@
+"""Rates of a device by itself: exact on a clock made by hand, plausible on this machine's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from bench.measure import roofline
+from bench.measure.roofline import (
+    COPIED_BYTES,
+    LEAST_REPETITIONS,
+    MATRIX_SIZE,
+    MOST_REPETITIONS,
+    DeviceMeter,
+)
+from bench.recovery.lockstep import Report
+from bench.run.device_rates import measure_rates
+
+CPU = torch.device("cpu")
+FLOPS, MOVED = 2 * MATRIX_SIZE["cpu"] ** 3, 2 * COPIED_BYTES["cpu"]
+
+
+class HandClock:
+    """Says that work `i` of a block took `times_ms[i]`, and all after the last as long as that."""
+
+    def __init__(self, times_ms: Sequence[float]) -> None:
+        self.said: list[str] = []
+        self._times_ms = times_ms
+
+    def mark(self) -> None:
+        self.said.append("mark")
+
+    def read_ms(self) -> list[float]:
+        since = " ".join(self.said).rpartition("read")[2]
+        self.said.append("read")
+        last = len(self._times_ms) - 1
+        return [self._times_ms[min(i, last)] for i in range(since.count("mark") - 1)]
+
+
+def timed_by(monkeypatch: pytest.MonkeyPatch, *times_ms: float) -> list[HandClock]:
+    made: list[HandClock] = []
+
+    def make(_: torch.device) -> HandClock:
+        made.append(HandClock(times_ms))
+        return made[-1]
+
+    monkeypatch.setattr(roofline, "make_clock", make)
+    return made
+
+
+def test_rates_are_arithmetic_and_bytes_read_and_written_over_the_median_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    timed_by(monkeypatch, 10.0, 8.0, 20.0)  # so long that each is repeated three times
+    found = DeviceMeter(CPU, "fp32").measured()
+    assert found == pytest.approx(
+        {
+            "matrix_tflop_per_s": FLOPS / 10e-3 / 1e12,
+            "matrix_tflop_per_s_low": FLOPS / 20e-3 / 1e12,
+            "matrix_tflop_per_s_high": FLOPS / 8e-3 / 1e12,
+            "copy_gb_per_s": MOVED / 10e-3 / 1e9,
+            "copy_gb_per_s_low": MOVED / 20e-3 / 1e9,
+            "copy_gb_per_s_high": MOVED / 8e-3 / 1e9,
+        }
+    )
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
+def test_the_product_is_in_the_arithmetic_of_autocast(precision: str, dtype: torch.dtype) -> None:
+    with torch.autocast("cpu", dtype, enabled=precision != "fp32"):
+        expected = torch.mm(torch.zeros(1, 1), torch.zeros(1, 1)).dtype
+    meter = DeviceMeter(CPU, precision)
+    assert {factor.dtype for factor in (*meter._factors, meter._product)} == {dtype} == {expected}
+
+
+def test_the_copy_is_of_memory_that_was_written_and_goes_elsewhere() -> None:
+    meter = DeviceMeter(CPU, "fp32")
+    assert meter._source.nbytes == meter._target.nbytes == COPIED_BYTES["cpu"]
+    assert abs(meter._source.data_ptr() - meter._target.data_ptr()) >= COPIED_BYTES["cpu"]
+    meter._source.fill_(7)
+    meter._copy()
+    assert (meter._target == 7).all()
+
+
+def test_a_gpu_warms_up_and_is_not_waited_for_within_the_repetitions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    meter: Any = object.__new__(DeviceMeter)
+    meter._device = torch.device("cuda")
+    made = timed_by(monkeypatch, 10.0)
+    times = meter._times_ms(lambda: made[0].said.append("work"))
+    assert len(times) == 10
+    once, ten = "mark work mark read", f"mark {'work mark ' * 10}read"
+    assert " ".join(made[0].said) == f"{once} {once} {ten} {ten}"
+
+
+@pytest.mark.parametrize(
+    ("once_ms", "expected"),
+    [(0.0, MOST_REPETITIONS), (0.01, MOST_REPETITIONS), (10.0, 10), (1000.0, LEAST_REPETITIONS)],
+)
+def test_repetitions_fill_the_time_within_limits(once_ms: float, expected: int) -> None:
+    assert roofline._repetitions(0.1, once_ms) == expected
+
+
+def _plain_ms(work: Callable[[], object]) -> float:
+    times = []
+    for _ in range(6):
+        began = time.perf_counter()
+        work()
+        times.append(1000 * (time.perf_counter() - began))
+    return median(times[1:])
+
+
+def test_this_cpu_is_as_fast_as_plain_timing_finds_it() -> None:
+    """Within a factor of ten, for what else runs here; a wrong unit or size is further away."""
+    size = MATRIX_SIZE["cpu"]
+    a, source = torch.randn(size, size), torch.ones(COPIED_BYTES["cpu"] // 4)
+    target = torch.empty_like(source)
+    found = DeviceMeter(CPU, "fp32").measured()
+    matrix, copied = _plain_ms(lambda: a @ a), _plain_ms(lambda: target.copy_(source))
+    assert 0.1 < found["matrix_tflop_per_s"] / (FLOPS / matrix / 1e9) < 10
+    assert 0.1 < found["copy_gb_per_s"] / (MOVED / copied / 1e6) < 10
+
+
+class FakeLockstep:
+    """Two ranks, of which this one does its work; the other says why it cannot at some counts."""
+
+    def __init__(self, *, rank: int = 0, fails: Sequence[str] = ()) -> None:
+        self.asked: list[tuple[str, bool]] = []
+        self._rank, self._fails = rank, fails
+
+    def run(
+        self, index: int | None, what: str, work: Callable[[], Any] | None, *, limit_s: float
+    ) -> tuple[float, list[Report]]:
+        assert index is None
+        assert limit_s == 60
+        self.asked.append((what, work is not None))
+        mine = Report(value=work() if work is not None else None)
+        other = Report(value="OutOfMemoryError: full" if what in self._fails else {"copy_gb_per_s": 1.0})
+        return 0.0, [mine, other] if self._rank == 0 else [other, mine]
+
+
+def rates(lockstep: Any, *counts: int, rank: int = 0) -> tuple[list[dict[str, Any]], list[str]]:
+    """Of a job of two ranks; with what the user hears."""
+    cluster: Any = SimpleNamespace(place=SimpleNamespace(device=CPU), rank=rank, world_size=2)
+    plan: Any = [SimpleNamespace(case=SimpleNamespace(num_devices=n), skip_reason=None) for n in counts]
+    skipped: Any = SimpleNamespace(case=SimpleNamespace(num_devices=3), skip_reason="no device")
+    said: list[str] = []
+    found = measure_rates(lockstep, cluster, [*plan, skipped], precision="fp32", limit_s=60, say=said.append)
+    return found, said
+
+
+def test_every_device_count_is_measured_at_once_as_far_as_there_are_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    timed_by(monkeypatch, 10.0)
+    lockstep = FakeLockstep()
+    found, said = rates(lockstep, 2, 1, 2, 4)
+    assert lockstep.asked == [("the rates of 1 device", True), ("the rates of 2 devices", True)]
+    assert [(row["num_devices"], row["rank"]) for row in found] == [(1, 0), (2, 0), (2, 1)]
+    assert found[1]["matrix_tflop_per_s"] == pytest.approx(FLOPS / 10e-3 / 1e12)
+    assert not said
+
+
+def test_a_rank_beyond_the_count_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed_by(monkeypatch, 10.0)
+    lockstep = FakeLockstep(rank=1)
+    rates(lockstep, 1, 2, rank=1)
+    assert [works for _, works in lockstep.asked] == [False, True]
+
+
+def test_a_count_that_failed_on_any_rank_has_no_rates_and_the_reason_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    timed_by(monkeypatch, 10.0)
+    found, said = rates(FakeLockstep(fails=["the rates of 2 devices"]), 1, 2)
+    assert [row["num_devices"] for row in found] == [1]
+    assert said == ["the rates of 2 devices are not known: OutOfMemoryError: full"]
+
+
+def test_a_device_without_the_memory_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: DeviceMeter) -> dict[str, float]:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(DeviceMeter, "measured", full)
+    found, said = rates(FakeLockstep(), 1)
+    assert not found
+    assert said == ["the rates of 1 device are not known: OutOfMemoryError: CUDA out of memory"]
