@@ -62,6 +62,9 @@ class FakeLockstep:
 
 
 class FakeSession(session.Session):
+    def _measure_rates(self) -> None:
+        """There is no device."""
+
     def _prepare_cases(self) -> None:
         """Cases as warmed up; those that have nothing left are not, as in a real session."""
         measured, dropped = self._earlier.measured, self._earlier.dropped
