@@ -11,8 +11,9 @@ from typing import Any
 
 import pynvml
 
+from bench.cluster import sysfs
 from bench.conditions import ask_nvml, nvml_devices
-from bench.doctor.readings import ClockReason, Gpu, GpuPair, GpuProcess, sysfs
+from bench.doctor.readings import ClockReason, Gpu, GpuPair, GpuProcess
 
 REASONS = {
     0x001: ClockReason.IDLE,
