@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from bench.gpus import GpuPair
+
 
 @dataclass(frozen=True, kw_only=True)
 class NumaNode:
@@ -163,17 +165,6 @@ class Gpu:
     margin_c: int | None = None
     persistence: bool | None = None
     num_nvlinks: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class GpuPair:
-    """How two GPUs reach each other; `path` is the abbreviation of `nvidia-smi topo -m`."""
-
-    first: int
-    second: int
-    nvlink: bool | None = None
-    peer_access: bool | None = None
-    path: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

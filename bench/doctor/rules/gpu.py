@@ -6,8 +6,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bench.doctor.readings import ClockReason, Gpu, GpuPair, HostReadings
+from bench.doctor.readings import ClockReason, Gpu, HostReadings
 from bench.doctor.rules import SEVERITY, Finding, Status, judged, unknown, worst
+from bench.gpus import GpuPair
 
 BUSY_CAUTION_PCT = 5
 """GPU time that others may take before it can pass for a regression: the gate's default threshold."""
@@ -293,7 +294,10 @@ def affinity(machine: HostReadings, gpus: Sequence[Gpu]) -> Finding:
         if node is None or node.num_allowed is None:
             return NOT_READABLE
         if not node.num_allowed:
-            advice = "allow cores of every GPU's node (numactl, Slurm --gpus-per-task with --cpus-per-gpu)"
+            advice = (
+                "allow cores of every GPU's node (Slurm: --gpus-per-node with --cpus-per-task, or "
+                "--exclusive; docker: --cpuset-cpus)"
+            )
             return GpuFinding("caution", f"on NUMA node {node.number}, where no core is allowed", advice)
         return GpuFinding("ok", f"on NUMA node {node.number}")
 
