@@ -254,6 +254,7 @@ def conditions_of(manifest: Manifest) -> list[Condition]:
         ("python", versions.get("python", NONE), (HOSTS, RESUME), (GATE,)),
         ("model parameters", model.get("num_params"), (GATE,), ()),
         ("gradient bytes", model.get("gradient_bytes"), (GATE,), ()),
+        ("ranks bound to cores", _bound(manifest.get("ranks")), (), (GATE,)),
         ("data workers", settings.get("data_workers") if from_files else NONE, (GATE,), ()),
         ("steps per block", settings.get("steps", NONE), (), (GATE,)),
         ("seed", settings.get("seed", NONE), (), (GATE,)),
@@ -323,6 +324,13 @@ def _counted(gpus: Iterable[Manifest], key: str) -> str:
     """`2 x NVIDIA H200`, or `none`."""
     known = Counter(str(gpu.get(key)) for gpu in gpus if gpu.get(key) is not None)
     return ", ".join(f"{count} x {value}" for value, count in known.items()) or NONE
+
+
+def _bound(ranks: Any) -> str:
+    """Which cores ranks were kept on, each set once; `none` also of runs from before ranks were bound."""
+    known = [rank for rank in ranks if isinstance(rank, dict)] if isinstance(ranks, list) else []
+    cores = dict.fromkeys(str(rank["bound_cores"]) for rank in known if rank.get("bound_cores"))
+    return ", ".join(cores) or NONE
 
 
 def _distinct(gpus: Iterable[Manifest], key: str) -> str:

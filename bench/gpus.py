@@ -48,6 +48,8 @@ def gpus(uuids: Sequence[str] | None = None) -> list[dict[str, Any]]:
 
 def pairs(uuids: Sequence[str]) -> list[GpuPair]:
     """How each two of the GPUs with these UUIDs reach each other, by their places; empty without a driver."""
+    if len(uuids) < 2:
+        return []
     try:
         with nvml_devices() as handles:
             found = list(enumerate(_named(uuids, handles)))

@@ -12,7 +12,7 @@ from bench.conditions import Manifest, part
 from bench.findings.wording import TIMES, count, duration, finite, link_name, mib, plain, quantity, text
 from report.model import Fact, Group, Table, TableColumn
 
-_RANK_COLUMNS = ("rank", "host", "local_rank", "device", "device_name", "link")
+_RANK_COLUMNS = ("rank", "host", "local_rank", "device", "device_name", "bound_cores", "link")
 _DIFFER_FIRST = {
     title: place
     for place, title in enumerate(

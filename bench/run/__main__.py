@@ -27,7 +27,7 @@ GROUPS = {
     "model and data": (
         *("arch", "workload", "batch_size", "image_size", "precision", "data", "data_workers", "seed"),
     ),
-    "DDP settings": (*DDP_AXES, "backend"),
+    "DDP settings": (*DDP_AXES, "backend", "numa_bind"),
     "how long": ("margin", "max_time", "rounds", "precision_target", "steps", "case_timeout"),
     "where to and how shown": ("out", "name"),
 }

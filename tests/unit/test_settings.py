@@ -143,10 +143,11 @@ def test_settings_come_back_from_what_is_stored_of_them() -> None:
         '"allreduce_curve": false, "calibrate": false, "passes": ["no_sync", "comm", "anatomy", "trace"], '
         '"sweep": "grid", "seed": 0, "name": "run", "preset": null, "out": null}'
     )
-    new = {"precision_target": None, "steps": 1, "margin": 0.05, "caps_given": True}
+    new = {"precision_target": None, "steps": 1, "margin": 0.05, "caps_given": True, "numa_bind": True}
     now = json.loads(json.dumps(resolved.stored()))
     assert now == json.loads(then) | new
-    assert [name for name in now if name not in ("margin", "caps_given")] == list(json.loads(then))
+    added = ("margin", "caps_given", "numa_bind")
+    assert [name for name in now if name not in added] == list(json.loads(then))
     for stored, wanted in (
         (now, resolved),
         (json.loads(then), replace(resolved, precision_target=0.02, steps=3, caps_given=False)),

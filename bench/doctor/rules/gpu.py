@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from bench.cluster.sysfs import ranges
 from bench.doctor.readings import ClockReason, Gpu, HostReadings
 from bench.doctor.rules import SEVERITY, Finding, Status, judged, unknown, worst
 from bench.gpus import GpuPair
@@ -100,17 +101,6 @@ def span(values: Sequence[float]) -> str:
         return "?"
     low, high = f"{min(values):.0f}", f"{max(values):.0f}"
     return low if low == high else f"{low}-{high}"
-
-
-def ranges(numbers: Sequence[int]) -> str:
-    """Write `0-3,6` for 0, 1, 2, 3, 6."""
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def models(machine: HostReadings, gpus: Sequence[Gpu]) -> Finding:
