@@ -223,6 +223,42 @@ def test_all_threads_are_bound_to_the_cores_that_are_allowed_and_near() -> None:
     assert threads == [[last]] * 3
 
 
+JOIN = """
+import types
+import torch.cuda
+from bench.cluster import ranks
+
+LAST = max(os.sched_getaffinity(0))
+at_context = []
+torch.cuda.device_count = lambda: 2
+torch.cuda.init = lambda: None
+torch.cuda.set_device = lambda device: at_context.append((str(device), sorted(os.sched_getaffinity(0))))
+torch.cuda.get_device_name = lambda device: "A"
+torch.cuda.get_device_properties = lambda device: types.SimpleNamespace(uuid=str(device))
+ranks.near_cores = lambda device: frozenset({LAST, 100_000})
+cluster = ranks.Cluster("cuda", bind_cores=BIND)
+info = cluster.info()
+cluster.barrier()
+report([info.gpu, info.device, info.bound_cores, at_context, list(cluster.place.cores)])
+cluster.close()
+"""
+
+
+@MORE_CORES
+@pytest.mark.parametrize("bind", [True, False])
+def test_a_rank_is_bound_before_its_gpus_context_is_made_and_says_to_what(
+    tmp_path: Path, *, bind: bool
+) -> None:
+    allowed = sorted(os.sched_getaffinity(0))
+    cores = allowed[-1:] if bind else allowed
+    found = run_ranks(f"BIND = {bind}\n{JOIN}", 2, tmp_path)
+    for rank, (uuid, device, bound_to, at_context, place) in enumerate(found):
+        assert (uuid, device) == (f"GPU-{rank}", f"cuda:{rank}")
+        assert bound_to == (str(allowed[-1]) if bind else "")
+        assert at_context == [[f"cuda:{rank}", cores]]
+        assert place == cores
+
+
 @pytest.mark.parametrize("cores", [[], [100_000], range(4096)], ids=["unknown", "none allowed", "one node"])
 def test_nothing_is_bound_where_the_cores_next_to_the_gpu_are_all_or_none(cores: Sequence[int]) -> None:
     said, allowed, *threads = bound(cores)
