@@ -32,10 +32,15 @@ class SeenGpus:
 may_be_sent(SeenGpus)
 
 
+def num_gpus() -> int:
+    """How many GPUs this process can use; makes no CUDA context."""
+    torch.cuda.init()  # before that, torch asks NVML, and counts GPUs of which CUDA takes one MIG slice
+    return torch.cuda.device_count()
+
+
 def gpu_of(local_rank: int) -> torch.device:
     """The GPU of a rank by its place on its host; where GPUs are too few, ranks share them."""
-    torch.cuda.init()  # before that, torch also counts GPUs that MIG hides
-    return torch.device("cuda", local_rank % torch.cuda.device_count())
+    return torch.device("cuda", local_rank % num_gpus())
 
 
 def gpu_uuid(index: int) -> str:
@@ -45,8 +50,7 @@ def gpu_uuid(index: int) -> str:
 
 def seen_gpus(local_rank: int) -> SeenGpus:
     """The GPUs that this process sees."""
-    torch.cuda.init()
-    uuids = tuple(gpu_uuid(index) for index in range(torch.cuda.device_count()))
+    uuids = tuple(gpu_uuid(index) for index in range(num_gpus()))
     return SeenGpus(host_name(), local_rank, uuids, tuple(gpus(uuids)))
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from bench import conditions, plan
-from bench.cluster.devices import SeenGpus, seen_gpus, this_machine
+from bench.cluster.devices import SeenGpus, num_gpus, seen_gpus, this_machine
 from bench.cluster.meeting import host_name
 from bench.cluster.messages import may_be_sent
 from bench.cluster.numa import is_narrowed
@@ -68,7 +68,7 @@ class Job:
 def prepare(asked: Settings) -> Job:
     """Resolve the device, the workload and the plan. Raises UsageError for what cannot run here."""
     device_type = _device_type(asked.device)
-    num_devices = torch.cuda.device_count() if device_type == "cuda" else len(allowed_cores())
+    num_devices = num_gpus() if device_type == "cuda" else len(allowed_cores())
     settings = with_device_defaults(asked, device_type=device_type, num_local_devices=num_devices)
     _check_precision(settings)
     workload = _workload(settings)

@@ -69,6 +69,8 @@ def test_pairs_are_of_one_host_and_named_with_it() -> None:
     assert "(0-1)" in found(told, case("ddp", 4, 100.0))["no peer access"].text
     text = found(told, case("ddp", 8, 100.0))["no peer access"].text
     assert text.startswith("2 of 12 used pairs of GPUs (a 0-1, b 0-1) have")
+    told["ranks"] = [{"host": "a", "gpu": "a0"}, {"host": "b", "gpu": "b1"}]
+    assert found(told, case("ddp", 2, 100.0)) == {}, "between hosts there is a network"
 
 
 @pytest.mark.parametrize(
