@@ -14,14 +14,22 @@ from typing import Any
 
 from bench.errors import UsageError
 from bench.layout import BucketCaps
-from bench.settings import DDP_AXES, DDP_SETTINGS, DdpSettings, ResolvedSettings, stored
+from bench.settings import (
+    DDP_AXES,
+    DDP_SETTINGS,
+    STEP_DEFAULTS,
+    DdpSettings,
+    ResolvedSettings,
+    StepSettings,
+    stored,
+)
 
 HALF_HOOKS = ("fp16", "bf16")
 """Communication hooks that send two bytes for every gradient element of four."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case(DdpSettings):
+class Case(DdpSettings, StepSettings):
     """One point of the sweep: every setting that defines what is measured."""
 
     mode: str
@@ -57,7 +65,7 @@ class Case(DdpSettings):
 
     @property
     def case_id(self) -> str:
-        """Readable name plus a hash of every field: the same settings give the same id everywhere."""
+        """Readable name plus a hash of `stored`: the same settings give the same id everywhere."""
         digest = hashlib.sha256(json.dumps(self.stored(), sort_keys=True).encode()).hexdigest()[:6]
         parts = [self.mode, f"n{self.num_devices}"]
         if self.mode == "ddp":
@@ -68,8 +76,12 @@ class Case(DdpSettings):
         return "-".join([*parts, digest])
 
     def stored(self) -> dict[str, Any]:
-        """Every setting as journals hold it and `case_id` counts it; a mode without buckets has no cap."""
-        names = [f.name for f in fields(self) if f.name not in DDP_AXES]
+        """Every setting as journals hold it and `case_id` counts it; a mode without buckets has no cap.
+
+        A step setting only where it is not the default: runs of before it was added keep their ids.
+        """
+        plain = {name for name, default in STEP_DEFAULTS.items() if getattr(self, name) == default}
+        names = [f.name for f in fields(self) if f.name not in DDP_AXES and f.name not in plain]
         values = {name: stored(getattr(self, name)) for name in (*names, *DDP_AXES)}
         return values if self.mode == "ddp" else values | {"bucket_cap_mb": ""}
 
@@ -128,6 +140,7 @@ def expand(
             precision=settings.precision,
             data=settings.data,
             device_type=machine.device_type,
+            **{name: getattr(settings, name) for name in STEP_DEFAULTS},
             **extra,
         )
 
@@ -182,8 +195,10 @@ def _untold(case: Case, first: BucketCaps) -> str | None:
 
 
 def _skip_reason(case: Case, machine: Machine, on_a_node: int, *, shared: bool) -> str | None:
-    if case.mode == "dp" and case.num_devices == 1:
-        return "DataParallel on one device is the plain module; see single"
+    if case.mode == "dp" and (case.num_devices == 1 or case.compile != "off"):
+        plain = "DataParallel on one device is the plain module; see single"
+        compiled = "DataParallel cannot replicate a compiled module; --compile off measures it"
+        return plain if case.num_devices == 1 else compiled
     if machine.ranks_per_node is not None and case.mode == "ddp":
         started = machine.ranks_per_node * machine.num_nodes
         if case.num_devices > started:
@@ -244,13 +259,19 @@ def plan_hash(plan: Sequence[Planned]) -> str:
     return hashlib.sha256("\n".join(p.case.case_id for p in plan).encode()).hexdigest()[:12]
 
 
-def steps_of_one(planned: Planned, *, single_batch: int) -> float:
-    """How many steps of `single_batch` images on one device take as long as a step of the case.
+def step_s_of(planned: Planned, *, step_s: float, single_batch: int) -> float:
+    """Expected seconds of a step of a case, from those of `single_batch` images on one device.
 
     Ranks that share a device are taken to run one after the other; communication is not counted.
     """
     sharing = planned.case.num_devices if planned.oversubscribed else 1
-    return planned.case.batch_per_device * planned.case.accumulate * sharing / single_batch
+    return step_s * planned.case.batch_per_device * planned.case.accumulate * sharing / single_batch
+
+
+def timed_block_s(planned: Planned, settings: ResolvedSettings, *, step_s: float, single_batch: int) -> float:
+    """Expected seconds of a timed block of a case; arguments as of `step_s_of`."""
+    own_s = step_s_of(planned, step_s=step_s, single_batch=single_batch)
+    return settings.steps_per_block(own_s) * own_s
 
 
 def estimate_s(
@@ -258,11 +279,11 @@ def estimate_s(
 ) -> float:
     """Expected seconds of measuring, from one measured step of `single_batch` images on one device.
 
-    Without communication (`steps_of_one`), so a lower bound, cut off at the time limit.
+    Without communication (`step_s_of`), so a lower bound, cut off at the time limit.
     """
     run = [p for p in plan if not p.skip_reason]
-    once = sum(steps_of_one(p, single_batch=single_batch) for p in run) * step_s
-    warmup, per_round = 5 * once, settings.steps * once
+    warmup = 5 * sum(step_s_of(p, step_s=step_s, single_batch=single_batch) for p in run)
+    per_round = sum(timed_block_s(p, settings, step_s=step_s, single_batch=single_batch) for p in run)
     limit = math.inf if settings.max_time is None else settings.max_time
     wanted = math.inf if settings.rounds is None else warmup + settings.rounds * per_round
     # The first round is always finished.

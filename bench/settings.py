@@ -5,6 +5,7 @@ Defaults, then the preset, then the TOML file, then the command line; later laye
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
@@ -19,8 +20,12 @@ PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 NO, YES = False, True
 PASSES = ("no_sync", "comm", "anatomy", "trace")
 COMM_HOOKS = ("none", "fp16", "bf16", "powersgd")
+COMPILE_MODES = ("off", "default", "reduce-overhead", "max-autotune")
 MARGINS = {"cpu": 0.05, "cuda": 0.01}
 """What counts as equal by kind of device, a fraction: what their noise lets a run of minutes resolve."""
+
+LEAST_BLOCK_S = 1.0
+"""Seconds of a block on a GPU: its clock and its queue are the same throughout most of it."""
 
 MOST_DEVICES = 4096
 """Largest device count of a case or a prediction: a slip of the keyboard ends here."""
@@ -105,6 +110,58 @@ class DdpSettings:
     )
 
 
+def _of_step(
+    default: Any, parse: Callable[[str], Any], meaning: str, metavar: str, *, column: str, label: str
+) -> Any:
+    facts = {"parse": parse, "help": meaning, "metavar": metavar, "column": column, "label": label}
+    return field(default=default, metadata=facts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSettings:
+    """How a step is computed, the same in every case of a run; the defaults are those of plain PyTorch.
+
+    A field declares a setting as those of `DdpSettings` do, with what names it on the page. `Settings` has a
+    field of the same name, where None means "by device".
+    """
+
+    channels_last: bool = _of_step(
+        NO,
+        cli.switch,
+        "images and weights in memory format channels_last (GPU on, CPU off)",
+        "on|off",
+        column="whether images and weights are in memory format channels_last",
+        label="channels_last",
+    )
+    fused_optimizer: bool = _of_step(
+        NO,
+        cli.switch,
+        "the optimizer's fused kernels (GPU on where it has them, CPU off)",
+        "on|off",
+        column="whether the optimizer runs its fused kernels",
+        label="fused optimizer",
+    )
+    cudnn_benchmark: bool = _of_step(
+        NO,
+        cli.switch,
+        "let cuDNN time its algorithms and take the fastest",
+        "on|off",
+        column="whether cuDNN chose its algorithms by timing them",
+        label="cuDNN benchmark",
+    )
+    compile: str = _of_step(
+        "off",
+        cli.choice(COMPILE_MODES),
+        "torch.compile the model; reduce-overhead runs it as CUDA graphs",
+        "|".join(COMPILE_MODES),
+        column="mode of torch.compile, or `off`",
+        label="compiled",
+    )
+
+
+STEP_SETTINGS: tuple[Field[Any], ...] = fields(StepSettings)
+STEP_DEFAULTS: dict[str, Any] = {setting.name: setting.default for setting in STEP_SETTINGS}
+
 DDP_SETTINGS: tuple[Field[Any], ...] = fields(DdpSettings)
 DDP_AXES = tuple(setting.name for setting in DDP_SETTINGS)
 """Names of the DDP settings, in the order of case ids and columns."""
@@ -130,6 +187,12 @@ def _swept(name: str, *values: Any) -> Any:
     setting = next(s for s in DDP_SETTINGS if s.name == name)
     facts = setting.metadata
     return _setting(values or (setting.default,), cli.csv(facts["parse"]), facts["help"], facts["metavar"])
+
+
+def _by_device(name: str) -> Any:
+    """The option of a step setting, which the device decides where the user does not."""
+    facts = next(s for s in STEP_SETTINGS if s.name == name).metadata
+    return _setting(None, facts["parse"], facts["help"], facts["metavar"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +224,13 @@ class Settings:
         "what stays fixed: batch per device, or in all",
         "weak|strong",
     )
-    precision: str = _setting("fp32", cli.choice(PRECISIONS), "arithmetic", "|".join(PRECISIONS))
+    precision: str | None = _setting(
+        None, cli.choice(PRECISIONS), "arithmetic (CPU fp32, GPU bf16 where it has it)", "|".join(PRECISIONS)
+    )
+    channels_last: bool | None = _by_device("channels_last")
+    fused_optimizer: bool | None = _by_device("fused_optimizer")
+    cudnn_benchmark: bool | None = _by_device("cudnn_benchmark")
+    compile: str | None = _by_device("compile")
     bucket_cap_mb: tuple[BucketCaps, ...] = _swept("bucket_cap_mb", *map(BucketCaps.parse, DEFAULT_CAPS))
     gradient_as_bucket_view: tuple[bool, ...] = _swept("gradient_as_bucket_view")
     static_graph: tuple[bool, ...] = _swept("static_graph")
@@ -198,8 +267,13 @@ class Settings:
     case_timeout: float | None = _setting(
         None, cli.duration_s, "give a case up that takes this long in one go (20 times the usual)", "60s"
     )
-    steps: int | None = _setting(None, cli.positive_int, "steps per block (CPU 1, GPU 10)", "N")
+    steps: int | None = _setting(
+        None, cli.positive_int, "steps per block (CPU 1, GPU as many as take 1 s)", "N"
+    )
     trace: bool = _setting(NO, cli.switch, "keep a Chrome trace per case and rank", "on")
+    telemetry: bool = _setting(
+        YES, cli.switch, "sample clocks, power and temperature of the GPUs in timed blocks", "on|off"
+    )
     allreduce_curve: bool = _setting(
         NO, cli.switch, "also time the all-reduce by itself over message sizes", "on"
     )
@@ -224,6 +298,8 @@ class Settings:
     """Where values came from; not an option of its own."""
     caps_given: bool = NO
     """Whether anyone but the default chose `bucket_cap_mb`; not an option of its own."""
+    least_block_s: float | None = None
+    """Least seconds of a block, where `steps` leaves it open; not an option of its own."""
     out: str | None = _setting(None, str, "results folder (default: results/<time>-<host>-<name>)", "DIR")
 
     def __post_init__(self) -> None:
@@ -247,7 +323,7 @@ class Settings:
     @classmethod
     def of_stored(cls, values: Mapping[str, Any]) -> Settings:
         """The settings that a manifest holds. Raises UsageError for a value that no option gives."""
-        own = {"caps_given": cli.switch}
+        own = {"caps_given": cli.switch, "least_block_s": float}
         parsers = {f.name: f.metadata.get("parse", own.get(f.name, str)) for f in fields(cls)}
         given = {n: _as_text(v) for n, v in values.items() if v is not None}
         found: dict[str, Any] = {n: cli.named(n, parsers[n], text) for n, text in given.items()}
@@ -260,8 +336,19 @@ class ResolvedSettings(Settings):
 
     gpus: tuple[int, ...] = field()
     batch_size: int = field()
+    precision: str = field()
+    channels_last: bool = field()
+    fused_optimizer: bool = field()
+    cudnn_benchmark: bool = field()
+    compile: str = field()
     steps: int = field()
+    """Of a block, at least."""
     margin: float = field()
+    least_block_s: float = field()
+
+    def steps_per_block(self, step_s: float) -> int:
+        """Steps of a timed block of a case whose step takes so many seconds."""
+        return max(self.steps, math.ceil(self.least_block_s / step_s) if step_s > 0 else 1)
 
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -314,32 +401,81 @@ def options_of() -> list[Field[Any]]:
 def as_options(stored_settings: Mapping[str, Any], names: Iterable[str]) -> list[str]:
     """The command line of those of `names` that a manifest holds and that are not the default."""
     found: list[str] = []
+    plain = {} if stored_settings.get("device") == "cuda" else {"precision": "fp32", **STEP_DEFAULTS}
     for setting in options_of():
         value = stored_settings.get(setting.name)
-        if setting.name in names and value is not None and value != stored(setting.default):
+        usual = plain.get(setting.name) if setting.default is None else stored(setting.default)
+        if setting.name in names and value is not None and value != usual:
             found += [f"--{setting.name.replace('_', '-')}", _as_text(value)]
     return found
 
 
-def with_device_defaults(settings: Settings, *, device_type: str, num_local_devices: int) -> ResolvedSettings:
-    """Fill what depends on the device: a CPU gets minutes of ResNet-18, a GPU a ResNet-50."""
+@dataclass(frozen=True, kw_only=True)
+class GpuKind:
+    """What the defaults of a run on GPUs follow from: the least of those that are visible."""
+
+    capability: tuple[int, int]
+    """CUDA compute capability, such as (9, 0)."""
+    memory_gib: float
+
+
+BATCH_BY_MEMORY = ((60.0, 256), (22.0, 128), (10.0, 64), (0.0, 32))
+"""GiB of a GPU from which on so many images are the default: ResNet-50 at 224 pixels fits in fp32 too."""
+
+
+def with_device_defaults(
+    settings: Settings, *, device_type: str, num_local_devices: int, gpu: GpuKind | None = None
+) -> ResolvedSettings:
+    """Fill what depends on the device: a CPU gets minutes of ResNet-18, a GPU a ResNet-50 as it is trained.
+
+    On a `gpu` of compute capability 8 and newer that is bf16, channels_last, a fused optimizer and a batch by
+    memory; on older ones fp16, or fp32 where there are no tensor cores (below 7).
+    """
     on_cpu = device_type == "cpu"
-    counts = tuple(2**i for i in range(num_local_devices.bit_length()) if 2**i <= num_local_devices)
     arch = settings.arch
     if arch is None and settings.workload is None:
         arch = "resnet18" if on_cpu else "resnet50"
-    given = {f.name: getattr(settings, f.name) for f in fields(settings)}
-    decided = {
+    counts = settings.gpus or _counts(num_local_devices, with_all=not on_cpu)
+    by_device: dict[str, Any] = {
+        "precision": "fp32" if gpu is None else _precision(gpu),
+        "channels_last": gpu is not None,
+        "fused_optimizer": gpu is not None,
+        "cudnn_benchmark": NO,
+        "compile": "off",
+        "margin": MARGINS[device_type],
+    }
+    asked = {f.name: getattr(settings, f.name) for f in fields(settings)}
+    decided = {name: default if asked[name] is None else asked[name] for name, default in by_device.items()}
+    decided |= {
         "device": device_type,
         "backend": ("gloo" if on_cpu else "nccl") if settings.backend == "auto" else settings.backend,
-        "gpus": settings.gpus or counts or (1,),
+        "gpus": counts,
         "arch": arch,
-        "batch_size": settings.batch_size or (16 if on_cpu else 64),
+        "batch_size": settings.batch_size or _batch_size(settings, counts, gpu),
         "max_time": settings.max_time or (None if settings.rounds else 200.0 if on_cpu else 600.0),
-        "margin": settings.margin or MARGINS[device_type],
-        "steps": settings.steps or (1 if on_cpu else 10),
+        "steps": settings.steps or 1,
     }
-    return ResolvedSettings(**given | decided)
+    if settings.least_block_s is None:
+        decided["least_block_s"] = 0.0 if on_cpu or settings.steps else LEAST_BLOCK_S
+    return ResolvedSettings(**asked | decided)
+
+
+def _counts(num_devices: int, *, with_all: bool) -> tuple[int, ...]:
+    """Powers of two, `with_all` devices at the end: six GPUs are 1, 2, 4 and 6."""
+    powers = {2**i for i in range(num_devices.bit_length()) if 2**i <= num_devices}
+    return tuple(sorted(powers | ({num_devices} if with_all and num_devices else set()))) or (1,)
+
+
+def _precision(gpu: GpuKind) -> str:
+    major, _ = gpu.capability
+    return "bf16" if major >= 8 else "fp16" if major == 7 else "fp32"
+
+
+def _batch_size(settings: Settings, counts: Iterable[int], gpu: GpuKind | None) -> int:
+    """By memory; under strong scaling the next batch that divides over all device counts."""
+    size = 16 if gpu is None else next(size for least, size in BATCH_BY_MEMORY if gpu.memory_gib >= least)
+    step = math.lcm(*counts) if settings.scaling == "strong" else 1
+    return -(-size // step) * step
 
 
 def _as_text(raw: Any) -> str:

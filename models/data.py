@@ -112,7 +112,7 @@ def open_source(
         )
     return FolderSource(
         listing,
-        image_size=workload.image_size,
+        workload=workload,
         batch_size=batch_size,
         rank=rank,
         world_size=world_size,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import struct
@@ -23,7 +24,7 @@ from torchvision.datasets.folder import (
 )
 
 from bench.errors import UsageError
-from models.workload import Batch, one_line
+from models.workload import Batch, Workload, in_format, one_line
 
 MAX_CHECKED = 1000
 """Most images that `check_folder` decodes."""
@@ -123,7 +124,7 @@ class FolderSource:
         self,
         listing: Listing,
         *,
-        image_size: int,
+        workload: Workload,
         batch_size: int,
         rank: int,
         world_size: int,
@@ -131,7 +132,8 @@ class FolderSource:
         seed: int,
         num_workers: int,
     ) -> None:
-        dataset = ImageDataset(listing, image_size)
+        assert workload.image_size is not None  # noqa: S101 - see open_source
+        dataset = ImageDataset(listing, workload.image_size)
         sampler: DistributedSampler[Sample] = DistributedSampler(
             dataset, world_size, rank, shuffle=True, seed=seed, drop_last=True
         )
@@ -140,7 +142,7 @@ class FolderSource:
             batch_size=batch_size,
             sampler=sampler,
             num_workers=num_workers,
-            collate_fn=_collate,
+            collate_fn=functools.partial(_collate, workload),
             pin_memory=device.type == "cuda",
             drop_last=True,
             persistent_workers=num_workers > 0,
@@ -171,9 +173,11 @@ def _epochs(
         yield from loader
 
 
-def _collate(samples: list[Sample]) -> Batch | Unreadable:
-    unreadable = (sample for sample in samples if isinstance(sample, Unreadable))
-    return next(unreadable, None) or cast("Batch", tuple(default_collate(samples)))
+def _collate(workload: Workload, samples: list[Sample]) -> Batch | Unreadable:
+    unreadable = next((sample for sample in samples if isinstance(sample, Unreadable)), None)
+    if unreadable is not None:
+        return unreadable
+    return in_format(workload, cast("Batch", tuple(default_collate(samples))))
 
 
 def _has_image(folder: Path) -> bool:

@@ -37,6 +37,8 @@ class Workload:
     """Maps outputs and targets to a scalar, the mean over the batch."""
     optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] = sgd
     image_size: int | None = None
+    channels_last: bool = False
+    """Whether `make_module` and `make_batch` give weights and images (N, C, H, W) in that memory format."""
 
 
 def one_line(exc: BaseException) -> str:
@@ -59,7 +61,7 @@ def make_module(workload: Workload) -> nn.Module:
         raise UsageError(
             f"`module` of workload {workload.name} returned {type(module).__name__}; return an nn.Module"
         )
-    return module
+    return module.to(memory_format=torch.channels_last) if workload.channels_last else module
 
 
 def make_batch(workload: Workload, *, batch_size: int, generator: torch.Generator) -> Batch:
@@ -78,7 +80,15 @@ def make_batch(workload: Workload, *, batch_size: int, generator: torch.Generato
             f"`batch` of workload {workload.name} returned {_describe(batch)} for batch size {batch_size}; it"
             f" must return (inputs, targets), two tensors with {batch_size} rows each"
         )
-    return batch
+    return in_format(workload, batch)
+
+
+def in_format(workload: Workload, batch: Batch) -> Batch:
+    """Bring the images of a batch into the workload's memory format; other inputs stay as they are."""
+    inputs, targets = batch
+    if not workload.channels_last or inputs.ndim != 4:
+        return batch
+    return inputs.contiguous(memory_format=torch.channels_last), targets
 
 
 def _is_batch(batch: object, batch_size: int) -> bool:

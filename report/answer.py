@@ -9,9 +9,10 @@ import pandas as pd
 
 from bench.conditions import Manifest, part
 from bench.findings.answers import CAP, COMMUNICATION, RESOLVED, WRAPPER, Verdict
+from bench.findings.caution import Caution
 from bench.findings.findings import Conclusion
 from bench.findings.links import link_cautions
-from bench.findings.stability import Caution, cautions, target_of
+from bench.findings.stability import cautions, target_of
 from bench.findings.wording import (
     CPU_STAND_IN,
     about,

@@ -10,11 +10,11 @@ import pandas as pd
 from bench.findings.wording import Row, device_noun, estimate, finite, own_devices, text, workload_parts
 from bench.plan import equal_layout
 from bench.results.typical import Typical
-from bench.settings import DDP_DEFAULTS
+from bench.settings import DDP_DEFAULTS, STEP_DEFAULTS
 from bench.stats import Interval
 
 _SOURCES = {"device": "synthetic images on the device", "host": "synthetic images from the host"}
-_WORKLOAD = ("device_type", "arch", "image_size", "scaling", "precision", "data", "batch")
+_WORKLOAD = ("device_type", "arch", "image_size", "scaling", "precision", *STEP_DEFAULTS, "data", "batch")
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,7 @@ EVERY: tuple[Field, ...] = (
     value("Step, p95", "step_ms_p95", "ms"),
     interval("Arithmetic per device", "tflop_per_s", "TFLOP/s"),
     value("Peak memory", "peak_mem_mib", "MiB"),
+    value("Reserved memory", "reserved_mem_mib", "MiB"),
     value("Epoch", "epoch_h", "h"),
     value("Cost of an epoch", "epoch_cost", ""),
 )
@@ -78,6 +79,17 @@ DP_STAGES: tuple[Field, ...] = (
     interval("Backward", "dp_backward_ms", "ms"),
     interval("Reduce", "dp_reduce_ms", "ms"),
     interval("Only device 0 works", "dp_device0_pct", "%"),
+    value("Memory of device 0 / mean of the others", "dp_device0_mem_ratio", TIMES),
+)
+
+
+GPU_LOAD: tuple[Field, ...] = (
+    interval("SM clock", "sm_clock_mhz", "MHz"),
+    interval("Power", "power_w", "W"),
+    interval("Energy", "joules_per_image", "J/image"),
+    value("Temperature, highest", "temperature_c", "°C"),
+    value("Slowed", "throttled_pct", "% of samples"),
+    (TableColumn("Slowed by"), lambda row: text(row["throttle_reasons"])),
 )
 
 
@@ -111,11 +123,19 @@ _EVERY_NOTE = (
     "ImageNet-1k, of the size measured, at the throughput with pauses. cases.csv holds the measured numbers "
     "under the name in column “Id”."
 )
+_MEMORY_NOTE = (
+    " Memory is that of the worst device: peak is in tensors, reserved is what torch's allocator held for "
+    "them; what CUDA and NCCL take beside it is not counted."
+)
 _ANATOMY_NOTE = (
     "Per step, from the anatomy pass, which is not the timed one: the last column says how much slower its "
     "instruments make the step. Backward includes exposed communication."
 )
 _DP_NOTE = "Per step: DataParallel's own stages, in order. Outside apply and backward only device 0 works."
+_GPU_LOAD_NOTE = (
+    "During timed blocks, sampled every 50 ms: the clock of the slowest GPU of a case, the power of all its "
+    "GPUs together, without the host's. Slowed: heat or power held the clocks down, on the worst GPU."
+)
 _STAND_IN = " “CPU stand-in”: the same stages, carried out on CPU cores and host memory."
 _BUCKETS_NOTE = "DDP's buckets after the rebuild. Caps that make equal sizes are the same layout."
 
@@ -143,11 +163,13 @@ def tables(ok: pd.DataFrame, links: Links, typical: Typical) -> tuple[Table, ...
         left_out = f"{plural(folded, 'case')} on shared devices: see “Every column”."
         results = replace(results, below=(left_out,))
     every = (*EVERY, rounds, *APART, CASE_ID)
+    every_note = _EVERY_NOTE + (_MEMORY_NOTE if ok["reserved_mem_mib"].notna().any() else "")
     made = (
         results,
-        table("Every column", _EVERY_NOTE, ok, NAME, every, links=links),
+        table("Every column", every_note, ok, NAME, every, links=links),
         table("Where the step goes", _ANATOMY_NOTE, ok, NAME, ANATOMY),
         communication(ok),
+        table("GPUs under load", _GPU_LOAD_NOTE, ok, NAME, GPU_LOAD),
         table("DataParallel's stages", dp_note, dp, NAME, DP_STAGES),
         table("Bucket layouts", _BUCKETS_NOTE, ok[ok["mode"] == "ddp"], NAME, BUCKETS),
     )

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import pandas as pd
 
 from bench.conditions import Manifest, part
-from bench.findings.stability import Caution
+from bench.findings.caution import Caution
 from bench.findings.wording import text
 
 MOST_NAMED = 4

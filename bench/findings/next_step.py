@@ -17,7 +17,7 @@ from bench.findings.answers import Verdict, headline
 from bench.findings.wording import about
 from bench.results.comparisons import OPEN, Comparison, margin_of
 from bench.results.recorder import resume_command
-from bench.settings import as_options
+from bench.settings import STEP_DEFAULTS, as_options
 from bench.text import visible
 
 MOST_S = 7200.0
@@ -29,8 +29,8 @@ WORTH_TUNING = 0.05
 """Share of the step that communication adds from which on tuning its buckets is proposed."""
 
 CARRIED = (
-    *("arch", "workload", "batch_size", "image_size", "precision", "data", "data_workers", "scaling"),
-    *("seed", "device"),
+    *("arch", "workload", "batch_size", "image_size", "precision", *STEP_DEFAULTS, "data", "data_workers"),
+    *("scaling", "seed", "device"),
 )
 """Settings that say what trains; a next command about the same training repeats them."""
 

@@ -17,6 +17,8 @@ import numpy as np
 import pandas as pd
 import scipy
 
+from bench.findings.caution import Caution
+from bench.findings.gpu_load import throttled, unequal_clocks
 from bench.findings.wording import TIMES, finite, own_devices
 from bench.results.aggregate import images_per_s_by_round
 from bench.results.round_times import ByRound, RoundTimes
@@ -49,21 +51,6 @@ MOST_FIGURES = 100
 """Figures that are split; more are thinned out evenly, because the null has to be simulated."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Caution:
-    """Something to know before trusting a run; `case_id` is the worst of the cases concerned, if any."""
-
-    kind: str
-    text: str
-    advice: str
-    case_id: str | None = None
-
-    @property
-    def sentence(self) -> str:
-        """Say the finding and what to do about it, on one line."""
-        return f"{self.text}. Next: {self.advice}"
-
-
 def target_of(settings: Mapping[str, Any]) -> float | None:
     """The half interval that a run was to reach, of the settings in its manifest; None without one."""
     return None if settings.get("rounds") else finite(settings.get("precision_target"))
@@ -89,6 +76,8 @@ def cautions(
     checks = (
         _few_rounds(found),
         _wide(ok, found, math.inf if target is None else target),
+        throttled(ok),
+        unequal_clocks(ok),
         _warm_up(paces),
         drift,
         _two_levels(steady),

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from bench.layout import BucketCaps
-from bench.settings import DDP_AXES, DDP_DEFAULTS
+from bench.settings import DDP_AXES, DDP_DEFAULTS, STEP_SETTINGS
 from bench.stats import Interval
 
 Row = Mapping[Any, Any] | pd.Series
@@ -266,6 +266,16 @@ def case_label(row: Row, device: str, *, with_cap: bool = True) -> str:
     return ", ".join(part for part in parts if part)
 
 
+def step_labels(row: Row) -> list[str]:
+    """Name the precision of a case's step and what else of it is not PyTorch's default."""
+    found = [text(row["precision"])]
+    for setting in STEP_SETTINGS:
+        value, label = row.get(setting.name), setting.metadata["label"]
+        if not pd.isna(value) and value != setting.default:
+            found.append(label if isinstance(setting.default, bool) else f"{label} ({value})")
+    return [label for label in found if label]
+
+
 def workload_parts(row: Row, batch: float | None) -> list[str]:
     """Name what a case trains on `batch` images: per device, or in all under strong scaling."""
     size, scaling = finite(row["image_size"]), text(row["scaling"])
@@ -275,7 +285,7 @@ def workload_parts(row: Row, batch: float | None) -> list[str]:
         f"{size:.0f} {TIMES} {size:.0f} px" if size else "",
         f"{batch:,.0f} images {where}" if batch else "",
         f"{scaling} scaling" if scaling else "",
-        text(row["precision"]),
+        *step_labels(row),
     )
     return [part for part in parts if part]
 

@@ -20,6 +20,7 @@ from bench.plan import Machine, expand
 from bench.settings import Settings, with_device_defaults
 from models.data import open_source
 from models.registry import default_image_size, resnet_workload
+from models.step import as_set, placed
 from models.workload import make_module
 
 WARM_UP_STEPS = 8
@@ -35,7 +36,8 @@ def make_trainer(arch: str, batch_size: int, place: Place) -> Trainer:
     settings = with_device_defaults(asked, device_type=device, num_local_devices=1)
     machine = Machine(device_type=device, devices_per_node=1)
     case = expand(settings, machine, arch=workload.name, image_size=workload.image_size)[0].case
-    mode = build_mode(case, make_module(workload).to(place.device), place, None)
+    workload = as_set(workload, case)
+    mode = build_mode(case, placed(make_module(workload), case, place.device), place, None)
     source = open_source(
         workload,
         data="device",
@@ -44,7 +46,6 @@ def make_trainer(arch: str, batch_size: int, place: Place) -> Trainer:
         world_size=1,
         device=place.device,
         seed=0,
-        num_workers=0,
     )
     return Trainer(case, mode, workload, source)
 

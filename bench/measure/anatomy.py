@@ -179,7 +179,8 @@ def _dp_stages(anatomy: AnatomyTrainer, samples: dict[str, list[float]]) -> Iter
         return
     stages = HOST_STAGES if isinstance(parallel, HostDataParallel) else CUDA_STAGES
     for method, column in stages.items():
-        setattr(parallel, method, _timed(getattr(parallel, method), samples.setdefault(column, [])))
+        timed = _timed(getattr(parallel, method), samples.setdefault(column, []), parallel.device_ids)
+        setattr(parallel, method, timed)
     try:
         yield
         if stages is CUDA_STAGES:
@@ -189,22 +190,21 @@ def _dp_stages(anatomy: AnatomyTrainer, samples: dict[str, list[float]]) -> Iter
             delattr(parallel, method)  # the class's own method shows again
 
 
-def _timed(stage: Callable[..., Any], into: list[float]) -> Callable[..., Any]:
+def _timed(stage: Callable[..., Any], into: list[float], gpus: Sequence[int]) -> Callable[..., Any]:
     def run(*arguments: Any, **named: Any) -> Any:
-        _wait_for_all()
+        _wait_for(gpus)
         start = time.perf_counter_ns()
         result = stage(*arguments, **named)
-        _wait_for_all()
+        _wait_for(gpus)
         into.append((time.perf_counter_ns() - start) / 1e6)
         return result
 
     return run
 
 
-def _wait_for_all() -> None:
-    if torch.cuda.is_available():
-        for index in range(torch.cuda.device_count()):
-            torch.cuda.synchronize(index)
+def _wait_for(gpus: Sequence[int]) -> None:
+    for index in gpus:  # no others: that would make contexts on GPUs outside the case
+        torch.cuda.synchronize(index)
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ compare. The time that both share and the work that each got done in it give bot
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Sequence
@@ -19,8 +20,9 @@ import torch.distributed as dist
 
 from bench.layout import BucketLayout
 from bench.measure.anatomy import PHASES, AnatomyTrainer, ready_hooks
-from bench.measure.clock import Clock
+from bench.measure.clock import Clock, make_clock
 from bench.measure.collectives import BucketReplay
+from bench.measure.hold import MOST_QUEUED, rehearse
 from bench.measure.timed import BlockTimes, Trainer, no_gc, run_block
 from models.workload import Workload, make_module
 
@@ -53,63 +55,90 @@ def run_calibration(
 ) -> BlockTimes:
     """Calibrate on one rank; every rank of `group` runs it at the same time.
 
-    The block's steps are those without communication. The detail holds `calibration`, all in ms: `order`
-    (indices of the trainable parameters as the reducer has them), `ready_ms` in that order since the last
-    backward began, the phases of a local step, `copy_ms` of all gradients once, and of the bursts
-    `comm_alone_ms` and its core time `comm_core_ms`, one figure for all, and `compute_alone_ms`,
-    `compute_end_ms` and `comm_end_ms`, one each. The ends are those of compute and all-reduces that began
-    together.
+    The block's steps are those without communication; on a GPU the one that no hold precedes. The detail
+    holds `calibration`, all in ms: `order` (indices of the trainable parameters as the reducer has them),
+    `ready_ms` in that order since the last backward began, the phases of a local step, `copy_ms` of all
+    gradients once, and of the bursts `comm_alone_ms` and its core time `comm_core_ms`, one figure for all,
+    and `compute_alone_ms`, `compute_end_ms` and `comm_end_ms`, one each. The ends are those of compute and
+    all-reduces that began together.
     """
     detail = _local_step(trainer, layout, device)
     detail["copy_ms"] = round(_copy_ms(trainer.mode.module, clock), 4)
-    replay = BucketReplay(layout.num_bytes, "none", group, device)
-    step_ms = run_block(trainer.local_step, 1, clock).block_ms
-    replay.align()
-    core_s = time.process_time()
-    once_ms = run_block(replay.step, REPLAYS_ALONE, clock).block_ms / REPLAYS_ALONE
-    core_ms = 1000 * (time.process_time() - core_s) / REPLAYS_ALONE
-    steps, replays = _burst(*_longest((step_ms, once_ms), group, device))
+    found, steps_ms = _bursts(trainer, BucketReplay(layout.num_bytes, "none", group, device), clock)
+    return BlockTimes(sum(steps_ms), steps_ms, {"calibration": detail | found})
+
+
+def _bursts(trainer: Trainer, replay: BucketReplay, clock: Clock) -> tuple[dict[str, Any], tuple[float, ...]]:
+    """Compute and all-reduces by themselves and together: their part of the detail, and the block's steps."""
+    device = replay.device
+    step_queue_ms, once_queue_ms = (rehearse(work, device) for work in (trainer.local_step, replay.step))
+    step = run_block(trainer.local_step, 1, clock)
+    most_replays = _most_replays(replay.num_buckets, device)
+    by_itself = min(REPLAYS_ALONE, most_replays)
+    with no_gc():
+        replay.align(by_itself * once_queue_ms)
+        core_s = time.process_time()
+        once_ms = run_block(replay.step, by_itself, clock).block_ms / by_itself
+        core_ms = 1000 * (time.process_time() - core_s) / by_itself
+    longest_step_ms, longest_once_ms = _longest((step.block_ms, once_ms), replay.group, device)
+    steps, replays = _burst(longest_step_ms, longest_once_ms, most_replays)
+    queue_ms = steps * step_queue_ms + replays * once_queue_ms
     alone: list[BlockTimes] = []
     ends_ms: list[tuple[float, float]] = []
     for burst in range(math.ceil(LOCAL_STEPS / steps)):
         for beside in (True, False) if burst % 2 else (False, True):
-            replay.align()
-            if beside:
-                ends_ms.append(_together(trainer, replay, steps, replays, clock))
-            else:
-                alone.append(run_block(trainer.local_step, steps, clock))
-    detail |= {
+            with no_gc():
+                replay.align(queue_ms)
+                if beside:
+                    ends_ms.append(_together(trainer, replay, steps, replays))
+                else:
+                    alone.append(run_block(trainer.local_step, steps, clock))
+    # Behind a hold a step shows none of its launches, which one in training may wait for.
+    as_trained = [step] if device.type == "cuda" else alone
+    return {
         "comm_alone_ms": round(replays * once_ms, 4),
         "comm_core_ms": round(replays * core_ms, 4),
         "compute_alone_ms": [round(block.block_ms, 4) for block in alone],
         "compute_end_ms": [round(end, 4) for end, _ in ends_ms],
         "comm_end_ms": [round(end, 4) for _, end in ends_ms],
-    }
-    steps_ms = tuple(ms for block in alone for ms in block.steps_ms)
-    return BlockTimes(sum(steps_ms), steps_ms, {"calibration": detail})
+    }, tuple(ms for block in as_trained for ms in block.steps_ms)
 
 
-def _burst(step_ms: float, once_ms: float) -> tuple[int, int]:
+def _burst(step_ms: float, once_ms: float, most_replays: int) -> tuple[int, int]:
     """Local steps and replays of a burst: as short as either allows."""
     steps = min(max(math.floor(once_ms / (COMM_TIMES * step_ms)), 1), LOCAL_STEPS)
-    return steps, min(math.ceil(COMM_TIMES * steps * step_ms / once_ms), MOST_REPLAYS)
+    return steps, min(math.ceil(COMM_TIMES * steps * step_ms / once_ms), most_replays)
 
 
-def _together(
-    trainer: Trainer, replay: BucketReplay, steps: int, replays: int, clock: Clock
-) -> tuple[float, float]:
-    """When compute and when communication ended, in ms since both began."""
+def _most_replays(num_buckets: int, device: torch.device) -> int:
+    """How many replays a burst launches at once; on a GPU before the first of them begins."""
+    return max(min(MOST_REPLAYS, MOST_QUEUED // num_buckets), 1) if device.type == "cuda" else MOST_REPLAYS
+
+
+def _together(trainer: Trainer, replay: BucketReplay, steps: int, replays: int) -> tuple[float, float]:
+    """When compute and when communication ended, in ms since both began.
+
+    NCCL's stream waits for the current one at each launch, so on a GPU both begin at the first marks. All of
+    the communication is queued first: should compute's launches fill the queue, the host is far ahead.
+    """
+    compute, comm = make_clock(replay.device), make_clock(replay.device)
     with no_gc():
-        clock.mark()
+        compute.mark()
+        comm.mark()
         works = [work for _ in range(replays) for work in replay.launch()]
         for _ in range(steps):
             trainer.local_step()
-        clock.mark()
-        for work in works:
-            work.wait()
-        clock.mark()
-        compute_end_ms, rest_ms = clock.read_ms()
-    return compute_end_ms, compute_end_ms + rest_ms
+        compute.mark()
+        with _own_stream(replay.device):
+            for work in works:
+                work.wait()
+            comm.mark()
+        return sum(compute.read_ms()), sum(comm.read_ms())
+
+
+def _own_stream(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Within it, a GPU waits for communication only: on compute's stream its end would be that of both."""
+    return torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else contextlib.nullcontext()
 
 
 def trainable(workload: Workload) -> list[tuple[str, int, str]]:

@@ -1,4 +1,4 @@
-"""The device around a measurement: clocks for a row of steps, arithmetic precision, peak memory."""
+"""The device around a measurement: clocks for a row of steps, arithmetic precision."""
 
 from __future__ import annotations
 
@@ -69,18 +69,3 @@ def set_precision(precision: str, device: torch.device) -> None:
         chosen = "tf32" if precision == "tf32" else "ieee"
         torch.backends.cuda.matmul.fp32_precision = chosen
         torch.backends.cudnn.conv.fp32_precision = chosen  # type: ignore[attr-defined]
-
-
-def start_peak(device: torch.device) -> int:
-    """Start watching peak memory; bytes in use now, which belong to other cases."""
-    if device.type != "cuda":
-        return 0
-    torch.cuda.reset_peak_memory_stats(device)
-    return torch.cuda.memory_allocated(device)
-
-
-def peak_mib(device: torch.device, before_bytes: int) -> float | None:
-    """MiB that tensors took at most since `start_peak`; None on a CPU, which does not keep count."""
-    if device.type != "cuda":
-        return None
-    return (torch.cuda.max_memory_allocated(device) - before_bytes) / 2**20

@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 
 from bench.measure.clock import Clock
-from bench.measure.timed import BlockTimes, run_block
+from bench.measure.hold import hold, rehearse
+from bench.measure.timed import BlockTimes, no_gc, run_block
 from bench.plan import HALF_HOOKS
 
 CURVE_BYTES = tuple(4096 * 4**i for i in range(9))
@@ -22,6 +23,10 @@ CURVE_REPETITIONS = 5
 IN_A_ROW = 8
 ROW_BYTES = 2**23
 """At most so many messages, of so many bytes together, are launched in a row."""
+
+CUDA_IN_A_ROW = 20
+CUDA_ROW_BYTES = 2**26
+"""The same on a GPU: as many as nccl-tests launches, in memory as small as a slow network allows."""
 
 
 class BucketReplay:
@@ -40,15 +45,21 @@ class BucketReplay:
         storage = _storage(ends[-1], dtype, device)
         self._buckets = [storage[begin:end] for begin, end in itertools.pairwise([0, *ends])]
         self._small = torch.zeros(CURVE_BYTES[0] // 4, device=device)
-        self._group = group
+        self.num_buckets = len(bucket_bytes)
+        self.group = group
+        self.device = device
 
-    def align(self) -> None:
-        """Begin together: a rank whose buffers took longer to come by would be timed as communication."""
-        dist.all_reduce(self._small, group=self._group)
+    def align(self, queue_ms: float) -> None:
+        """Begin together: a rank whose buffers took longer to come by would be timed as communication.
+
+        Where the host takes `queue_ms` to queue what follows, a GPU begins when that is done on all ranks.
+        """
+        hold(queue_ms, self.device)
+        dist.all_reduce(self._small, group=self.group)
 
     def launch(self) -> list[dist.Work]:
         """Begin the communication of one step."""
-        works = [dist.all_reduce(bucket, group=self._group, async_op=True) for bucket in self._buckets]
+        works = [dist.all_reduce(bucket, group=self.group, async_op=True) for bucket in self._buckets]
         return [work for work in works if work is not None]
 
     def step(self) -> None:
@@ -58,8 +69,10 @@ class BucketReplay:
 
     def measured(self, clock: Clock) -> BlockTimes:
         """Time the communication of one step; every rank of the group calls this together."""
-        self.align()
-        return run_block(self.step, 1, clock)
+        queue_ms = rehearse(self.step, self.device)
+        with no_gc():
+            self.align(queue_ms)
+            return run_block(self.step, 1, clock)
 
 
 @functools.lru_cache(maxsize=1)
@@ -76,5 +89,10 @@ def allreduce_ms(
     Small ones are launched in a row, as DDP's buckets are and in nccl-tests, and their mean is taken: gloo
     takes 0.3 ms for 4 KiB that are waited for at once, 2 ms each for many.
     """
-    count = max(min(IN_A_ROW, ROW_BYTES // num_bytes), 1)
+    count = _in_a_row(num_bytes, device)
     return BucketReplay([num_bytes] * count, "none", group, device).measured(clock).block_ms / count
+
+
+def _in_a_row(num_bytes: int, device: torch.device) -> int:
+    most, row_bytes = (CUDA_IN_A_ROW, CUDA_ROW_BYTES) if device.type == "cuda" else (IN_A_ROW, ROW_BYTES)
+    return max(min(most, row_bytes // num_bytes), 1)

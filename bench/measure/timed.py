@@ -17,6 +17,7 @@ from bench.modes import Mode
 from bench.modes.base import SingleMode
 from bench.plan import Case
 from models.data import BatchSource, open_source
+from models.step import placed
 from models.workload import Batch, Workload, make_module
 
 PROBE_MS, MOST_PROBED = 3000.0, 30
@@ -116,9 +117,11 @@ class Trainer:
         self.mode.close()
 
 
-def run_block(step: Callable[[], None], num_steps: int, clock: Clock) -> BlockTimes:
-    """Run and time `num_steps` steps. The caller puts a barrier before it."""
+def run_block(step: Callable[[], None], num_steps: int, clock: Clock, *, lead_in: int = 0) -> BlockTimes:
+    """Run and time `num_steps` steps after `lead_in` untimed ones. The caller puts a barrier before it."""
     with no_gc():
+        for _ in range(lead_in):
+            step()
         clock.mark()
         for _ in range(num_steps):
             step()
@@ -131,7 +134,7 @@ def probe(workload: Workload, case: Case, device: torch.device) -> list[float]:
     """Milliseconds of some steps of `case`, a `single` one: enough to say what a plan costs and can tell."""
     if device.type == "cpu":
         torch.set_num_threads(1)
-    module = make_module(workload).to(device)
+    module = placed(make_module(workload), case, device)
     source = open_source(
         workload, data="device", batch_size=case.global_batch, rank=0, world_size=1, device=device, seed=0
     )

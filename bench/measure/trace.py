@@ -1,21 +1,27 @@
 """The trace pass: a few steps under `torch.profiler`, as a Chrome trace and as overlap by intersection.
 
 On CPUs gloo's collectives are annotations on gloo's own threads, from the moment a thread takes them up until
-they are done; on GPUs NCCL's are kernels. Compute is every operator of the training thread, or every other
-kernel. Overlap is HTA's (Holistic Trace Analysis, communication-computation overlap): the time in which both
-run, over the time in which communication runs.
+they are done; on GPUs NCCL's are kernels. Compute is every operator of the training thread, or on GPUs every
+other kernel. There the host's operators do no work, and copies, which gloo makes of its messages, are none.
+Overlap is HTA's (Holistic Trace Analysis, communication-computation overlap): the time in which both run,
+over the time in which communication runs.
+
+A GPU runs behind the host: a kernel belongs to the step in which the host launched it.
 """
 
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -26,11 +32,17 @@ from bench.measure.timed import BlockTimes, Trainer, run_block
 from bench.results.disk import MOST_TRACE_BYTES, read_json
 from models.workload import Batch
 
-NCCL_KERNELS = ("ncclDevKernel", "ncclKernel")
-"""How the names of NCCL's kernels begin; the second of older versions."""
+NCCL_KERNEL = re.compile(r"nccl\w*Kernel_")
+"""NCCL's kernels: `ncclDevKernel_*`, older `ncclKernel_*`, on symmetric memory `ncclSymkDevKernel_*`."""
 
 GLOO = "gloo:"
-ALL_REDUCE = ("gloo:all_reduce", "ncclDevKernel_AllReduce", "ncclKernel_AllReduce")
+ALL_REDUCE = re.compile(r"gloo:all_reduce|nccl\w*Kernel_AllReduce")
+
+ANNOTATION = "user_annotation"
+"""Kineto's category of the host's annotations; their copies on the GPU's streams have another."""
+
+LAUNCHES = ("cuda_runtime", "cuda_driver")
+"""Its categories of calls that launch kernels: a kernel has the `correlation` of its launch."""
 
 _END_US = 1e18
 
@@ -69,9 +81,15 @@ class TracedTrainer(Trainer):
 
 
 def run_trace(
-    trainer: Trainer, num_steps: int, device: torch.device, bucket_bytes: Sequence[int], *, keep: bool
+    trainer: Trainer,
+    num_steps: int,
+    device: torch.device,
+    bucket_bytes: Sequence[int],
+    *,
+    group: dist.ProcessGroup | None,
+    keep: bool,
 ) -> BlockTimes:
-    """Profile `num_steps` steps.
+    """Profile `num_steps` steps; every rank of `group` (None: of one rank alone) calls this together.
 
     The detail holds `overlap_trace_pct`, and `start_ms` and `done_ms` of each bucket's all-reduce since the
     start of the backward (medians over steps; absent where the trace does not show one per bucket); with
@@ -82,12 +100,15 @@ def run_trace(
         activities.append(ProfilerActivity.CUDA)
     traced = TracedTrainer(trainer)
     with profile(activities=activities, acc_events=True) as profiler:
+        _begin(trainer, device, group)
         times = run_block(traced.step, num_steps, make_clock(device))
     with scratch_folder() as folder:
         path = folder / "trace.json"
         profiler.export_chrome_trace(str(path))
         trace = read_json(path, most_bytes=MOST_TRACE_BYTES)
-    events = spans_of(trace, "the profiler's trace")
+    events = in_steps(spans_of(trace, "the profiler's trace"))
+    if device.type == "cuda" and not _kernels(events):
+        events = []  # CUPTI was not to be had: the host's operators are not the GPU's work
     detail: dict[str, Any] = {}
     overlap = overlap_pct(*communication_and_compute(events))
     if overlap is not None:
@@ -105,6 +126,19 @@ def run_trace(
     return BlockTimes(times.block_ms, times.steps_ms, detail)
 
 
+def _begin(trainer: Trainer, device: torch.device, group: dist.ProcessGroup | None) -> None:
+    """Bring the ranks together, for profilers do not start at once; on a GPU take a step that does not count.
+
+    CUPTI makes its buffers with the first kernels. On CPUs the first step under the profiler is no slower.
+    """
+    if group is not None:
+        dist.all_reduce(torch.zeros(1, device=device), group=group)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        with record_function("warm-up"):
+            trainer.step()
+
+
 def spans_of(trace: Any, where: str) -> list[Event]:
     """The events with a duration, checked; a trace from elsewhere may hold anything."""
     events = trace.get("traceEvents") if isinstance(trace, dict) else None
@@ -118,37 +152,83 @@ def spans_of(trace: Any, where: str) -> list[Event]:
     return found
 
 
+def in_steps(events: Sequence[Event]) -> list[Event]:
+    """What the host began in the annotated steps or after them; all of it where none is annotated."""
+    begun_us = _begun_us(events)
+    first = min(_starts(events, "step"), default=-_END_US)
+    return [event for event in events if begun_us(event) >= first]
+
+
 def communication_and_compute(events: Sequence[Event]) -> tuple[list[Span], list[Span]]:
     """Spans of communication and of compute, in the trace's microseconds."""
-    kernels = [e for e in events if e.get("cat") == "kernel"]
-    if any(str(e["name"]).startswith(NCCL_KERNELS) for e in kernels):
-        comm = [_span(e) for e in kernels if str(e["name"]).startswith(NCCL_KERNELS)]
-        return comm, [_span(e) for e in kernels if not str(e["name"]).startswith(NCCL_KERNELS)]
-    comm = [_span(e) for e in events if str(e["name"]).startswith(GLOO)]
-    compute = [e for e in events if e.get("cat") in ("cpu_op", "kernel")]
-    return comm, [_span(e) for e in compute if not str(e["name"]).startswith("c10d::")]
+    kernels = _kernels(events)
+    gloo = [e for e in events if e.get("cat") == ANNOTATION and str(e["name"]).startswith(GLOO)]
+    comm = [e for e in kernels if _is_nccl(e)] or gloo
+    compute = [e for e in kernels if not _is_nccl(e)] if kernels else _operators(events)
+    return [_span(e) for e in comm], [_span(e) for e in compute]
 
 
 def bucket_runs(events: Sequence[Event], num_buckets: int) -> list[tuple[float, list[Span]]]:
     """For each step the start of its last backward and the spans of its bucket all-reduces, microseconds.
 
-    Empty where a step does not show exactly one all-reduce per bucket (DDP adds one of its own under
-    `find_unused_parameters`): which is whose cannot be told then.
+    On a GPU the backward starts with the first kernel that the host launched in it. Empty where a step does
+    not show exactly one all-reduce per bucket (DDP adds one of its own under `find_unused_parameters`): which
+    is whose cannot be told then.
     """
-    # A GPU runs behind the host, so its own view of the annotation counts where there is one.
-    annotations = [e for e in events if e.get("cat") == "gpu_user_annotation"] or events
-    backwards = sorted(_span(e) for e in annotations if e["name"] == "backward")
-    steps = sorted(_span(e) for e in events if e["name"] == "step")
-    reductions = sorted(_span(e) for e in events if str(e["name"]).startswith(ALL_REDUCE))
+    begun_us = _begun_us(events)
+    steps, backwards = _starts(events, "step"), _starts(events, "backward")
+    compute = [(begun_us(e), float(e["ts"])) for e in _kernels(events) if not _is_nccl(e)]
+    reductions = [(begun_us(e), _span(e)) for e in events if _is_all_reduce(e)]
     runs = []
-    for i, (start, _) in enumerate(steps):
-        end = steps[i + 1][0] if i + 1 < len(steps) else float("inf")
-        begun = [b[0] for b in backwards if start <= b[0] < end]
-        spans = [s for s in reductions if start <= s[0] < end]
-        if not begun or len(spans) != num_buckets:
+    for start, end in itertools.pairwise([*steps, _END_US]):
+        backward = max((b for b in backwards if start <= b < end), default=None)
+        spans = sorted(span for begun, span in reductions if start <= begun < end)
+        if backward is None or len(spans) != num_buckets:
             return []
-        runs.append((begun[-1], spans))
+        first = min((ts for begun, ts in compute if backward <= begun < end), default=backward)
+        runs.append((first, spans))
     return runs
+
+
+def _begun_us(events: Sequence[Event]) -> Callable[[Event], float]:
+    """When the host began an event: launched it, if it is a kernel whose launch `events` hold."""
+    launches = {_correlation(e): float(e["ts"]) for e in events if e.get("cat") in LAUNCHES}
+    launches.pop(None, None)
+
+    def begun_us(event: Event) -> float:
+        is_kernel = event.get("cat") == "kernel"
+        return launches.get(_correlation(event) if is_kernel else None, float(event["ts"]))
+
+    return begun_us
+
+
+def _correlation(event: Event) -> int | None:
+    arguments = event.get("args")
+    found = arguments.get("correlation") if isinstance(arguments, dict) else None
+    return found if isinstance(found, int) and found else None  # CUPTI's 0 stands for none
+
+
+def _starts(events: Sequence[Event], name: str) -> list[float]:
+    """Starts of the host's annotations of this name, in order."""
+    return sorted(float(e["ts"]) for e in events if e["name"] == name and e.get("cat") == ANNOTATION)
+
+
+def _kernels(events: Sequence[Event]) -> list[Event]:
+    return [e for e in events if e.get("cat") == "kernel"]
+
+
+def _is_nccl(event: Event) -> bool:
+    return NCCL_KERNEL.match(str(event["name"])) is not None
+
+
+def _is_all_reduce(event: Event) -> bool:
+    begins_alike = ALL_REDUCE.match(str(event["name"])) is not None
+    return begins_alike and event.get("cat") in ("kernel", ANNOTATION)
+
+
+def _operators(events: Sequence[Event]) -> list[Event]:
+    """The host's operators, without those that wait for communication."""
+    return [e for e in events if e.get("cat") == "cpu_op" and not str(e["name"]).startswith("c10d::")]
 
 
 def _bucket_events(runs: Sequence[tuple[float, Sequence[Span]]], bucket_bytes: Sequence[int]) -> list[Event]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch.distributed as dist
 from torch import nn
 
-from bench.modes.base import Mode, Place, SingleMode, Unsupported
+from bench.modes.base import Mode, Place, SingleMode, Unsupported, devices_of
 from bench.modes.ddp import DistributedMode
 from bench.modes.dp import DataParallelMode
 from bench.plan import Case
 
-__all__ = ["Mode", "Place", "Unsupported", "build_mode"]
+__all__ = ["Mode", "Place", "Unsupported", "build_mode", "devices_of"]
 
 
 def build_mode(

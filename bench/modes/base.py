@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from bench.layout import BucketLayout
+from bench.plan import Case
 
 
 class Unsupported(RuntimeError):  # noqa: N818 - a reason to skip, not an error
@@ -25,6 +26,13 @@ class Place:
     local_rank: int
     device: torch.device
     cores: tuple[int, ...]
+
+
+def devices_of(case: Case, place: Place) -> list[torch.device]:
+    """The devices that a rank trains on: its own, and for DP on GPUs all of the case's."""
+    if case.mode == "dp" and place.device.type == "cuda":
+        return [torch.device("cuda", index) for index in range(case.num_devices)]
+    return [place.device]
 
 
 def pin(core: int) -> None:

@@ -40,6 +40,8 @@ class DistributedMode(Mode):
         if case.sync_batchnorm:
             module = nn.SyncBatchNorm.convert_sync_batchnorm(module, process_group=group)
         self.module = module
+        self._group = group
+        self._sync_batchnorms = [part for part in module.modules() if isinstance(part, nn.SyncBatchNorm)]
         self.wrapped = self.ddp = DistributedDataParallel(
             module,
             device_ids=[place.device.index] if place.device.type == "cuda" else None,
@@ -56,13 +58,20 @@ class DistributedMode(Mode):
 
     @contextlib.contextmanager
     def without_communication(self) -> Iterator[None]:
-        """`no_sync` without the buffer broadcast that DDP would still do in its first forward."""
+        """`no_sync` without what the forward would still send: buffers, statistics of batch norm."""
         self.ddp.require_forward_param_sync = False
+        self._normalise_over(dist.GroupMember.NON_GROUP_MEMBER)
         try:
             with self.ddp.no_sync():
                 yield
         finally:
             self.ddp.require_forward_param_sync = True
+            self._normalise_over(self._group)
+
+    def _normalise_over(self, group: Any) -> None:
+        """Have SyncBatchNorm use the batches of `group`; of this rank alone where it is no member."""
+        for layer in self._sync_batchnorms:
+            vars(layer)["process_group"] = group  # past Module.__setattr__: this is within the timed block
 
     def bucket_layout(self) -> BucketLayout:
         """The layout that DDP's reducer reports; the rebuilt one once it has rebuilt."""

@@ -3,6 +3,8 @@
 Without CUDA `nn.DataParallel` silently passes through to the module. The stand-in carries out its
 documented stages on host memory instead: scatter, replicate, parallel apply, gather, and in the backward
 one thread per replica (autograd has one thread per device) and the sum of gradients on device 0.
+
+Either way replicas run in threads, and torch keeps autocast by thread: each enters the caller's.
 """
 
 from __future__ import annotations
@@ -11,12 +13,13 @@ import contextlib
 import copy
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from bench.modes.base import Mode, Place, pin
+from bench.modes.base import Mode, Place, devices_of, pin
 from bench.plan import Case
 
 
@@ -26,7 +29,7 @@ class DataParallelMode(Mode):
     def __init__(self, case: Case, module: nn.Module, place: Place) -> None:
         self.module = module
         if place.device.type == "cuda":
-            self.wrapped = nn.DataParallel(module, device_ids=list(range(case.num_devices)))
+            self.wrapped = CudaDataParallel(module, device_ids=devices_of(case, place))
         else:
             cores = [place.cores[i % len(place.cores)] for i in range(case.num_devices)]
             self.wrapped = HostDataParallel(module, cores)
@@ -39,6 +42,26 @@ class DataParallelMode(Mode):
         """Stop the stand-in's threads."""
         if isinstance(self.wrapped, HostDataParallel):
             self.wrapped.close()
+
+
+class CudaDataParallel(nn.DataParallel[nn.Module]):
+    """`nn.DataParallel` whose replicas compute in the caller's autocast type, as in the other modes.
+
+    Its own threads enter autocast without a type, and so in float16, whatever the caller's is.
+    """
+
+    def parallel_apply(self, replicas: Sequence[nn.Module], inputs: Sequence[Any], kwargs: Any) -> list[Any]:
+        """Forward of every replica in its own thread."""
+        autocast = _callers_autocast("cuda")
+
+        def entered(replica: nn.Module) -> Any:
+            def run(*inputs: Any, **named: Any) -> Any:
+                with autocast():
+                    return replica(*inputs, **named)
+
+            return run
+
+        return super().parallel_apply([entered(replica) for replica in replicas], inputs, kwargs)
 
 
 class HostDataParallel(nn.DataParallel[nn.Module]):
@@ -79,11 +102,10 @@ class HostDataParallel(nn.DataParallel[nn.Module]):
     def apply_replicas(self, replicas: Sequence[nn.Module], chunks: Sequence[Tensor]) -> list[Tensor]:
         """Forward of every replica in its own thread."""
         grad = torch.is_grad_enabled()
-        autocast = torch.is_autocast_enabled("cpu")
-        dtype = torch.get_autocast_dtype("cpu")
+        autocast = _callers_autocast("cpu")
 
         def run(replica: nn.Module, chunk: Tensor) -> Tensor:
-            with torch.set_grad_enabled(grad), torch.autocast("cpu", dtype=dtype, enabled=autocast):
+            with torch.set_grad_enabled(grad), autocast():
                 output: Tensor = replica(chunk)
                 return output
 
@@ -134,6 +156,12 @@ class _Gather(torch.autograd.Function):
         ctx.owner.backward_replicas(ctx.outputs, gradient)
         ctx.owner.reduce_gradients()
         return None, None, None
+
+
+def _callers_autocast(device_type: str) -> Callable[[], torch.autocast]:
+    """Makes contexts that give another thread the autocast state of this one."""
+    enabled, dtype = torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
+    return partial(torch.autocast, device_type, dtype=dtype, enabled=enabled)
 
 
 def _tensors(module: nn.Module) -> list[Tensor]:

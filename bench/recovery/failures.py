@@ -55,9 +55,15 @@ def preparing_s(settings: ResolvedSettings) -> float:
     return settings.case_timeout or PREPARING_S
 
 
-def block_s(settings: ResolvedSettings, longest_step_s: float) -> float:
-    """The time limit of a block, in seconds, of a case whose longest step of the warm-up took so long."""
-    usual_s = longest_step_s * max(settings.steps, LEAST_STEPS)
+def block_s(settings: ResolvedSettings, longest_step_s: float, step_s: float) -> float:
+    """The time limit of a block, in seconds.
+
+    Args:
+        settings: of the run.
+        longest_step_s: the longest step of the case's warm-up, which may have compiled it.
+        step_s: its usual step.
+    """
+    usual_s = max(longest_step_s * LEAST_STEPS, step_s * settings.steps_per_block(step_s))
     return settings.case_timeout or max(LEAST_S, PATIENCE * usual_s)
 
 

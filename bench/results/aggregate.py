@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from bench.results.round_times import ByRound, RoundTimes
 from bench.results.schema import BUCKETS, CASES, typed_frame
 from bench.results.store import RunData
 from bench.results.typical import FITTED, UNKNOWN, Typical
-from bench.settings import DDP_AXES
+from bench.settings import DDP_AXES, STEP_DEFAULTS
 from bench.stats import Interval, median_interval, paired_ratio
 
 SHARES = ("overlap_trace_pct", "overlap_window_pct", "dp_device0_pct")
@@ -96,6 +96,9 @@ def case_rows(
                 num_devices=outcome.planned.case.num_devices,
                 num_rounds=len(timed),
             )
+            if outcome.planned.case.sync_batchnorm:
+                # Its messages are exposed, and not among the buckets that `comm_ms` is of.
+                del fitted["hidden_pct"]
             for name, interval in fitted.items():
                 row |= _columns(name, interval)
             row |= {
@@ -107,10 +110,11 @@ def case_rows(
                 "num_blocks": sum(map(len, found.step_ms.values())),
             }
             row |= _slowdown(timed, found.step_ms.get("anatomy", {}))
-            row |= _columns("rank_skew_ms", median_interval(list(found.skew_ms.values())))
+            row |= _columns("rank_skew_ms", _median(found.skew_ms.values()))
             row["slowest_rank"] = found.slowest_rank()
             for name, by_round in found.details.items():
-                row |= _columns(name, median_interval(list(by_round.values())))
+                row |= _columns(name, _median(by_round.values()))
+            row |= found.gpu_load.columns(timed, batch[case_id])
         if case_id in vs_default:
             row |= _columns("vs_ddp_default", vs_default[case_id])
         rows.append(row)
@@ -239,7 +243,7 @@ def allreduce_rows(
             "num_devices": num_ranks,
             "backend": backend,
             "bytes": num_bytes,
-            **_columns("time_ms", median_interval(samples)),
+            **_columns("time_ms", _median(samples)),
             "busbw_gb_per_s": bus_gb(num_bytes, num_ranks) * 1000 / float(np.median(samples)),
             "num_samples": len(samples),
         }
@@ -250,6 +254,7 @@ def allreduce_rows(
 def _identity(outcome: Outcome) -> dict[str, Any]:
     planned, case = outcome.planned, outcome.planned.case
     row = {
+        **STEP_DEFAULTS,
         **case.stored(),
         "case_id": case.case_id,
         "impl": case.impl,
@@ -274,6 +279,12 @@ def _columns(name: str, interval: Interval) -> dict[str, float]:
     if name in SHARES:
         interval = Interval(interval.estimate, max(interval.low, 0.0), min(interval.high, 100.0))
     return interval.columns(name)
+
+
+def _median(values: Collection[float]) -> Interval:
+    """Return the median, with an interval from three values on: that of two may span anything."""
+    found = median_interval(list(values))
+    return found if len(values) > 2 else Interval(found.estimate, math.nan, math.nan)
 
 
 def worst_half_width(rows: pd.DataFrame) -> float:

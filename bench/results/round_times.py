@@ -19,6 +19,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 import pandas as pd
 
+from bench.results.gpu_load import GPUS, GpuLoad
 from bench.results.schema import CASES
 
 ByRound: TypeAlias = dict[int, float]
@@ -53,6 +54,7 @@ class CaseTimes:
     """Columns of cases.csv that blocks carry in their detail, medians over ranks."""
     moments: dict[str, Moments] = field(default_factory=dict)
     """By name, for every block that has them: its ranks, and figures of shape (ranks, buckets)."""
+    gpu_load: GpuLoad = field(default_factory=GpuLoad)
 
     def add(self, rows: Sequence[Row]) -> None:
         """One block: its rows, one per rank."""
@@ -71,10 +73,11 @@ class CaseTimes:
                     self.steps_ms.extend(map(float, row["steps_ms"].split()))
         detailed = [row for row in rows if isinstance(row.get("detail"), str)]
         if detailed:
-            self._add_details(round_index, detailed)
+            self._add_details(round_index, detailed, num_ranks=len(rows))
 
-    def _add_details(self, round_index: int, rows: Sequence[Row]) -> None:
+    def _add_details(self, round_index: int, rows: Sequence[Row], *, num_ranks: int) -> None:
         samples: dict[str, list[float]] = {}
+        gpus: list[tuple[Any, Any]] = []
         moments: dict[str, list[tuple[int, list[float]]]] = {}
         for row in rows:
             detail = json.loads(row["detail"])
@@ -83,10 +86,14 @@ class CaseTimes:
             for name, value in detail.items():
                 if name in MOMENTS:
                     moments.setdefault(name, []).append((int(row["rank"]), value))
+                elif name == GPUS:
+                    gpus.append((row.get("host"), value))
                 elif name in _COLUMNS:
                     samples.setdefault(name, []).append(float(value))
         for name, values in samples.items():
             self.details.setdefault(name, {})[round_index] = float(np.median(values))
+        if len(gpus) == num_ranks:
+            self.gpu_load.add(round_index, gpus)
         for name, found in moments.items():
             ranks, figures = zip(*found, strict=True)
             self.moments.setdefault(name, []).append((ranks, np.array(figures, dtype=np.float32)))

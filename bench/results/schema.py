@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from bench.settings import DDP_SETTINGS, MODES, MOST_DEVICES, PRECISIONS
+from bench.settings import DDP_SETTINGS, MODES, MOST_DEVICES, PRECISIONS, STEP_SETTINGS
 
 SCHEMA_VERSION = 2
 """Of the files as a whole; a folder of a later one is refused.
@@ -146,6 +146,7 @@ IDENTITY: tuple[Column, ...] = (
         "`fp32`, `tf32`, `bf16` or `fp16` (the last two under autocast)",
         among=PRECISIONS,
     ),
+    *(_setting(setting) for setting in STEP_SETTINGS),
     Column("data", "text", "`device`, `host`, or the folder the images come from"),
     *(_setting(setting) for setting in DDP_SETTINGS),
 )
@@ -184,9 +185,30 @@ MEASURED: tuple[Column, ...] = (
     Column(
         "peak_mem_mib",
         "float",
-        "most GPU memory in use by this case's tensors, worst rank; empty on a CPU",
+        "most GPU memory in use by this case's tensors, worst device; empty on a CPU",
         above=0,
     ),
+    Column(
+        "reserved_mem_mib",
+        "float",
+        "most GPU memory that the allocator held for this case, in use or kept, worst device; empty on a CPU",
+        above=0,
+    ),
+    Column(
+        "mem_by_device_mib",
+        "text",
+        "as `peak_mem_mib`, of each of the case's devices in their order, `/`-separated; empty on a CPU",
+    ),
+    *_interval("sm_clock_mhz", "SM clock in timed blocks, of the slowest GPU of the case"),
+    *_interval("power_w", "power in timed blocks, all GPUs of the case together"),
+    *_interval("joules_per_image", "`power_w` x step / images of the step"),
+    Column("temperature_c", "float", "highest temperature of a GPU of the case in a timed block"),
+    Column(
+        "throttled_pct",
+        "float",
+        "share of samples with clocks held down by heat or power, of the worst GPU, mean over blocks",
+    ),
+    Column("throttle_reasons", "text", "by what, in NVML's words, the most frequent first"),
     *_interval("rank_skew_ms", "slowest minus fastest rank's own work per step (under `no_sync`)"),
     _count(
         "slowest_rank",
@@ -201,6 +223,12 @@ MEASURED: tuple[Column, ...] = (
     *_interval("dp_backward_ms", "DP: the replicas' backward (on GPUs with the reduction)"),
     *_interval("dp_reduce_ms", "DP: adding the replicas' gradients on device 0 (empty on GPUs)"),
     *_interval("dp_device0_pct", "DP: share of the step in which only device 0 works"),
+    Column(
+        "dp_device0_mem_ratio",
+        "float",
+        "DP: `peak_mem_mib` of device 0 / mean of the other devices'; empty on a CPU",
+        above=0,
+    ),
     _count("num_rounds", "rounds with a timed block of this case", first=0),
     _count("num_blocks", "blocks of this case, of all phases", first=0),
     *_interval(
@@ -225,7 +253,12 @@ BLOCKS: tuple[Column, ...] = (
         needed=True,
         among=PHASES,
     ),
-    _count("round", "1, 2, ...; 0 for warm-up before the first round", needed=True, first=0),
+    _count(
+        "round",
+        "1, 2, ...; 0 for warm-up before the first round, and for a GPU's trace after the last",
+        needed=True,
+        first=0,
+    ),
     _count("position", "place of the block in its round's random order, from 0", first=0),
     _count("rank", "global rank that took the times", needed=True, first=0, most=MOST_DEVICES),
     Column("host", "text", "host of the rank"),
@@ -233,7 +266,11 @@ BLOCKS: tuple[Column, ...] = (
     _count("num_steps", "steps in the block", needed=True),
     Column("block_ms", "float", "duration of the block on this rank", needed=True, above=0),
     Column("steps_ms", "text", "each step's duration, space-separated"),
-    Column("detail", "text", "JSON: further durations of this phase, in ms per step"),
+    Column(
+        "detail",
+        "text",
+        "JSON: further durations of this phase, in ms per step; of timed blocks what each GPU did",
+    ),
 )
 
 BUCKETS: tuple[Column, ...] = (

@@ -15,18 +15,18 @@ from bench.cluster.process import is_first, is_rank, leave, ranks_environment
 from bench.errors import AgreedError, ExitCode, UsageError
 from bench.run.fork_server import ForkServer
 from bench.run.forks import forks
-from bench.settings import DDP_AXES, PRESETS, Settings, options_of, resolve
+from bench.settings import DDP_AXES, PRESETS, STEP_DEFAULTS, Settings, options_of, resolve
 
 NOT_SETTINGS = ("preset", "config", "resume", "dry_run", "quiet", "json")
 """Options that say how to run, not what."""
 
 GROUPS = {
     "what to measure": (
-        *("modes", "gpus", "device", "scaling", "sweep", "passes", "trace", "allreduce_curve", "calibrate"),
+        *("modes", "gpus", "device", "scaling", "sweep", "passes", "trace", "telemetry"),
+        *("allreduce_curve", "calibrate"),
     ),
-    "model and data": (
-        *("arch", "workload", "batch_size", "image_size", "precision", "data", "data_workers", "seed"),
-    ),
+    "model and data": (*("arch", "workload", "batch_size", "image_size", "data", "data_workers", "seed"),),
+    "how a step is computed": ("precision", *STEP_DEFAULTS),
     "DDP settings": (*DDP_AXES, "backend", "numa_bind"),
     "how long": ("margin", "max_time", "rounds", "precision_target", "steps", "case_timeout"),
     "where to and how shown": ("out", "name"),

@@ -69,11 +69,13 @@ def measure_curves(
             times = [r.value for r in reports if r.value is not None]
             return max(times) if all(r.status == "ok" for r in reports) else None
 
+        # A GPU gets an untimed run before each timed one.
+        runs = 2 if device.type == "cuda" else 1
         times = _curve(
             once,
             largest,
             lambda: cluster.from_first(lockstep.elapsed_s()),
-            further_s=FURTHER_SHARE * (max_time_s or USUAL_S) / len(groups),
+            further_s=FURTHER_SHARE * (max_time_s or USUAL_S) / len(groups) / runs,
         )
         if recorder is not None:
             recorder.add_allreduce(num_ranks, backend, times)

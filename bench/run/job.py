@@ -24,7 +24,7 @@ from bench.cluster.process import is_rank
 from bench.cluster.ranks import RankInfo, agreed, allowed_cores, gpus_by_rank
 from bench.console import format_s
 from bench.errors import UsageError
-from bench.findings.wording import devices
+from bench.findings.wording import devices, plural
 from bench.layout import BucketCaps
 from bench.measure.timed import probe
 from bench.plan import Machine, Planned
@@ -37,10 +37,11 @@ from bench.results.store import FolderLock
 from bench.run.fork_server import ForkServer
 from bench.run.launch import launch
 from bench.run.schedule import expected_half_width
-from bench.settings import ResolvedSettings, Settings, with_device_defaults
+from bench.settings import GpuKind, ResolvedSettings, Settings, with_device_defaults
 from models.data import check_folder
 from models.profile import profile_workload
 from models.registry import default_image_size, load_workload, resnet_workload
+from models.step import as_set, has_fused_optimizer, takes_images
 from models.workload import Workload
 
 HOST_FACTS = ("cpu_model", "num_cores", "memory_gib", "gpus", "gpu_pairs", "topology")
@@ -69,21 +70,21 @@ def prepare(asked: Settings) -> Job:
     """Resolve the device, the workload and the plan. Raises UsageError for what cannot run here."""
     device_type = _device_type(asked.device)
     num_devices = num_gpus() if device_type == "cuda" else len(allowed_cores())
-    settings = with_device_defaults(asked, device_type=device_type, num_local_devices=num_devices)
+    gpu = _gpu_kind() if device_type == "cuda" else None
+    settings = with_device_defaults(asked, device_type=device_type, num_local_devices=num_devices, gpu=gpu)
     _check_precision(settings)
     workload = _workload(settings)
     if settings.data not in ("device", "host"):
         check_folder(Path(settings.data))
     # Launched ranks meet here: what one of them alone can refuse comes before.
     machine = _machine(device_type, num_devices)
-    asked = dataclasses.replace(asked, image_size=workload.image_size)
-    settings = with_device_defaults(
-        asked, device_type=device_type, num_local_devices=machine.devices_per_node
-    )
+    num_devices = machine.devices_per_node
+    settings = with_device_defaults(asked, device_type=device_type, num_local_devices=num_devices, gpu=gpu)
+    settings = _as_the_workload_allows(asked, settings, workload)
     planned = plan.expand(settings, machine, arch=workload.name, image_size=workload.image_size)
     if settings.out is not None and not is_rank():
         store.check_claimable(Path(settings.out))
-    return Job(settings=settings, machine=machine, workload=workload, plan=planned)
+    return Job(settings=settings, machine=machine, workload=as_set(workload, planned[0].case), plan=planned)
 
 
 def print_plan(job: Job) -> None:
@@ -103,8 +104,9 @@ def print_plan(job: Job) -> None:
     expected = plan.estimate_s(
         job.plan, step_s=step_s, single_batch=job.plan[0].case.global_batch, settings=job.settings
     )
+    steps = plural(job.settings.steps_per_block(step_s), "step")
     print(
-        f"Rounds in random order (seed {job.settings.seed}), {job.settings.steps} steps per block; a step of "
+        f"Rounds in random order (seed {job.settings.seed}), {steps} per block; a step of "
         f"single takes {step_s * 1000:.0f} ms here (probe of {len(steps_ms)} steps)."
     )
     limit = "" if job.settings.max_time is None else f", limit {format_s(job.settings.max_time)}"
@@ -229,6 +231,31 @@ def as_seen(machine: Machine, seen: Sequence[SeenGpus]) -> Machine:
         devices_per_node=len(on_first_host),
         devices_per_process=len(seen[0].uuids),
         rank_devices=tuple(one.own for one in seen),
+    )
+
+
+def _gpu_kind() -> GpuKind:
+    """The least of the GPUs that are visible."""
+    found = [torch.cuda.get_device_properties(index) for index in range(num_gpus())]
+    return GpuKind(
+        capability=min((one.major, one.minor) for one in found),
+        memory_gib=min(one.total_memory for one in found) / 2**30,
+    )
+
+
+def _as_the_workload_allows(
+    asked: Settings, settings: ResolvedSettings, workload: Workload
+) -> ResolvedSettings:
+    """Leave out defaults that this workload has no use for. Raises UsageError where it was asked for."""
+    fusible = not settings.fused_optimizer or has_fused_optimizer(workload)
+    if asked.fused_optimizer and not fusible:
+        raise UsageError("--fused-optimizer on: the workload's optimizer has no fused kernels; leave it off")
+    channels_last = settings.channels_last and (bool(asked.channels_last) or takes_images(workload))
+    return dataclasses.replace(
+        settings,
+        image_size=workload.image_size,
+        fused_optimizer=settings.fused_optimizer and fusible,
+        channels_last=channels_last,
     )
 
 

@@ -11,6 +11,7 @@ from bench.measure.anatomy import bucket_ready_ms, run_anatomy
 from bench.measure.calibration import run_calibration
 from bench.measure.clock import Clock
 from bench.measure.collectives import BucketReplay
+from bench.measure.telemetry import Telemetry, gpus_of
 from bench.measure.timed import BlockTimes, Trainer, run_block
 from bench.measure.trace import run_trace
 from bench.modes import Place
@@ -20,13 +21,19 @@ from bench.run.prepare import LiveCase
 from bench.settings import DDP_AXES, ResolvedSettings
 
 INSTRUMENTED_EVERY = 5
-"""With `--rounds`, anatomy and trace come in the first round and every fifth after it."""
+"""With `--rounds`, anatomy and trace come in the first round and every fifth; on GPUs traces come last."""
 
 ANATOMY_STEPS = 2
 """Steps of an anatomy block: DDP's logger tells of a step only in the next one."""
 
 TRACE_STEPS = 1
 """Steps of a trace block: overlap within a step is what it is for, and a trace of each rank is large."""
+
+LEAD_IN_STEPS = {"cpu": 0, "cuda": 2}
+"""Untimed steps of a block by kind of device: a GPU that was idle raises its clock and fills its queue."""
+
+AFTER_ROUNDS = 0
+"""The round of a trace that comes after all rounds: a run that is resumed for more of them has it already."""
 
 Work = Callable[[], BlockTimes]
 
@@ -44,7 +51,7 @@ def fixed_phases(
     # Devices that share a core time each other: one look at those is enough.
     if round_index == 1 or (round_index % INSTRUMENTED_EVERY == 1 and not oversubscribed):
         found.append("anatomy")
-        if case.communicates or settings.trace:
+        if is_traced(case, settings, last=False):
             found.append("trace")
     found = [phase for phase in found if phase == "timed" or phase in settings.passes]
     return [*found, "calibration"] if is_calibrated(case, settings) else found
@@ -60,6 +67,16 @@ def shuffled(phases: list[str], seed: str) -> list[str]:
     return plain + [phase for phase in phases if phase not in plain]
 
 
+def is_traced(case: Case, settings: ResolvedSettings, *, last: bool) -> bool:
+    """Whether the trace pass looks into it: after the `last` round on GPUs, within the rounds elsewhere.
+
+    CUPTI stays attached to a process, or goes at a time of its own, and slows what is timed meanwhile:
+    pytorch#144455, kineto#1264.
+    """
+    wanted = "trace" in settings.passes and (case.communicates or settings.trace)
+    return wanted and last == (case.device_type == "cuda")
+
+
 def is_calibrated(case: Case, settings: ResolvedSettings) -> bool:
     """Whether the calibration pass looks into it: the largest count, the first value of each axis."""
     return (
@@ -72,14 +89,21 @@ def is_calibrated(case: Case, settings: ResolvedSettings) -> bool:
 
 def is_measured(planned: Planned, settings: ResolvedSettings, measured: Container[Block]) -> bool:
     """Whether every block that a run of fixed length wants of a case is there."""
-    case = planned.case
     return settings.rounds is not None and all(
-        (case.case_id, phase, r) in measured
-        for r in range(1, settings.rounds + 1)
-        for phase in fixed_phases(
-            case, oversubscribed=planned.oversubscribed, round_index=r, settings=settings
-        )
+        (planned.case.case_id, phase, r) in measured
+        for phase, r in _fixed_blocks(planned, settings, settings.rounds)
     )
+
+
+def _fixed_blocks(planned: Planned, settings: ResolvedSettings, num_rounds: int) -> list[tuple[str, int]]:
+    """Phase and round of every block of a case in a run with `--rounds`."""
+    case, shared = planned.case, planned.oversubscribed
+    found = [
+        (phase, r)
+        for r in range(1, num_rounds + 1)
+        for phase in fixed_phases(case, oversubscribed=shared, round_index=r, settings=settings)
+    ]
+    return [*found, ("trace", AFTER_ROUNDS)] if is_traced(case, settings, last=True) else found
 
 
 def unfinished(
@@ -98,7 +122,12 @@ def unfinished(
 
 
 def work_of(
-    phase: str, live: LiveCase, settings: ResolvedSettings, place: Place, clock: Clock
+    phase: str,
+    live: LiveCase,
+    settings: ResolvedSettings,
+    place: Place,
+    clock: Clock,
+    telemetry: Telemetry | None = None,
 ) -> Work | None:
     """What this rank does in a block of `phase`; None where it only waits."""
     trainer = live.trainer
@@ -108,6 +137,8 @@ def work_of(
 
     def checked() -> BlockTimes:
         times = work()
+        if phase == "timed" and telemetry is not None:
+            times = telemetry.of(times, gpus_of(live.case, place))
         trainer.check_loss()
         return times
 
@@ -117,19 +148,21 @@ def work_of(
 def _work(
     phase: str, live: LiveCase, trainer: Trainer, settings: ResolvedSettings, place: Place, clock: Clock
 ) -> Work:
-    steps = settings.steps
+    steps = settings.steps_per_block(live.step_s)
+    lead_in = LEAD_IN_STEPS[place.device.type]
     sizes = live.layout.num_bytes if live.layout is not None else ()
     if phase == "timed":
-        return lambda: run_block(trainer.step, steps, clock)
+        return lambda: run_block(trainer.step, steps, clock, lead_in=lead_in)
     if phase == "no_sync":
-        return lambda: run_block(trainer.local_step, steps, clock)
+        return lambda: run_block(trainer.local_step, steps, clock, lead_in=lead_in)
     if phase == "comm":
         return lambda: _replay(live, place, clock)
     if phase == "anatomy":
         return lambda: _anatomy(live, trainer, place)
     if phase == "calibration":
         return lambda: _calibration(live, trainer, place, clock)
-    return lambda: run_trace(trainer, TRACE_STEPS, place.device, sizes, keep=settings.trace)
+    group = live.group if live.communicates else None
+    return lambda: run_trace(trainer, TRACE_STEPS, place.device, sizes, group=group, keep=settings.trace)
 
 
 def _replay(live: LiveCase, place: Place, clock: Clock) -> BlockTimes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -13,13 +14,15 @@ import torch.distributed as dist
 from bench.cluster.messages import may_be_sent
 from bench.cluster.ranks import Cluster, RankInfo
 from bench.layout import BucketLayout
-from bench.measure.clock import Clock, peak_mib, start_peak
+from bench.measure.clock import Clock
+from bench.measure.memory import DeviceMemory, MemoryWatch
 from bench.measure.timed import BlockTimes, Trainer, run_block
-from bench.modes import Place, build_mode
+from bench.modes import Place, build_mode, devices_of
 from bench.plan import Case, Planned
 from bench.run.proof import Prover
 from bench.settings import Settings
 from models.data import BatchSource, open_source
+from models.step import placed
 
 MIN_WARMUP_STEPS = 3
 """Least steps of warm-up: DDP rebuilds its buckets after the first and reports them after the second."""
@@ -29,6 +32,9 @@ MAX_WARMUP_STEPS = 10
 
 STILL_FASTER = 0.95
 """Warm-up goes on while a step takes less than this share of every step before it."""
+
+LEAST_WARMUP_S = 2.0
+"""On a GPU it goes on for so long at least: its clock rises with load, and its allocator settles."""
 
 
 @dataclass
@@ -43,6 +49,8 @@ class LiveCase:
     layout: BucketLayout | None = None
     longest_step_s: float = 0.0
     """Of the warm-up, over all ranks."""
+    step_s: float = 0.0
+    """The last of the warm-up on the slowest rank."""
 
     @property
     def communicates(self) -> bool:
@@ -61,25 +69,26 @@ class Prepared:
     """What a rank tells rank 0 of a case that it has prepared."""
 
     warmup: BlockTimes
-    peak_mem_mib: float | None
+    memory: tuple[DeviceMemory, ...]
+    """Of each GPU that it trains on."""
 
 
-may_be_sent(Prepared)
+may_be_sent(Prepared, DeviceMemory)
 
 
 def prepare(live: LiveCase, *, prover: Prover, settings: Settings, clock: Clock) -> Prepared:
     """Prove the case, build it and warm it up. Raises ProofError, Unsupported, or what the model raises."""
     case, place = live.case, prover.place
     prover.prove(case, live.group)
-    before = start_peak(place.device)
-    module = copy.deepcopy(prover.template).to(place.device)
+    watch = MemoryWatch(devices_of(case, place))
+    module = placed(copy.deepcopy(prover.template), case, place.device)
     mode = build_mode(case, module, place, live.group, equal_replicas=prover.equal_replicas)
     live.trainer = Trainer(case, mode, prover.workload, _source(case, prover, settings))
     warmup = _warm_up(live.trainer, live.group, place, clock)
     live.trainer.check_loss()
     live.layout = mode.bucket_layout()
     mode.settle()
-    return Prepared(warmup, peak_mib(place.device, before))
+    return Prepared(warmup, watch.taken())
 
 
 def facts_of(live: LiveCase, first: RankInfo, found: Sequence[Prepared]) -> dict[str, Any]:
@@ -88,17 +97,31 @@ def facts_of(live: LiveCase, first: RankInfo, found: Sequence[Prepared]) -> dict
     Args:
         live: the case, with the first rank's layout.
         first: the first rank; all are alike.
-        found: by the ranks that take part.
+        found: by the ranks that take part, in their order.
     """
     facts: dict[str, Any] = {
         "device_name": first.device_name,
         "link": first.link,
-        "peak_mem_mib": max((p.peak_mem_mib for p in found if p.peak_mem_mib), default=None),
+        **_memory_columns([gpu for prepared in found for gpu in prepared.memory], live.case.mode),
     }
     if live.layout is not None:
         facts["num_buckets"] = len(live.layout.num_bytes)
         facts["bucket_bytes"] = str(live.layout)
     return facts
+
+
+def _memory_columns(gpus: Sequence[DeviceMemory], mode: str) -> dict[str, Any]:
+    if not gpus:
+        return {}
+    peaks = [gpu.peak_mib for gpu in gpus]
+    columns: dict[str, Any] = {
+        "peak_mem_mib": max(peaks) or None,
+        "reserved_mem_mib": max(gpu.reserved_mib for gpu in gpus) or None,
+        "mem_by_device_mib": "/".join(f"{mib:.1f}" for mib in peaks),
+    }
+    if mode == "dp" and any(peaks[1:]):
+        columns["dp_device0_mem_ratio"] = peaks[0] / fmean(peaks[1:])
+    return columns
 
 
 def _source(case: Case, prover: Prover, settings: Settings) -> BatchSource:
@@ -117,18 +140,23 @@ def _source(case: Case, prover: Prover, settings: Settings) -> BatchSource:
 
 def _warm_up(trainer: Trainer, group: dist.ProcessGroup | None, place: Place, clock: Clock) -> BlockTimes:
     steps: list[float] = []
-    while len(steps) < MAX_WARMUP_STEPS:
+    while not _is_warm(steps, group, place.device):
         steps += run_block(trainer.step, 1, clock).steps_ms
-        if len(steps) < MIN_WARMUP_STEPS:
-            continue
-        settled: Any = torch.tensor([float(steps[-1] >= STILL_FASTER * min(steps[:-1]))])
-        if group is not None:
-            # Ranks must take the same number of steps, or the next collective hangs.
-            settled = settled.to(place.device)
-            dist.all_reduce(settled, dist.ReduceOp.MIN, group)
-        if settled.item():
-            break
     return BlockTimes(sum(steps), tuple(steps))
+
+
+def _is_warm(steps_ms: Sequence[float], group: dist.ProcessGroup | None, device: torch.device) -> bool:
+    """Whether the warm-up is over; ranks must take the same number of steps, or the next collective hangs."""
+    if len(steps_ms) < MIN_WARMUP_STEPS:
+        return False
+    settled = len(steps_ms) >= MAX_WARMUP_STEPS or steps_ms[-1] >= STILL_FASTER * min(steps_ms[:-1])
+    if device.type == "cuda":
+        settled = settled and sum(steps_ms) >= 1000 * LEAST_WARMUP_S
+    if group is None:
+        return settled
+    agreed: Any = torch.tensor([float(settled)], device=device)
+    dist.all_reduce(agreed, dist.ReduceOp.MIN, group)
+    return bool(agreed.item())
 
 
 def equal_layouts(

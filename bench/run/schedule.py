@@ -14,11 +14,11 @@ import numpy as np
 from scipy.special import stdtrit
 
 from bench.estimate import MIN_ROUNDS
-from bench.plan import Case, Planned, steps_of_one
+from bench.plan import Case, Planned, timed_block_s
 from bench.recovery.reopen import Completion
 from bench.results.comparisons import Comparison
 from bench.results.recorder import Recorder
-from bench.run.phases import fixed_phases, is_calibrated, shuffled
+from bench.run.phases import fixed_phases, is_calibrated, is_traced, shuffled
 from bench.settings import ResolvedSettings
 
 FIRST_LOOK = 10
@@ -102,12 +102,14 @@ class Schedule:
         return {index: shuffled(phases, f"{seed}/{index}") for index, phases in chosen.items()}
 
     def _passes(self, case: Case) -> list[str]:
-        """What is measured of a case beside timed steps."""
+        """What is measured of a case beside timed steps, within the rounds."""
         found = ["anatomy"]
         if case.communicates:
-            found += ["no_sync", "trace"] + ([] if case.comm_hook == "powersgd" else ["comm"])
-        elif self.settings.trace:
+            found.append("no_sync")
+        if is_traced(case, self.settings, last=False):
             found.append("trace")
+        if case.communicates and case.comm_hook != "powersgd":
+            found.append("comm")
         found = [phase for phase in found if phase in self.settings.passes]
         return [*found, "calibration"] if is_calibrated(case, self.settings) else found
 
@@ -124,7 +126,7 @@ class Schedule:
         total_s, spent_s = sum(self.spent_s.values()), self.spent_s[kind]
         found: list[Visitable] = []
         for one in sorted(wanted, key=lambda one: self.visits[one.case.case_id, phase])[:per_round]:
-            cost_s = one.step_s * self.steps_of(phase)
+            cost_s = one.step_s * self.steps_of(phase, one.step_s)
             if not self._is_due(one, phase) and spent_s + cost_s > SHARES[kind] * (total_s + cost_s):
                 break
             spent_s, total_s = spent_s + cost_s, total_s + cost_s
@@ -138,14 +140,14 @@ class Schedule:
 
     def _shared(self, shared: Sequence[Visitable]) -> list[Visitable]:
         """All cases that share devices, where their share of the time allows a visit to each."""
-        cost_s = sum(one.step_s * self.steps_of("timed") * 2 for one in shared)
+        cost_s = sum(one.step_s * self.steps_of("timed", one.step_s) * 2 for one in shared)
         total_s = sum(self.spent_s.values())
         affordable = self.spent_s["shared"] + cost_s <= SHARES["shared"] * (total_s + cost_s)
         return list(shared) if affordable else []
 
-    def steps_of(self, phase: str) -> int:
-        """Steps that a block of a phase is expected to take."""
-        return self.settings.steps if phase in ("timed", "no_sync") else 1
+    def steps_of(self, phase: str, step_s: float) -> int:
+        """Steps that a block of a phase is expected to take of a case whose step takes so many seconds."""
+        return self.settings.steps_per_block(step_s) if phase in ("timed", "no_sync") else 1
 
 
 def _kind(phase: str, *, oversubscribed: bool) -> str:
@@ -191,7 +193,7 @@ def expected_half_width(
         return None
     scatter = 1.4826 * float(np.median(np.abs(logs - np.median(logs))))
     batch, step_s = own[0].case.global_batch, math.exp(float(np.median(logs))) / 1000
-    round_s = settings.steps * step_s * sum(steps_of_one(p, single_batch=batch) for p in own)
+    round_s = sum(timed_block_s(p, settings, step_s=step_s, single_batch=batch) for p in own)
     rounds = settings.rounds or int(TIMED_SHARE * expected_s / round_s)
     if rounds < MIN_ROUNDS:
         return None

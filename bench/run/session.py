@@ -17,6 +17,8 @@ from bench.cluster.ranks import Cluster, RankInfo
 from bench.cluster.turns import TURNS_ENV, TurnClient
 from bench.console import Console
 from bench.measure.clock import make_clock, set_precision
+from bench.measure.memory import release_memory
+from bench.measure.telemetry import FAILED, Telemetry, sampled
 from bench.measure.timed import BlockTimes
 from bench.plan import Planned, equal_layout_reason, round_order
 from bench.recovery.failures import Failure, block_s, preparing_s, turn_s
@@ -28,7 +30,7 @@ from bench.results.recorder import Recorder
 from bench.results.round_times import ByRound
 from bench.run.curves import measure_curves
 from bench.run.job import Job
-from bench.run.phases import block_rows, unfinished, work_of
+from bench.run.phases import AFTER_ROUNDS, block_rows, is_traced, unfinished, work_of
 from bench.run.prepare import LiveCase, Prepared, equal_layouts, facts_of, prepare
 from bench.run.proof import Prover, equal_replicas
 from bench.run.schedule import FIRST_LOOK, Schedule, StopRule, Visitable, is_look, resting_cases
@@ -72,6 +74,8 @@ class Session:
         self._resting: frozenset[str] = frozenset()
         self._written_s = 0.0
         self._to_drop = to_drop
+        self._telemetry: Telemetry | None = None
+        self._is_telemetry_failed = False
         self._live: list[LiveCase] = []
         """The cases that are still measured, in the plan's order, the same on every rank."""
         # Rank 0 takes the turn for all: the others wait for it.
@@ -80,6 +84,9 @@ class Session:
     def run(self) -> str:
         """Prepare every case, then measure rounds until there is a reason to stop: that reason."""
         set_precision(self._settings.precision, self._cluster.place.device)
+        torch.backends.cudnn.benchmark = self._settings.cudnn_benchmark
+        runnable = [p.case for p in self._plan if p.skip_reason is None]
+        self._telemetry = sampled(self._settings, runnable, self._cluster.place)
         self._prepare_cases()
         self._drop_equal_layouts()
         # What is alive now stays so: no collection of garbage has to look through it within a block.
@@ -95,11 +102,14 @@ class Session:
             num_rounds += 1
             self._measure_round(num_rounds)
             self._drop_named_cases(num_rounds)
+        self._trace_last()
         gc.unfreeze()
         self._console.progress_done()
         self._lockstep.wait_for_turn(self._turns.close, limit_s=turn_s(self._settings))
         for live in self._live:
             live.close()
+        if self._telemetry is not None:
+            self._telemetry.close()
         return reason
 
     def _reason_to_stop(self, num_rounds: int) -> str:
@@ -121,6 +131,8 @@ class Session:
         for position, (index, planned) in enumerate(wanted):
             self._show(f"preparing {planned.case.case_id}", position, len(wanted))
             self._prepare_case(index, planned, prover)
+            # Another rank may need it for the next case: DP trains on everyone's GPU.
+            release_memory(place.device)
 
     def _prepare_case(self, index: int, planned: Planned, prover: Prover) -> None:
         """Prove, build and warm up a case on its ranks; it is live if that went well on all of them."""
@@ -144,6 +156,7 @@ class Session:
             return
         found: dict[int, Prepared] = {rank: r.value for rank, r in enumerate(reports) if r.value is not None}
         live.longest_step_s = max(ms for p in found.values() for ms in p.warmup.steps_ms) / 1000
+        live.step_s = max(p.warmup.steps_ms[-1] for p in found.values()) / 1000
         if self._recorder is not None:
             facts = facts_of(live, self._infos[0], list(found.values()))
             self._recorder.set_outcome(index, "ok", facts=facts)
@@ -192,6 +205,21 @@ class Session:
         if self._recorder is not None:
             self._look(self._recorder, round_index)
 
+    def _trace_last(self) -> None:
+        """Trace every case that is traced after all rounds, once, whatever the time."""
+        wanted = [
+            live
+            for live in self._live
+            if is_traced(live.case, self._settings, last=True)
+            and (live.case.case_id, "trace", AFTER_ROUNDS) not in self._earlier.measured
+        ]
+        for position, live in enumerate(wanted):
+            self._console.progress(f"trace {live.case.case_id}", position, len(wanted), None)
+            self._next_turn()
+            self._measure_case(live, AFTER_ROUNDS, position, ["trace"])
+        if wanted:
+            self._lockstep.between()
+
     def _next_turn(self) -> None:
         self._lockstep.wait_for_turn(self._turns.next_turn, limit_s=turn_s(self._settings))
 
@@ -199,7 +227,7 @@ class Session:
         """The phases of every case that is visited in this round, on rank 0."""
         if self._recorder is None:
             return {}
-        live = [Visitable(one.index, one.case, one.oversubscribed, one.longest_step_s) for one in self._live]
+        live = [Visitable(one.index, one.case, one.oversubscribed, one.step_s) for one in self._live]
         return self._schedule.round(live, round_index, resting=self._resting)
 
     def _say_what_can_be_told(self, recorder: Recorder) -> None:
@@ -226,7 +254,7 @@ class Session:
         lives = {live.case.case_id: live for live in self._live}
         for case_id, phase, _ in self._earlier.measured:
             if (live := lives.get(case_id)) is not None and phase != "warmup":
-                seconds = self._schedule.steps_of(phase) * live.longest_step_s
+                seconds = self._schedule.steps_of(phase, live.step_s) * live.step_s
                 self._schedule.add(case_id, phase, seconds, oversubscribed=live.oversubscribed)
 
     def _look(self, recorder: Recorder, num_rounds: int) -> None:
@@ -242,12 +270,12 @@ class Session:
 
     def _measure_case(self, live: LiveCase, round_index: int, position: int, wanted: Sequence[str]) -> None:
         """Measure the `wanted` phases of a case, a block each; it is dropped where one fails."""
-        limit_s = block_s(self._settings, live.longest_step_s)
+        limit_s = block_s(self._settings, live.longest_step_s, live.step_s)
         for phase in wanted:
             started_s, reports = self._lockstep.run(
                 live.index,
-                f"round {round_index} ({phase})",
-                work_of(phase, live, self._settings, self._cluster.place, self._clock),
+                f"its {phase}" if round_index == AFTER_ROUNDS else f"round {round_index} ({phase})",
+                work_of(phase, live, self._settings, self._cluster.place, self._clock, self._telemetry),
                 limit_s=limit_s,
             )
             if not self._all_well(live, reports):
@@ -273,9 +301,16 @@ class Session:
     def _show(self, what: str, position: int, total: int) -> None:
         self._console.progress(what, position, total, self._stop_rule.left_s())
 
+    def _say_telemetry_failed(self, rank: int, why: str) -> None:
+        """Say once, whichever ranks it concerns, that columns stay empty from here."""
+        if not self._is_telemetry_failed:
+            self._console.note(f"No GPU telemetry from rank {rank} (--telemetry): {why}; the run goes on")
+        self._is_telemetry_failed = True
+
     def _drop(self, live: LiveCase) -> None:
         live.close()
         self._live.remove(live)
+        release_memory(self._cluster.place.device)
 
     def _all_well(self, live: LiveCase, reports: Sequence[Report]) -> bool:
         """Whether no rank reports a fault; otherwise the case ends here, on all of them."""
@@ -283,8 +318,6 @@ class Session:
         if bad is None:
             return True
         live.close()
-        if self._cluster.place.device.type == "cuda":
-            torch.cuda.empty_cache()
         if self._recorder is not None:
             self._console.note(fail_case(self._recorder, live.index, Failure(bad.status, bad.reason)))
         return False
@@ -305,6 +338,8 @@ class Session:
         for rank, block in times.items():
             if "trace" in block.detail:
                 self._recorder.add_trace(case_id, rank, block.detail["trace"])
+            if FAILED in block.detail:
+                self._say_telemetry_failed(rank, block.detail[FAILED])
         seconds = self._lockstep.elapsed_s() - started_s
         self._schedule.add(case_id, phase, seconds, oversubscribed=live.oversubscribed)
         found = [(self._infos[rank].host, rank, block) for rank, block in times.items()]

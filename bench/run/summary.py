@@ -13,8 +13,8 @@ from rich import box
 from rich.table import Table
 
 from bench.cli import print_table, to_json
+from bench.findings.caution import Caution
 from bench.findings.findings import Conclusion
-from bench.findings.stability import Caution
 from bench.findings.wording import (
     CPU_STAND_IN,
     MIB,

@@ -61,6 +61,8 @@ class Identity:
     """A fingerprint of the machine, such as CPU or GPU model and count; not its name alone."""
     link: str | None = None
     """Rate of the link between a lab's hosts; None on a real network."""
+    step: str = ""
+    """How a step is computed beside its precision, such as `channels_last, fused optimizer`."""
 
 
 @dataclass(frozen=True, kw_only=True)

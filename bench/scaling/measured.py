@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from bench.conditions import machine_name
 from bench.errors import UsageError
+from bench.findings.wording import step_labels
 from bench.layout import BucketLayout
 from bench.results.aggregate import step_ms_by_round
 from bench.results.store import RunData
@@ -66,6 +67,7 @@ def identity(run: RunData, case: Mapping[str, Any]) -> Identity:
         torch=str(run.manifest.get("versions", {}).get("torch", "")),
         host=machine_name(environment),
         link=None if pd.isna(case["link"]) else str(case["link"]),
+        step=", ".join(step_labels(case)[1:]),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -18,6 +19,7 @@ from bench.cluster.messages import may_be_sent
 from bench.cluster.ranks import Cluster, agreed, gpus_by_rank
 from bench.console import Console
 from bench.errors import AgreedError, ExitCode, UsageError
+from bench.findings.wording import step_labels
 from bench.layout import BucketCaps
 from bench.predict.source import load_calibration
 from bench.recovery.failures import RESTART_EXIT_CODE
@@ -154,6 +156,7 @@ class Tuning:
             torch=conditions.versions().get("torch", ""),
             host=conditions.machine_name(this_machine(self._seen)),
             link=info.link,
+            step=", ".join(step_labels(asdict(case))[1:]),
         )
         check_same(found.identity, here, accept=self._request.accept)
         if found.num_ranks != case.num_devices and not self._request.accept:

@@ -26,6 +26,8 @@ from bench.results.journal import read
 from bench.results.store import load_run
 from models.data import open_source
 from models.registry import resnet_workload
+from models.step import as_set, placed
+from models.workload import make_module
 
 WARMUP_STEPS = 3
 
@@ -75,8 +77,8 @@ def cases_of(run: Path) -> list[Case]:
 def trainer_of(case: Case, cluster: Cluster, group: dist.ProcessGroup | None) -> Trainer:
     """A case ready to step: built and warmed up."""
     assert case.image_size is not None
-    workload = resnet_workload(case.arch, case.image_size)
-    mode = build_mode(case, workload.module().to(cluster.place.device), cluster.place, group)
+    workload = as_set(resnet_workload(case.arch, case.image_size), case)
+    mode = build_mode(case, placed(make_module(workload), case, cluster.place.device), cluster.place, group)
     in_ddp = case.mode == "ddp"
     source = open_source(
         workload,

@@ -8,7 +8,7 @@ from fuzzing import HOSTILE_TEXT, bounded, read_or_refused
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bench.measure.trace import bucket_runs, communication_and_compute, overlap_pct, spans_of
+from bench.measure.trace import bucket_runs, communication_and_compute, in_steps, overlap_pct, spans_of
 
 NUMBERS = st.one_of(st.integers(), st.floats(), st.sampled_from([10**400, -(10**400), True, None, "1"]))
 NAMES = st.sampled_from(
@@ -20,21 +20,27 @@ EVENTS = st.fixed_dictionaries(
         "name": NAMES | HOSTILE_TEXT,
         "ts": NUMBERS,
         "dur": NUMBERS,
-        "cat": st.sampled_from(["cpu_op", "kernel", "gpu_user_annotation", 3, []]),
+        "cat": st.sampled_from(
+            ["cpu_op", "kernel", "user_annotation", "gpu_user_annotation", "cuda_runtime", 3, []]
+        ),
+        "args": NUMBERS | st.fixed_dictionaries({"correlation": NUMBERS | st.just([])}),
     },
 )
 GOOD = st.builds(
-    lambda name, ts, dur, cat: {"ph": "X", "name": name, "ts": ts, "dur": dur, "cat": cat},
+    lambda name, ts, dur, cat, number: {
+        "ph": "X", "name": name, "ts": ts, "dur": dur, "cat": cat, "args": {"correlation": number}
+    },
     NAMES,
     st.floats(-1e6, 1e6),
     st.floats(-1e6, 1e6),
-    st.sampled_from(["cpu_op", "kernel"]),
-)
+    st.sampled_from(["cpu_op", "kernel", "user_annotation", "cuda_runtime"]),
+    st.integers(0, 3),
+)  # fmt: skip
 
 
 def read(trace: Any) -> bool:
     def use() -> None:
-        events = spans_of(trace, "a trace")
+        events = in_steps(spans_of(trace, "a trace"))
         share = overlap_pct(*communication_and_compute(events))
         assert share is None or 0 <= share <= 100.001
         bucket_runs(events, 2)

@@ -1,12 +1,16 @@
 """The instrumented passes on real ranks: what they find, and that they leave nothing behind."""
 
+import gc
+import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
-from bench.measure.anatomy import run_anatomy
-from bench.measure.timed import Trainer
+from bench.measure.anatomy import _dp_stages, run_anatomy
+from bench.measure.timed import Trainer, no_gc
 from bench.modes import Place, build_mode
 from bench.modes.dp import HostDataParallel
 from bench.plan import Case
@@ -64,6 +68,42 @@ def test_nothing_is_left_in_the_timed_step() -> None:
     made.close()
 
 
+@pytest.fixture
+def waited_for(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Indices of the GPUs that are waited for, on a machine that seems to have eight."""
+    found: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "synchronize", found.append)
+    return found
+
+
+class Scattering(nn.DataParallel[nn.Module]):
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        self.device_ids = [1, 3]
+
+    def scatter(self, *_: Any) -> str:
+        return "scattered"
+
+
+def test_a_stage_waits_for_the_gpus_of_its_case_alone(waited_for: list[Any]) -> None:
+    """A wait for another GPU makes a context on it, which takes memory that belongs to nobody's case."""
+    parallel, samples = Scattering(), dict[str, list[float]]()
+    with _dp_stages(SimpleNamespace(mode=SimpleNamespace(wrapped=parallel)), samples):
+        samples["backward_ms"] = []
+        assert parallel.scatter() == "scattered"
+    assert waited_for == [1, 3, 1, 3]
+    assert len(samples["dp_scatter_ms"]) == 1
+
+
+def test_the_stand_in_waits_for_no_gpu(waited_for: list[Any]) -> None:
+    made = trainer("dp", 2)
+    run_anatomy(made, 1, DEVICE, local_steps=0)
+    assert waited_for == []
+    made.close()
+
+
 RANKS = """
 from bench.cluster.ranks import Cluster
 from bench.measure.anatomy import bucket_ready_ms, run_anatomy
@@ -102,7 +142,8 @@ before = trainer.mode.ddp._get_ddp_logging_data()["iteration"]
 anatomy = run_anatomy(trainer, 4, cluster.place.device, local_steps=2)
 one_step = run_anatomy(trainer, 1, cluster.place.device, local_steps=0).detail
 sampled = trainer.mode.ddp._get_ddp_logging_data()["iteration"]
-trace = run_trace(trainer, 2, cluster.place.device, layout.num_bytes, keep=True)
+group = cluster.group(2, "gloo")
+trace = run_trace(trainer, 2, cluster.place.device, layout.num_bytes, group=group, keep=True)
 for _ in range(3):
     trainer.step()
 after = trainer.mode.ddp._get_ddp_logging_data()["iteration"]
@@ -112,12 +153,14 @@ ready = [bucket_ready_ms(one_step["ready_ms"], layout.parameters), one_step["las
 import gzip
 chrome = json.loads(gzip.decompress(trace.detail.pop("trace")))
 names = [e["name"] for e in chrome["traceEvents"] if e.get("ph") == "X"]
-report([detail, ready, trace.detail, names, hooks, [before, sampled, after], len(layout.num_bytes)])
+span = [trace.block_ms, sum(e["dur"] for e in chrome["traceEvents"] if e.get("name") == "step") / 1000]
+report([detail, ready, [trace.detail, span], names, hooks, [before, sampled, after], len(layout.num_bytes)])
 cluster.close()
 """,
         2,
     )
-    for detail, (ready, last_ready), trace, names, hooks, (before, sampled, after), num_buckets in found:
+    for detail, (ready, last_ready), traced, names, hooks, (before, sampled, after), num_buckets in found:
+        trace, (block_ms, annotated_ms) = traced
         assert num_buckets > 1
         assert ready == sorted(ready), "buckets become ready in all-reduce order"
         assert max(ready) == last_ready > 0
@@ -129,10 +172,44 @@ cluster.close()
         assert all(s < d for s, d in zip(trace["start_ms"], trace["done_ms"], strict=True))
         for name in ("step", "data", "forward", "backward", "optimizer"):
             assert names.count(name) == 2
+        assert names.count("gloo:all_reduce") == 1 + 2 * num_buckets, (
+            "one small one brings the ranks together"
+        )
+        assert block_ms == pytest.approx(annotated_ms, rel=0.05)
         assert sum(name.startswith("bucket ") for name in names) == 2 * num_buckets
         assert hooks == 0
         assert before < sampled, "the logger samples during the pass"
         assert after <= sampled + 1, "and is silent again after it"
+
+
+def test_a_rank_whose_profiler_starts_late_is_not_traced_as_communication(ranks: Any) -> None:
+    found = ranks(
+        RANKS
+        + """
+import gzip, time
+from torch.profiler import profile
+from bench.measure.trace import communication_and_compute, overlap_pct, spans_of
+trainer = made()
+if cluster.rank == 1:
+    start = profile.start
+    def slow_start(self):
+        time.sleep(1.0)
+        start(self)
+    profile.start = slow_start
+sizes = trainer.mode.bucket_layout().num_bytes
+group = cluster.group(2, "gloo")
+trace = run_trace(trainer, 1, cluster.place.device, sizes, group=group, keep=True)
+events = spans_of(json.loads(gzip.decompress(trace.detail["trace"])), "the trace")
+[start] = [e["ts"] for e in events if e["name"] == "step"]
+of_step = overlap_pct(*communication_and_compute([e for e in events if e["ts"] >= start]))
+report([trace.block_ms, max(trace.detail["done_ms"]), trace.detail["overlap_trace_pct"], of_step])
+cluster.close()
+""",
+        2,
+    )
+    for block_ms, done_ms, overlap, of_step in found:
+        assert max(block_ms, done_ms) < 1000, "a second is what the other rank was late"
+        assert overlap == pytest.approx(of_step, abs=0.001), "the small all-reduce took it"
 
 
 def test_a_step_without_communication_leaves_gradients_local_and_the_next_step_whole(ranks: Any) -> None:
@@ -156,6 +233,51 @@ cluster.close()
     for local, whole in found[0]:
         assert local[0] != local[1], "each rank has its own batch, so its own gradient"
         assert whole[0] == whole[1]
+
+
+def test_nothing_keeps_a_case_that_was_closed(ranks: Any) -> None:
+    """Cases are frozen: what lived on in a cycle would keep its GPU memory to the end of the run."""
+    found = ranks(
+        RANKS
+        + """
+import gc
+import weakref
+made().close()  # torch loads some parts at their first use
+kept = {}
+hooks = [dict(comm_hook="fp16"), dict(comm_hook="powersgd", bucket_cap_mb="100")]
+for settings in (*hooks, dict(static_graph=True), dict(accumulate=2)):
+    trainer = made(**settings)
+    sizes = trainer.mode.bucket_layout().num_bytes
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    run_anatomy(trainer, 2, cluster.place.device, local_steps=1)
+    run_trace(trainer, 1, cluster.place.device, sizes, keep=False)
+    parts = [trainer, trainer.optimizer, trainer.mode.ddp, *trainer.mode.module.parameters()]
+    parts = [weakref.ref(part) for part in parts]
+    trainer.close()
+    del trainer
+    kept[str(settings)] = sum(part() is not None for part in parts)
+report(kept)
+cluster.close()
+""",
+        2,
+    )
+    assert [set(kept.values()) for kept in found] == [{0}, {0}]
+
+
+@pytest.mark.parametrize(("mode", "num_devices"), [("single", 1), ("dp", 2)])
+def test_nothing_keeps_a_case_of_one_process(mode: str, num_devices: int) -> None:
+    trainer(mode, num_devices).step()  # torch loads some parts at their first use
+    made = trainer(mode, num_devices)
+    made.step()
+    gc.collect()
+    with no_gc():
+        run_anatomy(made, 1, DEVICE, local_steps=0)
+        parts = [weakref.ref(part) for part in (made, made.optimizer, made.mode.wrapped, made.mode.module)]
+        made.close()
+        del made
+        assert [part for part in parts if part() is not None] == []
 
 
 def test_replayed_buckets_move_their_bytes_in_their_type(ranks: Any) -> None:

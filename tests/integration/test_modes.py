@@ -1,6 +1,10 @@
 """Real process groups: layouts, gradients, and a timed pass without instrumentation."""
 
+from __future__ import annotations
+
+import contextlib
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,8 +13,8 @@ from torch import nn
 from torch.nn import functional
 from torchvision.models import resnet18
 
-from bench.modes import Place, build_mode
-from bench.modes.dp import HostDataParallel
+from bench.modes import Place, build_mode, devices_of
+from bench.modes.dp import CudaDataParallel, HostDataParallel
 from bench.plan import Case
 
 COMMON = """
@@ -103,6 +107,55 @@ cluster.close()
         assert layout == RESNET18_LAYOUTS["default"], "the rebuilt layout survives"
 
 
+SYNCED = """
+import copy
+from torch import nn
+from torch.nn.modules import batchnorm
+from torch.nn.parallel import DistributedDataParallel
+# SyncBatchNorm refuses CPU tensors, and DDP SyncBatchNorm on CPU cores: the tests of it are by name.
+torch._C._get_privateuse1_backend_name = lambda: "cpu"
+DistributedDataParallel._passing_sync_batchnorm_handle = lambda *_: None
+sizes = []
+class Synced:
+    @staticmethod
+    def apply(inputs, weight, bias, mean, var, eps, momentum, group, world_size):
+        sizes.append(world_size)
+        return nn.functional.batch_norm(inputs, mean, var, weight, bias, True, momentum, eps)
+batchnorm.sync_batch_norm = Synced
+"""
+"""Stands in for the CUDA kernels of SyncBatchNorm, whose collectives are of `group`."""
+
+
+def test_a_step_without_communication_does_not_synchronise_batch_norm(ranks: Any) -> None:
+    found = ranks(
+        COMMON
+        + SYNCED
+        + """
+torch.manual_seed(cluster.rank)
+plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4))
+group = cluster.group(2, "gloo")
+mode = build_mode(case(sync_batchnorm=True), copy.deepcopy(plain), cluster.place, group, equal_replicas=True)
+inputs = torch.randn(2, 3, 8, 8)
+with mode.without_communication():
+    local = mode.wrapped(inputs)
+    local.sum().backward()
+    while_local = len(sizes)
+    differs = (local - plain(inputs)).abs().max().item()
+with mode.no_sync():
+    mode.wrapped(inputs)
+groups = [layer.process_group is group for layer in mode.module.modules() if hasattr(layer, "process_group")]
+report([while_local, differs, sizes, groups])
+cluster.close()
+""",
+        2,
+    )
+    for while_local, differs, sizes, restored in found:
+        assert while_local == 0
+        assert differs == 0, "what plain batch norm makes of this rank's batch"
+        assert sizes == [2, 2], "each of the two layers synchronises again after it, under `no_sync` too"
+        assert restored == [True, True]
+
+
 def dp_case(num_devices: int) -> Case:
     return Case(
         mode="dp",
@@ -148,6 +201,20 @@ def test_the_stand_in_really_splits_the_batch() -> None:
     parallel.close()
 
 
+@pytest.mark.parametrize(
+    ("mode", "device", "devices"),
+    [
+        ("dp", "cuda:0", ["cuda:0", "cuda:1", "cuda:2"]),
+        ("dp", "cpu", ["cpu"]),
+        ("ddp", "cuda:1", ["cuda:1"]),
+    ],
+)
+def test_a_rank_trains_on_its_device_and_in_dp_on_all(mode: str, device: str, devices: list[str]) -> None:
+    place = Place(rank=0, local_rank=0, device=torch.device(device), cores=(0,))
+    found = devices_of(replace(dp_case(3), mode=mode), place)
+    assert [str(one) for one in found] == devices
+
+
 def test_the_stand_in_without_gradients_and_under_autocast() -> None:
     parallel = HostDataParallel(nn.Linear(4, 2), (0, 0))
     with torch.no_grad():
@@ -155,3 +222,57 @@ def test_the_stand_in_without_gradients_and_under_autocast() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert parallel(torch.randn(4, 4)).dtype == torch.bfloat16
     parallel.close()
+
+
+class Recorded(nn.Module):
+    """Notes the autocast state that its forward finds, replica by replica."""
+
+    def __init__(self, device_type: str) -> None:
+        super().__init__()
+        self.device_type = device_type
+        self.found: list[tuple[bool, torch.dtype]] = []
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        enabled = torch.is_autocast_enabled(self.device_type)
+        self.found.append((enabled, torch.get_autocast_dtype(self.device_type)))
+        return inputs
+
+    def __deepcopy__(self, memo: Any) -> Recorded:
+        return self
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("enabled", [True, False])
+def test_replicas_of_the_stand_in_compute_in_the_callers_autocast_type(
+    dtype: torch.dtype, *, enabled: bool
+) -> None:
+    module = Recorded("cpu")
+    parallel = HostDataParallel(module, (0, 0))
+    with torch.autocast("cpu", dtype=dtype, enabled=enabled):
+        parallel(torch.zeros(4, 1))
+    assert module.found == [(enabled, dtype)] * 2
+    parallel.close()
+
+
+@pytest.fixture
+def accelerators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets torch's `parallel_apply` run on CPU tensors, as if there were CUDA devices to choose."""
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "current_stream", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(torch.accelerator, "device_index", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr("torch.cuda.amp.common.amp_definitely_not_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+
+
+@pytest.mark.usefixtures("accelerators")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("enabled", [True, False])
+def test_replicas_on_gpus_compute_in_the_callers_autocast_type(dtype: torch.dtype, *, enabled: bool) -> None:
+    """torch's own threads enter autocast without a type: float16, whatever the caller's is."""
+    module = Recorded("cuda")
+    parallel = CudaDataParallel(module)
+    parallel.device_ids = [0, 1]
+    with torch.autocast("cuda", dtype=dtype, enabled=enabled):
+        parallel.parallel_apply([module, module], [torch.zeros(1), torch.zeros(1)], ({}, {}))
+    assert module.found == [(enabled, dtype)] * 2

@@ -6,8 +6,8 @@ import itertools
 import math
 from dataclasses import replace
 
+from bench.clock_reasons import ClockReason
 from bench.doctor.readings import (
-    ClockReason,
     Cpu,
     Disk,
     Gpu,

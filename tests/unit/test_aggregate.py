@@ -1,5 +1,6 @@
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -240,6 +241,20 @@ def test_below_five_rounds_there_is_no_interval_and_no_hidden_share() -> None:
         assert enough[f"{name}_low"] < enough[name] < enough[f"{name}_high"]
     assert math.isnan(few["hidden_pct"])
     assert enough["hidden_pct"] == pytest.approx(50.0, abs=0.5)
+
+
+def test_what_synchronised_batch_norm_sends_is_exposed_and_nothing_is_said_of_hiding() -> None:
+    """Its messages are not in `comm_ms`, so the two do not make a share."""
+    (planned,) = (p for p in PLAN if p.case.case_id == IDS["ddp", 2, "1"])
+    synced = replace(planned, case=replace(planned.case, sync_batchnorm=True))
+    rows = [
+        block(("ddp", 2, "1"), r, ms, phase=phase) | {"case_id": synced.case.case_id}
+        for r in ROUNDS
+        for phase, ms in (("timed", 130.0), ("no_sync", 100.0), ("comm", 40.0))
+    ]
+    row = case_rows([Outcome(synced, "ok")], typed_frame(rows, BLOCKS)).iloc[0]
+    assert row["exposed_comm_ms"] == pytest.approx(30.0)
+    assert pd.isna(row["hidden_pct"])
 
 
 def test_a_share_stays_between_0_and_100_with_its_interval() -> None:

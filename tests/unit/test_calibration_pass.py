@@ -5,14 +5,20 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from fake_gpu import DEVICE, FakeGpu, forbid_cuda
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.errors import UsageError
 from bench.layout import BucketCaps, BucketLayout
+from bench.measure import calibration, collectives
+from bench.measure.clock import make_clock
+from bench.measure.collectives import BucketReplay
 from bench.plan import Case
 from bench.results.schema import ALLREDUCE, BLOCKS, BUCKETS, CASES, typed_frame
 from bench.results.store import RunData
@@ -61,6 +67,82 @@ def test_bursts_count_as_much_as_they_last() -> None:
 def test_noise_never_makes_a_slow_down_below_one() -> None:
     found = slowdowns(compute_alone_ms=[100], comm_alone_ms=200, compute_end_ms=[95], comm_end_ms=[190])
     assert found == Slowdown(compute=1.0, comm=1.0)
+
+
+def gpu_bursts(
+    monkeypatch: pytest.MonkeyPatch, *, num_buckets: int, comm_ms: float, kernel_ms: float
+) -> tuple[dict[str, Any], tuple[float, ...], FakeGpu]:
+    """The bursts on a GPU whose compute (100 kernels) and communication share nothing."""
+    gpu = FakeGpu(monkeypatch, launch_ms=0.03, comm_ms=comm_ms)
+    trainer: Any = SimpleNamespace(local_step=lambda: [gpu.launch(kernel_ms) for _ in range(100)])
+    monkeypatch.setattr(calibration, "_longest", lambda times_ms, *_: times_ms)
+    replay = BucketReplay([4096] * num_buckets, "none", None, DEVICE)
+    return *calibration._bursts(trainer, replay, make_clock(DEVICE)), gpu
+
+
+def slowdown_of(detail: dict[str, Any]) -> Slowdown:
+    return slowdowns(**{name: ms for name, ms in detail.items() if name != "comm_core_ms"})
+
+
+GPUS = [
+    {"num_buckets": 5, "comm_ms": 0.5, "kernel_ms": 0.2},
+    {"num_buckets": 5, "comm_ms": 0.5, "kernel_ms": 0.005},  # launching takes longer than computing
+    {"num_buckets": 5, "comm_ms": 0.02, "kernel_ms": 0.02},  # so do all-reduces
+    {"num_buckets": 8, "comm_ms": 0.1, "kernel_ms": 2.0},  # compute outlasts all replays that may wait
+    {"num_buckets": 5, "comm_ms": 30.0, "kernel_ms": 0.2},  # a slow network: several steps in a burst
+]
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_on_a_gpu_that_shares_nothing_no_side_slows_the_other_down(
+    monkeypatch: pytest.MonkeyPatch, gpu: dict[str, Any]
+) -> None:
+    detail, _, _ = gpu_bursts(monkeypatch, **gpu)
+    found = slowdown_of(detail)
+    assert found.compute == pytest.approx(1.0, abs=1e-3)
+    assert found.comm == pytest.approx(1.0, abs=1e-3)
+
+
+def test_without_the_hold_launching_the_all_reduces_looks_like_a_slow_down(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The simulation can tell: 0.03 ms each for what is launched before the first kernel."""
+    monkeypatch.setattr(collectives, "hold", lambda *_: None)
+    detail, _, _ = gpu_bursts(monkeypatch, **GPUS[0])
+    assert slowdown_of(detail).compute > 1.05
+
+
+@pytest.mark.parametrize("num_buckets", [1, 2, 5, 30, 160])
+def test_all_replays_of_a_burst_wait_in_a_queue_that_has_room_for_them(
+    monkeypatch: pytest.MonkeyPatch, num_buckets: int
+) -> None:
+    *_, gpu = gpu_bursts(monkeypatch, num_buckets=num_buckets, comm_ms=0.02, kernel_ms=5.0)
+    assert 0 < gpu.nccl.most_pending < 1000
+
+
+def test_the_steps_of_the_block_show_their_launches_as_training_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    detail, steps_ms, _ = gpu_bursts(monkeypatch, **GPUS[1])
+    assert steps_ms == pytest.approx([100 * 0.03 + 0.005])
+    assert detail["compute_alone_ms"][0] == pytest.approx(100 * 0.005)
+
+
+def test_on_a_cpu_the_bursts_are_what_they_were_and_ask_nothing_of_cuda(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A step to size the bursts, six by themselves and six beside two replays of two buckets each."""
+    steps, sent = [], []
+    forbid_cuda(monkeypatch)
+    monkeypatch.setattr("torch.distributed.all_reduce", lambda bucket, **_: sent.append(bucket.numel()))
+    monkeypatch.setattr(calibration, "_longest", lambda *_: (10.0, 10.0))
+    trainer: Any = SimpleNamespace(local_step=lambda: steps.append(len(sent)))
+    device = torch.device("cpu")
+    replay = BucketReplay([400, 800], "none", None, device)
+    detail, steps_ms = calibration._bursts(trainer, replay, make_clock(device))
+    align, once = [1024], [100, 200]
+    bursts = [*align, *align, *once * 2, *align, *once * 2, *align]
+    assert sent == [*align, *once * 2, *bursts * 3]
+    assert len(steps) == 13
+    assert len(steps_ms) == len(detail["compute_alone_ms"]) == len(detail["comm_end_ms"]) == 6
 
 
 def known_run(tmp_path: Path, *, with_pass: bool = True) -> RunData:

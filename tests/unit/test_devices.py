@@ -139,7 +139,7 @@ from bench.run import job
 from bench.settings import resolve
 
 rank = int(os.environ["RANK"])
-gpu = types.SimpleNamespace(uuid=f"{SEES[rank]:036d}")
+gpu = types.SimpleNamespace(uuid=f"{SEES[rank]:036d}", major=9, minor=0, total_memory=80 * 2**30)
 torch.cuda.is_available = lambda: True
 torch.cuda.device_count = lambda: 1
 torch.cuda.init = lambda: None

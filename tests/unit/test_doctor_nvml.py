@@ -10,7 +10,8 @@ import pynvml
 import pytest
 
 from bench import conditions, gpus
-from bench.doctor.readings import ClockReason, GpuProcess, nvml
+from bench.clock_reasons import ClockReason
+from bench.doctor.readings import GpuProcess, nvml
 from bench.gpus import GpuPair
 from bench.lab.__main__ import visible_gpus
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from report_runs import case, run, usual_cases
 
+from bench.findings.caution import Caution
 from bench.findings.links import link_cautions
-from bench.findings.stability import Caution
 from bench.results.schema import CASES, typed_frame
 from report.view import page
 

@@ -1,4 +1,5 @@
 import re
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ from bench.settings import ResolvedSettings, Settings, resolve, with_device_defa
 
 CORES_2 = Machine(device_type="cpu", devices_per_node=2)
 ONE_GPU = Machine(device_type="cuda", devices_per_node=1)
+EIGHT_GPUS = Machine(device_type="cuda", devices_per_node=8)
 
 
 def resolved(machine: Machine = CORES_2, **settings: object) -> ResolvedSettings:
@@ -122,6 +124,35 @@ def test_nodes_of_an_outside_launcher() -> None:
 def test_accumulation_multiplies_the_global_batch() -> None:
     plan = make(gpus=(2,), accumulate=(1, 4), bucket_cap_mb=("default",), modes=("ddp",))
     assert [p.case.global_batch for p in plan] == [16, 32, 128]
+
+
+def test_a_step_setting_makes_another_case_and_its_default_the_same_as_ever() -> None:
+    changed: list[dict[str, Any]] = [
+        {"channels_last": True},
+        {"fused_optimizer": True},
+        {"cudnn_benchmark": True},
+        {"compile": "default"},
+    ]
+    plain, *others = ({p.case.case_id for p in make(gpus=(2,), **more)} for more in [{}, *changed])
+    assert all(plain.isdisjoint(ids) for ids in others)
+    stored = make(gpus=(2,), channels_last=True)[-1].case.stored()
+    assert stored["channels_last"] is True
+    assert "compile" not in stored, "a journal of before the setting was added reads the same"
+    assert Case.of_stored(stored).channels_last
+    assert not Case.of_stored(stored).fused_optimizer
+
+
+def test_dataparallel_is_not_measured_compiled() -> None:
+    reasons = {p.case.mode: p.skip_reason for p in make(gpus=(2,), compile="default")}
+    assert reasons["single"] is reasons["ddp"] is None
+    assert "--compile off" in str(reasons["dp"])
+
+
+def test_eight_gpus_of_one_host_are_planned_as_a_whole() -> None:
+    plan = make(EIGHT_GPUS, gpus=(1, 2, 4, 8), bucket_cap_mb=("default", "25"))
+    assert all(p.skip_reason is None for p in plan if p.case.mode != "dp" or p.case.num_devices > 1)
+    assert not any(p.oversubscribed for p in plan)
+    assert world_size(plan) == 8
 
 
 def test_case_ids_are_unique_stable_and_follow_every_setting() -> None:

@@ -110,6 +110,24 @@ def test_dp_stages_show_intervals_and_name_the_stand_in() -> None:
     assert "stand-in" not in gpu.note
 
 
+def test_memory_of_gpus_is_shown_and_where_dp_needs_more_on_device_0() -> None:
+    memory = {"peak_mem_mib": 600.0, "reserved_mem_mib": 700.0, "dp_device0_mem_ratio": 4.0}
+    tables = {table.title: table for table in page([run([case("dp", 2, 150.0, **memory)])]).runs[0].tables}
+    every, stages = tables["Every column"], tables["DataParallel's stages"]
+    cells = {column.name: cell for column, cell in zip(every.columns, every.rows[0], strict=True)}
+    assert (cells["Peak memory (MiB)"], cells["Reserved memory (MiB)"]) == ("600", "700")
+    assert "Memory is that of the worst device" in every.note
+    assert stages.columns[-1].name == f"Memory of device 0 / mean of the others ({TIMES})"
+    assert stages.rows[0][-1] == "4.00"
+
+
+def test_a_run_that_kept_no_count_of_memory_has_no_columns_of_it() -> None:
+    every = page([run([case("single", 1, 100.0)])]).runs[0].tables[1]
+    assert every.title == "Every column"
+    assert not [column for column in every.columns if "emory" in column.name]
+    assert "Memory" not in every.note
+
+
 def test_communication_that_adds_more_than_it_takes_alone_hides_less_than_nothing() -> None:
     row = communicating(2, 200.0) | {"hidden_pct": -22.0, "hidden_pct_low": -40.0, "hidden_pct_high": 3.0}
     table = shown(row)

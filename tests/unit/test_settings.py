@@ -10,6 +10,9 @@ from bench.errors import UsageError
 from bench.settings import (
     DDP_SETTINGS,
     PRESETS,
+    STEP_DEFAULTS,
+    GpuKind,
+    ResolvedSettings,
     Settings,
     as_options,
     options_of,
@@ -102,19 +105,66 @@ def test_unreadable_toml(tmp_path: Path) -> None:
         resolve({}, config=broken)
 
 
-def test_device_defaults() -> None:
-    on_cpu = with_device_defaults(Settings(), device_type="cpu", num_local_devices=2)
-    assert (on_cpu.arch, on_cpu.batch_size, on_cpu.backend, on_cpu.gpus) == ("resnet18", 16, "gloo", (1, 2))
-    on_gpu = with_device_defaults(Settings(), device_type="cuda", num_local_devices=6)
-    assert (on_gpu.arch, on_gpu.batch_size, on_gpu.backend, on_gpu.gpus) == (
-        "resnet50",
-        64,
-        "nccl",
-        (1, 2, 4),
-    )
-    assert [(one.steps, one.margin) for one in (on_cpu, on_gpu)] == [(1, 0.05), (10, 0.01)]
+def defaults(*, gpu: GpuKind | None = None, gpus: int = 6, **asked: Any) -> ResolvedSettings:
+    device = "cpu" if gpu is None else "cuda"
+    return with_device_defaults(Settings(**asked), device_type=device, num_local_devices=gpus, gpu=gpu)
+
+
+H200, V100, GTX = (
+    GpuKind(capability=capability, memory_gib=gib)
+    for capability, gib in (((9, 0), 139.8), ((7, 0), 15.8), ((6, 1), 7.9))
+)
+
+
+def test_a_cpu_core_trains_resnet_18_in_fp32_as_pytorch_does_by_itself() -> None:
+    found = defaults(gpus=2)
+    assert (found.arch, found.batch_size, found.backend, found.gpus) == ("resnet18", 16, "gloo", (1, 2))
+    assert (found.precision, found.steps, found.margin, found.least_block_s) == ("fp32", 1, 0.05, 0)
+    assert {name: getattr(found, name) for name in STEP_DEFAULTS} == STEP_DEFAULTS
     fixed = with_device_defaults(Settings(rounds=3), device_type="cpu", num_local_devices=1)
     assert fixed.max_time is None, "a number of rounds is not cut short by a time nobody gave"
+
+
+def test_a_gpu_trains_as_an_engineer_does_today() -> None:
+    found = defaults(gpu=H200)
+    assert (found.arch, found.batch_size, found.backend) == ("resnet50", 256, "nccl")
+    assert found.gpus == (1, 2, 4, 6), "all six, beside the powers of two"
+    assert (found.precision, found.channels_last, found.fused_optimizer) == ("bf16", True, True)
+    assert (found.compile, found.cudnn_benchmark, found.margin) == ("off", False, 0.01)
+
+
+@pytest.mark.parametrize(("gpu", "precision", "batch_size"), [(V100, "fp16", 64), (GTX, "fp32", 32)])
+def test_an_older_gpu_takes_what_it_has(gpu: GpuKind, precision: str, batch_size: int) -> None:
+    found = defaults(gpu=gpu)
+    assert (found.precision, found.batch_size) == (precision, batch_size)
+
+
+def test_what_the_user_says_goes_before_the_device() -> None:
+    found = defaults(gpu=H200, precision="fp32", channels_last=False, batch_size=8, fused_optimizer=False)
+    assert (found.precision, found.channels_last, found.batch_size) == ("fp32", False, 8)
+    assert not found.fused_optimizer
+
+
+def test_the_default_batch_of_strong_scaling_divides_over_every_count() -> None:
+    found = defaults(gpu=H200, scaling="strong")
+    assert found.batch_size == 264, "the next multiple of 12 after 256"
+
+
+@pytest.mark.parametrize(
+    ("asked", "step_s", "steps"),
+    [({}, 0.05, 20), ({}, 0.3, 4), ({}, 3.0, 1), ({"steps": 7}, 0.05, 7), ({"steps": 7}, 3.0, 7)],
+)
+def test_a_block_on_a_gpu_takes_a_second_unless_steps_are_given(
+    asked: dict[str, int], step_s: float, steps: int
+) -> None:
+    assert defaults(gpu=H200, **asked).steps_per_block(step_s) == steps
+
+
+def test_the_length_of_blocks_comes_back_for_a_resume() -> None:
+    for found in (defaults(gpu=H200), defaults(gpu=H200, steps=3), defaults()):
+        again = Settings.of_stored(json.loads(json.dumps(found.stored())))
+        kind = {"device_type": found.device, "num_local_devices": 6}
+        assert with_device_defaults(again, **kind) == found
 
 
 @pytest.mark.parametrize("setting", DDP_SETTINGS, ids=lambda setting: setting.name)
@@ -143,10 +193,11 @@ def test_settings_come_back_from_what_is_stored_of_them() -> None:
         '"allreduce_curve": false, "calibrate": false, "passes": ["no_sync", "comm", "anatomy", "trace"], '
         '"sweep": "grid", "seed": 0, "name": "run", "preset": null, "out": null}'
     )
-    new = {"precision_target": None, "steps": 1, "margin": 0.05, "caps_given": True, "numa_bind": True}
+    new = {"precision_target": None, "steps": 1, "margin": 0.05, "caps_given": True, "least_block_s": 0.0}
+    new |= {"telemetry": True, "numa_bind": True, **STEP_DEFAULTS}
     now = json.loads(json.dumps(resolved.stored()))
     assert now == json.loads(then) | new
-    added = ("margin", "caps_given", "numa_bind")
+    added = {"margin", "caps_given", "least_block_s", "telemetry", "numa_bind", *STEP_DEFAULTS}
     assert [name for name in now if name not in added] == list(json.loads(then))
     for stored, wanted in (
         (now, resolved),

@@ -7,7 +7,8 @@ import pandas as pd
 import pytest
 from gate_runs import block_rows, plan
 
-from bench.findings.stability import Caution, cautions, split_levels
+from bench.findings.caution import Caution
+from bench.findings.stability import cautions, split_levels
 from bench.results.aggregate import Outcome, case_rows
 from bench.results.schema import BLOCKS, typed_frame
 

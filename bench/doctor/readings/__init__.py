@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 
+from bench.clock_reasons import ClockReason
 from bench.gpus import GpuPair
 
 
@@ -114,20 +114,6 @@ class Software:
     torchvision_needs: str | None = None
     driver: str | None = None
     driver_cuda: str | None = None
-
-
-class ClockReason(StrEnum):
-    """Why a GPU's clocks are not at their maximum: NVML's "clocks event reasons"."""
-
-    IDLE = "idle"
-    APPLICATION = "application clocks"
-    POWER_CAP = "power cap"
-    HARDWARE = "hardware slow-down"
-    SYNC_BOOST = "sync boost"
-    SOFTWARE_HEAT = "software thermal slow-down"
-    HARDWARE_HEAT = "hardware thermal slow-down"
-    POWER_BRAKE = "power brake"
-    DISPLAY = "display clocks"
 
 
 @dataclass(frozen=True, kw_only=True)

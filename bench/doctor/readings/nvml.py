@@ -11,23 +11,11 @@ from typing import Any
 
 import pynvml
 
+from bench.clock_reasons import clock_reasons
 from bench.cluster import sysfs
 from bench.conditions import ask_nvml, nvml_devices, visible
-from bench.doctor.readings import ClockReason, Gpu, GpuProcess
+from bench.doctor.readings import Gpu, GpuProcess
 from bench.gpus import GpuPair, is_mig, names_of, pair
-
-REASONS = {
-    0x001: ClockReason.IDLE,
-    0x002: ClockReason.APPLICATION,
-    0x004: ClockReason.POWER_CAP,
-    0x008: ClockReason.HARDWARE,
-    0x010: ClockReason.SYNC_BOOST,
-    0x020: ClockReason.SOFTWARE_HEAT,
-    0x040: ClockReason.HARDWARE_HEAT,
-    0x080: ClockReason.POWER_BRAKE,
-    0x100: ClockReason.DISPLAY,
-}
-"""Bits of "nvmlClocksEventReasons" in nvml.h; their names in the binding have changed, the bits have not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +79,7 @@ def _gpu(index: int, handle: Any, root: Path) -> Gpu:
         used_mib=None if memory is None else int(memory.used) // 2**20,
         sm_clock_mhz=ask_nvml("nvmlDeviceGetClockInfo", handle, nv.NVML_CLOCK_SM),
         max_sm_clock_mhz=ask_nvml("nvmlDeviceGetMaxClockInfo", handle, nv.NVML_CLOCK_SM),
-        clock_reasons=_reasons(handle),
+        clock_reasons=clock_reasons(handle),
         power_limit_w=None if limit_mw is None else limit_mw / 1000,
         default_power_limit_w=None if default_mw is None else default_mw / 1000,
         ecc=None if ecc is None else bool(ecc[0]),
@@ -104,13 +92,6 @@ def _gpu(index: int, handle: Any, root: Path) -> Gpu:
         persistence=None if persistence is None else bool(persistence),
         num_nvlinks=_num_nvlinks(handle),
     )
-
-
-def _reasons(handle: Any) -> frozenset[ClockReason] | None:
-    bits = ask_nvml(
-        "nvmlDeviceGetCurrentClocksEventReasons|nvmlDeviceGetCurrentClocksThrottleReasons", handle
-    )
-    return None if bits is None else frozenset(why for bit, why in REASONS.items() if bits & bit)
 
 
 def _errors(handle: Any, kind: int) -> int | None:

@@ -6,8 +6,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from bench.clock_reasons import CHOICES, FAULTS, ClockReason
 from bench.cluster.sysfs import ranges
-from bench.doctor.readings import ClockReason, Gpu, HostReadings
+from bench.doctor.readings import Gpu, HostReadings
 from bench.doctor.rules import SEVERITY, Finding, Status, judged, unknown, worst
 from bench.gpus import GpuPair
 
@@ -19,14 +20,6 @@ UNSEEN_CAUTION_MIB = 1024
 
 MARGIN_CAUTION_C = 10
 """Degrees to thermal slow-down on a GPU that should be idle. Own rule: training adds tens of degrees."""
-
-FAULTS = frozenset(
-    (ClockReason.HARDWARE, ClockReason.SOFTWARE_HEAT, ClockReason.HARDWARE_HEAT, ClockReason.POWER_BRAKE)
-)
-"""Reasons that NVML documents as heat or power delivery, not choice ("nvmlClocksEventReasons")."""
-
-CHOICES = frozenset((ClockReason.APPLICATION, ClockReason.SYNC_BOOST, ClockReason.DISPLAY))
-"""Reasons that someone set, again by NVML's documentation."""
 
 PATHS = {
     "PIX": "one PCIe switch",

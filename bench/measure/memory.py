@@ -1,0 +1,67 @@
+"""GPU memory of a case: what it takes on each device, and what is given back once it is gone.
+
+torch's allocator keeps what tensors free for the process that freed it: reserved memory. So a process that
+has trained one case holds memory that another process on the same GPU may need for the next.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """MiB that a case takes at most on one GPU."""
+
+    peak_mib: float
+    """In tensors."""
+    reserved_mib: float
+    """Held by torch's allocator: tensors, gaps between them, and what it keeps for the next."""
+
+
+class MemoryWatch:
+    """How far memory rises above what is in use now, which belongs to other cases.
+
+    What is reserved and not in use is given back first: a case that finds it there would not reserve its own.
+    """
+
+    def __init__(self, devices: Iterable[torch.device]) -> None:
+        self._gpus = [device for device in devices if device.type == "cuda"]
+        if self._gpus:
+            torch.cuda.empty_cache()
+        for gpu in self._gpus:
+            torch.cuda.reset_peak_memory_stats(gpu)
+        self._before = [
+            (torch.cuda.memory_allocated(gpu), torch.cuda.memory_reserved(gpu)) for gpu in self._gpus
+        ]
+
+    def taken(self) -> tuple[DeviceMemory, ...]:
+        """What each GPU's memory rose by at most; empty on CPU cores, where nobody keeps count."""
+        return tuple(_risen(gpu, *before) for gpu, before in zip(self._gpus, self._before, strict=True))
+
+
+def _risen(gpu: torch.device, allocated: int, reserved: int) -> DeviceMemory:
+    peak = torch.cuda.max_memory_allocated(gpu) - allocated
+    # Tensors that found room between those of other cases reserved nothing; alone the case would have to.
+    held = max(torch.cuda.max_memory_reserved(gpu) - reserved, peak)
+    return DeviceMemory(peak / 2**20, held / 2**20)
+
+
+def release_memory(device: torch.device) -> None:
+    """Give back the memory of cases that are gone, on every GPU that this process has used.
+
+    Cycles are collected first, frozen ones too: a model whose parts know each other holds its tensors until
+    then. Not within a block: the next step has to ask the driver for memory anew.
+    """
+    if device.type != "cuda":
+        return
+    was_frozen = gc.get_freeze_count() > 0
+    gc.unfreeze()
+    gc.collect()
+    if was_frozen:
+        gc.freeze()
+    torch.cuda.empty_cache()

@@ -1,0 +1,78 @@
+"""How a step is computed on the same workload: memory format, fused optimizer, torch.compile."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from bench.settings import StepSettings
+from models.workload import Workload, make_batch
+
+MOST_GRAPHS = 256
+"""Graphs that dynamo may hold of one function: every case has its own, where its limit of 8 is for reuse."""
+
+
+def as_set(workload: Workload, settings: StepSettings) -> Workload:
+    """Return the workload with the memory format and the optimizer's kernels that `settings` ask for."""
+    optimizer = (
+        functools.partial(_fused, workload.optimizer) if settings.fused_optimizer else workload.optimizer
+    )
+    return replace(workload, channels_last=settings.channels_last, optimizer=optimizer)
+
+
+def placed(module: nn.Module, settings: StepSettings, device: torch.device) -> nn.Module:
+    """Move a module to `device`, compiled as `settings` say."""
+    module = module.to(device)
+    if settings.compile != "off":
+        _compile(module, settings.compile)
+    return module
+
+
+def takes_images(workload: Workload) -> bool:
+    """Whether the workload's inputs have the four dimensions that channels_last is for."""
+    inputs, _ = make_batch(workload, batch_size=2, generator=torch.Generator().manual_seed(0))
+    return inputs.ndim == 4
+
+
+def has_fused_optimizer(workload: Workload) -> bool:
+    """Whether the workload's optimizer can run fused kernels, as far as one tried on a parameter tells."""
+    try:
+        return _fusible(workload.optimizer([nn.Parameter(torch.zeros(1))]))
+    except Exception:  # noqa: BLE001 - an optimizer that wants the model's own parameters
+        return False
+
+
+def _fused(
+    make: Callable[[Iterable[nn.Parameter]], Optimizer], parameters: Iterable[nn.Parameter]
+) -> Optimizer:
+    """Make the same optimizer with fused kernels."""
+    plain, chosen = make(parameters), {"fused": True, "foreach": False}
+    known = inspect.signature(type(plain)).parameters
+    defaults = {name: value for name, value in plain.defaults.items() if name in known} | chosen
+    fused: Optimizer = type(plain)([group | chosen for group in plain.param_groups], **defaults)
+    return fused
+
+
+def _fusible(optimizer: Optimizer) -> bool:
+    return {"fused", "foreach"} <= inspect.signature(type(optimizer)).parameters.keys()
+
+
+def _compile(module: nn.Module, mode: str) -> None:
+    """Compile in place, inside of any wrapper, as PyTorch's documentation advises for DDP.
+
+    A backend of its own keeps dynamo from running one case's graph in another: it would take that of `single`
+    for DDP, where DDPOptimizer splits the graph at the buckets so that communication can overlap.
+    """
+    # Importing the compiler takes seconds.
+    from torch import _dynamo, _inductor  # noqa: PLC0415
+    from torch._inductor.compile_fx import compile_fx  # noqa: PLC0415
+
+    _dynamo.config.recompile_limit = MOST_GRAPHS
+    patches = {} if mode == "default" else _inductor.list_mode_options(mode)
+    module.compile(backend=functools.partial(compile_fx, config_patches=patches))

@@ -1,0 +1,172 @@
+"""Eight ranks of one machine, from the plan to the tables, of which one runs: PyTorch's `fake` process group.
+
+It does the collectives of the other seven by leaving tensors as they are. So what is seen here is the paths
+that a run of eight devices takes: plan, groups, buckets, phases, rows. Times mean nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from bench.cluster.ranks import RankInfo
+from bench.console import Console
+from bench.measure.timed import Trainer
+from bench.modes import Place
+from bench.modes.ddp import DistributedMode
+from bench.plan import Machine, expand
+from bench.recovery.failures import Failure
+from bench.recovery.reopen import open_run
+from bench.results.store import RunData, load_run
+from bench.run.job import Job
+from bench.run.proof import Prover
+from bench.run.session import Session
+from bench.settings import resolve, with_device_defaults
+from models.registry import resnet_workload
+
+NUM_RANKS = 8
+COUNTS = (1, 2, 4, 8)
+
+
+class FakeCluster:
+    """Rank 0 of eight that all say the same."""
+
+    rank, is_first, world_size = 0, True, NUM_RANKS
+    place = Place(rank=0, local_rank=0, device=torch.device("cpu"), cores=(0, 1))
+
+    def group(self, num_ranks: int, _backend: str) -> dist.ProcessGroup:
+        made = dist.new_group(list(range(num_ranks)), backend="fake")
+        assert isinstance(made, dist.ProcessGroup)
+        return made
+
+    def barrier(self) -> None: ...
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value] * NUM_RANKS
+
+    def from_first(self, value: Any) -> Any:
+        return value
+
+
+class FakeWatchdog:
+    """Hears of failures and ends nothing."""
+
+    def __init__(self) -> None:
+        self.told: list[Failure] = []
+
+    def arm(self, what: str, limit_s: float) -> None: ...
+
+    def tell(self, status: str, reason: str) -> None:
+        self.told.append(Failure(status, reason))
+
+
+def _without_result(mode: DistributedMode, *arguments: Any, **more: Any) -> None:
+    _plain_init(mode, *arguments, **more)
+    mode.ddp.register_comm_hook(None, noop_hook)
+
+
+_plain_init = DistributedMode.__init__
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fake_group() -> Iterator[None]:
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=NUM_RANKS)
+    with pytest.MonkeyPatch.context() as patched:
+        # The fake all-reduce hands no tensor back, which the reducer waits for.
+        patched.setattr(DistributedMode, "__init__", _without_result)
+        # Nothing is added up, so no gradient is the average that the proof asks for.
+        patched.setattr(Prover, "prove", lambda *_: 0.0)
+        yield
+    dist.destroy_process_group()
+
+
+def measured(folder: Path, **more: str) -> RunData:
+    """A run of one round of ResNet-20 on eight devices of their own."""
+    given = {"gpus": "1,2,4,8", "rounds": "1", "batch_size": "2", "bucket_cap_mb": "default,0.25"}
+    asked = resolve(given | {"out": str(folder)} | more)
+    settings = with_device_defaults(asked, device_type="cpu", num_local_devices=NUM_RANKS)
+    workload = resnet_workload("resnet20", 8)
+    machine = Machine(device_type="cpu", devices_per_node=NUM_RANKS)
+    plan = expand(settings, machine, arch=workload.name, image_size=workload.image_size)
+    job = Job(settings=settings, machine=machine, workload=workload, plan=plan)
+    opened = open_run(settings, plan, {"settings": settings.stored()}, hellos=[], resume=None)
+    session = Session(
+        cluster=FakeCluster(),  # type: ignore[arg-type]
+        job=job,
+        infos=[_info(rank) for rank in range(NUM_RANKS)],
+        recorder=opened.recorder,
+        console=Console(silent=True),
+        watchdog=FakeWatchdog(),  # type: ignore[arg-type]
+        earlier=opened.progress,
+    )
+    reason = session.run()
+    opened.recorder.write()
+    opened.recorder.close(reason)
+    return load_run(folder)
+
+
+def _info(rank: int) -> RankInfo:
+    return RankInfo(
+        rank=rank, host="one", local_rank=rank, device=f"core {rank}", device_name="core", link=None
+    )
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunData:
+    return measured(tmp_path_factory.mktemp("eight") / "run", calibrate="on", channels_last="on")
+
+
+def ok(run: RunData, **wanted: object) -> Sequence[dict[Any, Any]]:
+    rows = run.cases[run.cases["status"] == "ok"].to_dict("records")
+    return [row for row in rows if all(row[name] == value for name, value in wanted.items())]
+
+
+def test_every_case_of_the_plan_is_measured(run: RunData) -> None:
+    assert [row["num_devices"] for row in ok(run, mode="ddp", bucket_cap_mb="default")] == list(COUNTS)
+    assert [row["num_devices"] for row in ok(run, mode="ddp", bucket_cap_mb="0.25")] == [2, 4, 8]
+    assert [row["num_devices"] for row in ok(run, mode="dp")] == [2, 4, 8]
+    reasons = run.cases[run.cases["status"] != "ok"].set_index("mode")["reason"]
+    assert list(reasons.index) == ["dp"], "on one device it is the plain module"
+
+
+def test_the_global_batch_and_the_buckets_follow_the_count(run: RunData) -> None:
+    for row in ok(run, mode="ddp"):
+        assert row["global_batch"] == 2 * row["num_devices"]
+        assert not row["oversubscribed"]
+    layouts = {
+        cap: {row["bucket_bytes"] for row in ok(run, bucket_cap_mb=cap)} for cap in ("default", "0.25")
+    }
+    gradient_bytes = 4 * sum(p.numel() for p in resnet_workload("resnet20", 8).module().parameters())
+    for found in layouts.values():
+        assert len(found) == 1, "the same at every count"
+        assert sum(map(int, found.pop().split("/"))) == gradient_bytes
+
+
+def test_the_largest_count_alone_is_calibrated(run: RunData) -> None:
+    found = run.blocks[run.blocks["phase"] == "calibration"]["case_id"].unique()
+    assert [row["num_devices"] for row in ok(run) if row["case_id"] in found] == [8]
+
+
+def test_memory_that_runs_out_ends_its_case_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Trainer.step
+
+    def full(trainer: Trainer) -> None:
+        ddp = trainer.mode.wrapped
+        if isinstance(ddp, DistributedDataParallel) and dist.get_world_size(ddp.process_group) == 4:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        plain(trainer)
+
+    monkeypatch.setattr(Trainer, "step", full)
+    cases = measured(tmp_path / "run", bucket_cap_mb="default").cases
+    ddp = cases[cases["mode"] == "ddp"]
+    found = dict(zip(ddp["num_devices"], ddp["status"], strict=True))
+    assert found == {1: "ok", 2: "ok", 4: "oom", 8: "ok"}
+    assert "--batch-size" in str(ddp[ddp["num_devices"] == 4]["reason"].item())

@@ -1,0 +1,126 @@
+"""Time on a GPU, against a simulated one: events, blocks of steps, and all-reduces behind a hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from fake_gpu import DEVICE, FakeGpu, forbid_cuda
+
+from bench.measure import collectives, hold
+from bench.measure.clock import make_clock
+from bench.measure.collectives import CURVE_BYTES, IN_A_ROW, ROW_BYTES, BucketReplay, allreduce_ms
+from bench.measure.timed import run_block
+
+CPU = torch.device("cpu")
+MIB = 2**20
+
+
+def test_the_clock_is_events_on_the_devices_own_stream_and_waits_only_when_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpu = FakeGpu(monkeypatch, launch_ms=0.01)
+    clock = make_clock(DEVICE)
+    clock.mark()
+    for ms in (3.0, 5.0):
+        gpu.launch(ms)
+        clock.mark()
+    assert gpu.log == ["record current"] * 3
+    assert clock.read_ms() == pytest.approx([3.01, 5.0]), "the device waited for the first launch only"
+    assert gpu.log[3:] == ["synchronize"]
+    assert clock.read_ms() == [], "marks are forgotten"
+
+
+def test_a_block_has_a_mark_around_each_step_and_one_wait_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = FakeGpu(monkeypatch, launch_ms=0.0)
+    lengths = iter((2.0, 3.0, 4.0))
+
+    def step() -> None:
+        gpu.log.append("step")
+        gpu.launch(next(lengths))
+
+    times = run_block(step, 3, make_clock(DEVICE))
+    assert gpu.log == ["record current", *["step", "record current"] * 3, "synchronize"]
+    assert times.steps_ms == pytest.approx((2.0, 3.0, 4.0))
+    assert times.block_ms == pytest.approx(9.0)
+
+
+def launches(gpu: FakeGpu, count: int, ms: float) -> Callable[[], None]:
+    return lambda: [gpu.launch(ms) for _ in range(count)] and None
+
+
+def test_a_rehearsal_tells_what_the_host_takes_to_queue_work_whatever_the_device_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpu = FakeGpu(monkeypatch, launch_ms=0.03)
+    gpu.launch(50.0)
+    assert hold.rehearse(launches(gpu, 100, 7.0), DEVICE) == pytest.approx(3.0, abs=1e-5)
+    assert gpu.now_ms >= 750, "it has been waited for"
+
+
+@pytest.mark.parametrize("slower", [1.0, 1.9])
+@pytest.mark.parametrize("count", [1, 40, 900])
+def test_behind_a_hold_short_work_takes_what_the_device_takes(
+    monkeypatch: pytest.MonkeyPatch, count: int, slower: float
+) -> None:
+    """Even where the host is then slower than in the rehearsal."""
+    gpu = FakeGpu(monkeypatch, launch_ms=0.04)
+    work = launches(gpu, count, 0.005)
+    queue_ms = hold.rehearse(work, DEVICE)
+    gpu.launch_ms *= slower
+    hold.hold(queue_ms, DEVICE)
+    assert run_block(work, 1, make_clock(DEVICE)).block_ms == pytest.approx(0.005 * count)
+    assert run_block(work, 1, make_clock(DEVICE)).block_ms > 0.04 * count, "without it the host is timed"
+
+
+def test_a_hold_is_counted_in_cycles_of_the_clock_it_has_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = FakeGpu(monkeypatch, launch_ms=0.04)
+    for queue_ms, held_ms in ((0.0, 1.0), (10.0, 21.0), (1e6, 1000.0)):
+        hold.hold(queue_ms, DEVICE)
+        assert gpu.holds_ms[-1] == pytest.approx(held_ms)
+
+
+@pytest.mark.parametrize("num_buckets", [1, 7, 150])
+def test_replayed_buckets_run_once_untimed_and_then_show_no_launches(
+    monkeypatch: pytest.MonkeyPatch, num_buckets: int
+) -> None:
+    gpu = FakeGpu(monkeypatch, launch_ms=0.04, comm_ms=0.01)
+    replay = BucketReplay([MIB] * num_buckets, "none", None, DEVICE)
+    assert replay.measured(make_clock(DEVICE)).block_ms == pytest.approx(0.01 * num_buckets)
+    buckets = ["all-reduce"] * num_buckets
+    timed = gpu.log[-len(buckets) - 4 :]
+    assert timed == ["sleep", "record current", *buckets, "record current", "synchronize"]
+    assert gpu.log[: num_buckets + 2] == ["synchronize", *buckets, "synchronize"]
+    monkeypatch.setattr(collectives, "hold", lambda *_: None)
+    assert replay.measured(make_clock(DEVICE)).block_ms > 0.03 * num_buckets, "the simulation can tell"
+
+
+@pytest.mark.parametrize("size", CURVE_BYTES)
+def test_a_message_takes_the_mean_of_a_row_that_shows_no_launches(
+    monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    gpu = FakeGpu(monkeypatch, launch_ms=0.04, comm_ms=0.015)
+    assert allreduce_ms(size, None, DEVICE, make_clock(DEVICE)) == pytest.approx(0.015)
+    timed, untimed = divmod(gpu.log.count("all-reduce"), 2)
+    assert untimed == 0, "the same row twice"
+    assert timed >= 20 or size > 3 * MIB
+    assert timed * size <= max(64 * MIB, size), "no more memory than that"
+
+
+@pytest.mark.parametrize("size", CURVE_BYTES[:6])
+def test_on_a_cpu_nothing_of_that_is_done(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """One row, after one small message; and nothing of CUDA is asked."""
+    sent: list[tuple[int, bool]] = []
+
+    def all_reduce(tensor: Any, *, async_op: bool = False, **_: Any) -> None:
+        sent.append((4 * tensor.numel(), async_op))
+
+    monkeypatch.setattr("torch.distributed.all_reduce", all_reduce)
+    forbid_cuda(monkeypatch)
+    allreduce_ms(size, None, CPU, make_clock(CPU))
+    row = max(min(IN_A_ROW, ROW_BYTES // size), 1)
+    assert sent == [(4096, False), *[(size, True)] * row]
+    assert (IN_A_ROW, ROW_BYTES) == (8, 8 * MIB), "the curves of all earlier runs"
+    assert hold.rehearse(lambda: pytest.fail("no rehearsal"), CPU) == 0

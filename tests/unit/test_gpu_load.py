@@ -1,0 +1,216 @@
+"""From the readings in blocks.csv to columns, the page's table and cautions."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pandas as pd
+import pytest
+from report_runs import case, dashed, measured, run
+
+from bench.findings.gpu_load import throttled, unequal_clocks
+from bench.findings.stability import cautions
+from bench.plan import Machine, Planned, expand
+from bench.results.aggregate import Outcome, case_rows
+from bench.results.schema import BLOCKS, CASES, typed_frame
+from bench.settings import Settings, with_device_defaults
+from report.model import Table
+from report.view import page
+
+
+def plan() -> dict[str, Planned]:
+    """By mode, on two GPUs of 50 images each; `single` on one."""
+    settings = with_device_defaults(
+        Settings(gpus=(2,), batch_size=50, sweep="star"), device_type="cuda", num_local_devices=2
+    )
+    planned = expand(settings, Machine(device_type="cuda", devices_per_node=2), arch="a", image_size=8)
+    return {p.case.mode: p for p in reversed(planned)}
+
+
+PLAN = plan()
+
+
+def gpu(mhz: float, watts: float, degrees: float = 60, held: float = 0, **by_pct: float) -> dict[str, Any]:
+    named = {why.replace("_", " "): percent for why, percent in by_pct.items()}
+    return {
+        "sm_clock_mhz": mhz,
+        "power_w": watts,
+        "temperature_c": degrees,
+        "throttled_pct": held,
+        "throttled_by_pct": named,
+    }
+
+
+def rows(mode: str, round_index: int, *ranks: dict[str, Any] | None, ms: float = 100.0) -> list[Any]:
+    """A timed block of two steps: what each rank tells of its GPUs by number; None for nothing."""
+    return [
+        {
+            "case_id": PLAN[mode].case.case_id,
+            "phase": "timed",
+            "round": round_index,
+            "rank": rank,
+            "host": f"host{rank}",
+            "num_steps": 2,
+            "block_ms": 2 * ms,
+            "detail": None if gpus is None else json.dumps({"gpus": gpus}),
+        }
+        for rank, gpus in enumerate(ranks)
+    ]
+
+
+def row_of(mode: str, *blocks: list[Any]) -> pd.Series[Any]:
+    frame = typed_frame([row for block in blocks for row in block], BLOCKS)
+    return case_rows([Outcome(PLAN[mode])], frame).iloc[0]
+
+
+def test_the_gpus_of_all_ranks_together() -> None:
+    """Both are number 0, of different hosts; images are 2 x 50."""
+    row = row_of(
+        "ddp",
+        rows("ddp", 1, {"0": gpu(1800, 500, 60, 10, power_cap=10)}, {"0": gpu(1700, 400, 70)}),
+        rows(
+            "ddp", 2, {"0": gpu(1800, 520)}, {"0": gpu(1750, 440, 65, 30, power_cap=10, sync_boost=1)}, ms=110
+        ),
+        rows("ddp", 3, {"0": gpu(1900, 500)}, {"0": gpu(1800, 500, 64, 20, hardware_slow_down=20)}),
+    )
+    assert row["sm_clock_mhz"] == 1750, "of 1700, 1750 and 1800"
+    assert row["power_w"] == 960, "of 900, 960 and 1000"
+    # 900 W x 0.1 s, 960 W x 0.11 s and 1000 W x 0.1 s, each over 100 images
+    assert row["joules_per_image"] == pytest.approx(1.0)
+    assert row["sm_clock_mhz_low"] < 1700
+    assert row["sm_clock_mhz_high"] > 1800
+    assert row["joules_per_image_low"] < 0.9
+    assert row["joules_per_image_high"] > 1.056
+    assert row["temperature_c"] == 70
+    assert row["throttled_pct"] == pytest.approx((10 + 30 + 20) / 3)
+
+
+def test_reasons_are_named_with_the_most_frequent_first() -> None:
+    telling = gpu(1700, 400, 70, 50, **{"power cap": 10, "hardware slow-down": 40, "of no kind": 50})
+    row = row_of("single", rows("single", 1, {"0": telling}))
+    assert row["throttle_reasons"] == "hardware slow-down, power cap"
+    assert pd.isna(row_of("single", rows("single", 1, {"0": gpu(1700, 400)}))["throttle_reasons"])
+
+
+def test_dp_has_all_its_gpus_from_one_rank() -> None:
+    row = row_of("dp", rows("dp", 1, {"2": gpu(1800, 500), "3": gpu(1600, 200)}))
+    assert (row["sm_clock_mhz"], row["power_w"], row["joules_per_image"]) == (1600, 700, 0.7)
+
+
+def test_a_gpu_that_ranks_share_counts_once() -> None:
+    block = rows("ddp", 1, {"0": gpu(1800, 500)}, {"0": gpu(1800, 500)})
+    row = row_of("ddp", [one | {"host": "host0"} for one in block])
+    assert row["power_w"] == 500
+
+
+@pytest.mark.parametrize("other", [None, {}, {"1": {}}], ids=["no telemetry", "no GPU", "no reading"])
+def test_what_is_unknown_of_one_gpu_is_unknown_of_all(other: dict[str, Any] | None) -> None:
+    known = rows("ddp", 1, {"0": gpu(1800, 500)}, {"0": gpu(1700, 450)})
+    unknown = rows("ddp", 2, {"0": gpu(900, 100)}, other)
+    row = row_of("ddp", known, unknown)
+    assert (row["sm_clock_mhz"], row["power_w"]) == (1700, 950)
+    alone = row_of("ddp", unknown)
+    names = ("sm_clock_mhz", "power_w", "joules_per_image", "temperature_c", "throttled_pct")
+    assert all(pd.isna(alone[name]) for name in names)
+    assert alone["num_rounds"] == 1
+
+
+def under_load(mode: str = "single", n: int = 1, rate: float = 100.0, **more: Any) -> dict[str, Any]:
+    averaged = {name: more.pop(name) for name in ("sm_clock_mhz", "power_w", "joules_per_image")}
+    return case(mode, n, rate, **measured(**averaged), **more)
+
+
+def tables(*cases: dict[str, Any]) -> dict[str, Table]:
+    return {table.title: table for table in page([run(cases)]).runs[0].tables}
+
+
+def test_the_page_has_a_table_of_gpus_under_load() -> None:
+    one = under_load(
+        sm_clock_mhz=1700.0,
+        power_w=650.0,
+        joules_per_image=0.25,
+        temperature_c=71.0,
+        throttled_pct=12.5,
+        throttle_reasons="power cap",
+    )
+    table = tables(one)["GPUs under load"]
+    assert [column.name for column in table.columns] == [
+        "Case",
+        "SM clock (MHz)",
+        "Power (W)",
+        "Energy (J/image)",
+        "Temperature, highest (°C)",
+        "Slowed (% of samples)",
+        "Slowed by",
+    ]
+    assert table.rows == (
+        (
+            "single, 1 GPU",
+            dashed("1700 (1683--1717)"),
+            dashed("650 (644--656)"),
+            dashed("0.250 (0.247--0.253)"),
+            "71.0",
+            "12.5",
+            "power cap",
+        ),
+    )
+
+
+def test_a_page_without_telemetry_has_no_such_table() -> None:
+    assert "GPUs under load" not in tables(case("single", 1, 100.0), case("ddp", 2, 150.0))
+
+
+def frame(*cases: dict[str, Any]) -> pd.DataFrame:
+    return typed_frame(cases, CASES)
+
+
+@pytest.mark.parametrize(
+    ("reasons", "advice"),
+    [
+        ("power cap", "nvidia-smi -pl"),
+        ("power cap, hardware thermal slow-down", "bench.doctor"),
+    ],
+)
+def test_a_gpu_slowed_by_heat_or_power_is_a_caution(reasons: str, advice: str) -> None:
+    slowed = {"throttled_pct": 43.2, "throttle_reasons": reasons}
+    cool = {"throttled_pct": 5.0, "throttle_reasons": "power brake"}
+    caution = throttled(frame(case("single", 1, 100.0, **cool), case("ddp", 2, 150.0, **slowed)))
+    assert caution is not None
+    assert caution.text.startswith("1 case of 2 ran with a GPU slowed by ")
+    assert "43% of samples" in caution.text
+    assert "power brake" not in caution.text
+    assert caution.case_id == "ddp-n2-x-1"
+    assert advice in caution.advice
+
+
+def test_gpus_that_are_hardly_slowed_are_none() -> None:
+    assert throttled(frame(case("single", 1, 100.0, throttled_pct=5.0), case("ddp", 2, 150.0))) is None
+
+
+def test_cases_at_unequal_clocks_are_a_caution() -> None:
+    slow, middle = (case("ddp", n, 150.0, sm_clock_mhz=mhz) for n, mhz in ((4, 1600.0), (2, 1650.0)))
+    fast = case("single", 1, 100.0, sm_clock_mhz=1680.0)
+    caution = unequal_clocks(frame(fast, slow, middle, case("dp", 2, 120.0)))
+    assert caution is not None
+    assert caution.case_id == "ddp-n4-x-1"
+    assert "differ by 5.0% between cases" in caution.text
+    assert "(ddp-n4-x-1: 1600 MHz, single-n1-x-1: 1680 MHz)" in caution.text
+
+
+@pytest.mark.parametrize("others", [(), (1686.0,), (None,)])
+def test_clocks_that_agree_or_are_unknown_are_none(others: tuple[float | None, ...]) -> None:
+    """2% of 1653 MHz are 33 MHz."""
+    known = [case("single", 1, 100.0, sm_clock_mhz=1653.0)]
+    assert unequal_clocks(frame(*known, *(case("ddp", 2, 1.0, sm_clock_mhz=mhz) for mhz in others))) is None
+
+
+def test_a_run_warns_of_both() -> None:
+    series = [
+        rows(mode, r, *[{"0": gpu(mhz, 700, 80, held, power_cap=held)}] * (2 if mode == "ddp" else 1))
+        for r in range(1, 7)
+        for mode, mhz, held in (("single", 1900, 0), ("ddp", 1500, 90))
+    ]
+    blocks = typed_frame([row for block in series for row in block], BLOCKS)
+    cases = case_rows([Outcome(PLAN[mode]) for mode in ("single", "ddp")], blocks)
+    assert {c.kind for c in cautions(cases, blocks, target=None)} == {"slowed GPUs", "unequal clocks"}

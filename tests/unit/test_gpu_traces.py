@@ -1,0 +1,210 @@
+"""GPU traces made by hand after kineto's format: which kernel belongs to which step, and what is compute.
+
+Times are microseconds, of one clock; the host launches far ahead of the GPU, as it does.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from bench.measure import trace
+from bench.measure.clock import HostClock
+from bench.measure.timed import BlockTimes
+from bench.measure.trace import Event, bucket_runs, communication_and_compute, in_steps, overlap_pct
+
+NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+BROADCAST = "ncclDevKernel_Broadcast_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+OLDER_NCCL = "ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm*, unsigned long, ncclWork*)"
+SYMMETRIC_NCCL = "ncclSymkDevKernel_AllReduce_RSxLD_AGxST_sum_f32(ncclSymkDevWorkArgs4K)"
+HOST, GPU = 4711, 0
+DEFAULT_STREAM, NCCL_STREAM = 7, 40
+
+
+def event(cat: str, name: str, ts: float, dur: float, tid: int = HOST, **args: Any) -> Event:
+    pid = GPU if tid in (DEFAULT_STREAM, NCCL_STREAM) else HOST
+    return {
+        "ph": "X", "cat": cat, "name": name, "pid": pid, "tid": tid, "ts": ts, "dur": dur, "args": args
+    }  # fmt: skip
+
+
+def annotation(name: str, ts: float, dur: float) -> Event:
+    return event("user_annotation", name, ts, dur, **{"External id": int(ts), "Ev Idx": 1})
+
+
+def copies(name: str, ts: float, dur: float) -> list[Event]:
+    """What kineto draws of an annotation on each stream that a kernel below it ran on."""
+    streams = (DEFAULT_STREAM, NCCL_STREAM)
+    return [event("gpu_user_annotation", name, ts + i, dur, s) for i, s in enumerate(streams)]
+
+
+def kernel(
+    name: str, launched: float, ts: float, dur: float, *, by: tuple[str, str] = ("cuda_runtime", "")
+) -> list[Event]:
+    """A kernel and its launch, which have the correlation in common."""
+    stream = NCCL_STREAM if name.startswith("nccl") else DEFAULT_STREAM
+    same = {"correlation": int(launched), "External id": int(launched) + 1}
+    cat, call = by[0], by[1] or "cudaLaunchKernel"
+    return [
+        event(cat, call, launched, 3, cbid=211, **same),
+        event("kernel", name, ts, dur, stream, device=GPU, stream=stream, **same),
+    ]
+
+
+def step_of(host: float, gpu: float) -> list[Event]:
+    """A step with two buckets, for which the host takes 100 and the GPU 400.
+
+    On the GPU: broadcast of buffers 0-10, forward 10-110, backward 110-310, all-reduces 150-250 and 260-360,
+    optimizer 360-400. Compute runs during all of the first all-reduce, and during 50 of the second.
+    """
+    exc = ("cuda_driver", "cuLaunchKernelEx")
+    return [
+        annotation("step", host, 100),
+        annotation("data", host + 1, 4),
+        annotation("forward", host + 5, 25),
+        *kernel(BROADCAST, host + 6, gpu, 10, by=exc),
+        *kernel("sm90_xmma_fprop", host + 10, gpu + 10, 100),
+        annotation("backward", host + 30, 50),
+        *kernel("void at::native::vectorized_elementwise_kernel<FillFunctor>", host + 31, gpu + 110, 2),
+        *kernel("sm90_xmma_dgrad", host + 35, gpu + 112, 138),
+        event("cpu_op", "c10d::allreduce_", host + 40, 3, tid=HOST + 1),
+        *kernel(NCCL, host + 41, gpu + 150, 100, by=exc),
+        *kernel("sm90_xmma_wgrad", host + 50, gpu + 250, 60),
+        *kernel(NCCL, host + 60, gpu + 260, 100, by=exc),
+        annotation("optimizer", host + 80, 20),
+        *kernel("multi_tensor_apply_kernel", host + 85, gpu + 360, 40),
+    ]
+
+
+ONE_STEP = step_of(1000, 2000)
+TWO_STEPS = [*ONE_STEP, *step_of(1100, 2400)]
+RUNS_OF_ONE = [(2110, [(2150, 2250), (2260, 2360)])]
+OVERLAP = 100 * (100 + 50) / (10 + 100 + 100)
+"""Of `ONE_STEP`: broadcasts are communication, too."""
+
+
+def test_buckets_count_from_the_first_kernel_of_the_backward() -> None:
+    assert bucket_runs(ONE_STEP, 2) == RUNS_OF_ONE
+
+
+def test_copies_of_annotations_on_streams_are_no_steps() -> None:
+    """The backward's copy ends with what its own thread launched, kineto#1022: 2112 instead of 2310."""
+    shown = [*copies("step", 2000, 5), *copies("backward", 2110, 2), *copies("nccl:all_reduce", 2150, 100)]
+    assert bucket_runs([*shown, *ONE_STEP], 2) == RUNS_OF_ONE
+
+
+def test_a_kernel_belongs_to_the_step_that_launched_it() -> None:
+    """The GPU begins the first step when the host has launched both."""
+    second = (2510, [(2550, 2650), (2660, 2760)])
+    assert bucket_runs(TWO_STEPS, 2) == [*RUNS_OF_ONE, second]
+
+
+def test_of_several_backwards_the_last_counts() -> None:
+    """Two micro-batches: the first accumulates without communication."""
+    first = [annotation("backward", 1003, 2), *kernel("dgrad", 1004, 1990, 5)]
+    assert bucket_runs([*ONE_STEP, *first], 2) == RUNS_OF_ONE
+
+
+@pytest.mark.parametrize("name", [OLDER_NCCL, SYMMETRIC_NCCL])
+def test_names_of_other_versions(name: str) -> None:
+    renamed = [{**e, "name": e["name"].replace(NCCL, name)} for e in ONE_STEP]
+    assert bucket_runs(renamed, 2) == RUNS_OF_ONE
+    assert overlap_pct(*communication_and_compute(renamed)) == pytest.approx(OVERLAP)
+
+
+def test_a_kernel_without_its_launch_is_placed_by_its_own_time() -> None:
+    """A GPU that keeps up with its host; 0 is CUPTI's word for no correlation."""
+    close = [e for e in step_of(1000, 1000) if e["cat"] not in ("cuda_runtime", "cuda_driver")]
+    wanted = [(1110, [(1150, 1250), (1260, 1360)])]
+    assert bucket_runs(close, 2) == wanted
+    unknown = [event("cuda_runtime", "cudaLaunchKernel", 1, 3, correlation=0)]
+    without = [{**e, "args": {"correlation": 0}} if e["cat"] == "kernel" else e for e in close]
+    assert bucket_runs([*unknown, *without], 2) == wanted
+
+
+def test_one_all_reduce_too_many_says_nothing_of_buckets() -> None:
+    """`find_unused_parameters` adds one; PowerSGD and SyncBatchNorm have others."""
+    extra = kernel(NCCL.replace("f32", "u32"), 1070, 2361, 5)
+    assert bucket_runs([*ONE_STEP, *extra], 2) == []
+    assert bucket_runs([*TWO_STEPS, *extra], 2) == [], "nor of the other step's"
+
+
+def test_what_precedes_the_steps_does_not_count() -> None:
+    """The small all-reduce, and the step to warm up; what it launched last runs beside the second bucket."""
+    warm_up = [e for e in step_of(900, 1600) if e["name"] not in ("step", "backward")]
+    before = [*kernel(NCCL, 850, 1500, 30), annotation("warm-up", 900, 100), *warm_up]
+    late = kernel("sm90_xmma_last", 999, 2310, 50)
+    events = in_steps([*before, *late, *ONE_STEP])
+    assert bucket_runs(events, 2) == RUNS_OF_ONE
+    assert overlap_pct(*communication_and_compute(events)) == pytest.approx(OVERLAP)
+    assert overlap_pct(*communication_and_compute([*before, *ONE_STEP])) != pytest.approx(OVERLAP)
+
+
+def test_without_a_step_everything_counts() -> None:
+    events = [e for e in ONE_STEP if e["name"] != "step"]
+    assert in_steps(events) == events
+    assert bucket_runs(events, 2) == []
+
+
+GLOO_ON_A_GPU = [
+    annotation("step", 0, 100),
+    annotation("backward", 20, 60),
+    *kernel("dgrad", 25, 30, 40),
+    event("cpu_op", "aten::convolution_backward", 20, 60),
+    event("gpu_memcpy", "Memcpy DtoH (Device -> Pinned)", 40, 10, NCCL_STREAM, correlation=39),
+    event("user_annotation", "gloo:all_reduce", 50, 40, tid=HOST + 2),
+    *copies("gloo:all_reduce", 40, 60),
+    event("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 80, 10, NCCL_STREAM, correlation=79),
+    *kernel("multi_tensor_apply_kernel", 96, 105, 5),
+]
+
+
+def test_gloo_on_a_gpu_runs_beside_kernels_alone() -> None:
+    """All-reduce 50-90, kernel 30-70: neither the operator until 80 nor the copies are compute."""
+    assert overlap_pct(*communication_and_compute(GLOO_ON_A_GPU)) == 100 * 20 / 40
+    assert bucket_runs(GLOO_ON_A_GPU, 1) == [(30, [(50, 90)])]
+
+
+def traced(events: list[Event], monkeypatch: pytest.MonkeyPatch) -> tuple[BlockTimes, list[str]]:
+    """A trace pass on a GPU whose profiler saw `events`, and what was done meanwhile."""
+    done: list[str] = []
+
+    def profile(**_: Any) -> nullcontext[Any]:
+        whole = json.dumps({"schemaVersion": 1, "traceEvents": events})
+        return nullcontext(SimpleNamespace(export_chrome_trace=lambda path: Path(path).write_text(whole)))
+
+    monkeypatch.setattr(trace, "profile", profile)
+    monkeypatch.setattr(trace, "make_clock", lambda _: HostClock())
+    monkeypatch.setattr(trace, "TracedTrainer", lambda _: SimpleNamespace(step=lambda: done.append("counts")))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: done.append("wait"))
+    trainer: Any = SimpleNamespace(step=lambda: done.append("warm-up"))
+    device = torch.device("cuda", 0)
+    return trace.run_trace(trainer, 1, device, [2**20, 2**22], group=None, keep=True), done
+
+
+def test_the_step_that_warms_up_is_neither_timed_nor_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
+    warm_up = [e for e in step_of(900, 1600) if e["name"] not in ("step", "backward")]
+    times, done = traced([*warm_up, *ONE_STEP], monkeypatch)
+    assert done == ["wait", "warm-up", "counts"]
+    assert len(times.steps_ms) == 1
+    assert times.detail["start_ms"] == [0.04, 0.15]
+    assert times.detail["done_ms"] == [0.14, 0.25]
+    assert times.detail["overlap_trace_pct"] == pytest.approx(OVERLAP, abs=0.001)
+    kept = json.loads(gzip.decompress(times.detail["trace"]))
+    drawn = [(e["name"], e["ts"], e["dur"]) for e in kept["traceEvents"] if e["cat"] == "bucket"]
+    assert drawn == [("bucket 0: 1.00 MiB", 2150, 100), ("bucket 1: 4.00 MiB", 2260, 100)]
+    assert kept["traceEvents"][: -len(drawn)] == [*warm_up, *ONE_STEP], "the trace is kept as it was"
+
+
+def test_a_trace_without_kernels_says_nothing_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUPTI was not to be had: the host's operators and gloo's threads are there all the same."""
+    host = [e for e in GLOO_ON_A_GPU if e["cat"] in ("user_annotation", "cpu_op")]
+    times, _ = traced(host, monkeypatch)
+    assert set(times.detail) == {"trace"}

@@ -1,0 +1,188 @@
+"""What a case takes of each GPU, and what is given back once it is gone: no GPU is needed."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from bench.cluster.messages import decode, encode
+from bench.measure.memory import DeviceMemory, MemoryWatch, release_memory
+from bench.plan import Case
+from bench.run.prepare import LiveCase, Prepared, facts_of
+from bench.run.session import Session
+
+MIB = 2**20
+GPUS = [torch.device("cuda", index) for index in range(3)]
+
+
+class Allocator:
+    """One GPU's caching allocator: freed memory stays reserved until the cache is emptied."""
+
+    def __init__(self) -> None:
+        self.allocated = self.reserved = self.peak_allocated = self.peak_reserved = 0
+
+    def take(self, mib: int, gap: int = 0) -> None:
+        """Put a tensor into what is reserved, or reserve more, with a gap that nothing else fits in."""
+        self.allocated += mib * MIB
+        self.reserved = max(self.reserved, self.allocated + gap * MIB)
+        self.peak_allocated = max(self.peak_allocated, self.allocated)
+        self.peak_reserved = max(self.peak_reserved, self.reserved)
+
+    def free(self, mib: int) -> None:
+        self.allocated -= mib * MIB
+
+    def reset_peaks(self) -> None:
+        self.peak_allocated, self.peak_reserved = self.allocated, self.reserved
+
+
+@pytest.fixture
+def allocators(monkeypatch: pytest.MonkeyPatch) -> list[Allocator]:
+    found = [Allocator() for _ in GPUS]
+
+    def empty_cache() -> None:
+        for one in found:
+            one.reserved = one.allocated
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", empty_cache)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda gpu: found[gpu.index].reset_peaks())
+    for name, counter in {
+        "memory_allocated": "allocated",
+        "memory_reserved": "reserved",
+        "max_memory_allocated": "peak_allocated",
+        "max_memory_reserved": "peak_reserved",
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, lambda gpu, name=counter: getattr(found[gpu.index], name))
+    return found
+
+
+def test_a_case_takes_what_it_adds_to_what_others_hold(allocators: list[Allocator]) -> None:
+    """An earlier case holds 100 MiB and left 900 MiB in the cache; this one takes 300, then frees 200."""
+    first = allocators[0]
+    first.take(1000)
+    first.free(900)
+    watch = MemoryWatch(GPUS[:1])
+    first.take(300, gap=40)
+    first.free(200)
+    first.take(50)
+    assert watch.taken() == (DeviceMemory(300.0, 340.0),)
+
+
+def test_memory_is_told_gpu_by_gpu(allocators: list[Allocator]) -> None:
+    watch = MemoryWatch(GPUS)
+    for one, mib in zip(allocators, (30, 20, 10), strict=True):
+        one.take(mib)
+    assert [gpu.peak_mib for gpu in watch.taken()] == [30.0, 20.0, 10.0]
+
+
+def test_a_case_in_a_gap_of_another_reserves_what_its_tensors_need(allocators: list[Allocator]) -> None:
+    watch = MemoryWatch(GPUS[:1])
+    allocators[0].peak_allocated += 7 * MIB
+    assert watch.taken() == (DeviceMemory(7.0, 7.0),)
+
+
+def test_nothing_is_told_of_cpu_cores(allocators: list[Allocator]) -> None:
+    allocators[0].take(5)
+    allocators[0].free(5)
+    assert MemoryWatch([torch.device("cpu")]).taken() == ()
+    assert allocators[0].reserved == 5 * MIB, "a run on CPU cores leaves GPUs alone"
+
+
+def live_case(mode: str) -> LiveCase:
+    case = Case(
+        mode=mode,
+        num_devices=3,
+        arch="resnet18",
+        image_size=32,
+        batch_per_device=2,
+        scaling="weak",
+        precision="bf16",
+        data="device",
+        device_type="cuda",
+    )
+    return LiveCase(0, case, None, oversubscribed=False)
+
+
+def facts(mode: str, *by_rank: tuple[DeviceMemory, ...]) -> dict[str, Any]:
+    sent = [Prepared(warmup=None, memory=memory) for memory in by_rank]  # type: ignore[arg-type]
+    received = [decode(encode(prepared)) for prepared in sent]
+    return facts_of(live_case(mode), SimpleNamespace(device_name="H200", link=None), received)  # type: ignore[arg-type]
+
+
+def test_dp_tells_how_much_more_device_0_takes() -> None:
+    """600 MiB beside 200 and 100 MiB are 4 times their mean."""
+    found = facts("dp", (DeviceMemory(600.0, 640.0), DeviceMemory(200.0, 700.0), DeviceMemory(100.0, 120.0)))
+    assert found["peak_mem_mib"] == 600.0
+    assert found["reserved_mem_mib"] == 700.0, "of the device that holds most, here not device 0"
+    assert found["mem_by_device_mib"] == "600.0/200.0/100.0"
+    assert found["dp_device0_mem_ratio"] == pytest.approx(4.0)
+
+
+def test_ddp_has_a_device_of_each_rank_in_their_order() -> None:
+    found = facts(
+        "ddp", (DeviceMemory(10.0, 20.0),), (DeviceMemory(12.25, 16.0),), (DeviceMemory(11.0, 16.0),)
+    )
+    assert (found["peak_mem_mib"], found["reserved_mem_mib"]) == (12.25, 20.0)
+    assert found["mem_by_device_mib"] == "10.0/12.2/11.0"
+    assert "dp_device0_mem_ratio" not in found
+
+
+def test_cpu_cores_leave_the_columns_of_memory_empty() -> None:
+    assert not [name for name in facts("dp", ()) if "mem" in name]
+
+
+class Knowing(nn.Module):
+    """A model whose parts know each other, as users' models do: a cycle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+        self.whole = [self]
+
+
+@pytest.fixture
+def frozen() -> Iterator[weakref.ref[Knowing]]:
+    """A model that nothing but itself holds, out of sight of the collector as cases are in a run."""
+    gc.unfreeze()
+    module = Knowing()
+    found = weakref.ref(module)
+    gc.collect()
+    gc.freeze()
+    del module
+    gc.collect()
+    assert found() is not None, "frozen, or this test could not fail"
+    yield found
+    gc.unfreeze()
+
+
+def test_memory_of_a_frozen_cycle_is_released(
+    frozen: weakref.ref[Knowing], allocators: list[Allocator]
+) -> None:
+    allocators[1].reserved = MIB
+    release_memory(GPUS[0])
+    assert frozen() is None
+    assert gc.get_freeze_count() > 0, "what else was frozen stays so"
+    assert allocators[1].reserved == 0, "DP's other GPUs too"
+
+
+def test_a_dropped_case_leaves_no_memory(frozen: weakref.ref[Knowing], allocators: list[Allocator]) -> None:
+    allocators[0].reserved = MIB
+    live = live_case("single")
+    session: Any = SimpleNamespace(
+        _live=[live], _cluster=SimpleNamespace(place=SimpleNamespace(device=GPUS[0]))
+    )
+    Session._drop(session, live)
+    assert session._live == []
+    assert frozen() is None
+    assert allocators[0].reserved == 0
+
+
+def test_nothing_is_collected_for_a_run_on_cpu_cores(frozen: weakref.ref[Knowing]) -> None:
+    release_memory(torch.device("cpu"))
+    assert frozen() is not None

@@ -1,0 +1,340 @@
+"""GPU telemetry of a rank: real sampler processes over a made-up NVML, when they are asked, how they end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from bench.cluster.messages import decode, encode
+from bench.measure import telemetry
+from bench.measure.telemetry import FAILED, Telemetry, sampled
+from bench.measure.timed import BlockTimes
+from bench.modes import Place
+from bench.plan import Case, Machine, Planned, expand
+from bench.results.aggregate import Outcome, case_rows
+from bench.results.schema import BLOCKS, typed_frame
+from bench.run.phases import block_rows, work_of
+from bench.run.session import Session
+from bench.settings import Settings, with_device_defaults
+
+FIRST, SECOND = "11111111-aaaa-4bbb-8ccc-0123456789ab", "22222222-aaaa-4bbb-8ccc-0123456789ab"
+"""UUIDs as `str(torch.cuda.get_device_properties(i).uuid)` writes them."""
+
+NVML = """
+import os, time
+NVML_CLOCK_SM, NVML_TEMPERATURE_GPU = 1, 0
+class NVMLError(Exception): pass
+def nvmlInit():
+    if os.environ.get("NVML_FAILS"): raise NVMLError("NVML Shared Library Not Found")
+def nvmlShutdown(): pass
+def nvmlDeviceGetCount(): return 2
+def nvmlDeviceGetHandleByIndex(i): return i
+def nvmlDeviceGetUUID(h): return "GPU-" + ["22222222", "11111111"][h] + "-aaaa-4bbb-8ccc-0123456789ab"
+if not os.environ.get("NVML_TELLS_NOTHING"):
+    def nvmlDeviceGetMigMode(h): return [int(os.environ.get("NVML_MIG", 0)), 0]
+    def nvmlDeviceGetTotalEnergyConsumption(h): return int([500, 300][h] * 1000 * time.monotonic())
+    def nvmlDeviceGetClockInfo(h, kind): return [1980, 1410][h]
+    def nvmlDeviceGetTemperature(h, sensor): return [71, 62][h]
+    def nvmlDeviceGetCurrentClocksThrottleReasons(h): return [0x4, 0x1][h]
+"""
+"""Two GPUs, numbered against the order of their UUIDs: 500 W and 300 W, the first one power capped."""
+
+
+@pytest.fixture
+def nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pynvml.py").write_text(NVML)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+
+
+@pytest.fixture
+def both(nvml: None) -> Iterator[Telemetry]:  # noqa: ARG001 - what it samples
+    made = Telemetry({0: FIRST, 1: SECOND})
+    yield made
+    made.close()
+
+
+def block(ms: float = 1000.0) -> BlockTimes:
+    return BlockTimes(ms, (ms / 2, ms / 2), {"other": 1})
+
+
+def seen(made: Telemetry, devices: list[int]) -> dict[str, Any]:
+    """What a block of a second tells once the sampler has run so long."""
+    until = time.monotonic() + 60
+    while True:
+        found = made.of(block(), devices).detail["gpus"]
+        if all("power_w" in readings for readings in found.values()):
+            return found
+        assert time.monotonic() < until, found
+        time.sleep(0.1)
+
+
+def gone(pid: int) -> bool:
+    until = time.monotonic() + 30
+    with contextlib.suppress(psutil.NoSuchProcess):
+        while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.02)
+    return True
+
+
+def test_a_block_is_told_the_readings_of_its_own_gpus(both: Telemetry) -> None:
+    """CUDA's first GPU is NVML's second one: the UUID decides."""
+    found = seen(both, [0])
+    assert found == {
+        "1": {
+            "sm_clock_mhz": 1410,
+            "power_w": pytest.approx(300, rel=1e-3),
+            "temperature_c": 62,
+            "throttled_pct": 0,
+            "throttled_by_pct": {},
+        }
+    }
+    found = seen(both, [0, 1])
+    assert {number: readings["power_w"] for number, readings in found.items()} == {
+        "0": pytest.approx(500, rel=1e-3),
+        "1": pytest.approx(300, rel=1e-3),
+    }
+    assert found["0"]["throttled_by_pct"] == {"power cap": 100}
+
+
+def test_what_was_measured_stays_and_a_block_without_a_sample_tells_nothing(both: Telemetry) -> None:
+    seen(both, [0])
+    times = both.of(block(1e-6), [0])
+    assert (times.block_ms, times.steps_ms) == (1e-6, (5e-7, 5e-7))
+    assert times.detail == {"other": 1, "gpus": {"1": {}}}
+
+
+def test_what_the_sampler_tells_arrives_in_the_table_of_cases(both: Telemetry) -> None:
+    """By the way it takes: as a message between ranks, as a row of blocks.csv."""
+    seen(both, [0, 1])
+    planned = next(p for p in plan("cuda")[1] if p.case.mode == "dp")
+    sent = decode(encode(both.of(block(), [0, 1])))
+    rows = block_rows(planned.case.case_id, "timed", 1, 0, 0.0, [("host", 0, sent)])
+    row = case_rows([Outcome(planned)], typed_frame(rows, BLOCKS)).iloc[0]
+    assert row["sm_clock_mhz"] == 1410
+    assert row["power_w"] == pytest.approx(800, rel=1e-3)
+    # Half a second for a step of two times 64 images.
+    assert row["joules_per_image"] == pytest.approx(800 * 0.5 / 128, rel=1e-3)
+    assert (row["temperature_c"], row["throttled_pct"]) == (71, 100)
+    assert row["throttle_reasons"] == "power cap"
+
+
+def test_a_gpu_that_reports_nothing_has_no_readings(nvml: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
+    monkeypatch.setenv("NVML_TELLS_NOTHING", "1")
+    made = Telemetry({0: FIRST})
+    assert made.of(block(), [0]).detail == {"other": 1, "gpus": {"1": {}}}
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("environment", "why"),
+    [
+        ({"NVML_FAILS": "1"}, "NVML Shared Library Not Found"),
+        ({"NVML_MIG": "1"}, f"NVML has no whole GPU {FIRST} (MIG, or a container hides it)"),
+    ],
+)
+def test_why_nothing_can_be_sampled_is_told_once(
+    environment: dict[str, str],
+    why: str,
+    nvml: None,  # noqa: ARG001
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    made = Telemetry({0: FIRST})
+    assert made.of(block(), [0]).detail == {"other": 1, FAILED: why}
+    assert made.of(block(), [0]) == block()
+    made.close()
+
+
+@pytest.mark.parametrize("with_what", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_sampler_that_ends_or_hangs_holds_nobody_up(
+    with_what: signal.Signals, both: Telemetry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen(both, [0])
+    (process,) = both._process
+    both._peer.settimeout(0.2)
+    monkeypatch.setattr(telemetry, "END_S", 0.1)
+    process.send_signal(with_what)
+    assert "has ended, or hangs" in both.of(block(), [0]).detail[FAILED]
+    assert both.of(block(), [0]) == block()
+    assert process.wait(30) < 0
+
+
+def test_a_sampler_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telemetry, "ended_with_us", lambda _: ["/there/is/no/such/command"])
+    made = Telemetry({0: FIRST})
+    assert FAILED in made.of(block(), [0]).detail
+    made.close()
+
+
+def test_a_sampler_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    sleeps = [sys.executable, "-c", "import time; time.sleep(600)"]
+    monkeypatch.setattr(telemetry, "ended_with_us", lambda _: sleeps)
+    monkeypatch.setattr(telemetry, "ANSWER_S", 0.1)
+    made = Telemetry({0: FIRST})
+    assert FAILED in made.of(block(), [0]).detail
+    assert made._process[0].wait(30) < 0
+
+
+def test_the_start_of_a_block_is_counted_back_from_its_end(
+    both: Telemetry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(both, "_answer", asked.append)
+    before_s = time.monotonic()
+    both.of(block(2500.0), [1])
+    (question,) = asked
+    assert question["end_s"] - question["start_s"] == pytest.approx(2.5)
+    assert before_s <= question["end_s"] <= time.monotonic()
+    assert question["gpus"] == [SECOND]
+
+
+def test_it_is_gone_after_the_end(both: Telemetry) -> None:
+    seen(both, [0])
+    both.close()
+    assert both._process[0].returncode is not None
+
+
+STARTS_ONE = """
+import os, sys
+from bench.measure import telemetry
+if sys.argv[1] == "unguarded":
+    telemetry.ended_with_us = list
+made = telemetry.Telemetry({0: "11111111-aaaa-4bbb-8ccc-0123456789ab"})
+other = os.fork() if sys.argv[1] == "loader" else 1
+if other:
+    print(made._process[0].pid, other, flush=True)
+sys.stdin.read()
+"""
+"""`loader`: another child holds the socket open, as a forked loader of batches may, and outlives the rank."""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
+@pytest.mark.parametrize("how", ["guarded", "unguarded", "loader"])
+@pytest.mark.usefixtures("nvml")
+def test_it_ends_with_a_rank_that_is_killed(how: str) -> None:
+    rank = subprocess.Popen(
+        [sys.executable, "-c", STARTS_ONE, how], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with rank:
+        assert rank.stdout is not None
+        own, other = map(int, rank.stdout.readline().split())
+        until = time.monotonic() + 60
+        while "bench.measure.sampler" not in psutil.Process(own).cmdline()[:3]:
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        rank.kill()
+        rank.wait()
+        assert gone(own)
+    if how == "loader":
+        os.kill(other, signal.SIGKILL)
+
+
+def place(rank: int, device: str) -> Place:
+    return Place(rank=rank, local_rank=rank, device=torch.device(device), cores=(0,))
+
+
+def plan(device_type: str) -> tuple[Settings, list[Planned]]:
+    settings = with_device_defaults(
+        Settings(gpus=(1, 2, 4), modes=("dp", "ddp"), batch_size=64),
+        device_type=device_type,
+        num_local_devices=4,
+    )
+    planned = expand(settings, Machine(device_type=device_type, devices_per_node=4), arch="a", image_size=8)
+    return settings, [p for p in planned if p.skip_reason is None]
+
+
+def cases(device_type: str) -> tuple[Settings, list[Case]]:
+    settings, planned = plan(device_type)
+    return settings, [p.case for p in planned]
+
+
+def test_a_rank_samples_the_gpus_of_its_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[dict[int, str]] = []
+    monkeypatch.setattr(telemetry, "Telemetry", made.append)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: SimpleNamespace(uuid=f"uuid {i}"))
+    settings, planned = cases("cuda")
+    sampled(settings, planned, place(0, "cuda:0"))
+    sampled(settings, planned, place(3, "cuda:3"))
+    sampled(settings, [case for case in planned if case.mode != "dp"], place(0, "cuda:0"))
+    assert [sorted(uuids) for uuids in made] == [[0, 1, 2, 3], [3], [0]]
+    assert made[1] == {3: "uuid 3"}
+
+
+def test_no_sampler_is_started_on_cpu_cores_or_where_it_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telemetry, "Telemetry", lambda _: pytest.fail("it is started"))
+    assert sampled(*cases("cpu"), place(0, "cpu")) is None
+    settings, planned = cases("cuda")
+    off = with_device_defaults(Settings(telemetry=False), device_type="cuda", num_local_devices=1)
+    assert settings.telemetry
+    assert sampled(off, planned, place(0, "cuda:0")) is None
+
+
+class Recorded:
+    """A clock, a trainer and a telemetry that note the order in which they are used."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def step(self) -> None:
+        self.events.append("step")
+
+    local_step = step
+
+    def check_loss(self) -> None:
+        self.events.append("loss")
+
+    def mark(self) -> None:
+        self.events.append("mark")
+
+    def read_ms(self) -> list[float]:
+        self.events.append("read")
+        return [2.0, 3.0]
+
+    def of(self, times: BlockTimes, devices: list[int]) -> BlockTimes:
+        self.events.append(f"telemetry of {devices}")
+        return BlockTimes(times.block_ms, times.steps_ms, {"gpus": {}})
+
+
+@pytest.mark.parametrize(("mode", "devices"), [("single", [1]), ("dp", [0, 1]), ("ddp", [1])])
+def test_a_timed_block_is_over_before_anything_is_asked(mode: str, devices: list[int]) -> None:
+    all_of_them: Any = Recorded()
+    how_many = 1 if mode == "single" else 2
+    case = next(c for c in cases("cuda")[1] if (c.mode, c.num_devices) == (mode, how_many))
+    live: Any = SimpleNamespace(trainer=all_of_them, case=case, layout=None)
+    settings: Any = SimpleNamespace(steps=2)
+
+    def run(phase: str) -> BlockTimes:
+        work = work_of(phase, live, settings, place(1, "cuda:1"), all_of_them, all_of_them)
+        assert work is not None
+        return work()
+
+    assert run("timed").detail == {"gpus": {}}
+    block = ["mark", "step", "mark", "step", "mark", "read"]
+    assert all_of_them.events == [*block, f"telemetry of {devices}", "loss"]
+    assert run("no_sync").detail == {}
+
+
+def test_a_run_says_once_that_telemetry_failed() -> None:
+    session = Session.__new__(Session)
+    said: list[str] = []
+    session._console = SimpleNamespace(note=said.append)  # type: ignore[assignment]
+    session._is_telemetry_failed = False
+    for rank in (2, 3):
+        session._say_telemetry_failed(rank, "NVML Shared Library Not Found")
+    (line,) = said
+    assert line.startswith("No GPU telemetry from rank 2 (--telemetry): NVML Shared Library Not Found;")
