@@ -12,7 +12,7 @@ import platform
 import re
 import subprocess
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from importlib import metadata
@@ -115,14 +115,13 @@ def git_state(folder: Path | None = None) -> dict[str, Any]:
 
 
 def machine(host: str) -> dict[str, Any]:
-    """Host, processor, memory, GPUs and how they are joined."""
+    """Host, processor, memory and topology; what its GPUs are, `bench.gpus` tells."""
     return {
         "host": host,
         "os": platform.platform(),
         "cpu_model": cpu_model(),
         "num_cores": psutil.cpu_count(logical=True),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-        "gpus": gpus(),
         "topology": topology(),
         "env": environment(),
     }
@@ -145,12 +144,24 @@ def cpu_model() -> str:
 
 @contextlib.contextmanager
 def nvml_devices() -> Iterator[list[Any]]:
-    """Open NVML and yield a handle of every GPU; raises NVMLError, also where there is no driver."""
+    """Open NVML and yield a handle of every GPU; raises NVMLError, also where there is no driver.
+
+    NVML counts GPUs that a cgroup keeps from this process, as Slurm does, too; CUDA does not, nor do we.
+    """
     pynvml.nvmlInit()
     try:
-        yield [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        yield list(_handles())
     finally:
         ask_nvml("nvmlShutdown")
+
+
+def _handles() -> Iterator[Any]:
+    for index in range(pynvml.nvmlDeviceGetCount()):
+        try:
+            yield pynvml.nvmlDeviceGetHandleByIndex(index)
+        except pynvml.NVMLError as error:
+            if error.value != pynvml.NVML_ERROR_NO_PERMISSION:
+                raise
 
 
 def ask_nvml(names: str, *arguments: Any) -> Any:
@@ -163,26 +174,28 @@ def ask_nvml(names: str, *arguments: Any) -> Any:
     return None
 
 
-def gpus() -> list[dict[str, Any]]:
-    """Every NVIDIA GPU: name, memory, driver, power limit, clocks; empty without one."""
-    try:
-        with nvml_devices() as handles:
-            return [_gpu(handle) for handle in handles]
-    except pynvml.NVMLError:
-        return []
+def visible(setting: str | None, names: Sequence[Sequence[str]]) -> list[int]:
+    """Find the GPUs that CUDA_VISIBLE_DEVICES leaves, by their places in `names`.
+
+    `names` are the UUIDs of every GPU, its own and those of its MIG slices, in NVML's order: CUDA shares it
+    for equal GPUs. The setting lists indices or beginnings of UUIDs, ended by the first that is not there
+    (CUDA programming guide). Where it names slices that NVML does not, all GPUs are taken.
+    """
+    if setting is None:
+        return list(range(len(names)))
+    chosen: list[int] = []
+    for word in (part.strip() for part in setting.split(",")):
+        match = [i for i, own in enumerate(names) if str(i) == word or _is_named(word, own)]
+        if len(match) != 1:
+            break
+        chosen += match
+    if not chosen and setting.strip().startswith("MIG-"):
+        return list(range(len(names)))
+    return sorted(set(chosen))
 
 
-def _gpu(handle: Any) -> dict[str, Any]:
-    memory = ask_nvml("nvmlDeviceGetMemoryInfo", handle)
-    limit_mw = ask_nvml("nvmlDeviceGetEnforcedPowerLimit", handle)
-    facts = {
-        "name": ask_nvml("nvmlDeviceGetName", handle),
-        "driver": ask_nvml("nvmlSystemGetDriverVersion"),
-        "memory_mib": None if memory is None else int(memory.total) // 2**20,
-        "power_limit_w": None if limit_mw is None else int(limit_mw) / 1000,
-        "max_sm_clock_mhz": ask_nvml("nvmlDeviceGetMaxClockInfo", handle, pynvml.NVML_CLOCK_SM),
-    }
-    return {name: fact for name, fact in facts.items() if fact is not None}
+def _is_named(word: str, names: Sequence[str]) -> bool:
+    return word.startswith(("GPU-", "MIG-")) and any(name.startswith(word) for name in names)
 
 
 def topology() -> str | None:
@@ -221,9 +234,9 @@ def conditions_of(manifest: Manifest) -> list[Condition]:
     machine, versions, git, model, settings = (
         part(manifest, name) for name in ("environment", "versions", "git", "model", "settings")
     )
-    listed = machine.get("gpus")
-    gpus = [gpu for gpu in listed if isinstance(gpu, dict)] if isinstance(listed, list) else []
-    known = isinstance(listed, list) and all(gpu.get("name") for gpu in gpus) and len(gpus) == len(listed)
+    listed = gpus_of(machine)
+    gpus = [gpu for gpu in listed or () if isinstance(gpu, dict)]
+    known = listed is not None and all(gpu.get("name") for gpu in gpus) and len(gpus) == len(listed)
     from_files = settings.get("data") not in ("device", "host")
     cuda = f" (CUDA {versions['cuda']})" if versions.get("cuda") else ""
     rows: list[tuple[str, Any, Iterable[Question], Iterable[Question]]] = [
@@ -241,6 +254,7 @@ def conditions_of(manifest: Manifest) -> list[Condition]:
         ("python", versions.get("python", NONE), (HOSTS, RESUME), (GATE,)),
         ("model parameters", model.get("num_params"), (GATE,), ()),
         ("gradient bytes", model.get("gradient_bytes"), (GATE,), ()),
+        ("ranks bound to cores", _bound(manifest.get("ranks")), (), (GATE,)),
         ("data workers", settings.get("data_workers") if from_files else NONE, (GATE,), ()),
         ("prefetch", prefetches(settings), (GATE,), ()),
         ("steps per block", settings.get("steps", NONE), (), (GATE,)),
@@ -274,10 +288,7 @@ def prefetches(settings: Manifest) -> bool:
 def machine_kind(manifest: Manifest) -> dict[str, Any]:
     """What makes two machines of one kind, whatever their host name, driver or operating system."""
     environment = part(manifest, "environment")
-    listed = environment.get("gpus")
-    gpus = (
-        [str(gpu.get("name")) for gpu in listed if isinstance(gpu, dict)] if isinstance(listed, list) else []
-    )
+    gpus = [str(gpu.get("name")) for gpu in gpus_of(environment) or () if isinstance(gpu, dict)]
     torch = re.findall(r"\d+", str(part(manifest, "versions").get("torch", "")))
     return {
         "device": part(manifest, "settings").get("device"),
@@ -290,8 +301,24 @@ def machine_kind(manifest: Manifest) -> dict[str, Any]:
 
 def machine_name(environment: Manifest) -> str:
     """Name a machine by a manifest's `environment`, as calibrations do: processor, cores, number of GPUs."""
-    gpus = environment.get("gpus") or []
-    return f"{environment.get('cpu_model', '')} x {environment.get('num_cores', '')}, {len(gpus)} GPUs"
+    num_gpus = len(gpus_of(environment) or ())
+    return f"{environment.get('cpu_model', '')} x {environment.get('num_cores', '')}, {num_gpus} GPUs"
+
+
+def gpus_of(environment: Manifest) -> list[Any] | None:
+    """The GPUs that a run's ranks saw, of a manifest's `environment`; None where it does not tell.
+
+    Without UUIDs it is of a version that listed all GPUs of the machine, whatever CUDA_VISIBLE_DEVICES left.
+    """
+    listed = environment.get("gpus")
+    if not isinstance(listed, list):
+        return None
+    setting = part(environment, "env").get("CUDA_VISIBLE_DEVICES")
+    if not isinstance(setting, str) or any("uuid" in gpu for gpu in listed if isinstance(gpu, dict)):
+        return listed
+    if setting.strip().startswith(("GPU-", "MIG-")):
+        return listed[: setting.count(",") + 1]  # which ones cannot be told; equal ones are compared alike
+    return [listed[i] for i in visible(setting, [()] * len(listed))]
 
 
 def part(manifest: Manifest, name: str) -> Manifest:
@@ -304,6 +331,13 @@ def _counted(gpus: Iterable[Manifest], key: str) -> str:
     """`2 x NVIDIA H200`, or `none`."""
     known = Counter(str(gpu.get(key)) for gpu in gpus if gpu.get(key) is not None)
     return ", ".join(f"{count} x {value}" for value, count in known.items()) or NONE
+
+
+def _bound(ranks: Any) -> str:
+    """Which cores ranks were kept on, each set once; `none` also of runs from before ranks were bound."""
+    known = [rank for rank in ranks if isinstance(rank, dict)] if isinstance(ranks, list) else []
+    cores = dict.fromkeys(str(rank["bound_cores"]) for rank in known if rank.get("bound_cores"))
+    return ", ".join(cores) or NONE
 
 
 def _distinct(gpus: Iterable[Manifest], key: str) -> str:

@@ -100,6 +100,10 @@ class Machine:
     num_nodes: int = 1
     ranks_per_node: int | None = None
     """Ranks an outside launcher (torchrun, srun) started per node; None when the run starts its own."""
+    devices_per_process: int | None = None
+    """What the first of such ranks sees: one GPU with Slurm's --gpus-per-task; None: all of its machine."""
+    rank_devices: tuple[str, ...] = ()
+    """The GPU of each such rank; several may share one. Empty: each has its own while there are enough."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,11 +171,19 @@ def _placed(case: Case, machine: Machine, settings: ResolvedSettings) -> Planned
     per_node = machine.ranks_per_node or case.num_devices
     nodes = 1 if case.mode != "ddp" else -(-case.num_devices // per_node)
     on_a_node = min(case.num_devices, per_node) if case.mode == "ddp" else case.num_devices
-    shared = on_a_node > machine.devices_per_node
-    reason = _skip_reason(case, machine, on_a_node)
+    shared = _is_shared(case, machine, on_a_node)
+    reason = _skip_reason(case, machine, on_a_node, shared=shared)
     if shared and not settings.caps_given and case.mode == "ddp":
         reason = reason or _untold(case, settings.bucket_cap_mb[0])
     return Planned(case=case, num_nodes=nodes, oversubscribed=shared, skip_reason=reason)
+
+
+def _is_shared(case: Case, machine: Machine, on_a_node: int) -> bool:
+    """Whether two of its ranks or replicas would have the same device."""
+    used = machine.rank_devices[: case.num_devices]
+    if case.mode == "ddp" and used:
+        return len(set(used)) < len(used)
+    return on_a_node > (machine.devices_per_process or machine.devices_per_node)
 
 
 def _untold(case: Case, first: BucketCaps) -> str | None:
@@ -182,8 +194,7 @@ def _untold(case: Case, first: BucketCaps) -> str | None:
     return f"devices are shared, where caps tell little; {option} measures it"
 
 
-def _skip_reason(case: Case, machine: Machine, on_a_node: int) -> str | None:
-    have = machine.devices_per_node
+def _skip_reason(case: Case, machine: Machine, on_a_node: int, *, shared: bool) -> str | None:
     if case.mode == "dp" and (case.num_devices == 1 or case.compile != "off"):
         plain = "DataParallel on one device is the plain module; see single"
         compiled = "DataParallel cannot replicate a compiled module; --compile off measures it"
@@ -192,14 +203,32 @@ def _skip_reason(case: Case, machine: Machine, on_a_node: int) -> str | None:
         started = machine.ranks_per_node * machine.num_nodes
         if case.num_devices > started:
             return f"needs {case.num_devices} ranks, the launcher started {started}"
-    if machine.device_type == "cuda" and on_a_node > have:
+    if machine.device_type == "cuda" and shared:
         if case.mode == "dp":
-            return f"DataParallel works within one machine: needs {case.num_devices} GPUs, there are {have}"
+            return _too_few_for_dp(case, machine)
         if case.backend == "nccl":
-            return f"needs {on_a_node} GPUs per machine, there are {have} (nccl takes one rank per GPU)"
+            return f"{_too_few_for_ranks(case, machine, on_a_node)} (nccl takes one rank per GPU)"
     if case.sync_batchnorm and machine.device_type == "cpu":
         return "SyncBatchNorm needs GPUs"
     return None
+
+
+def _too_few_for_dp(case: Case, machine: Machine) -> str:
+    here, seen = machine.devices_per_node, machine.devices_per_process or machine.devices_per_node
+    if seen < case.num_devices <= here:
+        return (
+            f"DataParallel needs {case.num_devices} GPUs in one process, and the first rank sees {seen} of "
+            f"{here}; with Slurm, give --gpus-per-node or --gres instead of --gpus-per-task"
+        )
+    return f"DataParallel works within one machine: needs {case.num_devices} GPUs, there are {here}"
+
+
+def _too_few_for_ranks(case: Case, machine: Machine, on_a_node: int) -> str:
+    used = machine.rank_devices[: case.num_devices]
+    if used:
+        num_gpus = len(set(used))
+        return f"{case.num_devices} ranks share {num_gpus} GPU{'s' if num_gpus > 1 else ''}"
+    return f"needs {on_a_node} GPUs per machine, there are {machine.devices_per_node}"
 
 
 def world_size(plan: Sequence[Planned]) -> int:

@@ -246,6 +246,9 @@ class Settings:
     backend: str = _setting(
         "auto", cli.choice(("auto", "nccl", "gloo")), "gradient process group", "auto|nccl|gloo"
     )
+    numa_bind: bool = _setting(
+        YES, cli.switch, "keep each rank on the CPU cores of its GPU's NUMA node", "on|off"
+    )
     rounds: int | None = _setting(
         None, cli.positive_int, "exactly N rounds (default: until the target or the time limit)", "N"
     )

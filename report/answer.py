@@ -11,6 +11,7 @@ from bench.conditions import Manifest, part
 from bench.findings.answers import CAP, COMMUNICATION, RESOLVED, WRAPPER, Verdict
 from bench.findings.caution import Caution
 from bench.findings.findings import Conclusion
+from bench.findings.links import link_cautions
 from bench.findings.stability import cautions, target_of
 from bench.findings.wording import (
     CPU_STAND_IN,
@@ -129,8 +130,9 @@ def following(conclusion: Conclusion) -> Following | None:
 
 
 def stability(manifest: Manifest, cases: pd.DataFrame, blocks: pd.DataFrame) -> list[Caution]:
-    """Return what speaks against trusting the rounds."""
-    return cautions(cases, blocks, target=target_of(part(manifest, "settings")))
+    """Return what speaks against trusting the rounds, and what the machine's links lack."""
+    found = cautions(cases, blocks, target=target_of(part(manifest, "settings")))
+    return [*found, *link_cautions(manifest, cases)]
 
 
 def warnings(cases: pd.DataFrame) -> tuple[str, ...]:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pandas as pd
 
-from bench.conditions import Manifest, part
+from bench.conditions import Manifest, gpus_of, part
 from bench.findings.wording import TIMES, count, duration, finite, link_name, mib, plain, quantity, text
 from report.model import Fact, Group, Table, TableColumn
 
-_RANK_COLUMNS = ("rank", "host", "local_rank", "device", "device_name", "link")
+_RANK_COLUMNS = ("rank", "host", "local_rank", "device", "device_name", "bound_cores", "link")
 _DIFFER_FIRST = {
     title: place
     for place, title in enumerate(
@@ -143,16 +143,16 @@ def _machine(manifest: Manifest, environment: Manifest, link: str) -> tuple[Fact
             ("CPU", environment.get("cpu_model")),
             ("CPU cores", count(finite(environment.get("num_cores")))),
             ("memory", quantity(finite(environment.get("memory_gib")), "GiB")),
-            ("GPUs", _gpus(environment.get("gpus"))),
+            ("GPUs", _gpus(gpus_of(environment) or ())),
             ("link between hosts", link),
             ("devices shared", manifest.get("oversubscription")),
         )
     )
 
 
-def _gpus(gpus: Any) -> str:
+def _gpus(gpus: Iterable[Any]) -> str:
     """Return `2 x NVIDIA H200, 143,771 MiB`, equal GPUs counted together."""
-    known = [gpu for gpu in gpus if isinstance(gpu, dict)] if isinstance(gpus, list) else []
+    known = [gpu for gpu in gpus if isinstance(gpu, dict)]
     names = (
         ", ".join(
             part for part in (plain(gpu.get("name")), quantity(finite(gpu.get("memory_mib")), "MiB")) if part

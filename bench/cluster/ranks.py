@@ -7,6 +7,7 @@ stays idle. Gradients go through subgroups of the case's own backend.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,9 +16,11 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from bench.cluster.devices import SeenGpus, gpu_of, gpu_uuid, seen_gpus
 from bench.cluster.meeting import COLLECTIVE_TIMEOUT, host_name, meet
 from bench.cluster.messages import decode, encode, may_be_sent
-from bench.conditions import Question, git_state, machine, needed, versions
+from bench.cluster.numa import bind, near_cores
+from bench.conditions import Question, git_state, needed, versions
 from bench.errors import AgreedError, ExitCode, UsageError
 from bench.modes import Place
 from bench.modes.base import pin
@@ -115,6 +118,16 @@ def agreed(work: Callable[[], T]) -> T:
     return result  # type: ignore[return-value]  # None only where `work` returns it
 
 
+@functools.cache
+def gpus_by_rank(device_type: str) -> tuple[SeenGpus, ...]:
+    """The GPUs that each rank sees, by rank; none on CPU cores. All ranks call it, once: there they meet."""
+    if device_type != "cuda":
+        return ()
+    own = seen_gpus(int(os.environ["LOCAL_RANK"]))
+    meet()
+    return tuple(gather(own))
+
+
 @dataclass(frozen=True)
 class RankInfo:
     """What the manifest says of a rank."""
@@ -126,6 +139,10 @@ class RankInfo:
     device_name: str
     link: str | None
     pid: int = 0
+    gpu: str | None = None
+    """UUID of its GPU."""
+    bound_cores: str = ""
+    """The cores next to its GPU, as `0-15,64`, where it was bound to them."""
 
 
 may_be_sent(RankInfo)
@@ -134,17 +151,20 @@ may_be_sent(RankInfo)
 class Cluster:
     """This rank and its peers. Made once per process, after the launcher has set the environment."""
 
-    def __init__(self, device_type: str) -> None:
+    def __init__(self, device_type: str, *, bind_cores: bool = False) -> None:
+        """Take a device; `bind_cores` keeps a rank with a GPU on the CPU cores next to it."""
         self.rank = int(os.environ["RANK"])
         self.local_rank = int(os.environ["LOCAL_RANK"])
         self.world_size = int(os.environ["WORLD_SIZE"])
         self.local_world_size = int(os.environ["LOCAL_WORLD_SIZE"])
+        self._bound_cores = ""
+        device = gpu_of(self.local_rank) if device_type == "cuda" else torch.device("cpu")
+        if device_type == "cuda" and bind_cores:
+            self._bound_cores = bind(near_cores(device), allowed_cores())
         cores = allowed_cores()
         if device_type == "cuda":
-            device = torch.device("cuda", self.local_rank % torch.cuda.device_count())
             torch.cuda.set_device(device)
         else:
-            device = torch.device("cpu")
             pin(cores[self.local_rank % len(cores)])
         self.place = Place(rank=self.rank, local_rank=self.local_rank, device=device, cores=cores)
         meet()
@@ -188,6 +208,8 @@ class Cluster:
             device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU core",
             link=os.environ.get("BENCH_LINK"),
             pid=os.getpid(),
+            gpu=gpu_uuid(device.index) if device.type == "cuda" else None,
+            bound_cores=self._bound_cores,
         )
 
     def close(self) -> None:
@@ -202,10 +224,12 @@ def allowed_cores() -> tuple[int, ...]:
     return tuple(range(os.cpu_count() or 1))
 
 
-def described_host(host: str, settings: Settings, *, device: str, num_local_ranks: int) -> dict[str, Any]:
+def described_host(
+    environment: Mapping[str, Any], settings: Settings, *, device: str, num_local_ranks: int
+) -> dict[str, Any]:
     """This host as a manifest describes a run, with what its ranks train on."""
     return {
-        "environment": machine(host),
+        "environment": environment,
         "versions": versions(),
         "git": git_state(),
         "settings": settings.stored(),

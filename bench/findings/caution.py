@@ -1,4 +1,4 @@
-"""What a caution is; the checks that make them are `stability.py` and `gpu_load.py`."""
+"""What a caution is; the checks that make them are `stability.py`, `gpu_load.py` and `links.py`."""
 
 from __future__ import annotations
 

@@ -39,13 +39,14 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from types import FrameType
 from typing import NoReturn
 
 from bench.cli import Parser, guarded, positive_int
 from bench.cluster.process import huge_pages_env
 from bench.errors import UsageError
+from bench.gpus import gpus
 from bench.lab import namespaces, rates
 from bench.lab.link import (
     HostJob,
@@ -167,7 +168,7 @@ def run(options: LabOptions) -> int:
 def _run(options: LabOptions, link: ShapedLink) -> int:
     network = namespaces.LabNetwork(options.num_hosts, link)
     cores = shares(sorted(os.sched_getaffinity(0)), options.num_hosts)
-    gpus = shares(visible_gpus(), options.num_hosts)
+    gpu_shares = shares(visible_gpus(), options.num_hosts)
     if not options.quiet:
         line = summary(options.num_hosts, options.ranks_per_host, link, cores)
         print(line, file=sys.stderr, flush=True)
@@ -178,8 +179,8 @@ def _run(options: LabOptions, link: ShapedLink) -> int:
     try:
         for host in range(options.num_hosts):
             job = HostJob(host, options.num_hosts, options.ranks_per_host, run_id, options.module_arguments)
-            environment = os.environ | host_environment(host, link, gpus[host])
-            environment |= {} if gpus[host] else huge_pages_env(environment)
+            environment = os.environ | host_environment(host, link, gpu_shares[host])
+            environment |= {} if gpu_shares[host] else huge_pages_env(environment)
             with pinned(cores[host]):
                 hosts.append(_start(network, job, environment))
         for host, process in enumerate(hosts[1:], start=1):
@@ -209,8 +210,7 @@ def visible_gpus() -> list[str]:
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
         return [gpu for gpu in named.split(",") if gpu]
-    numbers = (re.fullmatch(r"nvidia([0-9]+)", path.name) for path in Path("/dev").glob("nvidia*"))
-    return [str(number) for number in sorted(int(match[1]) for match in numbers if match)]
+    return [str(gpu["uuid"]) for gpu in gpus() if "uuid" in gpu]
 
 
 @contextmanager

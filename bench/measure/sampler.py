@@ -24,6 +24,7 @@ import pynvml
 
 from bench.clock_reasons import THROTTLING, ClockReason, clock_reasons
 from bench.conditions import ask_nvml, nvml_devices
+from bench.gpus import is_mig
 
 INTERVAL_S = 0.05
 """Between two samples: twenty in a block of a second, and little work for the driver."""
@@ -133,8 +134,7 @@ def chosen(handles: Sequence[Any], uuids: Sequence[str]) -> dict[str, SampledGpu
     found: dict[str, SampledGpu] = {}
     for number, handle in enumerate(handles):
         uuid = str(ask_nvml("nvmlDeviceGetUUID", handle)).removeprefix(GPU_PREFIX)
-        mig = ask_nvml("nvmlDeviceGetMigMode", handle)
-        if uuid in uuids and not (mig and mig[0]):
+        if uuid in uuids and not is_mig(handle):
             found[uuid] = SampledGpu(number, handle)
     missing = [uuid for uuid in uuids if uuid not in found]
     if missing:

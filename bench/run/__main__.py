@@ -28,7 +28,7 @@ GROUPS = {
     "model and data": (
         *("arch", "workload", "batch_size", "image_size", "data", "data_workers", "prefetch", "seed"),
     ),
-    "how a step is computed": ("precision", *STEP_DEFAULTS),
+    "how a step is computed": ("precision", *STEP_DEFAULTS, "numa_bind"),
     "DDP settings": (*DDP_AXES, "backend"),
     "how long": ("margin", "max_time", "rounds", "precision_target", "steps", "sustain", "case_timeout"),
     "where to and how shown": ("out", "name"),

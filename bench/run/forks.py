@@ -6,7 +6,7 @@ import os
 from contextlib import AbstractContextManager, nullcontext
 
 from bench.cluster.process import is_rank, rank_variables
-from bench.conditions import gpus
+from bench.gpus import gpus
 from bench.run.fork_server import ForkServer, fork_server
 from bench.settings import Settings
 

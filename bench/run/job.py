@@ -16,10 +16,12 @@ from typing import Any
 import torch
 
 from bench import conditions, plan
+from bench.cluster.devices import SeenGpus, num_gpus, seen_gpus, this_machine
 from bench.cluster.meeting import host_name
 from bench.cluster.messages import may_be_sent
+from bench.cluster.numa import is_narrowed
 from bench.cluster.process import is_rank
-from bench.cluster.ranks import RankInfo, agreed, allowed_cores
+from bench.cluster.ranks import RankInfo, agreed, allowed_cores, gpus_by_rank
 from bench.console import format_s
 from bench.errors import UsageError
 from bench.findings.wording import devices, plural
@@ -44,7 +46,7 @@ from models.registry import default_image_size, load_workload, resnet_workload
 from models.step import as_set, has_fused_optimizer, takes_images
 from models.workload import Workload
 
-HOST_FACTS = ("cpu_model", "num_cores", "memory_gib", "gpus", "topology")
+HOST_FACTS = ("cpu_model", "num_cores", "memory_gib", "gpus", "gpu_pairs", "topology")
 """What the manifest says of every host; of the first it says all."""
 
 
@@ -60,19 +62,27 @@ class Job:
     workload: Workload
     plan: list[Planned]
 
+    @property
+    def binds_cores(self) -> bool:
+        """Whether ranks are kept on the cores next to their GPUs: not where a launcher has chosen cores."""
+        return self.settings.numa_bind and (STARTED_ENV in os.environ or not is_narrowed(allowed_cores()))
+
 
 def prepare(asked: Settings) -> Job:
     """Resolve the device, the workload and the plan. Raises UsageError for what cannot run here."""
     device_type = _device_type(asked.device)
-    num_devices = torch.cuda.device_count() if device_type == "cuda" else len(allowed_cores())
+    num_devices = num_gpus() if device_type == "cuda" else len(allowed_cores())
     gpu = _gpu_kind() if device_type == "cuda" else None
     settings = with_device_defaults(asked, device_type=device_type, num_local_devices=num_devices, gpu=gpu)
     _check_precision(settings)
-    machine = Machine(device_type=device_type, devices_per_node=num_devices, **_launched_ranks())
     workload = _workload(settings)
-    settings = _as_the_workload_allows(asked, settings, workload)
     if settings.data not in ("device", "host"):
         check_folder(Path(settings.data))
+    # Launched ranks meet here: what one of them alone can refuse comes before.
+    machine = _machine(device_type, num_devices)
+    num_devices = machine.devices_per_node
+    settings = with_device_defaults(asked, device_type=device_type, num_local_devices=num_devices, gpu=gpu)
+    settings = _as_the_workload_allows(asked, settings, workload)
     planned = plan.expand(settings, machine, arch=workload.name, image_size=workload.image_size)
     if settings.out is not None and not is_rank():
         store.check_claimable(Path(settings.out))
@@ -185,7 +195,8 @@ def launch_here(
     else:
         out = resume
         now = {"plan_hash": plan.plan_hash(job.plan), "versions": conditions.versions()}
-        check_same(out, manifest_of(out), now | {"environment": conditions.machine(host_name())})
+        seen = [seen_gpus(0)] if job.machine.device_type == "cuda" else []
+        check_same(out, manifest_of(out), now | {"environment": this_machine(seen)})
         FolderLock(out).release()
     return launch(
         given,
@@ -213,16 +224,32 @@ def _device_type(wanted: str) -> str:
     return "cuda" if available and wanted != "cpu" else "cpu"
 
 
-def _launched_ranks() -> dict[str, int]:
+def _machine(device_type: str, num_devices: int) -> Machine:
+    machine = Machine(device_type=device_type, devices_per_node=num_devices)
     if not is_rank() or STARTED_ENV in os.environ:
-        return {}
+        return machine
     per_node = int(os.environ["LOCAL_WORLD_SIZE"])
-    return {"ranks_per_node": per_node, "num_nodes": int(os.environ["WORLD_SIZE"]) // per_node}
+    num_nodes = int(os.environ["WORLD_SIZE"]) // per_node
+    machine = dataclasses.replace(machine, ranks_per_node=per_node, num_nodes=num_nodes)
+    return as_seen(machine, gpus_by_rank(device_type))
+
+
+def as_seen(machine: Machine, seen: Sequence[SeenGpus]) -> Machine:
+    """`machine` with the GPUs of the ranks that a launcher has started; each may see its own alone."""
+    if not seen:
+        return machine
+    on_first_host = {uuid for one in seen if one.host == seen[0].host for uuid in one.uuids}
+    return dataclasses.replace(
+        machine,
+        devices_per_node=len(on_first_host),
+        devices_per_process=len(seen[0].uuids),
+        rank_devices=tuple(one.own for one in seen),
+    )
 
 
 def _gpu_kind() -> GpuKind:
     """The least of the GPUs that are visible."""
-    found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    found = [torch.cuda.get_device_properties(index) for index in range(num_gpus())]
     return GpuKind(
         capability=min((one.major, one.minor) for one in found),
         memory_gib=min(one.total_memory for one in found) / 2**30,

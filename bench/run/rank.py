@@ -14,12 +14,14 @@ from typing import Any
 import psutil
 
 from bench.cli import to_reader
+from bench.cluster.devices import SeenGpus, this_machine
 from bench.cluster.meeting import host_name
 from bench.cluster.process import is_first
-from bench.cluster.ranks import Cluster, PeerLostError, RankInfo, check_alike, described_host
+from bench.cluster.ranks import Cluster, PeerLostError, RankInfo, check_alike, described_host, gpus_by_rank
 from bench.console import Console
 from bench.errors import ExitCode, UsageError
 from bench.findings.findings import conclude
+from bench.findings.links import link_cautions
 from bench.findings.stability import cautions, target_of
 from bench.measure.calibration import trainable
 from bench.predict.source import write_calibration
@@ -94,13 +96,14 @@ class Rank:
 
     def _run(self) -> int:
         job = self._job
-        cluster = self._given_cluster or Cluster(job.machine.device_type)
+        cluster = self._given_cluster or Cluster(job.machine.device_type, bind_cores=job.binds_cores)
         startup = _Startup(first=self._given_cluster is None)
         watchdog = meet_and_watch()
         watchdog.report_to(self._lost)
         watchdog.arm("start-up", START_LIMIT_S)
         infos = cluster.gather(cluster.info())
-        hosts = cluster.gather(_host(job.settings, cluster))
+        seen = gpus_by_rank(job.machine.device_type)
+        hosts = cluster.gather(_host(job.settings, cluster, seen))
         check_alike(hosts)
         hellos = cluster.gather(_hello())
         console = Console(silent=self._quiet or not self._first)
@@ -193,11 +196,12 @@ class _Startup:
         return time.monotonic() - self._over_s
 
 
-def _host(settings: Settings, cluster: Cluster) -> dict[str, Any] | None:
+def _host(settings: Settings, cluster: Cluster, seen: Sequence[SeenGpus]) -> dict[str, Any] | None:
     if cluster.local_rank != 0:
         return None  # the first rank of a host speaks for it
     device = cluster.info().device_name
-    return described_host(host_name(), settings, device=device, num_local_ranks=cluster.local_world_size)
+    here = this_machine(seen)
+    return described_host(here, settings, device=device, num_local_ranks=cluster.local_world_size)
 
 
 def _hello() -> RankHello:
@@ -230,6 +234,7 @@ def _conclude(
     blocks = recorder.blocks()
     conclusion = conclude(folder, manifest, cases, blocks, recorder.comparisons)
     found = cautions(cases, blocks, target=target_of(manifest["settings"]))
+    found += link_cautions(manifest, cases)
     with to_reader():
         if as_json:
             print(summary_json(folder, cases, conclusion, found, timing))

@@ -13,9 +13,10 @@ from typing import TypeVar
 
 from bench import conditions
 from bench.cli import to_json
+from bench.cluster.devices import this_machine
 from bench.cluster.meeting import host_name
 from bench.cluster.messages import may_be_sent
-from bench.cluster.ranks import Cluster, agreed
+from bench.cluster.ranks import Cluster, agreed, gpus_by_rank
 from bench.console import Console
 from bench.errors import AgreedError, ExitCode, UsageError
 from bench.findings.wording import step_labels
@@ -58,7 +59,8 @@ class Tuning:
         self._job = job
         self._quiet = quiet
         self._began_s = time.monotonic()
-        self._cluster = Cluster(job.machine.device_type)
+        self._cluster = Cluster(job.machine.device_type, bind_cores=job.binds_cores)
+        self._seen = gpus_by_rank(job.machine.device_type)
         self._watchdog = meet_and_watch()
         self._console = Console(silent=quiet or not self._cluster.is_first)
         self.out = Path()
@@ -152,7 +154,7 @@ class Tuning:
             device_type=case.device_type,
             device_name=info.device_name,
             torch=conditions.versions().get("torch", ""),
-            host=conditions.machine_name(conditions.machine(host_name())),
+            host=conditions.machine_name(this_machine(self._seen)),
             link=info.link,
             step=", ".join(step_labels(asdict(case))[1:]),
         )

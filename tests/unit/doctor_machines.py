@@ -11,7 +11,6 @@ from bench.doctor.readings import (
     Cpu,
     Disk,
     Gpu,
-    GpuPair,
     HostNetwork,
     HostReadings,
     Interface,
@@ -20,6 +19,7 @@ from bench.doctor.readings import (
     Port,
     Software,
 )
+from bench.gpus import GpuPair
 
 GIB = 2**30
 LOOPBACK = Interface(name="lo", is_up=True, is_loopback=True, addresses=("127.0.0.1", "::1"))

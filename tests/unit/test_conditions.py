@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from bench.conditions import UNKNOWN, Question, differences, environment, machine_kind, needed
+from bench.conditions import (
+    UNKNOWN,
+    Question,
+    differences,
+    environment,
+    machine_kind,
+    machine_name,
+    needed,
+)
 
 HOSTS, RESUME, GATE = Question
 
@@ -111,6 +119,34 @@ def test_blocking_differences_come_first_and_equal_gpus_are_counted() -> None:
 
 def test_a_gpu_without_a_name_is_unknown() -> None:
     assert needed(changed("environment.gpus.0.name", None), GATE)["GPUs"] == UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("setting", "left"),
+    [("1", 1), ("0,1", 2), ("", 0), ("GPU-aa,GPU-bb", 2), ("GPU-aa", 1), ("5", 0), (None, 2)],
+)
+def test_a_run_of_before_listed_all_gpus_and_is_compared_by_those_it_saw(
+    setting: str | None, left: int
+) -> None:
+    """A new run lists, with their UUIDs, those that CUDA_VISIBLE_DEVICES leaves."""
+    old, new = copy.deepcopy(RUN), copy.deepcopy(RUN)
+    for run in (old, new):
+        run["environment"]["env"] |= {} if setting is None else {"CUDA_VISIBLE_DEVICES": setting}
+    seen = [gpu | {"uuid": f"GPU-{i}"} for i, gpu in enumerate(RUN["environment"]["gpus"])][:left]
+    new["environment"]["gpus"] = seen
+    for question in Question:
+        assert not differences(old, new, question)
+    assert machine_kind(old) == machine_kind(new)
+    assert machine_name(old["environment"]) == machine_name(new["environment"])
+    if left < 2:
+        assert [d.name for d in differences(RUN, new, GATE) if d.blocking][:1] == ["GPUs"]
+
+
+def test_cores_that_ranks_were_bound_to_are_told_to_the_gate() -> None:
+    cores = [{"bound_cores": text} for text in ("0-31", "0-31", "32-63", "")]
+    (found,) = differences({**RUN, "ranks": []}, {**RUN, "ranks": cores}, GATE)
+    assert (found.name, found.then, found.now) == ("ranks bound to cores", "none", "0-31, 32-63")
+    assert not found.blocking
 
 
 def test_a_kind_of_machine_is_told_by_gpus_cores_and_minor_version_alone() -> None:

@@ -9,9 +9,11 @@ from typing import Any
 import pynvml
 import pytest
 
-from bench import conditions
+from bench import conditions, gpus
 from bench.clock_reasons import ClockReason
-from bench.doctor.readings import GpuPair, GpuProcess, nvml
+from bench.doctor.readings import GpuProcess, nvml
+from bench.gpus import GpuPair
+from bench.lab.__main__ import visible_gpus
 
 
 class Nvml:
@@ -108,13 +110,14 @@ def test_a_gpu_that_supports_no_reading(monkeypatch: pytest.MonkeyPatch) -> None
     driver = nvml.read_gpus(Path("/"), {})
     assert driver.gpus == (nvml.Gpu(index=0), nvml.Gpu(index=1))
     assert driver.pairs == (GpuPair(first=0, second=1),)
-    assert conditions.gpus() == [{}, {}]
+    assert gpus.gpus() == [{}, {}]
 
 
 def test_what_a_manifest_keeps_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conditions, "pynvml", Nvml(two_a100()))
-    first, second = conditions.gpus()
+    first, second = gpus.gpus()
     assert first == {
+        "uuid": "GPU-a1234567",
         "name": "NVIDIA A100-SXM4-80GB",
         "driver": "570.86.15",
         "memory_mib": 81920,
@@ -125,7 +128,7 @@ def test_what_a_manifest_keeps_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "gpus"),
+    ("code", "known"),
     [
         (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, ()),
         (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, ()),
@@ -134,7 +137,7 @@ def test_what_a_manifest_keeps_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_no_driver_is_not_a_broken_driver(
-    code: int, gpus: tuple[()] | None, monkeypatch: pytest.MonkeyPatch
+    code: int, known: tuple[()] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any) -> None:
         raise pynvml.NVMLError(code)
@@ -142,9 +145,9 @@ def test_no_driver_is_not_a_broken_driver(
     where = "nvmlDeviceGetHandleByIndex" if code == pynvml.NVML_ERROR_GPU_IS_LOST else "nvmlInit"
     monkeypatch.setattr(conditions, "pynvml", Nvml({**two_a100(), where: fail}))
     driver = nvml.read_gpus(Path("/"), {})
-    assert driver.gpus == gpus
-    assert conditions.gpus() == []
-    assert (driver.error is None) == (gpus is not None)
+    assert driver.gpus == known
+    assert gpus.gpus() == []
+    assert (driver.error is None) == (known is not None)
 
 
 @pytest.mark.parametrize(
@@ -157,8 +160,77 @@ def test_no_driver_is_not_a_broken_driver(
         ("1,7,0", [1]),
         ("GPU-cc", [2]),
         ("GPU-", []),
-        ("MIG-1234", [0, 1, 2]),
+        ("MIG-b1", [1]),
+        ("MIG-1234", [0, 1, 2]),  # old drivers have other names for slices
     ],
 )
 def test_visible_devices(setting: str | None, chosen: list[int]) -> None:
-    assert nvml.visible(setting, ["GPU-aa11", "GPU-bb22", "GPU-cc33"]) == chosen
+    names = [["GPU-aa11"], ["GPU-bb22", "MIG-b111", "MIG-b222"], ["GPU-cc33"]]
+    assert conditions.visible(setting, names) == chosen
+
+
+@pytest.fixture
+def two(monkeypatch: pytest.MonkeyPatch) -> dict[str, Callable[..., Any]]:
+    """NVML's answers of the two A100, to be changed."""
+    answers = two_a100()
+    monkeypatch.setattr(conditions, "pynvml", Nvml(answers))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return answers
+
+
+@pytest.mark.usefixtures("two")
+def test_gpus_are_those_that_cuda_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = "GPU-a1234567", "GPU-b1234567"
+    assert [gpu["uuid"] for gpu in gpus.gpus()] == visible_gpus() == [a, b]
+    assert [gpu["uuid"] for gpu in gpus.gpus([b, a])] == [b, a]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert [gpu["uuid"] for gpu in gpus.gpus()] == [b]
+    assert visible_gpus() == ["1"]  # the user's own word
+    assert [gpu["uuid"] for gpu in gpus.gpus([a])] == [a], "torch has looked"
+    assert [gpu["uuid"] for gpu in gpus.gpus(["GPU-unknown"])] == [b], "as the variable says"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert gpus.gpus() == []
+
+
+def test_a_gpu_that_a_cgroup_keeps_away_is_none(two: dict[str, Callable[..., Any]]) -> None:
+    def handle(index: int) -> str:
+        if index == 0:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION)
+        return "b"
+
+    two["nvmlDeviceGetHandleByIndex"] = handle
+    assert [gpu["uuid"] for gpu in gpus.gpus()] == ["GPU-b1234567"]
+    assert nvml.read_gpus(Path("/"), {"CUDA_VISIBLE_DEVICES": "0"}).num_present == 1
+    assert gpus.pairs(["GPU-a1234567", "GPU-b1234567"]) == []
+
+
+def test_pairs_are_told_by_the_places_of_their_uuids(two: dict[str, Callable[..., Any]]) -> None:
+    two["nvmlDeviceGetP2PStatus"] = lambda a, b, index: int(
+        (a, b, index) != ("b", "a", pynvml.NVML_P2P_CAPS_INDEX_WRITE)
+    )
+    found = gpus.pairs(["GPU-unknown", "GPU-b1234567", "GPU-a1234567"])
+    assert found == [GpuPair(first=1, second=2, nvlink=False, peer_access=True, path="NODE")]
+    assert found[0].stored() == {
+        "first": 1,
+        "second": 2,
+        "nvlink": False,
+        "peer_access": True,
+        "path": "NODE",
+    }
+
+
+def test_a_slice_is_its_parent_and_says_mig(two: dict[str, Callable[..., Any]]) -> None:
+    def slot(_: str, number: int) -> str:
+        if number != 2:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        return "slice"
+
+    two["nvmlDeviceGetMigMode"] = lambda handle: [int(handle == "b"), 0]
+    two["nvmlDeviceGetMaxMigDeviceCount"] = lambda handle: 7 if handle == "b" else 0
+    two["nvmlDeviceGetMigDeviceHandleByIndex"] = slot
+    two["nvmlDeviceGetUUID"] = lambda handle: "MIG-5117e" if handle == "slice" else f"GPU-{handle}1234567"
+    for name in ("GPU-5117e", "GPU-b1234567"):  # torch may tell the slice's digits, or its parent's
+        (found,) = gpus.gpus([name])
+        assert (found["uuid"], found["name"]) == ("GPU-b1234567", "NVIDIA A100-SXM4-80GB MIG")
+        assert "memory_mib" not in found
+    assert gpus.pairs(["GPU-a1234567", "GPU-5117e"]) == [GpuPair(first=0, second=1)]

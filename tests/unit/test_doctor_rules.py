@@ -175,6 +175,7 @@ def test_numa_balancing_and_a_gpu_without_cores_nearby() -> None:
     far = line(cpu(h100_box(), nodes=nodes), "GPU affinity")
     assert far.status == "caution"
     assert far.text.startswith("GPU 4-7: on NUMA node 1, where no core is allowed")
+    assert "gpus-per-task" not in far.advice, "it leaves DataParallel one GPU"
 
 
 @pytest.mark.parametrize(

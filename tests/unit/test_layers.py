@@ -12,7 +12,7 @@ from commands import ROOT
 
 LAYERS = (
     ("errors", "text", "stats", "estimate", "layout"),
-    ("cli", "settings", "console", "conditions", "clock_reasons", "plan"),
+    ("cli", "settings", "console", "conditions", "gpus", "clock_reasons", "plan"),
     ("models", "modes", "results"),
     ("measure", "findings", "scaling", "cluster"),
     ("predict", "recovery", "report", "pytest_plugin"),

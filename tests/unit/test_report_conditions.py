@@ -52,3 +52,10 @@ def test_empty_manifest_shows_no_condition() -> None:
     shown = view(usual_cases())
     assert (shown.title, shown.condition_tables, shown.topology) == ("by-hand", (), "")
     assert shown.conditions == ()
+
+
+def test_the_table_of_ranks_shows_the_cores_that_they_were_bound_to() -> None:
+    ranks = [{"rank": 0, "device": "cuda:0", "bound_cores": "0-31"}, {"rank": 1, "bound_cores": ""}]
+    (table,) = view(usual_cases(), {"ranks": ranks}).condition_tables
+    assert [column.name for column in table.columns] == ["Rank", "Device", "Bound cores"]
+    assert [row[-1] for row in table.rows] == ["0-31", ""]

@@ -194,7 +194,7 @@ def test_settings_come_back_from_what_is_stored_of_them() -> None:
         '"sweep": "grid", "seed": 0, "name": "run", "preset": null, "out": null}'
     )
     new = {"precision_target": None, "steps": 1, "margin": 0.05, "caps_given": True, "least_block_s": 0.0}
-    new |= {"telemetry": True, "prefetch": True, "sustain": None, **STEP_DEFAULTS}
+    new |= {"telemetry": True, "numa_bind": True, "prefetch": True, "sustain": None, **STEP_DEFAULTS}
     now = json.loads(json.dumps(resolved.stored()))
     assert now == json.loads(then) | new
     added = new.keys() - json.loads(then).keys()

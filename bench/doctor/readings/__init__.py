@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from bench.clock_reasons import ClockReason
+from bench.gpus import GpuPair
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,17 +151,6 @@ class Gpu:
     margin_c: int | None = None
     persistence: bool | None = None
     num_nvlinks: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class GpuPair:
-    """How two GPUs reach each other; `path` is the abbreviation of `nvidia-smi topo -m`."""
-
-    first: int
-    second: int
-    nvlink: bool | None = None
-    peer_access: bool | None = None
-    path: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

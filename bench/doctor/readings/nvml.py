@@ -12,11 +12,10 @@ from typing import Any
 import pynvml
 
 from bench.clock_reasons import clock_reasons
-from bench.conditions import ask_nvml, nvml_devices
-from bench.doctor.readings import Gpu, GpuPair, GpuProcess, sysfs
-
-PATHS = {10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
-"""nvmlGpuTopologyLevel_t of nvml.h in the words of `nvidia-smi topo -m`."""
+from bench.cluster import sysfs
+from bench.conditions import ask_nvml, nvml_devices, visible
+from bench.doctor.readings import Gpu, GpuProcess
+from bench.gpus import GpuPair, is_mig, names_of, pair
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,38 +41,16 @@ def read_gpus(root: Path = Path("/"), env: Mapping[str, str] = os.environ) -> Dr
 
 
 def _driver(handles: Sequence[Any], root: Path, setting: str | None) -> Driver:
-    chosen = visible(setting, [ask_nvml("nvmlDeviceGetUUID", handle) for handle in handles])
+    chosen = visible(setting, [names_of(handle) for handle in handles])
     cuda = ask_nvml("nvmlSystemGetCudaDriverVersion_v2")
     return Driver(
         gpus=tuple(_gpu(index, handles[index], root) for index in chosen),
         num_present=len(handles),
-        pairs=tuple(_pair(a, b, handles) for a, b in itertools.combinations(chosen, 2)),
+        pairs=tuple(pair(a, b, handles[a], handles[b]) for a, b in itertools.combinations(chosen, 2)),
         version=ask_nvml("nvmlSystemGetDriverVersion"),
         # 13020 stands for 13.2: NVML, nvmlSystemGetCudaDriverVersion.
         cuda=None if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}",
     )
-
-
-def visible(setting: str | None, uuids: Sequence[str | None]) -> list[int]:
-    """Find the indices that CUDA_VISIBLE_DEVICES leaves, in NVML's order, which CUDA shares for equal GPUs.
-
-    A list of indices or UUID prefixes, ended by the first that is not there (CUDA programming guide). A part
-    of a GPU (`MIG-…`) is not told apart: then all are shown.
-    """
-    everything = list(range(len(uuids)))
-    if setting is None or setting.strip().startswith("MIG-"):
-        return everything
-    chosen: list[int] = []
-    for word in (part.strip() for part in setting.split(",")):
-        match = [i for i, uuid in enumerate(uuids) if str(i) == word or _is_prefix(word, uuid)]
-        if len(match) != 1:
-            break
-        chosen += match
-    return sorted(set(chosen))
-
-
-def _is_prefix(word: str, uuid: str | None) -> bool:
-    return word.startswith("GPU-") and uuid is not None and uuid.startswith(word)
 
 
 def _gpu(index: int, handle: Any, root: Path) -> Gpu:
@@ -82,7 +59,7 @@ def _gpu(index: int, handle: Any, root: Path) -> Gpu:
     memory = ask_nvml("nvmlDeviceGetMemoryInfo", handle, nv.nvmlMemory_v2)
     rates = ask_nvml("nvmlDeviceGetUtilizationRates", handle)
     mode = ask_nvml("nvmlDeviceGetVirtualizationMode", handle)
-    ecc, mig = ask_nvml("nvmlDeviceGetEccMode", handle), ask_nvml("nvmlDeviceGetMigMode", handle)
+    ecc = ask_nvml("nvmlDeviceGetEccMode", handle)
     remapped = ask_nvml("nvmlDeviceGetRemappedRows", handle)
     temperature = ask_nvml(
         "nvmlDeviceGetTemperatureV|nvmlDeviceGetTemperature", handle, nv.NVML_TEMPERATURE_GPU
@@ -95,7 +72,7 @@ def _gpu(index: int, handle: Any, root: Path) -> Gpu:
         name=ask_nvml("nvmlDeviceGetName", handle),
         uuid=ask_nvml("nvmlDeviceGetUUID", handle),
         virtual=None if mode is None else mode == nv.NVML_GPU_VIRTUALIZATION_MODE_VGPU,
-        mig=None if mig is None else bool(mig[0]),
+        mig=is_mig(handle),
         numa_node=_numa_node(handle, root),
         processes=_processes(handle),
         busy_pct=None if rates is None else int(rates.gpu),
@@ -163,18 +140,3 @@ def _num_nvlinks(handle: Any) -> int | None:
     states = [ask_nvml("nvmlDeviceGetNvLinkState", handle, i) for i in range(pynvml.NVML_NVLINK_MAX_LINKS)]
     known = [state for state in states if state is not None]
     return sum(known) if known else None
-
-
-def _pair(first: int, second: int, handles: Sequence[Any]) -> GpuPair:
-    a, b = handles[first], handles[second]
-    # pynvml's ..._INDEX_READ is a tuple by a stray comma; NCCL asks for writing as well.
-    peer = ask_nvml("nvmlDeviceGetP2PStatus", a, b, pynvml.NVML_P2P_CAPS_INDEX_WRITE)
-    nvlink = ask_nvml("nvmlDeviceGetP2PStatus", a, b, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
-    level = ask_nvml("nvmlDeviceGetTopologyCommonAncestor", a, b)
-    return GpuPair(
-        first=first,
-        second=second,
-        nvlink=None if nvlink is None else nvlink == pynvml.NVML_P2P_STATUS_OK,
-        peer_access=None if peer is None else peer == pynvml.NVML_P2P_STATUS_OK,
-        path=PATHS.get(level),
-    )

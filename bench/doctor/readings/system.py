@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 
 import psutil
 
-from bench.doctor.readings import Cpu, Disk, HostNetwork, Interface, Memory, NumaNode, Port, sysfs
+from bench.cluster import sysfs
+from bench.doctor.readings import Cpu, Disk, HostNetwork, Interface, Memory, NumaNode, Port
 
 T = TypeVar("T")
 

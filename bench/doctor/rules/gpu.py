@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bench.clock_reasons import CHOICES, FAULTS, ClockReason
-from bench.doctor.readings import Gpu, GpuPair, HostReadings
+from bench.cluster.sysfs import ranges
+from bench.doctor.readings import Gpu, HostReadings
 from bench.doctor.rules import SEVERITY, Finding, Status, judged, unknown, worst
+from bench.gpus import GpuPair
 
 BUSY_CAUTION_PCT = 5
 """GPU time that others may take before it can pass for a regression: the gate's default threshold."""
@@ -92,17 +94,6 @@ def span(values: Sequence[float]) -> str:
         return "?"
     low, high = f"{min(values):.0f}", f"{max(values):.0f}"
     return low if low == high else f"{low}-{high}"
-
-
-def ranges(numbers: Sequence[int]) -> str:
-    """Write `0-3,6` for 0, 1, 2, 3, 6."""
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def models(machine: HostReadings, gpus: Sequence[Gpu]) -> Finding:
@@ -286,7 +277,10 @@ def affinity(machine: HostReadings, gpus: Sequence[Gpu]) -> Finding:
         if node is None or node.num_allowed is None:
             return NOT_READABLE
         if not node.num_allowed:
-            advice = "allow cores of every GPU's node (numactl, Slurm --gpus-per-task with --cpus-per-gpu)"
+            advice = (
+                "allow cores of every GPU's node (Slurm: --gpus-per-node with --cpus-per-task, or "
+                "--exclusive; docker: --cpuset-cpus)"
+            )
             return GpuFinding("caution", f"on NUMA node {node.number}, where no core is allowed", advice)
         return GpuFinding("ok", f"on NUMA node {node.number}")
 

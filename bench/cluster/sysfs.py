@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 NO_LIMIT_BYTES = 2**60
@@ -37,6 +37,17 @@ def cores_in(content: str) -> frozenset[int] | None:
     except ValueError:
         return None
     return frozenset(found)
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """`0-3,6` for 0, 1, 2, 3, 6: what `cores_in` reads."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def cpu_quota(root: Path) -> float | None:

@@ -1,0 +1,62 @@
+"""The GPUs that ranks see, by the UUIDs that torch tells, and the machine they are in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from bench.cluster.meeting import host_name
+from bench.cluster.messages import may_be_sent
+from bench.conditions import machine
+from bench.gpus import gpus, pairs
+
+
+@dataclass(frozen=True)
+class SeenGpus:
+    """The GPUs that a rank sees, by CUDA's index: their UUIDs, and what NVML says of them."""
+
+    host: str
+    local_rank: int
+    uuids: tuple[str, ...]
+    facts: tuple[dict[str, Any], ...]
+
+    @property
+    def own(self) -> str:
+        """The UUID of the one that the rank trains on, as `gpu_of` chooses it."""
+        return self.uuids[self.local_rank % len(self.uuids)]
+
+
+may_be_sent(SeenGpus)
+
+
+def num_gpus() -> int:
+    """How many GPUs this process can use; makes no CUDA context."""
+    torch.cuda.init()  # before that, torch asks NVML, and counts GPUs of which CUDA takes one MIG slice
+    return torch.cuda.device_count()
+
+
+def gpu_of(local_rank: int) -> torch.device:
+    """The GPU of a rank by its place on its host; where GPUs are too few, ranks share them."""
+    return torch.device("cuda", local_rank % num_gpus())
+
+
+def gpu_uuid(index: int) -> str:
+    """The UUID of a GPU by CUDA's index, as NVML writes it; makes no CUDA context."""
+    return f"GPU-{torch.cuda.get_device_properties(index).uuid}"
+
+
+def seen_gpus(local_rank: int) -> SeenGpus:
+    """The GPUs that this process sees."""
+    uuids = tuple(gpu_uuid(index) for index in range(num_gpus()))
+    return SeenGpus(host_name(), local_rank, uuids, tuple(gpus(uuids)))
+
+
+def this_machine(seen: Sequence[SeenGpus]) -> dict[str, Any]:
+    """This machine as a manifest describes it, with the GPUs that its ranks among `seen` see, each once."""
+    here = [one for one in seen if one.host == host_name()]
+    known = {uuid: facts for one in here for uuid, facts in zip(one.uuids, one.facts, strict=False)}
+    joined = [pair.stored() for pair in pairs(list(known))]
+    return {**machine(host_name()), "gpus": list(known.values()), "gpu_pairs": joined}

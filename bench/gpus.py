@@ -1,0 +1,120 @@
+"""Reads the GPUs that a process may use, and how they are joined, through NVML.
+
+CUDA, NVML and the files in /dev number GPUs each in an order of its own: a UUID names the same one to all.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pynvml
+
+from bench.conditions import ask_nvml, nvml_devices, visible
+
+PATHS = {10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+"""nvmlGpuTopologyLevel_t of nvml.h in the words of `nvidia-smi topo -m`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuPair:
+    """How two GPUs reach each other; `path` is the abbreviation of `nvidia-smi topo -m`."""
+
+    first: int
+    second: int
+    nvlink: bool | None = None
+    peer_access: bool | None = None
+    path: str | None = None
+
+    def stored(self) -> dict[str, Any]:
+        """What is known of it, as a manifest holds it."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+def gpus(uuids: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    """What a manifest says of the GPUs with these UUIDs, in their order; empty without a driver.
+
+    Without `uuids`, and where NVML lacks one of them, of those that CUDA_VISIBLE_DEVICES leaves.
+    """
+    try:
+        with nvml_devices() as handles:
+            return [_gpu(handle) for handle in _chosen(uuids, handles)]
+    except pynvml.NVMLError:
+        return []
+
+
+def pairs(uuids: Sequence[str]) -> list[GpuPair]:
+    """How each two of the GPUs with these UUIDs reach each other, by their places; empty without a driver."""
+    if len(uuids) < 2:
+        return []
+    try:
+        with nvml_devices() as handles:
+            found = list(enumerate(_named(uuids, handles)))
+            known = [(place, handle) for place, handle in found if handle is not None]
+            return [pair(i, j, a, b) for (i, a), (j, b) in itertools.combinations(known, 2)]
+    except pynvml.NVMLError:
+        return []
+
+
+def pair(first: int, second: int, a: Any, b: Any) -> GpuPair:
+    """How the GPUs with these handles reach each other; of GPUs that MIG splits nothing is known."""
+    if is_mig(a) or is_mig(b):
+        return GpuPair(first=first, second=second)
+    # pynvml's ..._INDEX_READ is a tuple by a stray comma; NCCL asks for writing as well.
+    peer = ask_nvml("nvmlDeviceGetP2PStatus", a, b, pynvml.NVML_P2P_CAPS_INDEX_WRITE)
+    nvlink = ask_nvml("nvmlDeviceGetP2PStatus", a, b, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
+    level = ask_nvml("nvmlDeviceGetTopologyCommonAncestor", a, b)
+    return GpuPair(
+        first=first,
+        second=second,
+        nvlink=None if nvlink is None else nvlink == pynvml.NVML_P2P_STATUS_OK,
+        peer_access=None if peer is None else peer == pynvml.NVML_P2P_STATUS_OK,
+        path=PATHS.get(level),
+    )
+
+
+def is_mig(handle: Any) -> bool | None:
+    """Whether a GPU is split by MIG; None where it cannot be."""
+    mode = ask_nvml("nvmlDeviceGetMigMode", handle)
+    return None if mode is None else bool(mode[0])
+
+
+def names_of(handle: Any) -> list[str]:
+    """The UUIDs of a GPU: its own, then those of its MIG slices."""
+    slots = range(ask_nvml("nvmlDeviceGetMaxMigDeviceCount", handle) or 0)
+    slices = [ask_nvml("nvmlDeviceGetMigDeviceHandleByIndex", handle, slot) for slot in slots]
+    found = [ask_nvml("nvmlDeviceGetUUID", one) for one in (handle, *slices) if one is not None]
+    return [name for name in found if name]
+
+
+def _chosen(uuids: Sequence[str] | None, handles: Sequence[Any]) -> list[Any]:
+    found = _named(uuids or (), handles)
+    if uuids is not None and None not in found:
+        return found
+    names = [names_of(handle) for handle in handles]
+    return [handles[place] for place in visible(os.environ.get("CUDA_VISIBLE_DEVICES"), names)]
+
+
+def _named(uuids: Sequence[str], handles: Sequence[Any]) -> list[Any]:
+    """The GPUs with these UUIDs, or whose MIG slices have them: torch tells their digits, not which it is."""
+    by_digits = {name[4:]: handle for handle in handles for name in names_of(handle)}
+    return [by_digits.get(uuid[4:]) for uuid in uuids]
+
+
+def _gpu(handle: Any) -> dict[str, Any]:
+    """What is known of a GPU; the memory of one that MIG splits is not what its slices have."""
+    mig = is_mig(handle)
+    name, memory = ask_nvml("nvmlDeviceGetName", handle), ask_nvml("nvmlDeviceGetMemoryInfo", handle)
+    limit_mw = ask_nvml("nvmlDeviceGetEnforcedPowerLimit", handle)
+    facts = {
+        "uuid": ask_nvml("nvmlDeviceGetUUID", handle),
+        "name": f"{name} MIG" if mig and name else name,
+        "driver": ask_nvml("nvmlSystemGetDriverVersion"),
+        "memory_mib": None if memory is None or mig else int(memory.total) // 2**20,
+        "power_limit_w": None if limit_mw is None else int(limit_mw) / 1000,
+        "max_sm_clock_mhz": ask_nvml("nvmlDeviceGetMaxClockInfo", handle, pynvml.NVML_CLOCK_SM),
+    }
+    return {name: fact for name, fact in facts.items() if fact is not None}

@@ -1,0 +1,291 @@
+"""Which GPUs the ranks of a launcher have, what a plan makes of it, and the cores next to a GPU.
+
+Torch tells of GPUs that are made up here; affinity and the ranks' agreement are this machine's own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from commands import ROOT
+from rank_pool import run_ranks
+
+from bench.cluster import devices
+from bench.cluster.devices import SeenGpus, gpu_of, seen_gpus, this_machine
+from bench.cluster.numa import is_narrowed, near_cores
+from bench.gpus import GpuPair
+from bench.plan import Machine, expand
+from bench.run import job
+from bench.run.job import as_seen
+from bench.settings import Settings, with_device_defaults
+
+MORE_CORES = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+
+
+def launched(*seen: str, per_node: int | None = None) -> Machine:
+    """The machine of a launcher's ranks, of which each sees these GPUs, a letter each."""
+    per_node = per_node or len(seen)
+    ranks = [SeenGpus(f"host{r // per_node}", r % per_node, tuple(gpus), ()) for r, gpus in enumerate(seen)]
+    machine = Machine(
+        device_type="cuda",
+        devices_per_node=len(seen[0]),
+        ranks_per_node=per_node,
+        num_nodes=len(seen) // per_node,
+    )
+    return as_seen(machine, ranks)
+
+
+def placed(machine: Machine, counts: Sequence[int], **asked: object) -> list[tuple[bool, str | None]]:
+    """Of every case beside `single`, whether it shares devices, and why it is skipped."""
+    settings = Settings.of_stored({"gpus": list(counts), "bucket_cap_mb": ["default"], **asked})
+    whole = with_device_defaults(settings, device_type="cuda", num_local_devices=machine.devices_per_node)
+    plan = expand(whole, machine, arch="resnet50", image_size=224)
+    return [(p.oversubscribed, p.skip_reason) for p in plan[1:]]
+
+
+def test_ranks_that_see_a_gpu_each_have_as_many_gpus() -> None:
+    """As with srun --gpus-per-task=1, on one node and on two."""
+    for machine, num_gpus in ((launched(*"abcdefgh"), 8), (launched(*"abcdefgh", per_node=4), 4)):
+        assert placed(machine, (2, 8), modes=["ddp"]) == [(False, None)] * 2
+        assert machine.devices_per_node == num_gpus
+
+
+def test_data_parallel_has_what_the_first_rank_sees() -> None:
+    ((_, reason),) = placed(launched(*"abcdefgh"), (4,), modes=["dp"])
+    assert reason == (
+        "DataParallel needs 4 GPUs in one process, and the first rank sees 1 of 8; with Slurm, give "
+        "--gpus-per-node or --gres instead of --gpus-per-task"
+    )
+    ((_, reason),) = placed(launched(*"abcdefgh"), (16,), modes=["dp"])
+    assert reason == "DataParallel works within one machine: needs 16 GPUs, there are 8"
+
+
+def test_ranks_that_see_the_same_gpu_share_it() -> None:
+    assert placed(launched("a", "a"), (2,), modes=["ddp"]) == [
+        (True, "2 ranks share 1 GPU (nccl takes one rank per GPU)")
+    ]
+    assert placed(launched("a", "a"), (2,), modes=["ddp"], backend="gloo") == [(True, None)]
+    # There are as many GPUs as ranks of the case, and yet its two ranks have the same one.
+    mixed = placed(launched(*"aabc"), (1, 2, 3, 4), modes=["ddp"])
+    assert [shared for shared, _ in mixed] == [False, True, True, True]
+    assert mixed[-1][1] == "4 ranks share 3 GPUs (nccl takes one rank per GPU)"
+    late = placed(launched(*"abca"), (2, 3, 4), modes=["ddp"])
+    assert [shared for shared, _ in late] == [False, False, True]
+
+
+def test_ranks_that_see_several_gpus_take_them_in_turn() -> None:
+    """As under torchrun, whose ranks see all, and with two GPUs per task."""
+    torchrun = launched(*["abcdefgh"] * 2)
+    assert (torchrun.devices_per_node, torchrun.rank_devices) == (8, ("a", "b"))
+    assert placed(torchrun, (8,), modes=["dp"]) == [(False, None)]
+    assert launched(*["ab"] * 4).rank_devices == ("a", "b", "a", "b")
+    assert launched("ab", "cd", "ef", "gh").rank_devices == ("a", "d", "e", "h")
+
+
+def gpu(number: int) -> SimpleNamespace:
+    """What torch tells of a GPU."""
+    return SimpleNamespace(uuid=f"{number:036d}", pci_domain_id=0, pci_bus_id=0xA0 + number, pci_device_id=0)
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch has two GPUs, the second NUMA node's first."""
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: gpu(getattr(device, "index", device))
+    )
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_the_gpu_that_a_rank_takes_is_the_one_it_says() -> None:
+    for local_rank in range(4):
+        index = gpu_of(local_rank).index
+        assert seen_gpus(local_rank).own == f"GPU-{gpu(index).uuid}" == f"GPU-{local_rank % 2:036d}"
+
+
+def test_a_host_lists_what_its_ranks_see_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    def seen(host: str, rank: int, *uuids: str) -> SeenGpus:
+        return SeenGpus(host, rank, uuids, tuple({"uuid": uuid, "name": "A"} for uuid in uuids))
+
+    def pairs(uuids: Sequence[str]) -> list[GpuPair]:
+        asked.append(list(uuids))
+        return [GpuPair(first=0, second=1, peer_access=False)]
+
+    asked: list[list[str]] = []
+    monkeypatch.setattr(devices, "pairs", pairs)
+    monkeypatch.setattr(devices, "host_name", lambda: "here")
+    found = this_machine([seen("here", 0, "b"), seen("here", 1, "a", "b"), seen("there", 0, "c")])
+    assert [one["uuid"] for one in found["gpus"]] == ["b", "a"]
+    assert asked == [["b", "a"]]
+    assert found["gpu_pairs"] == [{"first": 0, "second": 1, "peer_access": False}]
+    assert this_machine(())["gpus"] == []
+
+
+AGREE = """
+import types
+import torch.cuda
+from bench.cluster.process import is_rank
+from bench.run import job
+from bench.settings import resolve
+
+rank = int(os.environ["RANK"])
+gpu = types.SimpleNamespace(uuid=f"{SEES[rank]:036d}", major=9, minor=0, total_memory=80 * 2**30)
+torch.cuda.is_available = lambda: True
+torch.cuda.device_count = lambda: 1
+torch.cuda.init = lambda: None
+torch.cuda.get_device_properties = lambda index: gpu
+made = job.prepare(resolve({"arch": "resnet20", "bucket_cap_mb": "default"}))
+again = job.prepare(resolve({"arch": "resnet20", "bucket_cap_mb": "default"}))
+assert again.plan == made.plan
+report([[p.case.mode, p.case.num_devices, p.oversubscribed, p.skip_reason] for p in made.plan])
+"""
+
+
+@pytest.mark.parametrize(("sees", "num_gpus"), [((0, 1), 2), ((0, 0), 1)])
+def test_launched_ranks_agree_on_the_plan_before_it_is_made(
+    sees: tuple[int, int], num_gpus: int, tmp_path: Path
+) -> None:
+    """Two real ranks that meet over gloo; each sees one GPU, of its own or the same."""
+    first, second = run_ranks(f"SEES = {sees}\n{AGREE}", 2, tmp_path)
+    assert first == second
+    counts = [n for mode, n, shared, reason in first if mode == "ddp" and not shared and reason is None]
+    assert counts == [1, 2][:num_gpus]
+    assert max(n for _, n, _, _ in first) == num_gpus, "the default counts are those of the host"
+
+
+def write(root: Path, **files: str) -> Path:
+    for path, content in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(content)
+    return root
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_the_cores_next_to_a_gpu(tmp_path: Path) -> None:
+    slots = "sys/bus/pci/devices"
+    root = write(tmp_path, **{f"{slots}/0000:a1:00.0/local_cpulist": "16-31,48-63\n"})
+    assert near_cores(torch.device("cuda", 1), root) == {*range(16, 32), *range(48, 64)}
+    assert near_cores(torch.device("cuda", 0), root) == frozenset()
+
+
+def test_cores_are_narrowed_where_one_that_is_online_is_not_allowed(tmp_path: Path) -> None:
+    root = write(tmp_path, **{"sys/devices/system/cpu/online": "0-3\n"})
+    assert not is_narrowed(range(4), root)
+    assert is_narrowed((0, 1, 2), root)
+    assert not is_narrowed((0,), tmp_path / "nowhere"), "not known"
+
+
+BIND = """
+import json, os, sys, threading
+from bench.cluster.numa import bind
+
+wait = threading.Event()
+earlier = threading.Thread(target=wait.wait)
+earlier.start()
+allowed = sorted(os.sched_getaffinity(0))
+said = bind(frozenset(json.loads(sys.argv[1])), allowed)
+later = threading.Thread(target=wait.wait)
+later.start()
+threads = [sorted(os.sched_getaffinity(t.native_id)) for t in (threading.main_thread(), earlier, later)]
+wait.set()
+print(json.dumps([said, allowed, *threads]))
+"""
+
+
+def bound(cores: Sequence[int]) -> list[Any]:
+    """What a process says that binds itself to `cores`: the cores it told, had, and those of its threads."""
+    done = subprocess.run(
+        [sys.executable, "-c", BIND, json.dumps(list(cores))],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found: list[Any] = json.loads(done.stdout)
+    return found
+
+
+@MORE_CORES
+def test_all_threads_are_bound_to_the_cores_that_are_allowed_and_near() -> None:
+    last = max(os.sched_getaffinity(0))
+    said, _, *threads = bound([last, 100_000])
+    assert said == str(last)
+    assert threads == [[last]] * 3
+
+
+JOIN = """
+import types
+import torch.cuda
+from bench.cluster import ranks
+
+LAST = max(os.sched_getaffinity(0))
+at_context = []
+torch.cuda.device_count = lambda: 2
+torch.cuda.init = lambda: None
+torch.cuda.set_device = lambda device: at_context.append((str(device), sorted(os.sched_getaffinity(0))))
+torch.cuda.get_device_name = lambda device: "A"
+torch.cuda.get_device_properties = lambda device: types.SimpleNamespace(uuid=str(device))
+ranks.near_cores = lambda device: frozenset({LAST, 100_000})
+cluster = ranks.Cluster("cuda", bind_cores=BIND)
+info = cluster.info()
+cluster.barrier()
+report([info.gpu, info.device, info.bound_cores, at_context, list(cluster.place.cores)])
+cluster.close()
+"""
+
+
+@MORE_CORES
+@pytest.mark.parametrize("bind", [True, False])
+def test_a_rank_is_bound_before_its_gpus_context_is_made_and_says_to_what(
+    tmp_path: Path, *, bind: bool
+) -> None:
+    allowed = sorted(os.sched_getaffinity(0))
+    cores = allowed[-1:] if bind else allowed
+    found = run_ranks(f"BIND = {bind}\n{JOIN}", 2, tmp_path)
+    for rank, (uuid, device, bound_to, at_context, place) in enumerate(found):
+        assert (uuid, device) == (f"GPU-{rank}", f"cuda:{rank}")
+        assert bound_to == (str(allowed[-1]) if bind else "")
+        assert at_context == [[f"cuda:{rank}", cores]]
+        assert place == cores
+
+
+@pytest.mark.parametrize("cores", [[], [100_000], range(4096)], ids=["unknown", "none allowed", "one node"])
+def test_nothing_is_bound_where_the_cores_next_to_the_gpu_are_all_or_none(cores: Sequence[int]) -> None:
+    said, allowed, *threads = bound(cores)
+    assert said == ""
+    assert threads == [allowed] * 3
+
+
+@pytest.mark.parametrize(
+    ("started_here", "narrowed", "setting", "binds"),
+    [
+        (True, False, "on", True),
+        (True, True, "on", True),
+        (False, False, "on", True),
+        (False, True, "on", False),
+        (True, False, "off", False),
+    ],
+)
+def test_cores_that_a_launcher_has_chosen_stay(
+    monkeypatch: pytest.MonkeyPatch, *, started_here: bool, narrowed: bool, setting: str, binds: bool
+) -> None:
+    monkeypatch.setattr(job, "is_narrowed", lambda _: narrowed)
+    monkeypatch.delenv(job.STARTED_ENV, raising=False)
+    if started_here:
+        monkeypatch.setenv(job.STARTED_ENV, "0")
+    asked = with_device_defaults(
+        Settings.of_stored({"numa_bind": setting}), device_type="cuda", num_local_devices=2
+    )
+    machine = Machine(device_type="cuda", devices_per_node=2)
+    made = job.Job(settings=asked, machine=machine, workload=SimpleNamespace(), plan=[])  # type: ignore[arg-type]
+    assert made.binds_cores is binds

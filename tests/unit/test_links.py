@@ -1,0 +1,97 @@
+"""Cautions about pairs of GPUs, of manifests made by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from report_runs import case, run, usual_cases
+
+from bench.findings.caution import Caution
+from bench.findings.links import link_cautions
+from bench.results.schema import CASES, typed_frame
+from report.view import page
+
+NVLINK = {"nvlink": True, "peer_access": True}
+PCIE = {"nvlink": False, "peer_access": True}
+HOST_MEMORY = {"nvlink": False, "peer_access": False, "path": "SYS"}
+
+
+def manifest(pairs: dict[str, dict[str, Any]], *, hosts: tuple[str, ...] = ("h",)) -> dict[str, Any]:
+    """Hosts of four GPUs with a rank each; `pairs` by host and places, as `h 0-1`, all others on NVLink."""
+
+    def host(name: str) -> dict[str, Any]:
+        places = [(a, b) for a in range(4) for b in range(a + 1, 4)]
+        known = [pairs.get(f"{name} {a}-{b}", NVLINK) | {"first": a, "second": b} for a, b in places]
+        return {"gpus": [{"uuid": f"{name}{i}", "name": "A"} for i in range(4)], "gpu_pairs": known}
+
+    return {
+        "hosts": {name: host(name) for name in hosts},
+        "ranks": [{"host": name, "gpu": f"{name}{i}"} for name in hosts for i in range(4)],
+    }
+
+
+def found(told: dict[str, Any], *cases: dict[str, Any]) -> dict[str, Caution]:
+    return {caution.kind: caution for caution in link_cautions(told, typed_frame(list(cases), CASES))}
+
+
+def test_a_pair_without_peer_access_is_told_where_a_measured_case_used_it() -> None:
+    told = manifest({"h 2-3": HOST_MEMORY})
+    assert found(told, case("ddp", 2, 100.0), case("ddp", 4, status="failed")) == {}
+    caution = found(told, case("ddp", 2, 100.0), case("ddp", 4, 100.0))["no peer access"]
+    assert caution.text == (
+        "1 of 6 used pairs of GPUs (2-3) has no peer access: "
+        "what these GPUs exchange goes through host memory"
+    )
+    assert caution.case_id == case("ddp", 4)["case_id"]
+    assert "no NVLink" not in found(told, case("ddp", 4, 100.0)), "one cause is told once"
+
+
+def test_a_pair_without_nvlink_is_told_where_others_have_it() -> None:
+    pcie = {f"h {a}-{b}": PCIE for a in range(4) for b in range(a + 1, 4)}
+    assert found(manifest(pcie), case("ddp", 4, 100.0)) == {}, "there is no better choice"
+    caution = found(manifest(pcie | {"h 2-3": NVLINK}), case("ddp", 2, 100.0))["no NVLink"]
+    assert caution.text.startswith("1 of 1 used pair of GPUs (0-1) has no NVLink")
+    many = found(manifest(pcie | {"h 2-3": NVLINK}), case("ddp", 4, 100.0))["no NVLink"]
+    assert many.text.startswith("5 of 6 used pairs of GPUs (0-1, 0-2, 0-3, 1-2, …) have no NVLink")
+
+
+def test_ranks_are_found_by_uuid_and_replicas_by_their_place() -> None:
+    told = manifest({"h 0-1": HOST_MEMORY})
+    told["ranks"] = [{"host": "h", "gpu": f"h{i}"} for i in (2, 3, 0, 1)]
+    assert found(told, case("ddp", 2, 100.0)) == {}
+    assert "no peer access" in found(told, case("dp", 2, 100.0))
+    assert "no peer access" in found(told, case("ddp", 4, 100.0))
+
+
+def test_pairs_are_of_one_host_and_named_with_it() -> None:
+    told = manifest({"a 0-1": HOST_MEMORY, "b 0-1": HOST_MEMORY}, hosts=("a", "b"))
+    assert "(0-1)" in found(told, case("ddp", 4, 100.0))["no peer access"].text
+    text = found(told, case("ddp", 8, 100.0))["no peer access"].text
+    assert text.startswith("2 of 12 used pairs of GPUs (a 0-1, b 0-1) have")
+    told["ranks"] = [{"host": "a", "gpu": "a0"}, {"host": "b", "gpu": "b1"}]
+    assert found(told, case("ddp", 2, 100.0)) == {}, "between hosts there is a network"
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {},
+        {"hosts": {"h": {"gpus": [{"name": "A"}] * 4}}, "ranks": [{"host": "h", "device": "cuda:0"}] * 4},
+        {"hosts": {"h": 3}, "ranks": "?"},
+        manifest({"h 0-1": {"nvlink": None, "peer_access": None}}),
+        {**manifest({"h 0-1": HOST_MEMORY}), "ranks": [{"host": "h"}] * 4},
+    ],
+    ids=["empty", "of before", "damaged", "not readable", "no UUID"],
+)
+def test_what_is_not_known_is_not_told(told: dict[str, Any]) -> None:
+    assert found(told, case("ddp", 4, 100.0)) == {}
+
+
+def test_cores_that_stand_in_for_gpus_have_no_links() -> None:
+    assert found(manifest({"h 0-1": HOST_MEMORY}), case("ddp", 2, 100.0, device_type="cpu")) == {}
+
+
+def test_the_page_shows_them_beside_the_other_cautions() -> None:
+    (shown,) = page([run(usual_cases(), manifest({"h 0-1": HOST_MEMORY}))]).runs
+    assert "no peer access" in [caution.name for caution in shown.cautions]
