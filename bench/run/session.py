@@ -19,8 +19,9 @@ from bench.console import Console
 from bench.measure.clock import make_clock, set_precision
 from bench.measure.timed import BlockTimes
 from bench.plan import Planned, equal_layout_reason, round_order
+from bench.recovery.attempt import Report
 from bench.recovery.failures import Failure, block_s, preparing_s, turn_s
-from bench.recovery.lockstep import Lockstep, Report
+from bench.recovery.lockstep import Lockstep
 from bench.recovery.reopen import Completion, Progress, fail_case
 from bench.recovery.watchdog import Watchdog
 from bench.results.aggregate import rate_half_widths
@@ -139,6 +140,7 @@ class Session:
             "its preparation",
             work if takes_part else None,
             limit_s=preparing_s(self._settings),
+            group=group,
         )
         if not self._all_well(live, reports):
             return
@@ -249,9 +251,10 @@ class Session:
                 f"round {round_index} ({phase})",
                 work_of(phase, live, self._settings, self._cluster.place, self._clock),
                 limit_s=limit_s,
+                group=live.group,
             )
             if not self._all_well(live, reports):
-                self._drop(live)
+                self._live.remove(live)
                 return
             times = {rank: r.value for rank, r in enumerate(reports) if r.value is not None}
             self._record(live, phase, round_index, position, started_s, times)
@@ -278,15 +281,16 @@ class Session:
         self._live.remove(live)
 
     def _all_well(self, live: LiveCase, reports: Sequence[Report]) -> bool:
-        """Whether no rank reports a fault; otherwise the case ends here, on all of them."""
+        """Whether no rank reports a fault; otherwise the case ends here, on all of them.
+
+        Raises RestartError where the ranks cannot go on to another case.
+        """
         bad = next((r for r in reports if r.status != "ok"), None)
         if bad is None:
             return True
-        live.close()
-        if self._cluster.place.device.type == "cuda":
-            torch.cuda.empty_cache()
         if self._recorder is not None:
             self._console.note(fail_case(self._recorder, live.index, Failure(bad.status, bad.reason)))
+        self._lockstep.settle(reports, live.group, live.close)
         return False
 
     def _record(
