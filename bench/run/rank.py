@@ -23,6 +23,7 @@ from bench.errors import ExitCode, UsageError
 from bench.findings.findings import conclude
 from bench.findings.stability import cautions, target_of
 from bench.measure.calibration import trainable
+from bench.measure.clock import float32_precision
 from bench.predict.source import write_calibration
 from bench.recovery.close import STOPPED_BY_ERROR, finish, finish_and_say, finish_quietly, timing_of
 from bench.recovery.failures import (
@@ -154,7 +155,8 @@ class Rank:
     def _measured(self, session: Session, cluster: Cluster) -> str:
         """Measure; why that ended. Where all ranks have to start again they end, the first one first."""
         try:
-            return session.run()
+            with float32_precision(self._job.settings.precision, cluster.place.device):
+                return session.run()
         except RestartError:
             if not self._first:
                 # Fails once the first rank has gone: a launcher that saw this one end would end it too early.

@@ -16,7 +16,7 @@ import torch
 from bench.cluster.ranks import Cluster, RankInfo
 from bench.cluster.turns import TURNS_ENV, TurnClient
 from bench.console import Console
-from bench.measure.clock import make_clock, set_precision
+from bench.measure.clock import make_clock
 from bench.measure.timed import BlockTimes
 from bench.plan import Planned, equal_layout_reason, round_order
 from bench.recovery.attempt import Report
@@ -80,7 +80,6 @@ class Session:
 
     def run(self) -> str:
         """Prepare every case, then measure rounds until there is a reason to stop: that reason."""
-        set_precision(self._settings.precision, self._cluster.place.device)
         self._prepare_cases()
         self._drop_equal_layouts()
         # What is alive now stays so: no collection of garbage has to look through it within a block.
