@@ -89,21 +89,25 @@ os._exit(0)
 
 
 def test_memory_that_cannot_be_given_back_starts_all_again(ranks: Any) -> None:
-    """As `torch.cuda.empty_cache` after an error that nobody has seen yet."""
+    """On a GPU, after an error that nobody has seen yet."""
     script = """
+import dataclasses
+cluster.place = dataclasses.replace(cluster.place, device=torch.device("cuda", 0))
 def work():
     raise torch.OutOfMemoryError("CUDA out of memory")
-def release():
+def empty_cache():
     if cluster.rank == 1:
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+torch.cuda.synchronize = released.append
+torch.cuda.empty_cache = empty_cache
 _, reports = steps.run(0, "round 1 (timed)", work, limit_s=60, group=group)
 try:
-    steps.settle(reports, group, release)
+    steps.settle(reports, group, lambda: released.append("case"))
 except RestartError:
-    report([r.status for r in reports])
+    report([[r.status for r in reports], list(map(str, released))])
 os._exit(0)
 """
-    assert ranks(STEP + script, 2) == [["oom", "oom"]] * 2
+    assert ranks(STEP + script, 2) == [[["oom", "oom"], ["case", "cuda:0"]]] * 2
 
 
 def test_all_reduces_under_way_end_before_memory_is_given_back(ranks: Any) -> None:
