@@ -138,6 +138,7 @@ def act(deed: dict[str, Any]) -> float | None:
         "signal parent": lambda: signal_parent(argument, die=deed["where"] == "write"),
         "raise": raise_error,
         "out of memory": raise_out_of_memory,
+        "device assert": raise_device_assert,
         "not a number": lambda: math.nan,
         "eat memory": eat_memory,
         "fill disk": lambda: fill_disk(OUT.parent / "filler"),
@@ -166,6 +167,10 @@ def raise_error() -> NoReturn:
 
 def raise_out_of_memory() -> NoReturn:
     raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def raise_device_assert() -> NoReturn:
+    raise torch.AcceleratorError("CUDA error: device-side assert triggered\nCompile with TORCH_USE_CUDA_DSA")
 
 
 def eat_memory() -> NoReturn:

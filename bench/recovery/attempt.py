@@ -1,4 +1,4 @@
-"""One rank's attempt at a piece of work: its result, or what went wrong and whether the process can go on."""
+"""One rank's attempt at a piece of work: its result, or its error and what follows from it."""
 
 from __future__ import annotations
 

@@ -126,11 +126,12 @@ def _launched(group: dist.ProcessGroup | None) -> int | None:
 def _settle(group: dist.ProcessGroup | None, device: torch.device, release: Callable[[], None]) -> None:
     """Let what is under way end, then give its memory back."""
     if group is not None:
-        # Gloo's barrier waits for all work launched before; NCCL runs one after the other.
+        # Gloo's barrier waits for all work launched before it; NCCL's kernels the device waits for.
         with_nccl = dist.get_backend(group) == "nccl"
         dist.barrier(group, device_ids=[device.index] if with_nccl else None)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
     release()
     gc.collect()
     if device.type == "cuda":
-        torch.cuda.synchronize(device)
         torch.cuda.empty_cache()

@@ -61,9 +61,10 @@ class Prover:
 
     @functools.cached_property
     def dtype(self) -> torch.dtype:
-        """Of the proof: float32 for a model that runs in it and not in float64; raises what is no such error.
+        """Float64, or float32 for a model that runs in float32 alone.
 
-        Full memory is none, nor is a broken device: float32 would hide the one and cannot mend the other.
+        Raises what the model raises in both, and what is no matter of the dtype: full memory, which float32
+        would hide, and a broken device.
         """
         try:
             self._gradient(self._module(torch.float64), *self._batch(IMAGES_PER_DEVICE, torch.float64))

@@ -1,6 +1,7 @@
-"""Ranks that fail in mid-backward, between two buckets: all start again where they fell out of step.
+"""Ranks that fail in mid-backward, between two buckets, or whose device can be used no more.
 
-In their own run and under the user's torchrun, whose `--max-restarts` starts them again.
+All start again where they fell out of step: in their own run, and under the user's torchrun, which starts
+them again by its `--max-restarts`.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ DEEP_SWEEP = (
     *("--workload", "faulty_workload:deep", *SWEEP[2:]),
     *("--gpus", "2", "--bucket-cap-mb", "0.01", "--rounds", "2", "--passes", "none"),
 )
-APART, TOGETHER, ALONE, NONE = 1, 2, 3, 4
-"""Indices of the cases of DEEP_SWEEP, all of two ranks, by who fails in them."""
+SINGLE, APART, TOGETHER, ALONE, NONE = range(5)
+"""Indices of the cases of DEEP_SWEEP, the last four of two ranks, by who fails in them."""
 
 TORCHRUN = (
     *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
@@ -25,10 +26,10 @@ TORCHRUN = (
 )
 
 
-def raises(name: str, *, layer: int, ranks: Sequence[int], case: int) -> Deed:
+def raises(name: str, *, layer: int, ranks: Sequence[int], case: int, act: str = "raise") -> Deed:
     """Raise when the gradient of `layer` is there: those of the layers above it are in their buckets."""
     where = f"backward {layer}"
-    return Deed(name=name, act="raise", ranks=ranks, where=where, what="(timed)", cases=[case])
+    return Deed(name=name, act=act, ranks=ranks, where=where, what="(timed)", cases=[case])
 
 
 DEEDS = (
@@ -36,6 +37,7 @@ DEEDS = (
     raises("second_of_two", layer=1, ranks=[1], case=APART),
     raises("both", layer=2, ranks=[0, 1], case=TOGETHER),
     raises("only_one", layer=2, ranks=[1], case=ALONE),
+    raises("device_assert", layer=2, ranks=[0], case=SINGLE, act="device assert"),
 )
 
 
@@ -48,9 +50,11 @@ def test_every_failure_costs_its_case_alone(
     assert ended.code == 0, ended.error
     for deed in DEEDS:
         assert [*campaign.markers.glob(f"{deed.name}.*.json")], f"{deed.name} never happened"
-    assert ended.cases["status"].tolist() == ["ok", "failed", "failed", "failed", "ok"], ended.error
+    assert ended.cases["status"].tolist() == ["failed"] * 4 + ["ok"], ended.error
     reasons = ended.cases["reason"].fillna("").str.removesuffix("; its finished rounds are kept").tolist()
     assert reasons[APART] == reasons[TOGETHER] == "ValueError: no such sample"
     assert reasons[ALONE] == "ValueError: no such sample (rank 1)"
     assert ended.cases["num_rounds"].iloc[NONE] == 2
-    assert ended.manifest["restarts"] == 2, "who failed at the same bucket need not start again"
+    lost = "AcceleratorError: CUDA error: device-side assert triggered"
+    assert reasons[SINGLE].removesuffix(" (rank 0)") == lost
+    assert ended.manifest["restarts"] == 3, "who failed at the same bucket need not start again"

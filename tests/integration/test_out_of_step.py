@@ -107,7 +107,7 @@ except RestartError:
     report([[r.status for r in reports], list(map(str, released))])
 os._exit(0)
 """
-    assert ranks(STEP + script, 2) == [[["oom", "oom"], ["case", "cuda:0"]]] * 2
+    assert ranks(STEP + script, 2) == [[["oom", "oom"], ["cuda:0", "case"]]] * 2
 
 
 def test_all_reduces_under_way_end_before_memory_is_given_back(ranks: Any) -> None:
