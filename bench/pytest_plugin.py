@@ -33,8 +33,7 @@ def train_step_benchmark(benchmark: Any) -> Callable[..., None]:
         from bench.measure.timed import run_block  # noqa: PLC0415
 
         clock = make_clock(torch.device(device))
-        for _ in range(warmup):
-            step()
+        run_block(step, warmup, clock)  # which also waits for the device
         benchmark.extra_info["steps_per_block"] = steps
         benchmark.pedantic(lambda: run_block(step, steps, clock), rounds=rounds)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import itertools
+import multiprocessing
 import os
 import struct
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -24,6 +25,7 @@ from torchvision.datasets.folder import (
 )
 
 from bench.errors import UsageError
+from bench.parent_death import end_with
 from models.workload import Batch, Workload, in_format, one_line
 
 MAX_CHECKED = 1000
@@ -146,6 +148,7 @@ class FolderSource:
             pin_memory=device.type == "cuda",
             drop_last=True,
             persistent_workers=num_workers > 0,
+            worker_init_fn=_worker_start() if num_workers else None,
             generator=torch.Generator().manual_seed(seed + rank),
         )
         self._device = device
@@ -162,6 +165,19 @@ class FolderSource:
     def close(self) -> None:
         """Stop the workers: they live as long as the loader, which only the generator holds."""
         self._batches.close()
+
+
+def _worker_start() -> Callable[[int], None] | None:
+    """What a worker begins with; None where workers are not forks of this process.
+
+    A fork holds this process's GPU and the memory on it. By itself it looks after its parent only every five
+    seconds, and ranks that were started again meanwhile would find no memory.
+    """
+    return functools.partial(_end_with, os.getpid()) if multiprocessing.get_start_method() == "fork" else None
+
+
+def _end_with(parent: int, _worker: int) -> None:
+    end_with(parent)
 
 
 def _epochs(

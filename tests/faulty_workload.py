@@ -43,6 +43,38 @@ def model() -> Model:
     return Model(3 * 8 * 8, 4)
 
 
+class StrikeInBackward(torch.autograd.Function):
+    """Passes everything on; before the gradients of `layer` it strikes as `backward {layer}`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: int) -> Tensor:
+        ctx.layer = layer
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        if gradient.dtype == torch.float32:
+            strike(f"backward {ctx.layer}")
+        return gradient, None
+
+
+class Deep(torch.nn.Sequential):
+    """Layers of 16 KiB and more."""
+
+    def __init__(self) -> None:
+        super().__init__(*(torch.nn.Linear(n, 64, bias=False) for n in (3 * 8 * 8, 64, 64, 64, 64)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        for i, layer in enumerate(self):
+            x = StrikeInBackward.apply(layer(x), i)
+        return x
+
+
+def deep() -> Deep:
+    return Deep()
+
+
 def strike(where: str, content: bytes = b"", descriptor: int = -1) -> float | None:
     """Do the first deed whose moment has come; the number that it leaves to its caller, if any.
 
@@ -106,6 +138,7 @@ def act(deed: dict[str, Any]) -> float | None:
         "signal parent": lambda: signal_parent(argument, die=deed["where"] == "write"),
         "raise": raise_error,
         "out of memory": raise_out_of_memory,
+        "device assert": raise_device_assert,
         "not a number": lambda: math.nan,
         "eat memory": eat_memory,
         "fill disk": lambda: fill_disk(OUT.parent / "filler"),
@@ -134,6 +167,10 @@ def raise_error() -> NoReturn:
 
 def raise_out_of_memory() -> NoReturn:
     raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def raise_device_assert() -> NoReturn:
+    raise torch.AcceleratorError("CUDA error: device-side assert triggered\nCompile with TORCH_USE_CUDA_DSA")
 
 
 def eat_memory() -> NoReturn:

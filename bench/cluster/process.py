@@ -16,6 +16,7 @@ from typing import NoReturn
 
 import psutil
 
+from bench import parent_death
 from bench.errors import UsageError
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -92,25 +93,11 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-DIE_WITH_PARENT = """
-import ctypes, os, signal, sys
-parent, *command = sys.argv[1:]
-ctypes.CDLL(None).prctl(1, signal.SIGTERM)
-if os.getppid() != int(parent):
-    sys.exit(1)
-try:
-    os.execvp(command[0], command)
-except OSError as error:
-    sys.exit(f"{command[0]} cannot be started: {error.strerror}")
-"""
-"""Becomes a command that the kernel ends (PR_SET_PDEATHSIG, 1) when its parent does, even by SIGKILL."""
-
-
 def ended_with_us(command: Sequence[str]) -> list[str]:
     """`command` so that it gets SIGTERM at the end of this process, whatever ends it; only on Linux."""
     if sys.platform != "linux":
         return list(command)
-    return [sys.executable, "-S", "-c", DIE_WITH_PARENT, str(os.getpid()), *command]
+    return [sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid()), *command]
 
 
 class _Interruption:

@@ -13,35 +13,38 @@ from collections.abc import Callable
 
 import torch
 
-from bench.measure.clock import make_clock
+from bench.measure.clock import float32_precision, make_clock
 from bench.measure.timed import Trainer, run_block
 from bench.modes import Place, build_mode
-from bench.plan import Machine, expand
+from bench.plan import Case, Machine, expand
 from bench.settings import Settings, with_device_defaults
 from models.data import open_source
 from models.registry import default_image_size, resnet_workload
 from models.step import as_set, placed
-from models.workload import make_module
+from models.workload import Workload, make_module
 
 WARM_UP_STEPS = 8
 CPU_CORE = "one CPU core standing in for a GPU"
 
 
-def make_trainer(arch: str, batch_size: int, place: Place) -> Trainer:
-    """The suite's own trainer of the case `single`."""
+def case_of(arch: str, batch_size: int, device_type: str) -> tuple[Workload, Case]:
+    """The suite's own case `single`, and what it trains."""
     torch.manual_seed(0)
-    device = place.device.type
-    workload = resnet_workload(arch, default_image_size(arch, device))
+    workload = resnet_workload(arch, default_image_size(arch, device_type))
     asked = Settings(modes=("single",), gpus=(1,), batch_size=batch_size)
-    settings = with_device_defaults(asked, device_type=device, num_local_devices=1)
-    machine = Machine(device_type=device, devices_per_node=1)
+    settings = with_device_defaults(asked, device_type=device_type, num_local_devices=1)
+    machine = Machine(device_type=device_type, devices_per_node=1)
     case = expand(settings, machine, arch=workload.name, image_size=workload.image_size)[0].case
-    workload = as_set(workload, case)
+    return as_set(workload, case), case
+
+
+def make_trainer(workload: Workload, case: Case, place: Place) -> Trainer:
+    """The suite's own trainer of that case."""
     mode = build_mode(case, placed(make_module(workload), case, place.device), place, None)
     source = open_source(
         workload,
         data="device",
-        batch_size=batch_size,
+        batch_size=case.batch_per_device,
         rank=0,
         world_size=1,
         device=place.device,
@@ -69,14 +72,19 @@ def main() -> None:
     """Serve blocks until standard input ends."""
     arch, batch_size, steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    workload, case = case_of(arch, batch_size, device.type)
+    with float32_precision(case.precision, device):
+        _serve(workload, case, device, steps)
+
+
+def _serve(workload: Workload, case: Case, device: torch.device, steps: int) -> None:
     if device.type == "cpu":
         torch.set_num_threads(1)
         if hasattr(os, "sched_setaffinity"):
             # Both sides on one core, like rank 0 of two runs that take turns; they start on another.
             cores = os.sched_getaffinity(0)
             os.sched_setaffinity(0, {max(cores)})
-    place = Place(rank=0, local_rank=0, device=device, cores=(0,))
-    trainer = make_trainer(arch, batch_size, place)
+    trainer = make_trainer(workload, case, Place(rank=0, local_rank=0, device=device, cores=(0,)))
     clock = make_clock(device)
     print("ready", flush=True)
     sys.stdin.readline()

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.measure.clock import Clock, make_clock
+from bench.measure.clock import Clock, float32_precision, make_clock
 from bench.modes import Mode
 from bench.modes.base import SingleMode
 from bench.plan import Case
@@ -140,9 +140,10 @@ def probe(workload: Workload, case: Case, device: torch.device) -> list[float]:
     )
     trainer = Trainer(case, SingleMode(module), workload, source)
     clock = make_clock(device)
-    first_ms = run_block(trainer.step, 3, clock).steps_ms[-1]
-    num_steps = min(max(int(PROBE_MS / first_ms), 1), MOST_PROBED)
-    steps_ms = run_block(trainer.step, num_steps, clock).steps_ms
+    with float32_precision(case.precision, device):
+        first_ms = run_block(trainer.step, 3, clock).steps_ms[-1]
+        num_steps = min(max(int(PROBE_MS / first_ms), 1), MOST_PROBED)
+        steps_ms = run_block(trainer.step, num_steps, clock).steps_ms
     trainer.close()
     return list(steps_ms)
 

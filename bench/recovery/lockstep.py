@@ -2,40 +2,30 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
-from bench.cluster.messages import may_be_sent
 from bench.cluster.ranks import Cluster, waiting_for
 from bench.cluster.turns import TURNS_ENV
-from bench.errors import UsageError
-from bench.measure.timed import BlockTimes, NonFiniteLossError
-from bench.modes import Unsupported
+from bench.measure.memory import release_memory
+from bench.recovery.attempt import LOST, NO_GROUP, Report, attempt
+from bench.recovery.failures import LEAST_S
 from bench.recovery.watchdog import Watchdog
 from bench.results.recorder import Recorder
 
 IDLE_LIMIT_S = 600.0
 """Time limit of what ranks do between cases: rank 0 writes tables, all build the model."""
 
-LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting")
-"""Words of gloo's errors on ranks whose peer has died; that peer has the reason."""
 
-
-@dataclass(frozen=True)
-class Report:
-    """What one rank says after its work: its result, or what went wrong."""
-
-    status: str = "ok"
-    reason: str = ""
-    value: Any = None
-
-
-may_be_sent(Report, BlockTimes)
+class RestartError(RuntimeError):
+    """These ranks can measure no further: all of them have to start again."""
 
 
 class Lockstep:
@@ -54,20 +44,46 @@ class Lockstep:
         return time.perf_counter() - self._started_s
 
     def run(
-        self, index: int | None, what: str, work: Callable[[], Any] | None, *, limit_s: float, **more: Any
+        self,
+        index: int | None,
+        what: str,
+        work: Callable[[], Any] | None,
+        *,
+        limit_s: float,
+        group: dist.ProcessGroup | None = None,
+        **more: Any,
     ) -> tuple[float, Sequence[Report]]:
-        """Do `work` (None: only wait) for case `index`; its start and every rank's report, in rank order."""
+        """Do `work` (None: only wait) for case `index`; its start and every rank's report, in rank order.
+
+        `group` is what the case's ranks communicate through, on those ranks.
+        """
         if self._recorder is not None:
             self._recorder.note(index, what, **more)
         self._watchdog.arm(what, limit_s)
         self._cluster.barrier()
         started_s = self.elapsed_s()
-        mine = _attempt(work)
+        mine = replace(attempt(work), launched=_launched(group))
         if mine.status in ("failed", "oom") and not any(sign in mine.reason for sign in LOST):
-            self._watchdog.tell(mine.status, mine.reason)
+            self._watchdog.tell(mine.status, mine.reason, at_once=mine.restart)
         reports = self._cluster.gather(mine)
         self.idle()
         return started_s, reports
+
+    def settle(
+        self, reports: Sequence[Report], group: dist.ProcessGroup | None, release: Callable[[], None]
+    ) -> None:
+        """After a failure, wait for what the ranks have launched on `group` and `release` what they hold.
+
+        Raises RestartError where that would never end: ranks that launched different numbers of collectives
+        wait for each other, and the next case's all-reduces would pair with theirs.
+        """
+        if any(report.restart for report in reports) or not are_in_step(reports):
+            raise RestartError
+        device = self._cluster.place.device
+        what = "what a failed case had launched"
+        _, settled = self.run(None, what, lambda: _settle(group, device, release), limit_s=LEAST_S)
+        if any(report.status != "ok" for report in settled):
+            raise RestartError
 
     def wait_for_turn(self, ask: Callable[[], None], *, limit_s: float) -> None:
         """Wait on all ranks until `ask`, done on the first one, says that this run has the machine."""
@@ -91,22 +107,31 @@ class Lockstep:
             self._recorder.note(None, "between rounds")
 
 
-def _attempt(work: Callable[[], Any] | None) -> Report:
-    """Run `work`, turning what can go wrong with one case into a report about it."""
+def are_in_step(reports: Sequence[Report]) -> bool:
+    """Whether all ranks of the case's process group have launched the same number of collectives."""
+    counts = {report.launched for report in reports} - {NO_GROUP}
+    return len(counts) <= 1 and None not in counts
+
+
+def _launched(group: dist.ProcessGroup | None) -> int | None:
+    """How many collectives this rank has launched on `group`; None where the backend does not tell."""
+    if group is None:
+        return NO_GROUP
     try:
-        return Report(value=work() if work else None)
-    except UsageError:
-        raise
-    except Unsupported as reason:
-        return Report("skipped", str(reason))
-    except torch.OutOfMemoryError:
-        return Report("oom", "out of GPU memory; use a smaller --batch-size or --image-size")
-    except MemoryError:
-        return Report("oom", "out of host memory; use a smaller --batch-size or --image-size")
-    except NonFiniteLossError as error:
-        return Report("failed", str(error))
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a model raises fails its case alone
-        first = (str(error).strip().splitlines() or [""])[0]
-        # torch's CPU allocator raises a plain RuntimeError
-        status = "oom" if "can't allocate memory" in str(error) else "failed"
-        return Report(status, f"{type(error).__name__}: {first}" if first else type(error).__name__)
+        # Counted at the launch of each collective, by gloo and NCCL alike; there is no public way.
+        return int(group._get_sequence_number_for_group())  # type: ignore[attr-defined]  # noqa: SLF001
+    except (AttributeError, RuntimeError):
+        return None
+
+
+def _settle(group: dist.ProcessGroup | None, device: torch.device, release: Callable[[], None]) -> None:
+    """Let what is under way end, then give its memory back."""
+    if group is not None:
+        # Gloo's barrier waits for all work launched before it; NCCL's kernels the device waits for.
+        with_nccl = dist.get_backend(group) == "nccl"
+        dist.barrier(group, device_ids=[device.index] if with_nccl else None)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    release()
+    gc.collect()
+    release_memory(device)

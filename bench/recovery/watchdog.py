@@ -90,11 +90,15 @@ class Watchdog:
             if self._deadline_s < self._wakes_s:
                 self._changed.notify()
 
-    def tell(self, status: str, reason: str) -> None:
-        """Tell rank 0 of an error of this rank; it waits a little, for the others may have it too."""
+    def tell(self, status: str, reason: str, *, at_once: bool = False) -> None:
+        """Tell rank 0 of an error of this rank; it waits a little, for the others may have it too.
+
+        `at_once`: the ranks have to start again whatever the others do. NCCL's own watchdog ends a process
+        whose device is lost within a second, and with it the reason.
+        """
         error = {"kind": "error", "piece": self._piece, "status": status, "reason": reason}
         with contextlib.suppress(RuntimeError):
-            self._send(error)
+            self._send({**error, "grace_s": 0.0 if at_once else ERROR_GRACE_S})
 
     def close(self) -> None:
         """Stop watching; every rank calls it at the end."""
@@ -171,7 +175,7 @@ class Watchdog:
             if self._rank == 0:
                 self._on_loss(self._timed_out(alarm, store))
         elif self._rank == 0:
-            deadline_s = time.monotonic() + ERROR_GRACE_S
+            deadline_s = time.monotonic() + alarm["grace_s"]
             while self._piece <= alarm["piece"]:
                 if time.monotonic() > deadline_s:
                     self._on_loss(Failure(alarm["status"], f"{alarm['reason']} (rank {alarm['rank']})"))

@@ -64,8 +64,11 @@ def measure_curves(
                 f"the all-reduce curve of {key[0]} ranks",
                 work if cluster.rank < key[0] else None,
                 limit_s=limit_s,
+                group=groups[key],
                 curve=key,
             )
+            if any(r.status != "ok" for r in reports):
+                lockstep.settle(reports, groups[key], lambda: None)
             times = [r.value for r in reports if r.value is not None]
             return max(times) if all(r.status == "ok" for r in reports) else None
 

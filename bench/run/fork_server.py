@@ -9,7 +9,6 @@ the rank, with imports of its own.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib
 import json
 import os
@@ -35,8 +34,6 @@ END_S = 30.0
 
 SO_PEERCRED = 17
 """Linux's option for process, user and group of the other end; Python lacks the name elsewhere."""
-
-PR_SET_PDEATHSIG = 1
 
 
 class ForkServer:
@@ -206,10 +203,11 @@ def _is_ours(peer: socket.socket) -> bool:
 
 
 def _become_rank(server: int) -> None:
+    # Imported here: the proxy, which is this file as a script, has none of this project's packages.
+    from bench.parent_death import end_with  # noqa: PLC0415
+
     os.setsid()
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != server:
-        os._exit(1)
+    end_with(server)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()  # Python's own generator does so itself
 

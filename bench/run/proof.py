@@ -8,6 +8,7 @@ one.
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 from dataclasses import dataclass
 
@@ -18,8 +19,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from bench.cluster.ranks import Cluster
+from bench.measure.clock import float32_precision
 from bench.modes import Mode, Place, build_mode
 from bench.plan import Case
+from bench.recovery.attempt import report_of
 from models.workload import Workload, make_batch
 
 IMAGES_PER_DEVICE = 1
@@ -49,24 +52,47 @@ class Prover:
     equal_replicas: bool = False
     """Whether every rank's template was found to be the same, so that nothing has to be broadcast."""
 
+    why_float32: str = ""
+    """What the model raised in float64; empty where it runs in it."""
+
     def __post_init__(self) -> None:
-        """Find out once whether the model runs in float64."""
+        """Nothing is known yet."""
         self._references: dict[int, Tensor] = {}
-        self.dtype = torch.float64
+
+    @functools.cached_property
+    def dtype(self) -> torch.dtype:
+        """Float64, or float32 for a model that runs in float32 alone.
+
+        Raises what the model raises in both, and what is no matter of the dtype: full memory, which float32
+        would hide, and a broken device.
+        """
         try:
-            self._gradient(self._module(), *self._batch(IMAGES_PER_DEVICE))
-        except Exception:  # noqa: BLE001 - a model broken in float32 too says so in its proof
-            self.dtype = torch.float32
+            self._gradient(self._module(torch.float64), *self._batch(IMAGES_PER_DEVICE, torch.float64))
+        except Exception as error:
+            found = report_of(error)
+            if found.status == "oom" or found.restart:
+                raise
+            self._gradient(self._module(torch.float32), *self._batch(IMAGES_PER_DEVICE, torch.float32))
+            self.why_float32 = found.reason
+            return torch.float32
+        return torch.float64
 
     def prove(self, case: Case, group: dist.ProcessGroup | None) -> float:
         """Relative gradient error ‖g - g_single‖ / ‖g_single‖ of this case.
 
         Every rank of the case calls it together; rank 0 compares (DDP's gradients are the same on all ranks),
-        the others return 0. Raises ProofError where the error exceeds the tolerance.
+        the others return 0. Raises ProofError where the error exceeds the tolerance. A model that does not
+        run in float64 is proven in float32 without TF32, whose 10 bits would use up the tolerance.
         """
+        with float32_precision("fp32", self.place.device):
+            return self._prove(case, group)
+
+    def _prove(self, case: Case, group: dist.ProcessGroup | None) -> float:
         total = IMAGES_PER_DEVICE * case.num_devices * case.accumulate
-        inputs, targets = self._batch(total)
-        mode = build_mode(case, self._module(), self.place, group, equal_replicas=self.equal_replicas)
+        inputs, targets = self._batch(total, self.dtype)
+        mode = build_mode(
+            case, self._module(self.dtype), self.place, group, equal_replicas=self.equal_replicas
+        )
         try:
             # The wrapper may swap modules (SyncBatchNorm), so freeze what it holds now.
             _freeze(mode.module)
@@ -79,13 +105,13 @@ class Prover:
             mode.close()
         reference = self._references.get(total)
         if reference is None:
-            reference = self._references[total] = self._gradient(self._module(), inputs, targets)
+            reference = self._references[total] = self._gradient(self._module(self.dtype), inputs, targets)
         error = float((found - reference).norm() / reference.norm())
         tolerance = TOLERANCES[case.comm_hook] if self.dtype == torch.float64 else FLOAT32_TOLERANCE
         if not error <= max(tolerance, TOLERANCES[case.comm_hook]):
-            raise ProofError(
-                f"gradients differ from those of single by {error:.2g} (relative; at most {tolerance:.0e})"
-            )
+            less = f"; in float32, for in float64: {self.why_float32}" if self.why_float32 else ""
+            at_most = f"(relative; at most {tolerance:.0e}{less})"
+            raise ProofError(f"gradients differ from those of single by {error:.2g} {at_most}")
         return error
 
     def _backward(self, case: Case, mode: Mode, inputs: Tensor, targets: Tensor) -> None:
@@ -108,16 +134,16 @@ class Prover:
         self._loss(module, inputs, targets).backward()
         return _flat_gradient(module)
 
-    def _module(self) -> nn.Module:
-        return copy.deepcopy(self.template).to(device=self.place.device, dtype=self.dtype)
+    def _module(self, dtype: torch.dtype) -> nn.Module:
+        return copy.deepcopy(self.template).to(device=self.place.device, dtype=dtype)
 
-    def _batch(self, size: int) -> tuple[Tensor, Tensor]:
+    def _batch(self, size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         generator = torch.Generator().manual_seed(self.seed)
         inputs, targets = make_batch(self.workload, batch_size=size, generator=generator)
         if inputs.is_floating_point():
-            inputs = inputs.to(self.dtype)
+            inputs = inputs.to(dtype)
         if targets.is_floating_point():
-            targets = targets.to(self.dtype)
+            targets = targets.to(dtype)
         return inputs.to(self.place.device), targets.to(self.place.device)
 
     def _check_state_dict(self, mode: Mode) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ from bench.findings.findings import conclude
 from bench.findings.links import link_cautions
 from bench.findings.stability import cautions, target_of
 from bench.measure.calibration import trainable
+from bench.measure.clock import float32_precision
 from bench.predict.source import write_calibration
 from bench.recovery.close import STOPPED_BY_ERROR, finish, finish_and_say, finish_quietly, timing_of
 from bench.recovery.failures import (
@@ -33,6 +35,7 @@ from bench.recovery.failures import (
     Failure,
     oom_kills,
 )
+from bench.recovery.lockstep import RestartError
 from bench.recovery.reopen import Opened, Progress, RankHello, check_same, fail_case, manifest_of, open_run
 from bench.recovery.watchdog import START_LIMIT_S, die_at_once, meet_and_watch, on_stop
 from bench.run.job import Job, new_manifest
@@ -74,6 +77,7 @@ class Rank:
         self._as_json = as_json
         self._first = is_first()
         self._opened: Opened | None = None
+        self._ending = threading.Lock()
 
     def run(self) -> int:
         """Measure; the exit code. Raises UsageError for what a user can mend before anything is measured."""
@@ -127,7 +131,7 @@ class Rank:
             earlier=earlier,
             to_drop=self._to_drop,
         )
-        stopped_because = session.run()
+        stopped_because = self._measured(session, cluster)
         if self._given_cluster is None:
             watchdog.close()
             cluster.close()
@@ -151,8 +155,21 @@ class Rank:
             check_same(self._resume, manifest_of(self._resume), manifest)
         self._opened = open_run(self._job.settings, self._job.plan, manifest, hellos, resume=self._resume)
 
-    def _lost(self, failure: Failure | None) -> None:
+    def _measured(self, session: Session, cluster: Cluster) -> str:
+        """Measure; why that ended. Where all ranks have to start again they end, the first one first."""
+        try:
+            with float32_precision(self._job.settings.precision, cluster.place.device):
+                return session.run()
+        except RestartError:
+            if not self._first:
+                # Fails once the first rank has gone: a launcher that saw this one end would end it too early.
+                cluster.barrier()
+            self._lost(None, because="the ranks have to start again")
+            raise
+
+    def _lost(self, failure: Failure | None, *, because: str = "a rank was lost") -> None:
         """Write down what ended this attempt, on any thread, and end; only another attempt can go on."""
+        self._ending.acquire()  # never released: a second thread waits here for the end
         opened = self._opened
         state = opened.recorder.journal.state if opened is not None else None
         index = ((state.under_way if state else None) or {}).get("index")
@@ -165,7 +182,7 @@ class Rank:
                 if STARTED_ENV not in os.environ or (failure is not None and not failure.status):
                     # A launcher that starts the ranks again goes on in the folder.
                     close = finish_and_say if failure is None else finish
-                    close(opened.recorder.folder, "a rank was lost", lock=opened.lock)
+                    close(opened.recorder.folder, because, lock=opened.lock)
         os._exit(RESTART_EXIT_CODE)
 
     def _stopped(self) -> None:

@@ -16,13 +16,14 @@ import torch
 from bench.cluster.ranks import Cluster, RankInfo
 from bench.cluster.turns import TURNS_ENV, TurnClient
 from bench.console import Console
-from bench.measure.clock import make_clock, set_precision
+from bench.measure.clock import make_clock
 from bench.measure.memory import release_memory
 from bench.measure.telemetry import FAILED, Telemetry, sampled
 from bench.measure.timed import BlockTimes
 from bench.plan import Planned, equal_layout_reason, round_order
+from bench.recovery.attempt import Report
 from bench.recovery.failures import Failure, block_s, preparing_s, turn_s
-from bench.recovery.lockstep import Lockstep, Report
+from bench.recovery.lockstep import Lockstep
 from bench.recovery.reopen import Completion, Progress, fail_case
 from bench.recovery.watchdog import Watchdog
 from bench.results.aggregate import rate_half_widths
@@ -86,7 +87,6 @@ class Session:
 
     def run(self) -> str:
         """Prepare every case, then measure rounds until there is a reason to stop: that reason."""
-        set_precision(self._settings.precision, self._cluster.place.device)
         torch.backends.cudnn.benchmark = self._settings.cudnn_benchmark
         runnable = [p.case for p in self._plan if p.skip_reason is None]
         self._telemetry = sampled(self._settings, runnable, self._cluster.place)
@@ -183,6 +183,7 @@ class Session:
             "its preparation",
             work if takes_part else None,
             limit_s=preparing_s(self._settings),
+            group=group,
         )
         if not self._all_well(live, reports):
             return
@@ -320,9 +321,9 @@ class Session:
     ) -> bool:
         """Measure one block and write it down; False where the case failed and is dropped."""
         work = work_of(phase, live, settings, self._cluster.place, self._clock, self._telemetry)
-        started_s, reports = self._lockstep.run(live.index, what, work, limit_s=limit_s)
+        started_s, reports = self._lockstep.run(live.index, what, work, limit_s=limit_s, group=live.group)
         if not self._all_well(live, reports):
-            self._drop(live)
+            self._live.remove(live)
             return False
         times = {rank: r.value for rank, r in enumerate(reports) if r.value is not None}
         self._record(live, phase, number, position, started_s, times)
@@ -371,13 +372,16 @@ class Session:
         release_memory(self._cluster.place.device)
 
     def _all_well(self, live: LiveCase, reports: Sequence[Report]) -> bool:
-        """Whether no rank reports a fault; otherwise the case ends here, on all of them."""
+        """Whether no rank reports a fault; otherwise the case ends here, on all of them.
+
+        Raises RestartError where the ranks cannot go on to another case.
+        """
         bad = next((r for r in reports if r.status != "ok"), None)
         if bad is None:
             return True
-        live.close()
         if self._recorder is not None:
             self._console.note(fail_case(self._recorder, live.index, Failure(bad.status, bad.reason)))
+        self._lockstep.settle(reports, live.group, live.close)
         return False
 
     def _record(

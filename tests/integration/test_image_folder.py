@@ -1,11 +1,19 @@
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
+from commands import ROOT
 from PIL import Image
 
 from bench.errors import UsageError
@@ -159,6 +167,49 @@ def test_a_corrupt_image_is_named_through_a_worker_process(tmp_path: Path) -> No
     assert "\n" not in str(caught.value)
     source.close()
     assert not multiprocessing.active_children()
+
+
+KILLED = """
+import multiprocessing, os, signal, sys
+from pathlib import Path
+import torch
+from models.data import open_source
+from models.registry import resnet_workload
+source = open_source(
+    resnet_workload("resnet20", 8), data=sys.argv[1], batch_size=2, rank=0, world_size=1,
+    device=torch.device("cpu"), seed=0, num_workers=2,
+)
+source.next()
+workers = [worker.pid for worker in multiprocessing.active_children()]
+for worker in workers:
+    os.kill(worker, signal.SIGSTOP)
+Path(sys.argv[2]).write_text(" ".join(map(str, workers)))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+"""Stopped workers look after no parent: only the kernel ends them."""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
+def test_workers_end_with_a_rank_that_was_killed(tmp_path: Path) -> None:
+    """They are forks, which would hold its GPU."""
+    said = tmp_path / "workers"
+    command = [sys.executable, "-c", KILLED, str(_fill(tmp_path / "images", 8)), str(said)]
+    assert subprocess.run(command, cwd=ROOT, check=False).returncode == -signal.SIGKILL
+    workers = [int(pid) for pid in said.read_text().split()]
+    assert len(workers) == 2
+    deadline_s = time.monotonic() + 30
+    while left := [pid for pid in workers if _is_running(pid)]:
+        if time.monotonic() > deadline_s:
+            for pid in left:
+                os.kill(pid, signal.SIGKILL)
+            raise AssertionError(f"workers {left} outlive their rank")
+        time.sleep(0.05)
+
+
+def _is_running(pid: int) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def test_a_large_folder_is_checked_in_an_even_sample(tmp_path: Path) -> None:

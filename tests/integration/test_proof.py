@@ -1,6 +1,9 @@
 """The proof passes on what is right and, more to the point, fails on what is wrong."""
 
+import contextlib
 import copy
+import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,6 +12,7 @@ import torch
 from bench.modes import Place
 from bench.modes.dp import HostDataParallel
 from bench.plan import Case
+from bench.run import proof
 from bench.run.proof import ProofError, Prover, fingerprint
 from models.registry import resnet_workload
 
@@ -71,6 +75,7 @@ def test_a_prefix_in_the_state_dict_is_caught(monkeypatch: pytest.MonkeyPatch) -
 DDP_PROOF = """
 from bench.cluster.ranks import Cluster
 from bench.plan import Case
+from bench.run import proof
 from bench.run.proof import ProofError, Prover
 from models.registry import resnet_workload
 cluster = Cluster("cpu")
@@ -154,3 +159,82 @@ cluster.close()
         2,
     )
     assert "gradients differ" in found[0]
+
+
+class ForFloat32(torch.nn.Linear):
+    """Raises for float64 what it was told to."""
+
+    def __init__(self, error: Exception | None) -> None:
+        super().__init__(3 * 8 * 8, 10)
+        self.error = error
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.dtype == torch.float64 and self.error is not None:
+            raise self.error
+        return super().forward(x.flatten(1).to(torch.float32 if self.error is None else x.dtype))
+
+
+def prover_for(error: Exception | None) -> Prover:
+    workload = dataclasses.replace(resnet_workload("resnet20", 8), module=lambda: ForFloat32(error))
+    return Prover(workload, workload.module(), PLACE, 0)
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (None, "RuntimeError: mat1 and mat2 must have the same dtype, but got Float and Double"),
+        (NotImplementedError("\"linear\" not implemented for 'Double'"), 'NotImplementedError: "linear" not'),
+        (TypeError("expected float32"), "TypeError: expected float32"),
+        (AssertionError(), "AssertionError"),
+    ],
+    ids=str,
+)
+def test_what_does_not_run_in_float64_is_proven_in_float32(error: Exception | None, why: str) -> None:
+    made = prover_for(error)
+    assert made.prove(CASE, None) < 1e-3
+    assert made.dtype == torch.float32
+    assert made.why_float32.startswith(why)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        torch.AcceleratorError("CUDA error: device-side assert triggered"),
+    ],
+    ids=str,
+)
+def test_full_memory_and_a_broken_device_are_no_reason_for_float32(error: Exception) -> None:
+    made = prover_for(error)
+    with pytest.raises(type(error)):
+        made.prove(CASE, None)
+    with pytest.raises(type(error)):
+        _ = made.dtype
+
+
+def test_a_model_that_runs_in_neither_says_why() -> None:
+    class Broken(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise ValueError(f"no such luck with {x.dtype}")
+
+    workload = dataclasses.replace(resnet_workload("resnet20", 8), module=lambda: Broken(1, 1))
+    with pytest.raises(ValueError, match=r"no such luck with torch\.float32"):
+        Prover(workload, workload.module(), PLACE, 0).prove(CASE, None)
+
+
+def test_the_proof_is_without_tf32_whatever_the_run_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    @contextlib.contextmanager
+    def noted(precision: str, device: torch.device) -> Iterator[None]:
+        assert device == PLACE.device
+        seen.append(precision)
+        yield
+        seen.append("as before")
+
+    gradient = Prover._gradient
+    monkeypatch.setattr(proof, "float32_precision", noted)
+    monkeypatch.setattr(Prover, "_gradient", lambda *given: seen.append("gradient") or gradient(*given))
+    prover_for(None).prove(CASE, None)
+    assert [seen[0], seen[-1]] == ["fp32", "as before"]
+    assert set(seen[1:-1]) == {"gradient"}

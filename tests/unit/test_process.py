@@ -6,13 +6,20 @@ The notations are those of the glibc manual and of Slurm's.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from bench.cluster.process import host_names, huge_pages_env, ranks_environment, tasks_per_node
+from bench.cluster.process import (
+    ended_with_us,
+    host_names,
+    huge_pages_env,
+    ranks_environment,
+    tasks_per_node,
+)
 from bench.errors import UsageError
 
 ALLOCATE = """
@@ -66,6 +73,34 @@ def test_malloc_asks_the_kernel_for_huge_pages() -> None:
 def test_a_rank_starts_without_what_only_the_first_needs_later() -> None:
     code = "import sys, bench.run.job, bench.run.rank; sys.exit('scipy.stats' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+KILLED = """
+import os, signal, subprocess, sys
+from bench.cluster.process import ended_with_us
+ready = 'import sys, time; print(f"ready {sys.argv}", flush=True); time.sleep(600)'
+with subprocess.Popen(ended_with_us([sys.executable, "-c", ready, "--option"])):
+    sys.stdin.readline()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
+def test_a_command_ends_with_its_parent_however_that_ends() -> None:
+    command = [sys.executable, "-c", KILLED]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "ready ['-c', '--option']\n"
+        said, _ = parent.communicate("go on\n", timeout=60)  # until the command's end, which closes the pipe
+    assert said == ""
+    assert parent.returncode == -signal.SIGKILL
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
+def test_a_command_that_is_not_there_is_named() -> None:
+    done = subprocess.run(ended_with_us(["no-such-command"]), capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "no-such-command cannot be started: No such file or directory\n"
 
 
 STEP = {

@@ -94,7 +94,6 @@ def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Measures a run, or goes on with it in its folder: the blocks on disk, in their order."""
     monkeypatch.setattr(session, "Lockstep", FakeLockstep)
     monkeypatch.setattr(session, "work_of", lambda *_: None)
-    monkeypatch.setattr(session, "set_precision", lambda *_: None)
     monkeypatch.setattr(session, "sampled", lambda *_: None)
     monkeypatch.setattr(session, "gc", Mock())
     monkeypatch.setattr(os, "fsync", lambda _: None)

@@ -98,3 +98,15 @@ def test_a_limit_set_while_the_watcher_falls_asleep_is_not_slept_through(
     armed.set()
     assert "a short piece" in lost.get(timeout=20).reason
     made.close()
+
+
+def test_an_error_after_which_no_rank_can_go_on_is_not_waited_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others may come and tell of the same; after this one they need not."""
+    monkeypatch.setattr(module, "ERROR_GRACE_S", 10_000.0)
+    made, lost = guard()
+    made.arm("a block", 1000.0)
+    made.tell("failed", "AcceleratorError: CUDA error: device-side assert triggered", at_once=True)
+    reason = "AcceleratorError: CUDA error: device-side assert triggered (rank 0)"
+    assert lost.get(timeout=LIMIT_S) == Failure("failed", reason)
+    made.arm("the next block", 1000.0)  # the watchdog's thread ends
+    made.close()

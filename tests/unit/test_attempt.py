@@ -1,0 +1,157 @@
+"""From an error to a case's status, and to whether its process can go on.
+
+The texts are those of PyTorch's, CUDA's, cuDNN's, NCCL's and gloo's libraries and of reports to their
+authors; what follows a first line is cut short.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._utils import ExceptionWrapper
+
+from bench.errors import UsageError
+from bench.measure.timed import NonFiniteLossError
+from bench.modes import Unsupported
+from bench.recovery.attempt import Report, attempt, report_of
+
+GPU = "out of GPU memory; use a smaller --batch-size or --image-size"
+HOST = "out of host memory; use a smaller --batch-size or --image-size"
+ASYNCHRONOUS = (
+    "\nCUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below "
+    "might be incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
+)
+NCCL = (
+    "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, unhandled cuda error (run with "
+    "NCCL_DEBUG=INFO for details), NCCL version 2.27.5\nncclUnhandledCudaError: Call to CUDA function failed."
+    "\nLast error:\n"
+)
+GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]:4242"
+ACCELERATOR, BACKEND = torch.AcceleratorError, dist.DistBackendError
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 146.00 MiB. GPU 0 has a total capacity of 8.00 GiB of "
+            "which 0 bytes is free."
+        ),
+        RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB"),
+        ACCELERATOR("CUDA error: out of memory" + ASYNCHRONOUS),
+        RuntimeError("CUDA driver error: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+        RuntimeError("CUDA ran out of memory outside PyTorch's allocator. If this workload uses many …"),
+    ],
+    ids=lambda error: str(error)[:50],
+)
+def test_a_full_gpu_costs_the_case_alone(error: RuntimeError) -> None:
+    assert report_of(error) == Report("oom", GPU)
+
+
+@pytest.mark.parametrize("last", ["Cuda failure 2 'out of memory'", "Failed to CUDA calloc 6291456 bytes"])
+def test_nccl_without_gpu_memory_cannot_go_on(last: str) -> None:
+    assert report_of(BACKEND(NCCL + last)) == Report("oom", GPU, restart=True)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:121] err == 0. DefaultCPUAllocator: can't allocate memory: you "
+            "tried to allocate 400000000000000 bytes. Error code 12 (Cannot allocate memory)"
+        ),
+        OSError(12, "Cannot allocate memory"),
+        RuntimeError("std::bad_alloc"),
+    ],
+    ids=repr,
+)
+def test_a_full_host_costs_the_case_alone(error: Exception) -> None:
+    assert report_of(error) == Report("oom", HOST)
+
+
+def test_the_texts_of_the_installed_allocator() -> None:
+    def work() -> None:
+        torch.empty(2**60, dtype=torch.uint8)
+
+    assert attempt(work) == Report("oom", HOST)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (
+            ACCELERATOR("CUDA error: device-side assert triggered" + ASYNCHRONOUS),
+            "AcceleratorError: CUDA error: device-side assert triggered",
+        ),
+        (
+            ACCELERATOR("CUDA error: an illegal memory access was encountered" + ASYNCHRONOUS),
+            "AcceleratorError: CUDA error: an illegal memory access was encountered",
+        ),
+        (
+            RuntimeError("CUDA error: unspecified launch failure" + ASYNCHRONOUS),
+            "RuntimeError: CUDA error: unspecified launch failure",
+        ),
+        (
+            RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm( handle, …"),
+            "RuntimeError: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm( handle, …",
+        ),
+        (BACKEND(NCCL + "Cuda failure 1 'invalid argument'"), f"DistBackendError: {NCCL.splitlines()[0]}"),
+        (dist.DistNetworkError("The client socket has failed"), "DistNetworkError: The client socket has …"),
+        (RuntimeError(GLOO), f"RuntimeError: {GLOO}"),
+    ],
+    ids=lambda part: str(part)[:50],
+)
+def test_a_broken_device_or_communicator_cannot_go_on(error: RuntimeError, reason: str) -> None:
+    found = report_of(error)
+    assert (found.status, found.restart) == ("failed", True)
+    assert found.reason.startswith(reason.removesuffix("…"))
+    assert "\n" not in found.reason
+
+
+@pytest.mark.parametrize(
+    ("error", "report"),
+    [
+        (ValueError("no such sample\nin folder x"), Report("failed", "ValueError: no such sample")),
+        (KeyError(), Report("failed", "KeyError")),
+        (SystemExit(0), Report("failed", "SystemExit: 0")),
+        (
+            RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if …"),
+            Report(
+                "failed", "RuntimeError: cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if …"
+            ),
+        ),
+        (
+            NonFiniteLossError("loss is nan after 3 steps"),
+            Report("failed", "loss is nan after 3 steps"),
+        ),
+        (Unsupported("torch 2.14 has none"), Report("skipped", "torch 2.14 has none")),
+    ],
+)
+def test_what_a_model_raises_costs_its_case_alone(error: Exception, report: Report) -> None:
+    assert report_of(error) == report
+
+
+def test_what_a_replica_raised_is_named_by_its_own_line() -> None:
+    """As nn.DataParallel hands it on: the type stays, the text becomes a traceback."""
+    for kind, text in ((RuntimeError, "CUDA error: unspecified launch failure"), (ValueError, "no luck")):
+        try:
+            raise kind(text)  # noqa: TRY301 - as a replica does
+        except kind:
+            wrapped = ExceptionWrapper(where="in replica 1 on device 1")
+        with pytest.raises(kind, match="Caught") as caught:
+            wrapped.reraise()
+        assert report_of(caught.value).reason == f"{kind.__name__}: {text}"
+        assert report_of(caught.value).restart == (kind is RuntimeError)
+
+
+def test_a_mistake_of_the_user_is_not_a_cases() -> None:
+    def work() -> None:
+        raise UsageError("no such folder")
+
+    with pytest.raises(UsageError):
+        attempt(work)
