@@ -65,7 +65,7 @@ class FakeWatchdog:
 
     def arm(self, what: str, limit_s: float) -> None: ...
 
-    def tell(self, status: str, reason: str) -> None:
+    def tell(self, status: str, reason: str, **_: bool) -> None:
         self.told.append(Failure(status, reason))
 
 
