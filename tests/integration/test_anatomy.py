@@ -252,7 +252,7 @@ for settings in (*hooks, dict(static_graph=True), dict(accumulate=2)):
     gc.freeze()
     gc.disable()
     run_anatomy(trainer, 2, cluster.place.device, local_steps=1)
-    run_trace(trainer, 1, cluster.place.device, sizes, keep=False)
+    run_trace(trainer, 1, cluster.place.device, sizes, group=cluster.group(2, "gloo"), keep=False)
     parts = [trainer, trainer.optimizer, trainer.mode.ddp, *trainer.mode.module.parameters()]
     parts = [weakref.ref(part) for part in parts]
     trainer.close()
