@@ -8,37 +8,28 @@ from __future__ import annotations
 
 import gc
 import math
-import os
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import torch
 
-from bench.cluster.ranks import Cluster, RankInfo
-from bench.cluster.turns import TURNS_ENV, TurnClient
-from bench.console import Console
-from bench.measure.clock import make_clock
 from bench.measure.memory import release_memory
-from bench.measure.telemetry import FAILED, Telemetry, sampled
-from bench.measure.timed import BlockTimes
-from bench.plan import Planned, equal_layout_reason, round_order
-from bench.recovery.attempt import Report
-from bench.recovery.failures import Failure, block_s, preparing_s, turn_s
-from bench.recovery.lockstep import Lockstep
-from bench.recovery.reopen import Completion, Progress, fail_case
-from bench.recovery.watchdog import Watchdog
+from bench.measure.telemetry import sampled
+from bench.plan import equal_layout_reason, round_order
+from bench.recovery.failures import block_s, preparing_s, turn_s
+from bench.recovery.reopen import Completion
 from bench.results.aggregate import rate_half_widths
 from bench.results.recorder import Recorder
 from bench.results.round_times import ByRound
 from bench.run import sustain
+from bench.run.blocks import Blocks
 from bench.run.curves import measure_curves
 from bench.run.device_rates import measure_rates
-from bench.run.job import Job
-from bench.run.phases import AFTER_ROUNDS, block_rows, is_traced, unfinished, work_of
-from bench.run.prepare import LiveCase, Prepared, equal_layouts, facts_of, prepare
+from bench.run.phases import AFTER_ROUNDS, is_traced, unfinished
+from bench.run.prepare import LiveCase, equal_layouts
 from bench.run.proof import Prover, equal_replicas
-from bench.run.schedule import FIRST_LOOK, Schedule, StopRule, Visitable, is_look, resting_cases
+from bench.run.schedule import FIRST_LOOK, Visitable, is_look, resting_cases
 from bench.run.summary import case_table
-from bench.settings import ResolvedSettings
 from models.workload import make_module
 
 WRITE_EVERY_S = 10.0
@@ -48,42 +39,15 @@ CasesToDrop = Callable[[Mapping[str, ByRound], float], Collection[str]]
 """Case ids to measure no further, from the throughput by round of those that are, and the share left."""
 
 
-class Session:
-    """One rank's part of measuring a run; `recorder` exists on rank 0 only."""
+class Session(Blocks):
+    """One rank's part of measuring a run, from the first case to the last block."""
 
-    def __init__(
-        self,
-        *,
-        cluster: Cluster,
-        job: Job,
-        infos: Sequence[RankInfo],
-        recorder: Recorder | None,
-        console: Console,
-        watchdog: Watchdog,
-        earlier: Progress,
-        to_drop: CasesToDrop | None = None,
-    ) -> None:
-        self._cluster = cluster
-        self._settings = job.settings
-        self._plan = job.plan
-        self._workload = job.workload
-        self._infos = infos
-        self._recorder = recorder
-        self._console = console
-        self._clock = make_clock(cluster.place.device)
-        self._earlier = earlier
-        self._lockstep = Lockstep(cluster, watchdog, recorder, earlier.elapsed_s)
-        self._stop_rule = StopRule(job.settings, recorder, self._rounds_s)
-        self._schedule = Schedule(job.settings)
+    def __init__(self, *, to_drop: CasesToDrop | None = None, **more: Any) -> None:
+        """As `Blocks`; `to_drop` names, after every round, the cases that are measured no further."""
+        super().__init__(**more)
+        self._to_drop = to_drop
         self._resting: frozenset[str] = frozenset()
         self._written_s = 0.0
-        self._to_drop = to_drop
-        self._telemetry: Telemetry | None = None
-        self._is_telemetry_failed = False
-        self._live: list[LiveCase] = []
-        """The cases that are still measured, in the plan's order, the same on every rank."""
-        # Rank 0 takes the turn for all: the others wait for it.
-        self._turns = TurnClient(os.environ.get(TURNS_ENV) if cluster.is_first else None)
 
     def run(self) -> str:
         """Prepare every case, then measure rounds until there is a reason to stop: that reason."""
@@ -117,11 +81,6 @@ class Session:
         if self._telemetry is not None:
             self._telemetry.close()
         return reason
-
-    def _rounds_s(self) -> float:
-        """Seconds of the run but for those of training after the rounds, to which no limit applies."""
-        after_s = sum(self._recorder.sustained_s().values()) if self._recorder is not None else 0.0
-        return self._lockstep.elapsed_s() - after_s
 
     def _reason_to_stop(self, num_rounds: int) -> str:
         """Why to measure no more after so many rounds; empty while the run goes on."""
@@ -165,38 +124,6 @@ class Session:
             self._prepare_case(index, planned, prover)
             # Another rank may need it for the next case: DP trains on everyone's GPU.
             release_memory(place.device)
-
-    def _prepare_case(self, index: int, planned: Planned, prover: Prover) -> None:
-        """Prove, build and warm up a case on its ranks; it is live if that went well on all of them."""
-        case = planned.case
-        in_ddp = case.mode == "ddp"
-        group = self._cluster.group(case.num_devices, case.backend) if in_ddp else None
-        live = LiveCase(index, case, group, planned.oversubscribed)
-        takes_part = self._cluster.rank < (case.num_devices if in_ddp else 1)
-
-        def work() -> Prepared:
-            return prepare(live, prover=prover, settings=self._settings, clock=self._clock)
-
-        self._next_turn()
-        started_s, reports = self._lockstep.run(
-            index,
-            "its preparation",
-            work if takes_part else None,
-            limit_s=preparing_s(self._settings),
-            group=group,
-        )
-        if not self._all_well(live, reports):
-            return
-        found: dict[int, Prepared] = {rank: r.value for rank, r in enumerate(reports) if r.value is not None}
-        live.longest_step_s = max(ms for p in found.values() for ms in p.warmup.steps_ms) / 1000
-        live.step_s = max(p.warmup.steps_ms[-1] for p in found.values()) / 1000
-        if self._recorder is not None:
-            facts = facts_of(live, self._infos[0], list(found.values()))
-            self._recorder.set_outcome(index, "ok", facts=facts)
-            self._recorder.set_layout(case.case_id, live.layout)
-        warmups = {rank: prepared.warmup for rank, prepared in found.items()}
-        self._record(live, "warmup", 0, len(self._live), started_s, warmups)
-        self._live.append(live)
 
     def _drop_equal_layouts(self) -> None:
         """Measure every bucket layout once: different caps can give the same one."""
@@ -253,9 +180,6 @@ class Session:
         if wanted:
             self._lockstep.between()
 
-    def _next_turn(self) -> None:
-        self._lockstep.wait_for_turn(self._turns.next_turn, limit_s=turn_s(self._settings))
-
     def _chosen(self, round_index: int) -> dict[int, list[str]]:
         """The phases of every case that is visited in this round, on rank 0."""
         if self._recorder is None:
@@ -309,26 +233,6 @@ class Session:
             if not self._measure_block(live, phase, round_index, position, what, settings, limit_s):
                 return
 
-    def _measure_block(
-        self,
-        live: LiveCase,
-        phase: str,
-        number: int,
-        position: int,
-        what: str,
-        settings: ResolvedSettings,
-        limit_s: float,
-    ) -> bool:
-        """Measure one block and write it down; False where the case failed and is dropped."""
-        work = work_of(phase, live, settings, self._cluster.place, self._clock, self._telemetry)
-        started_s, reports = self._lockstep.run(live.index, what, work, limit_s=limit_s, group=live.group)
-        if not self._all_well(live, reports):
-            self._live.remove(live)
-            return False
-        times = {rank: r.value for rank, r in enumerate(reports) if r.value is not None}
-        self._record(live, phase, number, position, started_s, times)
-        return True
-
     def _sustain(self) -> None:
         """After the rounds, train every case with devices of its own without a pause, in the plan's order."""
         training = sustain.Training(self._settings, self._cluster, self._recorder, self._console)
@@ -356,53 +260,3 @@ class Session:
         named = self._cluster.from_first(named)
         for live in [live for live in self._live if live.case.case_id in named]:
             self._drop(live)
-
-    def _show(self, what: str, position: int, total: int) -> None:
-        self._console.progress(what, position, total, self._stop_rule.left_s())
-
-    def _say_telemetry_failed(self, rank: int, why: str) -> None:
-        """Say once, whichever ranks it concerns, that columns stay empty from here."""
-        if not self._is_telemetry_failed:
-            self._console.note(f"No GPU telemetry from rank {rank} (--telemetry): {why}; the run goes on")
-        self._is_telemetry_failed = True
-
-    def _drop(self, live: LiveCase) -> None:
-        live.close()
-        self._live.remove(live)
-        release_memory(self._cluster.place.device)
-
-    def _all_well(self, live: LiveCase, reports: Sequence[Report]) -> bool:
-        """Whether no rank reports a fault; otherwise the case ends here, on all of them.
-
-        Raises RestartError where the ranks cannot go on to another case.
-        """
-        bad = next((r for r in reports if r.status != "ok"), None)
-        if bad is None:
-            return True
-        if self._recorder is not None:
-            self._console.note(fail_case(self._recorder, live.index, Failure(bad.status, bad.reason)))
-        self._lockstep.settle(reports, live.group, live.close)
-        return False
-
-    def _record(
-        self,
-        live: LiveCase,
-        phase: str,
-        round_index: int,
-        position: int,
-        started_s: float,
-        times: Mapping[int, BlockTimes],
-    ) -> None:
-        """Write down a block, with the times by rank, unless an earlier attempt has."""
-        case_id = live.case.case_id
-        if self._recorder is None or (case_id, phase, round_index) in self._earlier.measured:
-            return
-        for rank, block in times.items():
-            if "trace" in block.detail:
-                self._recorder.add_trace(case_id, rank, block.detail["trace"])
-            if FAILED in block.detail:
-                self._say_telemetry_failed(rank, block.detail[FAILED])
-        seconds = self._lockstep.elapsed_s() - started_s
-        self._schedule.add(case_id, phase, seconds, oversubscribed=live.oversubscribed)
-        found = [(self._infos[rank].host, rank, block) for rank, block in times.items()]
-        self._recorder.add_block(block_rows(case_id, phase, round_index, position, started_s, found))

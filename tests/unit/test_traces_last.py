@@ -22,7 +22,7 @@ from bench.plan import Machine, Planned, expand, plan_hash
 from bench.recovery.lockstep import Report
 from bench.recovery.reopen import RankHello, open_run
 from bench.results.recorder import Block
-from bench.run import session
+from bench.run import blocks, session
 from bench.run.phases import AFTER_ROUNDS, unfinished
 from bench.run.prepare import LiveCase
 from bench.settings import ResolvedSettings, Settings, with_device_defaults
@@ -92,8 +92,8 @@ def plan_of(settings: ResolvedSettings, device_type: str = "cuda") -> list[Plann
 @pytest.fixture
 def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Measures a run, or goes on with it in its folder: the blocks on disk, in their order."""
-    monkeypatch.setattr(session, "Lockstep", FakeLockstep)
-    monkeypatch.setattr(session, "work_of", lambda *_: None)
+    monkeypatch.setattr(blocks, "Lockstep", FakeLockstep)
+    monkeypatch.setattr(blocks, "work_of", lambda *_: None)
     monkeypatch.setattr(session, "sampled", lambda *_: None)
     monkeypatch.setattr(session, "gc", Mock())
     monkeypatch.setattr(os, "fsync", lambda _: None)

@@ -1,0 +1,171 @@
+"""One block of one case on all ranks: done in lockstep, written down, and what follows where it fails."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+from bench.cluster.ranks import Cluster, RankInfo
+from bench.cluster.turns import TURNS_ENV, TurnClient
+from bench.console import Console
+from bench.measure.clock import make_clock
+from bench.measure.memory import release_memory
+from bench.measure.telemetry import FAILED, Telemetry
+from bench.measure.timed import BlockTimes
+from bench.plan import Planned
+from bench.recovery.attempt import Report
+from bench.recovery.failures import Failure, preparing_s, turn_s
+from bench.recovery.lockstep import Lockstep
+from bench.recovery.reopen import Progress, fail_case
+from bench.recovery.watchdog import Watchdog
+from bench.results.recorder import Recorder
+from bench.run.job import Job
+from bench.run.phases import block_rows, work_of
+from bench.run.prepare import LiveCase, Prepared, facts_of, prepare
+from bench.run.proof import Prover
+from bench.run.schedule import Schedule, StopRule
+from bench.settings import ResolvedSettings
+
+
+class Blocks:
+    """One rank's part of preparing and measuring single cases; `recorder` exists on rank 0 only."""
+
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        job: Job,
+        infos: Sequence[RankInfo],
+        recorder: Recorder | None,
+        console: Console,
+        watchdog: Watchdog,
+        earlier: Progress,
+    ) -> None:
+        self._cluster = cluster
+        self._settings = job.settings
+        self._plan = job.plan
+        self._workload = job.workload
+        self._infos = infos
+        self._recorder = recorder
+        self._console = console
+        self._clock = make_clock(cluster.place.device)
+        self._earlier = earlier
+        self._lockstep = Lockstep(cluster, watchdog, recorder, earlier.elapsed_s)
+        self._stop_rule = StopRule(job.settings, recorder, self._rounds_s)
+        self._schedule = Schedule(job.settings)
+        self._telemetry: Telemetry | None = None
+        self._is_telemetry_failed = False
+        self._live: list[LiveCase] = []
+        """The cases that are still measured, in the plan's order, the same on every rank."""
+        # Rank 0 takes the turn for all: the others wait for it.
+        self._turns = TurnClient(os.environ.get(TURNS_ENV) if cluster.is_first else None)
+
+    def _prepare_case(self, index: int, planned: Planned, prover: Prover) -> None:
+        """Prove, build and warm up a case on its ranks; it is live if that went well on all of them."""
+        case = planned.case
+        in_ddp = case.mode == "ddp"
+        group = self._cluster.group(case.num_devices, case.backend) if in_ddp else None
+        live = LiveCase(index, case, group, planned.oversubscribed)
+        takes_part = self._cluster.rank < (case.num_devices if in_ddp else 1)
+
+        def work() -> Prepared:
+            return prepare(live, prover=prover, settings=self._settings, clock=self._clock)
+
+        self._next_turn()
+        started_s, reports = self._lockstep.run(
+            index,
+            "its preparation",
+            work if takes_part else None,
+            limit_s=preparing_s(self._settings),
+            group=group,
+        )
+        if not self._all_well(live, reports):
+            return
+        found: dict[int, Prepared] = {rank: r.value for rank, r in enumerate(reports) if r.value is not None}
+        live.longest_step_s = max(ms for p in found.values() for ms in p.warmup.steps_ms) / 1000
+        live.step_s = max(p.warmup.steps_ms[-1] for p in found.values()) / 1000
+        if self._recorder is not None:
+            facts = facts_of(live, self._infos[0], list(found.values()))
+            self._recorder.set_outcome(index, "ok", facts=facts)
+            self._recorder.set_layout(case.case_id, live.layout)
+        warmups = {rank: prepared.warmup for rank, prepared in found.items()}
+        self._record(live, "warmup", 0, len(self._live), started_s, warmups)
+        self._live.append(live)
+
+    def _measure_block(
+        self,
+        live: LiveCase,
+        phase: str,
+        number: int,
+        position: int,
+        what: str,
+        settings: ResolvedSettings,
+        limit_s: float,
+    ) -> bool:
+        """Measure one block and write it down; False where the case failed and is dropped."""
+        work = work_of(phase, live, settings, self._cluster.place, self._clock, self._telemetry)
+        started_s, reports = self._lockstep.run(live.index, what, work, limit_s=limit_s, group=live.group)
+        if not self._all_well(live, reports):
+            self._live.remove(live)
+            return False
+        times = {rank: r.value for rank, r in enumerate(reports) if r.value is not None}
+        self._record(live, phase, number, position, started_s, times)
+        return True
+
+    def _all_well(self, live: LiveCase, reports: Sequence[Report]) -> bool:
+        """Whether no rank reports a fault; otherwise the case ends here, on all of them.
+
+        Raises RestartError where the ranks cannot go on to another case.
+        """
+        bad = next((r for r in reports if r.status != "ok"), None)
+        if bad is None:
+            return True
+        if self._recorder is not None:
+            self._console.note(fail_case(self._recorder, live.index, Failure(bad.status, bad.reason)))
+        self._lockstep.settle(reports, live.group, live.close)
+        return False
+
+    def _record(
+        self,
+        live: LiveCase,
+        phase: str,
+        round_index: int,
+        position: int,
+        started_s: float,
+        times: Mapping[int, BlockTimes],
+    ) -> None:
+        """Write down a block, with the times by rank, unless an earlier attempt has."""
+        case_id = live.case.case_id
+        if self._recorder is None or (case_id, phase, round_index) in self._earlier.measured:
+            return
+        for rank, block in times.items():
+            if "trace" in block.detail:
+                self._recorder.add_trace(case_id, rank, block.detail["trace"])
+            if FAILED in block.detail:
+                self._say_telemetry_failed(rank, block.detail[FAILED])
+        seconds = self._lockstep.elapsed_s() - started_s
+        self._schedule.add(case_id, phase, seconds, oversubscribed=live.oversubscribed)
+        found = [(self._infos[rank].host, rank, block) for rank, block in times.items()]
+        self._recorder.add_block(block_rows(case_id, phase, round_index, position, started_s, found))
+
+    def _drop(self, live: LiveCase) -> None:
+        live.close()
+        self._live.remove(live)
+        release_memory(self._cluster.place.device)
+
+    def _next_turn(self) -> None:
+        self._lockstep.wait_for_turn(self._turns.next_turn, limit_s=turn_s(self._settings))
+
+    def _rounds_s(self) -> float:
+        """Seconds of the run but for those of training after the rounds, to which no limit applies."""
+        after_s = sum(self._recorder.sustained_s().values()) if self._recorder is not None else 0.0
+        return self._lockstep.elapsed_s() - after_s
+
+    def _show(self, what: str, position: int, total: int) -> None:
+        self._console.progress(what, position, total, self._stop_rule.left_s())
+
+    def _say_telemetry_failed(self, rank: int, why: str) -> None:
+        """Say once, whichever ranks it concerns, that columns stay empty from here."""
+        if not self._is_telemetry_failed:
+            self._console.note(f"No GPU telemetry from rank {rank} (--telemetry): {why}; the run goes on")
+        self._is_telemetry_failed = True
