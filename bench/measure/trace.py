@@ -16,6 +16,7 @@ import itertools
 import json
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -99,9 +100,12 @@ def run_trace(
     if device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
     traced = TracedTrainer(trainer)
-    with profile(activities=activities, acc_events=True) as profiler:
-        _begin(trainer, device, group)
-        times = run_block(traced.step, num_steps, make_clock(device))
+    with warnings.catch_warnings():
+        # There is one cycle. `acc_events=True`, which it asks for, would parse all events once more.
+        warnings.filterwarnings("ignore", message="Profiler clears events")
+        with profile(activities=activities) as profiler:
+            _begin(trainer, device, group)
+            times = run_block(traced.step, num_steps, make_clock(device))
     with scratch_folder() as folder:
         path = folder / "trace.json"
         profiler.export_chrome_trace(str(path))
