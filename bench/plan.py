@@ -28,6 +28,11 @@ HALF_HOOKS = ("fp16", "bf16")
 """Communication hooks that send two bytes for every gradient element of four."""
 
 
+def wire_share(comm_hook: str) -> float:
+    """Tell the share of fp32 gradients' bytes that a hook sends."""
+    return 0.5 if comm_hook in HALF_HOOKS else 1.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Case(DdpSettings, StepSettings):
     """One point of the sweep: every setting that defines what is measured."""

@@ -7,11 +7,8 @@ from collections.abc import Mapping
 import pandas as pd
 
 from bench.conditions import Manifest, part
-from bench.findings.wording import Row, estimate, finite, text
-from bench.layout import BucketLayout
-from bench.results.aggregate import bus_gb
-from bench.scaling.scenario import wire_share
-from bench.stats import Interval
+from bench.findings.links import bus_gb_per_s
+from bench.findings.wording import Row, estimate, finite
 from report.select import records
 
 EPOCH_IMAGES = 1_281_167
@@ -43,7 +40,7 @@ def _rates(row: Row, flops: float | None, price: float | None) -> Mapping[str, f
     rate, num_devices = estimate(row, "images_per_s"), finite(row["num_devices"])
     if rate is not None and flops and num_devices:
         found |= rate.scaled(PASSES * flops / num_devices / 1e12).columns("tflop_per_s")
-    if (bus := _bus(row)) is not None:
+    if (bus := bus_gb_per_s(row)) is not None:
         found |= bus.columns("bus_gb_per_s")
     sustained = finite(row["images_per_s_sustained"])
     if sustained and num_devices:
@@ -51,13 +48,3 @@ def _rates(row: Row, flops: float | None, price: float | None) -> Mapping[str, f
         if price is not None:
             found["epoch_cost"] = found["epoch_h"] * num_devices * price
     return found
-
-
-def _bus(row: Row) -> Interval | None:
-    """Return the bus bandwidth of the buckets alone, as nccl-tests defines it."""
-    alone, ranks = estimate(row, "comm_ms"), finite(row["num_devices"])
-    layout = BucketLayout.of_cell(row["bucket_bytes"])
-    if alone is None or layout is None or not ranks or not alone.estimate > 0:
-        return None
-    sent = wire_share(text(row["comm_hook"])) * sum(layout.num_bytes)
-    return alone.inverted(1000 * bus_gb(sent, int(ranks)))

@@ -1,4 +1,4 @@
-"""Says which pairs of GPUs that cases used reach each other by a slow way: without peer access, or NVLink."""
+"""Says where GPUs exchange data by a slow way: without peer access, without NVLink, or slower than it is."""
 
 from __future__ import annotations
 
@@ -10,7 +10,18 @@ import pandas as pd
 
 from bench.conditions import Manifest, part
 from bench.findings.caution import Caution
-from bench.findings.wording import text
+from bench.findings.wording import Row, estimate, finite, text
+from bench.layout import BucketLayout
+from bench.plan import wire_share
+from bench.results.aggregate import bus_gb
+from bench.stats import Interval
+
+LEAST_NVLINK_GB_PER_S = 15.0
+"""Bus bandwidth that any NVLink exceeds: the slowest, a bridge of two workstation GPUs, has 28 GB/s one way.
+PCIe 4.0 with 16 lanes reaches 20 to 25 at best, and less where several GPUs share a switch."""
+
+LARGE_BYTES = 16 * 2**20
+"""Gradients from which on the time of their all-reduces is transfer rather than latency."""
 
 MOST_NAMED = 4
 """So many pairs a caution names; nvidia-smi shows the rest."""
@@ -49,7 +60,46 @@ def link_cautions(manifest: Manifest, cases: pd.DataFrame) -> list[Caution]:
             "choose GPUs joined by NVLink with CUDA_VISIBLE_DEVICES; nvidia-smi topo -m shows them",
         ),
     )
-    return [caution for caution in found if caution is not None]
+    over_nvlink = {case_id for case_id, pairs in used.items() if _all_nvlink(known[pair] for pair in pairs)}
+    slow = _slow_nvlink(ok[ok["case_id"].isin(over_nvlink)])
+    return [caution for caution in (*found, slow) if caution is not None]
+
+
+def bus_gb_per_s(row: Row) -> Interval | None:
+    """Return the bus bandwidth of a case's buckets alone in 10^9 bytes/s, as nccl-tests defines it."""
+    alone, ranks = estimate(row, "comm_ms"), finite(row["num_devices"])
+    layout = BucketLayout.of_cell(row["bucket_bytes"])
+    if alone is None or layout is None or not ranks or not alone.estimate > 0:
+        return None
+    sent = wire_share(text(row["comm_hook"])) * sum(layout.num_bytes)
+    return alone.inverted(1000 * bus_gb(sent, int(ranks)))
+
+
+def _all_nvlink(pairs: Iterable[Manifest]) -> bool:
+    found = [pair.get("nvlink") is True for pair in pairs]
+    return bool(found) and all(found)
+
+
+def _slow_nvlink(cases: pd.DataFrame) -> Caution | None:
+    """Name the case on one host whose large all-reduces are slower than any NVLink."""
+    slow: dict[str, float] = {}
+    for _, row in cases[cases["num_nodes"] == 1].iterrows():
+        layout, found = BucketLayout.of_cell(row["bucket_bytes"]), bus_gb_per_s(row)
+        if found is None or layout is None or sum(layout.num_bytes) < LARGE_BYTES:
+            continue
+        if found.estimate < LEAST_NVLINK_GB_PER_S:
+            slow[text(row["case_id"])] = found.estimate
+    if not slow:
+        return None
+    worst = min(slow, key=lambda case_id: slow[case_id])
+    return Caution(
+        kind="slow all-reduce",
+        case_id=worst,
+        text=f"the GPUs of {worst} are joined by NVLink, yet its all-reduces have a bus bandwidth of "
+        f"{slow[worst]:.1f} GB/s; any NVLink has more than {LEAST_NVLINK_GB_PER_S:g}",
+        advice="NCCL_DEBUG=INFO shows which way NCCL takes; look for NCCL_P2P_DISABLE, or a container "
+        "without the GPUs' topology",
+    )
 
 
 def _caution(

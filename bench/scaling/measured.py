@@ -14,11 +14,11 @@ from bench.conditions import machine_name
 from bench.errors import UsageError
 from bench.findings.wording import step_labels
 from bench.layout import BucketLayout
+from bench.plan import wire_share
 from bench.results.aggregate import step_ms_by_round
 from bench.results.store import RunData
 from bench.scaling.calibration import AllReduceTimes, Identity, Samples
 from bench.scaling.cost import measured_curve
-from bench.scaling.scenario import wire_share
 
 COMMON_SD = 0.01
 """Standard deviation of the whole network's speed between two medians, as a share.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from bench.errors import UsageError
 from bench.layout import PYTORCH_CAPS, BucketCaps
-from bench.plan import HALF_HOOKS
+from bench.plan import HALF_HOOKS, wire_share
 from bench.scaling.calibration import AllReduceTimes, Calibration
 from bench.scaling.cost import CostBand, CostCurve, at_ranks, hierarchical, measured_curve, tree_steps
 from bench.scaling.networks import NetworkModel
@@ -67,11 +67,6 @@ class Scenario:
     def wire_share(self) -> float:
         """Share of fp32 gradients' bytes that is sent."""
         return wire_share(self.comm_hook)
-
-
-def wire_share(comm_hook: str) -> float:
-    """Tell the share of fp32 gradients' bytes that a hook sends."""
-    return 0.5 if comm_hook in HALF_HOOKS else 1.0
 
 
 def batch_per_device(calibration: Calibration, scenario: Scenario) -> int:

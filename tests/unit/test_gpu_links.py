@@ -56,6 +56,25 @@ def test_a_pair_without_nvlink_is_told_where_others_have_it() -> None:
     assert many.text.startswith("5 of 6 used pairs of GPUs (0-1, 0-2, 0-3, 1-2, …) have no NVLink")
 
 
+@pytest.mark.parametrize(
+    ("comm_ms", "mib", "hook", "is_slow"),
+    [
+        (20.0, 100, "none", True),  # 2 x 3/4 x 104.9 MB in 20 ms: 7.9 GB/s
+        (5.0, 100, "none", False),  # 31 GB/s
+        (20.0, 10, "none", False),  # latency counts as much
+        (8.0, 100, "none", False),  # 19.7 GB/s
+        (8.0, 100, "bf16", True),  # half the bytes: 9.8 GB/s
+    ],
+)
+def test_nvlink_that_all_reduces_do_not_use_is_told(
+    comm_ms: float, mib: int, hook: str, *, is_slow: bool
+) -> None:
+    row = case("ddp", 4, 100.0, comm_ms=comm_ms, bucket_bytes=str(mib * 2**20), comm_hook=hook, num_nodes=1)
+    assert ("slow all-reduce" in found(manifest({}), row)) == is_slow
+    assert "slow all-reduce" not in found(manifest({"h 0-1": PCIE}), row), "a pair without it sets the pace"
+    assert "slow all-reduce" not in found(manifest({}), row | {"num_nodes": 2}), "a network is between"
+
+
 def test_ranks_are_found_by_uuid_and_replicas_by_their_place() -> None:
     told = manifest({"h 0-1": HOST_MEMORY})
     told["ranks"] = [{"host": "h", "gpu": f"h{i}"} for i in (2, 3, 0, 1)]
