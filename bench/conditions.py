@@ -146,7 +146,8 @@ def cpu_model() -> str:
 def nvml_devices() -> Iterator[list[Any]]:
     """Open NVML and yield a handle of every GPU; raises NVMLError, also where there is no driver.
 
-    NVML counts GPUs that a cgroup keeps from this process, as Slurm does, too; CUDA does not, nor do we.
+    NVML counts GPUs that a cgroup keeps from this process, as Slurm does, and those that fell off the bus,
+    too; CUDA does not, nor do we.
     """
     pynvml.nvmlInit()
     try:
@@ -156,12 +157,16 @@ def nvml_devices() -> Iterator[list[Any]]:
 
 
 def _handles() -> Iterator[Any]:
+    """Every GPU that NVML opens. Raises NVMLError where it opens none, unless it is not permitted to."""
+    found, broken = 0, None
     for index in range(pynvml.nvmlDeviceGetCount()):
         try:
             yield pynvml.nvmlDeviceGetHandleByIndex(index)
+            found += 1
         except pynvml.NVMLError as error:
-            if error.value != pynvml.NVML_ERROR_NO_PERMISSION:
-                raise
+            broken = broken if error.value == pynvml.NVML_ERROR_NO_PERMISSION else error
+    if broken is not None and not found:
+        raise broken
 
 
 def ask_nvml(names: str, *arguments: Any) -> Any:
@@ -330,7 +335,7 @@ def part(manifest: Manifest, name: str) -> Manifest:
 def _counted(gpus: Iterable[Manifest], key: str) -> str:
     """`2 x NVIDIA H200`, or `none`."""
     known = Counter(str(gpu.get(key)) for gpu in gpus if gpu.get(key) is not None)
-    return ", ".join(f"{count} x {value}" for value, count in known.items()) or NONE
+    return ", ".join(f"{count} x {value}" for value, count in sorted(known.items())) or NONE
 
 
 def _bound(ranks: Any) -> str:

@@ -1,8 +1,8 @@
 """Samples GPUs through NVML in a process of its own, and tells what they did in a span of time. No torch.
 
 `python -m bench.measure.sampler UUID…`, with a socket as standard input. Each line on it is a question,
-`{"start_s", "end_s", "gpus"}`, on the monotonic clock. Each answer is a line: `{"gpus": {number: summary}}`
-by nvidia-smi's number of a GPU, or `{"error": why}`. It ends when the other end of the socket does.
+`{"start_s", "end_s", "gpus"}`, on the monotonic clock. Each answer is a line: `{"gpus": {name: summary}}`
+by the beginning of a GPU's UUID, or `{"error": why}`. It ends when the other end of the socket does.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ INTERVAL_S = 0.05
 KEPT_S = 600.0
 """Samples are kept so long, a few MiB per GPU: of a longer block its last ten minutes are told."""
 
+NAME_LENGTH = 8
+"""Characters of a UUID that name a GPU in a table: the chance that two of eight agree is 1 in 10^8."""
+
 LEAST_COUNTED_S = 0.2
 """Least time from which the energy counter tells the power: it moves in steps of up to 0.1 s."""
 
@@ -58,7 +61,6 @@ class Sample:
 class SampledGpu:
     """A GPU and its samples of the last `KEPT_S`."""
 
-    number: int
     handle: Any
     samples: deque[Sample] = field(default_factory=lambda: deque(maxlen=int(KEPT_S / INTERVAL_S)))
 
@@ -132,10 +134,10 @@ def chosen(handles: Sequence[Any], uuids: Sequence[str]) -> dict[str, SampledGpu
     Of a part of a GPU (MIG), NVML reads neither clocks nor power; those of the whole would be others' too.
     """
     found: dict[str, SampledGpu] = {}
-    for number, handle in enumerate(handles):
+    for handle in handles:
         uuid = str(ask_nvml("nvmlDeviceGetUUID", handle)).removeprefix(GPU_PREFIX)
         if uuid in uuids and not is_mig(handle):
-            found[uuid] = SampledGpu(number, handle)
+            found[uuid] = SampledGpu(handle)
     missing = [uuid for uuid in uuids if uuid not in found]
     if missing:
         raise LookupError(f"NVML has no whole GPU {missing[0]} (MIG, or a container hides it)")
@@ -143,10 +145,12 @@ def chosen(handles: Sequence[Any], uuids: Sequence[str]) -> dict[str, SampledGpu
 
 
 def answer(question: Mapping[str, Any], gpus: Mapping[str, SampledGpu]) -> dict[str, Any]:
-    """What the GPUs asked for did, each by its number."""
-    asked = [gpus[uuid] for uuid in question["gpus"]]
+    """What the GPUs asked for did, each by its name.
+
+    Not by NVML's number: where a cgroup hides the others, as Slurm's does, every rank's own GPU is 0.
+    """
     span = question["start_s"], question["end_s"]
-    return {"gpus": {str(gpu.number): summary(gpu.within(*span)) for gpu in asked}}
+    return {"gpus": {uuid[:NAME_LENGTH]: summary(gpus[uuid].within(*span)) for uuid in question["gpus"]}}
 
 
 def serve(peer: socket.socket, gpus: Mapping[str, SampledGpu]) -> None:

@@ -111,6 +111,7 @@ def open_run(
         recorder = Recorder.reopen(folder)
         if earlier is not None:
             notes = _settle_fault(recorder, hellos)
+            _check_devices(recorder.manifest(), manifest)
         else:
             _retry_failed_cases(recorder)
         manifest = _carried_on(recorder.manifest(), manifest, resumed=earlier is None)
@@ -149,6 +150,18 @@ def _is_of(folder: Path, run_id: str) -> bool:
     attempts = read(folder).attempts
     last = attempts[-1] if attempts else None
     return isinstance(last, dict) and last.get("run_id") == run_id
+
+
+def _check_devices(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise GaveUpError where ranks that started again have other devices: a GPU that fell off the bus."""
+    gpus = [[rank.get("gpu") for rank in one.get("ranks", [])] for one in (then, now)]
+    if then.get("plan_hash") == now.get("plan_hash") and gpus[0] == gpus[1]:
+        return
+    before, after = (devices_of(one.get("ranks", [])) for one in (then, now))
+    raise GaveUpError(
+        f"gave up: started again, the ranks have other devices ({before} before, {after} now); "
+        "python -m bench.doctor, then go on with --resume on whole hardware"
+    )
 
 
 def _settle_fault(recorder: Recorder, hellos: Sequence[RankHello]) -> list[str]:

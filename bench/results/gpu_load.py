@@ -14,7 +14,7 @@ from bench.stats import median_interval
 ByRound: TypeAlias = dict[int, float]
 
 GPUS = "gpus"
-"""In the detail of a timed block: by nvidia-smi's number of a GPU, what it did."""
+"""In the detail of a timed block: by the beginning of a GPU's UUID, what it did."""
 
 TOGETHER: dict[str, Callable[[Iterable[float]], float]] = {
     "sm_clock_mhz": min,
@@ -35,13 +35,13 @@ class GpuLoad:
     """What held clocks down: percent of samples, added up over blocks and GPUs."""
 
     def add(self, round_index: int, ranks: Sequence[tuple[Any, Mapping[str, Any]]]) -> None:
-        """One block: of each rank its host, and by number what its GPUs did.
+        """One block: of each rank its host, and by name what its GPUs did.
 
         Ranks that share a GPU both tell of it. What one GPU does not tell is unknown of all together.
         """
         if not all(found for _, found in ranks):
             return
-        gpus = {(host, number): dict(did) for host, found in ranks for number, did in dict(found).items()}
+        gpus = {(host, name): dict(did) for host, found in ranks for name, did in dict(found).items()}
         for name, together in TOGETHER.items():
             told = [float(did[name]) for did in gpus.values() if name in did]
             if told and len(told) == len(gpus):

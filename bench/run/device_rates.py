@@ -6,13 +6,13 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
 from bench.cluster.ranks import Cluster
 from bench.findings.wording import plural
+from bench.measure.memory import release_memory
 from bench.measure.roofline import DeviceMeter
 from bench.plan import Planned
-from bench.recovery.lockstep import Lockstep
+from bench.recovery.attempt import is_broken_by
+from bench.recovery.lockstep import Lockstep, RestartError
 from models.workload import one_line
 
 
@@ -33,12 +33,23 @@ def measure_rates(
     """
     device = cluster.place.device
     meter = functools.cache(lambda: DeviceMeter(device, precision))
+    counts = _counts(plan, cluster.world_size)
+    takes_part = cluster.rank < max(counts, default=0)
     found: list[dict[str, Any]] = []
-    for num_devices in _counts(plan, cluster.world_size):
+
+    def done(what: str, work: Callable[[], Any] | None) -> list[Any]:
+        """What each rank's work gives, or why it gives nothing. Raises RestartError for a broken device."""
+        _, reports = lockstep.run(None, what, work and functools.partial(_tried, work), limit_s=limit_s)
+        if any(report.status != "ok" for report in reports):
+            raise RestartError
+        return [report.value for report in reports]
+
+    # Memory and libraries come before the first count, so that all measure at the same moment.
+    done("memory for the devices' rates", (lambda: bool(meter())) if takes_part else None)
+    for num_devices in counts:
         what = f"the rates of {plural(num_devices, 'device')}"
-        work = (lambda: _measured(meter)) if cluster.rank < num_devices else None
-        _, reports = lockstep.run(None, what, work, limit_s=limit_s)
-        values = [report.value for report in reports[:num_devices]]
+        work = (lambda: meter().measured()) if cluster.rank < num_devices else None
+        values = done(what, work)[:num_devices]
         reasons = [value for value in values if isinstance(value, str)]
         if reasons:
             say(f"{what} are not known: {reasons[0]}")
@@ -47,8 +58,7 @@ def measure_rates(
                 {"num_devices": num_devices, "rank": rank, **value} for rank, value in enumerate(values)
             ]
     meter.cache_clear()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    done("giving their memory back", lambda: release_memory(device))
     return found
 
 
@@ -58,9 +68,11 @@ def _counts(plan: Sequence[Planned], num_ranks: int) -> list[int]:
     return sorted(count for count in runnable if count <= num_ranks)
 
 
-def _measured(meter: Callable[[], DeviceMeter]) -> dict[str, float] | str:
-    """The rates of this rank's device, or why there are none."""
+def _tried(work: Callable[[], Any]) -> Any:
+    """Do `work`; one line of what it raises, such as too little memory, unless that breaks the device."""
     try:
-        return meter().measured()
-    except RuntimeError as error:  # too little memory, or arithmetic that the device has not
+        return work()
+    except Exception as error:
+        if is_broken_by(error):
+            raise
         return one_line(error)

@@ -113,8 +113,15 @@ def test_blocking_differences_come_first_and_equal_gpus_are_counted() -> None:
     other = changed("environment.gpus.0.name", "B")
     other["git"]["commit"] = "def"
     first, second = differences(RUN, other, GATE)
-    assert (first.name, first.then, first.now, first.blocking) == ("GPUs", "2 x A", "1 x B, 1 x A", True)
+    assert (first.name, first.then, first.now, first.blocking) == ("GPUs", "2 x A", "1 x A, 1 x B", True)
     assert (second.name, second.blocking) == ("commit", False)
+
+
+def test_the_order_of_gpus_is_no_difference() -> None:
+    mixed = changed("environment.gpus.0.name", "B")
+    turned = copy.deepcopy(mixed)
+    turned["environment"]["gpus"].reverse()
+    assert differences(mixed, turned, GATE) == []
 
 
 def test_a_gpu_without_a_name_is_unknown() -> None:

@@ -234,3 +234,15 @@ def test_a_slice_is_its_parent_and_says_mig(two: dict[str, Callable[..., Any]]) 
         assert (found["uuid"], found["name"]) == ("GPU-b1234567", "NVIDIA A100-SXM4-80GB MIG")
         assert "memory_mib" not in found
     assert gpus.pairs(["GPU-a1234567", "GPU-5117e"]) == [GpuPair(first=0, second=1)]
+
+
+def test_a_gpu_that_fell_off_the_bus_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = two_a100()
+
+    def handle(index: int) -> Any:
+        if index == 0:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+        return whole["nvmlDeviceGetHandleByIndex"](index) if "nvmlDeviceGetHandleByIndex" in whole else index
+
+    monkeypatch.setattr(conditions, "pynvml", Nvml({**whole, "nvmlDeviceGetHandleByIndex": handle}))
+    assert len(gpus.gpus()) == 1

@@ -162,7 +162,12 @@ def test_every_device_count_is_measured_at_once_as_far_as_there_are_ranks(
     timed_by(monkeypatch, 10.0)
     lockstep = FakeLockstep()
     found, said = rates(lockstep, 2, 1, 2, 4)
-    assert lockstep.asked == [("the rates of 1 device", True), ("the rates of 2 devices", True)]
+    assert lockstep.asked == [
+        ("memory for the devices' rates", True),
+        ("the rates of 1 device", True),
+        ("the rates of 2 devices", True),
+        ("giving their memory back", True),
+    ]
     assert [(row["num_devices"], row["rank"]) for row in found] == [(1, 0), (2, 0), (2, 1)]
     assert found[1]["matrix_tflop_per_s"] == pytest.approx(FLOPS / 10e-3 / 1e12)
     assert not said
@@ -172,7 +177,7 @@ def test_a_rank_beyond_the_count_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     timed_by(monkeypatch, 10.0)
     lockstep = FakeLockstep(rank=1)
     rates(lockstep, 1, 2, rank=1)
-    assert [works for _, works in lockstep.asked] == [False, True]
+    assert [works for what, works in lockstep.asked if "rates of" in what] == [False, True]
 
 
 def test_a_count_that_failed_on_any_rank_has_no_rates_and_the_reason_is_told(
@@ -192,3 +197,18 @@ def test_a_device_without_the_memory_does_not_end_the_run(monkeypatch: pytest.Mo
     found, said = rates(FakeLockstep(), 1)
     assert not found
     assert said == ["the rates of 1 device are not known: OutOfMemoryError: CUDA out of memory"]
+
+
+def test_a_broken_device_starts_the_ranks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: DeviceMeter) -> dict[str, float]:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    class Lockstep(FakeLockstep):
+        def run(
+            self, index: int | None, what: str, work: Any, *, limit_s: float
+        ) -> tuple[float, list[Report]]:
+            return limit_s, [attempt(work)]
+
+    monkeypatch.setattr(DeviceMeter, "measured", broken)
+    with pytest.raises(RestartError):
+        rates(Lockstep(), 1)

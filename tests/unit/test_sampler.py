@@ -62,17 +62,17 @@ def test_power_without_a_usable_counter(samples: list[Sample], watts: float | No
 
 
 def test_only_samples_between_start_and_end_count() -> None:
-    gpu = SampledGpu(3, None)
+    gpu = SampledGpu(None)
     gpu.samples.extend(
         Sample(moment_s=t, sm_clock_mhz=mhz)
         for t, mhz in ((0.9, 100), (1.0, 1000), (1.5, 1100), (2.0, 1200), (2.1, 100))
     )
-    question = {"start_s": 1.0, "end_s": 2.0, "gpus": ["a"]}
-    assert answer(question, {"a": gpu}) == {"gpus": {"3": {"sm_clock_mhz": 1100}}}
+    question = {"start_s": 1.0, "end_s": 2.0, "gpus": ["abcdefgh-1"]}
+    assert answer(question, {"abcdefgh-1": gpu}) == {"gpus": {"abcdefgh": {"sm_clock_mhz": 1100}}}
 
 
 def test_samples_are_kept_within_bounds() -> None:
-    gpu = SampledGpu(0, None)
+    gpu = SampledGpu(None)
     gpu.samples.extend(Sample(moment_s=float(i)) for i in range(100_000))
     assert len(gpu.samples) == sampler.KEPT_S / sampler.INTERVAL_S
 

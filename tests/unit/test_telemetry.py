@@ -94,7 +94,7 @@ def test_a_block_is_told_the_readings_of_its_own_gpus(both: Telemetry) -> None:
     """CUDA's first GPU is NVML's second one: the UUID decides."""
     found = seen(both, [0])
     assert found == {
-        "1": {
+        FIRST[:8]: {
             "sm_clock_mhz": 1410,
             "power_w": pytest.approx(300, rel=1e-3),
             "temperature_c": 62,
@@ -103,18 +103,18 @@ def test_a_block_is_told_the_readings_of_its_own_gpus(both: Telemetry) -> None:
         }
     }
     found = seen(both, [0, 1])
-    assert {number: readings["power_w"] for number, readings in found.items()} == {
-        "0": pytest.approx(500, rel=1e-3),
-        "1": pytest.approx(300, rel=1e-3),
+    assert {name: readings["power_w"] for name, readings in found.items()} == {
+        SECOND[:8]: pytest.approx(500, rel=1e-3),
+        FIRST[:8]: pytest.approx(300, rel=1e-3),
     }
-    assert found["0"]["throttled_by_pct"] == {"power cap": 100}
+    assert found[SECOND[:8]]["throttled_by_pct"] == {"power cap": 100}
 
 
 def test_what_was_measured_stays_and_a_block_without_a_sample_tells_nothing(both: Telemetry) -> None:
     seen(both, [0])
     times = both.of(block(1e-6), [0])
     assert (times.block_ms, times.steps_ms) == (1e-6, (5e-7, 5e-7))
-    assert times.detail == {"other": 1, "gpus": {"1": {}}}
+    assert times.detail == {"other": 1, "gpus": {FIRST[:8]: {}}}
 
 
 def test_what_the_sampler_tells_arrives_in_the_table_of_cases(both: Telemetry) -> None:
@@ -135,7 +135,7 @@ def test_what_the_sampler_tells_arrives_in_the_table_of_cases(both: Telemetry) -
 def test_a_gpu_that_reports_nothing_has_no_readings(nvml: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
     monkeypatch.setenv("NVML_TELLS_NOTHING", "1")
     made = Telemetry({0: FIRST})
-    assert made.of(block(), [0]).detail == {"other": 1, "gpus": {"1": {}}}
+    assert made.of(block(), [0]).detail == {"other": 1, "gpus": {FIRST[:8]: {}}}
     made.close()
 
 
