@@ -19,7 +19,8 @@ from bench.measure.roofline import (
     MOST_REPETITIONS,
     DeviceMeter,
 )
-from bench.recovery.lockstep import Report
+from bench.recovery.attempt import Report, attempt
+from bench.recovery.lockstep import RestartError
 from bench.run.device_rates import measure_rates
 
 CPU = torch.device("cpu")
@@ -203,12 +204,7 @@ def test_a_broken_device_starts_the_ranks_again(monkeypatch: pytest.MonkeyPatch)
     def broken(_: DeviceMeter) -> dict[str, float]:
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
-    class Lockstep(FakeLockstep):
-        def run(
-            self, index: int | None, what: str, work: Any, *, limit_s: float
-        ) -> tuple[float, list[Report]]:
-            return limit_s, [attempt(work)]
-
+    lockstep = SimpleNamespace(run=lambda _, __, work, **___: (0.0, [attempt(work)]))
     monkeypatch.setattr(DeviceMeter, "measured", broken)
     with pytest.raises(RestartError):
-        rates(Lockstep(), 1)
+        rates(lockstep, 1)
