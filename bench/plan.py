@@ -264,6 +264,22 @@ def plan_hash(plan: Sequence[Planned]) -> str:
     return hashlib.sha256("\n".join(p.case.case_id for p in plan).encode()).hexdigest()[:12]
 
 
+LEAST_WARMUP_S = 2.0
+"""Of a case on a GPU, where there is time: its clock rises with load, and its allocator settles."""
+
+WARMUP_SHARE = 0.1
+"""Share of the time limit that all of these together take at most."""
+
+
+def least_warmup_s(plan: Sequence[Planned], settings: ResolvedSettings) -> float:
+    """Least seconds that each case of a plan warms up; 0 on CPU cores, where a few steps are enough."""
+    if settings.device != "cuda":
+        return 0.0
+    runnable = sum(p.skip_reason is None for p in plan)
+    limit = math.inf if settings.max_time is None else settings.max_time
+    return min(LEAST_WARMUP_S, WARMUP_SHARE * limit / max(runnable, 1))
+
+
 def step_s_of(planned: Planned, *, step_s: float, single_batch: int) -> float:
     """Expected seconds of a step of a case, from those of `single_batch` images on one device.
 
@@ -287,7 +303,8 @@ def estimate_s(
     Without communication (`step_s_of`), so a lower bound, cut off at the time limit.
     """
     run = [p for p in plan if not p.skip_reason]
-    warmup = 5 * sum(step_s_of(p, step_s=step_s, single_batch=single_batch) for p in run)
+    least = least_warmup_s(plan, settings)
+    warmup = sum(max(5 * step_s_of(p, step_s=step_s, single_batch=single_batch), least) for p in run)
     per_round = sum(timed_block_s(p, settings, step_s=step_s, single_batch=single_batch) for p in run)
     limit = math.inf if settings.max_time is None else settings.max_time
     wanted = math.inf if settings.rounds is None else warmup + settings.rounds * per_round

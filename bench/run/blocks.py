@@ -12,7 +12,7 @@ from bench.measure.clock import make_clock
 from bench.measure.memory import release_memory
 from bench.measure.telemetry import FAILED, Telemetry
 from bench.measure.timed import BlockTimes
-from bench.plan import Planned
+from bench.plan import Planned, least_warmup_s
 from bench.recovery.attempt import Report
 from bench.recovery.failures import Failure, preparing_s, turn_s
 from bench.recovery.lockstep import Lockstep
@@ -57,6 +57,9 @@ class Blocks:
         self._is_telemetry_failed = False
         self._live: list[LiveCase] = []
         """The cases that are still measured, in the plan's order, the same on every rank."""
+        turns = TURNS_ENV in os.environ
+        self._gives_caches_back = turns or any(p.case.mode == "dp" and not p.skip_reason for p in job.plan)
+        """Whether other processes, or DP of rank 0, need the GPU memory that cases leave cached."""
         # Rank 0 takes the turn for all: the others wait for it.
         self._turns = TurnClient(os.environ.get(TURNS_ENV) if cluster.is_first else None)
 
@@ -69,7 +72,13 @@ class Blocks:
         takes_part = self._cluster.rank < (case.num_devices if in_ddp else 1)
 
         def work() -> Prepared:
-            return prepare(live, prover=prover, settings=self._settings, clock=self._clock)
+            return prepare(
+                live,
+                prover=prover,
+                settings=self._settings,
+                clock=self._clock,
+                least_warmup_s=least_warmup_s(self._plan, self._settings),
+            )
 
         self._next_turn()
         started_s, reports = self._lockstep.run(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import shlex
+import sys
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -20,11 +21,12 @@ from bench.cluster.devices import SeenGpus, num_gpus, seen_gpus, this_machine
 from bench.cluster.meeting import host_name
 from bench.cluster.messages import may_be_sent
 from bench.cluster.numa import is_narrowed
-from bench.cluster.process import is_rank
+from bench.cluster.process import is_first, is_rank
 from bench.cluster.ranks import RankInfo, agreed, allowed_cores, gpus_by_rank
 from bench.console import format_s
 from bench.errors import UsageError
 from bench.findings.wording import devices, plural
+from bench.gpus import gpus
 from bench.layout import BucketCaps
 from bench.measure.timed import AUTOCAST_DTYPES, probe
 from bench.plan import Machine, Planned
@@ -81,6 +83,8 @@ def prepare(asked: Settings) -> Job:
     # Launched ranks meet here: what one of them alone can refuse comes before.
     machine = _machine(device_type, num_devices)
     num_devices = machine.devices_per_node
+    if machine.num_nodes > 1:
+        num_devices = max(num_devices, (machine.ranks_per_node or 0) * machine.num_nodes)
     settings = with_device_defaults(asked, device_type=device_type, num_local_devices=num_devices, gpu=gpu)
     settings = _as_the_workload_allows(asked, settings, workload)
     planned = plan.expand(settings, machine, arch=workload.name, image_size=workload.image_size)
@@ -221,6 +225,12 @@ def _device_type(wanted: str) -> str:
     available = torch.cuda.is_available()
     if wanted == "cuda" and not available:
         raise UsageError("--device cuda: torch finds no CUDA device here; use --device cpu or auto")
+    if wanted == "auto" and not available and is_first() and (present := gpus()):
+        print(
+            f"bench.run: the driver shows {plural(len(present), 'GPU')}, torch finds no CUDA device: CPU "
+            "cores are measured; see python -m bench.doctor, or say --device cpu",
+            file=sys.stderr,
+        )
     return "cuda" if available and wanted != "cpu" else "cpu"
 
 

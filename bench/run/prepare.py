@@ -16,9 +16,9 @@ from bench.cluster.ranks import Cluster, RankInfo
 from bench.conditions import prefetches
 from bench.layout import BucketLayout
 from bench.measure.clock import Clock
-from bench.measure.memory import DeviceMemory, MemoryWatch
+from bench.measure.memory import DeviceMemory, MemoryWatch, release_memory
 from bench.measure.timed import BlockTimes, Trainer, run_block
-from bench.modes import Place, build_mode, devices_of
+from bench.modes import build_mode, devices_of
 from bench.plan import Case, Planned
 from bench.run.proof import Prover
 from bench.settings import Settings
@@ -33,9 +33,6 @@ MAX_WARMUP_STEPS = 10
 
 STILL_FASTER = 0.95
 """Warm-up goes on while a step takes less than this share of every step before it."""
-
-LEAST_WARMUP_S = 2.0
-"""On a GPU it goes on for so long at least: its clock rises with load, and its allocator settles."""
 
 
 @dataclass
@@ -77,15 +74,18 @@ class Prepared:
 may_be_sent(Prepared, DeviceMemory)
 
 
-def prepare(live: LiveCase, *, prover: Prover, settings: Settings, clock: Clock) -> Prepared:
+def prepare(
+    live: LiveCase, *, prover: Prover, settings: Settings, clock: Clock, least_warmup_s: float
+) -> Prepared:
     """Prove the case, build it and warm it up. Raises ProofError, Unsupported, or what the model raises."""
     case, place = live.case, prover.place
     prover.prove(case, live.group)
+    release_memory(place.device)  # torch before 2.15 leaves cycles, which would count as other cases'
     watch = MemoryWatch(devices_of(case, place))
     module = placed(copy.deepcopy(prover.template), case, place.device)
     mode = build_mode(case, module, place, live.group, equal_replicas=prover.equal_replicas)
     live.trainer = Trainer(case, mode, prover.workload, _source(case, prover, settings))
-    warmup = _warm_up(live.trainer, live.group, place, clock)
+    warmup = _warm_up(live.trainer, live.group, place.device, clock, least_warmup_s)
     live.trainer.check_loss()
     live.layout = mode.bucket_layout()
     mode.settle()
@@ -140,20 +140,23 @@ def _source(case: Case, prover: Prover, settings: Settings) -> BatchSource:
     return PrefetchSource(source, prover.place.device) if prefetches(settings.stored()) else source
 
 
-def _warm_up(trainer: Trainer, group: dist.ProcessGroup | None, place: Place, clock: Clock) -> BlockTimes:
+def _warm_up(
+    trainer: Trainer, group: dist.ProcessGroup | None, device: torch.device, clock: Clock, least_s: float
+) -> BlockTimes:
     steps: list[float] = []
-    while not _is_warm(steps, group, place.device):
+    while not _is_warm(steps, group, device, least_s):
         steps += run_block(trainer.step, 1, clock).steps_ms
     return BlockTimes(sum(steps), tuple(steps))
 
 
-def _is_warm(steps_ms: Sequence[float], group: dist.ProcessGroup | None, device: torch.device) -> bool:
+def _is_warm(
+    steps_ms: Sequence[float], group: dist.ProcessGroup | None, device: torch.device, least_s: float
+) -> bool:
     """Whether the warm-up is over; ranks must take the same number of steps, or the next collective hangs."""
     if len(steps_ms) < MIN_WARMUP_STEPS:
         return False
     settled = len(steps_ms) >= MAX_WARMUP_STEPS or steps_ms[-1] >= STILL_FASTER * min(steps_ms[:-1])
-    if device.type == "cuda":
-        settled = settled and sum(steps_ms) >= 1000 * LEAST_WARMUP_S
+    settled = settled and sum(steps_ms) >= 1000 * least_s
     if group is None:
         return settled
     agreed: Any = torch.tensor([float(settled)], device=device)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from bench.measure.memory import release_memory
+from bench.measure.memory import release_cache, release_memory
 from bench.measure.telemetry import sampled
 from bench.plan import equal_layout_reason, round_order
 from bench.recovery.failures import block_s, preparing_s, turn_s
@@ -188,7 +188,7 @@ class Session(Blocks):
         return self._schedule.round(live, round_index, resting=self._resting)
 
     def _say_what_can_be_told(self, recorder: Recorder) -> None:
-        """After two looks: how far apart things must be here to be told apart in the time given."""
+        """After two looks, or the only one: what differences the time given can tell here."""
         width = max((one.half_width for one in recorder.comparisons), default=math.inf)
         left_s, spent_s = self._stop_rule.left_s(), self._lockstep.elapsed_s()
         if math.isinf(width) or left_s is None:
@@ -220,13 +220,17 @@ class Session(Blocks):
         if look or self._lockstep.elapsed_s() - self._written_s >= WRITE_EVERY_S:
             self._console.table(case_table(recorder.write()))
             self._written_s = self._lockstep.elapsed_s()
-        if num_rounds == 2 * FIRST_LOOK and self._settings.rounds is None:
+        left_s = self._stop_rule.left_s()
+        is_last = left_s is not None and left_s < self._lockstep.elapsed_s()
+        if self._settings.rounds is None and num_rounds == (FIRST_LOOK if is_last else 2 * FIRST_LOOK):
             self._say_what_can_be_told(recorder)
         if look and self._to_drop is None:
             self._resting = resting_cases(recorder.comparisons, rate_half_widths(recorder.cases))
 
     def _measure_case(self, live: LiveCase, round_index: int, position: int, wanted: Sequence[str]) -> None:
         """Measure the `wanted` phases of a case, a block each; it is dropped where one fails."""
+        if self._gives_caches_back:
+            release_cache(self._cluster.place.device)
         settings, limit_s = self._settings, block_s(self._settings, live.longest_step_s, live.step_s)
         for phase in wanted:
             what = f"its {phase}" if round_index == AFTER_ROUNDS else f"round {round_index} ({phase})"

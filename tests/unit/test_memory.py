@@ -183,6 +183,20 @@ def test_a_dropped_case_leaves_no_memory(frozen: weakref.ref[Knowing], allocator
     assert allocators[0].reserved == 0
 
 
+@pytest.mark.parametrize(("gives", "reserved"), [(True, 0), (False, MIB)])
+def test_ranks_give_caches_back_where_dp_needs_the_memory_too(
+    allocators: list[Allocator], *, gives: bool, reserved: int
+) -> None:
+    allocators[0].reserved = MIB
+    session: Any = SimpleNamespace(
+        _gives_caches_back=gives,
+        _cluster=SimpleNamespace(place=SimpleNamespace(device=GPUS[0])),
+        _settings=SimpleNamespace(case_timeout=1.0, steps_per_block=lambda _: 1),
+    )
+    Session._measure_case(session, live_case("single"), 1, 0, [])
+    assert allocators[0].reserved == reserved
+
+
 def test_nothing_is_collected_for_a_run_on_cpu_cores(frozen: weakref.ref[Knowing]) -> None:
     release_memory(torch.device("cpu"))
     assert frozen() is not None

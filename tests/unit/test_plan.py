@@ -1,4 +1,5 @@
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from bench.plan import (
     equal_layout_reason,
     estimate_s,
     expand,
+    least_warmup_s,
     plan_hash,
     round_order,
     world_size,
@@ -183,6 +185,18 @@ def test_the_estimate_counts_shared_cores_and_obeys_the_limit() -> None:
     assert estimate_s(plan, step_s=1.0, single_batch=16, settings=settings) == pytest.approx(75.0)
     limited = resolved(max_time=40.0, steps=1)
     assert estimate_s(plan, step_s=1.0, single_batch=16, settings=limited) == pytest.approx(40.0)
+
+
+def test_warm_ups_on_gpus_take_two_seconds_or_a_tenth_of_the_time_together() -> None:
+    plan = make(EIGHT_GPUS, gpus=(1, 2), modes=("ddp",), bucket_cap_mb=("default",))
+    assert len(plan) == 3
+    for limit_s, least_s in ((600.0, 2.0), (30.0, 1.0)):
+        settings = resolved(EIGHT_GPUS, max_time=limit_s)
+        assert least_warmup_s(plan, settings) == pytest.approx(least_s)
+        # a block of a second each, of 20 steps
+        expected = estimate_s(plan, step_s=0.05, single_batch=32, settings=replace(settings, rounds=1))
+        assert expected == pytest.approx(3 * least_s + 3 * 1.0)
+    assert least_warmup_s(plan, resolved(max_time=600.0)) == 0.0
 
 
 def one_case(**more: object) -> Case:

@@ -3,10 +3,11 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from bench.errors import NotComparableError, UsageError
+from bench.errors import GaveUpError, NotComparableError, UsageError
 from bench.plan import Machine, expand, plan_hash
 from bench.recovery.reopen import RankHello, check_same, open_run, settings_of
 from bench.results.journal import Journal
@@ -95,17 +96,21 @@ def test_every_difference_is_named(tmp_path: Path) -> None:
     assert caught.value.exit_code == 3
 
 
-def opened(run_id: str, monkeypatch: pytest.MonkeyPatch, *, restarts: int = 0) -> Path:
+def opened(
+    run_id: str, monkeypatch: pytest.MonkeyPatch, *, restarts: int = 0, cores: int = 1, gpus: str = "ab"
+) -> Path:
     """The folder that ranks under torchrun open, which name none."""
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", run_id)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(restarts))
     settings = with_device_defaults(
-        Settings(arch="resnet20", rounds=1), device_type="cpu", num_local_devices=1
+        Settings(arch="resnet20", rounds=1), device_type="cpu", num_local_devices=cores
     )
-    machine = Machine(device_type="cpu", devices_per_node=1)
+    machine = Machine(device_type="cpu", devices_per_node=cores)
     plan = expand(settings, machine, arch="resnet20", image_size=32)
     hellos = [RankHello("here", {}, None)]
-    found = open_run(settings, plan, {**THEN, "plan_hash": plan_hash(plan)}, hellos, resume=None)
+    ranks = [{"gpu": gpu, "device_name": f"GPU {gpu}"} for gpu in gpus]
+    manifest = {**THEN, "plan_hash": plan_hash(plan), "ranks": ranks}
+    found = open_run(settings, plan, manifest, hellos, resume=None)
     found.lock.release()
     return found.recorder.folder.absolute()
 
@@ -127,3 +132,17 @@ def test_a_restart_finds_its_own_run_whatever_else_lies_there(
             os.mkfifo(neighbour / "journal.jsonl")
     (tmp_path / "results" / "9999-file").touch()
     assert opened(run_id, monkeypatch, restarts=1) == own
+
+
+@pytest.mark.parametrize("lost", [{"cores": 2}, {"gpus": "a"}, {"gpus": "ac"}])
+def test_ranks_that_start_again_on_other_devices_give_up(
+    lost: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU that fell off the bus: what is left would be measured into rows of what there was."""
+    monkeypatch.chdir(tmp_path)
+    own = opened("job-7", monkeypatch)
+    before = (own / "journal.jsonl").read_text()
+    with pytest.raises(GaveUpError, match="other devices") as caught:
+        opened("job-7", monkeypatch, restarts=1, **lost)
+    assert caught.value.exit_code != 0
+    assert (own / "journal.jsonl").read_text() == before
