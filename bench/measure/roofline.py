@@ -29,7 +29,7 @@ LEAST_REPETITIONS, MOST_REPETITIONS = 3, 100
 class DeviceMeter:
     """Measures one device, whose memory it holds meanwhile, in the arithmetic of a run.
 
-    The caller has let `set_precision` choose between TF32 and IEEE float32.
+    The caller has let `float32_precision` choose between TF32 and IEEE float32.
     """
 
     def __init__(self, device: torch.device, precision: str) -> None:

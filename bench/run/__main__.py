@@ -50,7 +50,7 @@ def parser() -> Parser:
         for name in names:
             setting = settings[name]
             switch: dict[str, Any] = {}
-            if isinstance(setting.default, bool):
+            if isinstance(STEP_DEFAULTS.get(name, setting.default), bool):
                 switch = {"nargs": "?", "const": "on"}
             group.add_argument(
                 f"--{name.replace('_', '-')}",

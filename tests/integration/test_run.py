@@ -228,6 +228,13 @@ def test_every_setting_is_in_one_group_of_the_help() -> None:
     assert text.index("\nDDP settings:") < text.index("--bucket-cap-mb") < text.index("\nhow long:")
 
 
+@pytest.mark.parametrize("option", ["channels-last", "fused-optimizer", "cudnn-benchmark", "trace"])
+def test_a_switch_alone_means_on(option: str) -> None:
+    name = option.replace("-", "_")
+    given = [vars(parser().parse_args(words)) for words in ([f"--{option}"], [f"--{option}", "off"], [])]
+    assert [values.get(name) for values in given] == ["on", "off", None]
+
+
 def test_cuda_where_there_is_none(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
