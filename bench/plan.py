@@ -24,6 +24,9 @@ from bench.settings import (
     stored,
 )
 
+GRAPH_MODES = ("reduce-overhead", "max-autotune")
+"""Modes of torch.compile that replay CUDA graphs, by torch._inductor.list_mode_options."""
+
 HALF_HOOKS = ("fp16", "bf16")
 """Communication hooks that send two bytes for every gradient element of four."""
 
@@ -200,10 +203,8 @@ def _untold(case: Case, first: BucketCaps) -> str | None:
 
 
 def _skip_reason(case: Case, machine: Machine, on_a_node: int, *, shared: bool) -> str | None:
-    if case.mode == "dp" and (case.num_devices == 1 or case.compile != "off"):
-        plain = "DataParallel on one device is the plain module; see single"
-        compiled = "DataParallel cannot replicate a compiled module; --compile off measures it"
-        return plain if case.num_devices == 1 else compiled
+    if (reason := _senseless(case)) is not None:
+        return reason
     if machine.ranks_per_node is not None and case.mode == "ddp":
         started = machine.ranks_per_node * machine.num_nodes
         if case.num_devices > started:
@@ -216,6 +217,24 @@ def _skip_reason(case: Case, machine: Machine, on_a_node: int, *, shared: bool) 
     if case.sync_batchnorm and machine.device_type == "cpu":
         return "SyncBatchNorm needs GPUs"
     return None
+
+
+def _senseless(case: Case) -> str | None:
+    """Why a case is measured on no machine: another one is the same, or torch.compile would break it."""
+    if case.mode == "dp" and case.num_devices == 1:
+        return "DataParallel on one device is the plain module; see single"
+    caps = case.bucket_cap_mb.mib
+    refusals = {
+        "DataParallel cannot replicate a compiled module": case.mode == "dp",
+        f"CUDA graphs ({case.compile}) overwrite the gradients of earlier micro-batches": (
+            case.compile in GRAPH_MODES and case.accumulate > 1
+        ),
+        "torch's DDPOptimizer refuses a cap below its first bucket of 1 MiB": (
+            case.mode == "ddp" and len(caps) == 1 and caps[0] < 1
+        ),
+    }
+    found = next((why for why, holds in refusals.items() if holds), None)
+    return None if found is None or case.compile == "off" else f"{found}; --compile off measures it"
 
 
 def _too_few_for_dp(case: Case, machine: Machine) -> str:

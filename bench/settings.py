@@ -446,10 +446,11 @@ def with_device_defaults(
     if arch is None and settings.workload is None:
         arch = "resnet18" if on_cpu else "resnet50"
     counts = settings.gpus or _counts(num_local_devices, with_all=not on_cpu)
+    precision = settings.precision or ("fp32" if gpu is None else _precision(gpu))
     by_device: dict[str, Any] = {
-        "precision": "fp32" if gpu is None else _precision(gpu),
+        "precision": precision,
         "channels_last": gpu is not None,
-        "fused_optimizer": gpu is not None,
+        "fused_optimizer": gpu is not None and precision != "fp16",
         "cudnn_benchmark": NO,
         "compile": "off",
         "margin": MARGINS[device_type],

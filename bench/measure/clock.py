@@ -17,6 +17,9 @@ BACKENDS: Any = torch.backends
 class Clock(Protocol):
     """Marks moments cheaply; `read_ms` turns them into the durations between neighbours."""
 
+    def begin(self) -> None:
+        """Note the first moment; what a block that raised has left is forgotten."""
+
     def mark(self) -> None:
         """Note the moment, without waiting for the device."""
 
@@ -29,6 +32,11 @@ class HostClock:
 
     def __init__(self) -> None:
         self._marks: list[int] = []
+
+    def begin(self) -> None:
+        """Note the first moment."""
+        self._marks = []
+        self.mark()
 
     def mark(self) -> None:
         """Note the moment."""
@@ -46,6 +54,11 @@ class CudaClock:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._marks: list[torch.cuda.Event] = []
+
+    def begin(self) -> None:
+        """Queue the first event."""
+        self._marks = []
+        self.mark()
 
     def mark(self) -> None:
         """Queue an event behind the work issued so far."""

@@ -122,7 +122,7 @@ def run_block(step: Callable[[], None], num_steps: int, clock: Clock, *, lead_in
     with no_gc():
         for _ in range(lead_in):
             step()
-        clock.mark()
+        clock.begin()
         for _ in range(num_steps):
             step()
             clock.mark()

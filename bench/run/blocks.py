@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from statistics import median
 
 from bench.cluster.ranks import Cluster, RankInfo
 from bench.cluster.turns import TURNS_ENV, TurnClient
@@ -25,6 +26,9 @@ from bench.run.prepare import LiveCase, Prepared, facts_of, prepare
 from bench.run.proof import Prover
 from bench.run.schedule import Schedule, StopRule
 from bench.settings import ResolvedSettings
+
+LAST_STEPS = 3
+"""Steps at the end of the warm-up whose median says how long a step takes: one alone may be an outlier."""
 
 
 class Blocks:
@@ -92,7 +96,7 @@ class Blocks:
             return
         found: dict[int, Prepared] = {rank: r.value for rank, r in enumerate(reports) if r.value is not None}
         live.longest_step_s = max(ms for p in found.values() for ms in p.warmup.steps_ms) / 1000
-        live.step_s = max(p.warmup.steps_ms[-1] for p in found.values()) / 1000
+        live.step_s = max(median(p.warmup.steps_ms[-LAST_STEPS:]) for p in found.values()) / 1000
         if self._recorder is not None:
             facts = facts_of(live, self._infos[0], list(found.values()))
             self._recorder.set_outcome(index, "ok", facts=facts)

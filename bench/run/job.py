@@ -282,8 +282,14 @@ def _as_the_workload_allows(
     )
 
 
-def _check_precision(settings: Settings) -> None:
+def _check_precision(settings: ResolvedSettings) -> None:
     if settings.device == "cpu" and settings.precision in ("tf32", "fp16"):
         raise UsageError(f"--precision {settings.precision} needs a CUDA device; use fp32 or bf16 on a CPU")
+    if settings.precision == "fp16" and settings.fused_optimizer:
+        # _fused_sgd makes its momentum unset, and the kernel returns early where loss scaling overflows.
+        raise UsageError(
+            "--fused-optimizer on: under fp16 torch's fused SGD goes on from unset momentum after an "
+            "overflow; leave it off, or use --precision bf16"
+        )
     if settings.device == "cpu" and settings.backend == "nccl":
         raise UsageError("--backend nccl needs CUDA devices; use gloo on a CPU")

@@ -31,6 +31,9 @@ MIN_WARMUP_STEPS = 3
 MAX_WARMUP_STEPS = 10
 """Most steps of warm-up: what still gets faster after these is part of the measurement."""
 
+UNSETTLED_STEPS = 2
+"""First steps that are no load: they compile, load kernels, and record CUDA graphs."""
+
 STILL_FASTER = 0.95
 """Warm-up goes on while a step takes less than this share of every step before it."""
 
@@ -48,7 +51,7 @@ class LiveCase:
     longest_step_s: float = 0.0
     """Of the warm-up, over all ranks."""
     step_s: float = 0.0
-    """The last of the warm-up on the slowest rank."""
+    """A usual one at the end of the warm-up, on the slowest rank."""
 
     @property
     def communicates(self) -> bool:
@@ -156,7 +159,7 @@ def _is_warm(
     if len(steps_ms) < MIN_WARMUP_STEPS:
         return False
     settled = len(steps_ms) >= MAX_WARMUP_STEPS or steps_ms[-1] >= STILL_FASTER * min(steps_ms[:-1])
-    settled = settled and sum(steps_ms) >= 1000 * least_s
+    settled = settled and sum(steps_ms[UNSETTLED_STEPS:]) >= 1000 * least_s
     if group is None:
         return settled
     agreed: Any = torch.tensor([float(settled)], device=device)

@@ -10,7 +10,7 @@ import torch
 from fake_gpu import DEVICE, FakeGpu, forbid_cuda
 
 from bench.measure import collectives, hold
-from bench.measure.clock import make_clock
+from bench.measure.clock import HostClock, make_clock
 from bench.measure.collectives import CURVE_BYTES, IN_A_ROW, ROW_BYTES, BucketReplay, allreduce_ms
 from bench.measure.timed import run_block
 
@@ -124,3 +124,15 @@ def test_on_a_cpu_nothing_of_that_is_done(monkeypatch: pytest.MonkeyPatch, size:
     assert sent == [(4096, False), *[(size, True)] * row]
     assert (IN_A_ROW, ROW_BYTES) == (8, 8 * MIB), "the curves of all earlier runs"
     assert hold.rehearse(lambda: pytest.fail("no rehearsal"), CPU) == 0
+
+
+def test_a_step_that_raised_leaves_nothing_in_the_clock_of_the_next_block() -> None:
+    """Else the pause between two cases would be a step, and ranks would count their warm-up differently."""
+    clock = HostClock()
+
+    def fails() -> None:
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        run_block(fails, 1, clock)
+    assert len(run_block(lambda: None, 2, clock).steps_ms) == 2

@@ -34,6 +34,9 @@ class HandClock:
         self.said: list[str] = []
         self._times_ms = times_ms
 
+    def begin(self) -> None:
+        self.mark()
+
     def mark(self) -> None:
         self.said.append("mark")
 

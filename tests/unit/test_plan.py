@@ -144,10 +144,22 @@ def test_a_step_setting_makes_another_case_and_its_default_the_same_as_ever() ->
     assert not Case.of_stored(stored).fused_optimizer
 
 
-def test_dataparallel_is_not_measured_compiled() -> None:
-    reasons = {p.case.mode: p.skip_reason for p in make(gpus=(2,), compile="default")}
-    assert reasons["single"] is reasons["ddp"] is None
-    assert "--compile off" in str(reasons["dp"])
+def test_what_torch_compile_breaks_is_skipped() -> None:
+    plan = make(
+        gpus=(2,), compile="reduce-overhead", bucket_cap_mb=("default", "0.25", "1/0.25"), accumulate=(1, 2)
+    )
+    by_name = {
+        (p.case.mode, str(p.case.bucket_cap_mb), p.case.accumulate): p.skip_reason
+        for p in plan
+        if p.case.mode != "single"
+    }
+    assert "cannot replicate" in str(by_name["dp", "default", 1])
+    assert by_name["ddp", "default", 1] is by_name["ddp", "1/0.25", 1] is None
+    assert "1 MiB" in str(by_name["ddp", "0.25", 1])
+    assert "micro-batches" in str(by_name["ddp", "default", 2])
+    assert plan[0].skip_reason is None
+    without_graphs = make(gpus=(2,), compile="default", modes=("ddp",), accumulate=(2,))
+    assert [p.skip_reason for p in without_graphs if p.case.stored()["bucket_cap_mb"] != "1"] == [None] * 4
 
 
 def test_eight_gpus_of_one_host_are_planned_as_a_whole() -> None:

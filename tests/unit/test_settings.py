@@ -137,6 +137,7 @@ def test_a_gpu_trains_as_an_engineer_does_today() -> None:
 def test_an_older_gpu_takes_what_it_has(gpu: GpuKind, precision: str, batch_size: int) -> None:
     found = defaults(gpu=gpu)
     assert (found.precision, found.batch_size) == (precision, batch_size)
+    assert found.fused_optimizer == (precision != "fp16"), "an overflow leaves its momentum unset"
 
 
 def test_what_the_user_says_goes_before_the_device() -> None:

@@ -298,6 +298,9 @@ class Recorded:
     def check_loss(self) -> None:
         self.events.append("loss")
 
+    def begin(self) -> None:
+        self.mark()
+
     def mark(self) -> None:
         self.events.append("mark")
 
