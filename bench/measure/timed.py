@@ -134,6 +134,7 @@ def probe(workload: Workload, case: Case, device: torch.device) -> list[float]:
     """Milliseconds of some steps of `case`, a `single` one: enough to say what a plan costs and can tell."""
     if device.type == "cpu":
         torch.set_num_threads(1)
+    torch.backends.cudnn.benchmark = case.cudnn_benchmark
     module = placed(make_module(workload), case, device)
     source = open_source(
         workload, data="device", batch_size=case.global_batch, rank=0, world_size=1, device=device, seed=0

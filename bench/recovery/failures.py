@@ -29,6 +29,9 @@ MOST_IDLE_ATTEMPTS = 2
 PREPARING_S = 600.0
 """Limit for a case's construction, proof and warm-up: compiling a large model takes minutes."""
 
+AUTOTUNE = 3
+"""So many times as long where the compiler times its choices: with a cold cache for every convolution."""
+
 LEAST_S = 60.0
 """No block is given up sooner: a busy machine or network can stop a process for seconds."""
 
@@ -52,7 +55,7 @@ class Failure:
 
 def preparing_s(settings: ResolvedSettings) -> float:
     """The time limit of a case's construction, proof and warm-up, or of one all-reduce curve, in seconds."""
-    return settings.case_timeout or PREPARING_S
+    return settings.case_timeout or PREPARING_S * (AUTOTUNE if settings.compile == "max-autotune" else 1)
 
 
 def block_s(settings: ResolvedSettings, longest_step_s: float, step_s: float) -> float:

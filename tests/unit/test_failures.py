@@ -2,20 +2,27 @@
 
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bench.recovery.failures import (
+    LEAST_S,
+    LEAST_STEPS,
+    PATIENCE,
     RESTART_EXIT_CODE,
     TIMEOUT_EXIT_CODE,
+    block_s,
     failure_of,
     is_restartable,
     is_stuck,
     oom_kills,
+    preparing_s,
     progress_in,
     progress_of,
 )
 from bench.results.journal import Journal, Settled, State
+from bench.settings import ResolvedSettings, Settings, with_device_defaults
 
 TERM, KILL, SEGV = -signal.SIGTERM, -signal.SIGKILL, -signal.SIGSEGV
 
@@ -99,3 +106,15 @@ def test_a_run_that_has_not_begun_has_no_progress(tmp_path: Path) -> None:
     assert progress_in(tmp_path) == [0, 0, 0, 0]
     (tmp_path / "blocks.csv").write_text("case_id\n")
     assert progress_in(tmp_path) == [8, 0, 0, 0]
+
+
+def test_time_limits_follow_the_settings_and_the_warm_up() -> None:
+    def asked(**more: Any) -> ResolvedSettings:
+        return with_device_defaults(Settings(**more), device_type="cuda", num_local_devices=1)
+
+    plain, tuned = asked(), asked(compile="max-autotune")
+    assert preparing_s(tuned) == 3 * preparing_s(plain)
+    assert preparing_s(asked(case_timeout=5.0)) == block_s(asked(case_timeout=5.0), 60.0, 0.1) == 5.0
+    assert block_s(plain, 0.2, 0.1) == LEAST_S, "a second of steps, patience of 20, no sooner than this"
+    assert block_s(plain, 0.5, 10.0) == PATIENCE * 10.0
+    assert block_s(plain, 90.0, 0.1) == PATIENCE * LEAST_STEPS * 90.0, "the compiler may run again"
