@@ -17,6 +17,7 @@ from bench.layout import BucketCaps
 from bench.settings import (
     DDP_AXES,
     DDP_SETTINGS,
+    LATER_DEFAULTS,
     STEP_DEFAULTS,
     DdpSettings,
     ResolvedSettings,
@@ -64,7 +65,7 @@ class Case(DdpSettings, StepSettings):
     @property
     def apart_from_cap(self) -> tuple[object, ...]:
         """Equal for cases that differ in nothing but the bucket cap."""
-        return tuple(value for name, value in self.stored().items() if name != "bucket_cap_mb")
+        return tuple(item for item in self.stored().items() if item[0] != "bucket_cap_mb")
 
     @property
     def impl(self) -> str:
@@ -86,11 +87,11 @@ class Case(DdpSettings, StepSettings):
     def stored(self) -> dict[str, Any]:
         """Every setting as journals hold it and `case_id` counts it; a mode without buckets has no cap.
 
-        A step setting only where it is not the default: runs of before it was added keep their ids.
+        A setting that came later only where it is not the default: runs of before it keep their ids.
         """
-        plain = {name for name, default in STEP_DEFAULTS.items() if getattr(self, name) == default}
-        names = [f.name for f in fields(self) if f.name not in DDP_AXES and f.name not in plain]
-        values = {name: stored(getattr(self, name)) for name in (*names, *DDP_AXES)}
+        plain = {name for name, default in LATER_DEFAULTS.items() if getattr(self, name) == default}
+        names = [*(f.name for f in fields(self) if f.name not in DDP_AXES), *DDP_AXES]
+        values = {name: stored(getattr(self, name)) for name in names if name not in plain}
         return values if self.mode == "ddp" else values | {"bucket_cap_mb": ""}
 
     @classmethod

@@ -35,10 +35,17 @@ DEFAULT_CAPS = ("default", "1", "25", "100")
 
 
 def _ddp(
-    default: Any, parse: Callable[[str], Any], meaning: str, metavar: str, *, column: str, short: str
+    default: Any,
+    parse: Callable[[str], Any],
+    meaning: str,
+    metavar: str,
+    *,
+    column: str,
+    short: str,
+    later: bool = False,
 ) -> Any:
     facts = {"parse": parse, "help": meaning, "metavar": metavar, "column": column, "short": short}
-    return field(default=default, metadata=facts)
+    return field(default=default, metadata=facts | {"later": later})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +54,7 @@ class DdpSettings:
 
     A field declares a setting: its option and parser, its column of cases.csv, and what stands for it in the
     id of a case where it is not the default. `Settings` has a field of the same name, with values to measure.
+    One that came `later` counts in ids only where it is not the default: those of earlier runs hold.
     """
 
     bucket_cap_mb: BucketCaps = _ddp(  # noqa: RUF009 - a field
@@ -75,6 +83,24 @@ class DdpSettings:
         "on,off",
         column="DDP setting",
         short="unused",
+    )
+    batched_grad_copy: bool = _ddp(
+        NO,
+        cli.switch,
+        "DDP: copy all gradients of a bucket at once (torch 2.15)",
+        "on,off",
+        column="DDP setting of torch 2.15",
+        short="batched",
+        later=True,
+    )
+    lazy_bucket_allocation: bool = _ddp(
+        NO,
+        cli.switch,
+        "DDP: allocate buckets as they become ready (torch 2.15)",
+        "on,off",
+        column="DDP setting of torch 2.15",
+        short="lazy",
+        later=True,
     )
     sync_buffers: bool = _ddp(
         YES,
@@ -177,6 +203,11 @@ def stored(value: Any) -> Any:
 DDP_DEFAULTS: dict[str, Any] = {setting.name: stored(setting.default) for setting in DDP_SETTINGS}
 """DDP as its constructor makes it without arguments, as cases.csv holds it."""
 
+LATER_DEFAULTS: dict[str, Any] = STEP_DEFAULTS | {
+    setting.name: setting.default for setting in DDP_SETTINGS if setting.metadata["later"]
+}
+"""Settings that count in the id of a case only where they are not the default."""
+
 
 def _setting(default: Any, parse: Callable[[str], Any], meaning: str, metavar: str = "VALUE") -> Any:
     return field(default=default, metadata={"parse": parse, "help": meaning, "metavar": metavar})
@@ -238,6 +269,8 @@ class Settings:
     gradient_as_bucket_view: tuple[bool, ...] = _swept("gradient_as_bucket_view")
     static_graph: tuple[bool, ...] = _swept("static_graph")
     find_unused_parameters: tuple[bool, ...] = _swept("find_unused_parameters")
+    batched_grad_copy: tuple[bool, ...] = _swept("batched_grad_copy")
+    lazy_bucket_allocation: tuple[bool, ...] = _swept("lazy_bucket_allocation")
     sync_buffers: tuple[bool, ...] = _swept("sync_buffers")
     sync_batchnorm: tuple[bool, ...] = _swept("sync_batchnorm")
     comm_hook: tuple[str, ...] = _swept("comm_hook")

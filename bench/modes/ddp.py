@@ -21,6 +21,9 @@ from bench.plan import Case
 NEVER = 2**31 - 1
 """A logging sample rate that no run reaches."""
 
+OF_TORCH_2_15 = ("batched_grad_copy", "lazy_bucket_allocation")
+"""Constructor arguments that an older torch lacks; given only where they are on."""
+
 LOGGED_ITERATIONS = 10
 """DDP samples its own timings in these first iterations whatever the rate."""
 
@@ -115,10 +118,10 @@ def _constructor_settings(case: Case) -> dict[str, Any]:
         # torch 2.15 renamed it; the old name warns there.
         "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": case.sync_buffers,
     }
-    caps = case.bucket_cap_mb.arguments()
-    if not caps.keys() <= known.keys():
-        raise Unsupported(f"torch {torch.__version__} has no bucket_cap_mb_list (2.15 has)")
-    return settings | caps
+    newer = case.bucket_cap_mb.arguments() | {name: True for name in OF_TORCH_2_15 if getattr(case, name)}
+    if missing := sorted(newer.keys() - known.keys()):
+        raise Unsupported(f"torch {torch.__version__} has no {missing[0]} (2.15 has)")
+    return settings | newer
 
 
 def _register_hook(ddp: DistributedDataParallel, name: str, group: dist.ProcessGroup | None) -> None:

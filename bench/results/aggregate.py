@@ -19,7 +19,7 @@ from bench.results.schema import BUCKETS, CASES, typed_frame
 from bench.results.steady import steady
 from bench.results.store import RunData
 from bench.results.typical import FITTED, UNKNOWN, Typical
-from bench.settings import DDP_AXES, STEP_DEFAULTS
+from bench.settings import DDP_AXES, LATER_DEFAULTS
 from bench.stats import Interval, median_interval, paired_ratio
 
 SHARES = ("overlap_trace_pct", "overlap_window_pct", "dp_device0_pct")
@@ -257,7 +257,7 @@ def allreduce_rows(
 def _identity(outcome: Outcome) -> dict[str, Any]:
     planned, case = outcome.planned, outcome.planned.case
     row = {
-        **STEP_DEFAULTS,
+        **LATER_DEFAULTS,
         **case.stored(),
         "case_id": case.case_id,
         "impl": case.impl,

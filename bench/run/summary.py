@@ -24,6 +24,7 @@ from bench.findings.wording import (
     finite,
     mode_label,
     number,
+    settings_label,
     text,
     workload_parts,
 )
@@ -123,7 +124,7 @@ def case_table(cases: pd.DataFrame) -> Table:
         table.add_column(name, justify="left" if name == "case" else "right", no_wrap=True)
     for row in cases[cases["status"] == "ok"].to_dict("records"):
         table.add_row(
-            mode_label(row),
+            ", ".join(filter(None, (mode_label(row), settings_label(row, with_cap=False)))),
             f"{row['num_devices']}{'*' if row['oversubscribed'] is True else ''}",
             text(row["bucket_cap_mb"]),
             *(

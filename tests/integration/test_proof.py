@@ -4,12 +4,15 @@ import contextlib
 import copy
 import dataclasses
 from collections.abc import Iterator
+from inspect import signature
 from typing import Any
 
 import pytest
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from bench.modes import Place
+from bench.modes.ddp import OF_TORCH_2_15
 from bench.modes.dp import HostDataParallel
 from bench.plan import Case
 from bench.run import proof
@@ -96,6 +99,7 @@ def test_ddp_is_proven_under_every_setting(ranks: Any) -> None:
         {"bucket_cap_mb": "0.1"},
         {"gradient_as_bucket_view": True},
         {"static_graph": True},
+        *({name: True} for name in OF_TORCH_2_15 if name in signature(DistributedDataParallel).parameters),
         {"find_unused_parameters": True},
         {"sync_buffers": False},
         {"accumulate": 3},

@@ -144,6 +144,19 @@ def test_a_step_setting_makes_another_case_and_its_default_the_same_as_ever() ->
     assert not Case.of_stored(stored).fused_optimizer
 
 
+def test_a_ddp_setting_that_came_later_leaves_the_ids_of_its_default_alone() -> None:
+    """And two of them that are on one at a time are two cases."""
+    plain = {p.case.case_id for p in make(gpus=(2,), modes=("ddp",))}
+    plan = make(
+        gpus=(2,), modes=("ddp",), batched_grad_copy=(False, True), lazy_bucket_allocation=(False, True)
+    )
+    ids = {p.case.case_id for p in plan}
+    assert plain < ids
+    assert len(ids) == len(plan) == 1 + 4 * 4
+    one_on = [p.case for p in plan if p.case.batched_grad_copy != p.case.lazy_bucket_allocation]
+    assert len({case.apart_from_cap for case in one_on}) == 2
+
+
 def test_what_torch_compile_breaks_is_skipped() -> None:
     plan = make(
         gpus=(2,), compile="reduce-overhead", bucket_cap_mb=("default", "0.25", "1/0.25"), accumulate=(1, 2)
