@@ -14,6 +14,7 @@ from bench.findings.wording import (
     number,
     plural,
     quantity,
+    settings,
     text,
     with_interval,
 )
@@ -160,7 +161,7 @@ def _measured(
         for row in ddp_cases(run)
         if not differences(identity(run, row), predictions.identity)
         and (text(row["scaling"]), int(row["batch_per_device"])) == (line.scaling, line.batch_size)
-        and all(row[setting] == value for setting, value in usual.items())
+        and not settings(row, usual)
     ]
     found = [(row, estimate(row, name)) for row in sorted(rows, key=lambda row: int(row["num_devices"]))]
     return tuple(
