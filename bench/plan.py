@@ -15,11 +15,16 @@ from typing import Any
 from bench.errors import UsageError
 from bench.layout import BucketCaps
 from bench.settings import (
+    COMPARATORS,
     DDP_AXES,
     DDP_SETTINGS,
     LATER_DEFAULTS,
+    PIPELINE_AXES,
+    PIPELINE_SETTINGS,
+    RANK_PER_DEVICE,
     STEP_DEFAULTS,
     DdpSettings,
+    PipelineSettings,
     ResolvedSettings,
     StepSettings,
     stored,
@@ -38,7 +43,7 @@ def wire_share(comm_hook: str) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case(DdpSettings, StepSettings):
+class Case(DdpSettings, PipelineSettings, StepSettings):
     """One point of the sweep: every setting that defines what is measured."""
 
     mode: str
@@ -58,8 +63,23 @@ class Case(DdpSettings, StepSettings):
         return self.batch_per_device * self.num_devices * self.accumulate
 
     @property
+    def num_ranks(self) -> int:
+        """Processes that it takes: one for every device, or one for all."""
+        return self.num_devices if self.mode in RANK_PER_DEVICE else 1
+
+    @property
+    def num_batches(self) -> int:
+        """Parts of the batch that ranks load, one each; stages of a pipeline all load the whole."""
+        return self.num_devices if self.mode in ("ddp", "fsdp") else 1
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Parts that pass the stages one after another: of `partition` the whole batch is one."""
+        return self.micro_batches if self.mode == "pipeline" else 1
+
+    @property
     def communicates(self) -> bool:
-        """Whether its ranks exchange gradients."""
+        """Whether its ranks all-reduce gradients in buckets."""
         return self.mode == "ddp" and self.num_devices > 1
 
     @property
@@ -77,11 +97,11 @@ class Case(DdpSettings, StepSettings):
         """Readable name plus a hash of `stored`: the same settings give the same id everywhere."""
         digest = hashlib.sha256(json.dumps(self.stored(), sort_keys=True).encode()).hexdigest()[:6]
         parts = [self.mode, f"n{self.num_devices}"]
-        if self.mode == "ddp":
-            for setting in DDP_SETTINGS:
-                value, short = getattr(self, setting.name), setting.metadata["short"]
-                if value != setting.default or setting.name == "bucket_cap_mb":
-                    parts.append(short if isinstance(value, bool) else f"{short}{value}".replace("/", "_"))
+        of_mode = {"ddp": DDP_SETTINGS, "pipeline": PIPELINE_SETTINGS}
+        for setting in of_mode.get(self.mode, ()):
+            value, short = getattr(self, setting.name), setting.metadata["short"]
+            if value != setting.default or setting.name == "bucket_cap_mb":
+                parts.append(short if isinstance(value, bool) else f"{short}{value}".replace("/", "_"))
         return "-".join([*parts, digest])
 
     def stored(self) -> dict[str, Any]:
@@ -156,16 +176,18 @@ def expand(
     cases = [case("single", 1)]
     if "dp" in settings.modes:
         cases += [case("dp", n) for n in counts]
-    if "ddp" in settings.modes:
+    for mode in (mode for mode in RANK_PER_DEVICE if mode in settings.modes):
         for n in counts:
-            cases += [case("ddp", n, backend=settings.backend, **point) for point in _ddp_points(settings, n)]
+            points = _points(settings, mode, n)
+            cases += [case(mode, n, backend=settings.backend, **point) for point in points]
     return [_placed(c, machine, settings) for c in cases]
 
 
-def _ddp_points(settings: ResolvedSettings, num_devices: int) -> list[dict[str, Any]]:
-    """DDP settings to measure at one device count: all combinations, or one varied at a time."""
-    axes = {name: getattr(settings, name) for name in DDP_AXES}
-    if num_devices == 1:
+def _points(settings: ResolvedSettings, mode: str, num_devices: int) -> list[dict[str, Any]]:
+    """A mode's settings to measure at one device count: all combinations, or one varied at a time."""
+    names = {"ddp": DDP_AXES, "pipeline": PIPELINE_AXES}.get(mode, ())
+    axes = {name: getattr(settings, name) for name in names}
+    if num_devices == 1 and mode == "ddp":
         # Without communication the bucket layout changes nothing: one cap is enough.
         axes["bucket_cap_mb"] = axes["bucket_cap_mb"][:1]
     if settings.sweep == "grid":
@@ -178,8 +200,8 @@ def _ddp_points(settings: ResolvedSettings, num_devices: int) -> list[dict[str, 
 
 def _placed(case: Case, machine: Machine, settings: ResolvedSettings) -> Planned:
     per_node = machine.ranks_per_node or case.num_devices
-    nodes = 1 if case.mode != "ddp" else -(-case.num_devices // per_node)
-    on_a_node = min(case.num_devices, per_node) if case.mode == "ddp" else case.num_devices
+    nodes = -(-case.num_ranks // per_node)
+    on_a_node = min(case.num_devices, per_node) if case.mode in RANK_PER_DEVICE else case.num_devices
     shared = _is_shared(case, machine, on_a_node)
     reason = _skip_reason(case, machine, on_a_node, shared=shared)
     if shared and not settings.caps_given and case.mode == "ddp":
@@ -190,7 +212,7 @@ def _placed(case: Case, machine: Machine, settings: ResolvedSettings) -> Planned
 def _is_shared(case: Case, machine: Machine, on_a_node: int) -> bool:
     """Whether two of its ranks or replicas would have the same device."""
     used = machine.rank_devices[: case.num_devices]
-    if case.mode == "ddp" and used:
+    if case.mode in RANK_PER_DEVICE and used:
         return len(set(used)) < len(used)
     return on_a_node > (machine.devices_per_process or machine.devices_per_node)
 
@@ -206,7 +228,7 @@ def _untold(case: Case, first: BucketCaps) -> str | None:
 def _skip_reason(case: Case, machine: Machine, on_a_node: int, *, shared: bool) -> str | None:
     if (reason := _senseless(case)) is not None:
         return reason
-    if machine.ranks_per_node is not None and case.mode == "ddp":
+    if machine.ranks_per_node is not None and case.mode in RANK_PER_DEVICE:
         started = machine.ranks_per_node * machine.num_nodes
         if case.num_devices > started:
             return f"needs {case.num_devices} ranks, the launcher started {started}"
@@ -224,9 +246,12 @@ def _senseless(case: Case) -> str | None:
     """Why a case is measured on no machine: another one is the same, or torch.compile would break it."""
     if case.mode == "dp" and case.num_devices == 1:
         return "DataParallel on one device is the plain module; see single"
+    if case.mode in COMPARATORS and (reason := _no_stages(case)):
+        return reason
     caps = case.bucket_cap_mb.mib
     refusals = {
         "DataParallel cannot replicate a compiled module": case.mode == "dp",
+        f"{case.mode} is compared uncompiled": case.mode in COMPARATORS,
         f"CUDA graphs ({case.compile}) overwrite the gradients of earlier micro-batches": (
             case.compile in GRAPH_MODES and case.accumulate > 1
         ),
@@ -236,6 +261,26 @@ def _senseless(case: Case) -> str | None:
     }
     found = next((why for why, holds in refusals.items() if holds), None)
     return None if found is None or case.compile == "off" else f"{found}; --compile off measures it"
+
+
+def _no_stages(case: Case) -> str | None:
+    """Why a model cannot be split over devices in this way; None where it can, or is not split."""
+    if case.mode == "fsdp":
+        return None
+    parts, n = case.num_micro_batches, case.num_devices
+    refusals = {
+        "on one device it is the plain module; see single": n == 1,
+        f"a batch of {case.global_batch} does not divide into {parts} micro-batches": (
+            case.global_batch % parts > 0
+        ),
+        f"1F1B keeps {n} devices busy with {n} micro-batches or more": (
+            case.mode == "pipeline" and case.pipeline_schedule == "1f1b" and parts < n
+        ),
+        "loss scaling skips a step by all gradients, and a stage has its own; --precision bf16": (
+            case.precision == "fp16"
+        ),
+    }
+    return next((why for why, holds in refusals.items() if holds), None)
 
 
 def _too_few_for_dp(case: Case, machine: Machine) -> str:
@@ -257,8 +302,8 @@ def _too_few_for_ranks(case: Case, machine: Machine, on_a_node: int) -> str:
 
 
 def world_size(plan: Sequence[Planned]) -> int:
-    """Ranks the job needs: the largest DDP case that runs, at least one."""
-    return max((p.case.num_devices for p in plan if p.case.mode == "ddp" and not p.skip_reason), default=1)
+    """Ranks the job needs: those of the largest case that runs, at least one."""
+    return max((p.case.num_ranks for p in plan if not p.skip_reason), default=1)
 
 
 def equal_layout_reason(case_id: str) -> str:

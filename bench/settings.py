@@ -15,7 +15,14 @@ from bench import cli
 from bench.errors import UsageError
 from bench.layout import PYTORCH_CAPS, BucketCaps
 
-MODES = ("single", "dp", "ddp")
+COMPARATORS = ("fsdp", "partition", "pipeline")
+"""Modes beside DP and DDP, which people take where a model's memory or its size asks for them."""
+
+MODES = ("single", "dp", "ddp", *COMPARATORS)
+RANK_PER_DEVICE = ("ddp", *COMPARATORS)
+"""Modes in which every device has a process of its own."""
+
+SCHEDULES = ("gpipe", "1f1b")
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 NO, YES = False, True
 PASSES = ("no_sync", "comm", "anatomy", "trace")
@@ -185,6 +192,33 @@ class StepSettings:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class PipelineSettings:
+    """One value of every setting of the mode `pipeline` that a run may vary; declared as those of DDP."""
+
+    pipeline_schedule: str = _ddp(
+        "gpipe",
+        cli.choice(SCHEDULES),
+        "pipeline: order of the micro-batches' forwards and backwards",
+        "NAME,…",
+        column="pipeline: order of forwards and backwards, `gpipe` or `1f1b`",
+        short="",
+        later=True,
+    )
+    micro_batches: int = _ddp(
+        4,
+        cli.positive_int,
+        "pipeline: micro-batches of a step",
+        "M,…",
+        column="pipeline: micro-batches of a step",
+        short="m",
+        later=True,
+    )
+
+
+PIPELINE_SETTINGS: tuple[Field[Any], ...] = fields(PipelineSettings)
+PIPELINE_AXES = tuple(setting.name for setting in PIPELINE_SETTINGS)
+
 STEP_SETTINGS: tuple[Field[Any], ...] = fields(StepSettings)
 STEP_DEFAULTS: dict[str, Any] = {setting.name: setting.default for setting in STEP_SETTINGS}
 
@@ -204,7 +238,9 @@ DDP_DEFAULTS: dict[str, Any] = {setting.name: stored(setting.default) for settin
 """DDP as its constructor makes it without arguments, as cases.csv holds it."""
 
 LATER_DEFAULTS: dict[str, Any] = STEP_DEFAULTS | {
-    setting.name: setting.default for setting in DDP_SETTINGS if setting.metadata["later"]
+    setting.name: setting.default
+    for setting in (*DDP_SETTINGS, *PIPELINE_SETTINGS)
+    if setting.metadata["later"]
 }
 """Settings that count in the id of a case only where they are not the default."""
 
@@ -214,8 +250,8 @@ def _setting(default: Any, parse: Callable[[str], Any], meaning: str, metavar: s
 
 
 def _swept(name: str, *values: Any) -> Any:
-    """The option of a DDP setting: `values`, or its default alone, where the user gives none."""
-    setting = next(s for s in DDP_SETTINGS if s.name == name)
+    """The option of an axis: `values`, or its default alone, where the user gives none."""
+    setting = next(s for s in (*DDP_SETTINGS, *PIPELINE_SETTINGS) if s.name == name)
     facts = setting.metadata
     return _setting(values or (setting.default,), cli.csv(facts["parse"]), facts["help"], facts["metavar"])
 
@@ -231,7 +267,10 @@ class Settings:
     """A run as asked for. None means "by device" or "by workload": see `ResolvedSettings`."""
 
     modes: tuple[str, ...] = _setting(
-        ("dp", "ddp"), cli.csv(cli.choice(MODES)), "modes beside single: dp, ddp", "MODE,…"
+        ("dp", "ddp"),
+        cli.csv(cli.choice(MODES)),
+        "modes beside single: dp, ddp; to compare with them fsdp, partition, pipeline",
+        "MODE,…",
     )
     gpus: tuple[int, ...] | None = _setting(
         None, cli.csv(cli.positive_int), "device counts (without a GPU: CPU cores)", "N,…"
@@ -275,6 +314,8 @@ class Settings:
     sync_batchnorm: tuple[bool, ...] = _swept("sync_batchnorm")
     comm_hook: tuple[str, ...] = _swept("comm_hook")
     accumulate: tuple[int, ...] = _swept("accumulate")
+    pipeline_schedule: tuple[str, ...] = _swept("pipeline_schedule")
+    micro_batches: tuple[int, ...] = _swept("micro_batches")
     device: str = _setting("auto", cli.choice(("auto", "cpu", "cuda")), "where to train", "auto|cpu|cuda")
     backend: str = _setting(
         "auto", cli.choice(("auto", "nccl", "gloo")), "gradient process group", "auto|nccl|gloo"
@@ -483,7 +524,7 @@ def with_device_defaults(
     by_device: dict[str, Any] = {
         "precision": precision,
         "channels_last": gpu is not None,
-        "fused_optimizer": gpu is not None and precision != "fp16",
+        "fused_optimizer": gpu is not None and precision != "fp16" and "fsdp" not in settings.modes,
         "cudnn_benchmark": NO,
         "compile": "off",
         "margin": MARGINS[device_type],

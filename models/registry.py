@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from bench.errors import UsageError, UserCodeError
-from models.resnet import RESNET20_CLASSES, resnet20
+from models.resnet import RESNET20_CLASSES, resnet20, resnet_layers
 from models.workload import Batch, Workload, make_batch, make_module, one_line
 
 _TORCHVISION_ARCHS = (
@@ -68,6 +68,7 @@ def resnet_workload(arch: str, image_size: int) -> Workload:
             image_size=image_size,
             num_classes=RESNET20_CLASSES if small else _IMAGENET_CLASSES,
         ),
+        layers=resnet_layers,
         image_size=image_size,
     )
 

@@ -64,11 +64,28 @@ class CifarResNet(nn.Module):
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
+    @property
+    def layers(self) -> list[nn.Module]:
+        """The same as a sequence."""
+        mean = [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+        return [nn.Sequential(self.conv, self.bn, nn.ReLU()), *self.blocks, *mean, self.fc]
+
     def forward(self, images: Tensor) -> Tensor:
         """Logits of a batch of images."""
         features = self.blocks(functional.relu(self.bn(self.conv(images))))
         logits: Tensor = self.fc(features.mean(dim=(2, 3)))
         return logits
+
+
+def resnet_layers(module: nn.Module) -> list[nn.Module]:
+    """Give the layers of ResNet-20 or of one of torchvision's ResNets, its blocks unbroken."""
+    if isinstance(module, CifarResNet):
+        return module.layers
+    parts = dict(module.named_children())
+    stem = nn.Sequential(*(parts[name] for name in ("conv1", "bn1", "relu", "maxpool")))
+    stages = [parts[f"layer{number}"] for number in (1, 2, 3, 4)]
+    blocks = [block for stage in stages for block in stage.children()]
+    return [stem, *blocks, parts["avgpool"], nn.Flatten(), parts["fc"]]
 
 
 def resnet20() -> CifarResNet:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,9 +36,19 @@ class Workload:
     loss: Callable[[Tensor, Tensor], Tensor] = functional.cross_entropy
     """Maps outputs and targets to a scalar, the mean over the batch."""
     optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] = sgd
+    layers: Callable[[nn.Module], Sequence[nn.Module]] | None = None
+    """Gives a module as layers, each called with what the one before it returned: what can be split over
+    devices. An `nn.Sequential` needs none."""
     image_size: int | None = None
     channels_last: bool = False
     """Whether `make_module` and `make_batch` give weights and images (N, C, H, W) in that memory format."""
+
+
+def layers_of(workload: Workload, module: nn.Module) -> list[nn.Module]:
+    """Give the layers of a module of the workload in their order; none where it is no sequence."""
+    if workload.layers is not None:
+        return list(workload.layers(module))
+    return list(module) if isinstance(module, nn.Sequential) else []
 
 
 def one_line(exc: BaseException) -> str:

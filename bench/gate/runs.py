@@ -20,9 +20,9 @@ from bench.results.aggregate import images_per_s_by_round, step_ms_by_round
 from bench.results.round_times import ByRound
 from bench.results.schema import IDENTITY, SCHEMA_VERSION
 from bench.results.store import RunData, load_run
-from bench.settings import DDP_AXES, DDP_DEFAULTS
+from bench.settings import DDP_AXES, DDP_DEFAULTS, PIPELINE_AXES, RANK_PER_DEVICE
 
-SWEPT = ("mode", "num_devices", *DDP_AXES)
+SWEPT = ("mode", "num_devices", *DDP_AXES, *PIPELINE_AXES)
 """Columns that may differ between the cases of one run; together they name a case within it."""
 
 PLANNED = tuple(
@@ -174,7 +174,7 @@ def _check_blocks(where: str, cases: pd.DataFrame, blocks: pd.DataFrame, used: p
 
 def _check_ranks(where: str, cases: pd.DataFrame, used: pd.DataFrame) -> None:
     ok = cases[cases["status"] == "ok"]
-    ranks = ok["num_devices"].where(ok["mode"] == "ddp", 1)
+    ranks = ok["num_devices"].where(ok["mode"].isin(RANK_PER_DEVICE), 1)
     wanted = dict(zip(ok["case_id"], ranks, strict=True))
     for keys, found in used.groupby(["case_id", "phase", "round"])["rank"]:
         case_id, phase, round_index = keys if isinstance(keys, tuple) else (keys, "", "")

@@ -142,7 +142,8 @@ def run_anatomy(trainer: Trainer, num_steps: int, device: torch.device, *, local
                 samples.setdefault(f"{phase}_ms", []).append(value)
             for index, value in moments.items():
                 ready.setdefault(index, []).append(value)
-            samples.setdefault("last_ready_ms", []).append(max(moments.values()))
+            if moments:  # FSDP2 sets gradients past the hooks
+                samples.setdefault("last_ready_ms", []).append(max(moments.values()))
         for _ in range(local_steps):
             _, moments, _ = anatomy.measured(anatomy.local_step)
             samples.setdefault("local_last_ready_ms", []).append(max(moments.values()))

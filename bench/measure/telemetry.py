@@ -96,7 +96,7 @@ def sampled(settings: Settings, cases: Iterable[Case], place: Place) -> Telemetr
     """Start to sample the GPUs that this rank uses in `cases`; None without one, or where it is off."""
     if place.device.type != "cuda" or not settings.telemetry:
         return None
-    mine = [case for case in cases if case.mode == "ddp" or place.rank == 0]
+    mine = [case for case in cases if place.rank < case.num_ranks]
     devices = sorted({index for case in mine for index in gpus_of(case, place)})
     return Telemetry({index: str(torch.cuda.get_device_properties(index).uuid) for index in devices})
 

@@ -1,16 +1,16 @@
-"""Single device, DataParallel and DistributedDataParallel behind one interface."""
+"""Single device, DP, DDP and what is compared with them, behind one interface."""
 
 from __future__ import annotations
 
 import torch.distributed as dist
 from torch import nn
 
-from bench.modes.base import Mode, Place, SingleMode, Unsupported, devices_of
+from bench.modes.base import Mode, Place, SingleMode, Stages, Unsupported, devices_of
 from bench.modes.ddp import DistributedMode
 from bench.modes.dp import DataParallelMode
 from bench.plan import Case
 
-__all__ = ["Mode", "Place", "Unsupported", "build_mode", "devices_of"]
+__all__ = ["Mode", "Place", "Stages", "Unsupported", "build_mode", "devices_of"]
 
 
 def build_mode(
@@ -20,10 +20,17 @@ def build_mode(
     group: dist.ProcessGroup | None,
     *,
     equal_replicas: bool = False,
+    stages: Stages | None = None,
 ) -> Mode:
     """Wrap `module`, already on `place.device`, as the case asks.
 
-    With `equal_replicas` the modules of all ranks are known to hold the same: DDP need not broadcast one.
+    Args:
+        case: the case.
+        module: the plain module.
+        place: of this rank.
+        group: the case's ranks.
+        equal_replicas: the modules of all ranks are known to hold the same, and none has to be broadcast.
+        stages: how to split it over the devices, where the mode does.
 
     Raises Unsupported where the installed torch lacks what the case needs.
     """
@@ -31,4 +38,13 @@ def build_mode(
         return DistributedMode(case, module, place, group, equal_replicas=equal_replicas)
     if case.mode == "dp":
         return DataParallelMode(case, module, place)
+    # Neither is imported by a run without it: they take a part of a second.
+    if case.mode == "fsdp":
+        from bench.modes.fsdp import ShardedMode  # noqa: PLC0415
+
+        return ShardedMode(module, place, group, equal_replicas=equal_replicas)
+    if case.mode in ("partition", "pipeline"):
+        from bench.modes.pipeline import PipelineMode  # noqa: PLC0415
+
+        return PipelineMode(case, module, stages, place, group)
     return SingleMode(module)

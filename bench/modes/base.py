@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bench.layout import BucketLayout
 from bench.plan import Case
@@ -26,6 +27,14 @@ class Place:
     local_rank: int
     device: torch.device
     cores: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stages:
+    """How a model is split over devices: its layers in order, and how many each device has."""
+
+    layers: Callable[[nn.Module], Sequence[nn.Module]]
+    by_device: tuple[int, ...]
 
 
 def devices_of(case: Case, place: Place) -> list[torch.device]:
@@ -55,6 +64,14 @@ class Mode(ABC):
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         """Within it, a backward leaves gradients local to the rank."""
 
+    def train(
+        self, inputs: Tensor, targets: Tensor, loss: Callable[[Tensor, Tensor], Tensor]
+    ) -> Tensor | None:
+        """Forward and backward of this rank's batch; the loss, a mean over images, where it is known."""
+        found = loss(self.wrapped(inputs), targets)
+        found.backward()
+        return found.detach()
+
     def without_communication(self) -> contextlib.AbstractContextManager[None]:
         """Within it, a whole step does no communication at all; after it, steps are as before."""
         return self.no_sync()
@@ -66,8 +83,12 @@ class Mode(ABC):
     def settle(self) -> None:
         """Called once after warm-up: stop whatever PyTorch itself samples."""
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """Weights that load into the plain module: no wrapper's prefix."""
+    def gradients(self) -> dict[str, Tensor]:
+        """Averaged gradients by the plain module's parameters; all ranks of the case call it together."""
+        return {name: p.grad for name, p in self.module.named_parameters() if p.grad is not None}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Weights that load into the plain module, as all ranks of the case call it together."""
         return self.module.state_dict()
 
     def close(self) -> None:

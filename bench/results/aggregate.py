@@ -19,7 +19,7 @@ from bench.results.schema import BUCKETS, CASES, typed_frame
 from bench.results.steady import steady
 from bench.results.store import RunData
 from bench.results.typical import FITTED, UNKNOWN, Typical
-from bench.settings import DDP_AXES, LATER_DEFAULTS
+from bench.settings import DDP_AXES, LATER_DEFAULTS, PIPELINE_AXES, RANK_PER_DEVICE
 from bench.stats import Interval, median_interval, paired_ratio
 
 SHARES = ("overlap_trace_pct", "overlap_window_pct", "dp_device0_pct")
@@ -268,9 +268,12 @@ def _identity(outcome: Outcome) -> dict[str, Any]:
         "reason": outcome.reason,
         **outcome.facts,
     }
-    if case.mode != "ddp":
-        for ddp_only in ("backend", *(axis for axis in DDP_AXES if axis != "accumulate")):
-            row[ddp_only] = None
+    of_others = {
+        "backend": RANK_PER_DEVICE,
+        **dict.fromkeys((axis for axis in DDP_AXES if axis != "accumulate"), ("ddp",)),
+        **dict.fromkeys(PIPELINE_AXES, ("pipeline",)),
+    }
+    row |= {name: None for name, modes in of_others.items() if case.mode not in modes}
     return {key: None if value == "" else value for key, value in row.items()}
 
 

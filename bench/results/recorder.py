@@ -90,7 +90,7 @@ class Recorder:
                 raise UsageError(f"{journal.path} tells of another plan than {MANIFEST}; restore both")
             remove_unfinished(folder, MEASURED)
             plan = [p.case for p in journal.state.plan]
-            num_ranks = {case.case_id: case.num_devices if case.mode == "ddp" else 1 for case in plan}
+            num_ranks = {case.case_id: case.num_ranks for case in plan}
             repair_blocks(folder / "blocks.csv", num_ranks)
             repair_allreduce(folder / "allreduce.csv", journal.state.curves)
             writer = RunWriter(folder)

@@ -13,7 +13,14 @@ from typing import Any
 
 import pandas as pd
 
-from bench.settings import DDP_SETTINGS, MODES, MOST_DEVICES, PRECISIONS, STEP_SETTINGS
+from bench.settings import (
+    DDP_SETTINGS,
+    MODES,
+    MOST_DEVICES,
+    PIPELINE_SETTINGS,
+    PRECISIONS,
+    STEP_SETTINGS,
+)
 
 SCHEMA_VERSION = 2
 """Of the files as a whole; a folder of a later one is refused.
@@ -118,7 +125,7 @@ IDENTITY: tuple[Column, ...] = (
     Column(
         "mode",
         "text",
-        "`single`, `dp` (nn.DataParallel) or `ddp` (DistributedDataParallel)",
+        "`single`, `dp` (nn.DataParallel), `ddp`, `fsdp` (FSDP2), `partition` or `pipeline`",
         needed=True,
         among=MODES,
     ),
@@ -148,13 +155,14 @@ IDENTITY: tuple[Column, ...] = (
     ),
     *(_setting(setting) for setting in STEP_SETTINGS),
     Column("data", "text", "`device`, `host`, or the folder the images come from"),
-    *(_setting(setting) for setting in DDP_SETTINGS),
+    *(_setting(setting) for setting in (*DDP_SETTINGS, *PIPELINE_SETTINGS)),
 )
 """What a case is: known before it is measured, equal when it is measured again."""
 
 MEASURED: tuple[Column, ...] = (
     _count("num_buckets", "DDP buckets after the rebuild"),
     Column("bucket_bytes", "text", "bytes of each bucket in all-reduce order, `/`-separated"),
+    Column("layers_by_device", "text", "`partition`, `pipeline`: layers of each device, `/`-separated"),
     *_interval(
         "step_ms", "typical step of the longest rank, fitted over rounds: see docs/measuring.md", above=0
     ),
@@ -187,6 +195,8 @@ MEASURED: tuple[Column, ...] = (
     *_interval("overlap_trace_pct", "time both compute and communication run / communication, trace"),
     *_interval("overlap_window_pct", "DDP logger: its communication window inside the backward"),
     *_interval("compute_slowdown", "time to the last gradient beside communication / without it"),
+    *_interval("bubble_pct", "`partition`, `pipeline`: share of the stages' time in which they wait"),
+    *_interval("bubble_of_stages_pct", "the same by the schedule, from the measured times of the stages"),
     *_interval("anatomy_slowdown_pct", "how much slower the instrumented step is than the timed one"),
     Column(
         "peak_mem_mib",

@@ -24,6 +24,7 @@ from bench.results.disk import append, make_folder, open_regular, read_json, rep
 from bench.results.journal import JOURNAL
 from bench.results.schema import FILES, SCHEMA_VERSION, typed_frame
 from bench.results.tables import is_large, load_blocks, read_table
+from bench.settings import RANK_PER_DEVICE
 from bench.text import csv_cell
 
 MANIFEST = "manifest.json"
@@ -224,7 +225,7 @@ def load_run(path: Path) -> RunData:
     if twice.any():
         name = cases["case_id"][twice].iloc[0]
         raise UsageError(f"{path / 'cases.csv'}: a case_id stands twice ({name}); restore the file")
-    world_size = cases["num_devices"].where(cases["mode"] == "ddp", 1).fillna(1)
+    world_size = cases["num_devices"].where(cases["mode"].isin(RANK_PER_DEVICE), 1).fillna(1)
     return RunData(
         path,
         manifest,

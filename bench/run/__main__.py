@@ -15,7 +15,7 @@ from bench.cluster.process import is_first, is_rank, leave, ranks_environment
 from bench.errors import AgreedError, ExitCode, UsageError
 from bench.run.fork_server import ForkServer
 from bench.run.forks import forks
-from bench.settings import DDP_AXES, PRESETS, STEP_DEFAULTS, Settings, options_of, resolve
+from bench.settings import DDP_AXES, PIPELINE_AXES, PRESETS, STEP_DEFAULTS, Settings, options_of, resolve
 
 NOT_SETTINGS = ("preset", "config", "resume", "dry_run", "quiet", "json")
 """Options that say how to run, not what."""
@@ -30,6 +30,7 @@ GROUPS = {
     ),
     "how a step is computed": ("precision", *STEP_DEFAULTS, "numa_bind"),
     "DDP settings": (*DDP_AXES, "backend"),
+    "pipeline settings": PIPELINE_AXES,
     "how long": ("margin", "max_time", "rounds", "precision_target", "steps", "sustain", "case_timeout"),
     "where to and how shown": ("out", "name"),
 }

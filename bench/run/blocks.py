@@ -70,10 +70,9 @@ class Blocks:
     def _prepare_case(self, index: int, planned: Planned, prover: Prover) -> None:
         """Prove, build and warm up a case on its ranks; it is live if that went well on all of them."""
         case = planned.case
-        in_ddp = case.mode == "ddp"
-        group = self._cluster.group(case.num_devices, case.backend) if in_ddp else None
+        group = self._cluster.group(case.num_ranks, case.backend) if case.backend else None
         live = LiveCase(index, case, group, planned.oversubscribed)
-        takes_part = self._cluster.rank < (case.num_devices if in_ddp else 1)
+        takes_part = self._cluster.rank < case.num_ranks
 
         def work() -> Prepared:
             return prepare(

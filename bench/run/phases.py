@@ -185,6 +185,10 @@ def _calibration(live: LiveCase, trainer: Trainer, place: Place, clock: Clock) -
 
 
 def _anatomy(live: LiveCase, trainer: Trainer, place: Place) -> BlockTimes:
+    if live.case.mode in ("partition", "pipeline"):
+        from bench.measure.pipeline import run_pipeline_anatomy  # noqa: PLC0415 - imported with such a case
+
+        return run_pipeline_anatomy(trainer, live.case, ANATOMY_STEPS, place.device, live.group)
     local_steps = 1 if live.communicates else 0
     times = run_anatomy(trainer, ANATOMY_STEPS, place.device, local_steps=local_steps)
     detail = dict(times.detail)

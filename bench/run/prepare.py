@@ -18,12 +18,13 @@ from bench.layout import BucketLayout
 from bench.measure.clock import Clock
 from bench.measure.memory import DeviceMemory, MemoryWatch, release_memory
 from bench.measure.timed import BlockTimes, Trainer, run_block
-from bench.modes import build_mode, devices_of
+from bench.modes import Mode, build_mode, devices_of
 from bench.plan import Case, Planned
 from bench.run.proof import Prover
 from bench.settings import Settings
 from models.data import BatchSource, PrefetchSource, open_source
 from models.step import placed
+from models.workload import Workload
 
 MIN_WARMUP_STEPS = 3
 """Least steps of warm-up: DDP rebuilds its buckets after the first and reports them after the second."""
@@ -50,6 +51,7 @@ class LiveCase:
     layout: BucketLayout | None = None
     longest_step_s: float = 0.0
     """Of the warm-up, over all ranks."""
+    layers_by_device: tuple[int, ...] = ()
     step_s: float = 0.0
     """A usual one at the end of the warm-up, on the slowest rank."""
 
@@ -82,12 +84,14 @@ def prepare(
 ) -> Prepared:
     """Prove the case, build it and warm it up. Raises ProofError, Unsupported, or what the model raises."""
     case, place = live.case, prover.place
-    prover.prove(case, live.group)
+    stages = prover.splitter.stages(case, live.group)
+    prover.prove(case, live.group, stages)
     release_memory(place.device)  # torch before 2.15 leaves cycles, which would count as other cases'
     watch = MemoryWatch(devices_of(case, place))
     module = placed(copy.deepcopy(prover.template), case, place.device)
-    mode = build_mode(case, module, place, live.group, equal_replicas=prover.equal_replicas)
-    live.trainer = Trainer(case, mode, prover.workload, _source(case, prover, settings))
+    mode = build_mode(case, module, place, live.group, equal_replicas=prover.equal_replicas, stages=stages)
+    live.trainer = _trainer(case, mode, prover.workload, _source(case, prover, settings))
+    live.layers_by_device = stages.by_device if stages is not None else ()
     warmup = _warm_up(live.trainer, live.group, place.device, clock, least_warmup_s)
     live.trainer.check_loss()
     live.layout = mode.bucket_layout()
@@ -111,6 +115,8 @@ def facts_of(live: LiveCase, first: RankInfo, found: Sequence[Prepared]) -> dict
     if live.layout is not None:
         facts["num_buckets"] = len(live.layout.num_bytes)
         facts["bucket_bytes"] = str(live.layout)
+    if live.layers_by_device:
+        facts["layers_by_device"] = "/".join(map(str, live.layers_by_device))
     return facts
 
 
@@ -128,14 +134,21 @@ def _memory_columns(gpus: Sequence[DeviceMemory], mode: str) -> dict[str, Any]:
     return columns
 
 
+def _trainer(case: Case, mode: Mode, workload: Workload, source: BatchSource) -> Trainer:
+    if case.mode not in ("partition", "pipeline"):
+        return Trainer(case, mode, workload, source)
+    from bench.measure.pipeline import PipelineTrainer  # noqa: PLC0415 - imported with such a case
+
+    return PipelineTrainer(case, mode, workload, source)
+
+
 def _source(case: Case, prover: Prover, settings: Settings) -> BatchSource:
-    one_rank = case.mode != "ddp"
     source = open_source(
         prover.workload,
         data=case.data,
-        batch_size=case.batch_per_device * (case.num_devices if one_rank else 1),
-        rank=prover.place.rank,
-        world_size=1 if one_rank else case.num_devices,
+        batch_size=case.batch_per_device * case.num_devices // case.num_batches,
+        rank=prover.place.rank if case.num_batches > 1 else 0,
+        world_size=case.num_batches,
         device=prover.place.device,
         seed=settings.seed,
         num_workers=settings.data_workers,

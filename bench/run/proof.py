@@ -7,9 +7,11 @@ one.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -20,9 +22,10 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from bench.cluster.ranks import Cluster
 from bench.measure.clock import float32_precision
-from bench.modes import Mode, Place, build_mode
+from bench.modes import Mode, Place, Stages, build_mode
 from bench.plan import Case
 from bench.recovery.attempt import report_of
+from bench.run.stages import Splitter
 from models.workload import Workload, make_batch
 
 IMAGES_PER_DEVICE = 1
@@ -58,6 +61,7 @@ class Prover:
     def __post_init__(self) -> None:
         """Nothing is known yet."""
         self._references: dict[int, Tensor] = {}
+        self.splitter = Splitter(self.workload, self.template, self.place, self.seed)
 
     @functools.cached_property
     def dtype(self) -> torch.dtype:
@@ -77,7 +81,7 @@ class Prover:
             return torch.float32
         return torch.float64
 
-    def prove(self, case: Case, group: dist.ProcessGroup | None) -> float:
+    def prove(self, case: Case, group: dist.ProcessGroup | None, stages: Stages | None = None) -> float:
         """Relative gradient error ‖g - g_single‖ / ‖g_single‖ of this case.
 
         Every rank of the case calls it together; rank 0 compares (DDP's gradients are the same on all ranks),
@@ -85,22 +89,22 @@ class Prover:
         run in float64 is proven in float32 without TF32, whose 10 bits would use up the tolerance.
         """
         with float32_precision("fp32", self.place.device):
-            return self._prove(case, group)
+            return self._prove(case, group, stages)
 
-    def _prove(self, case: Case, group: dist.ProcessGroup | None) -> float:
-        total = IMAGES_PER_DEVICE * case.num_devices * case.accumulate
+    def _prove(self, case: Case, group: dist.ProcessGroup | None, stages: Stages | None) -> float:
+        total = IMAGES_PER_DEVICE * case.num_devices * case.accumulate * case.num_micro_batches
         inputs, targets = self._batch(total, self.dtype)
-        mode = build_mode(
-            case, self._module(self.dtype), self.place, group, equal_replicas=self.equal_replicas
-        )
+        module, equal = self._module(self.dtype), self.equal_replicas
+        mode = build_mode(case, module, self.place, group, equal_replicas=equal, stages=stages)
         try:
             # The wrapper may swap modules (SyncBatchNorm), so freeze what it holds now.
             _freeze(mode.module)
             self._backward(case, mode, inputs, targets)
+            gradients, state = mode.gradients(), mode.state_dict()
             if self.place.rank != 0:
                 return 0.0
-            found = _flat_gradient(mode.module)
-            self._check_state_dict(mode)
+            found = _flat(self.template, gradients).to(self.place.device)
+            self._check_state_dict(state)
         finally:
             mode.close()
         reference = self._references.get(total)
@@ -115,23 +119,20 @@ class Prover:
         return error
 
     def _backward(self, case: Case, mode: Mode, inputs: Tensor, targets: Tensor) -> None:
+        def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+            return self.workload.loss(outputs, targets) / case.accumulate
+
         micro_inputs, micro_targets = inputs.chunk(case.accumulate), targets.chunk(case.accumulate)
         for i in range(case.accumulate):
             x, y = micro_inputs[i], micro_targets[i]
-            if case.mode == "ddp":
+            if case.num_batches > 1:
                 x, y = x.chunk(case.num_devices)[self.place.rank], y.chunk(case.num_devices)[self.place.rank]
-            if i < case.accumulate - 1:
-                with mode.no_sync():
-                    self._loss(mode.wrapped, x, y, case.accumulate).backward()
-            else:
-                self._loss(mode.wrapped, x, y, case.accumulate).backward()
-
-    def _loss(self, forward: nn.Module, inputs: Tensor, targets: Tensor, parts: int = 1) -> Tensor:
-        return self.workload.loss(forward(inputs), targets) / parts
+            with mode.no_sync() if i < case.accumulate - 1 else contextlib.nullcontext():
+                mode.train(x, y, loss)
 
     def _gradient(self, module: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
         _freeze(module)
-        self._loss(module, inputs, targets).backward()
+        self.workload.loss(module(inputs), targets).backward()
         return _flat_gradient(module)
 
     def _module(self, dtype: torch.dtype) -> nn.Module:
@@ -146,9 +147,9 @@ class Prover:
             targets = targets.to(dtype)
         return inputs.to(self.place.device), targets.to(self.place.device)
 
-    def _check_state_dict(self, mode: Mode) -> None:
+    def _check_state_dict(self, state: Mapping[str, Tensor]) -> None:
         try:
-            copy.deepcopy(self.template).load_state_dict(mode.state_dict(), strict=True)
+            copy.deepcopy(self.template).load_state_dict(state, strict=True)
         except RuntimeError as error:
             raise ProofError(f"its state dict does not load into the plain module: {error}") from error
 
@@ -180,10 +181,11 @@ def _freeze(module: nn.Module) -> None:
 
 
 def _flat_gradient(module: nn.Module) -> Tensor:
-    return torch.cat(
-        [
-            (torch.zeros_like(p) if p.grad is None else p.grad).flatten()
-            for p in module.parameters()
-            if p.requires_grad
-        ]
-    )
+    return _flat(module, {name: p.grad for name, p in module.named_parameters() if p.grad is not None})
+
+
+def _flat(module: nn.Module, gradients: Mapping[str, Tensor]) -> Tensor:
+    """Gradients in the order of a module's parameters, 0 where one has none."""
+    wanted = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+    like = next(iter(gradients.values()), torch.zeros(()))
+    return torch.cat([gradients.get(name, torch.zeros_like(p).to(like)).flatten() for name, p in wanted])

@@ -1,0 +1,112 @@
+"""The training step of a pipeline, and its anatomy: how long each stage computes, and how long it waits."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from bench.measure.anatomy import Moments
+from bench.measure.timed import BlockTimes, Trainer, no_gc
+from bench.modes.pipeline import PipelineMode
+from bench.plan import Case
+from bench.scaling.pipeline import bubble_share
+from models.workload import Batch
+
+CHUNKS = {"F": "forward_one_chunk", "B": "backward_one_chunk"}
+"""Methods of PyTorch's stage that compute on one micro-batch, without what they wait for."""
+
+
+class PipelineTrainer(Trainer):
+    """The training step of one stage: PyTorch's schedule does the forwards and backwards."""
+
+    def _train(self, batch: Batch) -> None:
+        if self._autocast_dtype is None:
+            self._last_loss = self.mode.train(*batch, self._loss)
+            return
+        # Around the backwards too, which it leaves alone: the schedule mixes them with forwards.
+        with torch.autocast(self._device_type, dtype=self._autocast_dtype):
+            self._last_loss = self.mode.train(*batch, self._loss)
+
+
+def run_pipeline_anatomy(
+    trainer: Trainer, case: Case, num_steps: int, device: torch.device, group: Any
+) -> BlockTimes:
+    """`num_steps` steps with a mark around each micro-batch of each stage; its ranks call it together.
+
+    The detail holds `bubble_pct`, 100 x (1 - what all stages compute / (stages x time of the longest)), and
+    `bubble_of_stages_pct`, what the schedule makes of the measured times of one micro-batch.
+    """
+    moments = Moments(device)
+    steps: list[float] = []
+    bubbles: list[tuple[float, float]] = []
+    assert isinstance(trainer.mode, PipelineMode)  # noqa: S101 - as its case says
+    with no_gc(), _marked(trainer.mode, moments) as (windows, chunks):
+        for _ in range(num_steps):
+            start = time.perf_counter_ns()
+            trainer.step()
+            moments.wait()
+            steps.append((time.perf_counter_ns() - start) / 1e6)
+            own = [_ms(moments, windows), *(_ms(moments, chunks[kind]) for kind in CHUNKS)]
+            bubbles.append(_bubbles(_of_all_stages(own, device, group), case))
+    measured, of_stages = (100 * median(values) for values in zip(*bubbles, strict=True))
+    detail = {"bubble_pct": round(measured, 3), "bubble_of_stages_pct": round(of_stages, 3)}
+    return BlockTimes(sum(steps), tuple(steps), detail)
+
+
+def _bubbles(stages: list[list[float]], case: Case) -> tuple[float, float]:
+    """Shares measured and by the schedule, from (window, forwards, backwards) in ms of each stage."""
+    busy_ms = sum(forwards + backwards for _, forwards, backwards in stages)
+    # A stage waits in its window for the one before it: that of the first stage holds the whole batch.
+    measured = 1 - busy_ms / (len(stages) * stages[0][0])
+    m = case.num_micro_batches
+    schedule = case.pipeline_schedule if case.mode == "pipeline" else "gpipe"
+    forward_ms, backward_ms = ([stage[kind] / m for stage in stages] for kind in (1, 2))
+    return measured, bubble_share(schedule, forward_ms, backward_ms, m)
+
+
+def _of_all_stages(own: list[float], device: torch.device, group: Any) -> list[list[float]]:
+    sent = torch.tensor(own, device=device)
+    received = [torch.empty_like(sent) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(received, sent, group)
+    return [stage.tolist() for stage in received]
+
+
+def _ms(moments: Moments, marks: list[tuple[Any, Any]]) -> float:
+    """The time between pairs of marks, which are forgotten."""
+    total = sum(moments.ms(start, end) for start, end in marks)
+    marks.clear()
+    return total
+
+
+@contextlib.contextmanager
+def _marked(mode: PipelineMode, moments: Moments) -> Iterator[tuple[list[Any], dict[str, list[Any]]]]:
+    """Within it, `train` and the work on each micro-batch note when they begin and end."""
+    windows: list[tuple[Any, Any]] = []
+    chunks: dict[str, list[tuple[Any, Any]]] = {kind: [] for kind in CHUNKS}
+    wrapped: list[tuple[Any, str, list[Any]]] = [(mode, "train", windows)]
+    wrapped += [(mode.stage, method, chunks[kind]) for kind, method in CHUNKS.items()]
+    for owner, method, marks in wrapped:
+        setattr(owner, method, _between_marks(getattr(owner, method), moments, marks))
+    try:
+        yield windows, chunks
+    finally:
+        for owner, method, _ in wrapped:
+            delattr(owner, method)  # the class's own method shows again
+
+
+def _between_marks(
+    work: Callable[..., Any], moments: Moments, marks: list[tuple[Any, Any]]
+) -> Callable[..., Any]:
+    def run(*arguments: Any, **named: Any) -> Any:
+        start = moments.now()
+        result = work(*arguments, **named)
+        marks.append((start, moments.now()))
+        return result
+
+    return run

@@ -1,0 +1,89 @@
+"""A model's layers split over the devices by PyTorch's pipelining: in micro-batches, or all at once."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+from bench.modes.base import Mode, Place, Stages
+from bench.plan import Case
+
+SCHEDULES: dict[str, Any] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+
+
+class PipelineMode(Mode):
+    """One stage of a case of `pipeline` or `partition`; every rank of `group` builds it at the same time.
+
+    `module` is this rank's stage; `train` does the forwards and backwards of a batch over all of them.
+    """
+
+    def __init__(
+        self,
+        case: Case,
+        module: nn.Module,
+        stages: Stages | None,
+        place: Place,
+        group: dist.ProcessGroup | None,
+    ) -> None:
+        assert stages is not None  # noqa: S101 - prepared with the case
+        first = sum(stages.by_device[: place.rank])
+        own = stages.layers(module)[first : first + stages.by_device[place.rank]]
+        self.wrapped = self.module = nn.Sequential(*own)
+        self._names = _names_in(module, self.module)
+        self._group = group
+        self._is_first = place.rank == 0
+        self._is_last = place.rank == case.num_devices - 1
+        self._loss: Callable[[Tensor, Tensor], Tensor] | None = None
+        self.stage = PipelineStage(self.module, place.rank, case.num_devices, place.device, group=group)
+        made = SCHEDULES[case.pipeline_schedule if case.mode == "pipeline" else "gpipe"]
+        self._schedule = made(self.stage, case.num_micro_batches, loss_fn=self._loss_of)
+
+    def train(
+        self, inputs: Tensor, targets: Tensor, loss: Callable[[Tensor, Tensor], Tensor]
+    ) -> Tensor | None:
+        """Forwards and backwards of a whole batch, which every stage is given; its loss, on the last one."""
+        self._loss = loss
+        losses: list[Tensor] = []
+        if self._is_last:
+            self._schedule.step(target=targets, losses=losses, return_outputs=False)
+            return sum(losses[1:], losses[0]).detach() / len(losses)
+        self._schedule.step(*((inputs,) if self._is_first else ()), return_outputs=False)
+        return None
+
+    def no_sync(self) -> contextlib.AbstractContextManager[None]:
+        """Nothing of a step can be held back: a stage computes with what the one before it sends."""
+        return contextlib.nullcontext()
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Gradients of the whole model by parameter, from all stages, which call it together."""
+        return self._gathered({name: p.grad for name, p in self.module.named_parameters()})
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Weights of the whole model, gathered as `gradients` are."""
+        return self._gathered(self.module.state_dict())
+
+    def _gathered(self, own: dict[str, Any]) -> dict[str, Tensor]:
+        named = {self._names[name]: value.cpu() for name, value in own.items() if value is not None}
+        found: list[Any] = [None] * dist.get_world_size(self._group)
+        dist.all_gather_object(found, named, self._group)
+        device = self.stage.device
+        return {name: value.to(device) for part in found for name, value in part.items()}
+
+    def _loss_of(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        assert self._loss is not None  # noqa: S101 - set before the schedule runs
+        return self._loss(outputs, targets)
+
+
+def _names_in(module: nn.Module, stage: nn.Module) -> dict[str, str]:
+    """Names in the whole module by those in a stage of it."""
+
+    def tensors(of: nn.Module) -> dict[str, Tensor]:
+        return {**dict(of.named_parameters()), **dict(of.named_buffers())}
+
+    whole = {id(value): name for name, value in tensors(module).items()}
+    return {name: whole[id(value)] for name, value in tensors(stage).items()}

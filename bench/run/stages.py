@@ -1,0 +1,74 @@
+"""Decides how a model is split over devices: layer by layer, by costs that the first rank measures."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from bench.measure.split import balanced, layer_costs_ms
+from bench.measure.timed import AUTOCAST_DTYPES
+from bench.modes import Place, Stages, Unsupported
+from bench.plan import Case
+from models.workload import Workload, layers_of, make_batch
+
+
+@dataclass
+class Splitter:
+    """Splits one workload; all cases over as many devices are split alike."""
+
+    workload: Workload
+    template: nn.Module
+    """A freshly initialised module, the same on every rank; never trained."""
+    place: Place
+    seed: int
+    _known: dict[int, tuple[int, ...]] = field(default_factory=dict)
+
+    def stages(self, case: Case, group: dist.ProcessGroup | None) -> Stages | None:
+        """Split the model for a case, whose ranks call it together; None for a mode that splits none.
+
+        Raises Unsupported for a model that cannot be split.
+        """
+        if case.mode not in ("partition", "pipeline"):
+            return None
+        n = case.num_devices
+        check_layers(self.template, layers_of(self.workload, self.template), n)
+        if n not in self._known:
+            measured: list[Any] = [self._measured(case) if self.place.rank == 0 else None]
+            dist.broadcast_object_list(measured, group=group, group_src=0)
+            self._known[n] = tuple(measured[0])
+        return Stages(layers=functools.partial(layers_of, self.workload), by_device=self._known[n])
+
+    def _measured(self, case: Case) -> tuple[int, ...]:
+        device = self.place.device
+        module = copy.deepcopy(self.template).to(device)
+        generator = torch.Generator().manual_seed(self.seed)
+        size = max(case.global_batch // case.num_micro_batches, 1)
+        inputs, targets = make_batch(self.workload, batch_size=size, generator=generator)
+        targets = targets.to(device)
+
+        def loss(outputs: Tensor) -> Tensor:
+            return self.workload.loss(outputs, targets)
+
+        layers = layers_of(self.workload, module)
+        dtype = AUTOCAST_DTYPES.get(case.precision)
+        return balanced(layer_costs_ms(layers, inputs.to(device), loss, autocast=dtype), case.num_devices)
+
+
+def check_layers(module: nn.Module, layers: list[nn.Module], num_devices: int) -> None:
+    """Raise Unsupported unless the layers hold each parameter once and are enough for the devices."""
+    if not layers:
+        raise Unsupported("the model is no nn.Sequential; Workload(layers=...) names its layers in order")
+    if len(layers) < num_devices:
+        raise Unsupported(f"the model has {len(layers)} layers for {num_devices} devices")
+    held = [id(p) for layer in layers for p in layer.parameters()]
+    wanted = {id(p): name for name, p in module.named_parameters()}
+    if left_out := [name for key, name in wanted.items() if key not in held]:
+        raise Unsupported(f"the workload's layers leave out parameter {left_out[0]}")
+    if len(held) > len(wanted):
+        raise Unsupported("the workload's layers share a parameter, or hold one that is not the module's")
