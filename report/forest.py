@@ -12,6 +12,7 @@ from report.drawings import Forest, Ratio
 from report.select import WorkloadCases, records
 
 _MOST = 24
+_STYLES = {"dp": "dp", "ddp": "ddp"}
 _LONGEST = 46
 """Characters of a name that leave room for the number beside it."""
 
@@ -38,7 +39,7 @@ def forest(workload: WorkloadCases, comparisons: Sequence[Comparison], *, key: s
     count = plural(rows[default]["num_devices"], workload.device)
     standing = settings_label(rows[default]) or "defaults"
     drawn = tuple(
-        Ratio(_name(row), ratio, "dp" if text(row["mode"]) == "dp" else "ddp", truth(row["oversubscribed"]))
+        Ratio(_name(row), ratio, _STYLES.get(text(row["mode"]), "other"), truth(row["oversubscribed"]))
         for row, ratio in shown[:_MOST]
     )
     return Forest(

@@ -157,6 +157,7 @@ class RunView:
     condition_tables: tuple[Table, ...]
     topology: str
     predicted: Section | None = None
+    forms: Section | None = None
 
 
 @dataclass(frozen=True)
@@ -173,7 +174,7 @@ class Page:
         """Every figure of the page, in its order."""
         found = list(self.together.figures) if self.together is not None else []
         for run in self.runs:
-            sections = (run.predicted, run.paper)
+            sections = (run.forms, run.predicted, run.paper)
             found += [*run.figures, *(f for s in sections if s is not None for f in s.figures)]
             found += run.more_figures
         return found

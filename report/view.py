@@ -23,6 +23,7 @@ from report import (
     conditions,
     devices,
     forest,
+    forms,
     older,
     paper,
     predicted,
@@ -139,6 +140,7 @@ def _run_view(
         predicted=None
         if predictions is None
         else predicted.section(run, predictions, key=f"{key}-predicted"),
+        forms=forms.section(measured, key=f"{key}-forms"),
     )
 
 

@@ -67,7 +67,9 @@ def verdicts(cases: pd.DataFrame, comparisons: Sequence[Comparison]) -> list[Ver
     known = [c for c in comparisons if c.case_id in rows and c.reference_id in rows]
     default = default_of(here.to_dict("records"))
     wrapper = _wrapper(rows, [c for c in known if rows[c.reference_id]["mode"] == "dp"], default)
-    settings_verdict = _settings(rows, [c for c in known if rows[c.reference_id]["mode"] == "ddp"])
+    settings_verdict = _settings(
+        rows, [c for c in known if rows[c.case_id]["mode"] == rows[c.reference_id]["mode"] == "ddp"]
+    )
     communication = _communication(rows[default]) if default else None
     return [v for v in (wrapper, settings_verdict, communication) if v is not None]
 

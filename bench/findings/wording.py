@@ -23,8 +23,9 @@ MIB = 2**20
 TIMES = "\N{MULTIPLICATION SIGN}"
 
 _STAND_IN = " (CPU stand-in)"
-_IN_SENTENCES = {"dp": "DataParallel", "ddp": "DDP"}
-_IN_LABELS = {"dp": "DP", "ddp": "DDP"}
+_IN_SENTENCES = {"dp": "DataParallel", "ddp": "DDP", "fsdp": "FSDP2"}
+_IN_LABELS = {"dp": "DP", "ddp": "DDP", "fsdp": "FSDP2"}
+_SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B"}
 _NO_UNIT_CAPS = {"", "default"}
 _LINK = re.compile(r"(?P<rate>[0-9]+(?:\.[0-9]+)?)(?P<unit>[kmg])bit(?:\+(?P<delay>[0-9.]+)(?P<time>\w+))?")
 _PER_S = {"k": (1e3, "kbit/s"), "m": (1e6, "Mbit/s"), "g": (1e9, "Gbit/s")}
@@ -247,6 +248,9 @@ def case_name(row: Row) -> str:
 
 def settings_label(row: Row, *, with_cap: bool = True) -> str:
     """Name settings in a figure or a table: the bucket cap if asked for, then what is no default."""
+    if row["mode"] == "pipeline":
+        schedule = text(row["pipeline_schedule"])
+        return f"{_SCHEDULES.get(schedule, schedule)}, {count(finite(row['micro_batches']))} micro-batches"
     changed = settings(row)
     changed.pop("bucket_cap_mb", None)
     cap = text(row["bucket_cap_mb"]) if with_cap and row["mode"] == "ddp" else ""

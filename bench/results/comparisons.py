@@ -98,7 +98,7 @@ def of_table(rows: Iterable[Mapping[Any, Any]]) -> list[Comparison]:
 def pairs_of(rows: Iterable[Mapping[Any, Any]]) -> list[tuple[str, str]]:
     """The pairs to compare, (case, reference), of rows of cases.csv or of a plan.
 
-    At every device count that the cases have for themselves: DDP over DP, and every other DDP case over DDP's
+    At every device count that the cases have for themselves: DDP over DP, and every other case over DDP's
     default. Counts that share devices are compared only where there is no other.
     """
     several = [row for row in rows if row["num_devices"] > 1 and row["mode"] != "single"]
@@ -110,8 +110,8 @@ def pairs_of(rows: Iterable[Mapping[Any, Any]]) -> list[tuple[str, str]]:
         if default is None:
             continue
         found += [(default, str(row["case_id"])) for row in here if row["mode"] == "dp"]
-        ddp = [str(row["case_id"]) for row in here if row["mode"] == "ddp"]
-        found += [(case_id, default) for case_id in ddp if case_id != default]
+        others = [str(row["case_id"]) for row in here if row["mode"] != "dp"]
+        found += [(case_id, default) for case_id in others if case_id != default]
     return found
 
 
