@@ -188,7 +188,7 @@ def test_a_model_that_raises_fails_its_run_without_a_number(tmp_path: Path) -> N
 
 
 BAD = [
-    (["--modes", "ddp,fsdp"], "unknown value 'fsdp'"),
+    (["--modes", "ddp,fsdp2"], "did you mean 'fsdp'"),
     (["--arch", "resnet19"], "resnet1"),
     (["--preset", "quik"], "did you mean 'quick'"),
     (["--gpus", "0"], "at least 1"),

@@ -78,6 +78,31 @@ def test_dp_and_the_default_cap_are_measured_on_shared_devices_too() -> None:
     assert kept == [("single", 1, ""), ("dp", 4, ""), ("ddp", 4, "5")]
 
 
+def test_forms_of_parallel_training_are_planned_at_equal_global_batch() -> None:
+    plan = make(modes="ddp,fsdp,partition,pipeline", gpus="2", bucket_cap_mb="default", micro_batches="2,8")
+    named = [(p.case.mode, p.case.num_micro_batches) for p in plan]
+    assert named[2:] == [("fsdp", 1), ("partition", 1), ("pipeline", 2), ("pipeline", 8)]
+    assert {p.case.global_batch for p in plan if p.case.num_devices == 2} == {32}
+    assert [p.case.num_batches for p in plan] == [1, 2, 2, 1, 1, 1], "stages all load the whole batch"
+    assert {p.case.num_ranks for p in plan[1:]} == {2}
+    assert not any(p.skip_reason for p in plan)
+    assert world_size(plan) == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"modes": "partition", "gpus": "1"}, "plain module"),
+        ({"modes": "pipeline", "gpus": "2", "micro_batches": "3"}, "a batch of 32 does not divide into 3"),
+        ({"modes": "pipeline", "gpus": "3", "pipeline_schedule": "1f1b", "micro_batches": "2"}, "3 devices"),
+        ({"modes": "pipeline", "gpus": "2", "precision": "fp16"}, "loss scaling"),
+        ({"modes": "fsdp", "gpus": "2", "compile": "default"}, "uncompiled"),
+    ],
+)
+def test_what_a_form_cannot_do_is_skipped(settings: dict[str, str], reason: str) -> None:
+    assert reason in str(make(**settings)[-1].skip_reason)
+
+
 def test_single_is_measured_in_every_run() -> None:
     assert names(make(modes=("ddp",), gpus=(2,), bucket_cap_mb=("5",)))[0] == ("single", 1, "")
 

@@ -55,7 +55,7 @@ def test_every_preset_resolves(preset: str) -> None:
 @pytest.mark.parametrize(
     ("layer", "message"),
     [
-        ({"modes": "ddp,fsdp"}, "unknown value 'fsdp'; did you mean 'dp'?"),
+        ({"modes": "ddp,fsdp2"}, "unknown value 'fsdp2'; did you mean 'fsdp'?"),
         ({"modes": "dp,dp"}, "given twice"),
         ({"gpus": "0"}, "not a whole number of at least 1"),
         ({"gpus": "-1"}, "not a whole number of at least 1"),

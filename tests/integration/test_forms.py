@@ -1,0 +1,167 @@
+"""FSDP2, partition and pipeline over real ranks: what they compute is what one device would."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import SMALL, bench_run
+
+from bench.results.store import load_run
+from bench.scaling.pipeline import operations
+
+COMMON = """
+from bench.cluster.ranks import Cluster
+from bench.plan import Case
+from bench.run.proof import ProofError, Prover
+from models.registry import resnet_workload
+cluster = Cluster("cpu")
+workload = resnet_workload("resnet20", 32)
+torch.manual_seed(0)
+prover = Prover(workload, workload.module(), cluster.place, 0)
+group = cluster.group(2, "gloo")
+def case(mode, **settings):
+    return Case(mode=mode, num_devices=2, arch="resnet20", image_size=32, batch_per_device=4, scaling="weak",
+                precision="fp32", data="device", device_type="cpu", backend="gloo", **settings)
+def error(case):
+    try:
+        return prover.prove(case, group, prover.splitter.stages(case, group))
+    except ProofError as error:
+        return str(error)
+"""
+
+
+def test_every_form_is_proven_to_rounding(ranks: Any) -> None:
+    found = ranks(
+        COMMON
+        + """
+cases = [case("fsdp"), case("partition"), case("pipeline"), case("pipeline", micro_batches=2),
+         case("pipeline", pipeline_schedule="1f1b")]
+report([error(c) for c in cases])
+cluster.close()
+""",
+        2,
+    )
+    assert all(isinstance(e, float) and e < 1e-12 for e in found[0]), found[0]
+    assert max(found[0]) > 0, "sums in another order round otherwise"
+
+
+def test_a_run_of_every_form(tmp_path: Path) -> None:
+    sweep = ("--modes", "ddp,fsdp,pipeline,partition", "--gpus", "1,2", "--bucket-cap-mb", "default")
+    folder = tmp_path / "run"
+    done = bench_run(*SMALL, *sweep, "--rounds", "1", "--steps", "1", "--out", str(folder))
+    assert done.returncode == 0, done.stderr[-4000:]
+    run = load_run(folder)
+    cases = run.cases.set_index(["mode", "num_devices"])
+    skipped = cases[cases["status"] != "ok"]
+    assert list(skipped.index) == [("partition", 1), ("pipeline", 1)]
+    assert skipped["reason"].str.contains("plain module").all()
+    two = cases[cases["status"] == "ok"].xs(2, level="num_devices")
+    assert set(two["global_batch"]) == {16}
+    assert two["layers_by_device"].notna().to_dict() == {
+        "ddp": False, "fsdp": False, "partition": True, "pipeline": True
+    }  # fmt: skip
+    assert two.loc["partition", "bubble_of_stages_pct"] == pytest.approx(50)
+    assert run.blocks.groupby("case_id")["rank"].nunique()[two["case_id"]].eq(2).all()
+    assert "Forms of parallel training" in (folder / "report.html").read_text()
+
+
+def test_what_goes_wrong_in_a_form_is_caught(ranks: Any) -> None:
+    """Gradients that are summed instead of averaged, and shards that are never reduced."""
+    found = ranks(
+        COMMON
+        + """
+from bench.modes import pipeline
+from torch.distributed.pipelining import ScheduleGPipe
+summing = lambda stage, m, loss_fn: ScheduleGPipe(stage, m, loss_fn=loss_fn, scale_grads=False)
+pipeline.SCHEDULES["gpipe"] = summing
+summed = error(case("pipeline"))
+from torch.distributed.fsdp import FSDPModule
+from bench.modes import fsdp
+shard = fsdp.fully_shard
+def never_reduced(module, **more):
+    shard(module, **more).set_requires_gradient_sync(False)
+fsdp.fully_shard = never_reduced
+report([summed, error(case("fsdp"))])
+cluster.close()
+""",
+        2,
+    )
+    assert all("gradients differ from those of single" in str(why) for why in found[0]), found[0]
+
+
+def test_ranks_that_built_different_models_shard_the_first_ones(ranks: Any) -> None:
+    found = ranks(
+        COMMON
+        + """
+from bench.modes import build_mode
+torch.manual_seed(cluster.rank)
+module = workload.module()
+own = module.fc.weight.detach().clone()
+mode = build_mode(case("fsdp"), module, cluster.place, group)
+report([float((mode.state_dict()["fc.weight"] - own).abs().max())])
+cluster.close()
+""",
+        2,
+    )
+    assert found[0] == [0.0]
+    assert found[1][0] > 0
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_the_bubble_is_of_the_order_that_pytorch_has(ranks: Any, schedule: str) -> None:
+    found = ranks(
+        COMMON
+        + f"""
+from bench.modes import build_mode
+one = case("pipeline", pipeline_schedule={schedule!r})
+mode = build_mode(one, workload.module(), cluster.place, group, stages=prover.splitter.stages(one, group))
+order = []
+def noted(kind, work, place):
+    def run(*arguments, **named):
+        order.append((kind, arguments[place] if len(arguments) > place else named["bwd_chunk_id"]))
+        return work(*arguments, **named)
+    return run
+stage = mode.stage
+stage.forward_one_chunk = noted("F", stage.forward_one_chunk, 0)
+stage.backward_one_chunk = noted("B", stage.backward_one_chunk, 0)
+mode.train(*prover._batch(8, torch.float32), workload.loss)
+report(order)
+cluster.close()
+""",
+        2,
+    )
+    for stage, order in enumerate(found):
+        assert [tuple(done) for done in order] == operations(schedule, stage, 2, 4)
+
+
+def test_a_stage_holds_its_own_layers_alone_and_waits_its_turn(ranks: Any) -> None:
+    """With the whole batch at once one of two stages computes at a time: half of their time is a bubble."""
+    found = ranks(
+        COMMON
+        + """
+from bench.measure.pipeline import PipelineTrainer, run_pipeline_anatomy
+from bench.modes import build_mode
+from models.data import open_source
+one = case("partition")
+stages = prover.splitter.stages(one, group)
+mode = build_mode(one, workload.module(), cluster.place, group, stages=stages)
+device = cluster.place.device
+source = open_source(workload, data="device", batch_size=8, rank=0, world_size=1, device=device, seed=0)
+trainer = PipelineTrainer(one, mode, workload, source)
+trainer.step()
+times = run_pipeline_anatomy(trainer, one, 2, device, group)
+trainer.check_loss()
+parts = [sum(p.numel() for p in mode.module.parameters()), len(mode.state_dict()), sum(stages.by_device)]
+report([*parts, times.detail["bubble_pct"], times.detail["bubble_of_stages_pct"]])
+cluster.close()
+""",
+        2,
+    )
+    (first, names, layers, measured, of_stages), (second, *_) = found
+    assert first + second == 269_722  # ResNet-20 by He et al.
+    assert names == 19 + 19 * 5 + 2  # convolutions, norms with their buffers, the linear layer
+    assert layers == 13
+    assert 50 <= measured < 100
+    assert of_stages == pytest.approx(50)
