@@ -48,6 +48,13 @@ class PipelineMode(Mode):
     ) -> Tensor | None:
         """Forwards and backwards of a whole batch, which every stage is given; its loss, on the last one."""
         self._loss = loss
+        try:
+            return self._run(inputs, targets)
+        except RuntimeError as error:
+            # PyTorch says only in which stage the model raised.
+            raise error.__cause__ or error from None
+
+    def _run(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
         losses: list[Tensor] = []
         if self._is_last:
             self._schedule.step(target=targets, losses=losses, return_outputs=False)

@@ -15,7 +15,7 @@ from bench.measure.split import balanced, layer_costs_ms
 from bench.measure.timed import AUTOCAST_DTYPES
 from bench.modes import Place, Stages, Unsupported
 from bench.plan import Case
-from models.workload import Workload, layers_of, make_batch
+from models.workload import Workload, layers_of, make_batch, one_line
 
 
 @dataclass
@@ -39,10 +39,24 @@ class Splitter:
         n = case.num_devices
         check_layers(self.template, layers_of(self.workload, self.template), n)
         if n not in self._known:
-            measured: list[Any] = [self._measured(case) if self.place.rank == 0 else None]
-            dist.broadcast_object_list(measured, group=group, group_src=0)
-            self._known[n] = tuple(measured[0])
+            self._known[n] = self._of_first(case, group)
         return Stages(layers=functools.partial(layers_of, self.workload), by_device=self._known[n])
+
+    def _of_first(self, case: Case, group: dist.ProcessGroup | None) -> tuple[int, ...]:
+        """What the first rank measured, or what it raised, on every rank: none is left waiting."""
+        found: list[Any] = [None]
+        failure: Exception | None = None
+        if self.place.rank == 0:
+            try:
+                found = [self._measured(case)]
+            except Exception as error:  # noqa: BLE001 - whatever the user's layers raise
+                failure, found = error, [one_line(error)]
+        dist.broadcast_object_list(found, group=group, group_src=0)
+        if failure is not None:
+            raise failure
+        if isinstance(found[0], str):
+            raise RuntimeError(found[0])  # noqa: TRY004 - not of the wrong type: the first rank's error
+        return tuple(found[0])
 
     def _measured(self, case: Case) -> tuple[int, ...]:
         device = self.place.device

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from commands import SMALL, bench_run
 
+from bench.modes.pipeline import PipelineMode
 from bench.results.store import load_run
 from bench.scaling.pipeline import operations
 
@@ -165,3 +167,14 @@ cluster.close()
     assert layers == 13
     assert 50 <= measured < 100
     assert of_stages == pytest.approx(50)
+
+
+def test_a_model_that_raises_in_a_stage_is_named_by_its_own_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's schedule wraps it in `[Stage 1] failed to run forward`."""
+
+    def failed(*_: object) -> None:
+        raise RuntimeError("[Stage 1] failed to run forward") from ValueError("no such luck")
+
+    monkeypatch.setattr(PipelineMode, "_run", failed)
+    with pytest.raises(ValueError, match="no such luck"):
+        object.__new__(PipelineMode).train(torch.zeros(1), torch.zeros(1), torch.nn.functional.mse_loss)
