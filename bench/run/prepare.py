@@ -18,7 +18,7 @@ from bench.layout import BucketLayout
 from bench.measure.clock import Clock
 from bench.measure.memory import DeviceMemory, MemoryWatch, release_memory
 from bench.measure.timed import BlockTimes, Trainer, run_block
-from bench.modes import Mode, build_mode, devices_of
+from bench.modes import Mode, Place, build_mode, devices_of
 from bench.plan import Case, Planned
 from bench.run.proof import Prover
 from bench.settings import Settings
@@ -73,7 +73,7 @@ class Prepared:
 
     warmup: BlockTimes
     memory: tuple[DeviceMemory, ...]
-    """Of each GPU that it trains on."""
+    """Of each device that it trains on; empty where it cannot be told."""
 
 
 may_be_sent(Prepared, DeviceMemory)
@@ -87,12 +87,14 @@ def prepare(
     stages = prover.splitter.stages(case, live.group)
     prover.prove(case, live.group, stages)
     release_memory(place.device)  # torch before 2.15 leaves cycles, which would count as other cases'
-    watch = MemoryWatch(devices_of(case, place))
-    module = placed(copy.deepcopy(prover.template), case, place.device)
-    mode = build_mode(case, module, place, live.group, equal_replicas=prover.equal_replicas, stages=stages)
-    live.trainer = _trainer(case, mode, prover.workload, _source(case, prover, settings))
+    with MemoryWatch(_watched(case, place)) as watch:
+        module = placed(copy.deepcopy(prover.template), case, place.device)
+        equal = prover.equal_replicas
+        mode = build_mode(case, module, place, live.group, equal_replicas=equal, stages=stages)
+        live.trainer = _trainer(case, mode, prover.workload, _source(case, prover, settings))
+        first_ms = [ms for _ in range(UNSETTLED_STEPS) for ms in _step_ms(live.trainer, clock)]
     live.layers_by_device = stages.by_device if stages is not None else ()
-    warmup = _warm_up(live.trainer, live.group, place.device, clock, least_warmup_s)
+    warmup = _warm_up(live.trainer, first_ms, live.group, place.device, clock, least_warmup_s)
     live.trainer.check_loss()
     live.layout = mode.bucket_layout()
     mode.settle()
@@ -110,7 +112,7 @@ def facts_of(live: LiveCase, first: RankInfo, found: Sequence[Prepared]) -> dict
     facts: dict[str, Any] = {
         "device_name": first.device_name,
         "link": first.link,
-        **_memory_columns([gpu for prepared in found for gpu in prepared.memory], live.case.mode),
+        **_memory_columns([prepared.memory for prepared in found], live.case.mode),
     }
     if live.layout is not None:
         facts["num_buckets"] = len(live.layout.num_bytes)
@@ -120,13 +122,19 @@ def facts_of(live: LiveCase, first: RankInfo, found: Sequence[Prepared]) -> dict
     return facts
 
 
-def _memory_columns(gpus: Sequence[DeviceMemory], mode: str) -> dict[str, Any]:
-    if not gpus:
+def _watched(case: Case, place: Place) -> Sequence[torch.device]:
+    """The devices whose memory can be told apart: DP's stand-in has all of its in one process."""
+    return [] if case.mode == "dp" and place.device.type == "cpu" else devices_of(case, place)
+
+
+def _memory_columns(by_rank: Sequence[Sequence[DeviceMemory]], mode: str) -> dict[str, Any]:
+    if not all(by_rank):
         return {}
-    peaks = [gpu.peak_mib for gpu in gpus]
+    devices = [device for rank in by_rank for device in rank]
+    peaks = [device.peak_mib for device in devices]
     columns: dict[str, Any] = {
         "peak_mem_mib": max(peaks) or None,
-        "reserved_mem_mib": max(gpu.reserved_mib for gpu in gpus) or None,
+        "reserved_mem_mib": max(device.reserved_mib or 0.0 for device in devices) or None,
         "mem_by_device_mib": "/".join(f"{mib:.1f}" for mib in peaks),
     }
     if mode == "dp" and any(peaks[1:]):
@@ -157,12 +165,22 @@ def _source(case: Case, prover: Prover, settings: Settings) -> BatchSource:
 
 
 def _warm_up(
-    trainer: Trainer, group: dist.ProcessGroup | None, device: torch.device, clock: Clock, least_s: float
+    trainer: Trainer,
+    first_ms: Sequence[float],
+    group: dist.ProcessGroup | None,
+    device: torch.device,
+    clock: Clock,
+    least_s: float,
 ) -> BlockTimes:
-    steps: list[float] = []
+    """Go on after the first steps, which took `first_ms`, until it is warm."""
+    steps = list(first_ms)
     while not _is_warm(steps, group, device, least_s):
-        steps += run_block(trainer.step, 1, clock).steps_ms
+        steps += _step_ms(trainer, clock)
     return BlockTimes(sum(steps), tuple(steps))
+
+
+def _step_ms(trainer: Trainer, clock: Clock) -> Sequence[float]:
+    return run_block(trainer.step, 1, clock).steps_ms
 
 
 def _is_warm(
