@@ -63,6 +63,13 @@ class Case(DdpSettings, StepSettings):
         return self.mode == "ddp" and self.num_devices > 1
 
     @property
+    def unmeasured(self) -> set[str]:
+        """Passes that would be wrong of it, by its settings; PowerSGD's messages are not the buckets."""
+        found = {"comm"} if self.comm_hook == "powersgd" else set()
+        on = [setting for setting in DDP_SETTINGS if getattr(self, setting.name) != setting.default]
+        return found.union(*(setting.metadata["unmeasured"] for setting in on))
+
+    @property
     def apart_from_cap(self) -> tuple[object, ...]:
         """Equal for cases that differ in nothing but the bucket cap."""
         return tuple(item for item in self.stored().items() if item[0] != "bucket_cap_mb")

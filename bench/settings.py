@@ -42,10 +42,12 @@ def _ddp(
     *,
     column: str,
     short: str,
-    later: bool = False,
+    **more: Any,
 ) -> Any:
     facts = {"parse": parse, "help": meaning, "metavar": metavar, "column": column, "short": short}
-    return field(default=default, metadata=facts | {"later": later})
+    return field(
+        default=default, metadata=facts | {"kind": "argument", "unmeasured": (), "later": False} | more
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +57,9 @@ class DdpSettings:
     A field declares a setting: its option and parser, its column of cases.csv, and what stands for it in the
     id of a case where it is not the default. `Settings` has a field of the same name, with values to measure.
     One that came `later` counts in ids only where it is not the default: those of earlier runs hold.
+    Its `kind` is `argument` (of DDP's constructor, by this name), `training` (it changes the training itself,
+    not only its speed) or `other`. Where it is not the default the passes `unmeasured` are left out: they
+    would be wrong.
     """
 
     bucket_cap_mb: BucketCaps = _ddp(  # noqa: RUF009 - a field
@@ -109,6 +114,7 @@ class DdpSettings:
         "on,off",
         column="whether DDP broadcasts buffers in the forward",
         short="nobuf",
+        kind="training",
     )
     sync_batchnorm: bool = _ddp(
         NO,
@@ -117,6 +123,7 @@ class DdpSettings:
         "on,off",
         column="whether BatchNorm was converted to SyncBatchNorm",
         short="syncbn",
+        kind="training",
     )
     comm_hook: str = _ddp(
         "none",
@@ -125,6 +132,7 @@ class DdpSettings:
         "HOOK,…",
         column="DDP communication hook: `none`, `fp16`, `bf16` or `powersgd`",
         short="",
+        kind="training",
     )
     accumulate: int = _ddp(
         1,
@@ -133,6 +141,7 @@ class DdpSettings:
         "K,…",
         column="micro-batches per optimizer step; gradients synchronise on the last",
         short="acc",
+        kind="training",
     )
 
 
@@ -191,6 +200,7 @@ STEP_DEFAULTS: dict[str, Any] = {setting.name: setting.default for setting in ST
 DDP_SETTINGS: tuple[Field[Any], ...] = fields(DdpSettings)
 DDP_AXES = tuple(setting.name for setting in DDP_SETTINGS)
 """Names of the DDP settings, in the order of case ids and columns."""
+DDP_KINDS: dict[str, str] = {setting.name: setting.metadata["kind"] for setting in DDP_SETTINGS}
 
 
 def stored(value: Any) -> Any:
