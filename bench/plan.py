@@ -231,6 +231,8 @@ def _senseless(case: Case) -> str | None:
     """Why a case is measured on no machine: another one is the same, or torch.compile would break it."""
     if case.mode == "dp" and case.num_devices == 1:
         return "DataParallel on one device is the plain module; see single"
+    if case.skip_all_reduce_unused_params and not (case.find_unused_parameters or case.static_graph):
+        return "nothing looks for unused parameters; --find-unused-parameters on measures it"
     caps = case.bucket_cap_mb.mib
     refusals = {
         "DataParallel cannot replicate a compiled module": case.mode == "dp",

@@ -89,6 +89,16 @@ class DdpSettings:
         column="DDP setting",
         short="unused",
     )
+    skip_all_reduce_unused_params: bool = _ddp(
+        NO,
+        cli.switch,
+        "DDP: send no bucket of parameters without gradient (needs --find-unused-parameters on)",
+        "on,off",
+        column="DDP setting; with it no `comm_ms`: not every bucket is sent",
+        short="skip",
+        unmeasured=("comm", "calibration"),
+        later=True,
+    )
     batched_grad_copy: bool = _ddp(
         NO,
         cli.switch,
@@ -279,6 +289,7 @@ class Settings:
     gradient_as_bucket_view: tuple[bool, ...] = _swept("gradient_as_bucket_view")
     static_graph: tuple[bool, ...] = _swept("static_graph")
     find_unused_parameters: tuple[bool, ...] = _swept("find_unused_parameters")
+    skip_all_reduce_unused_params: tuple[bool, ...] = _swept("skip_all_reduce_unused_params")
     batched_grad_copy: tuple[bool, ...] = _swept("batched_grad_copy")
     lazy_bucket_allocation: tuple[bool, ...] = _swept("lazy_bucket_allocation")
     sync_buffers: tuple[bool, ...] = _swept("sync_buffers")

@@ -24,6 +24,9 @@ NEVER = 2**31 - 1
 OF_TORCH_2_15 = ("batched_grad_copy", "lazy_bucket_allocation")
 """Constructor arguments that an older torch lacks; given only where they are on."""
 
+NAMED = 3
+"""Parameters that a reason names."""
+
 LOGGED_ITERATIONS = 10
 """DDP samples its own timings in these first iterations whatever the rate."""
 
@@ -78,6 +81,9 @@ class DistributedMode(Mode):
 
     def bucket_layout(self) -> BucketLayout:
         """The layout that DDP's reducer reports; the rebuilt one once it has rebuilt."""
+        if self.ddp.logger is not None:
+            # Otherwise the next forward does, which is one too late after three steps of a static graph.
+            self.ddp.logger.set_runtime_stats_and_log()
         data = self.ddp._get_ddp_logging_data()  # noqa: SLF001 - the reducer's only account of its buckets
         rebuilt = bool(data.get("has_rebuilt_buckets"))
         sizes = str(data["rebuilt_bucket_sizes" if rebuilt else "bucket_sizes"])
@@ -109,12 +115,27 @@ class DistributedMode(Mode):
         return 100 * inside_ns / window_ns if window_ns > 0 else None
 
 
+def why_ddp_waits(case: Case, module: nn.Module) -> str:
+    """Say which parameters without gradient keep the reduction from its end; empty if none do."""
+    if case.mode != "ddp" or case.find_unused_parameters or case.static_graph:
+        return ""
+    unused = [name for name, p in module.named_parameters() if p.requires_grad and p.grad is None]
+    if not unused:
+        return ""
+    more = f" and {len(unused) - NAMED} more" if len(unused) > NAMED else ""
+    return (
+        "give --find-unused-parameters on, which searches the graph in every step, or --static-graph on: the "
+        f"loss does not use {', '.join(unused[:NAMED])}{more}, whose gradients DDP waits for"
+    )
+
+
 def _constructor_settings(case: Case) -> dict[str, Any]:
     known = inspect.signature(DistributedDataParallel.__init__).parameters
     settings: dict[str, Any] = {
         "gradient_as_bucket_view": case.gradient_as_bucket_view,
         "static_graph": case.static_graph,
         "find_unused_parameters": case.find_unused_parameters,
+        "skip_all_reduce_unused_params": case.skip_all_reduce_unused_params,
         # torch 2.15 renamed it; the old name warns there.
         "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": case.sync_buffers,
     }

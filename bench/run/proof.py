@@ -21,6 +21,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from bench.cluster.ranks import Cluster
 from bench.measure.clock import float32_precision
 from bench.modes import Mode, Place, build_mode
+from bench.modes.ddp import why_ddp_waits
 from bench.plan import Case
 from bench.recovery.attempt import report_of
 from models.workload import Workload, make_batch
@@ -97,6 +98,8 @@ class Prover:
             # The wrapper may swap modules (SyncBatchNorm), so freeze what it holds now.
             _freeze(mode.module)
             self._backward(case, mode, inputs, targets)
+            if waits := why_ddp_waits(case, mode.module):
+                raise ProofError(waits)
             if self.place.rank != 0:
                 return 0.0
             found = _flat_gradient(mode.module)

@@ -48,12 +48,14 @@ def test_recorded_layouts_are_the_reducers(ranks: Any) -> None:
         + """
 layouts = {}
 for cap in ("default", "25", "5", "100"):
-    mode = build_mode(case(bucket_cap_mb=cap), resnet18(), cluster.place, cluster.group(2, "gloo"))
-    for _ in range(3):
-        step(mode)
-    layout = mode.bucket_layout()
-    assert sorted(i for bucket in layout.parameters for i in bucket) == list(range(62))
-    layouts[cap] = layout.num_bytes
+    for static in (False, True):
+        settings = case(bucket_cap_mb=cap, static_graph=static)
+        mode = build_mode(settings, resnet18(), cluster.place, cluster.group(2, "gloo"))
+        for _ in range(3):
+            step(mode)
+        layout = mode.bucket_layout()
+        assert sorted(i for bucket in layout.parameters for i in bucket) == list(range(62))
+        assert layouts.setdefault(cap, layout.num_bytes) == layout.num_bytes
 report(layouts)
 cluster.close()
 """,

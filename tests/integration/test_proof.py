@@ -115,6 +115,40 @@ def test_ddp_is_proven_under_every_setting(ranks: Any) -> None:
     assert all(1e-6 < e < 2e-2 for e in lossy), "a hook that rounds must be seen to round"
 
 
+UNUSED = """
+class WithSpare(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(3 * 32 * 32, 8), torch.nn.Linear(8, 10)
+        self.spare = torch.nn.ModuleList(torch.nn.Linear(64, 64) for _ in range(4))
+    def forward(self, x):
+        return self.last(self.first(x.flatten(1)))
+prover.template = WithSpare()
+def outcome(**settings):
+    try:
+        return error(**settings)
+    except ProofError as reason:
+        return str(reason)
+"""
+
+
+def test_a_parameter_without_gradient_is_named_with_what_helps(ranks: Any) -> None:
+    found = ranks(
+        DDP_PROOF
+        + UNUSED
+        + """
+report([outcome(), outcome(gradient_as_bucket_view=True), outcome(find_unused_parameters=True),
+        outcome(static_graph=True), outcome(find_unused_parameters=True, skip_all_reduce_unused_params=True)])
+cluster.close()
+""",
+        2,
+    )
+    for refused in found[0][:2]:
+        assert "--find-unused-parameters on" in refused
+        assert "does not use spare.0.weight, spare.0.bias, spare.1.weight and 5 more," in refused
+    assert max(found[0][2:]) < 1e-12, "no gradient is that of the plain module"
+
+
 def test_nothing_is_broadcast_where_the_replicas_are_known_to_be_equal(ranks: Any) -> None:
     """Told so wrongly, the proof fails; told so rightly, it holds. The fingerprint tells which."""
     found = ranks(
