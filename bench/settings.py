@@ -117,6 +117,17 @@ class DdpSettings:
         short="lazy",
         later=True,
     )
+    zero_optimizer: bool = _ddp(
+        NO,
+        cli.switch,
+        "DDP: ranks share the optimizer's state (ZeRO-1, ZeroRedundancyOptimizer)",
+        "on,off",
+        column="whether ranks share the optimizer's state (ZeRO-1); no `comm_ms`: parameters are sent too",
+        short="zero",
+        kind="other",
+        unmeasured=("comm", "calibration"),
+        later=True,
+    )
     sync_buffers: bool = _ddp(
         YES,
         cli.switch,
@@ -292,6 +303,7 @@ class Settings:
     skip_all_reduce_unused_params: tuple[bool, ...] = _swept("skip_all_reduce_unused_params")
     batched_grad_copy: tuple[bool, ...] = _swept("batched_grad_copy")
     lazy_bucket_allocation: tuple[bool, ...] = _swept("lazy_bucket_allocation")
+    zero_optimizer: tuple[bool, ...] = _swept("zero_optimizer")
     sync_buffers: tuple[bool, ...] = _swept("sync_buffers")
     sync_batchnorm: tuple[bool, ...] = _swept("sync_batchnorm")
     comm_hook: tuple[str, ...] = _swept("comm_hook")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -13,10 +13,14 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersgd
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from bench.layout import BucketLayout
 from bench.modes.base import Mode, Place, Unsupported
 from bench.plan import Case
+
+if TYPE_CHECKING:
+    from bench.modes.zero import ShardedOptimizer
 
 NEVER = 2**31 - 1
 """A logging sample rate that no run reaches."""
@@ -46,7 +50,8 @@ class DistributedMode(Mode):
         if case.sync_batchnorm:
             module = nn.SyncBatchNorm.convert_sync_batchnorm(module, process_group=group)
         self.module = module
-        self._group = group
+        self._case, self._group = case, group
+        self._sharded: ShardedOptimizer | None = None
         self._sync_batchnorms = [part for part in module.modules() if isinstance(part, nn.SyncBatchNorm)]
         self.wrapped = self.ddp = DistributedDataParallel(
             module,
@@ -58,17 +63,28 @@ class DistributedMode(Mode):
         if case.comm_hook != "none":
             _register_hook(self.ddp, case.comm_hook, group)
 
+    def optimizer(self, make: Callable[[Iterable[nn.Parameter]], Optimizer]) -> Optimizer:
+        """The optimizer that `make` makes, under ZeRO with its state shared out over the ranks."""
+        plain = super().optimizer(make)
+        if not self._case.zero_optimizer:
+            return plain
+        from bench.modes.zero import sharded  # noqa: PLC0415 - importing it takes half a second
+
+        self._sharded = sharded(plain, self._group)
+        return self._sharded
+
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         """DDP's own `no_sync`."""
         return self.ddp.no_sync()
 
     @contextlib.contextmanager
     def without_communication(self) -> Iterator[None]:
-        """`no_sync` without what the forward would still send: buffers, statistics of batch norm."""
+        """`no_sync` without what else a step sends: buffers, statistics of batch norm, ZeRO's parameters."""
         self.ddp.require_forward_param_sync = False
         self._normalise_over(dist.GroupMember.NON_GROUP_MEMBER)
+        silent = self._sharded.without_communication() if self._sharded else contextlib.nullcontext()
         try:
-            with self.ddp.no_sync():
+            with self.ddp.no_sync(), silent:
                 yield
         finally:
             self.ddp.require_forward_param_sync = True
