@@ -117,6 +117,28 @@ class DdpSettings:
         short="lazy",
         later=True,
     )
+    delay_all_reduce: int = _ddp(
+        0,
+        cli.whole_number,
+        "DDP: send the last N layers apart, when the backward ends (delay_all_reduce_named_params)",
+        "N,…",
+        column="last layers that are sent apart, also under `no_sync`: no `comm_ms`, no `exposed_comm_ms`",
+        short="delay",
+        kind="other",
+        unmeasured=("no_sync", "comm", "calibration"),
+        later=True,
+    )
+    ddp_mixed_precision: str = _ddp(
+        "none",
+        cli.choice(("none", "bf16")),
+        "DDP: its own copies of parameters and gradients in bf16 (GPUs only)",
+        "DTYPE,…",
+        column="DDP's own mixed precision, or `none`; with it no `comm_ms` and no `exposed_comm_ms`",
+        short="mp",
+        kind="training",
+        unmeasured=("no_sync", "comm", "calibration"),
+        later=True,
+    )
     zero_optimizer: bool = _ddp(
         NO,
         cli.switch,
@@ -303,6 +325,8 @@ class Settings:
     skip_all_reduce_unused_params: tuple[bool, ...] = _swept("skip_all_reduce_unused_params")
     batched_grad_copy: tuple[bool, ...] = _swept("batched_grad_copy")
     lazy_bucket_allocation: tuple[bool, ...] = _swept("lazy_bucket_allocation")
+    delay_all_reduce: tuple[int, ...] = _swept("delay_all_reduce")
+    ddp_mixed_precision: tuple[str, ...] = _swept("ddp_mixed_precision")
     zero_optimizer: tuple[bool, ...] = _swept("zero_optimizer")
     sync_buffers: tuple[bool, ...] = _swept("sync_buffers")
     sync_batchnorm: tuple[bool, ...] = _swept("sync_batchnorm")
