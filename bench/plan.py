@@ -83,6 +83,13 @@ class Case(DdpSettings, PipelineSettings, StepSettings):
         return self.mode == "ddp" and self.num_devices > 1
 
     @property
+    def unmeasured(self) -> set[str]:
+        """Passes that would be wrong of it, by its settings; PowerSGD's messages are not the buckets."""
+        found = {"comm"} if self.comm_hook == "powersgd" else set()
+        on = [setting for setting in DDP_SETTINGS if getattr(self, setting.name) != setting.default]
+        return found.union(*(setting.metadata["unmeasured"] for setting in on))
+
+    @property
     def apart_from_cap(self) -> tuple[object, ...]:
         """Equal for cases that differ in nothing but the bucket cap."""
         return tuple(item for item in self.stored().items() if item[0] != "bucket_cap_mb")
@@ -248,6 +255,8 @@ def _senseless(case: Case) -> str | None:
         return "DataParallel on one device is the plain module; see single"
     if case.mode in COMPARATORS and (reason := _no_stages(case)):
         return reason
+    if case.skip_all_reduce_unused_params and not (case.find_unused_parameters or case.static_graph):
+        return "nothing looks for unused parameters; --find-unused-parameters on measures it"
     caps = case.bucket_cap_mb.mib
     refusals = {
         "DataParallel cannot replicate a compiled module": case.mode == "dp",

@@ -49,10 +49,12 @@ def _ddp(
     *,
     column: str,
     short: str,
-    later: bool = False,
+    **more: Any,
 ) -> Any:
     facts = {"parse": parse, "help": meaning, "metavar": metavar, "column": column, "short": short}
-    return field(default=default, metadata=facts | {"later": later})
+    return field(
+        default=default, metadata=facts | {"kind": "argument", "unmeasured": (), "later": False} | more
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +64,9 @@ class DdpSettings:
     A field declares a setting: its option and parser, its column of cases.csv, and what stands for it in the
     id of a case where it is not the default. `Settings` has a field of the same name, with values to measure.
     One that came `later` counts in ids only where it is not the default: those of earlier runs hold.
+    Its `kind` is `argument` (of DDP's constructor, by this name), `training` (it changes the training itself,
+    not only its speed) or `other`. Where it is not the default the passes `unmeasured` are left out: they
+    would be wrong.
     """
 
     bucket_cap_mb: BucketCaps = _ddp(  # noqa: RUF009 - a field
@@ -91,6 +96,16 @@ class DdpSettings:
         column="DDP setting",
         short="unused",
     )
+    skip_all_reduce_unused_params: bool = _ddp(
+        NO,
+        cli.switch,
+        "DDP: send no bucket of parameters without gradient (needs --find-unused-parameters on)",
+        "on,off",
+        column="DDP setting; with it no `comm_ms`: not every bucket is sent",
+        short="skip",
+        unmeasured=("comm", "calibration"),
+        later=True,
+    )
     batched_grad_copy: bool = _ddp(
         NO,
         cli.switch,
@@ -109,6 +124,39 @@ class DdpSettings:
         short="lazy",
         later=True,
     )
+    delay_all_reduce: int = _ddp(
+        0,
+        cli.whole_number,
+        "DDP: send the last N layers apart, when the backward ends (delay_all_reduce_named_params)",
+        "N,…",
+        column="last layers that are sent apart, also under `no_sync`: no `comm_ms`, no `exposed_comm_ms`",
+        short="delay",
+        kind="other",
+        unmeasured=("no_sync", "comm", "calibration"),
+        later=True,
+    )
+    ddp_mixed_precision: str = _ddp(
+        "none",
+        cli.choice(("none", "bf16")),
+        "DDP: its own copies of parameters and gradients in bf16 (GPUs only)",
+        "DTYPE,…",
+        column="DDP's own mixed precision, or `none`; with it no `comm_ms` and no `exposed_comm_ms`",
+        short="mp",
+        kind="training",
+        unmeasured=("no_sync", "comm", "calibration"),
+        later=True,
+    )
+    zero_optimizer: bool = _ddp(
+        NO,
+        cli.switch,
+        "DDP: ranks share the optimizer's state (ZeRO-1, ZeroRedundancyOptimizer)",
+        "on,off",
+        column="whether ranks share the optimizer's state (ZeRO-1); no `comm_ms`: parameters are sent too",
+        short="zero",
+        kind="other",
+        unmeasured=("comm", "calibration"),
+        later=True,
+    )
     sync_buffers: bool = _ddp(
         YES,
         cli.switch,
@@ -116,6 +164,7 @@ class DdpSettings:
         "on,off",
         column="whether DDP broadcasts buffers in the forward",
         short="nobuf",
+        kind="training",
     )
     sync_batchnorm: bool = _ddp(
         NO,
@@ -124,6 +173,7 @@ class DdpSettings:
         "on,off",
         column="whether BatchNorm was converted to SyncBatchNorm",
         short="syncbn",
+        kind="training",
     )
     comm_hook: str = _ddp(
         "none",
@@ -132,6 +182,7 @@ class DdpSettings:
         "HOOK,…",
         column="DDP communication hook: `none`, `fp16`, `bf16` or `powersgd`",
         short="",
+        kind="training",
     )
     accumulate: int = _ddp(
         1,
@@ -140,6 +191,7 @@ class DdpSettings:
         "K,…",
         column="micro-batches per optimizer step; gradients synchronise on the last",
         short="acc",
+        kind="training",
     )
 
 
@@ -225,6 +277,7 @@ STEP_DEFAULTS: dict[str, Any] = {setting.name: setting.default for setting in ST
 DDP_SETTINGS: tuple[Field[Any], ...] = fields(DdpSettings)
 DDP_AXES = tuple(setting.name for setting in DDP_SETTINGS)
 """Names of the DDP settings, in the order of case ids and columns."""
+DDP_KINDS: dict[str, str] = {setting.name: setting.metadata["kind"] for setting in DDP_SETTINGS}
 
 
 def stored(value: Any) -> Any:
@@ -308,8 +361,12 @@ class Settings:
     gradient_as_bucket_view: tuple[bool, ...] = _swept("gradient_as_bucket_view")
     static_graph: tuple[bool, ...] = _swept("static_graph")
     find_unused_parameters: tuple[bool, ...] = _swept("find_unused_parameters")
+    skip_all_reduce_unused_params: tuple[bool, ...] = _swept("skip_all_reduce_unused_params")
     batched_grad_copy: tuple[bool, ...] = _swept("batched_grad_copy")
     lazy_bucket_allocation: tuple[bool, ...] = _swept("lazy_bucket_allocation")
+    delay_all_reduce: tuple[int, ...] = _swept("delay_all_reduce")
+    ddp_mixed_precision: tuple[str, ...] = _swept("ddp_mixed_precision")
+    zero_optimizer: tuple[bool, ...] = _swept("zero_optimizer")
     sync_buffers: tuple[bool, ...] = _swept("sync_buffers")
     sync_batchnorm: tuple[bool, ...] = _swept("sync_batchnorm")
     comm_hook: tuple[str, ...] = _swept("comm_hook")

@@ -31,7 +31,10 @@ _TORCHVISION_ARCHS = (
 )
 _IMAGENET_CLASSES = 1000
 
-ARCHS: tuple[str, ...] = ("resnet20", *_TORCHVISION_ARCHS)
+UNUSED_HEAD = "resnet18-aux"
+"""ResNet-18 with an auxiliary classifier that no step uses, as one left over from pretraining."""
+
+ARCHS: tuple[str, ...] = ("resnet20", *_TORCHVISION_ARCHS, UNUSED_HEAD)
 """Built-in architectures: ResNet-20 for 32x32 images, the others from torchvision, without weights."""
 
 _SPEC = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<name>[^\W\d]\w*)")
@@ -42,6 +45,13 @@ def _torchvision_model(arch: str) -> nn.Module:
     from torchvision.models import get_model  # noqa: PLC0415
 
     model: nn.Module = get_model(arch, weights=None)
+    return model
+
+
+def _with_unused_head() -> nn.Module:
+    """Its 1,288,168 further parameters, at the end, get no gradient."""
+    model = _torchvision_model("resnet18")
+    model.aux = nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, _IMAGENET_CLASSES))
     return model
 
 
@@ -60,9 +70,10 @@ def resnet_workload(arch: str, image_size: int) -> Workload:
     if image_size < 1:
         raise UsageError(f"image size {image_size} is below 1; give a height in pixels, such as 224")
     small = arch == "resnet20"
+    own = {"resnet20": resnet20, UNUSED_HEAD: _with_unused_head}
     return Workload(
         name=arch,
-        module=resnet20 if small else partial(_torchvision_model, arch),
+        module=own.get(arch, partial(_torchvision_model, arch)),
         batch=partial(
             synthetic_images,
             image_size=image_size,

@@ -6,6 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -53,10 +54,15 @@ def _fused(
 ) -> Optimizer:
     """Make the same optimizer with fused kernels."""
     plain, chosen = make(parameters), {"fused": True, "foreach": False}
-    known = inspect.signature(type(plain)).parameters
-    defaults = {name: value for name, value in plain.defaults.items() if name in known} | chosen
-    fused: Optimizer = type(plain)([group | chosen for group in plain.param_groups], **defaults)
+    groups = [group | chosen for group in plain.param_groups]
+    fused: Optimizer = type(plain)(groups, **defaults_of(plain) | chosen)
     return fused
+
+
+def defaults_of(optimizer: Optimizer) -> dict[str, Any]:
+    """What the class of an optimizer is given to make it again."""
+    known = inspect.signature(type(optimizer)).parameters
+    return {name: value for name, value in optimizer.defaults.items() if name in known}
 
 
 def _fusible(optimizer: Optimizer) -> bool:

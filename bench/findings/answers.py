@@ -25,6 +25,7 @@ from bench.findings.wording import (
     times,
 )
 from bench.results.comparisons import EQUAL, FASTER, OPEN, SLOWER, TOO_FEW, UNRESOLVED, Comparison, default_of
+from bench.settings import DDP_KINDS
 from bench.stats import Interval
 
 WRAPPER, CAP, COMMUNICATION = "wrapper", "DDP settings", "communication"
@@ -35,8 +36,8 @@ RESOLVED = "resolved"
 _NAMED = 3
 """Cases that a sentence names."""
 
-ALTERS = {"sync_buffers", "sync_batchnorm", "comm_hook", "accumulate"}
-"""Settings that change the training itself, not only its speed; the others are arguments of DDP alone."""
+ALTERS = {name for name, kind in DDP_KINDS.items() if kind == "training"}
+ARGUMENTS = {name for name, kind in DDP_KINDS.items() if kind == "argument"}
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,7 @@ def _settings(rows: Mapping[str, Row], comparisons: Sequence[Comparison]) -> Ver
         gain = f"{times(best.ratio.estimate)} the rate of {standing} {between(best.ratio)}"
         alters = "" if best in same else "; it changes the training, so check the loss"
         given = {axis: value for axis, value in settings(rows[best.case_id]).items() if axis not in ALTERS}
-        paste = f"model = {ddp_call(given)}" if best in same else ""
+        paste = f"model = {ddp_call(given)}" if best in same and given.keys() <= ARGUMENTS else ""
         sentence = f"{named[best.case_id]}: {gain}{alters}.{_open(comparisons, named)}"
         return Verdict(CAP, FASTER, sentence, paste, tuple(comparisons))
     changed = {axis for case_id in named for axis in settings(rows[case_id], default)}

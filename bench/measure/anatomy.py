@@ -232,5 +232,9 @@ def _ddp_window(trainer: Trainer, samples: dict[str, list[float]]) -> Iterator[C
 
 
 def bucket_ready_ms(ready_ms: dict[int, float], parameters: Sequence[Sequence[int]]) -> list[float]:
-    """When the last gradient of each bucket is ready, from the ready time of each parameter."""
-    return [max(ready_ms[index] for index in bucket) for bucket in parameters]
+    """When the last gradient of each bucket is ready, from the ready time of each parameter.
+
+    DDP takes a parameter that gets none as ready when the first gradient is.
+    """
+    first = min(ready_ms.values())
+    return [max(ready_ms.get(index, first) for index in bucket) for bucket in parameters]

@@ -50,7 +50,7 @@ class Trainer:
         self._accumulate = case.accumulate
         self._device_type = case.device_type
         self._autocast_dtype = AUTOCAST_DTYPES.get(case.precision)
-        self.optimizer = workload.optimizer(mode.module.parameters())
+        self.optimizer = mode.optimizer(workload.optimizer)
         # Loss scaling is part of fp16 training, so its cost belongs to the step.
         self._scaler = torch.amp.GradScaler(case.device_type) if case.precision == "fp16" else None
         self._last_loss: Tensor | None = None
@@ -71,7 +71,7 @@ class Trainer:
         with self.mode.without_communication():
             for _ in range(self._accumulate):
                 self._train(self._fetch())
-        self._update()
+            self._update()
 
     def _fetch(self) -> Batch:
         return self._source.next()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from bench.layout import BucketLayout
 from bench.plan import Case
@@ -75,6 +76,10 @@ class Mode(ABC):
     def without_communication(self) -> contextlib.AbstractContextManager[None]:
         """Within it, a whole step does no communication at all; after it, steps are as before."""
         return self.no_sync()
+
+    def optimizer(self, make: Callable[[Iterable[nn.Parameter]], Optimizer]) -> Optimizer:
+        """The optimizer that `make` makes, as the mode steps it."""
+        return make(self.module.parameters())
 
     def bucket_layout(self) -> BucketLayout | None:
         """The gradient buckets in use; None where the mode has none."""

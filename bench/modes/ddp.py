@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -13,16 +13,23 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersgd
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from bench.layout import BucketLayout
 from bench.modes.base import Mode, Place, Unsupported
 from bench.plan import Case
+
+if TYPE_CHECKING:
+    from bench.modes.zero import ShardedOptimizer
 
 NEVER = 2**31 - 1
 """A logging sample rate that no run reaches."""
 
 OF_TORCH_2_15 = ("batched_grad_copy", "lazy_bucket_allocation")
 """Constructor arguments that an older torch lacks; given only where they are on."""
+
+NAMED = 3
+"""Parameters that a reason names."""
 
 LOGGED_ITERATIONS = 10
 """DDP samples its own timings in these first iterations whatever the rate."""
@@ -40,20 +47,35 @@ class DistributedMode(Mode):
         *,
         equal_replicas: bool = False,
     ) -> None:
+        if (reason := _refused(case, place)) is not None:
+            raise Unsupported(reason)
         if case.sync_batchnorm:
             module = nn.SyncBatchNorm.convert_sync_batchnorm(module, process_group=group)
         self.module = module
-        self._group = group
+        self._case, self._group = case, group
+        self._sharded: ShardedOptimizer | None = None
         self._sync_batchnorms = [part for part in module.modules() if isinstance(part, nn.SyncBatchNorm)]
-        self.wrapped = self.ddp = DistributedDataParallel(
-            module,
-            device_ids=[place.device.index] if place.device.type == "cuda" else None,
-            process_group=group,
-            init_sync=not equal_replicas,
-            **_constructor_settings(case),
-        )
+        with _delayed(module, case.delay_all_reduce) as delayed:
+            self.wrapped = self.ddp = DistributedDataParallel(
+                module,
+                device_ids=[place.device.index] if place.device.type == "cuda" else None,
+                process_group=group,
+                init_sync=not equal_replicas,
+                **_constructor_settings(case),
+                **delayed,
+            )
         if case.comm_hook != "none":
             _register_hook(self.ddp, case.comm_hook, group)
+
+    def optimizer(self, make: Callable[[Iterable[nn.Parameter]], Optimizer]) -> Optimizer:
+        """The optimizer that `make` makes, under ZeRO with its state shared out over the ranks."""
+        plain = super().optimizer(make)
+        if not self._case.zero_optimizer:
+            return plain
+        from bench.modes.zero import sharded  # noqa: PLC0415 - importing it takes half a second
+
+        self._sharded = sharded(plain, self._group)
+        return self._sharded
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         """DDP's own `no_sync`."""
@@ -61,11 +83,12 @@ class DistributedMode(Mode):
 
     @contextlib.contextmanager
     def without_communication(self) -> Iterator[None]:
-        """`no_sync` without what the forward would still send: buffers, statistics of batch norm."""
+        """`no_sync` without what else a step sends: buffers, statistics of batch norm, ZeRO's parameters."""
         self.ddp.require_forward_param_sync = False
         self._normalise_over(dist.GroupMember.NON_GROUP_MEMBER)
+        silent = self._sharded.without_communication() if self._sharded else contextlib.nullcontext()
         try:
-            with self.ddp.no_sync():
+            with self.ddp.no_sync(), silent:
                 yield
         finally:
             self.ddp.require_forward_param_sync = True
@@ -78,6 +101,9 @@ class DistributedMode(Mode):
 
     def bucket_layout(self) -> BucketLayout:
         """The layout that DDP's reducer reports; the rebuilt one once it has rebuilt."""
+        if self.ddp.logger is not None:
+            # Otherwise the next forward does, which is one too late after three steps of a static graph.
+            self.ddp.logger.set_runtime_stats_and_log()
         data = self.ddp._get_ddp_logging_data()  # noqa: SLF001 - the reducer's only account of its buckets
         rebuilt = bool(data.get("has_rebuilt_buckets"))
         sizes = str(data["rebuilt_bucket_sizes" if rebuilt else "bucket_sizes"])
@@ -109,15 +135,81 @@ class DistributedMode(Mode):
         return 100 * inside_ns / window_ns if window_ns > 0 else None
 
 
+def _refused(case: Case, place: Place) -> str | None:
+    """Why torch's DDP cannot do, or does wrongly, what a case asks for; None where it can."""
+    mixed, delays = case.ddp_mixed_precision != "none", case.delay_all_reduce > 0
+    refusals = {
+        "DDP's mixed precision copies parameters on a stream of a GPU": mixed and place.device.type == "cpu",
+        f"--precision {case.precision} casts already; --precision fp32 measures DDP's mixed precision": (
+            mixed and case.precision in ("bf16", "fp16")
+        ),
+        "DDP's mixed precision is a communication hook by itself; --comm-hook none measures it": (
+            mixed and case.comm_hook != "none"
+        ),
+        "torch does not wait for the delayed all-reduce: under gloo the optimizer may come first": (
+            delays and case.backend == "gloo" and case.num_devices > 1
+        ),
+        "DDP's mixed precision breaks under no_sync; --accumulate 1 measures it": (
+            mixed and case.accumulate > 1
+        ),
+        "torch sends delayed layers in every micro-batch, and waits for none; --accumulate 1 measures it": (
+            delays and case.accumulate > 1
+        ),
+    }
+    return next((why for why, holds in refusals.items() if holds), None)
+
+
+@contextlib.contextmanager
+def _delayed(module: nn.Module, num_layers: int) -> Iterator[dict[str, Any]]:
+    """Arguments that have the last layers sent with the model's first gradient, the last of a backward.
+
+    Within it the default dtype is the layers' own: torch makes the buffer of their gradients in that.
+    """
+    if num_layers == 0:
+        yield {}
+        return
+    trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+    layers = list(dict.fromkeys(name.rpartition(".")[0] for name, _ in trained))
+    if num_layers >= len(layers):
+        raise Unsupported(f"the model has {len(layers)} layers, and DDP needs one that is not delayed")
+    delayed = [(name, p) for name, p in trained if name.rpartition(".")[0] in layers[-num_layers:]]
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(delayed[0][1].dtype)
+    try:
+        yield {"delay_all_reduce_named_params": delayed, "param_to_hook_all_reduce": trained[0][1]}
+    finally:
+        torch.set_default_dtype(before)
+
+
+def why_ddp_waits(case: Case, module: nn.Module) -> str:
+    """Say which parameters without gradient keep the reduction from its end; empty if none do."""
+    if case.mode != "ddp" or case.find_unused_parameters or case.static_graph:
+        return ""
+    unused = [name for name, p in module.named_parameters() if p.requires_grad and p.grad is None]
+    if not unused:
+        return ""
+    more = f" and {len(unused) - NAMED} more" if len(unused) > NAMED else ""
+    return (
+        "give --find-unused-parameters on, which searches the graph in every step, or --static-graph on: the "
+        f"loss does not use {', '.join(unused[:NAMED])}{more}, whose gradients DDP waits for"
+    )
+
+
 def _constructor_settings(case: Case) -> dict[str, Any]:
     known = inspect.signature(DistributedDataParallel.__init__).parameters
     settings: dict[str, Any] = {
         "gradient_as_bucket_view": case.gradient_as_bucket_view,
         "static_graph": case.static_graph,
         "find_unused_parameters": case.find_unused_parameters,
+        "skip_all_reduce_unused_params": case.skip_all_reduce_unused_params,
         # torch 2.15 renamed it; the old name warns there.
         "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": case.sync_buffers,
     }
+    if case.ddp_mixed_precision != "none":
+        from torch.nn.parallel.distributed import _MixedPrecision  # noqa: PLC0415 - private, so it may go
+
+        half = torch.bfloat16
+        settings["mixed_precision"] = _MixedPrecision(half, half, half)
     newer = case.bucket_cap_mb.arguments() | {name: True for name in OF_TORCH_2_15 if getattr(case, name)}
     if missing := sorted(newer.keys() - known.keys()):
         raise Unsupported(f"torch {torch.__version__} has no {missing[0]} (2.15 has)")

@@ -105,8 +105,10 @@ def _interval(
 
 
 def _setting(setting: Field[Any]) -> Column:
-    kind = {bool: "bool", int: "int"}.get(type(setting.default), "text")
-    return Column(setting.name, kind, setting.metadata["column"], above=0 if kind == "int" else -MOST)
+    default: Any = setting.default
+    kind = {bool: "bool", int: "int"}.get(type(default), "text")
+    above = default - 1 if kind == "int" else -MOST
+    return Column(setting.name, kind, setting.metadata["column"], above=above)
 
 
 def _count(name: str, meaning: str, *, needed: bool = False, first: int = 1, most: float = MOST) -> Column:

@@ -49,15 +49,14 @@ def fixed_phases(
     found = ["timed"]
     if case.communicates:
         found.append("no_sync")
-        found = shuffled(found, f"{settings.seed}/{round_index}/{case.case_id}")
-        if case.comm_hook != "powersgd":  # its messages are not the buckets
-            found.append("comm")
+        found = [*shuffled(found, f"{settings.seed}/{round_index}/{case.case_id}"), "comm"]
     # Devices that share a core time each other: one look at those is enough.
     if round_index == 1 or (round_index % INSTRUMENTED_EVERY == 1 and not oversubscribed):
         found.append("anatomy")
         if is_traced(case, settings, last=False):
             found.append("trace")
-    found = [phase for phase in found if phase == "timed" or phase in settings.passes]
+    wanted = {"timed", *settings.passes} - case.unmeasured
+    found = [phase for phase in found if phase in wanted]
     return [*found, "calibration"] if is_calibrated(case, settings) else found
 
 
@@ -86,6 +85,7 @@ def is_calibrated(case: Case, settings: ResolvedSettings) -> bool:
     return (
         settings.calibrate
         and case.communicates
+        and "calibration" not in case.unmeasured
         and case.num_devices == max(settings.gpus)
         and all(getattr(case, axis) == getattr(settings, axis)[0] for axis in DDP_AXES)
     )
@@ -189,7 +189,7 @@ def _anatomy(live: LiveCase, trainer: Trainer, place: Place) -> BlockTimes:
         from bench.measure.pipeline import run_pipeline_anatomy  # noqa: PLC0415 - imported with such a case
 
         return run_pipeline_anatomy(trainer, live.case, ANATOMY_STEPS, place.device, live.group)
-    local_steps = 1 if live.communicates else 0
+    local_steps = 1 if live.communicates and "no_sync" not in live.case.unmeasured else 0
     times = run_anatomy(trainer, ANATOMY_STEPS, place.device, local_steps=local_steps)
     detail = dict(times.detail)
     ready = detail.pop("ready_ms")

@@ -23,6 +23,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from bench.cluster.ranks import Cluster
 from bench.measure.clock import float32_precision
 from bench.modes import Mode, Place, Stages, build_mode
+from bench.modes.ddp import why_ddp_waits
 from bench.plan import Case
 from bench.recovery.attempt import report_of
 from bench.run.stages import Splitter
@@ -34,6 +35,9 @@ IMAGES_PER_DEVICE = 1
 TOLERANCES = {"none": 1e-9, "powersgd": 1e-9, "fp16": 2e-3, "bf16": 2e-2}
 """Largest relative gradient error by communication hook, in float64; fp16 and bf16 hooks round what they
 send (half their last mantissa bit is 2^-11 and 2^-8), PowerSGD compresses only from its third step."""
+
+BF16_TOLERANCE = 0.25
+"""The same where DDP computes in bf16: 8 bits cost 3% on ResNet-20 and 13% on ResNet-50, in eval mode."""
 
 FLOAT32_TOLERANCE = 1e-3
 """The same for models that do not run in float64: float32 has 7 digits, of which long sums cost some."""
@@ -100,6 +104,8 @@ class Prover:
             # The wrapper may swap modules (SyncBatchNorm), so freeze what it holds now.
             _freeze(mode.module)
             self._backward(case, mode, inputs, targets)
+            if waits := why_ddp_waits(case, mode.module):
+                raise ProofError(waits)
             gradients, state = mode.gradients(), mode.state_dict()
             if self.place.rank != 0:
                 return 0.0
@@ -111,8 +117,9 @@ class Prover:
         if reference is None:
             reference = self._references[total] = self._gradient(self._module(self.dtype), inputs, targets)
         error = float((found - reference).norm() / reference.norm())
-        tolerance = TOLERANCES[case.comm_hook] if self.dtype == torch.float64 else FLOAT32_TOLERANCE
-        if not error <= max(tolerance, TOLERANCES[case.comm_hook]):
+        stated = TOLERANCES[case.comm_hook] if case.ddp_mixed_precision == "none" else BF16_TOLERANCE
+        tolerance = stated if self.dtype == torch.float64 else FLOAT32_TOLERANCE
+        if not error <= max(tolerance, stated):
             less = f"; in float32, for in float64: {self.why_float32}" if self.why_float32 else ""
             at_most = f"(relative; at most {tolerance:.0e}{less})"
             raise ProofError(f"gradients differ from those of single by {error:.2g} {at_most}")

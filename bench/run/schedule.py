@@ -110,9 +110,10 @@ class Schedule:
             found.append("no_sync")
         if is_traced(case, self.settings, last=False):
             found.append("trace")
-        if case.communicates and case.comm_hook != "powersgd":
+        if case.communicates:
             found.append("comm")
-        found = [phase for phase in found if phase in self.settings.passes]
+        wanted = set(self.settings.passes) - case.unmeasured
+        found = [phase for phase in found if phase in wanted]
         return [*found, "calibration"] if is_calibrated(case, self.settings) else found
 
     def _passes_of_shared(self, case: Case) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from bench.measure.anatomy import _dp_stages, run_anatomy
+from bench.measure.anatomy import _dp_stages, bucket_ready_ms, run_anatomy
 from bench.measure.timed import Trainer, no_gc
 from bench.modes import Place, build_mode
 from bench.modes.dp import HostDataParallel
@@ -130,6 +130,47 @@ def made(**settings):
 def gradients(trainer):
     return torch.cat([p.grad.flatten() for p in trainer.mode.module.parameters()])
 """
+
+
+def test_a_parameter_without_gradient_is_ready_when_the_first_gradient_is() -> None:
+    assert bucket_ready_ms({0: 5.0, 1: 2.0, 3: 4.0}, [(3, 1), (0, 2), (2,)]) == [4.0, 5.0, 2.0]
+
+
+def test_buckets_of_unused_parameters_are_not_sent(ranks: Any) -> None:
+    """Counted in the trace: of the buckets 0.25 MiB that hold the spare layers alone, none is reduced."""
+    found = ranks(
+        RANKS
+        + """
+import dataclasses, gzip
+from models.resnet import resnet20
+def with_spare():
+    module = resnet20()
+    module.spare = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(3)))
+    return module
+workload = dataclasses.replace(workload, module=with_spare)
+def sent(**settings):
+    trainer = made(static_graph=True, **settings)
+    trainer.mode.sample_every(1)
+    layout = trainer.mode.bucket_layout()
+    group = cluster.group(2, "gloo")
+    trace = run_trace(trainer, 1, cluster.place.device, layout.num_bytes, group=group, keep=True)
+    events = json.loads(gzip.decompress(trace.detail["trace"]))["traceEvents"]
+    begun = min(e["ts"] for e in events if e.get("name") == "step")
+    reduced = sum(e.get("name") == "gloo:all_reduce" and e["ts"] > begun for e in events)
+    count = sum(p.requires_grad for p in resnet20().parameters())
+    unused = sum(all(i >= count for i in bucket) for bucket in layout.parameters)
+    run_anatomy(trainer, 1, cluster.place.device, local_steps=1)
+    return reduced, len(layout.num_bytes), unused
+report([sent(), sent(skip_all_reduce_unused_params=True)])
+cluster.close()
+""",
+        2,
+    )
+    for plain, skipping in found:
+        assert plain[0] == plain[1]
+        assert skipping[1:] == plain[1:]
+        assert skipping[2] > 0
+        assert skipping[0] == skipping[1] - skipping[2]
 
 
 def test_anatomy_and_trace_of_ddp(ranks: Any) -> None:

@@ -48,12 +48,14 @@ def test_recorded_layouts_are_the_reducers(ranks: Any) -> None:
         + """
 layouts = {}
 for cap in ("default", "25", "5", "100"):
-    mode = build_mode(case(bucket_cap_mb=cap), resnet18(), cluster.place, cluster.group(2, "gloo"))
-    for _ in range(3):
-        step(mode)
-    layout = mode.bucket_layout()
-    assert sorted(i for bucket in layout.parameters for i in bucket) == list(range(62))
-    layouts[cap] = layout.num_bytes
+    for static in (False, True):
+        settings = case(bucket_cap_mb=cap, static_graph=static)
+        mode = build_mode(settings, resnet18(), cluster.place, cluster.group(2, "gloo"))
+        for _ in range(3):
+            step(mode)
+        layout = mode.bucket_layout()
+        assert sorted(i for bucket in layout.parameters for i in bucket) == list(range(62))
+        assert layouts.setdefault(cap, layout.num_bytes) == layout.num_bytes
 report(layouts)
 cluster.close()
 """,
@@ -105,6 +107,96 @@ cluster.close()
         assert before >= 2, "it does sample before, or this test could not fail"
         assert after == before
         assert layout == RESNET18_LAYOUTS["default"], "the rebuilt layout survives"
+
+
+ZERO = """
+import contextlib
+from dataclasses import replace
+from torch import nn
+import torch.distributed as dist
+from bench.measure.timed import Trainer
+from bench.modes import Unsupported
+from models.data import open_source
+from models.registry import resnet_workload
+def groups_of(parameters):
+    first, *others = parameters
+    return [{"params": [first], "lr": 0.5}, {"params": others}]
+def adam(parameters):
+    return torch.optim.Adam(groups_of(parameters), lr=0.01, betas=(0.8, 0.9))
+workload = replace(resnet_workload("resnet20", 32), optimizer=adam)
+group = cluster.group(2, "gloo")
+def trainer(workload=workload, **settings):
+    torch.manual_seed(0)
+    made = case(arch="resnet20", **settings)
+    mode = build_mode(made, workload.module(), cluster.place, group)
+    source = open_source(workload, data="device", batch_size=2, rank=cluster.rank, world_size=2,
+                         device=cluster.place.device, seed=0)
+    return Trainer(made, mode, workload, source)
+def weights(trainer):
+    return torch.cat([p.detach().flatten() for p in trainer.mode.module.parameters()])
+sent = []
+broadcast = dist.broadcast
+def counted(*arguments, **more):
+    sent.append(1)
+    return broadcast(*arguments, **more)
+dist.broadcast = counted
+"""
+
+
+def test_zero_trains_alike_with_its_share_of_the_state(ranks: Any) -> None:
+    """The weights of plain Adam with two groups, its state shared out; a local step sends nothing.
+
+    ResNet-20 has 19 convolutions, 19 batch norms of two parameters and a layer of two: 59.
+    """
+    found = ranks(
+        COMMON
+        + ZERO
+        + """
+plain, zero = trainer(), trainer(zero_optimizer=True)
+for _ in range(3):
+    plain.step()
+    zero.step()
+apart = ((weights(zero) - weights(plain)).norm() / weights(plain).norm()).item()
+states = [len(plain.optimizer.state), len(zero.optimizer.optim.state)]
+sent.clear()
+zero.local_step()
+while_local = len(sent)
+zero.step()
+others = weights(zero).clone()
+dist.all_reduce(others, dist.ReduceOp.MAX, group=group)
+report([apart, states, while_local, len(sent), bool(torch.equal(others, weights(zero)))])
+cluster.close()
+""",
+        2,
+    )
+    for apart, (_, own), while_local, in_a_step, alike in found:
+        assert apart < 1e-6
+        assert 0 < own < 59
+        assert while_local == 0
+        assert in_a_step == 59, "each of the parameters once"
+        assert alike, "the step after a local one sends all parameters"
+    assert sum(own for _, (_, own), *_ in found) == found[0][1][0] == 59
+
+
+def test_zero_with_what_it_does_not_take_is_skipped_with_the_reason(ranks: Any) -> None:
+    found = ranks(
+        COMMON
+        + ZERO
+        + """
+class Own(torch.optim.SGD):
+    def __init__(self, params, rate):
+        super().__init__(params, lr=rate)
+def reason(optimizer, module=workload.module):
+    try:
+        trainer(replace(workload, optimizer=optimizer, module=module), zero_optimizer=True)
+    except Unsupported as unsupported:
+        return str(unsupported)
+report(reason(lambda parameters: Own(parameters, 0.1)))
+cluster.close()
+""",
+        2,
+    )
+    assert found[0].startswith("ZeroRedundancyOptimizer does not take this Own: ")
 
 
 SYNCED = """

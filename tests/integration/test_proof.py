@@ -115,6 +115,94 @@ def test_ddp_is_proven_under_every_setting(ranks: Any) -> None:
     assert all(1e-6 < e < 2e-2 for e in lossy), "a hook that rounds must be seen to round"
 
 
+UNUSED = """
+class WithSpare(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(3 * 32 * 32, 8), torch.nn.Linear(8, 10)
+        self.spare = torch.nn.ModuleList(torch.nn.Linear(64, 64) for _ in range(4))
+    def forward(self, x):
+        return self.last(self.first(x.flatten(1)))
+prover.template = WithSpare()
+def outcome(**settings):
+    try:
+        return error(**settings)
+    except ProofError as reason:
+        return str(reason)
+"""
+
+
+def test_a_parameter_without_gradient_is_named_with_what_helps(ranks: Any) -> None:
+    found = ranks(
+        DDP_PROOF
+        + UNUSED
+        + """
+report([outcome(), outcome(gradient_as_bucket_view=True), outcome(find_unused_parameters=True),
+        outcome(static_graph=True), outcome(find_unused_parameters=True, skip_all_reduce_unused_params=True)])
+cluster.close()
+""",
+        2,
+    )
+    for refused in found[0][:2]:
+        assert "--find-unused-parameters on" in refused
+        assert "does not use spare.0.weight, spare.0.bias, spare.1.weight and 5 more," in refused
+    assert max(found[0][2:]) < 1e-12, "no gradient is that of the plain module"
+
+
+REFUSED = """
+from bench.modes import Unsupported
+def outcome(**settings):
+    try:
+        return error(**settings)
+    except Unsupported as reason:
+        return str(reason)
+"""
+
+
+def test_what_torch_does_wrongly_is_skipped_with_the_reason(ranks: Any) -> None:
+    found = ranks(
+        DDP_PROOF
+        + REFUSED
+        + """
+report([outcome(delay_all_reduce=1), outcome(ddp_mixed_precision="bf16")])
+cluster.close()
+""",
+        2,
+    )
+    assert "torch does not wait for the delayed all-reduce" in found[0][0]
+    assert "stream of a GPU" in found[0][1]
+
+
+def test_delayed_layers_are_proven_where_their_all_reduce_is_waited_for(ranks: Any) -> None:
+    """NCCL keeps the order of all-reduces, gloo does not: here each is waited for at once."""
+    found = ranks(
+        DDP_PROOF
+        + REFUSED
+        + """
+from bench.modes import ddp
+from torch.nn.parallel import distributed
+started = []
+class Waiting:
+    def __getattr__(self, name):
+        return getattr(torch.distributed, name)
+    def all_reduce(self, tensor, group, async_op):
+        started.append(tensor.numel())
+        return torch.distributed.all_reduce(tensor, group=group)
+distributed.dist = Waiting()
+ddp._refused = lambda case, place: None
+errors = [outcome(delay_all_reduce=n) for n in (1, 2, 38, 39)]
+report([errors, started, str(torch.get_default_dtype())])
+cluster.close()
+""",
+        2,
+    )
+    errors, started, dtype = found[0]
+    assert max(errors[:3]) < 1e-12
+    assert errors[3] == "the model has 39 layers, and DDP needs one that is not delayed"
+    assert started == [64 * 10 + 10, 64 * 10 + 10 + 2 * 64, 269_722 - 3 * 3 * 3 * 16]
+    assert dtype == "torch.float32"
+
+
 def test_nothing_is_broadcast_where_the_replicas_are_known_to_be_equal(ranks: Any) -> None:
     """Told so wrongly, the proof fails; told so rightly, it holds. The fingerprint tells which."""
     found = ranks(

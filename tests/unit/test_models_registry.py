@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bench.errors import UsageError, UserCodeError
-from models.registry import ARCHS, default_image_size, load_workload, resnet_workload
+from models.registry import ARCHS, UNUSED_HEAD, default_image_size, load_workload, resnet_workload
 from models.workload import Workload
 
 WriteModule = Callable[[str], None]
@@ -43,6 +43,15 @@ def test_every_architecture_takes_its_own_batches(arch: str) -> None:
     assert targets.shape == (3,)
     assert outputs.shape == (3, 10 if arch == "resnet20" else 1000)
     assert int(targets.max()) < outputs.shape[1]
+
+
+def test_the_auxiliary_head_alone_gets_no_gradient() -> None:
+    workload = resnet_workload(UNUSED_HEAD, 32)
+    module = workload.module()
+    inputs, targets = workload.batch(2, torch.Generator().manual_seed(0))
+    workload.loss(module(inputs), targets).backward()
+    without = [name for name, p in module.named_parameters() if p.grad is None]
+    assert without == ["aux.0.weight", "aux.0.bias", "aux.2.weight", "aux.2.bias"]
 
 
 def test_batches_follow_the_generator() -> None:

@@ -182,6 +182,30 @@ def test_a_ddp_setting_that_came_later_leaves_the_ids_of_its_default_alone() -> 
     assert len({case.apart_from_cap for case in one_on}) == 2
 
 
+def test_settings_name_the_passes_that_would_measure_them_wrongly() -> None:
+    *_, plain = make(gpus=(2,), modes=("ddp",), bucket_cap_mb=("1",))
+    assert plain.case.unmeasured == set()
+    changed: dict[str, Any] = {"zero_optimizer": True, "delay_all_reduce": 2, "comm_hook": "powersgd"}
+    found = {name: replace(plain.case, **{name: value}).unmeasured for name, value in changed.items()}
+    assert found["comm_hook"] == {"comm"}
+    assert found["zero_optimizer"] == {"comm", "calibration"}
+    assert found["delay_all_reduce"] == {"comm", "no_sync", "calibration"}
+    assert replace(plain.case, delay_all_reduce=2).case_id.startswith("ddp-n2-cap1-delay2-")
+
+
+def test_unused_parameters_are_left_out_only_where_ddp_looks_for_them() -> None:
+    """A star that looks for them from the first value on measures it."""
+    wanted: dict[str, Any] = {"gpus": (2,), "modes": ("ddp",), "bucket_cap_mb": ("1",), "sweep": "star"}
+    wanted |= {"skip_all_reduce_unused_params": (False, True)}
+    *_, plain = make(**wanted)
+    *_, looked_for = make(**wanted, find_unused_parameters=(True,))
+    *_, static = make(**wanted, static_graph=(True,))
+    assert "--find-unused-parameters on" in str(plain.skip_reason)
+    assert looked_for.skip_reason is static.skip_reason is None
+    assert looked_for.case.skip_all_reduce_unused_params
+    assert "comm" in looked_for.case.unmeasured
+
+
 def test_what_torch_compile_breaks_is_skipped() -> None:
     plan = make(
         gpus=(2,), compile="reduce-overhead", bucket_cap_mb=("default", "0.25", "1/0.25"), accumulate=(1, 2)

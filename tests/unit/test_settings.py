@@ -197,6 +197,8 @@ def test_settings_come_back_from_what_is_stored_of_them() -> None:
     new = {"precision_target": None, "steps": 1, "margin": 0.05, "caps_given": True, "least_block_s": 0.0}
     new |= {"batched_grad_copy": [False], "lazy_bucket_allocation": [False]}
     new |= {"pipeline_schedule": ["gpipe"], "micro_batches": [4]}
+    new |= {"skip_all_reduce_unused_params": [False], "zero_optimizer": [False]}
+    new |= {"delay_all_reduce": [0], "ddp_mixed_precision": ["none"]}
     new |= {"telemetry": True, "numa_bind": True, "prefetch": True, "sustain": None, **STEP_DEFAULTS}
     now = json.loads(json.dumps(resolved.stored()))
     assert now == json.loads(then) | new
