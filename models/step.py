@@ -6,6 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,6 +25,13 @@ def as_set(workload: Workload, settings: StepSettings) -> Workload:
         functools.partial(_fused, workload.optimizer) if settings.fused_optimizer else workload.optimizer
     )
     return replace(workload, channels_last=settings.channels_last, optimizer=optimizer)
+
+
+def with_plain_optimizer(workload: Workload) -> Workload:
+    """Return the workload with its author's optimizer: the kernels that `as_set` chose are undone."""
+    made: Any = workload.optimizer
+    is_fused = isinstance(made, functools.partial) and made.func is _fused
+    return replace(workload, optimizer=made.args[0]) if is_fused else workload
 
 
 def placed(module: nn.Module, settings: StepSettings, device: torch.device) -> nn.Module:

@@ -42,6 +42,15 @@ def pin(core: int) -> None:
         os.sched_setaffinity(0, {core})
 
 
+def gradients_of(module: nn.Module) -> dict[str, torch.Tensor]:
+    """The gradients of a module's trainable parameters, dense, by name; zeros where there is none."""
+    return {
+        name: torch.zeros_like(one) if one.grad is None else one.grad.to_dense()
+        for name, one in module.named_parameters()
+        if one.requires_grad
+    }
+
+
 class Mode(ABC):
     """A module made ready to train in one of the modes."""
 
@@ -49,7 +58,7 @@ class Mode(ABC):
     """What the training step calls."""
 
     module: nn.Module
-    """The plain module inside; its gradients are the averaged ones after a backward."""
+    """The plain module inside."""
 
     @abstractmethod
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
@@ -66,8 +75,12 @@ class Mode(ABC):
     def settle(self) -> None:
         """Called once after warm-up: stop whatever PyTorch itself samples."""
 
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """The averaged gradients of the plain module's trainable parameters, by name; every rank calls it."""
+        return gradients_of(self.module)
+
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Weights that load into the plain module: no wrapper's prefix."""
+        """Weights that load into the plain module: no wrapper's prefix; every rank calls it."""
         return self.module.state_dict()
 
     def close(self) -> None:

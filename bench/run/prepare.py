@@ -20,7 +20,10 @@ from bench.measure.memory import DeviceMemory, MemoryWatch, release_memory
 from bench.measure.timed import BlockTimes, Trainer, run_block
 from bench.modes import build_mode, devices_of
 from bench.plan import Case, Planned
+from bench.results.schema import LEAST
 from bench.run.proof import Prover
+from bench.run.reference import split_of
+from bench.run.update_proof import PROOF_STEPS, FirstSteps, UpdateError, prove_update
 from bench.settings import Settings
 from models.data import BatchSource, PrefetchSource, open_source
 from models.step import placed
@@ -72,9 +75,12 @@ class Prepared:
     warmup: BlockTimes
     memory: tuple[DeviceMemory, ...]
     """Of each GPU that it trains on."""
+    gradient_error: float
+    update: UpdateError
+    """Known, as the error before it, on rank 0."""
 
 
-may_be_sent(Prepared, DeviceMemory)
+may_be_sent(Prepared, DeviceMemory, UpdateError)
 
 
 def prepare(
@@ -82,17 +88,20 @@ def prepare(
 ) -> Prepared:
     """Prove the case, build it and warm it up. Raises ProofError, Unsupported, or what the model raises."""
     case, place = live.case, prover.place
-    prover.prove(case, live.group)
+    gradient_error = prover.prove(case, live.group)
     release_memory(place.device)  # torch before 2.15 leaves cycles, which would count as other cases'
     watch = MemoryWatch(devices_of(case, place))
     module = placed(copy.deepcopy(prover.template), case, place.device)
     mode = build_mode(case, module, place, live.group, equal_replicas=prover.equal_replicas)
     live.trainer = Trainer(case, mode, prover.workload, _source(case, prover, settings))
-    warmup = _warm_up(live.trainer, live.group, place.device, clock, least_warmup_s)
+    first = FirstSteps(case, live.trainer, keeps=place.rank == 0)
+    warmup = _warm_up(live.trainer, first, live.group, place.device, clock, least_warmup_s)
+    memory = watch.taken()
+    update = prove_update(case, first, prover, live.group)
     live.trainer.check_loss()
     live.layout = mode.bucket_layout()
     mode.settle()
-    return Prepared(warmup, watch.taken())
+    return Prepared(warmup, memory, gradient_error, update)
 
 
 def facts_of(live: LiveCase, first: RankInfo, found: Sequence[Prepared]) -> dict[str, Any]:
@@ -106,12 +115,19 @@ def facts_of(live: LiveCase, first: RankInfo, found: Sequence[Prepared]) -> dict
     facts: dict[str, Any] = {
         "device_name": first.device_name,
         "link": first.link,
+        "gradient_error": _cell(found[0].gradient_error),
+        "update_error": _cell(found[0].update.error),
         **_memory_columns([gpu for prepared in found for gpu in prepared.memory], live.case.mode),
     }
     if live.layout is not None:
         facts["num_buckets"] = len(live.layout.num_bytes)
         facts["bucket_bytes"] = str(live.layout)
     return facts
+
+
+def _cell(error: float | None) -> float | None:
+    """An error as a file holds it: what is next to nothing is 0."""
+    return 0.0 if error is not None and error < LEAST else error
 
 
 def _memory_columns(gpus: Sequence[DeviceMemory], mode: str) -> dict[str, Any]:
@@ -129,13 +145,13 @@ def _memory_columns(gpus: Sequence[DeviceMemory], mode: str) -> dict[str, Any]:
 
 
 def _source(case: Case, prover: Prover, settings: Settings) -> BatchSource:
-    one_rank = case.mode != "ddp"
+    split = split_of(case)
     source = open_source(
         prover.workload,
         data=case.data,
-        batch_size=case.batch_per_device * (case.num_devices if one_rank else 1),
+        batch_size=split.batch_size,
         rank=prover.place.rank,
-        world_size=1 if one_rank else case.num_devices,
+        world_size=split.num_sources,
         device=prover.place.device,
         seed=settings.seed,
         num_workers=settings.data_workers,
@@ -144,11 +160,19 @@ def _source(case: Case, prover: Prover, settings: Settings) -> BatchSource:
 
 
 def _warm_up(
-    trainer: Trainer, group: dist.ProcessGroup | None, device: torch.device, clock: Clock, least_s: float
+    trainer: Trainer,
+    first: FirstSteps,
+    group: dist.ProcessGroup | None,
+    device: torch.device,
+    clock: Clock,
+    least_s: float,
 ) -> BlockTimes:
+    # Where dropout comes back after the proof, the compiler may run anew.
+    num_least = MIN_WARMUP_STEPS + (PROOF_STEPS if first.switched_off else 0)
     steps: list[float] = []
-    while not _is_warm(steps, group, device, least_s):
+    while len(steps) < num_least or not _is_warm(steps, group, device, least_s):
         steps += run_block(trainer.step, 1, clock).steps_ms
+        first.after_step()
     return BlockTimes(sum(steps), tuple(steps))
 
 
@@ -156,8 +180,6 @@ def _is_warm(
     steps_ms: Sequence[float], group: dist.ProcessGroup | None, device: torch.device, least_s: float
 ) -> bool:
     """Whether the warm-up is over; ranks must take the same number of steps, or the next collective hangs."""
-    if len(steps_ms) < MIN_WARMUP_STEPS:
-        return False
     settled = len(steps_ms) >= MAX_WARMUP_STEPS or steps_ms[-1] >= STILL_FASTER * min(steps_ms[:-1])
     settled = settled and sum(steps_ms[UNSETTLED_STEPS:]) >= 1000 * least_s
     if group is None:
