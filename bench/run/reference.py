@@ -22,7 +22,11 @@ from models.step import with_plain_optimizer
 from models.workload import Batch, Workload
 
 Weights = dict[str, Tensor]
-"""Trainable parameters by name, on the host."""
+"""Trainable parameters, or what was added to them, by name, on the host."""
+
+PERTURBED = 32 * 2.0**-23
+"""So much, relatively, parameters are shifted to see what rounding does: 32 times float32's own, for one more
+or less lets single units of a ReLU pass, by chance."""
 
 
 @dataclass(frozen=True)
@@ -74,15 +78,15 @@ class Reference:
         self._plain = with_plain_optimizer(self.workload)
         self._known: dict[tuple[object, ...], Weights] = {}
 
-    def weights(self, case: Case, scales: tuple[float, ...], *, again: bool = False) -> Weights:
-        """The parameters after the steps of a case.
+    def update(self, case: Case, scales: tuple[float, ...], *, again: bool = False) -> Weights:
+        """What the steps of a case add to the parameters.
 
         Args:
             case: whose batches, split and precision are taken.
             scales: what the loss of each step was multiplied by, and of the one that came next; where it
                 fell, the step was left out.
-            again: train in another way that is mathematically the same: the images of a batch in reverse,
-                other random numbers, and gradients rounded as the case's hook does.
+            again: train in a way that is the same but for rounding and random numbers: parameters shifted
+                by `PERTURBED`, images in reverse, gradients rounded as the case's hook does.
         """
         key = (split_of(case), case.precision, case.data, scales, again and case.comm_hook, again)
         if key not in self._known:
@@ -93,6 +97,9 @@ class Reference:
     def _train(self, case: Case, scales: Sequence[float], *, again: bool) -> Weights:
         module = copy.deepcopy(self.template).to(self.device)
         switch_off(module)
+        if again:
+            _perturb(module)
+        start = weights_of(module)
         optimizer = self._plain.optimizer(module.parameters())
         split = split_of(case)
         with self._opened(case, split) as sources:
@@ -105,7 +112,7 @@ class Reference:
                 _average_gradients(module, split.num_forwards, scale, rounded)
                 if next_scale >= scale:
                     optimizer.step()
-        return weights_of(module)
+        return difference(weights_of(module), start)
 
     def _add_gradients(
         self, case: Case, module: nn.Module, chunks: Sequence[Batch], scale: float, *, again: bool
@@ -160,10 +167,14 @@ def weights_of(module: nn.Module) -> Weights:
     }
 
 
-def distance(one: Weights, other: Weights) -> float:
-    """‖one - other‖ over all parameters of `other`."""
-    parts = [(one[name].double() - tensor.double()).norm() for name, tensor in other.items()]
-    return float(torch.stack(parts).norm())
+def difference(one: Weights, other: Weights) -> Weights:
+    """`one` - `other`."""
+    return {name: (one[name].double() - start.double()).float() for name, start in other.items()}
+
+
+def norm(weights: Weights) -> float:
+    """The 2-norm over all parameters."""
+    return float(torch.stack([tensor.double().norm() for tensor in weights.values()]).norm())
 
 
 def _chunks(batches: Sequence[Batch], split: Split) -> list[Batch]:
@@ -177,6 +188,13 @@ def _chunks(batches: Sequence[Batch], split: Split) -> list[Batch]:
         for inputs, targets in batches
         for chunk in zip(inputs.chunk(split.num_chunks), targets.chunk(split.num_chunks), strict=True)
     ]
+
+
+@torch.no_grad()
+def _perturb(module: nn.Module) -> None:
+    for parameter in filter(Tensor.is_floating_point, module.parameters()):
+        size = max(PERTURBED, torch.finfo(parameter.dtype).eps)
+        parameter.mul_(1 + size * torch.randn_like(parameter))
 
 
 def _average_gradients(module: nn.Module, number: int, scale: float, rounded: torch.dtype | None) -> None:
