@@ -23,7 +23,7 @@ from bench.plan import Case, Planned
 from bench.results.schema import LEAST
 from bench.run.proof import Prover
 from bench.run.reference import split_of
-from bench.run.update_proof import PROOF_STEPS, FirstSteps, UpdateError, prove_update
+from bench.run.update_proof import NOT_TOLD, PROOF_STEPS, FirstSteps, UpdateError, prove_update
 from bench.settings import Settings
 from models.data import BatchSource, PrefetchSource, open_source
 from models.step import placed
@@ -75,9 +75,9 @@ class Prepared:
     warmup: BlockTimes
     memory: tuple[DeviceMemory, ...]
     """Of each GPU that it trains on."""
-    gradient_error: float
-    update: UpdateError
-    """Known, as the error before it, on rank 0."""
+    gradient_error: float | None = None
+    update: UpdateError = NOT_TOLD
+    """Told, as the error before it, by rank 0."""
 
 
 may_be_sent(Prepared, DeviceMemory, UpdateError)

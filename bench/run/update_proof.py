@@ -45,6 +45,10 @@ class UpdateError:
     why_not: str = ""
 
 
+NOT_TOLD = UpdateError()
+"""What ranks say that do not compare."""
+
+
 class FirstSteps:
     """Watches the first steps of a case's warm-up on one rank; dropout is off meanwhile."""
 
@@ -84,7 +88,7 @@ def prove_update(
 ) -> UpdateError:
     """Compare on rank 0; every rank of the case calls it. Raises ProofError on all of them."""
     steps.end()
-    return together(prover.place, group, lambda: _proven(case, steps, prover), elsewhere=UpdateError())
+    return together(prover.place, group, lambda: _proven(case, steps, prover), elsewhere=NOT_TOLD)
 
 
 def _proven(case: Case, steps: FirstSteps, prover: Prover) -> UpdateError:
