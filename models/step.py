@@ -27,6 +27,13 @@ def as_set(workload: Workload, settings: StepSettings) -> Workload:
     return replace(workload, channels_last=settings.channels_last, optimizer=optimizer)
 
 
+def with_plain_optimizer(workload: Workload) -> Workload:
+    """Return the workload with its author's optimizer: the kernels that `as_set` chose are undone."""
+    made: Any = workload.optimizer
+    is_fused = isinstance(made, functools.partial) and made.func is _fused
+    return replace(workload, optimizer=made.args[0]) if is_fused else workload
+
+
 def placed(module: nn.Module, settings: StepSettings, device: torch.device) -> nn.Module:
     """Move a module to `device`, compiled as `settings` say."""
     module = module.to(device)

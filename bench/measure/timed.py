@@ -56,6 +56,11 @@ class Trainer:
         self._last_loss: Tensor | None = None
         self._num_steps = 0
 
+    @property
+    def loss_scale(self) -> float:
+        """What the next step's loss is multiplied by; it falls where a step overflowed and was left out."""
+        return 1.0 if self._scaler is None else float(self._scaler.get_scale())
+
     def step(self) -> None:
         """One optimizer step; gradients synchronise in the last of `accumulate` micro-batches."""
         self.optimizer.zero_grad(set_to_none=True)

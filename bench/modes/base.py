@@ -52,6 +52,15 @@ def pin(core: int) -> None:
         os.sched_setaffinity(0, {core})
 
 
+def gradients_of(module: nn.Module) -> dict[str, Tensor]:
+    """The gradients of a module's trainable parameters, dense, by name; zeros where there is none."""
+    return {
+        name: torch.zeros_like(one) if one.grad is None else one.grad.to_dense()
+        for name, one in module.named_parameters()
+        if one.requires_grad
+    }
+
+
 class Mode(ABC):
     """A module made ready to train in one of the modes."""
 
@@ -59,7 +68,7 @@ class Mode(ABC):
     """What the training step calls."""
 
     module: nn.Module
-    """The plain module inside; its gradients are the averaged ones after a backward."""
+    """The plain module inside."""
 
     @abstractmethod
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
@@ -89,11 +98,11 @@ class Mode(ABC):
         """Called once after warm-up: stop whatever PyTorch itself samples."""
 
     def gradients(self) -> dict[str, Tensor]:
-        """Averaged gradients by the plain module's parameters; all ranks of the case call it together."""
-        return {name: p.grad for name, p in self.module.named_parameters() if p.grad is not None}
+        """Averaged gradients of the plain module's parameters, by name; every rank of the case calls it."""
+        return gradients_of(self.module)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Weights that load into the plain module, as all ranks of the case call it together."""
+        """Weights that load into the plain module: no wrapper's prefix; every rank of the case calls it."""
         return self.module.state_dict()
 
     def close(self) -> None:

@@ -45,8 +45,8 @@ class ShardedMode(Mode):
 
     def gradients(self) -> dict[str, Tensor]:
         """Whole gradients by parameter, gathered from all ranks of the case, which call it together."""
-        found = {name: p.grad for name, p in self.module.named_parameters() if p.grad is not None}
-        return {name: _whole(gradient) for name, gradient in found.items()}
+        trained = [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
+        return {name: _whole(torch.zeros_like(p) if p.grad is None else p.grad) for name, p in trained}
 
     def state_dict(self) -> dict[str, Tensor]:
         """Whole weights, gathered as `gradients` are."""

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-from bench.modes.base import Mode, Place, Stages
+from bench.modes.base import Mode, Place, Stages, gradients_of
 from bench.plan import Case
 
 SCHEDULES: dict[str, Any] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
@@ -68,14 +68,14 @@ class PipelineMode(Mode):
 
     def gradients(self) -> dict[str, Tensor]:
         """Gradients of the whole model by parameter, from all stages, which call it together."""
-        return self._gathered({name: p.grad for name, p in self.module.named_parameters()})
+        return self._gathered(gradients_of(self.module))
 
     def state_dict(self) -> dict[str, Tensor]:
         """Weights of the whole model, gathered as `gradients` are."""
         return self._gathered(self.module.state_dict())
 
-    def _gathered(self, own: dict[str, Any]) -> dict[str, Tensor]:
-        named = {self._names[name]: value.cpu() for name, value in own.items() if value is not None}
+    def _gathered(self, own: dict[str, Tensor]) -> dict[str, Tensor]:
+        named = {self._names[name]: value.cpu() for name, value in own.items()}
         found: list[Any] = [None] * dist.get_world_size(self._group)
         dist.all_gather_object(found, named, self._group)
         device = self.stage.device

@@ -29,6 +29,10 @@ MOST_IDLE_ATTEMPTS = 2
 PREPARING_S = 600.0
 """Limit for a case's construction, proof and warm-up: compiling a large model takes minutes."""
 
+FORWARD_S = 4.0
+"""More for every forward of a step over all ranks: rank 0 trains them one after another, for 2 steps, twice
+where rounding is to be known; a forward and backward that fills a device takes less than a second."""
+
 AUTOTUNE = 3
 """So many times as long where the compiler times its choices: with a cold cache for every convolution."""
 
@@ -53,9 +57,13 @@ class Failure:
     reason: str
 
 
-def preparing_s(settings: ResolvedSettings) -> float:
-    """The time limit of a case's construction, proof and warm-up, or of one all-reduce curve, in seconds."""
-    return settings.case_timeout or PREPARING_S * (AUTOTUNE if settings.compile == "max-autotune" else 1)
+def preparing_s(settings: ResolvedSettings, num_forwards: int = 0) -> float:
+    """The time limit of a case's construction, proof and warm-up, or of one all-reduce curve, in seconds.
+
+    `num_forwards` is how many the proof's reference needs for a step.
+    """
+    usual_s = PREPARING_S * (AUTOTUNE if settings.compile == "max-autotune" else 1)
+    return settings.case_timeout or usual_s + FORWARD_S * num_forwards
 
 
 def block_s(settings: ResolvedSettings, longest_step_s: float, step_s: float) -> float:

@@ -162,6 +162,13 @@ IDENTITY: tuple[Column, ...] = (
 """What a case is: known before it is measured, equal when it is measured again."""
 
 MEASURED: tuple[Column, ...] = (
+    Column("gradient_error", "float", "of the proof: gradients against the plain module's, relative"),
+    Column(
+        "update_error",
+        "float",
+        "of the proof: parameters after 2 steps against eager training of the plain module, relative to the "
+        "update; empty where rounding is too large to tell",
+    ),
     _count("num_buckets", "DDP buckets after the rebuild"),
     Column("bucket_bytes", "text", "bytes of each bucket in all-reduce order, `/`-separated"),
     Column("layers_by_device", "text", "`partition`, `pipeline`: layers of each device, `/`-separated"),

@@ -24,7 +24,9 @@ from bench.run.job import Job
 from bench.run.phases import block_rows, work_of
 from bench.run.prepare import LiveCase, Prepared, facts_of, prepare
 from bench.run.proof import Prover
+from bench.run.reference import split_of
 from bench.run.schedule import Schedule, StopRule
+from bench.run.update_proof import PROOF_STEPS, UpdateError
 from bench.settings import ResolvedSettings
 
 LAST_STEPS = 3
@@ -59,6 +61,7 @@ class Blocks:
         self._schedule = Schedule(job.settings)
         self._telemetry: Telemetry | None = None
         self._is_telemetry_failed = False
+        self._is_unproven_said = False
         self._live: list[LiveCase] = []
         """The cases that are still measured, in the plan's order, the same on every rank."""
         turns = TURNS_ENV in os.environ
@@ -88,7 +91,7 @@ class Blocks:
             index,
             "its preparation",
             work if takes_part else None,
-            limit_s=preparing_s(self._settings),
+            limit_s=preparing_s(self._settings, split_of(case).num_forwards * case.accumulate),
             group=group,
         )
         if not self._all_well(live, reports):
@@ -97,6 +100,7 @@ class Blocks:
         live.longest_step_s = max(ms for p in found.values() for ms in p.warmup.steps_ms) / 1000
         live.step_s = max(median(p.warmup.steps_ms[-LAST_STEPS:]) for p in found.values()) / 1000
         if self._recorder is not None:
+            self._say_unproven(case.case_id, found[0].update)
             facts = facts_of(live, self._infos[0], list(found.values()))
             self._recorder.set_outcome(index, "ok", facts=facts)
             self._recorder.set_layout(case.case_id, live.layout)
@@ -175,6 +179,15 @@ class Blocks:
 
     def _show(self, what: str, position: int, total: int) -> None:
         self._console.progress(what, position, total, self._stop_rule.left_s())
+
+    def _say_unproven(self, case_id: str, update: UpdateError) -> None:
+        """Say once that a case is measured without the proof of its first steps."""
+        if update.why_not and not self._is_unproven_said:
+            self._console.note(
+                f"Parameters after {PROOF_STEPS} steps prove nothing of {case_id}: {update.why_not}; its "
+                "gradients are proven. So it is of every case without update_error"
+            )
+            self._is_unproven_said = True
 
     def _say_telemetry_failed(self, rank: int, why: str) -> None:
         """Say once, whichever ranks it concerns, that columns stay empty from here."""

@@ -20,7 +20,10 @@ from bench.measure.memory import DeviceMemory, MemoryWatch, release_memory
 from bench.measure.timed import BlockTimes, Trainer, run_block
 from bench.modes import Mode, Place, build_mode, devices_of
 from bench.plan import Case, Planned
+from bench.results.schema import LEAST
 from bench.run.proof import Prover
+from bench.run.reference import split_of
+from bench.run.update_proof import NOT_TOLD, PROOF_STEPS, FirstSteps, UpdateError, prove_update
 from bench.settings import Settings
 from models.data import BatchSource, PrefetchSource, open_source
 from models.step import placed
@@ -74,9 +77,12 @@ class Prepared:
     warmup: BlockTimes
     memory: tuple[DeviceMemory, ...]
     """Of each device that it trains on; empty where it cannot be told."""
+    gradient_error: float | None = None
+    update: UpdateError = NOT_TOLD
+    """Told, as the error before it, by rank 0."""
 
 
-may_be_sent(Prepared, DeviceMemory)
+may_be_sent(Prepared, DeviceMemory, UpdateError)
 
 
 def prepare(
@@ -85,20 +91,26 @@ def prepare(
     """Prove the case, build it and warm it up. Raises ProofError, Unsupported, or what the model raises."""
     case, place = live.case, prover.place
     stages = prover.splitter.stages(case, live.group)
-    prover.prove(case, live.group, stages)
+    gradient_error = prover.prove(case, live.group, stages)
     release_memory(place.device)  # torch before 2.15 leaves cycles, which would count as other cases'
     with MemoryWatch(_watched(case, place)) as watch:
         module = placed(copy.deepcopy(prover.template), case, place.device)
         equal = prover.equal_replicas
         mode = build_mode(case, module, place, live.group, equal_replicas=equal, stages=stages)
         live.trainer = _trainer(case, mode, prover.workload, _source(case, prover, settings))
-        first_ms = [ms for _ in range(UNSETTLED_STEPS) for ms in _step_ms(live.trainer, clock)]
+        first = FirstSteps(case, live.trainer, keeps=place.rank == 0)
+        first_ms = [*_step_ms(live.trainer, clock)]
+        first.after_step()
+        first_ms += _step_ms(live.trainer, clock)
+    first.after_step()  # the weights that it keeps are none of the case's memory
     live.layers_by_device = stages.by_device if stages is not None else ()
-    warmup = _warm_up(live.trainer, first_ms, live.group, place.device, clock, least_warmup_s)
+    warmup = _warm_up(live.trainer, first, first_ms, live.group, place.device, clock, least_warmup_s)
+    memory = watch.taken()
+    update = prove_update(case, first, prover, live.group)
     live.trainer.check_loss()
     live.layout = mode.bucket_layout()
     mode.settle()
-    return Prepared(warmup, watch.taken())
+    return Prepared(warmup, memory, gradient_error, update)
 
 
 def facts_of(live: LiveCase, first: RankInfo, found: Sequence[Prepared]) -> dict[str, Any]:
@@ -112,6 +124,8 @@ def facts_of(live: LiveCase, first: RankInfo, found: Sequence[Prepared]) -> dict
     facts: dict[str, Any] = {
         "device_name": first.device_name,
         "link": first.link,
+        "gradient_error": _cell(found[0].gradient_error),
+        "update_error": _cell(found[0].update.error),
         **_memory_columns([prepared.memory for prepared in found], live.case.mode),
     }
     if live.layout is not None:
@@ -125,6 +139,11 @@ def facts_of(live: LiveCase, first: RankInfo, found: Sequence[Prepared]) -> dict
 def _watched(case: Case, place: Place) -> Sequence[torch.device]:
     """The devices whose memory can be told apart: DP's stand-in has all of its in one process."""
     return [] if case.mode == "dp" and place.device.type == "cpu" else devices_of(case, place)
+
+
+def _cell(error: float | None) -> float | None:
+    """An error as a file holds it: what is next to nothing is 0."""
+    return 0.0 if error is not None and error < LEAST else error
 
 
 def _memory_columns(by_rank: Sequence[Sequence[DeviceMemory]], mode: str) -> dict[str, Any]:
@@ -151,12 +170,13 @@ def _trainer(case: Case, mode: Mode, workload: Workload, source: BatchSource) ->
 
 
 def _source(case: Case, prover: Prover, settings: Settings) -> BatchSource:
+    split = split_of(case)
     source = open_source(
         prover.workload,
         data=case.data,
-        batch_size=case.batch_per_device * case.num_devices // case.num_batches,
-        rank=prover.place.rank if case.num_batches > 1 else 0,
-        world_size=case.num_batches,
+        batch_size=split.batch_size,
+        rank=prover.place.rank if split.num_sources > 1 else 0,
+        world_size=split.num_sources,
         device=prover.place.device,
         seed=settings.seed,
         num_workers=settings.data_workers,
@@ -166,6 +186,7 @@ def _source(case: Case, prover: Prover, settings: Settings) -> BatchSource:
 
 def _warm_up(
     trainer: Trainer,
+    first: FirstSteps,
     first_ms: Sequence[float],
     group: dist.ProcessGroup | None,
     device: torch.device,
@@ -173,9 +194,12 @@ def _warm_up(
     least_s: float,
 ) -> BlockTimes:
     """Go on after the first steps, which took `first_ms`, until it is warm."""
+    # Where dropout comes back after the proof, the compiler may run anew.
+    num_least = MIN_WARMUP_STEPS + (PROOF_STEPS if first.switched_off else 0)
     steps = list(first_ms)
-    while not _is_warm(steps, group, device, least_s):
+    while len(steps) < num_least or not _is_warm(steps, group, device, least_s):
         steps += _step_ms(trainer, clock)
+        first.after_step()
     return BlockTimes(sum(steps), tuple(steps))
 
 
@@ -187,8 +211,6 @@ def _is_warm(
     steps_ms: Sequence[float], group: dist.ProcessGroup | None, device: torch.device, least_s: float
 ) -> bool:
     """Whether the warm-up is over; ranks must take the same number of steps, or the next collective hangs."""
-    if len(steps_ms) < MIN_WARMUP_STEPS:
-        return False
     settled = len(steps_ms) >= MAX_WARMUP_STEPS or steps_ms[-1] >= STILL_FASTER * min(steps_ms[:-1])
     settled = settled and sum(steps_ms[UNSETTLED_STEPS:]) >= 1000 * least_s
     if group is None:

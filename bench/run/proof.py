@@ -1,8 +1,8 @@
-"""The proof before timing: every mode computes the gradients that one device would.
+"""The first proof before timing: every mode computes the gradients that one device would.
 
 One seeded global batch, batch-norm statistics frozen and dropout off, in float64 where the model allows:
 the averaged gradients of the mode must equal those of the plain module, and its state dict must load into
-one.
+one. `bench/run/update_proof.py` has the second one, of the steps that are timed.
 """
 
 from __future__ import annotations
@@ -11,23 +11,27 @@ import contextlib
 import copy
 import functools
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
 
 from bench.cluster.ranks import Cluster
 from bench.measure.clock import float32_precision
 from bench.modes import Mode, Place, Stages, build_mode
+from bench.modes.base import gradients_of
 from bench.modes.ddp import why_ddp_waits
 from bench.plan import Case
 from bench.recovery.attempt import report_of
+from bench.run.reference import Reference, switch_off
 from bench.run.stages import Splitter
 from models.workload import Workload, make_batch
+
+T = TypeVar("T")
 
 IMAGES_PER_DEVICE = 1
 """Batch of the proof: the gradients of one image tell as much as those of many, in less time."""
@@ -44,7 +48,7 @@ FLOAT32_TOLERANCE = 1e-3
 
 
 class ProofError(RuntimeError):
-    """A mode's gradients or state dict differ from the plain module's."""
+    """A mode's gradients, parameters or state dict differ from the plain module's."""
 
 
 @dataclass
@@ -59,6 +63,9 @@ class Prover:
     equal_replicas: bool = False
     """Whether every rank's template was found to be the same, so that nothing has to be broadcast."""
 
+    data_workers: int = 0
+    """Loader processes of every rank, with a folder of images."""
+
     why_float32: str = ""
     """What the model raised in float64; empty where it runs in it."""
 
@@ -66,6 +73,11 @@ class Prover:
         """Nothing is known yet."""
         self._references: dict[int, Tensor] = {}
         self.splitter = Splitter(self.workload, self.template, self.place, self.seed)
+
+    @functools.cached_property
+    def reference(self) -> Reference:
+        """What a case's parameters have to be after its first steps."""
+        return Reference(self.workload, self.template, self.place.device, self.seed, self.data_workers)
 
     @functools.cached_property
     def dtype(self) -> torch.dtype:
@@ -89,8 +101,9 @@ class Prover:
         """Relative gradient error ‖g - g_single‖ / ‖g_single‖ of this case.
 
         Every rank of the case calls it together; rank 0 compares (DDP's gradients are the same on all ranks),
-        the others return 0. Raises ProofError where the error exceeds the tolerance. A model that does not
-        run in float64 is proven in float32 without TF32, whose 10 bits would use up the tolerance.
+        the others return 0. Raises ProofError, on all of them, where the error exceeds the tolerance. A model
+        that does not run in float64 is proven in float32 without TF32, whose 10 bits would use up the
+        tolerance.
         """
         with float32_precision("fp32", self.place.device):
             return self._prove(case, group, stages)
@@ -102,21 +115,26 @@ class Prover:
         mode = build_mode(case, module, self.place, group, equal_replicas=equal, stages=stages)
         try:
             # The wrapper may swap modules (SyncBatchNorm), so freeze what it holds now.
-            _freeze(mode.module)
+            switch_off(mode.module, _BatchNorm)
             self._backward(case, mode, inputs, targets)
             if waits := why_ddp_waits(case, mode.module):
                 raise ProofError(waits)
             gradients, state = mode.gradients(), mode.state_dict()
-            if self.place.rank != 0:
-                return 0.0
-            found = _flat(self.template, gradients).to(self.place.device)
-            self._check_state_dict(state)
         finally:
             mode.close()
-        reference = self._references.get(total)
+
+        def compare() -> float:
+            loaded(self.template, state)
+            return self._compare(case, gradients, inputs, targets)
+
+        return together(self.place, group, compare, elsewhere=0.0)
+
+    def _compare(self, case: Case, gradients: Mapping[str, Tensor], inputs: Tensor, targets: Tensor) -> float:
+        reference = self._references.get(len(inputs))
         if reference is None:
-            reference = self._references[total] = self._gradient(self._module(self.dtype), inputs, targets)
-        error = float((found - reference).norm() / reference.norm())
+            reference = self._gradient(self._module(self.dtype), inputs, targets)
+            self._references[len(inputs)] = reference
+        error = float((_flat(gradients) - reference).norm() / reference.norm())
         stated = TOLERANCES[case.comm_hook] if case.ddp_mixed_precision == "none" else BF16_TOLERANCE
         tolerance = stated if self.dtype == torch.float64 else FLOAT32_TOLERANCE
         if not error <= max(tolerance, stated):
@@ -138,9 +156,9 @@ class Prover:
                 mode.train(x, y, loss)
 
     def _gradient(self, module: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
-        _freeze(module)
+        switch_off(module, _BatchNorm)
         self.workload.loss(module(inputs), targets).backward()
-        return _flat_gradient(module)
+        return _flat(gradients_of(module))
 
     def _module(self, dtype: torch.dtype) -> nn.Module:
         return copy.deepcopy(self.template).to(device=self.place.device, dtype=dtype)
@@ -154,11 +172,39 @@ class Prover:
             targets = targets.to(dtype)
         return inputs.to(self.place.device), targets.to(self.place.device)
 
-    def _check_state_dict(self, state: Mapping[str, Tensor]) -> None:
+
+def together(place: Place, group: dist.ProcessGroup | None, compare: Callable[[], T], *, elsewhere: T) -> T:
+    """What `compare` returns on rank 0, and `elsewhere` on the other ranks of `group`.
+
+    What it raises ends the case on all of them: a rank that went on alone would wait for the others.
+    """
+    found, failure = elsewhere, None
+    if place.rank == 0:
         try:
-            copy.deepcopy(self.template).load_state_dict(state, strict=True)
-        except RuntimeError as error:
-            raise ProofError(f"its state dict does not load into the plain module: {error}") from error
+            found = compare()
+        except Exception as error:  # noqa: BLE001 - raised again once the others know
+            failure = error
+    if _is_told(failure is not None, place, group):
+        raise failure or ProofError("rank 0 has the reason")
+    return found
+
+
+def _is_told(failed: bool, place: Place, group: dist.ProcessGroup | None) -> bool:  # noqa: FBT001 - sent as it is
+    if group is None:
+        return failed
+    told = torch.tensor([float(failed)], device=place.device)
+    dist.broadcast(told, 0, group)
+    return bool(told.item())
+
+
+def loaded(template: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
+    """A copy of the plain module with the weights in `state`. Raises ProofError where they do not fit."""
+    module = copy.deepcopy(template)
+    try:
+        module.load_state_dict(state, strict=True)
+    except RuntimeError as error:
+        raise ProofError(f"its state dict does not load into the plain module: {error}") from error
+    return module
 
 
 def equal_replicas(module: nn.Module, cluster: Cluster) -> bool:
@@ -181,18 +227,5 @@ def fingerprint(module: nn.Module) -> str:
     return found.hexdigest()
 
 
-def _freeze(module: nn.Module) -> None:
-    for part in module.modules():
-        if isinstance(part, _BatchNorm | _DropoutNd):
-            part.eval()
-
-
-def _flat_gradient(module: nn.Module) -> Tensor:
-    return _flat(module, {name: p.grad for name, p in module.named_parameters() if p.grad is not None})
-
-
-def _flat(module: nn.Module, gradients: Mapping[str, Tensor]) -> Tensor:
-    """Gradients in the order of a module's parameters, 0 where one has none."""
-    wanted = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-    like = next(iter(gradients.values()), torch.zeros(()))
-    return torch.cat([gradients.get(name, torch.zeros_like(p).to(like)).flatten() for name, p in wanted])
+def _flat(gradients: Mapping[str, Tensor]) -> Tensor:
+    return torch.cat([gradients[name].flatten() for name in sorted(gradients)])

@@ -118,7 +118,8 @@ class Session(Blocks):
         template = make_module(self._workload)
         equal = equal_replicas(template, self._cluster)
         place, seed = self._cluster.place, self._settings.seed
-        prover = Prover(self._workload, template, place, seed, equal_replicas=equal)
+        workers = self._settings.data_workers
+        prover = Prover(self._workload, template, place, seed, equal_replicas=equal, data_workers=workers)
         for position, (index, planned) in enumerate(wanted):
             self._show(f"preparing {planned.case.case_id}", position, len(wanted))
             self._prepare_case(index, planned, prover)

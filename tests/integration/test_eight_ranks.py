@@ -27,9 +27,11 @@ from bench.recovery import lockstep
 from bench.recovery.failures import Failure
 from bench.recovery.reopen import open_run
 from bench.results.store import RunData, load_run
+from bench.run import prepare
 from bench.run.job import Job
 from bench.run.proof import Prover
 from bench.run.session import Session
+from bench.run.update_proof import UpdateError
 from bench.settings import resolve, with_device_defaults
 from models.registry import resnet_workload
 
@@ -87,6 +89,7 @@ def fake_group() -> Iterator[None]:
         patched.setattr(lockstep, "_launched", lambda _: 0)
         # Nothing is added up, so no gradient is the average that the proof asks for.
         patched.setattr(Prover, "prove", lambda *_: 0.0)
+        patched.setattr(prepare, "prove_update", lambda *_: UpdateError())
         yield
     dist.destroy_process_group()
 

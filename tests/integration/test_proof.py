@@ -330,3 +330,144 @@ def test_the_proof_is_without_tf32_whatever_the_run_uses(monkeypatch: pytest.Mon
     prover_for(None).prove(CASE, None)
     assert [seen[0], seen[-1]] == ["fp32", "as before"]
     assert set(seen[1:-1]) == {"gradient"}
+
+
+PREPARED = """
+from dataclasses import replace
+from bench.cluster.ranks import Cluster
+from bench.measure.clock import HostClock
+from bench.measure.timed import Trainer
+from bench.modes.ddp import DistributedMode
+from bench.plan import Case
+from bench.run.prepare import LiveCase, prepare
+from bench.run.proof import ProofError, Prover
+from bench.settings import Settings, with_device_defaults
+from models.registry import resnet_workload
+from models.step import as_set
+from models.workload import make_module
+cluster = Cluster("cpu")
+group = cluster.group(2, "gloo")
+run = with_device_defaults(Settings(), device_type="cpu", num_local_devices=2)
+def proven(workload=None, **settings):
+    base = dict(mode="ddp", num_devices=2, arch="resnet20", image_size=32, batch_per_device=4, scaling="weak",
+                precision="fp32", data="host", device_type="cpu", backend="gloo", bucket_cap_mb="100")
+    case = Case.of_stored({**base, **settings})
+    workload = as_set(workload or resnet_workload("resnet20", 32), case)
+    torch.manual_seed(0)
+    prover = Prover(workload, make_module(workload), cluster.place, 0, equal_replicas=True)
+    live = LiveCase(0, case, group if case.mode == "ddp" else None, False)
+    try:
+        found = prepare(live, prover=prover, settings=run, clock=HostClock(), least_warmup_s=0.0)
+    except ProofError as error:
+        return str(error)
+    finally:
+        live.close()
+    return found.update.error if found.update.error is not None else found.update.why_not
+"""
+
+
+def test_the_first_steps_of_every_setting_are_those_of_plain_training(ranks: Any) -> None:
+    exact = [
+        {},
+        {"data": "device"},
+        {"accumulate": 3},
+        {"comm_hook": "powersgd"},
+        {"gradient_as_bucket_view": True},
+        {"static_graph": True},
+        {"find_unused_parameters": True},
+        {"sync_buffers": False},
+        {"fused_optimizer": True},
+        {"channels_last": True},
+        {"mode": "dp"},
+        {"precision": "bf16"},
+    ]
+    lossy = [{"comm_hook": "fp16"}, {"comm_hook": "bf16"}]
+    script = f"""
+report([proven(**s) if cluster.is_first or s.get("mode") != "dp" else None for s in {exact + lossy!r}])
+cluster.close()
+"""
+    on_first, on_second = ranks(PREPARED + script, 2)
+    assert max(on_first[: len(exact)]) < 1e-3
+    assert all(1e-5 < error < 0.1 for error in on_first[len(exact) :]), "a hook is seen to round"
+    assert set(on_second) <= {"", None}
+
+
+FAULTS = """
+def silent(build):
+    def built(self, *arguments, **more):
+        build(self, *arguments, **more)
+        self.ddp.require_backward_grad_sync = False
+    return built
+def summed(propagate):
+    return lambda self, loss: propagate(self, 2 * loss)
+def forgetful(update):
+    def updated(self):
+        update(self)
+        self.optimizer.state.clear()
+    return updated
+def unset(update):
+    def updated(self):
+        update(self)
+        for state in self.optimizer.state.values():
+            state["momentum_buffer"].normal_(std=state["momentum_buffer"].std())
+    return updated
+def halved(evaluate):
+    def evaluated(self, batch):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return evaluate(self, batch)
+    return evaluated
+def other_data(fetch):
+    return lambda self: tuple(part.roll(1, 0) if part.ndim == 1 else part for part in fetch(self))
+faults = {
+    "not synchronised": (DistributedMode, "__init__", silent),
+    "summed": (Trainer, "_propagate", summed),
+    "momentum lost": (Trainer, "_update", forgetful),
+    "momentum unset": (Trainer, "_update", unset),
+    "bf16 in fp32": (Trainer, "_evaluate", halved),
+    "labels of others": (Trainer, "_fetch", other_data),
+}
+Prover.prove = lambda *_: 0.0  # it sees none of these but the first
+found = {}
+for name, (owner, method, fault) in faults.items():
+    right = getattr(owner, method)
+    setattr(owner, method, fault(right))
+    found[name] = proven()
+    setattr(owner, method, right)
+report(found)
+cluster.close()
+"""
+
+
+def test_faults_of_the_step_that_is_timed_are_caught_on_all_ranks(ranks: Any) -> None:
+    on_first, on_second = ranks(PREPARED + FAULTS, 2)
+    assert len(on_first) == 6
+    for name, said in on_first.items():
+        print(name, said)
+        assert "parameters after 2 steps differ from those of single by" in str(said), name
+    assert set(on_second.values()) == {"rank 0 has the reason"}
+
+
+def test_what_rounding_or_chance_alone_would_change_as_much_is_measured(ranks: Any) -> None:
+    """The true gradient of a bias before batch norm is 0, and Adam makes a full step of its rounding."""
+    found = ranks(
+        PREPARED
+        + """
+class Biased(torch.nn.Sequential):
+    def __init__(self):
+        layers = torch.nn.Linear(3 * 32 * 32, 4096), torch.nn.BatchNorm1d(4096), torch.nn.Linear(4096, 10)
+        super().__init__(torch.nn.Flatten(), *layers)
+        self[1].weight.requires_grad_(False)
+def adam(parameters):
+    return torch.optim.Adam([p for p in parameters if p.requires_grad], eps=1e-16)
+class Noisy(Biased):
+    def forward(self, x):
+        return super().forward(torch.nn.functional.dropout(x, 0.5))
+made = replace(resnet_workload("resnet20", 32), module=Biased, optimizer=adam)
+noisy = replace(resnet_workload("resnet20", 32), module=Noisy)
+Prover.prove = lambda *_: 0.0  # frozen batch norm makes the bias count
+report([proven(made, comm_hook="fp16"), proven(noisy)])
+cluster.close()
+""",
+        2,
+    )
+    assert all("rounding or random numbers alone change" in str(said) for said in found[0]), found[0]

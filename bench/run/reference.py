@@ -1,0 +1,221 @@
+"""Trains the plain module, eagerly in one process, on the batches of all ranks of a case.
+
+What a case's parameters have to be after a few steps: the proof in `bench/run/update_proof.py` compares.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+
+from bench.measure.timed import AUTOCAST_DTYPES
+from bench.plan import Case
+from models.data import BatchSource, open_source
+from models.step import with_plain_optimizer
+from models.workload import Batch, Workload
+
+Weights = dict[str, Tensor]
+"""Trainable parameters, or what was added to them, by name, on the host."""
+
+PERTURBED = 32 * 2.0**-23
+"""So much, relatively, parameters are shifted to see what rounding does: 32 times float32's own, for one more
+or less lets single units of a ReLU pass, by chance."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """How a case splits the batch of a step: what each forward of the model sees."""
+
+    num_sources: int
+    """Ranks that fetch batches of their own."""
+    batch_size: int
+    """Rows that one of them fetches for a micro-batch."""
+    num_chunks: int = 1
+    """Equal chunks of these, each with a forward, and so with batch-norm statistics, of its own."""
+    accumulate: int = 1
+    joined: bool = False
+    """Whether one forward sees the micro-batch of all ranks, as SyncBatchNorm does."""
+
+    @property
+    def num_forwards(self) -> int:
+        """Forwards of the model in a micro-batch, over all ranks."""
+        return 1 if self.joined else self.num_sources * self.num_chunks
+
+
+def split_of(case: Case) -> Split:
+    """How `case` splits its batch."""
+    if case.num_batches > 1:
+        return Split(
+            case.num_devices, case.batch_per_device, accumulate=case.accumulate, joined=case.sync_batchnorm
+        )
+    whole = case.batch_per_device * case.num_devices
+    num_chunks = case.num_devices if case.mode == "dp" else case.num_micro_batches
+    return Split(1, whole, num_chunks=num_chunks, accumulate=case.accumulate)
+
+
+@dataclass
+class Reference:
+    """Trains a workload's plain module as its author would on one device; keeps what came of it."""
+
+    workload: Workload
+    template: nn.Module
+    """Its parameters are where training begins; never trained itself."""
+    device: torch.device
+    seed: int
+    """Of the batches."""
+    num_workers: int = 0
+    """Loader processes of every rank, with a folder of images: the augmentation depends on them."""
+
+    def __post_init__(self) -> None:
+        """Nothing is known yet."""
+        self._plain = with_plain_optimizer(self.workload)
+        self._known: dict[tuple[object, ...], Weights] = {}
+
+    def update(self, case: Case, scales: tuple[float, ...], *, again: bool = False) -> Weights:
+        """What the steps of a case add to the parameters.
+
+        Args:
+            case: whose batches, split and precision are taken.
+            scales: what the loss of each step was multiplied by, and of the one that came next; where it
+                fell, the step was left out.
+            again: train in a way that is the same but for rounding and random numbers: parameters shifted
+                by `PERTURBED`, images in reverse, gradients rounded as the case's hook does.
+        """
+        key = (split_of(case), case.precision, case.data, scales, again and case.comm_hook, again)
+        if key not in self._known:
+            with _random_state(int(again), self.device):
+                self._known[key] = self._train(case, scales, again=again)
+        return self._known[key]
+
+    def _train(self, case: Case, scales: Sequence[float], *, again: bool) -> Weights:
+        module = copy.deepcopy(self.template).to(self.device)
+        switch_off(module)
+        if again:
+            _perturb(module)
+        start = weights_of(module)
+        optimizer = self._plain.optimizer(module.parameters())
+        split = split_of(case)
+        with self._opened(case, split) as sources:
+            for scale, next_scale in itertools.pairwise(scales):
+                optimizer.zero_grad(set_to_none=True)
+                for _ in range(split.accumulate):
+                    chunks = _chunks([source.next() for source in sources], split)
+                    self._add_gradients(case, module, chunks, scale, again=again)
+                rounded = AUTOCAST_DTYPES.get(case.comm_hook) if again else None
+                _average_gradients(module, split.num_forwards, scale, rounded)
+                if next_scale >= scale:
+                    optimizer.step()
+        return difference(weights_of(module), start)
+
+    def _add_gradients(
+        self, case: Case, module: nn.Module, chunks: Sequence[Batch], scale: float, *, again: bool
+    ) -> None:
+        """Forward and backward of every chunk, the first one last: its buffers stay, as DDP's and DP's do."""
+        buffers = list(module.buffers())
+        before = [buffer.clone() for buffer in buffers]
+        for chunk in reversed(chunks):
+            with torch.no_grad():
+                for buffer, was in zip(buffers, before, strict=True):
+                    buffer.copy_(was)
+            inputs, targets = (part.flip(0) if again else part for part in chunk)
+            with _arithmetic(case):
+                loss = self._plain.loss(module(inputs.to(self.device)), targets.to(self.device))
+            (loss / case.accumulate * scale).backward()
+
+    @contextlib.contextmanager
+    def _opened(self, case: Case, split: Split) -> Iterator[list[BatchSource]]:
+        """What every rank of the case fetches its batches from, on the host."""
+        with contextlib.ExitStack() as opened:
+            sources = []
+            for rank in range(split.num_sources):
+                source = open_source(
+                    self._plain,
+                    data=case.data,
+                    batch_size=split.batch_size,
+                    rank=rank,
+                    world_size=split.num_sources,
+                    device=torch.device("cpu"),
+                    seed=self.seed,
+                    num_workers=self.num_workers,
+                )
+                opened.callback(source.close)
+                sources.append(source)
+            yield sources
+
+
+def switch_off(module: nn.Module, *kinds: type[nn.Module]) -> list[nn.Module]:
+    """Put dropout, and modules of `kinds`, into evaluation; those that were in training."""
+    found = [m for m in module.modules() if isinstance(m, (_DropoutNd, *kinds)) and m.training]
+    for part in found:
+        part.eval()
+    return found
+
+
+def weights_of(module: nn.Module) -> Weights:
+    """Copy the trainable parameters to the host."""
+    return {
+        name: one.detach().to("cpu", copy=True)
+        for name, one in module.named_parameters()
+        if one.requires_grad
+    }
+
+
+def difference(one: Weights, other: Weights) -> Weights:
+    """`one` - `other`."""
+    return {name: (one[name].double() - start.double()).float() for name, start in other.items()}
+
+
+def norm(weights: Weights) -> float:
+    """The 2-norm over all parameters."""
+    return float(torch.stack([tensor.double().norm() for tensor in weights.values()]).norm())
+
+
+def _chunks(batches: Sequence[Batch], split: Split) -> list[Batch]:
+    """What each forward sees, from what every rank has fetched; the first rank's first."""
+    if split.joined:
+        return [
+            (torch.cat([inputs for inputs, _ in batches]), torch.cat([targets for _, targets in batches]))
+        ]
+    return [
+        chunk
+        for inputs, targets in batches
+        for chunk in zip(inputs.chunk(split.num_chunks), targets.chunk(split.num_chunks), strict=True)
+    ]
+
+
+@torch.no_grad()
+def _perturb(module: nn.Module) -> None:
+    for parameter in filter(Tensor.is_floating_point, module.parameters()):
+        size = max(PERTURBED, torch.finfo(parameter.dtype).eps)
+        parameter.mul_(1 + size * torch.randn_like(parameter))
+
+
+def _average_gradients(module: nn.Module, number: int, scale: float, rounded: torch.dtype | None) -> None:
+    """Divide summed gradients; a hook would have rounded them while they were scaled."""
+    for parameter in module.parameters():
+        if parameter.grad is not None:
+            mean = parameter.grad / number
+            parameter.grad = (mean if rounded is None else mean.to(rounded).to(mean.dtype)) / scale
+
+
+def _arithmetic(case: Case) -> contextlib.AbstractContextManager[object]:
+    dtype = AUTOCAST_DTYPES.get(case.precision)
+    return contextlib.nullcontext() if dtype is None else torch.autocast(case.device_type, dtype=dtype)
+
+
+@contextlib.contextmanager
+def _random_state(seed: int, device: torch.device) -> Iterator[None]:
+    """Within, random numbers begin at `seed`; after it they go on as if nothing had been drawn."""
+    is_gpu = device.type == "cuda"
+    with torch.random.fork_rng([device] if is_gpu else []):
+        torch.default_generator.manual_seed(seed)
+        if is_gpu:
+            torch.cuda.manual_seed(seed)
+        yield

@@ -1,0 +1,220 @@
+"""What a case's parameters have to be: training by hand on the batches of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import fmean
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bench.plan import Case
+from bench.run.reference import Reference, Split, difference, norm, split_of
+from models.data import open_source
+from models.step import as_set
+from models.workload import Batch, Workload, sgd
+
+CPU = torch.device("cpu")
+START = 3.0
+LR, MOMENTUM = 0.01, 0.9
+
+
+def case_of(**settings: Any) -> Case:
+    base = {
+        "mode": "ddp",
+        "num_devices": 2,
+        "arch": "line",
+        "image_size": None,
+        "batch_per_device": 3,
+        "scaling": "weak",
+        "precision": "fp32",
+        "data": "host",
+        "device_type": "cpu",
+    }
+    return Case.of_stored({**base, **settings})
+
+
+class Line(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor(START))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w * x
+
+
+def rows(size: int, generator: torch.Generator) -> Batch:
+    return torch.rand(size, 1, generator=generator), torch.zeros(size, 1)
+
+
+LINE = Workload(name="line", module=Line, batch=rows, loss=nn.functional.mse_loss)
+"""The gradient is 2 w mean(x²)."""
+
+
+def reference(workload: Workload = LINE, template: nn.Module | None = None) -> Reference:
+    return Reference(workload, template or workload.module(), CPU, seed=5)
+
+
+def squares(case: Case, num_steps: int) -> list[float]:
+    """Mean of x² over the global batch of each step, from what each rank is given."""
+    split = split_of(case)
+    size, ranks = split.batch_size, range(split.num_sources)
+    sources = [
+        open_source(LINE, data=case.data, batch_size=size, rank=r, world_size=len(ranks), device=CPU, seed=5)
+        for r in ranks
+    ]
+    return [
+        fmean(float((s.next()[0] ** 2).mean()) for _ in range(case.accumulate) for s in sources)
+        for _ in range(num_steps)
+    ]
+
+
+def by_hand(means: Sequence[float]) -> float:
+    w, velocity = START, 0.0
+    for mean in means:
+        velocity = MOMENTUM * velocity + 2 * w * mean
+        w -= LR * velocity
+    return w
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"data": "device"},
+        {"accumulate": 2},
+        {"num_devices": 4, "accumulate": 3},
+        {"mode": "dp"},
+        {"mode": "dp", "num_devices": 3, "accumulate": 2},
+        {"mode": "single", "num_devices": 1},
+        {"sync_batchnorm": True},
+    ],
+    ids=str,
+)
+def test_two_steps_are_those_of_momentum_on_the_mean_gradient(settings: dict[str, Any]) -> None:
+    case = case_of(**settings)
+    means = squares(case, 2)
+    first, again = (reference().update(case, (1.0, 1.0, 1.0), again=again) for again in (False, True))
+    assert float(first["w"]) == pytest.approx(by_hand(means) - START, rel=2e-5)
+    assert float(again["w"]) == pytest.approx(by_hand(means) - START, rel=2e-4)
+    assert not torch.equal(first["w"], again["w"])
+
+
+def test_a_step_that_loss_scaling_left_out_moves_nothing() -> None:
+    case = case_of()
+    means = squares(case, 3)
+    found = reference().update(case, (65536.0, 32768.0, 32768.0, 32768.0))
+    assert START + float(found["w"]) == pytest.approx(by_hand(means[1:]), rel=1e-6)
+
+
+def test_every_mode_splits_its_batch_as_it_trains() -> None:
+    assert split_of(case_of(num_devices=4, accumulate=2)) == Split(4, 3, accumulate=2)
+    assert split_of(case_of(mode="dp", num_devices=4)) == Split(1, 12, num_chunks=4)
+    assert split_of(case_of(mode="single", num_devices=1)) == Split(1, 3) == split_of(case_of(num_devices=1))
+    assert split_of(case_of(num_devices=4)).num_forwards == 4
+    assert split_of(case_of(num_devices=4, sync_batchnorm=True)).num_forwards == 1
+
+
+class Centred(Line):
+    """Takes the mean of its own batch away, as batch norm does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w * (x - x.mean())
+
+
+CENTRED = replace(LINE, module=Centred)
+
+
+@pytest.mark.parametrize("settings", [{}, {"mode": "dp"}, {"sync_batchnorm": True}], ids=str)
+def test_each_chunk_has_statistics_of_its_own_but_for_sync_batchnorm(settings: dict[str, Any]) -> None:
+    case = case_of(**settings)
+    num_ranks = 1 if case.mode == "dp" else 2
+    x = [
+        open_source(
+            LINE, data="host", batch_size=6 // num_ranks, rank=r, world_size=num_ranks, device=CPU, seed=5
+        ).next()[0]
+        for r in range(num_ranks)
+    ]
+    chunks = torch.cat(x).chunk(1 if case.sync_batchnorm else 2)
+    mean = fmean(float(chunk.var(correction=0)) for chunk in chunks)
+    found = reference(CENTRED).update(case, (1.0, 1.0))
+    assert START + float(found["w"]) == pytest.approx(by_hand([mean]), rel=1e-6)
+
+
+class Counting(Line):
+    """Its output depends on how often it was called in training."""
+
+    calls: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.tensor(0.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.w * x * self.calls
+
+
+def test_every_rank_starts_a_micro_batch_from_the_same_buffers() -> None:
+    case = case_of(num_devices=3)
+    means = [mean * number**2 for number, mean in enumerate(squares(case, 2), 1)]
+    found = reference(replace(LINE, module=Counting)).update(case, (1.0, 1.0, 1.0))
+    assert START + float(found["w"]) == pytest.approx(by_hand(means), rel=1e-6)
+
+
+class Random(Line):
+    """Dropout that no module shows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w * nn.functional.dropout(x, 0.5)
+
+
+class Dropping(Random):
+    """Dropout that one does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w * self.drop(x)
+
+
+def test_a_random_model_differs_when_it_is_trained_again_and_leaves_the_random_state() -> None:
+    before = torch.get_rng_state()
+    one = reference(replace(LINE, module=Random))
+    first, again = (one.update(case_of(), (1.0, 1.0), again=again) for again in (False, True))
+    assert norm(difference(first, again)) > 1e-3 * norm(first)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_dropout_modules_are_off() -> None:
+    template = Dropping()
+    found = reference(replace(LINE, module=Dropping), template).update(case_of(), (1.0, 1.0))
+    assert START + float(found["w"]) == pytest.approx(by_hand(squares(case_of(), 1)), rel=1e-6)
+    assert template.drop.training
+    assert template.w.item() == START
+
+
+def test_trained_again_gradients_are_rounded_as_the_hook_does() -> None:
+    case = case_of(comm_hook="bf16")
+    gradient = 2 * START * squares(case, 1)[0]
+    rounded = float(torch.tensor(gradient).bfloat16())
+    assert gradient != pytest.approx(rounded, rel=3e-4), "or the test tells nothing"
+    found = reference().update(case, (1.0, 1.0), again=True)
+    assert float(found["w"]) == pytest.approx(-LR * rounded, rel=1e-4)
+
+
+def test_the_optimizer_is_the_authors_own() -> None:
+    fused = as_set(replace(LINE, optimizer=sgd), case_of(fused_optimizer=True))
+    assert fused.optimizer is not sgd
+    assert reference(fused)._plain.optimizer is sgd
+
+
+def test_the_norm_of_a_difference_is_over_all_parameters() -> None:
+    one = {"a": torch.tensor([1.0, 0.0]), "b": torch.tensor([[5.0]])}
+    other = {"b": torch.tensor([[1.0]]), "a": torch.tensor([1.0, 3.0])}
+    assert norm(difference(one, other)) == pytest.approx(5.0)
