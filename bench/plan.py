@@ -16,8 +16,11 @@ from bench.errors import UsageError
 from bench.layout import BucketCaps
 from bench.settings import (
     DDP_AXES,
+    DDP_DEFAULTS,
+    DDP_OPTIMIZER,
     DDP_SETTINGS,
     LATER_DEFAULTS,
+    PYTHON_REDUCER,
     STEP_DEFAULTS,
     DdpSettings,
     ResolvedSettings,
@@ -61,6 +64,11 @@ class Case(DdpSettings, StepSettings):
     def communicates(self) -> bool:
         """Whether its ranks exchange gradients."""
         return self.mode == "ddp" and self.num_devices > 1
+
+    @property
+    def has_python_reducer(self) -> bool:
+        """Whether DDP's all-reduces are part of a compiled backward, without DDP's own reducer."""
+        return self.optimize_ddp == PYTHON_REDUCER
 
     @property
     def apart_from_cap(self) -> tuple[object, ...]:
@@ -128,8 +136,10 @@ class Planned:
 def expand(
     settings: ResolvedSettings, machine: Machine, *, arch: str, image_size: int | None
 ) -> list[Planned]:
-    """Every case of the sweep, `single` first. Raises UsageError for a batch that does not divide."""
+    """Every case of the sweep, eager `single` first. Raises UsageError for what no case can do."""
     batch, counts = settings.batch_size, settings.gpus
+    if settings.compile == ("off",) and settings.optimize_ddp != (DDP_OPTIMIZER,):
+        raise UsageError("--optimize-ddp is about compiled DDP; give --compile on, or off,on, with it")
     if settings.scaling == "strong":
         bad = [n for n in counts if batch % n]
         if bad:
@@ -138,7 +148,7 @@ def expand(
                 f"use a multiple of {' and '.join(str(n) for n in counts)}"
             )
 
-    def case(mode: str, n: int, **extra: Any) -> Case:
+    def case(compile_mode: str, mode: str, n: int, **extra: Any) -> Case:
         return Case(
             mode=mode,
             num_devices=n,
@@ -149,31 +159,48 @@ def expand(
             precision=settings.precision,
             data=settings.data,
             device_type=machine.device_type,
-            **{name: getattr(settings, name) for name in STEP_DEFAULTS},
+            **{name: getattr(settings, name) for name in STEP_DEFAULTS} | {"compile": compile_mode},
             **extra,
         )
 
-    cases = [case("single", 1)]
-    if "dp" in settings.modes:
-        cases += [case("dp", n) for n in counts]
-    if "ddp" in settings.modes:
-        for n in counts:
-            cases += [case("ddp", n, backend=settings.backend, **point) for point in _ddp_points(settings, n)]
+    cases = []
+    for mode in settings.compile:
+        cases.append(case(mode, "single", 1))
+        if "dp" in settings.modes:
+            cases += [case(mode, "dp", n) for n in counts]
+        if "ddp" in settings.modes:
+            points = [(n, point) for n in counts for point in _ddp_points(settings, n, mode)]
+            cases += [case(mode, "ddp", n, backend=settings.backend, **point) for n, point in points]
     return [_placed(c, machine, settings) for c in cases]
 
 
-def _ddp_points(settings: ResolvedSettings, num_devices: int) -> list[dict[str, Any]]:
-    """DDP settings to measure at one device count: all combinations, or one varied at a time."""
+def is_base(case: Case, settings: ResolvedSettings) -> bool:
+    """Whether it has the first value of each list of the sweep."""
+    first = settings.compile[0]
+    return case.compile == first and all(
+        getattr(case, name) == values[0] for name, values in _axes(settings, first).items()
+    )
+
+
+def _axes(settings: ResolvedSettings, compile_mode: str) -> dict[str, tuple[Any, ...]]:
+    """Values of every DDP setting; how compiled DDP is optimised means nothing to eager cases."""
     axes = {name: getattr(settings, name) for name in DDP_AXES}
+    return axes | {"optimize_ddp": (DDP_OPTIMIZER,)} if compile_mode == "off" else axes
+
+
+def _ddp_points(settings: ResolvedSettings, num_devices: int, compile_mode: str) -> list[dict[str, Any]]:
+    """DDP settings to measure at one device count: all combinations, or one varied at a time."""
+    axes = _axes(settings, compile_mode)
     if num_devices == 1:
-        # Without communication the bucket layout changes nothing: one cap is enough.
-        axes["bucket_cap_mb"] = axes["bucket_cap_mb"][:1]
+        # Without communication the buckets change nothing: one cap, and one way to split at it, are enough.
+        axes |= {name: axes[name][:1] for name in ("bucket_cap_mb", "optimize_ddp")}
     if settings.sweep == "grid":
         return [dict(zip(axes, point, strict=True)) for point in itertools.product(*axes.values())]
     base = {name: values[0] for name, values in axes.items()}
     if num_devices == 1:
         return [base]
-    return [base, *({**base, name: value} for name, values in axes.items() for value in values[1:])]
+    varied = axes if compile_mode == settings.compile[0] else {"optimize_ddp": axes["optimize_ddp"]}
+    return [base, *({**base, name: value} for name, values in varied.items() for value in values[1:])]
 
 
 def _placed(case: Case, machine: Machine, settings: ResolvedSettings) -> Planned:
@@ -231,11 +258,23 @@ def _senseless(case: Case) -> str | None:
             case.compile in GRAPH_MODES and case.accumulate > 1
         ),
         "torch's DDPOptimizer refuses a cap below its first bucket of 1 MiB": (
-            case.mode == "ddp" and len(caps) == 1 and caps[0] < 1
+            case.mode == "ddp" and len(caps) == 1 and caps[0] < 1 and case.optimize_ddp == DDP_OPTIMIZER
+        ),
+        f"DDP's Python reducer knows no {_unknown_to_python_reducer(case)}": (
+            case.has_python_reducer and _unknown_to_python_reducer(case) != ""
         ),
     }
     found = next((why for why, holds in refusals.items() if holds), None)
     return None if found is None or case.compile == "off" else f"{found}; --compile off measures it"
+
+
+def _unknown_to_python_reducer(case: Case) -> str:
+    """A setting that it would ignore or refuse; empty without one."""
+    if len(case.bucket_cap_mb.mib) > 1:
+        return "list of bucket caps"
+    known = ("bucket_cap_mb", "accumulate", "optimize_ddp")
+    changed = [name for name in DDP_AXES if stored(getattr(case, name)) != DDP_DEFAULTS[name]]
+    return next((name for name in changed if name not in known), "")
 
 
 def _too_few_for_dp(case: Case, machine: Machine) -> str:

@@ -61,11 +61,17 @@ def next_step(
     num_devices = int(here["num_devices"].iloc[0])
     step_ms = ddp["step_ms"].fillna(ddp["step_ms_p50"])  # schema 1 has the median alone
     if not ddp.empty and (ddp["exposed_comm_ms"] / step_ms).min() >= WORTH_TUNING:
-        options = as_options(part(manifest, "settings"), CARRIED)
+        options = as_options(_eager_of_several(part(manifest, "settings")), CARRIED)
         command = ["python", "-m", "bench.tune", "--gpus", str(num_devices), *options]
         return NextStep("search for better buckets", visible(shlex.join(command)))
     save = ["python", "-m", "bench.gate", "--save-baseline", str(folder)]
     return NextStep("keep this run, to hold later ones against it", visible(shlex.join(save)))
+
+
+def _eager_of_several(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with the first mode of torch.compile alone: tuning takes one, and it is what was judged."""
+    modes = settings.get("compile")
+    return {**settings, "compile": modes[:1]} if isinstance(modes, list) else {**settings}
 
 
 def _more(

@@ -59,6 +59,10 @@ class Mode(ABC):
         """Within it, a whole step does no communication at all; after it, steps are as before."""
         return self.no_sync()
 
+    def compiles_as_asked(self) -> contextlib.AbstractContextManager[None]:
+        """Within it, whatever a step compiles is compiled as the case asks; for whole blocks of steps."""
+        return contextlib.nullcontext()
+
     def bucket_layout(self) -> BucketLayout | None:
         """The gradient buckets in use; None where the mode has none."""
         return None

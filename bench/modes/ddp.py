@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bench.layout import BucketLayout
 from bench.modes.base import Mode, Place, Unsupported
+from bench.modes.compiled import built_for, compiles_as
 from bench.plan import Case
 
 NEVER = 2**31 - 1
@@ -43,15 +44,17 @@ class DistributedMode(Mode):
         if case.sync_batchnorm:
             module = nn.SyncBatchNorm.convert_sync_batchnorm(module, process_group=group)
         self.module = module
+        self._case = case
         self._group = group
         self._sync_batchnorms = [part for part in module.modules() if isinstance(part, nn.SyncBatchNorm)]
-        self.wrapped = self.ddp = DistributedDataParallel(
-            module,
-            device_ids=[place.device.index] if place.device.type == "cuda" else None,
-            process_group=group,
-            init_sync=not equal_replicas,
-            **_constructor_settings(case),
-        )
+        with built_for(case):
+            self.wrapped = self.ddp = DistributedDataParallel(
+                module,
+                device_ids=[place.device.index] if place.device.type == "cuda" else None,
+                process_group=group,
+                init_sync=not equal_replicas,
+                **_constructor_settings(case),
+            )
         if case.comm_hook != "none":
             _register_hook(self.ddp, case.comm_hook, group)
 
@@ -76,8 +79,14 @@ class DistributedMode(Mode):
         for layer in self._sync_batchnorms:
             vars(layer)["process_group"] = group  # past Module.__setattr__: this is within the timed block
 
-    def bucket_layout(self) -> BucketLayout:
-        """The layout that DDP's reducer reports; the rebuilt one once it has rebuilt."""
+    def compiles_as_asked(self) -> contextlib.AbstractContextManager[None]:
+        """Under the case's `optimize_ddp`."""
+        return compiles_as(self._case)
+
+    def bucket_layout(self) -> BucketLayout | None:
+        """The layout that DDP's reducer reports, the rebuilt one once it has rebuilt; None where it rests."""
+        if self._case.has_python_reducer:
+            return None
         data = self.ddp._get_ddp_logging_data()  # noqa: SLF001 - the reducer's only account of its buckets
         rebuilt = bool(data.get("has_rebuilt_buckets"))
         sizes = str(data["rebuilt_bucket_sizes" if rebuilt else "bucket_sizes"])

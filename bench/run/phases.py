@@ -15,11 +15,11 @@ from bench.measure.telemetry import Telemetry, gpus_of
 from bench.measure.timed import BlockTimes, Trainer, run_block
 from bench.measure.trace import run_trace
 from bench.modes import Place
-from bench.plan import Case, Planned
+from bench.plan import Case, Planned, is_base
 from bench.results.recorder import Block
 from bench.run.prepare import LiveCase
 from bench.run.sustain import blocks_left, is_sustained
-from bench.settings import DDP_AXES, ResolvedSettings
+from bench.settings import ResolvedSettings
 
 INSTRUMENTED_EVERY = 5
 """With `--rounds`, anatomy and trace come in the first round and every fifth; on GPUs traces come last."""
@@ -50,11 +50,12 @@ def fixed_phases(
     if case.communicates:
         found.append("no_sync")
         found = shuffled(found, f"{settings.seed}/{round_index}/{case.case_id}")
-        if case.comm_hook != "powersgd":  # its messages are not the buckets
+        if sends_buckets(case):
             found.append("comm")
     # Devices that share a core time each other: one look at those is enough.
     if round_index == 1 or (round_index % INSTRUMENTED_EVERY == 1 and not oversubscribed):
-        found.append("anatomy")
+        if is_looked_into(case):
+            found.append("anatomy")
         if is_traced(case, settings, last=False):
             found.append("trace")
     found = [phase for phase in found if phase == "timed" or phase in settings.passes]
@@ -71,6 +72,16 @@ def shuffled(phases: list[str], seed: str) -> list[str]:
     return plain + [phase for phase in phases if phase not in plain]
 
 
+def sends_buckets(case: Case) -> bool:
+    """Whether its messages are the buckets that DDP's reducer reports."""
+    return case.comm_hook != "powersgd" and not case.has_python_reducer
+
+
+def is_looked_into(case: Case) -> bool:
+    """Whether hooks may look into its backward; a compiled one would be compiled anew for them."""
+    return not case.has_python_reducer
+
+
 def is_traced(case: Case, settings: ResolvedSettings, *, last: bool) -> bool:
     """Whether the trace pass looks into it: after the `last` round on GPUs, within the rounds elsewhere.
 
@@ -78,7 +89,7 @@ def is_traced(case: Case, settings: ResolvedSettings, *, last: bool) -> bool:
     pytorch#144455, kineto#1264.
     """
     wanted = "trace" in settings.passes and (case.communicates or settings.trace)
-    return wanted and last == (case.device_type == "cuda")
+    return wanted and is_looked_into(case) and last == (case.device_type == "cuda")
 
 
 def is_calibrated(case: Case, settings: ResolvedSettings) -> bool:
@@ -86,8 +97,9 @@ def is_calibrated(case: Case, settings: ResolvedSettings) -> bool:
     return (
         settings.calibrate
         and case.communicates
+        and is_looked_into(case)
         and case.num_devices == max(settings.gpus)
-        and all(getattr(case, axis) == getattr(settings, axis)[0] for axis in DDP_AXES)
+        and is_base(case, settings)
     )
 
 
@@ -145,7 +157,8 @@ def work_of(
     work = _work(phase, live, trainer, settings, place, clock)
 
     def checked() -> BlockTimes:
-        times = work()
+        with trainer.mode.compiles_as_asked():
+            times = work()
         if phase == "timed" and telemetry is not None:
             times = telemetry.of(times, gpus_of(live.case, place))
         trainer.check_loss()

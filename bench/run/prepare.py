@@ -16,9 +16,10 @@ from bench.cluster.ranks import Cluster, RankInfo
 from bench.conditions import prefetches
 from bench.layout import BucketLayout
 from bench.measure.clock import Clock
+from bench.measure.compiling import Compilation, CompileWatch
 from bench.measure.memory import DeviceMemory, MemoryWatch, release_memory
 from bench.measure.timed import BlockTimes, Trainer, run_block
-from bench.modes import build_mode, devices_of
+from bench.modes import build_mode, devices_of, require_compiler
 from bench.plan import Case, Planned
 from bench.run.proof import Prover
 from bench.settings import Settings
@@ -72,6 +73,8 @@ class Prepared:
     warmup: BlockTimes
     memory: tuple[DeviceMemory, ...]
     """Of each GPU that it trains on."""
+    compilation: Compilation | None
+    """None for an eager case."""
 
 
 may_be_sent(Prepared, DeviceMemory)
@@ -82,17 +85,22 @@ def prepare(
 ) -> Prepared:
     """Prove the case, build it and warm it up. Raises ProofError, Unsupported, or what the model raises."""
     case, place = live.case, prover.place
+    require_compiler(case, place.device)
     prover.prove(case, live.group)
     release_memory(place.device)  # torch before 2.15 leaves cycles, which would count as other cases'
     watch = MemoryWatch(devices_of(case, place))
+    compiling = None if case.compile == "off" else CompileWatch()
     module = placed(copy.deepcopy(prover.template), case, place.device)
     mode = build_mode(case, module, place, live.group, equal_replicas=prover.equal_replicas)
     live.trainer = Trainer(case, mode, prover.workload, _source(case, prover, settings))
-    warmup = _warm_up(live.trainer, live.group, place.device, clock, least_warmup_s)
+    with mode.compiles_as_asked():
+        warmup = _warm_up(live.trainer, live.group, place.device, clock, least_warmup_s)
+        if compiling is not None and case.communicates:
+            live.trainer.local_step()  # may need graphs of its own, which no block should wait for
     live.trainer.check_loss()
     live.layout = mode.bucket_layout()
     mode.settle()
-    return Prepared(warmup, watch.taken())
+    return Prepared(warmup, watch.taken(), None if compiling is None else compiling.taken())
 
 
 def facts_of(live: LiveCase, first: RankInfo, found: Sequence[Prepared]) -> dict[str, Any]:
@@ -111,6 +119,11 @@ def facts_of(live: LiveCase, first: RankInfo, found: Sequence[Prepared]) -> dict
     if live.layout is not None:
         facts["num_buckets"] = len(live.layout.num_bytes)
         facts["bucket_bytes"] = str(live.layout)
+    compiled = found[0].compilation
+    if compiled is not None:
+        facts |= {name: getattr(compiled, name) for name in ("compile_s", "num_graphs", "graph_breaks")}
+        if live.case.has_python_reducer:
+            facts["num_buckets"] = compiled.num_buckets
     return facts
 
 

@@ -18,7 +18,14 @@ from bench.plan import Case, Planned, timed_block_s
 from bench.recovery.reopen import Completion
 from bench.results.comparisons import Comparison
 from bench.results.recorder import Recorder
-from bench.run.phases import fixed_phases, is_calibrated, is_traced, shuffled
+from bench.run.phases import (
+    fixed_phases,
+    is_calibrated,
+    is_looked_into,
+    is_traced,
+    sends_buckets,
+    shuffled,
+)
 from bench.settings import ResolvedSettings
 
 FIRST_LOOK = 10
@@ -105,12 +112,12 @@ class Schedule:
 
     def _passes(self, case: Case) -> list[str]:
         """What is measured of a case beside timed steps, within the rounds."""
-        found = ["anatomy"]
+        found = ["anatomy"] if is_looked_into(case) else []
         if case.communicates:
             found.append("no_sync")
         if is_traced(case, self.settings, last=False):
             found.append("trace")
-        if case.communicates and case.comm_hook != "powersgd":
+        if case.communicates and sends_buckets(case):
             found.append("comm")
         found = [phase for phase in found if phase in self.settings.passes]
         return [*found, "calibration"] if is_calibrated(case, self.settings) else found
