@@ -28,7 +28,7 @@ def forest(workload: WorkloadCases, comparisons: Sequence[Comparison], *, key: s
     here = headline(workload.cases)
     default = default_of(here.to_dict("records"))
     rows = {text(row["case_id"]): row for row in records(here)}
-    found = over_default(comparisons, rows.values())
+    found = over_default(comparisons, here.to_dict("records"))
     shown = [(rows[name], ratio) for name, ratio in found.items() if name in rows and name != default]
     if default is None or not shown:
         return None

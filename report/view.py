@@ -129,7 +129,7 @@ def _run_view(
         figures=tuple(main),
         more_figures=tuple(more),
         paper=beside,
-        tables=_tables(run, named, rounds.links(by_case), typical, price),
+        tables=_tables(run, named, rounds.links(by_case), typical, comparisons, price),
         rounds=by_case,
         files=files,
         unmeasured=tables.unmeasured(cases),
@@ -147,12 +147,13 @@ def _tables(
     named: Sequence[pd.DataFrame],
     links: Links,
     typical: Typical,
+    comparisons: Sequence[Comparison],
     price: float | None,
 ) -> tuple[Table, ...]:
     if not named:
         return ()
     rows = with_roofline(with_rates(pd.concat(named), run.manifest, price), run.manifest)
-    return tables.tables(rows, links, typical)
+    return tables.tables(rows, links, typical, comparisons)
 
 
 def _main_figures(

@@ -13,7 +13,7 @@ import pandas as pd
 
 from bench.conditions import part
 from bench.estimate import MIN_ROUNDS
-from bench.findings.answers import Verdict, headline
+from bench.findings.answers import Verdict, by_compile_label, headline
 from bench.findings.wording import about
 from bench.results.comparisons import OPEN, Comparison, margin_of
 from bench.results.recorder import resume_command
@@ -56,7 +56,7 @@ def next_step(
         return None
     if any(verdict.is_open for verdict in verdicts):
         return _more(folder, manifest, cases, comparisons)
-    here = headline(cases)
+    here = headline(by_compile_label(cases)[0][1])
     ddp = here[(here["mode"] == "ddp") & here["exposed_comm_ms"].notna()]
     num_devices = int(here["num_devices"].iloc[0])
     step_ms = ddp["step_ms"].fillna(ddp["step_ms_p50"])  # schema 1 has the median alone

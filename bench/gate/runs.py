@@ -73,7 +73,7 @@ class GateCase:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What names the case among those of its run; a setting that is not recorded had PyTorch's default."""
+        """What names the case among those of its run; what is not recorded had PyTorch's default."""
         return tuple(self.row.get(name, str(DEFAULTS.get(name, ""))) for name in SWEPT)
 
 

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pandas as pd
+
 from bench.conditions import part
 from bench.estimate import MIN_ROUNDS
 from bench.results.typical import Typical
@@ -115,7 +117,7 @@ def by_compile(rows: Iterable[Mapping[Any, Any]]) -> dict[str, list[Mapping[Any,
     return found
 
 
-def compile_mode(row: Mapping[Any, Any]) -> str:
+def compile_mode(row: Mapping[Any, Any] | pd.Series) -> str:
     """The mode of torch.compile of a case; `off` where its run knew none."""
     mode = row.get("compile")
     return mode if isinstance(mode, str) and mode else "off"

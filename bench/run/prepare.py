@@ -95,12 +95,13 @@ def prepare(
     live.trainer = Trainer(case, mode, prover.workload, _source(case, prover, settings))
     with mode.compiles_as_asked():
         warmup = _warm_up(live.trainer, live.group, place.device, clock, least_warmup_s)
-        if compiling is not None and case.communicates:
+        compilation = None if compiling is None else compiling.taken()
+        if compilation is not None and case.communicates:
             live.trainer.local_step()  # may need graphs of its own, which no block should wait for
     live.trainer.check_loss()
     live.layout = mode.bucket_layout()
     mode.settle()
-    return Prepared(warmup, watch.taken(), None if compiling is None else compiling.taken())
+    return Prepared(warmup, watch.taken(), compilation)
 
 
 def facts_of(live: LiveCase, first: RankInfo, found: Sequence[Prepared]) -> dict[str, Any]:
