@@ -12,6 +12,7 @@ from bench.findings.wording import Row, about, between, compile_label, finite, m
 from bench.results.comparisons import (
     EQUAL,
     FASTER,
+    SLOWER,
     TOO_FEW,
     UNRESOLVED,
     Comparison,
