@@ -10,7 +10,7 @@ import pandas as pd
 from bench.findings.wording import TIMES, Row, text, with_interval
 from bench.results.comparisons import Comparison, over_eager
 from bench.settings import PYTHON_REDUCER
-from report.fields import NAME, Field, table, value, whole
+from report.fields import CASE, Field, table, value, whole
 from report.model import Table, TableColumn
 
 _NOTE = (
@@ -34,6 +34,7 @@ def compiling(ok: pd.DataFrame, comparisons: Sequence[Comparison]) -> Table | No
         return with_interval(ratios.get(text(row["case_id"])))
 
     fields: tuple[Field, ...] = (
+        (TableColumn("Mode"), lambda row: text(row["compile"])),
         (TableColumn("DDP is optimised by"), _way),
         value("Compiling", "compile_s", "s"),
         whole("Graphs", "num_graphs"),
@@ -41,7 +42,7 @@ def compiling(ok: pd.DataFrame, comparisons: Sequence[Comparison]) -> Table | No
         whole("Graph breaks", "graph_breaks"),
         (TableColumn(f"Against eager ({TIMES})", "number"), against),
     )
-    made = table("torch.compile", _NOTE, compiled, NAME, fields)
+    made = table("torch.compile", _NOTE, compiled, (CASE,), fields)
     experimental = (compiled["optimize_ddp"] == PYTHON_REDUCER).any()
     return replace(made, below=(_EXPERIMENTAL,)) if made is not None and experimental else made
 

@@ -100,7 +100,7 @@ def _run_view(
     conclusion = conclude(run.path, run.manifest, cases, run.blocks, comparisons)
     measured = workloads(cases)
     several = len(measured) > 1
-    named = [w.cases.assign(workload=w.label if several else "") for w in measured]
+    named = [w.cases.assign(workload=w.name if several else "") for w in measured]
     ranks = conditions.ranks(run.manifest)
     typical = typical_of(RoundTimes.of(run.blocks))
     by_case = rounds.by_case(measured, run.blocks, files.traces, key=key)
@@ -108,7 +108,7 @@ def _run_view(
     main: list[Drawing] = []
     more: list[Drawing] = []
     for i, workload in enumerate(measured, start=1):
-        suffix = f": {workload.label}" if several else ""
+        suffix = f": {workload.name}" if several else ""
         place = f"{key}-{i}"
         main += _titled(_main_figures(workload, run, comparisons, key=place), suffix)
         more += _titled(_more_figures(workload, run, typical, key=place, with_caps=beside is None), suffix)
