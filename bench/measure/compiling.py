@@ -8,9 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.cluster.messages import may_be_sent
+from bench.modes import Unsupported
 
 # Importing the compiler takes seconds, which eager cases do without.
 # ruff: noqa: PLC0415
+
+
+NOTHING = (
+    "torch.compile made no graph of the model; where it is one of torch's own modules, such as "
+    "nn.Sequential, wrap it in a class of yours (torch 2.11 passes over them)"
+)
 
 
 @dataclass(frozen=True)
@@ -37,9 +44,12 @@ class CompileWatch:
         self._before = _counted()
 
     def taken(self) -> Compilation:
-        """What was compiled since."""
+        """What was compiled since. Raises Unsupported where nothing was: the case would be an eager one."""
         since = [now - before for now, before in zip(_counted(), self._before, strict=True)]
-        return Compilation(since[0], *map(int, since[1:]))
+        found = Compilation(since[0], *map(int, since[1:]))
+        if not found.num_graphs:
+            raise Unsupported(NOTHING)
+        return found
 
 
 def _counted() -> tuple[float, int, int, int]:

@@ -10,6 +10,7 @@ import torch
 from commands import SMALL, bench_run
 from test_proof import DDP_PROOF
 
+from bench.measure.compiling import CompileWatch
 from bench.modes import Unsupported, require_compiler
 from bench.plan import Case
 from bench.results.store import load_run
@@ -31,7 +32,15 @@ cluster = Cluster("cpu")
 group = cluster.group(2, "gloo")
 torch.manual_seed(0)
 # 4 MiB of gradients: DDP's first bucket of 1 MiB, then one more.
-plain = nn.Sequential(*(nn.Linear(512, 512) for _ in range(4)))
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(512, 512) for _ in range(4))
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+plain = Model()
 x = torch.randn(2, 4, 512)[cluster.rank]
 def gradients(forward, module):
     module.zero_grad()
@@ -124,3 +133,8 @@ def test_eager_cases_need_no_compiler(compile_mode: str, monkeypatch: pytest.Mon
     else:
         with pytest.raises(Unsupported, match=r"Triton.*pip install triton, or leave --compile off"):
             require_compiler(case, torch.device("cuda"))
+
+
+def test_a_case_of_which_nothing_was_compiled_is_no_compiled_case() -> None:
+    with pytest.raises(Unsupported, match="made no graph"):
+        CompileWatch().taken()
