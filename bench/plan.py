@@ -17,10 +17,13 @@ from bench.layout import BucketCaps
 from bench.settings import (
     COMPARATORS,
     DDP_AXES,
+    DDP_DEFAULTS,
+    DDP_OPTIMIZER,
     DDP_SETTINGS,
     LATER_DEFAULTS,
     PIPELINE_AXES,
     PIPELINE_SETTINGS,
+    PYTHON_REDUCER,
     RANK_PER_DEVICE,
     STEP_DEFAULTS,
     DdpSettings,
@@ -83,9 +86,19 @@ class Case(DdpSettings, PipelineSettings, StepSettings):
         return self.mode == "ddp" and self.num_devices > 1
 
     @property
+    def has_python_reducer(self) -> bool:
+        """Whether DDP's all-reduces are part of a compiled backward, without DDP's own reducer."""
+        return self.optimize_ddp == PYTHON_REDUCER
+
+    @property
     def unmeasured(self) -> set[str]:
-        """Passes that would be wrong of it, by its settings; PowerSGD's messages are not the buckets."""
+        """Passes that would be wrong of it, by its settings.
+
+        PowerSGD's messages are not the buckets. Hooks would have a compiled backward compiled anew.
+        """
         found = {"comm"} if self.comm_hook == "powersgd" else set()
+        if self.has_python_reducer:
+            found |= {"comm", "anatomy", "trace", "calibration"}
         on = [setting for setting in DDP_SETTINGS if getattr(self, setting.name) != setting.default]
         return found.union(*(setting.metadata["unmeasured"] for setting in on))
 
@@ -155,8 +168,10 @@ class Planned:
 def expand(
     settings: ResolvedSettings, machine: Machine, *, arch: str, image_size: int | None
 ) -> list[Planned]:
-    """Every case of the sweep, `single` first. Raises UsageError for a batch that does not divide."""
+    """Every case of the sweep, eager `single` first. Raises UsageError for what no case can do."""
     batch, counts = settings.batch_size, settings.gpus
+    if settings.compile == ("off",) and settings.optimize_ddp != (DDP_OPTIMIZER,):
+        raise UsageError("--optimize-ddp is about compiled DDP; give --compile on, or off,on, with it")
     if settings.scaling == "strong":
         bad = [n for n in counts if batch % n]
         if bad:
@@ -165,7 +180,7 @@ def expand(
                 f"use a multiple of {' and '.join(str(n) for n in counts)}"
             )
 
-    def case(mode: str, n: int, **extra: Any) -> Case:
+    def case(compile_mode: str, mode: str, n: int, **extra: Any) -> Case:
         return Case(
             mode=mode,
             num_devices=n,
@@ -176,33 +191,50 @@ def expand(
             precision=settings.precision,
             data=settings.data,
             device_type=machine.device_type,
-            **{name: getattr(settings, name) for name in STEP_DEFAULTS},
+            **{name: getattr(settings, name) for name in STEP_DEFAULTS} | {"compile": compile_mode},
             **extra,
         )
 
-    cases = [case("single", 1)]
-    if "dp" in settings.modes:
-        cases += [case("dp", n) for n in counts]
-    for mode in (mode for mode in RANK_PER_DEVICE if mode in settings.modes):
-        for n in counts:
-            points = _points(settings, mode, n)
-            cases += [case(mode, n, backend=settings.backend, **point) for point in points]
+    cases = []
+    for compiled in settings.compile:
+        cases.append(case(compiled, "single", 1))
+        if "dp" in settings.modes:
+            cases += [case(compiled, "dp", n) for n in counts]
+        for mode in (mode for mode in RANK_PER_DEVICE if mode in settings.modes):
+            points = [(n, point) for n in counts for point in _points(settings, mode, n, compiled)]
+            cases += [case(compiled, mode, n, backend=settings.backend, **point) for n, point in points]
     return [_placed(c, machine, settings) for c in cases]
 
 
-def _points(settings: ResolvedSettings, mode: str, num_devices: int) -> list[dict[str, Any]]:
-    """A mode's settings to measure at one device count: all combinations, or one varied at a time."""
+def is_base(case: Case, settings: ResolvedSettings) -> bool:
+    """Whether it has the first value of each list of the sweep."""
+    first = settings.compile[0]
+    return case.compile == first and all(
+        getattr(case, name) == values[0] for name, values in _axes(settings, case.mode, first).items()
+    )
+
+
+def _axes(settings: ResolvedSettings, mode: str, compiled: str) -> dict[str, tuple[Any, ...]]:
+    """Values of every setting of a mode; how compiled DDP is optimised means nothing to eager cases."""
     names = {"ddp": DDP_AXES, "pipeline": PIPELINE_AXES}.get(mode, ())
     axes = {name: getattr(settings, name) for name in names}
+    return axes | {"optimize_ddp": (DDP_OPTIMIZER,)} if mode == "ddp" and compiled == "off" else axes
+
+
+def _points(settings: ResolvedSettings, mode: str, num_devices: int, compiled: str) -> list[dict[str, Any]]:
+    """A mode's settings to measure at one device count: all combinations, or one varied at a time."""
+    axes = _axes(settings, mode, compiled)
     if num_devices == 1 and mode == "ddp":
-        # Without communication the bucket layout changes nothing: one cap is enough.
-        axes["bucket_cap_mb"] = axes["bucket_cap_mb"][:1]
+        # Without communication the buckets change nothing: one cap, and one way to split at it, are enough.
+        axes |= {name: axes[name][:1] for name in ("bucket_cap_mb", "optimize_ddp")}
     if settings.sweep == "grid":
         return [dict(zip(axes, point, strict=True)) for point in itertools.product(*axes.values())]
     base = {name: values[0] for name, values in axes.items()}
     if num_devices == 1:
         return [base]
-    return [base, *({**base, name: value} for name, values in axes.items() for value in values[1:])]
+    of_compiled = {name: values for name, values in axes.items() if name == "optimize_ddp"}
+    varied = axes if compiled == settings.compile[0] else of_compiled
+    return [base, *({**base, name: value} for name, values in varied.items() for value in values[1:])]
 
 
 def _placed(case: Case, machine: Machine, settings: ResolvedSettings) -> Planned:
@@ -265,7 +297,10 @@ def _senseless(case: Case) -> str | None:
             case.compile in GRAPH_MODES and case.accumulate > 1
         ),
         "torch's DDPOptimizer refuses a cap below its first bucket of 1 MiB": (
-            case.mode == "ddp" and len(caps) == 1 and caps[0] < 1
+            case.mode == "ddp" and len(caps) == 1 and caps[0] < 1 and case.optimize_ddp == DDP_OPTIMIZER
+        ),
+        f"DDP's Python reducer knows no {_unknown_to_python_reducer(case)}": (
+            case.has_python_reducer and _unknown_to_python_reducer(case) != ""
         ),
     }
     found = next((why for why, holds in refusals.items() if holds), None)
@@ -290,6 +325,15 @@ def _no_stages(case: Case) -> str | None:
         ),
     }
     return next((why for why, holds in refusals.items() if holds), None)
+
+
+def _unknown_to_python_reducer(case: Case) -> str:
+    """A setting that it would ignore or refuse; empty without one."""
+    if len(case.bucket_cap_mb.mib) > 1:
+        return "list of bucket caps"
+    known = ("bucket_cap_mb", "accumulate", "optimize_ddp")
+    changed = [name for name in DDP_AXES if stored(getattr(case, name)) != DDP_DEFAULTS[name]]
+    return next((name for name in changed if name not in known), "")
 
 
 def _too_few_for_dp(case: Case, machine: Machine) -> str:

@@ -28,6 +28,7 @@ NO, YES = False, True
 PASSES = ("no_sync", "comm", "anatomy", "trace")
 COMM_HOOKS = ("none", "fp16", "bf16", "powersgd")
 COMPILE_MODES = ("off", "default", "reduce-overhead", "max-autotune")
+DDP_OPTIMIZER, PYTHON_REDUCER = "ddp_optimizer", "python_reducer"
 MARGINS = {"cpu": 0.05, "cuda": 0.01}
 """What counts as equal by kind of device, a fraction: what their noise lets a run of minutes resolve."""
 
@@ -39,6 +40,13 @@ MOST_DEVICES = 4096
 
 DEFAULT_CAPS = ("default", "1", "25", "100")
 """A run's sweep: PyTorch's own, many small buckets, its later cap from the first on, and one large bucket."""
+
+
+def _compile_modes(text: str) -> tuple[str, ...]:
+    """Modes of torch.compile, `off` before the others: it is what they are compared with."""
+    named = cli.choice(("on", *COMPILE_MODES))
+    modes = cli.csv(lambda part: "default" if named(part) == "on" else part)(text)
+    return tuple(sorted(modes, key=lambda mode: mode != "off"))
 
 
 def _ddp(
@@ -193,6 +201,16 @@ class DdpSettings:
         short="acc",
         kind="training",
     )
+    optimize_ddp: str = _ddp(
+        DDP_OPTIMIZER,
+        cli.choice((DDP_OPTIMIZER, "no_optimization", PYTHON_REDUCER)),
+        "compiled DDP: ddp_optimizer splits the graph at buckets, no_optimization does not; python_reducer: "
+        "its all-reduces are compiled (experimental)",
+        "WAY,…",
+        column="compiled DDP: `ddp_optimizer`, `no_optimization` or `python_reducer`",
+        short="",
+        later=True,
+    )
 
 
 def _of_step(
@@ -204,7 +222,7 @@ def _of_step(
 
 @dataclass(frozen=True, kw_only=True)
 class StepSettings:
-    """How a step is computed, the same in every case of a run; the defaults are those of plain PyTorch.
+    """How a step is computed, all but `compile` the same in a run; the defaults are those of plain PyTorch.
 
     A field declares a setting as those of `DdpSettings` do, with what names it on the page. `Settings` has a
     field of the same name, where None means "by device".
@@ -236,9 +254,9 @@ class StepSettings:
     )
     compile: str = _of_step(
         "off",
-        cli.choice(COMPILE_MODES),
-        "torch.compile the model; reduce-overhead runs it as CUDA graphs",
-        "|".join(COMPILE_MODES),
+        _compile_modes,
+        "torch.compile: off, on (default), reduce-overhead (CUDA graphs), max-autotune; several are compared",
+        "off,on",
         column="mode of torch.compile, or `off`",
         label="compiled",
     )
@@ -356,7 +374,7 @@ class Settings:
     channels_last: bool | None = _by_device("channels_last")
     fused_optimizer: bool | None = _by_device("fused_optimizer")
     cudnn_benchmark: bool | None = _by_device("cudnn_benchmark")
-    compile: str | None = _by_device("compile")
+    compile: tuple[str, ...] | None = _by_device("compile")
     bucket_cap_mb: tuple[BucketCaps, ...] = _swept("bucket_cap_mb", *map(BucketCaps.parse, DEFAULT_CAPS))
     gradient_as_bucket_view: tuple[bool, ...] = _swept("gradient_as_bucket_view")
     static_graph: tuple[bool, ...] = _swept("static_graph")
@@ -373,6 +391,7 @@ class Settings:
     accumulate: tuple[int, ...] = _swept("accumulate")
     pipeline_schedule: tuple[str, ...] = _swept("pipeline_schedule")
     micro_batches: tuple[int, ...] = _swept("micro_batches")
+    optimize_ddp: tuple[str, ...] = _swept("optimize_ddp")
     device: str = _setting("auto", cli.choice(("auto", "cpu", "cuda")), "where to train", "auto|cpu|cuda")
     backend: str = _setting(
         "auto", cli.choice(("auto", "nccl", "gloo")), "gradient process group", "auto|nccl|gloo"
@@ -480,7 +499,7 @@ class ResolvedSettings(Settings):
     channels_last: bool = field()
     fused_optimizer: bool = field()
     cudnn_benchmark: bool = field()
-    compile: str = field()
+    compile: tuple[str, ...] = field()
     steps: int = field()
     """Of a block, at least."""
     margin: float = field()
@@ -545,7 +564,7 @@ def as_options(stored_settings: Mapping[str, Any], names: Iterable[str]) -> list
     for setting in options_of():
         value = stored_settings.get(setting.name)
         usual = plain.get(setting.name) if setting.default is None else stored(setting.default)
-        if setting.name in names and value is not None and value != usual:
+        if setting.name in names and value is not None and _as_text(value) != _as_text(usual):
             found += [f"--{setting.name.replace('_', '-')}", _as_text(value)]
     return found
 
@@ -583,7 +602,7 @@ def with_device_defaults(
         "channels_last": gpu is not None,
         "fused_optimizer": gpu is not None and precision != "fp16" and "fsdp" not in settings.modes,
         "cudnn_benchmark": NO,
-        "compile": "off",
+        "compile": ("off",),
         "margin": MARGINS[device_type],
     }
     asked = {f.name: getattr(settings, f.name) for f in fields(settings)}

@@ -96,7 +96,7 @@ def cards(verdicts: Iterable[Verdict]) -> tuple[Card, ...]:
     """Make a card per answer."""
     return tuple(
         Card(
-            title=_TITLES.get(verdict.question, verdict.question),
+            title=", ".join(filter(None, (_TITLES.get(verdict.question, verdict.question), verdict.of))),
             state=_STATES.get(verdict.answer, "open"),
             label=_label(verdict),
             sentence=without_stand_in(visible(verdict.sentence)),

@@ -29,7 +29,7 @@ def forest(workload: WorkloadCases, comparisons: Sequence[Comparison], *, key: s
     here = headline(workload.cases)
     default = default_of(here.to_dict("records"))
     rows = {text(row["case_id"]): row for row in records(here)}
-    found = over_default(comparisons, {name for name, row in rows.items() if row["mode"] == "dp"})
+    found = over_default(comparisons, here.to_dict("records"))
     shown = [(rows[name], ratio) for name, ratio in found.items() if name in rows and name != default]
     if default is None or not shown:
         return None

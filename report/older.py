@@ -9,7 +9,7 @@ from typing import Any
 from bench.conditions import Manifest
 from bench.findings.wording import finite, text
 from bench.results.aggregate import fitted_columns, typical_of
-from bench.results.comparisons import Comparison, over_default
+from bench.results.comparisons import Comparison, compile_mode, over_default
 from bench.results.round_times import RoundTimes
 from bench.results.schema import CASES, SCHEMA_VERSION, typed_frame
 from bench.results.store import RunData
@@ -46,7 +46,7 @@ def _is_older(manifest: Manifest) -> bool:
 
 
 def _put_ratios(rows: Sequence[Cells], comparisons: Sequence[Comparison]) -> None:
-    found = over_default(comparisons, {text(row["case_id"]) for row in rows if row["mode"] == "dp"})
+    found = over_default(comparisons, rows)
     for row in rows:
         if (case_id := text(row["case_id"])) in found:
             _put(row, "vs_ddp_default", found[case_id])
@@ -55,9 +55,9 @@ def _put_ratios(rows: Sequence[Cells], comparisons: Sequence[Comparison]) -> Non
 def _put_steps(rows: Sequence[Cells], typical: Typical) -> None:
     ok = [row for row in rows if row["status"] == "ok" and typical.has((text(row["case_id"]), "timed"))]
     batch = {text(row["case_id"]): int(row["global_batch"]) for row in ok}
-    single = next((text(row["case_id"]) for row in ok if row["mode"] == "single"), "")
+    singles = {compile_mode(row): text(row["case_id"]) for row in ok if row["mode"] == "single"}
     for row in ok:
-        case_id = text(row["case_id"])
+        case_id, single = text(row["case_id"]), singles.get(compile_mode(row), "")
         fitted = fitted_columns(
             typical,
             case_id,

@@ -154,15 +154,16 @@ def by_case(
     per_step = timed.assign(ms=timed["block_ms"] / timed["num_steps"].astype("float64")).dropna(subset="ms")
     long = len(per_step) > MOST_CELLS
     groups = {str(case_id): rows for case_id, rows in per_step.groupby("case_id", sort=False)}
-    every = [(row, workload.device) for workload in workloads for row in records(workload.cases)]
+    every = [(row, workload) for workload in workloads for row in records(workload.cases)]
     made = []
-    for i, (row, device) in enumerate(every, start=1):
+    for i, (row, workload) in enumerate(every, start=1):
         case_id = text(row["case_id"])
         rows, linked = groups.get(case_id), traces.get(case_id, ())
         if rows is None and not linked:
             continue
         columns, cells, line = ((), (), "") if rows is None else _line(rows) if long else _cells(rows)
-        label = case_label(row, device)
+        apart = "" if workload.name == workload.label else f", {workload.name}"
+        label = case_label(row, workload.device) + apart
         num_rounds = 0 if rows is None else rows["round"].nunique()
         place = f"{key}-case-{i}"
         made.append(CaseRounds(place, label, case_id, num_rounds, columns, cells, line, linked))

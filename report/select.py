@@ -7,8 +7,18 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
-from bench.findings.wording import Row, device_noun, estimate, finite, own_devices, text, workload_parts
+from bench.findings.wording import (
+    Row,
+    compile_label,
+    device_noun,
+    estimate,
+    finite,
+    own_devices,
+    text,
+    workload_parts,
+)
 from bench.plan import equal_layout
+from bench.results.comparisons import compile_mode
 from bench.results.typical import Typical
 from bench.settings import DDP_DEFAULTS, STEP_DEFAULTS
 from bench.stats import Interval
@@ -22,6 +32,8 @@ class WorkloadCases:
     """The cases of one workload: modes, device counts and DDP settings vary, all else is the same."""
 
     label: str
+    name: str
+    """The label, or `eager` and `compiled` where nothing else tells the workloads of a run apart."""
     device: str
     scaling: str
     cases: pd.DataFrame
@@ -61,15 +73,18 @@ def workloads(cases: pd.DataFrame) -> list[WorkloadCases]:
         return []
     per_device = ok["batch_per_device"]
     ok["batch"] = per_device.where(ok["scaling"] != "strong", per_device * ok["num_devices"])
+    groups = [group for _, group in ok.groupby(list(_WORKLOAD), sort=False, dropna=False)]
+    several = len(groups) > 1 and len(ok.drop_duplicates([c for c in _WORKLOAD if c != "compile"])) == 1
     return [
         WorkloadCases(
-            label=_workload_label(records(group)[0]),
+            label=(label := _workload_label(records(group)[0])),
+            name=compile_label(compile_mode(group.iloc[0])) if several else label,
             device=device_noun(text(group["device_type"].iloc[0])),
             scaling=text(group["scaling"].iloc[0]),
             cases=group,
             equal_layouts=_equal_layouts(group, cases),
         )
-        for _, group in ok.groupby(list(_WORKLOAD), sort=False, dropna=False)
+        for group in groups
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pandas as pd
@@ -20,8 +21,10 @@ from bench.findings.wording import (
     with_interval,
 )
 from bench.layout import BucketLayout
+from bench.results.comparisons import Comparison
 from bench.results.typical import Typical
 from report.communication import communication
+from report.compiling import compiling
 from report.fields import APART, CASE_ID, NAME, SHARED, Field, Links, interval, linked, table, value, whole
 from report.model import Table, TableColumn
 from report.roofline import roofline
@@ -144,10 +147,13 @@ _STAND_IN = " “CPU stand-in”: the same stages, carried out on CPU cores and 
 _BUCKETS_NOTE = "DDP's buckets after the rebuild. Caps that make equal sizes are the same layout."
 
 
-def tables(ok: pd.DataFrame, links: Links, typical: Typical) -> tuple[Table, ...]:
+def tables(
+    ok: pd.DataFrame, links: Links, typical: Typical, comparisons: Sequence[Comparison] = ()
+) -> tuple[Table, ...]:
     """Make the tables of the measured cases; `ok` has a column `workload`, blank where there is only one.
 
-    `links` leads from a case's row of the results to its rounds and trace; `typical` is the fit of the run.
+    `links` leads from a case's row of the results to its rounds and trace; `typical` is the fit of the run,
+    `comparisons` are what it answers.
     """
     dp = ok[ok["mode"] == "dp"]
     dp_note = _DP_NOTE + (_STAND_IN if (dp["device_type"] == "cpu").any() else "")
@@ -174,6 +180,7 @@ def tables(ok: pd.DataFrame, links: Links, typical: Typical) -> tuple[Table, ...
         table("Where the step goes", _ANATOMY_NOTE, ok, NAME, ANATOMY),
         roofline(ok),
         communication(ok),
+        compiling(ok, comparisons),
         table("GPUs under load", _GPU_LOAD_NOTE, ok, NAME, GPU_LOAD),
         table("DataParallel's stages", dp_note, dp, NAME, DP_STAGES),
         table("Bucket layouts", _BUCKETS_NOTE, ok[ok["mode"] == "ddp"], NAME, BUCKETS),

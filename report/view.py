@@ -101,7 +101,7 @@ def _run_view(
     conclusion = conclude(run.path, run.manifest, cases, run.blocks, comparisons)
     measured = workloads(cases)
     several = len(measured) > 1
-    named = [w.cases.assign(workload=w.label if several else "") for w in measured]
+    named = [w.cases.assign(workload=w.name if several else "") for w in measured]
     ranks = conditions.ranks(run.manifest)
     typical = typical_of(RoundTimes.of(run.blocks))
     by_case = rounds.by_case(measured, run.blocks, files.traces, key=key)
@@ -109,7 +109,7 @@ def _run_view(
     main: list[Drawing] = []
     more: list[Drawing] = []
     for i, workload in enumerate(measured, start=1):
-        suffix = f": {workload.label}" if several else ""
+        suffix = f": {workload.name}" if several else ""
         place = f"{key}-{i}"
         main += _titled(_main_figures(workload, run, comparisons, key=place), suffix)
         more += _titled(_more_figures(workload, run, typical, key=place, with_caps=beside is None), suffix)
@@ -130,7 +130,7 @@ def _run_view(
         figures=tuple(main),
         more_figures=tuple(more),
         paper=beside,
-        tables=_tables(run, named, rounds.links(by_case), typical, price),
+        tables=_tables(run, named, rounds.links(by_case), typical, comparisons, price),
         rounds=by_case,
         files=files,
         unmeasured=tables.unmeasured(cases),
@@ -149,12 +149,13 @@ def _tables(
     named: Sequence[pd.DataFrame],
     links: Links,
     typical: Typical,
+    comparisons: Sequence[Comparison],
     price: float | None,
 ) -> tuple[Table, ...]:
     if not named:
         return ()
     rows = with_roofline(with_rates(pd.concat(named), run.manifest, price), run.manifest)
-    return tables.tables(rows, links, typical)
+    return tables.tables(rows, links, typical, comparisons)
 
 
 def _main_figures(

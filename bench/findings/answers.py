@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
@@ -11,6 +11,7 @@ from bench.estimate import MIN_ROUNDS
 from bench.findings.wording import (
     Row,
     between,
+    compile_label,
     ddp_call,
     estimate,
     mode_label,
@@ -24,7 +25,17 @@ from bench.findings.wording import (
     text,
     times,
 )
-from bench.results.comparisons import EQUAL, FASTER, OPEN, SLOWER, TOO_FEW, UNRESOLVED, Comparison, default_of
+from bench.results.comparisons import (
+    EQUAL,
+    FASTER,
+    OPEN,
+    SLOWER,
+    TOO_FEW,
+    UNRESOLVED,
+    Comparison,
+    compile_mode,
+    default_of,
+)
 from bench.settings import DDP_KINDS
 from bench.stats import Interval
 
@@ -52,6 +63,13 @@ class Verdict:
     comparisons: tuple[Comparison, ...] = ()
     label: str = ""
     """The answer in a few words, where `answer` does not say it."""
+    of: str = ""
+    """The cases that it speaks of, by `compile_label`, where a run has several modes of torch.compile."""
+
+    @property
+    def said(self) -> str:
+        """The sentence, and which cases it speaks of."""
+        return f"{self.of.capitalize()}: {self.sentence}" if self.of else self.sentence
 
     @property
     def is_open(self) -> bool:
@@ -60,7 +78,27 @@ class Verdict:
 
 
 def verdicts(cases: pd.DataFrame, comparisons: Sequence[Comparison]) -> list[Verdict]:
-    """Answer what the run allows, at the largest device count that the cases have for themselves."""
+    """Answer what the run allows, at the largest device count that the cases have for themselves.
+
+    By mode of torch.compile where there are several: each is a workload of its own.
+    """
+    return [
+        replace(verdict, of=label)
+        for label, group in by_compile_label(cases)
+        for verdict in _verdicts(group, comparisons)
+    ]
+
+
+def by_compile_label(cases: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    """Cases by mode of torch.compile, with its label where there are several, in order of appearance."""
+    modes = [compile_mode(row) for row in cases.to_dict("records")]
+    names = dict.fromkeys(modes)
+    if len(names) < 2:
+        return [("", cases)]
+    return [(compile_label(name), cases[[mode == name for mode in modes]]) for name in names]
+
+
+def _verdicts(cases: pd.DataFrame, comparisons: Sequence[Comparison]) -> list[Verdict]:
     here = headline(cases)
     if here.empty:
         return []
@@ -173,7 +211,7 @@ def _settings(rows: Mapping[str, Row], comparisons: Sequence[Comparison]) -> Ver
         gain = f"{times(best.ratio.estimate)} the rate of {standing} {between(best.ratio)}"
         alters = "" if best in same else "; it changes the training, so check the loss"
         given = {axis: value for axis, value in settings(rows[best.case_id]).items() if axis not in ALTERS}
-        paste = f"model = {ddp_call(given)}" if best in same and given.keys() <= ARGUMENTS else ""
+        paste = ddp_call(given) if best in same and given.keys() <= ARGUMENTS else ""
         sentence = f"{named[best.case_id]}: {gain}{alters}.{_open(comparisons, named)}"
         return Verdict(CAP, FASTER, sentence, paste, tuple(comparisons))
     changed = {axis for case_id in named for axis in settings(rows[case_id], default)}

@@ -9,8 +9,9 @@ from typing import Any
 
 import pandas as pd
 
-from bench.findings.answers import Verdict, headline, verdicts
+from bench.findings.answers import Verdict, by_compile_label, headline, verdicts
 from bench.findings.bottlenecks import link_limit, scaling_loss, slow_rank
+from bench.findings.compiled import compile_verdicts
 from bench.findings.next_step import NextStep, next_step
 from bench.findings.uncertainty import unmeasured
 from bench.findings.wording import mode_label, place, ranged
@@ -31,7 +32,7 @@ class Conclusion:
         """Everything, a line each."""
         following = self.next_step
         return [
-            *(visible(verdict.sentence) for verdict in self.verdicts),
+            *(visible(verdict.said) for verdict in self.verdicts),
             *self.notes,
             *([f"Next, {following.why}: {following.command}"] if following is not None else []),
         ]
@@ -45,7 +46,7 @@ def conclude(
     comparisons: Sequence[Comparison],
 ) -> Conclusion:
     """Conclude a run from its files in `folder`."""
-    found = tuple(verdicts(cases, comparisons))
+    found = (*verdicts(cases, comparisons), *compile_verdicts(cases, comparisons))
     following = next_step(folder, manifest, cases, comparisons, found)
     return Conclusion(found, tuple(notes(cases, blocks)), following)
 
@@ -56,19 +57,27 @@ def notes(cases: pd.DataFrame, blocks: pd.DataFrame) -> list[str]:
     In this order: why DDP scales as it does, what limits communication, a slow rank, cases that share
     devices, cases without a number.
     """
-    here = headline(cases)
-    ddp = here[here["mode"] == "ddp"]
     measured = (cases["status"] == "ok").any()
     sentences = [
-        *(scaling_loss(cases, ddp, blocks) if len(ddp) else []),
-        *(link_limit(ddp) if len(ddp) else []),
-        *(slow_rank(ddp, blocks) if len(ddp) else []),
-        *_shared(cases, here),
+        *(
+            f"{label.capitalize()}: {sentence}" if label else sentence
+            for label, group in by_compile_label(cases)
+            for sentence in _bottlenecks(group, blocks)
+        ),
+        *_shared(cases, headline(cases)),
         *([] if measured else ["Nothing was measured: no case ended with status ok."]),
         *unmeasured(cases),
     ]
     # Reasons and hosts are text of others, and this goes to a terminal.
     return [visible(sentence) for sentence in sentences]
+
+
+def _bottlenecks(cases: pd.DataFrame, blocks: pd.DataFrame) -> list[str]:
+    here = headline(cases)
+    ddp = here[here["mode"] == "ddp"]
+    if ddp.empty:
+        return []
+    return [*scaling_loss(cases, ddp, blocks), *link_limit(ddp), *slow_rank(ddp, blocks)]
 
 
 def _shared(cases: pd.DataFrame, here: pd.DataFrame) -> list[str]:

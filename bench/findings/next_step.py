@@ -13,7 +13,7 @@ import pandas as pd
 
 from bench.conditions import part
 from bench.estimate import MIN_ROUNDS
-from bench.findings.answers import Verdict, headline
+from bench.findings.answers import Verdict, by_compile_label, headline
 from bench.findings.wording import about
 from bench.results.comparisons import OPEN, Comparison, margin_of
 from bench.results.recorder import resume_command
@@ -56,16 +56,22 @@ def next_step(
         return None
     if any(verdict.is_open for verdict in verdicts):
         return _more(folder, manifest, cases, comparisons)
-    here = headline(cases)
+    here = headline(by_compile_label(cases)[0][1])
     ddp = here[(here["mode"] == "ddp") & here["exposed_comm_ms"].notna()]
     num_devices = int(here["num_devices"].iloc[0])
     step_ms = ddp["step_ms"].fillna(ddp["step_ms_p50"])  # schema 1 has the median alone
     if not ddp.empty and (ddp["exposed_comm_ms"] / step_ms).min() >= WORTH_TUNING:
-        options = as_options(part(manifest, "settings"), CARRIED)
+        options = as_options(_eager_of_several(part(manifest, "settings")), CARRIED)
         command = ["python", "-m", "bench.tune", "--gpus", str(num_devices), *options]
         return NextStep("search for better buckets", visible(shlex.join(command)))
     save = ["python", "-m", "bench.gate", "--save-baseline", str(folder)]
     return NextStep("keep this run, to hold later ones against it", visible(shlex.join(save)))
+
+
+def _eager_of_several(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with the first mode of torch.compile alone: tuning takes one, and it is what was judged."""
+    modes = settings.get("compile")
+    return {**settings, "compile": modes[:1]} if isinstance(modes, list) else {**settings}
 
 
 def _more(

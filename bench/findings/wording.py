@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from bench.layout import BucketCaps
+from bench.results.comparisons import compile_mode
 from bench.settings import DDP_AXES, DDP_DEFAULTS, STEP_SETTINGS
 from bench.stats import Interval
 
@@ -226,23 +227,32 @@ def settings(row: Row, reference: Row | None = None) -> dict[str, str]:
     return {axis: mine for axis, (mine, other) in found.items() if mine != other}
 
 
+def compile_label(mode: str) -> str:
+    """Name cases by their mode of torch.compile: `eager`, `compiled`, `compiled (max-autotune)`."""
+    return {"off": "eager", "default": "compiled"}.get(mode, f"compiled ({mode})")
+
+
 def setting_names(changed: Mapping[str, str]) -> str:
     """Name settings in a sentence, as they are typed: `bucket_cap_mb=1, static_graph=True`."""
     return ", ".join(f"{axis}={value}" for axis, value in changed.items())
 
 
 def ddp_call(changed: Mapping[str, str]) -> str:
-    """Write the call of DDP that has these arguments: `DDP(model, bucket_cap_mb=25)`."""
+    """Write the lines that make DDP so: `model = DDP(model, bucket_cap_mb=25)`."""
     given = [
         BucketCaps.parse(value).code() if axis == "bucket_cap_mb" else f"{axis}={value}"
         for axis, value in changed.items()
+        if axis != "optimize_ddp"
     ]
-    return f"DDP({', '.join(part for part in ('model', *given) if part)})"
+    way = changed.get("optimize_ddp")
+    first = f'torch._dynamo.config.optimize_ddp = "{way}"; ' if way else ""
+    return f"{first}model = DDP({', '.join(part for part in ('model', *given) if part)})"
 
 
 def case_name(row: Row) -> str:
     """Name a case in a sentence: `DDP on 2 GPUs with bucket_cap_mb=1`."""
-    changed = setting_names(settings(row))
+    mode = compile_mode(row)
+    changed = setting_names(({} if mode == "off" else {"compile": mode}) | settings(row))
     return f"{mode_name(row)} on {place(row)}{f' with {changed}' if changed else ''}"
 
 

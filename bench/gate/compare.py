@@ -133,7 +133,7 @@ def compare(
     if not pairs:
         raise NotComparableError(
             f"no case is in both: the baseline has {_ids(baseline)}, the candidate {_ids(candidate)}; "
-            "measure the same --modes, --gpus and DDP settings"
+            "measure the same --modes, --gpus, --compile and DDP settings"
         )
     both_ok = [(ours, theirs) for ours, theirs in pairs if theirs.ok]
     for run, cases in ((baseline, [ours for ours, _ in both_ok]), (candidate, [c for _, c in both_ok])):

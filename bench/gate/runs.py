@@ -17,13 +17,16 @@ import pandas as pd
 from bench.conditions import Difference, Question, differences
 from bench.errors import UsageError
 from bench.results.aggregate import images_per_s_by_round, step_ms_by_round
+from bench.results.comparisons import compile_mode
 from bench.results.round_times import ByRound
 from bench.results.schema import IDENTITY, SCHEMA_VERSION
 from bench.results.store import RunData, load_run
-from bench.settings import DDP_AXES, DDP_DEFAULTS, PIPELINE_AXES, RANK_PER_DEVICE
+from bench.settings import DDP_AXES, DDP_DEFAULTS, PIPELINE_AXES, RANK_PER_DEVICE, STEP_DEFAULTS
 
-SWEPT = ("mode", "num_devices", *DDP_AXES, *PIPELINE_AXES)
+SWEPT = ("mode", "num_devices", "compile", *DDP_AXES, *PIPELINE_AXES)
 """Columns that may differ between the cases of one run; together they name a case within it."""
+
+DEFAULTS = STEP_DEFAULTS | DDP_DEFAULTS
 
 PLANNED = tuple(
     column.name
@@ -70,8 +73,8 @@ class GateCase:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What names the case among those of its run; a setting that is not recorded had DDP's default."""
-        return tuple(self.row.get(name, str(DDP_DEFAULTS.get(name, ""))) for name in SWEPT)
+        """What names the case among those of its run; what is not recorded had PyTorch's default."""
+        return tuple(self.row.get(name, str(DEFAULTS.get(name, ""))) for name in SWEPT)
 
 
 @dataclass(frozen=True)
@@ -105,12 +108,14 @@ def checked(run: RunData) -> GateRun:
         _check_ranks(where, cases, used)
     throughput = images_per_s_by_round(used, dict(zip(cases["case_id"], cases["global_batch"], strict=True)))
     timed, no_sync = step_ms_by_round(used, "timed"), step_ms_by_round(used, "no_sync")
-    single = next((throughput.get(i, {}) for i in cases.loc[cases["mode"] == "single", "case_id"]), {})
+    rows = cases.astype(object).to_dict("records")
+    singles = {compile_mode(row): str(row["case_id"]) for row in rows if row["mode"] == "single"}
     visits = blocks.drop_duplicates(["case_id", "phase", "round"])["case_id"].value_counts()
     made = []
-    for row in cases.astype(object).to_dict("records"):
+    for row in rows:
         case_id = str(row["case_id"])
         rates = throughput.get(case_id, {})
+        single = throughput.get(singles.get(compile_mode(row), ""), {})
         local = no_sync.get(case_id, {})
         case = GateCase(
             case_id=case_id,

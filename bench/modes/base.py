@@ -90,6 +90,10 @@ class Mode(ABC):
         """The optimizer that `make` makes, as the mode steps it."""
         return make(self.module.parameters())
 
+    def compiles_as_asked(self) -> contextlib.AbstractContextManager[None]:
+        """Within it, whatever a step compiles is compiled as the case asks; for whole blocks of steps."""
+        return contextlib.nullcontext()
+
     def bucket_layout(self) -> BucketLayout | None:
         """The gradient buckets in use; None where the mode has none."""
         return None

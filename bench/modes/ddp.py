@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from bench.layout import BucketLayout
 from bench.modes.base import Mode, Place, Unsupported
+from bench.modes.compiled import built_for, compiles_as
 from bench.plan import Case
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class DistributedMode(Mode):
         self._case, self._group = case, group
         self._sharded: ShardedOptimizer | None = None
         self._sync_batchnorms = [part for part in module.modules() if isinstance(part, nn.SyncBatchNorm)]
-        with _delayed(module, case.delay_all_reduce) as delayed:
+        with built_for(case), _delayed(module, case.delay_all_reduce) as delayed:
             self.wrapped = self.ddp = DistributedDataParallel(
                 module,
                 device_ids=[place.device.index] if place.device.type == "cuda" else None,
@@ -99,8 +100,14 @@ class DistributedMode(Mode):
         for layer in self._sync_batchnorms:
             vars(layer)["process_group"] = group  # past Module.__setattr__: this is within the timed block
 
-    def bucket_layout(self) -> BucketLayout:
-        """The layout that DDP's reducer reports; the rebuilt one once it has rebuilt."""
+    def compiles_as_asked(self) -> contextlib.AbstractContextManager[None]:
+        """Under the case's `optimize_ddp`."""
+        return compiles_as(self._case)
+
+    def bucket_layout(self) -> BucketLayout | None:
+        """The layout that DDP's reducer reports, the rebuilt one once it has rebuilt; None where it rests."""
+        if self._case.has_python_reducer:
+            return None
         if self.ddp.logger is not None:
             # Otherwise the next forward does, which is one too late after three steps of a static graph.
             self.ddp.logger.set_runtime_stats_and_log()

@@ -79,10 +79,9 @@ def case_rows(
     """
     times = blocks if isinstance(blocks, RoundTimes) else RoundTimes.of(blocks)
     typical = typical or typical_of(times)
-    single = next((c for c, o in _by_id(outcomes) if o.planned.case.mode == "single"), "")
+    singles = {o.planned.case.compile: c for c, o in _by_id(outcomes) if o.planned.case.mode == "single"}
     batch = {c: o.planned.case.global_batch for c, o in _by_id(outcomes)}
-    data_parallel = {c for c, o in _by_id(outcomes) if o.planned.case.mode == "dp"}
-    vs_default = over_default(comparisons, data_parallel)
+    vs_default = over_default(comparisons, [_identity(outcome) for outcome in outcomes])
     rows = []
     for case_id, outcome in _by_id(outcomes):
         row = _identity(outcome) | (run or {}) | {"cap_mib": _cap_mib(outcome.planned.case)}
@@ -92,7 +91,7 @@ def case_rows(
             fitted = fitted_columns(
                 typical,
                 case_id,
-                single,
+                singles.get(outcome.planned.case.compile, ""),
                 batch=batch,
                 num_devices=outcome.planned.case.num_devices,
                 num_rounds=len(timed),
@@ -167,7 +166,7 @@ def fitted_columns(
     Args:
         typical: the fit.
         case_id: the case.
-        single: the case that speed-ups refer to; empty without one.
+        single: the case that speed-ups refer to, compiled alike; empty without one.
         batch: global batch by case.
         num_devices: of the case.
         num_rounds: of the case; too few tell nothing of what is hidden.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import pandas as pd
 
 from bench.conditions import part
 from bench.estimate import MIN_ROUNDS
@@ -99,13 +101,63 @@ def pairs_of(rows: Iterable[Mapping[Any, Any]]) -> list[tuple[str, str]]:
     """The pairs to compare, (case, reference), of rows of cases.csv or of a plan.
 
     At every device count that the cases have for themselves: DDP over DP, and every other case over DDP's
-    default. Counts that share devices are compared only where there is no other.
+    default. Counts that share devices are compared only where there is no other. So for eager and compiled
+    cases by themselves; then each mode of torch.compile, by `single` and DDP's default, over eager.
     """
-    several = [row for row in rows if row["num_devices"] > 1 and row["mode"] != "single"]
-    own = [row for row in several if row["oversubscribed"] is not True]
+    by_mode = by_compile(rows)
+    within = [pair for own in by_mode.values() for pair in _within(own)]
+    return within + _across([*by_mode.values()])
+
+
+def by_compile(rows: Iterable[Mapping[Any, Any]]) -> dict[str, list[Mapping[Any, Any]]]:
+    """Rows by their mode of torch.compile, in order of appearance: a run has eager cases first."""
+    found: dict[str, list[Mapping[Any, Any]]] = {}
+    for row in rows:
+        found.setdefault(compile_mode(row), []).append(row)
+    return found
+
+
+def compile_mode(row: Mapping[Any, Any] | pd.Series) -> str:
+    """The mode of torch.compile of a case; `off` where its run knew none."""
+    mode = row.get("compile")
+    return mode if isinstance(mode, str) and mode else "off"
+
+
+def _across(groups: Sequence[Sequence[Mapping[Any, Any]]]) -> list[tuple[str, str]]:
+    """Pairs of cases that differ in torch.compile alone: those of the other groups over the first's."""
+    first, *others = groups or [[]]
+    plain = {_but_compile(row): str(row["case_id"]) for row in first}
     found = []
-    for count in sorted({int(row["num_devices"]) for row in own or several}):
-        here = [row for row in own or several if row["num_devices"] == count]
+    for group in others:
+        counts = sorted({int(row["num_devices"]) for row in _on_own_devices(group)})
+        defaults = {default_of([row for row in group if row["num_devices"] == count]) for count in counts}
+        compared = [row for row in group if row["mode"] == "single" or str(row["case_id"]) in defaults]
+        found += [
+            (str(row["case_id"]), plain[_but_compile(row)]) for row in compared if _but_compile(row) in plain
+        ]
+    return found
+
+
+def _but_compile(row: Mapping[Any, Any]) -> tuple[Any, ...]:
+    """What names a case among those of its mode of torch.compile; `optimize_ddp` is of compiled ones."""
+    axes = [axis for axis in DDP_AXES if axis != "optimize_ddp"]
+    changed = tuple("" if _is_default(row, axis) else str(row[axis]) for axis in axes)
+    return (row["mode"], int(row["num_devices"]), *(changed if row["mode"] == "ddp" else ()))
+
+
+def _on_own_devices(rows: Iterable[Mapping[Any, Any]]) -> list[Mapping[Any, Any]]:
+    """Cases whose devices are theirs alone; all where none on several devices has them."""
+    rows = list(rows)
+    own = [row for row in rows if row["oversubscribed"] is not True]
+    return own if any(row["num_devices"] > 1 for row in own) else rows
+
+
+def _within(rows: Iterable[Mapping[Any, Any]]) -> list[tuple[str, str]]:
+    """The pairs of cases of one mode of torch.compile."""
+    several = [row for row in rows if row["num_devices"] > 1 and row["mode"] != "single"]
+    found = []
+    for count in sorted({int(row["num_devices"]) for row in _on_own_devices(several)}):
+        here = [row for row in _on_own_devices(several) if row["num_devices"] == count]
         default = default_of(here)
         if default is None:
             continue
@@ -158,16 +210,26 @@ def compared(
     ]
 
 
-def over_default(comparisons: Iterable[Comparison], data_parallel: Container[str]) -> dict[str, Interval]:
+def over_eager(comparisons: Iterable[Comparison], rows: Iterable[Mapping[Any, Any]]) -> list[Comparison]:
+    """Those of the comparisons that hold a mode of torch.compile against another; `rows` are the cases."""
+    mode = {str(row["case_id"]): compile_mode(row) for row in rows}
+    return [one for one in comparisons if mode.get(one.case_id) != mode.get(one.reference_id)]
+
+
+def over_default(comparisons: Iterable[Comparison], rows: Iterable[Mapping[Any, Any]]) -> dict[str, Interval]:
     """By case its rate over that of DDP's default; DP stands below the line in its comparison.
 
     Args:
         comparisons: of a run.
-        data_parallel: ids of the cases under DP.
+        rows: the cases that are looked at.
     """
+    case = {str(row["case_id"]): row for row in rows}
     found: dict[str, Interval] = {}
     for one in comparisons:
-        if one.reference_id in data_parallel:
+        ours, reference = case.get(one.case_id), case.get(one.reference_id)
+        if ours is None or reference is None or compile_mode(ours) != compile_mode(reference):
+            continue
+        if reference["mode"] == "dp":
             found[one.case_id] = ONE
             found[one.reference_id] = one.ratio.inverted()
         else:

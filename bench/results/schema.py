@@ -169,7 +169,7 @@ MEASURED: tuple[Column, ...] = (
         "of the proof: parameters after 2 steps against eager training of the plain module, relative to the "
         "update; empty where rounding is too large to tell",
     ),
-    _count("num_buckets", "DDP buckets after the rebuild"),
+    _count("num_buckets", "DDP buckets after the rebuild; with the Python reducer, compiled all-reduces"),
     Column("bucket_bytes", "text", "bytes of each bucket in all-reduce order, `/`-separated"),
     Column("layers_by_device", "text", "`partition`, `pipeline`: layers of each device, `/`-separated"),
     *_interval(
@@ -191,7 +191,7 @@ MEASURED: tuple[Column, ...] = (
     Column("step_ms_p50", "float", "median step time, all ranks and timed steps", above=0),
     Column("step_ms_p75", "float", "75th percentile of the step time", above=0),
     Column("step_ms_p95", "float", "95th percentile of the step time", above=0),
-    *_interval("speedup", "`images_per_s` over that of `single`", above=0),
+    *_interval("speedup", "`images_per_s` over that of `single`, compiled alike", above=0),
     *_interval("efficiency", "speed-up / number of devices", above=0),
     *_interval("forward_ms", "forward and loss per step, from the anatomy pass"),
     *_interval("backward_ms", "backward per step, from the anatomy pass; includes exposed communication"),
@@ -260,6 +260,19 @@ MEASURED: tuple[Column, ...] = (
         "vs_ddp_default",
         "`images_per_s` over that of DDP's default on as many devices; all of a run hold at once",
         above=0,
+    ),
+    Column(
+        "compile_s",
+        "float",
+        "seconds that torch.compile took on rank 0, backward included, with its caches as found; "
+        "empty for eager cases",
+        above=0,
+    ),
+    _count(
+        "num_graphs", "graphs that torch.compile made; DDPOptimizer splits one at the buckets; empty if eager"
+    ),
+    _count(
+        "graph_breaks", "places where dynamo could not go on in one graph; empty for eager cases", first=0
     ),
     Column("prefetch", "bool", "whether the next batch was copied to the GPU during the step"),
     Column("cap_mib", "float", "`bucket_cap_mb` as a number; empty for `default` and for lists"),

@@ -105,7 +105,9 @@ def print_plan(job: Job) -> None:
         what = f"skipped: {p.skip_reason}" if p.skip_reason else f"place {place[p.case.case_id]} in round 1"
         more = ", oversubscribed" if p.oversubscribed and not p.skip_reason else ""
         print(f"  {p.case.case_id:<{width}}  {p.case.global_batch:>5} images/step  {what}{more}")
-    steps_ms = probe(job.workload, job.plan[0].case, torch.device(job.machine.device_type))
+    # Eager: a plan should not take the minutes of a compiler, nor need one.
+    first = dataclasses.replace(job.plan[0].case, compile="off")
+    steps_ms = probe(job.workload, first, torch.device(job.machine.device_type))
     step_s = median(steps_ms) / 1000
     expected = plan.estimate_s(
         job.plan, step_s=step_s, single_batch=job.plan[0].case.global_batch, settings=job.settings

@@ -15,11 +15,11 @@ from bench.measure.telemetry import Telemetry, gpus_of
 from bench.measure.timed import BlockTimes, Trainer, run_block
 from bench.measure.trace import run_trace
 from bench.modes import Place
-from bench.plan import Case, Planned
+from bench.plan import Case, Planned, is_base
 from bench.results.recorder import Block
 from bench.run.prepare import LiveCase
 from bench.run.sustain import blocks_left, is_sustained
-from bench.settings import DDP_AXES, ResolvedSettings
+from bench.settings import ResolvedSettings
 
 INSTRUMENTED_EVERY = 5
 """With `--rounds`, anatomy and trace come in the first round and every fifth; on GPUs traces come last."""
@@ -77,7 +77,7 @@ def is_traced(case: Case, settings: ResolvedSettings, *, last: bool) -> bool:
     pytorch#144455, kineto#1264.
     """
     wanted = "trace" in settings.passes and (case.communicates or settings.trace)
-    return wanted and last == (case.device_type == "cuda")
+    return wanted and "trace" not in case.unmeasured and last == (case.device_type == "cuda")
 
 
 def is_calibrated(case: Case, settings: ResolvedSettings) -> bool:
@@ -87,7 +87,7 @@ def is_calibrated(case: Case, settings: ResolvedSettings) -> bool:
         and case.communicates
         and "calibration" not in case.unmeasured
         and case.num_devices == max(settings.gpus)
-        and all(getattr(case, axis) == getattr(settings, axis)[0] for axis in DDP_AXES)
+        and is_base(case, settings)
     )
 
 
@@ -145,7 +145,8 @@ def work_of(
     work = _work(phase, live, trainer, settings, place, clock)
 
     def checked() -> BlockTimes:
-        times = work()
+        with trainer.mode.compiles_as_asked():
+            times = work()
         if phase == "timed" and telemetry is not None:
             times = telemetry.of(times, gpus_of(live.case, place))
         trainer.check_loss()

@@ -16,9 +16,10 @@ from bench.cluster.ranks import Cluster, RankInfo
 from bench.conditions import prefetches
 from bench.layout import BucketLayout
 from bench.measure.clock import Clock
+from bench.measure.compiling import Compilation, CompileWatch
 from bench.measure.memory import DeviceMemory, MemoryWatch, release_memory
 from bench.measure.timed import BlockTimes, Trainer, run_block
-from bench.modes import Mode, Place, build_mode, devices_of
+from bench.modes import Mode, Place, build_mode, devices_of, require_compiler
 from bench.plan import Case, Planned
 from bench.results.schema import LEAST
 from bench.run.proof import Prover
@@ -77,6 +78,8 @@ class Prepared:
     warmup: BlockTimes
     memory: tuple[DeviceMemory, ...]
     """Of each device that it trains on; empty where it cannot be told."""
+    compilation: Compilation | None
+    """None for an eager case."""
     gradient_error: float | None = None
     update: UpdateError = NOT_TOLD
     """Told, as the error before it, by rank 0."""
@@ -90,27 +93,34 @@ def prepare(
 ) -> Prepared:
     """Prove the case, build it and warm it up. Raises ProofError, Unsupported, or what the model raises."""
     case, place = live.case, prover.place
+    require_compiler(case, place.device)
     stages = prover.splitter.stages(case, live.group)
     gradient_error = prover.prove(case, live.group, stages)
     release_memory(place.device)  # torch before 2.15 leaves cycles, which would count as other cases'
     with MemoryWatch(_watched(case, place)) as watch:
+        compiling = None if case.compile == "off" else CompileWatch()
         module = placed(copy.deepcopy(prover.template), case, place.device)
         equal = prover.equal_replicas
         mode = build_mode(case, module, place, live.group, equal_replicas=equal, stages=stages)
         live.trainer = _trainer(case, mode, prover.workload, _source(case, prover, settings))
         first = FirstSteps(case, live.trainer, keeps=place.rank == 0)
-        first_ms = [*_step_ms(live.trainer, clock)]
-        first.after_step()
-        first_ms += _step_ms(live.trainer, clock)
+        with mode.compiles_as_asked():
+            first_ms = [*_step_ms(live.trainer, clock)]
+            first.after_step()
+            first_ms += _step_ms(live.trainer, clock)
     first.after_step()  # the weights that it keeps are none of the case's memory
     live.layers_by_device = stages.by_device if stages is not None else ()
-    warmup = _warm_up(live.trainer, first, first_ms, live.group, place.device, clock, least_warmup_s)
-    memory = watch.taken()
-    update = prove_update(case, first, prover, live.group)
+    with mode.compiles_as_asked():
+        warmup = _warm_up(live.trainer, first, first_ms, live.group, place.device, clock, least_warmup_s)
+        compilation = None if compiling is None else compiling.taken()
+        memory = watch.taken()
+        update = prove_update(case, first, prover, live.group)
+        if compilation is not None and case.communicates:
+            live.trainer.local_step()  # may need graphs of its own, which no block should wait for
     live.trainer.check_loss()
     live.layout = mode.bucket_layout()
     mode.settle()
-    return Prepared(warmup, memory, gradient_error, update)
+    return Prepared(warmup, memory, compilation, gradient_error, update)
 
 
 def facts_of(live: LiveCase, first: RankInfo, found: Sequence[Prepared]) -> dict[str, Any]:
@@ -133,6 +143,11 @@ def facts_of(live: LiveCase, first: RankInfo, found: Sequence[Prepared]) -> dict
         facts["bucket_bytes"] = str(live.layout)
     if live.layers_by_device:
         facts["layers_by_device"] = "/".join(map(str, live.layers_by_device))
+    compiled = found[0].compilation
+    if compiled is not None:
+        facts |= {name: getattr(compiled, name) for name in ("compile_s", "num_graphs", "graph_breaks")}
+        if live.case.has_python_reducer:
+            facts["num_buckets"] = compiled.num_buckets
     return facts
 
 

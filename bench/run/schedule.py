@@ -18,7 +18,12 @@ from bench.plan import Case, Planned, timed_block_s
 from bench.recovery.reopen import Completion
 from bench.results.comparisons import Comparison
 from bench.results.recorder import Recorder
-from bench.run.phases import fixed_phases, is_calibrated, is_traced, shuffled
+from bench.run.phases import (
+    fixed_phases,
+    is_calibrated,
+    is_traced,
+    shuffled,
+)
 from bench.settings import ResolvedSettings
 
 FIRST_LOOK = 10

@@ -19,6 +19,7 @@ from bench.findings.wording import (
     CPU_STAND_IN,
     MIB,
     between,
+    compile_label,
     duration,
     estimate,
     finite,
@@ -29,6 +30,7 @@ from bench.findings.wording import (
     workload_parts,
 )
 from bench.layout import BucketLayout
+from bench.results.comparisons import by_compile, compile_mode
 from bench.text import visible
 
 MOST_CAUTIONS = 2
@@ -91,7 +93,7 @@ def summary_json(
     whole = {
         "results": str(folder),
         "answers": [
-            {"question": one.question, "answer": one.answer, "sentence": one.sentence, "paste": one.paste}
+            {"question": one.question, "answer": one.answer, "sentence": one.said, "paste": one.paste}
             for one in conclusion.verdicts
         ],
         "findings": list(conclusion.notes),
@@ -122,9 +124,12 @@ def case_table(cases: pd.DataFrame) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("case", "devices", "cap MiB", *COLUMNS, "rounds"):
         table.add_column(name, justify="left" if name == "case" else "right", no_wrap=True)
-    for row in cases[cases["status"] == "ok"].to_dict("records"):
+    rows = cases[cases["status"] == "ok"].to_dict("records")
+    several = len(by_compile(rows)) > 1
+    for row in rows:
+        compiled = compile_label(compile_mode(row)) if several and compile_mode(row) != "off" else ""
         table.add_row(
-            ", ".join(filter(None, (mode_label(row), settings_label(row, with_cap=False)))),
+            ", ".join(filter(None, (mode_label(row), compiled, settings_label(row, with_cap=False)))),
             f"{row['num_devices']}{'*' if row['oversubscribed'] is True else ''}",
             text(row["bucket_cap_mb"]),
             *(

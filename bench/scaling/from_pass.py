@@ -128,7 +128,7 @@ def calibration_of(run: RunData, trainable: Sequence[Trainable]) -> Calibration:
         comm_slowdown=_slow(looked, "comm"),
         rank_spread=spread.of_ranks,
         slowest_spread=spread.of_slowest,
-        single_step_ms=single_steps(run, int(case["batch_per_device"])),
+        single_step_ms=single_steps(run, int(case["batch_per_device"]), identity(run, case).step),
         notes=(f"measured by the calibration pass on {case['case_id']}",),
     )
     return _with_residual(found, run)

@@ -45,13 +45,19 @@ def ddp_cases(run: RunData) -> list[dict[str, Any]]:
     return [{str(key): value for key, value in row.items()} for row in rows]
 
 
-def single_steps(run: RunData, batch_per_device: int) -> Samples:
-    """List the step times of `single` with that batch, ms, one per round; empty if not measured."""
+def single_steps(run: RunData, batch_per_device: int, step: str) -> Samples:
+    """List the step times of `single` with that batch, ms, one per round; empty if not measured.
+
+    `step` says how it is computed, as an `Identity` does.
+    """
     cases = run.cases[(run.cases["mode"] == "single") & (run.cases["status"] == "ok")]
-    same = cases.loc[cases["batch_per_device"] == batch_per_device, "case_id"]
-    return tuple(
-        step_ms_by_round(run.blocks, "timed").get(str(same.iloc[0]), {}).values() if len(same) else ()
-    )
+    rows = cases[cases["batch_per_device"] == batch_per_device].to_dict("records")
+    same = next((str(row["case_id"]) for row in rows if _step(row) == step), "")
+    return tuple(step_ms_by_round(run.blocks, "timed").get(same, {}).values())
+
+
+def _step(case: Mapping[Any, Any]) -> str:
+    return ", ".join(step_labels(case)[1:])
 
 
 def identity(run: RunData, case: Mapping[str, Any]) -> Identity:
@@ -67,7 +73,7 @@ def identity(run: RunData, case: Mapping[str, Any]) -> Identity:
         torch=str(run.manifest.get("versions", {}).get("torch", "")),
         host=machine_name(environment),
         link=None if pd.isna(case["link"]) else str(case["link"]),
-        step=", ".join(step_labels(case)[1:]),
+        step=_step(case),
     )
 
 

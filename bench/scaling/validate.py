@@ -87,7 +87,8 @@ def drift(calibration: Calibration, run: RunData) -> Interval | None:
 
     What a shared or throttled machine changed in between is no error of the simulation, but part of one.
     """
-    now = single_steps(run, calibration.identity.batch_per_device)
+    identity = calibration.identity
+    now = single_steps(run, identity.batch_per_device, identity.step)
     if not now or not calibration.single_step_ms:
         return None
     return ratio_of_medians(now, calibration.single_step_ms)

@@ -20,7 +20,7 @@ STAGES = CALIBRATION, PROOF = "calibration", "proof"
 """Results folders of the two stages, within the tuning's own."""
 
 TUNED = ("bucket_cap_mb", *(axis.name for axis in dataclasses.fields(Axes)))
-FIXED = tuple(axis for axis in DDP_AXES if axis not in TUNED)
+FIXED = ("compile", *(axis for axis in DDP_AXES if axis not in TUNED))
 """Axes of bench.run that take one value here: tuning does not compare them."""
 
 DEFAULT_MAX_TIME_S = 150.0
@@ -151,7 +151,7 @@ def point_of(planned: Planned) -> tuple[BucketCaps, bool, str, int]:
 
 
 def _axes(settings: Settings) -> Axes:
-    several = next((name for name in FIXED if len(getattr(settings, name)) > 1), None)
+    several = next((name for name in FIXED if len(getattr(settings, name) or ()) > 1), None)
     if several is not None:
         raise UsageError(f"--{several.replace('_', '-')} is not tuned: give one value")
     return Axes(

@@ -120,7 +120,7 @@ def test_a_cpu_core_trains_resnet_18_in_fp32_as_pytorch_does_by_itself() -> None
     found = defaults(gpus=2)
     assert (found.arch, found.batch_size, found.backend, found.gpus) == ("resnet18", 16, "gloo", (1, 2))
     assert (found.precision, found.steps, found.margin, found.least_block_s) == ("fp32", 1, 0.05, 0)
-    assert {name: getattr(found, name) for name in STEP_DEFAULTS} == STEP_DEFAULTS
+    assert {name: getattr(found, name) for name in STEP_DEFAULTS} == STEP_DEFAULTS | {"compile": ("off",)}
     fixed = with_device_defaults(Settings(rounds=3), device_type="cpu", num_local_devices=1)
     assert fixed.max_time is None, "a number of rounds is not cut short by a time nobody gave"
 
@@ -130,7 +130,7 @@ def test_a_gpu_trains_as_an_engineer_does_today() -> None:
     assert (found.arch, found.batch_size, found.backend) == ("resnet50", 256, "nccl")
     assert found.gpus == (1, 2, 4, 6), "all six, beside the powers of two"
     assert (found.precision, found.channels_last, found.fused_optimizer) == ("bf16", True, True)
-    assert (found.compile, found.cudnn_benchmark, found.margin) == ("off", False, 0.01)
+    assert (found.compile, found.cudnn_benchmark, found.margin) == (("off",), False, 0.01)
 
 
 @pytest.mark.parametrize(("gpu", "precision", "batch_size"), [(V100, "fp16", 64), (GTX, "fp32", 32)])
@@ -200,6 +200,7 @@ def test_settings_come_back_from_what_is_stored_of_them() -> None:
     new |= {"skip_all_reduce_unused_params": [False], "zero_optimizer": [False]}
     new |= {"delay_all_reduce": [0], "ddp_mixed_precision": ["none"]}
     new |= {"telemetry": True, "numa_bind": True, "prefetch": True, "sustain": None, **STEP_DEFAULTS}
+    new |= {"compile": ["off"], "optimize_ddp": ["ddp_optimizer"]}
     now = json.loads(json.dumps(resolved.stored()))
     assert now == json.loads(then) | new
     added = new.keys() - json.loads(then).keys()

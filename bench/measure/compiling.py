@@ -1,0 +1,90 @@
+"""What torch.compile did for a case: seconds, graphs and graph breaks, as dynamo itself counts them."""
+
+from __future__ import annotations
+
+import functools
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from bench.cluster.messages import may_be_sent
+from bench.modes import Unsupported
+
+# Importing the compiler takes seconds, which eager cases do without.
+# ruff: noqa: PLC0415
+
+
+NOTHING = (
+    "torch.compile made no graph of the model; where it is one of torch's own modules, such as "
+    "nn.Sequential, wrap it in a class of yours (torch 2.11 passes over them)"
+)
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """What compiling a case took on one rank, and what came of it."""
+
+    compile_s: float
+    """Within dynamo, backward included; with the compiler's caches as they were."""
+    num_graphs: int
+    """Graphs given to the compiler: a part each where DDPOptimizer splits one."""
+    graph_breaks: int
+    """Places where dynamo could not go on in one graph; DDPOptimizer's splits are none."""
+    num_buckets: int
+    """All-reduces that the compiler made of the Python reducer's; 0 without it."""
+
+
+may_be_sent(Compilation)
+
+
+class CompileWatch:
+    """Counts from its making to `taken` what this process compiles."""
+
+    def __init__(self) -> None:
+        self._before = _counted()
+
+    def taken(self) -> Compilation:
+        """What was compiled since. Raises Unsupported where nothing was: the case would be an eager one."""
+        since = [now - before for now, before in zip(_counted(), self._before, strict=True)]
+        found = Compilation(since[0], *map(int, since[1:]))
+        if not found.num_graphs:
+            raise Unsupported(NOTHING)
+        return found
+
+
+def _counted() -> tuple[float, int, int, int]:
+    """Seconds, graphs, breaks and buckets of this process so far."""
+    from torch._dynamo.utils import counters
+
+    return (
+        _stopwatch().total_s,
+        counters["aot_autograd"]["total"],
+        sum(counters["graph_break"].values()),
+        counters["inductor"]["ddp_buckets"],
+    )
+
+
+class _Stopwatch:
+    """Seconds in dynamo's outermost compilations; `start` and `stop` are its callbacks."""
+
+    def __init__(self) -> None:
+        self.total_s = 0.0
+        self._began_s = 0.0
+
+    def start(self, _: Any) -> None:
+        """A compilation begins."""
+        self._began_s = time.perf_counter()
+
+    def stop(self, _: Any) -> None:
+        """It has ended."""
+        self.total_s += time.perf_counter() - self._began_s
+
+
+@functools.cache
+def _stopwatch() -> _Stopwatch:
+    from torch._dynamo.callback import callback_handler
+
+    watch = _Stopwatch()
+    callback_handler.register_start_callback(watch.start)
+    callback_handler.register_end_callback(watch.stop)
+    return watch

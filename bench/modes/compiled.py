@@ -1,0 +1,89 @@
+"""What a compiled case needs of torch.compile: a compiler, and its own way of optimising DDP."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+
+import torch
+
+from bench.modes.base import Unsupported
+from bench.plan import Case
+
+# Importing the compiler takes seconds, which eager cases do without.
+# ruff: noqa: PLC0415
+
+OR_EAGER = "or leave --compile off"
+
+
+def require_compiler(case: Case, device: torch.device) -> None:
+    """Raise Unsupported where a compiled case has no compiler for its kernels."""
+    if case.compile == "off":
+        return
+    missing = _missing_on_gpu() if device.type == "cuda" else _missing_on_cpu()
+    if missing:
+        raise Unsupported(f"torch.compile {missing}, {OR_EAGER}")
+
+
+def _missing_on_cpu() -> str:
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        wanted = os.environ.get("CXX", "g++")
+        return f"needs a C++ compiler, and {wanted} does not run; install g++, set CXX to one that runs"
+    return ""
+
+
+def _missing_on_gpu() -> str:
+    from torch.utils._triton import has_triton
+
+    if not has_triton():
+        return "needs Triton, which is not installed or does not know this GPU; pip install triton"
+    if not any((os.environ.get("CC"), shutil.which("gcc"), shutil.which("clang"))):
+        return "needs a C compiler to start Triton's kernels; install gcc, set CC"
+    return ""
+
+
+@contextlib.contextmanager
+def built_for(case: Case) -> Iterator[None]:
+    """Within it, DDP is constructed for the case's `optimize_ddp`, which it reads there."""
+    if case.compile == "off":
+        yield
+        return
+    from torch import _dynamo, _inductor
+
+    # DDP with a Python reducer changes the compiler's settings for good, and so for later cases.
+    kept = _inductor.config.patch(_fuse_ddp_communication=False, _fuse_ddp_bucket_size=25)
+    with kept, _dynamo.config.patch(optimize_ddp=case.optimize_ddp):
+        yield
+
+
+@contextlib.contextmanager
+def compiles_as(case: Case) -> Iterator[None]:
+    """Within it, whatever a step compiles is compiled as the case asks; for whole blocks of steps.
+
+    Under the Python reducer the backward is compiled, too, with its all-reduces, which the compiler joins.
+    """
+    if case.compile == "off":
+        yield
+        return
+    from torch import _dynamo, _inductor
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_dynamo.config.patch(optimize_ddp=case.optimize_ddp))
+        if case.has_python_reducer:
+            joined = {"_fuse_ddp_communication": True, **_bucket_size(case)}
+            stack.enter_context(_inductor.config.patch(joined))
+            autograd = _dynamo.utils.maybe_enable_compiled_autograd
+            stack.enter_context(autograd(True, fullgraph=False, dynamic=False))  # noqa: FBT003 - torch's
+        yield
+
+
+def _bucket_size(case: Case) -> dict[str, float]:
+    caps = case.bucket_cap_mb.mib
+    return {"_fuse_ddp_bucket_size": caps[0]} if caps else {}

@@ -1,0 +1,140 @@
+"""Compiled cases: each compiles under its own settings, and trains as the plain module does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from commands import SMALL, bench_run
+from test_proof import DDP_PROOF
+
+from bench.measure.compiling import CompileWatch
+from bench.modes import Unsupported, require_compiler
+from bench.plan import Case
+from bench.results.store import load_run
+
+CASE = """
+import contextlib
+from dataclasses import replace
+from torch import nn
+from torch._dynamo.backends.debugging import aot_eager
+import torch._inductor.compile_fx
+# Graphs are made and split as ever; only the slow step from a graph to machine code is left out.
+torch._inductor.compile_fx.compile_fx = lambda graph, inputs, **_: aot_eager(graph, inputs)
+from bench.cluster.ranks import Cluster
+from bench.measure.compiling import CompileWatch
+from bench.modes import build_mode
+from bench.plan import Case
+from models.step import placed
+cluster = Cluster("cpu")
+group = cluster.group(2, "gloo")
+torch.manual_seed(0)
+# 4 MiB of gradients: DDP's first bucket of 1 MiB, then one more.
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(512, 512) for _ in range(4))
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+plain = Model()
+x = torch.randn(2, 4, 512)[cluster.rank]
+def gradients(forward, module):
+    module.zero_grad()
+    forward(x).square().mean().backward()
+    return torch.cat([p.grad.flatten() for p in module.parameters()]).clone()
+local = gradients(plain, plain)
+averaged = local.clone()
+torch.distributed.all_reduce(averaged, group=group)
+averaged /= 2
+import copy
+plain.zero_grad()
+def off(found, wanted):
+    return float((found - wanted).norm() / wanted.norm())
+def tried(**settings):
+    case = Case.of_stored(dict(mode="ddp", num_devices=2, arch="linear", image_size=None, batch_per_device=4,
+        scaling="weak", precision="fp32", data="device", device_type="cpu", compile="default",
+        backend="gloo", bucket_cap_mb="default") | settings)
+    module = placed(copy.deepcopy(plain), case, cluster.place.device)
+    watch = CompileWatch()
+    mode = build_mode(case, module, cluster.place, group)
+    with mode.compiles_as_asked():
+        errors = [off(gradients(mode.wrapped, module), averaged) for _ in range(3)]
+        found = watch.taken()
+        with mode.without_communication():
+            errors.append(off(gradients(mode.wrapped, module), local))
+        errors.append(off(gradients(mode.wrapped, module), averaged))
+    layout = mode.bucket_layout()
+    return max(errors), found.num_graphs, found.graph_breaks, layout and len(layout.num_bytes)
+"""
+
+
+def test_every_case_compiles_under_its_own_way_of_optimising_ddp(ranks: Any) -> None:
+    """Expected of torch's documentation: two graphs for two buckets, one, and a backward beside the forward.
+
+    The last is as the first: what the Python reducer changes in torch is not left to later cases.
+    """
+    ways = ["ddp_optimizer", "no_optimization", "python_reducer", "ddp_optimizer"]
+    found = ranks(
+        CASE + f"report([tried(optimize_ddp=way) for way in {ways!r}] + "
+        "[torch._dynamo.config.optimize_ddp, torch._inductor.config._fuse_ddp_communication])\n"
+        "cluster.close()\n",
+        2,
+    )
+    for tried in found:
+        *cases, optimize_ddp, fuses = tried
+        assert max(error for error, *_ in cases) < 1e-5, "gradients are the average, or under no_sync its own"
+        assert [numbers for _, *numbers in cases] == [[2, 0, 2], [1, 0, 2], [2, 0, None], [2, 0, 2]]
+        assert (optimize_ddp, fuses) == (True, False)
+
+
+def test_ddp_is_proven_under_every_way_of_optimising_it(ranks: Any) -> None:
+    ways = [{"compile": "default", "optimize_ddp": way} for way in ("no_optimization", "python_reducer")]
+    found = ranks(DDP_PROOF + f"report([error(**s) for s in {ways!r}])\ncluster.close()\n", 2)
+    assert 0 < max(found[0]) < 1e-12
+
+
+def test_a_case_without_a_compiler_is_skipped_and_the_others_measured(tmp_path: Path) -> None:
+    """Found before anything is built, whatever the compiler left in its cache before."""
+    out = tmp_path / "run"
+    arguments = ("--modes", "ddp", "--gpus", "2", "--bucket-cap-mb", "default", "--rounds", "1")
+    done = bench_run(
+        *SMALL, *arguments, "--compile", "off,on", "--out", str(out), env={"CXX": "/nowhere/g++"}
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    cases = load_run(out).cases
+    assert cases["status"].tolist() == ["ok", "ok", "skipped", "skipped"]
+    assert cases["compile"].tolist() == ["off", "off", "default", "default"]
+    for reason in cases["reason"].tolist()[2:]:
+        assert "/nowhere/g++ does not run; install g++" in reason
+        assert "--compile off" in reason
+
+
+@pytest.mark.parametrize("compile_mode", ["off", "default"])
+def test_eager_cases_need_no_compiler(compile_mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.utils._triton.has_triton", lambda: False)
+    case = Case(
+        mode="single",
+        num_devices=1,
+        arch="resnet20",
+        image_size=32,
+        batch_per_device=2,
+        scaling="weak",
+        precision="fp32",
+        data="device",
+        device_type="cuda",
+        compile=compile_mode,
+    )
+    if compile_mode == "off":
+        require_compiler(case, torch.device("cuda"))
+    else:
+        with pytest.raises(Unsupported, match=r"Triton.*pip install triton, or leave --compile off"):
+            require_compiler(case, torch.device("cuda"))
+
+
+def test_a_case_of_which_nothing_was_compiled_is_no_compiled_case() -> None:
+    with pytest.raises(Unsupported, match="made no graph"):
+        CompileWatch().taken()

@@ -1,0 +1,321 @@
+"""Several modes of torch.compile in one run: what is planned, compared and said of it."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_runs import Row, case, run
+from test_plan import make, names, resolved
+
+from bench.errors import UsageError
+from bench.findings.answers import CAP, WRAPPER, verdicts
+from bench.findings.compiled import compile_verdicts
+from bench.findings.findings import conclude
+from bench.findings.wording import ddp_call
+from bench.gate.runs import checked
+from bench.plan import Case, plan_hash
+from bench.results.aggregate import Outcome, case_rows
+from bench.results.comparisons import Comparison, over_default, pairs_of
+from bench.results.schema import BLOCKS, CASES, typed_frame
+from bench.run.phases import fixed_phases, is_calibrated
+from bench.settings import Settings, as_options, resolve
+from bench.stats import Interval
+from report.view import page
+
+WAYS = ("ddp_optimizer", "no_optimization", "python_reducer")
+
+
+@pytest.mark.parametrize(
+    ("text", "modes"),
+    [
+        ("off,on", ("off", "default")),
+        ("on", ("default",)),
+        ("max-autotune,on,off", ("off", "max-autotune", "default")),
+    ],
+)
+def test_eager_comes_first_and_on_is_the_default_mode(text: str, modes: tuple[str, ...]) -> None:
+    assert resolve({"compile": text}).compile == modes
+
+
+@pytest.mark.parametrize("text", ["on,default", "fast", "off,,on"])
+def test_a_mistake_is_one_line(text: str) -> None:
+    with pytest.raises(UsageError, match="--compile"):
+        resolve({"compile": text})
+
+
+def test_a_manifest_of_before_the_axis_is_read() -> None:
+    """It held one mode as text. Both come back as a command line."""
+    assert Settings.of_stored({"compile": "default"}).compile == ("default",)
+    assert as_options({"device": "cpu", "compile": "off"}, ["compile"]) == []
+    assert as_options({"device": "cpu", "compile": ["off"]}, ["compile"]) == []
+    assert as_options({"compile": ["off", "default"]}, ["compile"]) == ["--compile", "off,default"]
+
+
+def test_every_mode_has_its_own_single_and_eager_cases_keep_their_ids() -> None:
+    options: dict[str, Any] = {"gpus": (2,), "bucket_cap_mb": ("default", "25")}
+    eager, compiled = (make(compile=mode, **options) for mode in ("off", "default"))
+    both = make(compile=("default", "off"), **options)
+    assert [p.case for p in both] == [p.case for p in [*eager, *compiled]]
+    assert names(both)[:4] == [("single", 1, ""), ("dp", 2, ""), ("ddp", 2, "default"), ("ddp", 2, "25")]
+    reasons = {p.case.compile: str(p.skip_reason) for p in both if p.case.mode == "dp"}
+    assert "cannot replicate" in reasons["default"]
+    assert reasons["off"] == "None"
+
+
+def test_ids_of_compiled_cases_are_those_of_earlier_versions() -> None:
+    """Computed with the code of 4ba3253, where one mode held for a whole run."""
+    plan = make(gpus=(1, 2), compile="default", modes=("ddp",))
+    assert plan_hash(plan) == "06faafaa1d8e"
+    assert [p.case.case_id for p in plan[:2]] == ["single-n1-4d8d74", "ddp-n1-capdefault-182586"]
+
+
+def test_ways_of_optimising_ddp_are_crossed_with_compiled_cases_alone() -> None:
+    plan = make(gpus=(1, 2), modes=("ddp",), compile="off,on", optimize_ddp=WAYS, bucket_cap_mb="default")
+    found = [(p.case.compile, p.case.num_devices, p.case.optimize_ddp) for p in plan if p.case.mode == "ddp"]
+    assert found == [
+        *(("off", n, "ddp_optimizer") for n in (1, 2)),
+        ("default", 1, "ddp_optimizer"),
+        *(("default", 2, way) for way in WAYS),
+    ]
+    with pytest.raises(UsageError, match="--compile on"):
+        make(optimize_ddp="no_optimization")
+
+
+def test_a_star_varies_caps_for_the_first_mode_alone() -> None:
+    plan = make(
+        gpus=(2,),
+        modes=("ddp",),
+        sweep="star",
+        compile="off,on",
+        optimize_ddp=WAYS[:2],
+        bucket_cap_mb="default,25",
+    )
+    found = [
+        (p.case.compile, str(p.case.bucket_cap_mb), p.case.optimize_ddp) for p in plan if p.case.mode == "ddp"
+    ]
+    assert found == [
+        ("off", "default", "ddp_optimizer"),
+        ("off", "25", "ddp_optimizer"),
+        ("default", "default", "ddp_optimizer"),
+        ("default", "default", "no_optimization"),
+    ]
+
+
+def test_what_a_way_of_optimising_cannot_do_is_skipped() -> None:
+    """Only DDPOptimizer asserts that the first bucket is the smallest; the Python reducer has no buckets."""
+    plan = make(
+        gpus=(2,),
+        modes=("ddp",),
+        compile="on",
+        optimize_ddp=WAYS,
+        bucket_cap_mb="default,0.25,1/25",
+        static_graph=(False, True),
+    )
+    skipped = {
+        (p.case.optimize_ddp, str(p.case.bucket_cap_mb), p.case.static_graph): p.skip_reason
+        for p in plan
+        if p.skip_reason
+    }
+    caps = ("default", "0.25", "1/25")
+    expected = {("ddp_optimizer", "0.25", graph) for graph in (False, True)}
+    expected |= {("python_reducer", cap, True) for cap in caps} | {("python_reducer", "1/25", False)}
+    assert skipped.keys() == expected
+    assert "1 MiB" in str(skipped["ddp_optimizer", "0.25", False])
+    assert "static_graph" in str(skipped["python_reducer", "default", True])
+
+
+def test_the_compiled_backward_of_the_python_reducer_is_left_alone() -> None:
+    """No hooks in it, and no replay of buckets that it does not have; one that calibrates is the first."""
+    settings = resolved(gpus=(2,), compile="off,on", optimize_ddp=WAYS, calibrate=True, rounds=1)
+    phases = {
+        (p.case.compile, p.case.optimize_ddp): set(
+            fixed_phases(p.case, oversubscribed=False, round_index=1, settings=settings)
+        )
+        for p in make(gpus=(2,), modes=("ddp",), compile="off,on", optimize_ddp=WAYS, bucket_cap_mb="default")
+        if p.case.mode == "ddp"
+    }
+    assert phases["default", "python_reducer"] == {"timed", "no_sync"}
+    assert phases["default", "no_optimization"] == {"timed", "no_sync", "comm", "anatomy", "trace"}
+    assert phases["off", "ddp_optimizer"] == phases["default", "no_optimization"] | {"calibration"}
+
+
+def test_a_calibration_of_compiled_cases_takes_the_first_way() -> None:
+    options: dict[str, Any] = {"gpus": (2,), "compile": "on", "optimize_ddp": WAYS[1:], "calibrate": True}
+    settings = resolved(**options, bucket_cap_mb="25,100")
+    found = [
+        p.case.optimize_ddp
+        for p in make(**options, modes=("ddp",), bucket_cap_mb="25,100")
+        if is_calibrated(p.case, settings)
+    ]
+    assert found == ["no_optimization"]
+
+
+RATES = {"off": {1: 100.0, 2: 160.0}, "default": {1: 120.0, 2: 240.0}}
+PLAN = make(gpus=(1, 2), modes=("ddp",), compile="off,on", bucket_cap_mb="default,25")
+
+
+def rate(one: Case) -> float:
+    """Images per second, 1.1 times as many with a cap of 25 MiB."""
+    return RATES[one.compile][one.num_devices] * (1.1 if str(one.bucket_cap_mb) == "25" else 1.0)
+
+
+def measured_blocks() -> list[Row]:
+    return [
+        {
+            "case_id": p.case.case_id,
+            "phase": "timed",
+            "round": r,
+            "rank": rank,
+            "num_steps": 1,
+            "block_ms": 1000 * p.case.global_batch / rate(p.case),
+            "steps_ms": "1",
+        }
+        for p, r in product(PLAN, range(1, 8))
+        for rank in range(p.case.num_devices if p.case.mode == "ddp" else 1)
+    ]
+
+
+def test_speed_up_refers_to_single_compiled_alike() -> None:
+    blocks = typed_frame(measured_blocks(), BLOCKS)
+    rows = case_rows([Outcome(p, facts={"num_buckets": 1}) for p in PLAN], blocks)
+    speedup = {
+        (row["compile"], row["num_devices"]): row["speedup"]
+        for row in rows.to_dict("records")
+        if row["bucket_cap_mb"] != "25"
+    }
+    assert speedup["off", 2] == pytest.approx(1.6)
+    assert speedup["default", 2] == pytest.approx(2.0)
+    assert (rows["mode"] == "single").sum() == 2
+    assert rows.loc[rows["mode"] == "single", "speedup"].tolist() == pytest.approx([1.0, 1.0])
+    gate = checked(run(rows.to_dict("records"), timed_blocks=measured_blocks()))
+    gated = {(c.row["compile"], c.row.get("bucket_cap_mb"), c.row["num_devices"]): c for c in gate.cases}
+    found = gated["default", "default", "2"].speedup
+    assert [found[r] for r in range(1, 8)] == pytest.approx([2.0] * 7)
+    assert len({one.key for one in gate.cases}) == len(PLAN), "each case of a run has a key of its own"
+
+
+def compiled(mode: str, num_devices: int, images_per_s: float, **more: Any) -> Row:
+    found = case(mode, num_devices, images_per_s, compile="default", compile_s=41.2, num_graphs=3, **more)
+    return found | {"case_id": f"{found['case_id']}-compiled"}
+
+
+SINGLE, DP, DDP, CAP_25 = (
+    case("single", 1, 100.0, compile="off"),
+    case("dp", 2, 150.0, compile="off"),
+    case("ddp", 2, 160.0, compile="off"),
+    case("ddp", 2, 150.0, compile="off", bucket_cap_mb="25"),
+)
+SINGLE_C, DDP_C, WHOLE_C = (
+    compiled("single", 1, 120.0),
+    compiled("ddp", 2, 210.0),
+    compiled("ddp", 2, 180.0, optimize_ddp="no_optimization", accumulate=1) | {"case_id": "whole"},
+)
+ROWS = [SINGLE, DP, DDP, CAP_25, SINGLE_C, DDP_C, WHOLE_C]
+
+
+def pair(first: Row, second: Row) -> tuple[str, str]:
+    return first["case_id"], second["case_id"]
+
+
+def test_modes_are_compared_within_themselves_and_then_by_their_defaults() -> None:
+    within = [pair(DDP, DP), pair(CAP_25, DDP), pair(WHOLE_C, DDP_C)]
+    assert pairs_of(ROWS) == [*within, pair(SINGLE_C, SINGLE), pair(DDP_C, DDP)]
+    assert pairs_of(typed_frame(ROWS, CASES).to_dict("records")) == pairs_of(ROWS)
+
+
+def test_only_cases_that_differ_in_torch_compile_alone_are_held_against_each_other() -> None:
+    """Under star the default stands for a mode, and under a cap that was not measured eager nothing does."""
+    assert pair(compiled("ddp", 2, 1.0, bucket_cap_mb="1"), DDP) not in pairs_of(
+        [SINGLE, DDP, compiled("ddp", 2, 1.0, bucket_cap_mb="1")]
+    )
+    shared = [case("ddp", 4, 1.0, oversubscribed=True), compiled("ddp", 4, 1.0, oversubscribed=True)]
+    assert pairs_of([SINGLE, DDP, SINGLE_C, DDP_C, *shared]) == [pair(SINGLE_C, SINGLE), pair(DDP_C, DDP)]
+
+
+def compared(first: Row, second: Row, low: float, high: float, *, num_rounds: int = 20) -> Comparison:
+    ratio = Interval((low * high) ** 0.5, low, high)
+    return Comparison(*pair(first, second), ratio, 0.05, num_rounds)
+
+
+COMPARISONS = [
+    compared(DDP, DP, 1.05, 1.10),
+    compared(CAP_25, DDP, 0.91, 0.97),
+    compared(WHOLE_C, DDP_C, 1.08, 1.12),
+    compared(SINGLE_C, SINGLE, 1.18, 1.22),
+    compared(DDP_C, DDP, 1.25, 1.38),
+]
+
+
+def test_the_ratio_to_ddps_default_stays_within_a_mode() -> None:
+    found = over_default(COMPARISONS, ROWS)
+    assert found[DDP_C["case_id"]].estimate == found[DDP["case_id"]].estimate == 1.0
+    assert found["whole"].low == 1.08
+    assert SINGLE["case_id"] not in found
+
+
+def plain(sentence: str) -> str:
+    return sentence.replace("\N{MULTIPLICATION SIGN}", "x").replace("\N{EN DASH}", "-")
+
+
+def test_one_sentence_says_what_compiling_brings() -> None:
+    (found,) = compile_verdicts(typed_frame(ROWS, CASES), COMPARISONS)
+    assert plain(found.said) == (
+        "torch.compile: DDP on 2 GPUs is 1.31x as fast as eager (1.25-1.38), single 1.20x (1.18-1.22); "
+        "compiling took 41 s."
+    )
+    assert (found.label, found.paste) == ("faster than eager", "model.compile(); model = DDP(model)")
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "num_rounds", "said"),
+    [
+        (0.9, 1.2, 20, "unresolved, DDP on 2 GPUs is 1.04x as fast as eager, anywhere from 0.90x to 1.20x"),
+        (0.98, 1.03, 20, "no difference above 5%, DDP on 2 GPUs is 1.00x as fast as eager (0.98-1.03)"),
+        (0.8, 0.9, 20, "DDP on 2 GPUs is 0.85x as fast as eager (0.80-0.90)"),
+        (0.8, 0.9, 3, "too few rounds to compare DDP on 2 GPUs with eager: 3, 5 at least"),
+    ],
+)
+def test_a_gain_is_claimed_only_where_it_is_seen(low: float, high: float, num_rounds: int, said: str) -> None:
+    comparison = compared(DDP_C, DDP, low, high, num_rounds=num_rounds)
+    (found,) = compile_verdicts(typed_frame(ROWS, CASES), [comparison])
+    assert plain(found.said) == f"torch.compile: {said}; compiling took 41 s."
+    assert not found.paste
+
+
+def test_every_mode_has_the_answers_of_a_run_of_its_own() -> None:
+    frame = typed_frame(ROWS, CASES)
+    eager = frame[frame["compile"] == "off"]
+    only = frame[frame["compile"] == "default"]
+    alone = [v.sentence for own in (eager, only) for v in verdicts(own, COMPARISONS)]
+    both = verdicts(frame, COMPARISONS)
+    assert [v.sentence for v in both] == alone
+    assert [(v.question, v.of) for v in both] == [
+        (WRAPPER, "eager"),
+        (CAP, "eager"),
+        (WRAPPER, "compiled"),
+        (CAP, "compiled"),
+    ]
+    said = conclude(Path("x"), {}, frame, typed_frame([], BLOCKS), COMPARISONS).sentences
+    assert sum(sentence.startswith("torch.compile: ") for sentence in said) == 1
+    assert sum(sentence.startswith(("Eager: ", "Compiled: ")) for sentence in said) == 4
+
+
+def test_optimize_ddp_is_no_argument_of_ddp() -> None:
+    assert ddp_call({"optimize_ddp": "no_optimization", "bucket_cap_mb": "25"}) == (
+        'torch._dynamo.config.optimize_ddp = "no_optimization"; model = DDP(model, bucket_cap_mb=25)'
+    )
+
+
+def test_the_page_shows_both_workloads_and_a_table_of_compiled_cases() -> None:
+    made = page([run([{**row, "num_buckets": 2} if row["mode"] == "ddp" else row for row in ROWS])]).runs[0]
+    table = next(table for table in made.tables if table.title == "torch.compile")
+    assert len(table.rows) == 3
+    columns = [column.name for column in table.columns]
+    first = dict(zip(columns, table.rows[1], strict=True))
+    assert (first["Graphs"], first["DDP's buckets"], first["Compiling (s)"]) == ("3", "2", "41.2")
+    titles = [figure.title for figure in made.figures]
+    assert "Scaling curve: eager" in titles
+    assert "Scaling curve: compiled" in titles
