@@ -189,6 +189,14 @@ def test_the_line_to_paste_has_what_the_whole_run_was_measured_with() -> None:
     assert verdict.paste == "model = DDP(model, bucket_cap_mb=25, static_graph=True)"
 
 
+def test_no_line_to_paste_says_what_is_no_argument_of_ddp() -> None:
+    zero = case("ddp", 2, 200.0, case_id="zero", zero_optimizer=True)
+    verdict = found(SINGLE, DDP, zero, by=(over(zero, DDP, 1.2, 1.3),))[CAP]
+    assert (verdict.answer, verdict.paste) == (FASTER, "")
+    assert said(verdict).startswith("zero_optimizer=True: 1.25x the rate of the default (1.20-1.30)")
+    assert "changes the training" not in said(verdict)
+
+
 def test_what_is_open_beside_the_best_is_said() -> None:
     verdict = caps(over(CAP_1, DDP, 0.8, 1.3), over(CAP_25, DDP, 1.17, 1.19))
     assert said(verdict).endswith(" Unresolved: bucket_cap_mb=1.")

@@ -160,6 +160,24 @@ def test_shared_cases_get_all_the_time_where_there_are_no_others() -> None:
     assert set(chosen) == {one.index for one in live}
 
 
+@pytest.mark.parametrize(
+    ("setting", "passes"),
+    [
+        ({}, {"timed", "no_sync", "comm", "anatomy", "trace"}),
+        ({"comm_hook": ["powersgd"]}, {"timed", "no_sync", "anatomy", "trace"}),
+        ({"zero_optimizer": [True]}, {"timed", "no_sync", "anatomy", "trace"}),
+        ({"delay_all_reduce": [1]}, {"timed", "anatomy", "trace"}),
+    ],
+    ids=str,
+)
+def test_a_pass_that_would_be_wrong_is_left_out(setting: dict[str, Any], passes: set[str]) -> None:
+    fixed = resolved(modes=["ddp"], gpus=[2], bucket_cap_mb=["1"], rounds=1, **setting)
+    *_, ddp = visitable(fixed)
+    assert set(fixed_phases(ddp.case, oversubscribed=False, round_index=1, settings=fixed)) == passes
+    _, rounds = simulated(replace(fixed, rounds=None), 30)
+    assert set().union(*(phases.get(ddp.index, []) for phases in rounds)) == passes
+
+
 @pytest.mark.parametrize("round_index", [1, 2, 5, 6, 11])
 def test_fixed_rounds_give_the_fixed_phases_whatever_rests(round_index: int) -> None:
     settings = resolved(gpus=[1, 2, 4], rounds=12)
