@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pandas as pd
@@ -13,6 +13,7 @@ from bench.findings.wording import (
     TIMES,
     Row,
     estimate,
+    finite,
     number,
     plural,
     settings_label,
@@ -46,6 +47,16 @@ def _cost(row: Row) -> str:
     return with_interval(found) if least > 0 else "below the noise"
 
 
+def _off_by(column: str) -> Callable[[Row], str]:
+    """Write an error of the proof, of which the power of ten matters."""
+
+    def show(row: Row) -> str:
+        found = finite(row[column])
+        return "" if found is None else f"{found:.0e}" if found else "0"
+
+    return show
+
+
 AGAINST: Field = (TableColumn(f"Against DDP's default ({TIMES})", "number against"), _against_default)
 RESULTS: tuple[Field, ...] = (
     interval("Throughput", "images_per_s", "images/s"),
@@ -69,6 +80,8 @@ EVERY: tuple[Field, ...] = (
     value("Reserved memory", "reserved_mem_mib", "MiB"),
     value("Epoch", "epoch_h", "h"),
     value("Cost of an epoch", "epoch_cost", ""),
+    (TableColumn("Proof: gradients off by", "number"), _off_by("gradient_error")),
+    (TableColumn("Proof: two steps off by", "number"), _off_by("update_error")),
 )
 ANATOMY: tuple[Field, ...] = (
     interval("Data", "data_ms", "ms"),
@@ -127,8 +140,9 @@ _EVERY_NOTE = (
     "All cases, those on shared devices too. Speed-up is throughput over that of “single”. Arithmetic counts "
     "three times the forward's matrix products and convolutions. An epoch has the 1,281,167 images of "
     "ImageNet-1k, of the size measured, at the throughput with pauses. Steady state is the last half of "
-    "--sustain, the start its first tenth. cases.csv holds the measured numbers under the name in column "
-    "“Id”."
+    "--sustain, the start its first tenth. The proofs say how far, relatively, a case was off the plain "
+    "module before it was timed: its gradients, and what two steps add to the parameters. cases.csv holds the "
+    "measured numbers under the name in column “Id”."
 )
 _MEMORY_NOTE = (
     " Memory is that of the worst device: peak is in tensors, reserved is what torch's allocator held for "
