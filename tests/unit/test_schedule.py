@@ -168,7 +168,7 @@ def test_shared_cases_get_all_the_time_where_there_are_no_others() -> None:
         ({"zero_optimizer": [True]}, {"timed", "no_sync", "anatomy", "trace"}),
         ({"delay_all_reduce": [1]}, {"timed", "anatomy", "trace"}),
     ],
-    ids=str,
+    ids=["plain", "powersgd", "zero", "delayed"],
 )
 def test_a_pass_that_would_be_wrong_is_left_out(setting: dict[str, Any], passes: set[str]) -> None:
     fixed = resolved(modes=["ddp"], gpus=[2], bucket_cap_mb=["1"], rounds=1, **setting)
