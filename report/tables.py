@@ -139,8 +139,8 @@ _EVERY_NOTE = (
     "three times the forward's matrix products and convolutions. An epoch has the 1,281,167 images of "
     "ImageNet-1k, of the size measured, at the throughput with pauses. Steady state is the last half of "
     "--sustain, the start its first tenth. The proofs say how far, relatively, a case was off the plain "
-    "module before it was timed: its gradients, and what two steps add to the parameters. cases.csv holds the "
-    "measured numbers under the name in column “Id”."
+    "module before it was timed: its gradients, and what two steps add to the parameters. cases.csv "
+    "holds the measured numbers under the name in column “Id”."
 )
 _MEMORY_NOTE = (
     " Memory is that of the worst device: peak is in tensors, reserved is what torch's allocator held for "
