@@ -25,15 +25,20 @@ PROOF_STEPS = 2
 """Steps that are proven: the second uses the optimizer's state, and PowerSGD compresses from the third."""
 
 TOLERANCES = {"fp32": 1e-2, "tf32": 1e-1, "bf16": 2e-1, "fp16": 1e-1}
+"""Largest error by precision. Seen on CPU cores (ResNet-20 and -18, 32 x 32 pixels, batch 8 and 16): compiled
+2e-3 in fp32 and 9e-2 in bf16; eager, in another memory format, 4e-3, 9e-2, and 4e-2 in fp16; TF32 has fp16's
+10 bits. Eager cases are exact. A ResNet-18 that rounds its way past a ReLU is off by 4e-2 in fp32 and 6e-1 in
+bf16: then `AMPLIFIED` decides."""
 
 HOOK_TOLERANCES = {"none": 0.0, "powersgd": 0.0, "fp16": 1e-1, "bf16": 2e-1}
+"""The same by communication hook, where that is more; seen: 3e-2 with fp16, 6e-2 with bf16."""
 
 AMPLIFIED = 3
 """A case may be off by so many times what rounding alone does to the reference; most seen: 1.5."""
 
 MOST_TELLING = 0.25
-"""Where more than this is allowed nothing is told: without momentum the second step is off by 0.31 where the
-gradients of both steps are alike, and other faults of training by more."""
+"""An error above it that rounding may have made tells nothing: without momentum the second step is off by
+0.31 where the gradients of both steps are alike, and other faults of training by more."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +133,7 @@ def judged(error: float, tolerance: float, noise: float, what: str) -> UpdateErr
             f"parameters after {PROOF_STEPS} steps differ from those of single by {error:.2g} (relative to "
             f"the update; at most {allowed:.0e} in {what})"
         )
-    if error <= allowed <= MOST_TELLING:
+    if error <= min(allowed, MOST_TELLING):
         return UpdateError(error)
     return UpdateError(
         why_not=f"rounding or random numbers alone change the update of the reference by {100 * noise:.2g}%"

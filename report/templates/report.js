@@ -12,7 +12,7 @@
 
   /** The first number of a cell such as "1,234 [1,200, 1,300] images/s"; NaN for a blank. */
   const numeric = (text) => {
-    const digits = /^-?[\d,]*\.?\d+/.exec(text);
+    const digits = /^-?[\d,]*\.?\d+(e-\d+)?/.exec(text);
     const unit = /\b[KMG]iB\b/.exec(text);
     return digits ? parseFloat(digits[0].replaceAll(",", "")) * (unit ? UNITS[unit[0]] : 1) : NaN;
   };

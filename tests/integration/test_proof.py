@@ -442,7 +442,6 @@ def test_faults_of_the_step_that_is_timed_are_caught_on_all_ranks(ranks: Any) ->
     on_first, on_second = ranks(PREPARED + FAULTS, 2)
     assert len(on_first) == 6
     for name, said in on_first.items():
-        print(name, said)
         assert "parameters after 2 steps differ from those of single by" in str(said), name
     assert set(on_second.values()) == {"rank 0 has the reason"}
 

@@ -165,6 +165,33 @@ def test_every_rank_starts_a_micro_batch_from_the_same_buffers() -> None:
     assert START + float(found["w"]) == pytest.approx(by_hand(means), rel=1e-6)
 
 
+class Remembering(Line):
+    """Adds the mean of the batch it saw last."""
+
+    last: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("last", torch.tensor(0.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.w * (x + self.last)
+        self.last.copy_(x.mean())
+        return found
+
+
+def test_the_first_ranks_buffers_are_kept() -> None:
+    ranks = [
+        open_source(LINE, data="host", batch_size=3, rank=r, world_size=2, device=CPU, seed=5)
+        for r in range(2)
+    ]
+    first, second = ([rank.next()[0] for rank in ranks] for _ in range(2))
+    means = [fmean(float((x**2).mean()) for x in first)]
+    means += [fmean(float(((x + first[0].mean()) ** 2).mean()) for x in second)]
+    found = reference(replace(LINE, module=Remembering)).update(case_of(), (1.0, 1.0, 1.0))
+    assert START + float(found["w"]) == pytest.approx(by_hand(means), rel=1e-6)
+
+
 class Random(Line):
     """Dropout that no module shows."""
 
@@ -204,8 +231,12 @@ def test_trained_again_gradients_are_rounded_as_the_hook_does() -> None:
     gradient = 2 * START * squares(case, 1)[0]
     rounded = float(torch.tensor(gradient).bfloat16())
     assert gradient != pytest.approx(rounded, rel=3e-4), "or the test tells nothing"
-    found = reference().update(case, (1.0, 1.0), again=True)
+    one = reference()
+    plain = one.update(case_of(), (1.0, 1.0), again=True)
+    found = one.update(case, (1.0, 1.0), again=True)
+    assert float(plain["w"]) == pytest.approx(-LR * gradient, rel=1e-4)
     assert float(found["w"]) == pytest.approx(-LR * rounded, rel=1e-4)
+    assert one.update(case, (1.0, 1.0)) is one.update(case_of(), (1.0, 1.0)), "trained once for all hooks"
 
 
 def test_the_optimizer_is_the_authors_own() -> None:
