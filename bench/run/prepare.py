@@ -73,7 +73,7 @@ class Prepared:
     warmup: BlockTimes
     memory: tuple[DeviceMemory, ...]
     """Of each GPU that it trains on."""
-    compilation: Compilation | None
+    compilation: Compilation | None = None
     """None for an eager case."""
 
 
