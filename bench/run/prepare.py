@@ -78,7 +78,7 @@ class Prepared:
     warmup: BlockTimes
     memory: tuple[DeviceMemory, ...]
     """Of each device that it trains on; empty where it cannot be told."""
-    compilation: Compilation | None
+    compilation: Compilation | None = None
     """None for an eager case."""
     gradient_error: float | None = None
     update: UpdateError = NOT_TOLD
