@@ -88,7 +88,7 @@ def prepare(
         module = placed(copy.deepcopy(prover.template), case, place.device)
         mode = build_mode(case, module, place, live.group, equal_replicas=prover.equal_replicas)
         live.trainer = Trainer(case, mode, prover.workload, _source(case, prover, settings))
-        first_ms = [ms for _ in range(UNSETTLED_STEPS) for ms in _step_ms(live.trainer, clock)]
+        first_ms = [ms for _ in range(MIN_WARMUP_STEPS) for ms in _step_ms(live.trainer, clock)]
     warmup = _warm_up(live.trainer, first_ms, live.group, place.device, clock, least_warmup_s)
     live.trainer.check_loss()
     live.layout = mode.bucket_layout()
