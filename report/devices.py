@@ -30,6 +30,10 @@ LOG_FROM = 16
 """Devices: more are drawn on a logarithmic axis, where counts double from tick to tick."""
 
 _HOLLOW = " Hollow marks: shared cores or GPUs."
+_MEMORY_OF = {
+    "dp": " DataParallel gathers outputs and gradients on device 0.",
+    "ddp": " DDP adds its buckets on every device.",
+}
 BARS = "Bars are 95% intervals over rounds."
 """What the bars of every chart are."""
 
@@ -195,7 +199,7 @@ def dp_against_ddp(workload: WorkloadCases, typical: Typical, *, key: str) -> Ch
 
 
 def memory(workload: WorkloadCases, *, key: str) -> Chart | None:
-    """Show most memory in use on the fullest device; None where it was not measured, as on CPU cores."""
+    """Show most memory in use on the fullest device; None where no case tells."""
     series = by_devices(workload, "peak_mem_mib", 1.0)
     counts = _counts(series)
     if not counts:
@@ -211,8 +215,8 @@ def memory(workload: WorkloadCases, *, key: str) -> Chart | None:
         panels=(Panel("", series),),
         direct=is_direct(series),
         caption=f"On {plural(most, workload.device)}: {', '.join(said)}.",
-        how_to_read="Lower is better. The most memory that this case's tensors take on the device that needs "
-        "most of it; DataParallel gathers outputs and gradients on device 0, DDP adds its buckets on every "
-        f"device. It does not vary between rounds, so it has no interval.{hollow_note(series)}",
+        how_to_read="Lower is better. The most memory that a case's tensors take on the device that needs "
+        f"most of it.{''.join(_MEMORY_OF.get(s.style, '') for s in series)} It is counted once, before the "
+        f"rounds, so it has no interval.{hollow_note(series)}",
         log_x=max(counts) > LOG_FROM,
     )

@@ -144,10 +144,11 @@ _EVERY_NOTE = (
     "module before it was timed: its gradients, and what two steps add to the parameters. cases.csv holds "
     "the measured numbers under the name in column “Id”."
 )
-_MEMORY_NOTE = (
-    " Memory is that of the worst device: peak is in tensors, reserved is what torch's allocator held for "
-    "them; what CUDA and NCCL take beside it is not counted."
+_PEAK_NOTE = (
+    " Memory is that of the worst device: peak is in tensors; what libraries take beside them (CUDA, NCCL, "
+    "oneDNN) is not counted."
 )
+_RESERVED_NOTE = " Reserved is what torch's allocator held for them."
 _ANATOMY_NOTE = (
     "Per step, from the anatomy pass, which is not the timed one: the last column says how much slower its "
     "instruments make the step. Backward includes exposed communication."
@@ -187,7 +188,8 @@ def tables(
         left_out = f"{plural(folded, 'case')} on shared devices: see “Every column”."
         results = replace(results, below=(left_out,))
     every = (*EVERY, rounds, *APART, CASE_ID)
-    every_note = _EVERY_NOTE + (_MEMORY_NOTE if ok["reserved_mem_mib"].notna().any() else "")
+    notes = {"peak_mem_mib": _PEAK_NOTE, "reserved_mem_mib": _RESERVED_NOTE}
+    every_note = _EVERY_NOTE + "".join(note for name, note in notes.items() if ok[name].notna().any())
     made = (
         results,
         table("Every column", every_note, ok, NAME, every, links=links),

@@ -141,7 +141,7 @@ def compare(
     differing = run_differences(baseline, candidate, pairs)
     blocked = any(difference.blocking for difference in differing) and not ratios_only and not interleaved
     metrics = [metric for metric in METRICS if not (ratios_only and metric.absolute)]
-    wanted = [(a, b, metric) for a, b in both_ok for metric in metrics if _values(a, metric)]
+    wanted = [(a, b, metric) for a, b in both_ok for metric in metrics if _is_compared(a, b, metric)]
     # Efficiency is speed-up over a constant: the two are one piece of evidence, counted once.
     evidence = sum(metric.repeated and metric.name != "efficiency" for _, _, metric in wanted)
     confidence = 1 - (1 - FAMILY_CONFIDENCE) / max(evidence, 1)
@@ -251,6 +251,11 @@ def _exit_code(found: Sequence[Comparison], *, blocked: bool, allow_missing: boo
     # Equal memory alone, or nothing but intervals too wide to say anything, is no pass.
     decided = any(c.verdict in ("improved", "unchanged") for c in found if c.metric and c.metric.repeated)
     return ExitCode.OK if decided else ExitCode.NOT_COMPARABLE
+
+
+def _is_compared(ours: GateCase, theirs: GateCase, metric: Metric) -> bool:
+    """Whether the baseline has the metric; a candidate that keeps no count of memory lost nothing."""
+    return bool(_values(ours, metric)) and (metric.repeated or bool(_values(theirs, metric)))
 
 
 def _values(case: GateCase, metric: Metric) -> ByRound:

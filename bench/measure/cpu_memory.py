@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from torch import _C
-from torch._C._autograd import _disable_profiler, _enable_profiler, _prepare_profiler
+from torch._C._autograd import _disable_profiler, _enable_profiler, _prepare_profiler, _profiler_enabled
 from torch._C._profiler import RecordScope, _EventType, _ExtraFields_Allocation
 from torch.autograd import profiler
 
@@ -38,7 +38,9 @@ class CpuMemory:
         self._switch: ctypes.c_bool | None = None
 
     def __enter__(self) -> Self:
-        """Begin to count, unless torch cannot, or somebody else's profiler runs."""
+        """Begin to count, unless torch cannot, or another profiler runs, which this would end."""
+        if _profiler_enabled():
+            return self
         try:
             switch = ctypes.c_bool.in_dll(ctypes.CDLL(_C.__file__), ALL_THREADS)
             _record_allocations()

@@ -210,7 +210,7 @@ MEASURED: tuple[Column, ...] = (
     Column(
         "peak_mem_mib",
         "float",
-        "most GPU memory in use by this case's tensors, worst device; empty on a CPU",
+        "most memory in use by this case's tensors, worst device; empty for DP's stand-in on CPU cores",
         above=0,
     ),
     Column(
@@ -222,7 +222,7 @@ MEASURED: tuple[Column, ...] = (
     Column(
         "mem_by_device_mib",
         "text",
-        "as `peak_mem_mib`, of each of the case's devices in their order, `/`-separated; empty on a CPU",
+        "as `peak_mem_mib`, of each of the case's devices in their order, `/`-separated",
     ),
     *_interval("sm_clock_mhz", "SM clock in timed blocks, of the slowest GPU of the case"),
     *_interval("power_w", "power in timed blocks, all GPUs of the case together"),

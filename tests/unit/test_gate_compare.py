@@ -251,6 +251,16 @@ def test_peak_memory_is_exact(mib: float, verdict: str) -> None:
     assert gate.confidence == pytest.approx(1 - 0.02 / 5), "no interval, so no share of the 2%"
 
 
+def test_a_candidate_that_keeps_no_count_of_memory_lost_nothing() -> None:
+    """An older checkout does not count it on CPU cores."""
+    run = made_run(STEADY)
+    counted = replace(run, cases=tuple(replace(c, peak_mem_mib=512.0) for c in run.cases))
+    for base, candidate in ((counted, run), (run, counted)):
+        gate = compare(base, candidate, thresholds=FIVE)
+        assert gate.exit_code == 0
+        assert "peak_mem_mib" not in {c.metric.name for c in gate.comparisons if c.metric}
+
+
 def test_thresholds_are_per_metric() -> None:
     slow = {**STEADY, ("ddp", 2): [ms * 1.08 for ms in STEADY["ddp", 2]]}
     gate = gated(STEADY, slow, thresholds={**FIVE, "images_per_s": 0.2})

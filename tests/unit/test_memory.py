@@ -1,4 +1,4 @@
-"""What a case takes of each GPU, and what is given back once it is gone: no GPU is needed."""
+"""What a case takes of each device, and what is given back once it is gone: no GPU is needed."""
 
 from __future__ import annotations
 
@@ -87,11 +87,15 @@ def test_a_case_in_a_gap_of_another_reserves_what_its_tensors_need(allocators: l
     assert watch.taken() == (DeviceMemory(7.0, 7.0),)
 
 
-def test_nothing_is_told_of_cpu_cores(allocators: list[Allocator]) -> None:
+def test_a_cpu_core_tells_what_is_taken_while_the_watch_is_entered(allocators: list[Allocator]) -> None:
     allocators[0].take(5)
     allocators[0].free(5)
-    assert MemoryWatch([torch.device("cpu")]).taken() == ()
+    with MemoryWatch([torch.device("cpu")]) as watch:
+        tensor = torch.empty(3 * MIB, dtype=torch.uint8)
+    after = torch.empty(9 * MIB, dtype=torch.uint8)
+    assert watch.taken() == (DeviceMemory(3.0, None),)
     assert allocators[0].reserved == 5 * MIB, "a run on CPU cores leaves GPUs alone"
+    del tensor, after
 
 
 def live_case(mode: str) -> LiveCase:
@@ -133,8 +137,17 @@ def test_ddp_has_a_device_of_each_rank_in_their_order() -> None:
     assert "dp_device0_mem_ratio" not in found
 
 
-def test_cpu_cores_leave_the_columns_of_memory_empty() -> None:
-    assert not [name for name in facts("dp", ()) if "mem" in name]
+def test_cpu_cores_reserve_nothing() -> None:
+    found = facts("ddp", (DeviceMemory(10.0),), (DeviceMemory(12.25),))
+    assert (found["peak_mem_mib"], found["mem_by_device_mib"]) == (12.25, "10.0/12.2")
+    assert found["reserved_mem_mib"] is None
+
+
+@pytest.mark.parametrize("by_rank", [[()], [(DeviceMemory(10.0),), ()]])
+def test_memory_that_a_rank_cannot_tell_leaves_the_columns_empty(
+    by_rank: list[tuple[DeviceMemory, ...]],
+) -> None:
+    assert not [name for name in facts("ddp", *by_rank) if "mem" in name]
 
 
 class Knowing(nn.Module):

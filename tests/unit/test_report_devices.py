@@ -69,3 +69,8 @@ def test_memory_is_drawn_where_it_is_known_and_never_as_zero() -> None:
         ("DDP", (Point(2.0, 1100.0),)),
     ]
     assert figure.caption == "On 2 GPUs: DP 1,600 MiB, DDP 1,100 MiB."
+    assert "gathers outputs" in figure.how_to_read
+    del cases[1]
+    without_dp = memory(workloads(run(cases).cases)[0], key="k")
+    assert without_dp is not None
+    assert "DataParallel" not in without_dp.how_to_read

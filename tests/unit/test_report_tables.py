@@ -132,8 +132,16 @@ def test_memory_of_gpus_is_shown_and_where_dp_needs_more_on_device_0() -> None:
     cells = {column.name: cell for column, cell in zip(every.columns, every.rows[0], strict=True)}
     assert (cells["Peak memory (MiB)"], cells["Reserved memory (MiB)"]) == ("600", "700")
     assert "Memory is that of the worst device" in every.note
+    assert "Reserved is" in every.note
     assert stages.columns[-1].name == f"Memory of device 0 / mean of the others ({TIMES})"
     assert stages.rows[0][-1] == "4.00"
+
+
+def test_cpu_cores_have_peak_memory_alone() -> None:
+    every = page([run([case("single", 1, 100.0, peak_mem_mib=135.0)])]).runs[0].tables[1]
+    assert [column.name for column in every.columns if "emory" in column.name] == ["Peak memory (MiB)"]
+    assert "Memory is that of the worst device" in every.note
+    assert "Reserved" not in every.note
 
 
 def test_a_run_that_kept_no_count_of_memory_has_no_columns_of_it() -> None:
