@@ -59,7 +59,7 @@ class FirstSteps:
 
     def __init__(self, case: Case, trainer: Trainer, *, keeps: bool) -> None:
         """`keeps` on the rank that compares."""
-        self._trainer = trainer
+        self.trainer = trainer
         self._keeps = keeps
         self._most = PROOF_STEPS if case.comm_hook == "powersgd" else math.inf
         self.switched_off = switch_off(trainer.mode.module)
@@ -71,9 +71,9 @@ class FirstSteps:
         """Look at a step of the warm-up; every rank of the case calls it after each."""
         if self.state is not None:
             return
-        self.scales += (self._trainer.loss_scale,)
+        self.scales += (self.trainer.loss_scale,)
         if self.num_taken == PROOF_STEPS or len(self.scales) > self._most:
-            state = self._trainer.mode.state_dict()
+            state = self.trainer.mode.state_dict()
             self.state = {name: _on_host(one) for name, one in state.items()} if self._keeps else {}
             self.end()
 
@@ -97,6 +97,7 @@ def prove_update(
 
 
 def _proven(case: Case, steps: FirstSteps, prover: Prover) -> UpdateError:
+    steps.trainer.check_loss()  # says more than parameters that are not numbers
     if steps.state is None or not steps.num_taken:
         return UpdateError(why_not="loss scaling left all of them out")
     found = weights_of(loaded(prover.template, steps.state))
