@@ -73,7 +73,7 @@ def test_two_sides_take_turns(
         (["--interleave", ".", "a", "b"], "leave the results folders out"),
         (["only-one"], "name two results folders"),
         (["a", "b", "--python", "python3"], "name two results folders"),
-        (["--interleave", ".", "--", "--modes", "fsdp"], "unknown value 'fsdp'"),
+        (["--interleave", ".", "--", "--modes", "fsdp2"], "did you mean 'fsdp'"),
     ],
 )
 def test_bad_use_is_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
