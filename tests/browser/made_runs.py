@@ -15,7 +15,7 @@ from bench.results.aggregate import Outcome, allreduce_rows, bucket_rows, case_r
 from bench.results.disk import replace_file
 from bench.results.schema import BLOCKS, SCHEMA_VERSION, typed_frame
 from bench.results.store import MANIFEST, RunWriter
-from bench.settings import PRESETS, Settings, resolve
+from bench.settings import PRESETS, Settings, resolve, with_device_defaults
 
 LAYOUTS = {
     "default": [2052000, 28852224, 15853824],
@@ -44,6 +44,7 @@ def paper_run(folder: Path) -> Path:
 
 def _write(folder: Path, settings: Settings, *, link: str | None) -> Path:
     """Plan, blocks and rows through the project's own code, with seeded noise."""
+    settings = with_device_defaults(settings, device_type="cpu", num_local_devices=2)
     plan = expand(settings, Machine(device_type="cpu", devices_per_node=2), arch="resnet18", image_size=64)
     layouts = {p.case.case_id: _layout(p.case) for p in plan if p.case.mode == "ddp" and not p.skip_reason}
     outcomes = [_outcome(p, link) for p in plan]
