@@ -213,7 +213,8 @@ def compared(
 def over_eager(comparisons: Iterable[Comparison], rows: Iterable[Mapping[Any, Any]]) -> list[Comparison]:
     """Those of the comparisons that hold a mode of torch.compile against another; `rows` are the cases."""
     mode = {str(row["case_id"]): compile_mode(row) for row in rows}
-    return [one for one in comparisons if mode.get(one.case_id) != mode.get(one.reference_id)]
+    known = [one for one in comparisons if one.case_id in mode and one.reference_id in mode]
+    return [one for one in known if mode[one.case_id] != mode[one.reference_id]]
 
 
 def over_default(comparisons: Iterable[Comparison], rows: Iterable[Mapping[Any, Any]]) -> dict[str, Interval]:

@@ -319,3 +319,10 @@ def test_the_page_shows_both_workloads_and_a_table_of_compiled_cases() -> None:
     titles = [figure.title for figure in made.figures]
     assert "Scaling curve: eager" in titles
     assert "Scaling curve: compiled" in titles
+
+
+def test_a_comparison_whose_case_failed_is_about_no_compiler() -> None:
+    """Its reference ran some rounds, so the comparison is there, and then the case is gone."""
+    ok = case("ddp", 2, 100.0)
+    one = Comparison(str(ok["case_id"]), "failed-since", Interval(1.2, 1.1, 1.3), 0.05, 10)
+    assert compile_verdicts(run([ok]).cases, [one]) == []
