@@ -6,8 +6,7 @@ What libraries take for themselves (oneDNN, MKL, gloo) is not the allocator's an
 from __future__ import annotations
 
 import ctypes
-import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -16,17 +15,8 @@ from torch._C._autograd import _disable_profiler, _enable_profiler, _prepare_pro
 from torch._C._profiler import RecordScope, _EventType, _ExtraFields_Allocation
 from torch.autograd import profiler
 
-ALL_THREADS = "FLAGS_caffe2_report_cpu_memory_usage"
-"""Torch's switch that lets the allocator's total count every thread, as does its CUDA allocator.
-
-Without it blocks that gloo's threads free, some of DDP's buckets, would count as in use for ever.
-"""
-
 NO_OPERATORS = {RecordScope.STATIC_RUNTIME_OP}
 """A scope in which nothing runs here: with operators left out, recording costs a step nothing measurable."""
-
-_earlier: set[int] = set()
-"""Addresses of blocks that were in use when earlier counts ended; the total may still hold them."""
 
 
 class CpuMemory:
@@ -35,33 +25,63 @@ class CpuMemory:
     def __init__(self) -> None:
         self.peak_bytes: int | None = None
         """None until it has ended, and where this build of torch does not tell."""
-        self._switch: ctypes.c_bool | None = None
+        self._ledger: Ledger | None = None
 
     def __enter__(self) -> Self:
         """Begin to count, unless torch cannot, or another profiler runs, which this would end."""
         if _profiler_enabled():
             return self
         try:
-            switch = ctypes.c_bool.in_dll(ctypes.CDLL(_C.__file__), ALL_THREADS)
+            ledger = Ledger()
             _record_allocations()
         except Exception:  # noqa: BLE001 - a number that is missing ends no run
             return self
-        self._switch = switch
-        switch.value = True
+        ledger.open()
+        self._ledger = ledger
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """End; whatever happened within, nothing is recorded from here."""
-        if self._switch is None:
+        if self._ledger is None:
             return
-        self._switch.value = False
+        blocks: list[_ExtraFields_Allocation] = []
         try:
-            found = _disable_profiler().experimental_event_tree()
-            self.peak_bytes = _peak(_allocations(found), _earlier)
+            blocks = _allocations(_disable_profiler().experimental_event_tree())
+            self.peak_bytes = _peak(blocks)
         except Exception:  # noqa: BLE001 - as above
             self.peak_bytes = None
+        self._ledger.close(_in_use(blocks))
+
+
+class Ledger:
+    """The allocator's own list of blocks; it keeps none while it is closed and nothing is profiled.
+
+    Torch's profiler fills it for threads that are profiled. Opened, it holds those of all threads: gloo's
+    free some of DDP's buffers, which would count as in use for ever.
+    """
+
+    def __init__(self) -> None:
+        """Find it in torch's library. Raises what ctypes raises for a build without it."""
+        library = ctypes.CDLL(_C.__file__)
+        self._all_threads = ctypes.c_bool.in_dll(library, "FLAGS_caffe2_report_cpu_memory_usage")
+        itself = library["_ZN3c1025profiledCPUMemoryReporterEv"]
+        itself.restype = ctypes.c_void_p
+        self._itself = itself()
+        self._strike_out = library["_ZN3c1025ProfiledCPUMemoryReporter6DeleteEPv"]
+        self._strike_out.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+        self._strike_out.restype = None
+
+    def open(self) -> None:
+        """Begin to list every thread's blocks."""
+        self._all_threads.value = True
+
+    def close(self, addresses: Iterable[int]) -> None:
+        """End, and strike out the blocks at `addresses`, which may go from here and be others' unheard."""
+        for address in addresses:
+            self._strike_out(self._itself, address)
+        self._all_threads.value = False
 
 
 def _record_allocations() -> None:
@@ -74,7 +94,7 @@ def _record_allocations() -> None:
 
 def _allocations(events: Iterable[Any]) -> list[_ExtraFields_Allocation]:
     """What the allocator gave (size > 0) and took back, in order; shared memory, of no total, is left out."""
-    found = sorted(_flat(events), key=operator.attrgetter("start_time_ns"))
+    found = sorted(_flat(events), key=lambda event: event.start_time_ns)
     blocks = [event.typed[1] for event in found if event.typed[0] == _EventType.Allocation]
     return [block for block in blocks if block.total_allocated]
 
@@ -85,21 +105,16 @@ def _flat(events: Iterable[Any]) -> Iterator[Any]:
         yield from _flat(event.children)
 
 
-def _peak(blocks: Iterable[_ExtraFields_Allocation], earlier: set[int]) -> int | None:
-    """Most bytes above the start; None without blocks. Those still in use are added to `earlier`.
+def _peak(blocks: Sequence[_ExtraFields_Allocation]) -> int | None:
+    if not blocks:
+        return None
+    before = blocks[0].total_allocated - blocks[0].alloc_size
+    return max(block.total_allocated for block in blocks) - before
 
-    A block of `earlier` that goes meanwhile lowers the total, but what was counted here takes no less.
-    """
-    peak, before, ours = None, 0, set[int]()
+
+def _in_use(blocks: Iterable[_ExtraFields_Allocation]) -> set[int]:
+    """Where blocks were given and not taken back, as far as profiled threads tell."""
+    found: set[int] = set()
     for block in blocks:
-        if peak is None:
-            peak, before = 0, block.total_allocated - block.alloc_size
-        if block.alloc_size > 0:
-            ours.add(block.ptr)
-        elif block.ptr in ours:
-            ours.remove(block.ptr)
-        elif block.ptr in earlier:
-            before += block.alloc_size
-        peak = max(peak, block.total_allocated - before)
-    earlier |= ours
-    return peak
+        (found.add if block.alloc_size > 0 else found.discard)(block.ptr)
+    return found

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes.util
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -81,9 +83,27 @@ def test_what_an_earlier_case_frees_takes_nothing_off() -> None:
     del first, second
 
 
-def test_shared_memory_which_has_no_total_is_left_out() -> None:
+def test_another_tensor_at_an_earlier_ones_address_takes_nothing_off() -> None:
+    """Freed by another thread, as gloo's free what the proof before a case has left."""
+    with CpuMemory():
+        earlier = taken(32)
+    address = earlier.data_ptr()
+    del earlier
+    held = [taken(32)]
+    assert held[0].data_ptr() == address, "or this test could not fail"
     with CpuMemory() as memory:
-        shared = taken(4).share_memory_()
+        first = taken(1)
+        thread = threading.Thread(target=held.clear)
+        thread.start()
+        thread.join()
+        second = taken(4)
+    assert memory.peak_bytes == 5 * MIB
+    del first, second
+
+
+def test_shared_memory_which_has_no_total_is_left_out(tmp_path: Path) -> None:
+    with CpuMemory() as memory:
+        shared = torch.from_file(str(tmp_path / "shared"), shared=True, size=4 * MIB, dtype=torch.uint8)
         own = taken(6)
     assert memory.peak_bytes == 6 * MIB
     del shared, own
@@ -100,7 +120,7 @@ def test_a_case_that_raises_leaves_nothing_recording() -> None:
 
 
 def test_a_torch_that_does_not_tell_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_memory, "ALL_THREADS", "no_such_switch")
+    monkeypatch.setattr(cpu_memory._C, "__file__", ctypes.util.find_library("c"))
     with CpuMemory() as memory:
         taken(1)
     assert memory.peak_bytes is None
