@@ -95,13 +95,15 @@ class Schedule:
         own = [one for one in live if not one.oversubscribed] or list(live)
         chosen = {one.index: ["timed"] for one in own if one.case.case_id not in resting}
         open_cases = [one for one in own if one.index in chosen]
-        for phase in ("no_sync", "comm"):
-            wanted = [one for one in open_cases if phase in self._passes(one.case)]
-            for one in self._affordable(wanted, phase, per_round=len(wanted)):
-                chosen[one.index].append(phase)
-        for phase in (*INSTRUMENTED, "calibration"):
-            wanted = [one for one in own if phase in self._passes(one.case)]
-            for one in self._affordable(wanted, phase, per_round=1):
+        for kind, cases, most in (
+            ("no_sync", open_cases, len(open_cases)),
+            ("comm", open_cases, len(open_cases)),
+            ("instrumented", own, len(INSTRUMENTED)),
+            ("calibration", own, 1),
+        ):
+            phases = INSTRUMENTED if kind == "instrumented" else (kind,)
+            wanted = [(one, phase) for phase in phases for one in cases if phase in self._passes(one.case)]
+            for one, phase in self._affordable(wanted, kind, per_round=most):
                 chosen.setdefault(one.index, []).append(phase)
         for one in self._shared([one for one in live if one not in own]):
             chosen[one.index] = self._passes_of_shared(one.case)
@@ -128,17 +130,22 @@ class Schedule:
         once = [phase for phase in found if phase != "no_sync" and not self.visits[case.case_id, phase]]
         return ["timed", *often, *once]
 
-    def _affordable(self, wanted: Sequence[Visitable], phase: str, *, per_round: int) -> list[Visitable]:
-        """Those of `wanted` visited least in a phase, as many as its share of the time allows."""
-        kind = _kind(phase, oversubscribed=False)
+    def _affordable(
+        self, wanted: Sequence[tuple[Visitable, str]], kind: str, *, per_round: int
+    ) -> list[tuple[Visitable, str]]:
+        """Those cases and phases visited least, as many as the share of their kind allows.
+
+        Where the next is too much now nothing comes: a cheaper one would always be before it.
+        """
         total_s, spent_s = sum(self.spent_s.values()), self.spent_s[kind]
-        found: list[Visitable] = []
-        for one in sorted(wanted, key=lambda one: self.visits[one.case.case_id, phase])[:per_round]:
+        found: list[tuple[Visitable, str]] = []
+        by_visits = sorted(wanted, key=lambda pair: self.visits[pair[0].case.case_id, pair[1]])
+        for one, phase in by_visits[:per_round]:
             cost_s = one.step_s * self.steps_of(phase, one.step_s)
             if not self._is_due(one, phase) and spent_s + cost_s > SHARES[kind] * (total_s + cost_s):
                 break
             spent_s, total_s = spent_s + cost_s, total_s + cost_s
-            found.append(one)
+            found.append((one, phase))
         return found
 
     def _is_due(self, one: Visitable, phase: str) -> bool:

@@ -128,7 +128,7 @@ def test_a_torch_that_does_not_tell_ends_no_run(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_profiler_that_runs_already_is_left_alone() -> None:
-    with torch.profiler.profile() as theirs:
+    with torch.profiler.profile(acc_events=True) as theirs:
         with CpuMemory() as memory:
             taken(1)
         torch.zeros(3).add(1)

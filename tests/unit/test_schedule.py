@@ -357,3 +357,12 @@ def test_no_forecast_without_rounds_or_comparisons() -> None:
     assert expected(probe_ms, rounds=4) is None
     assert expected(probe_ms, seconds=1.0) is None
     assert expected(probe_ms, gpus=[1], modes=["single"]) is None
+
+
+def test_cheap_traces_do_not_crowd_out_the_anatomy_of_slow_cases() -> None:
+    settings = resolved(modes=["ddp", "fsdp", "pipeline"], gpus=[2], bucket_cap_mb=["default"])
+    live, (_, rounds) = visitable(settings), simulated(settings, 300)
+    seen = Counter((index, phase) for phases in rounds for index, found in phases.items() for phase in found)
+    looks = [seen[one.index, "anatomy"] for one in live]
+    (ddp,) = [one for one in live if one.case.mode == "ddp"]
+    assert min(looks) >= seen[ddp.index, "trace"] - 1 > 3
