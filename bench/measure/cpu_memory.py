@@ -18,6 +18,9 @@ from torch.autograd import profiler
 NO_OPERATORS = {RecordScope.STATIC_RUNTIME_OP}
 """A scope in which nothing runs here: with operators left out, recording costs a step nothing measurable."""
 
+ERRORS = 2
+"""Torch's level of logging at which its libraries tell of errors alone (c10/util/Logging.h)."""
+
 
 class CpuMemory:
     """Counts, while it is entered, how far the memory of this process's tensors rises above the start."""
@@ -31,12 +34,15 @@ class CpuMemory:
         """Begin to count, unless torch cannot, or another profiler runs, which this would end."""
         if _profiler_enabled():
             return self
+        ledger = None
         try:
             ledger = Ledger()
+            ledger.open()
             _record_allocations()
         except Exception:  # noqa: BLE001 - a number that is missing ends no run
+            if ledger is not None:
+                ledger.close(())
             return self
-        ledger.open()
         self._ledger = ledger
         return self
 
@@ -66,6 +72,8 @@ class Ledger:
         """Find it in torch's library. Raises what ctypes raises for a build without it."""
         library = ctypes.CDLL(_C.__file__)
         self._all_threads = ctypes.c_bool.in_dll(library, "FLAGS_caffe2_report_cpu_memory_usage")
+        self._log_level = ctypes.c_int.in_dll(library, "FLAGS_caffe2_log_level")
+        self._usual_level = self._log_level.value
         itself = library["_ZN3c1025profiledCPUMemoryReporterEv"]
         itself.restype = ctypes.c_void_p
         self._itself = itself()
@@ -74,7 +82,8 @@ class Ledger:
         self._strike_out.restype = None
 
     def open(self) -> None:
-        """Begin to list every thread's blocks."""
+        """Begin to list every thread's blocks; torch would warn of those that are older and go meanwhile."""
+        self._log_level.value = max(self._usual_level, ERRORS)
         self._all_threads.value = True
 
     def close(self, addresses: Iterable[int]) -> None:
@@ -82,6 +91,7 @@ class Ledger:
         for address in addresses:
             self._strike_out(self._itself, address)
         self._all_threads.value = False
+        self._log_level.value = self._usual_level
 
 
 def _record_allocations() -> None:
