@@ -13,6 +13,7 @@ from typing import Any
 
 import pandas as pd
 
+from bench import cli
 from bench.settings import (
     DDP_SETTINGS,
     MODES,
@@ -105,9 +106,9 @@ def _interval(
 
 
 def _setting(setting: Field[Any]) -> Column:
-    default: Any = setting.default
-    kind = {bool: "bool", int: "int"}.get(type(default), "text")
-    above = default - 1 if kind == "int" else -MOST
+    kind = {bool: "bool", int: "int"}.get(type(setting.default), "text")
+    least = 0 if setting.metadata["parse"] is cli.whole_number else 1
+    above = least - 1 if kind == "int" else -MOST
     return Column(setting.name, kind, setting.metadata["column"], above=above)
 
 

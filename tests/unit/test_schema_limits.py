@@ -10,7 +10,7 @@ from gate_runs import write_run
 
 from bench.errors import UsageError
 from bench.results import tables
-from bench.results.schema import BLOCKS, Column, typed_frame
+from bench.results.schema import BLOCKS, CASES, Column, typed_frame
 from bench.results.store import load_run
 from bench.results.tables import read_blocks
 from report.__main__ import main as report
@@ -113,3 +113,13 @@ def test_nonsense_ends_before_it_is_in_memory(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(UsageError, match="phase is not"):
         tables.read_table(folder / "blocks.csv", BLOCKS)
     assert pieces == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "least"), [("accumulate", 1), ("micro_batches", 1), ("delay_all_reduce", 0)]
+)
+def test_a_table_holds_what_its_setting_may_be(name: str, least: int) -> None:
+    """The default is no bound: `--micro-batches 2` is below it."""
+    (column,) = [column for column in CASES if column.name == name]
+    assert column.allows(least)
+    assert not column.allows(least - 1)
