@@ -25,6 +25,7 @@ from bench.settings import (
     PIPELINE_SETTINGS,
     PYTHON_REDUCER,
     RANK_PER_DEVICE,
+    STAGED,
     STEP_DEFAULTS,
     DdpSettings,
     PipelineSettings,
@@ -79,6 +80,11 @@ class Case(DdpSettings, PipelineSettings, StepSettings):
     def num_micro_batches(self) -> int:
         """Parts that pass the stages one after another: of `partition` the whole batch is one."""
         return self.micro_batches if self.mode == "pipeline" else 1
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether each device has some of the layers."""
+        return self.mode in STAGED
 
     @property
     def communicates(self) -> bool:
@@ -285,7 +291,7 @@ def _senseless(case: Case) -> str | None:
     """Why a case is measured on no machine: another one is the same, or torch.compile would break it."""
     if case.mode == "dp" and case.num_devices == 1:
         return "DataParallel on one device is the plain module; see single"
-    if case.mode in COMPARATORS and (reason := _no_stages(case)):
+    if case.is_staged and (reason := _no_stages(case)):
         return reason
     if case.skip_all_reduce_unused_params and not (case.find_unused_parameters or case.static_graph):
         return "nothing looks for unused parameters; --find-unused-parameters on measures it"
@@ -308,9 +314,7 @@ def _senseless(case: Case) -> str | None:
 
 
 def _no_stages(case: Case) -> str | None:
-    """Why a model cannot be split over devices in this way; None where it can, or is not split."""
-    if case.mode == "fsdp":
-        return None
+    """Why a model cannot be split over devices in this way; None where it can."""
     parts, n = case.num_micro_batches, case.num_devices
     refusals = {
         "on one device it is the plain module; see single": n == 1,
@@ -318,7 +322,7 @@ def _no_stages(case: Case) -> str | None:
             case.global_batch % parts > 0
         ),
         f"1F1B keeps {n} devices busy with {n} micro-batches or more": (
-            case.mode == "pipeline" and case.pipeline_schedule == "1f1b" and parts < n
+            case.pipeline_schedule == "1f1b" and parts < n
         ),
         "loss scaling skips a step by all gradients, and a stage has its own; --precision bf16": (
             case.precision == "fp16"

@@ -15,7 +15,10 @@ from bench import cli
 from bench.errors import UsageError
 from bench.layout import PYTORCH_CAPS, BucketCaps
 
-COMPARATORS = ("fsdp", "partition", "pipeline")
+STAGED = ("partition", "pipeline")
+"""Modes in which each device has some of the layers."""
+
+COMPARATORS = ("fsdp", *STAGED)
 """Modes beside DP and DDP, which people take where a model's memory or its size asks for them."""
 
 MODES = ("single", "dp", "ddp", *COMPARATORS)

@@ -21,7 +21,7 @@ from bench.findings.wording import (
     times,
     with_interval,
 )
-from bench.settings import COMPARATORS
+from bench.settings import COMPARATORS, STAGED
 from report.devices import BARS, LOG_FROM, device_ticks, hollow_note, marked
 from report.drawings import Chart, Panel, Point, Series
 from report.fields import NAME, Field, interval, table
@@ -51,8 +51,8 @@ _TABLE_NOTE = (
     "devices with m micro-batches."
 )
 _NO_PARALLEL_WORK = (
-    ", though only one of its devices computes at a time: each keeps its own layers in its caches, and its "
-    "batch is larger where scaling is weak."
+    ", though only one of its devices computes at a time. Why was not measured: each may keep its own "
+    "layers in its caches, and its batch is larger where scaling is weak."
 )
 _HOW = (
     "Above: higher is better. Below, where memory was measured: lower is better; it is that of the tensors "
@@ -82,7 +82,7 @@ def bound(row: Row) -> float | None:
 
     Source: Huang et al. 2019, "GPipe", section 2.3: a bubble of (n - 1) / (m + n - 1).
     """
-    if row["mode"] not in ("partition", "pipeline"):
+    if row["mode"] not in STAGED:
         return None
     n, m = finite(row["num_devices"]), finite(row["micro_batches"]) or 1.0
     return None if n is None else n * m / (m + n - 1)
@@ -93,7 +93,7 @@ def _table(rows: pd.DataFrame) -> Table | None:
         (TableColumn("Form"), lambda row: FORMS.get(text(row["mode"]), "")),
         interval("Throughput", "images_per_s", "images/s"),
         interval("Speed-up", "speedup", TIMES),
-        (TableColumn("Bound", "number"), lambda row: number(bound(row))),
+        (TableColumn(f"Bound ({TIMES})", "number"), lambda row: number(bound(row))),
         interval("Against DDP's default", "vs_ddp_default", TIMES),
         (TableColumn("Memory of each device (MiB)"), _memory),
         (TableColumn("Layers of each device"), lambda row: text(row["layers_by_device"]).replace("/", " + ")),

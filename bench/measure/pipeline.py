@@ -65,9 +65,8 @@ def _bubbles(stages: list[list[float]], case: Case) -> tuple[float, float]:
     # A stage waits in its window for the one before it: that of the first stage holds the whole batch.
     measured = 1 - busy_ms / (len(stages) * stages[0][0])
     m = case.num_micro_batches
-    schedule = case.pipeline_schedule if case.mode == "pipeline" else "gpipe"
     forward_ms, backward_ms = ([stage[kind] / m for stage in stages] for kind in (1, 2))
-    return measured, bubble_share(schedule, forward_ms, backward_ms, m)
+    return measured, bubble_share(case.pipeline_schedule, forward_ms, backward_ms, m)
 
 
 def _of_all_stages(own: list[float], device: torch.device, group: Any) -> list[list[float]]:

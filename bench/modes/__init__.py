@@ -44,7 +44,7 @@ def build_mode(
         from bench.modes.fsdp import ShardedMode  # noqa: PLC0415
 
         return ShardedMode(module, place, group, equal_replicas=equal_replicas)
-    if case.mode in ("partition", "pipeline"):
+    if case.is_staged:
         from bench.modes.pipeline import PipelineMode  # noqa: PLC0415
 
         return PipelineMode(case, module, stages, place, group)

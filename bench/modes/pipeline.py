@@ -40,7 +40,7 @@ class PipelineMode(Mode):
         self._is_last = place.rank == case.num_devices - 1
         self._loss: Callable[[Tensor, Tensor], Tensor] | None = None
         self.stage = PipelineStage(self.module, place.rank, case.num_devices, place.device, group=group)
-        made = SCHEDULES[case.pipeline_schedule if case.mode == "pipeline" else "gpipe"]
+        made = SCHEDULES[case.pipeline_schedule]
         self._schedule = made(self.stage, case.num_micro_batches, loss_fn=self._loss_of)
 
     def train(

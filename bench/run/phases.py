@@ -186,7 +186,7 @@ def _calibration(live: LiveCase, trainer: Trainer, place: Place, clock: Clock) -
 
 
 def _anatomy(live: LiveCase, trainer: Trainer, place: Place) -> BlockTimes:
-    if live.case.mode in ("partition", "pipeline"):
+    if live.case.is_staged:
         from bench.measure.pipeline import run_pipeline_anatomy  # noqa: PLC0415 - imported with such a case
 
         return run_pipeline_anatomy(trainer, live.case, ANATOMY_STEPS, place.device, live.group)

@@ -177,7 +177,7 @@ def _memory_columns(by_rank: Sequence[Sequence[DeviceMemory]], mode: str) -> dic
 
 
 def _trainer(case: Case, mode: Mode, workload: Workload, source: BatchSource) -> Trainer:
-    if case.mode not in ("partition", "pipeline"):
+    if not case.is_staged:
         return Trainer(case, mode, workload, source)
     from bench.measure.pipeline import PipelineTrainer  # noqa: PLC0415 - imported with such a case
 

@@ -11,9 +11,8 @@ import contextlib
 import copy
 import functools
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -29,9 +28,8 @@ from bench.plan import Case
 from bench.recovery.attempt import report_of
 from bench.run.reference import Reference, switch_off
 from bench.run.stages import Splitter
+from bench.run.together import together
 from models.workload import Workload, make_batch
-
-T = TypeVar("T")
 
 IMAGES_PER_DEVICE = 1
 """Batch of the proof: the gradients of one image tell as much as those of many, in less time."""
@@ -127,7 +125,7 @@ class Prover:
             loaded(self.template, state)
             return self._compare(case, gradients, inputs, targets)
 
-        return together(self.place, group, compare, elsewhere=0.0)
+        return together(self.place, group, compare, elsewhere=0.0, error=ProofError)
 
     def _compare(self, case: Case, gradients: Mapping[str, Tensor], inputs: Tensor, targets: Tensor) -> float:
         reference = self._references.get(len(inputs))
@@ -171,30 +169,6 @@ class Prover:
         if targets.is_floating_point():
             targets = targets.to(dtype)
         return inputs.to(self.place.device), targets.to(self.place.device)
-
-
-def together(place: Place, group: dist.ProcessGroup | None, compare: Callable[[], T], *, elsewhere: T) -> T:
-    """What `compare` returns on rank 0, and `elsewhere` on the other ranks of `group`.
-
-    What it raises ends the case on all of them: a rank that went on alone would wait for the others.
-    """
-    found, failure = elsewhere, None
-    if place.rank == 0:
-        try:
-            found = compare()
-        except Exception as error:  # noqa: BLE001 - raised again once the others know
-            failure = error
-    if _is_told(failure is not None, place, group):
-        raise failure or ProofError("rank 0 has the reason")
-    return found
-
-
-def _is_told(failed: bool, place: Place, group: dist.ProcessGroup | None) -> bool:  # noqa: FBT001 - sent as it is
-    if group is None:
-        return failed
-    told = torch.tensor([float(failed)], device=place.device)
-    dist.broadcast(told, 0, group)
-    return bool(told.item())
 
 
 def loaded(template: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:

@@ -15,7 +15,8 @@ from bench.measure.split import balanced, layer_costs_ms
 from bench.measure.timed import AUTOCAST_DTYPES
 from bench.modes import Place, Stages, Unsupported
 from bench.plan import Case
-from models.workload import Workload, layers_of, make_batch, one_line
+from bench.run.together import together
+from models.workload import Workload, layers_of, make_batch
 
 
 @dataclass
@@ -34,7 +35,7 @@ class Splitter:
 
         Raises Unsupported for a model that cannot be split.
         """
-        if case.mode not in ("partition", "pipeline"):
+        if not case.is_staged:
             return None
         n = case.num_devices
         check_layers(self.template, layers_of(self.workload, self.template), n)
@@ -43,19 +44,10 @@ class Splitter:
         return Stages(layers=functools.partial(layers_of, self.workload), by_device=self._known[n])
 
     def _of_first(self, case: Case, group: dist.ProcessGroup | None) -> tuple[int, ...]:
-        """What the first rank measured, or what it raised, on every rank: none is left waiting."""
-        found: list[Any] = [None]
-        failure: Exception | None = None
-        if self.place.rank == 0:
-            try:
-                found = [self._measured(case)]
-            except Exception as error:  # noqa: BLE001 - whatever the user's layers raise
-                failure, found = error, [one_line(error)]
+        """What the first rank measured, on every rank."""
+        nothing: tuple[int, ...] = ()
+        found: list[Any] = [together(self.place, group, lambda: self._measured(case), elsewhere=nothing)]
         dist.broadcast_object_list(found, group=group, group_src=0)
-        if failure is not None:
-            raise failure
-        if isinstance(found[0], str):
-            raise RuntimeError(found[0])  # noqa: TRY004 - not of the wrong type: the first rank's error
         return tuple(found[0])
 
     def _measured(self, case: Case) -> tuple[int, ...]:

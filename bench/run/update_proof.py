@@ -18,8 +18,9 @@ from bench.measure.memory import release_memory
 from bench.measure.timed import Trainer
 from bench.plan import Case
 from bench.recovery.attempt import is_out_of_gpu_memory
-from bench.run.proof import ProofError, Prover, loaded, together
+from bench.run.proof import ProofError, Prover, loaded
 from bench.run.reference import Weights, difference, norm, switch_off, weights_of
+from bench.run.together import together
 
 PROOF_STEPS = 2
 """Steps that are proven: the second uses the optimizer's state, and PowerSGD compresses from the third."""
@@ -93,7 +94,9 @@ def prove_update(
 ) -> UpdateError:
     """Compare on rank 0; every rank of the case calls it. Raises ProofError on all of them."""
     steps.end()
-    return together(prover.place, group, lambda: _proven(case, steps, prover), elsewhere=NOT_TOLD)
+    return together(
+        prover.place, group, lambda: _proven(case, steps, prover), elsewhere=NOT_TOLD, error=ProofError
+    )
 
 
 def _proven(case: Case, steps: FirstSteps, prover: Prover) -> UpdateError:

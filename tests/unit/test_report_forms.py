@@ -27,7 +27,7 @@ def test_forms_stand_side_by_side_with_their_memory_and_bubble() -> None:
     assert rows["FSDP2, 2 GPUs"]["Memory of each device (MiB)"] == "200 / 199"
     assert rows["partition, 2 GPUs"]["Layers of each device"] == "4 + 7"
     pipeline = rows["pipeline, 2 GPUs, 1F1B, 4 micro-batches"]
-    assert pipeline["Bound"] == "1.60"  # 2 x 4 / (4 + 2 - 1), the GPipe paper
+    assert pipeline["Bound (\N{MULTIPLICATION SIGN})"] == "1.60"  # 2 x 4 / (4 + 2 - 1), the GPipe paper
     assert pipeline["Bubble (%)"] == dashed("25.0 (24.8--25.2)")
 
 
