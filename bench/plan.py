@@ -20,6 +20,7 @@ from bench.settings import (
     DDP_DEFAULTS,
     DDP_OPTIMIZER,
     DDP_SETTINGS,
+    IMAGES,
     LATER_DEFAULTS,
     PIPELINE_AXES,
     PIPELINE_SETTINGS,
@@ -41,6 +42,9 @@ HALF_HOOKS = ("fp16", "bf16")
 """Communication hooks that send two bytes for every gradient element of four."""
 
 
+_UNIT_DEFAULTS = {"unit": IMAGES, "units_per_sample": 1}
+
+
 def wire_share(comm_hook: str) -> float:
     """Tell the share of fp32 gradients' bytes that a hook sends."""
     return 0.5 if comm_hook in HALF_HOOKS else 1.0
@@ -60,11 +64,19 @@ class Case(DdpSettings, PipelineSettings, StepSettings):
     data: str
     device_type: str
     backend: str = ""
+    unit: str = IMAGES
+    """What its throughput counts; a name for people, so no part of `case_id`."""
+    units_per_sample: int = 1
 
     @property
     def global_batch(self) -> int:
-        """Images per optimizer step over all devices."""
+        """Samples, which are rows of the batch, per optimizer step over all devices."""
         return self.batch_per_device * self.num_devices * self.accumulate
+
+    @property
+    def units_per_step(self) -> int:
+        """What an optimizer step trains over all devices, counted in `unit`."""
+        return self.global_batch * self.units_per_sample
 
     @property
     def num_ranks(self) -> int:
@@ -121,7 +133,8 @@ class Case(DdpSettings, PipelineSettings, StepSettings):
     @property
     def case_id(self) -> str:
         """Readable name plus a hash of `stored`: the same settings give the same id everywhere."""
-        digest = hashlib.sha256(json.dumps(self.stored(), sort_keys=True).encode()).hexdigest()[:6]
+        settings = {name: value for name, value in self.stored().items() if name != "unit"}
+        digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:6]
         parts = [self.mode, f"n{self.num_devices}"]
         of_mode = {"ddp": DDP_SETTINGS, "pipeline": PIPELINE_SETTINGS}
         for setting in of_mode.get(self.mode, ()):
@@ -135,7 +148,8 @@ class Case(DdpSettings, PipelineSettings, StepSettings):
 
         A setting that came later only where it is not the default: runs of before it keep their ids.
         """
-        plain = {name for name, default in LATER_DEFAULTS.items() if getattr(self, name) == default}
+        later = LATER_DEFAULTS | _UNIT_DEFAULTS
+        plain = {name for name, default in later.items() if getattr(self, name) == default}
         names = [*(f.name for f in fields(self) if f.name not in DDP_AXES), *DDP_AXES]
         values = {name: stored(getattr(self, name)) for name in names if name not in plain}
         return values if self.mode == "ddp" else values | {"bucket_cap_mb": ""}
@@ -172,9 +186,24 @@ class Planned:
 
 
 def expand(
-    settings: ResolvedSettings, machine: Machine, *, arch: str, image_size: int | None
+    settings: ResolvedSettings,
+    machine: Machine,
+    *,
+    arch: str,
+    image_size: int | None,
+    unit: str = IMAGES,
+    units_per_sample: int = 1,
 ) -> list[Planned]:
-    """Every case of the sweep, eager `single` first. Raises UsageError for what no case can do."""
+    """Every case of the sweep, eager `single` first. Raises UsageError for what no case can do.
+
+    Args:
+        settings: resolved for this machine.
+        machine: what there is to run on.
+        arch: the workload's name.
+        image_size: of the workload, in pixels; None where its inputs are no images.
+        unit: what throughput counts.
+        units_per_sample: how many of them a row of the batch holds.
+    """
     batch, counts = settings.batch_size, settings.gpus
     if settings.compile == ("off",) and settings.optimize_ddp != (DDP_OPTIMIZER,):
         raise UsageError("--optimize-ddp is about compiled DDP; give --compile on, or off,on, with it")
@@ -197,6 +226,8 @@ def expand(
             precision=settings.precision,
             data=settings.data,
             device_type=machine.device_type,
+            unit=unit,
+            units_per_sample=units_per_sample,
             **{name: getattr(settings, name) for name in STEP_DEFAULTS} | {"compile": compile_mode},
             **extra,
         )
@@ -403,7 +434,7 @@ def least_warmup_s(plan: Sequence[Planned], settings: ResolvedSettings) -> float
 
 
 def step_s_of(planned: Planned, *, step_s: float, single_batch: int) -> float:
-    """Expected seconds of a step of a case, from those of `single_batch` images on one device.
+    """Expected seconds of a step of a case, from those of `single_batch` samples on one device.
 
     Ranks that share a device are taken to run one after the other; communication is not counted.
     """
@@ -420,7 +451,7 @@ def timed_block_s(planned: Planned, settings: ResolvedSettings, *, step_s: float
 def estimate_s(
     plan: Sequence[Planned], *, step_s: float, single_batch: int, settings: ResolvedSettings
 ) -> float:
-    """Expected seconds of measuring, from one measured step of `single_batch` images on one device.
+    """Expected seconds of measuring, from one measured step of `single_batch` samples on one device.
 
     Without communication (`step_s_of`), so a lower bound, cut off at the time limit.
     """

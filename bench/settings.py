@@ -318,6 +318,12 @@ LATER_DEFAULTS: dict[str, Any] = STEP_DEFAULTS | {
 }
 """Settings that count in the id of a case only where they are not the default."""
 
+IMAGES = "images"
+"""What image models train on, and what every run of before units counted."""
+
+MOST_UNITS = 10**9
+"""Units in a sample; more would be a mistake, and products of counts stay exact."""
+
 
 def _setting(default: Any, parse: Callable[[str], Any], meaning: str, metavar: str = "VALUE") -> Any:
     return field(default=default, metadata={"parse": parse, "help": meaning, "metavar": metavar})
@@ -352,7 +358,7 @@ class Settings:
     arch: str | None = _setting(None, str, "model: resnet18 (CPU default), resnet50 (GPU default), …", "NAME")
     workload: str | None = _setting(None, str, "your own model instead of --arch", "package.module:name")
     batch_size: int | None = _setting(
-        None, cli.positive_int, "images per device (weak scaling) or in all (strong)", "N"
+        None, cli.positive_int, "samples per device (weak scaling) or in all (strong)", "N"
     )
     image_size: int | None = _setting(None, cli.positive_int, "image height and width, pixels", "N")
     data: str = _setting(
@@ -408,7 +414,7 @@ class Settings:
     precision_target: float | None = _setting(
         None,
         cli.fraction,
-        "stop when every images/s is known to ± this (default: when comparisons are, to half the margin)",
+        "stop when every throughput is known to ± this (default: when comparisons are, to half the margin)",
         "2%",
     )
     margin: float | None = _setting(

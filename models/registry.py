@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from bench.errors import UsageError, UserCodeError
+from bench.settings import IMAGES
 from models.resnet import RESNET20_CLASSES, resnet20, resnet_layers
-from models.workload import Batch, Workload, make_batch, make_module, one_line
+from models.workload import Batch, Workload, check_unit, make_batch, make_module, one_line
 
 _TORCHVISION_ARCHS = (
     "resnet18",
@@ -81,6 +82,7 @@ def resnet_workload(arch: str, image_size: int) -> Workload:
         ),
         layers=resnet_layers,
         image_size=image_size,
+        unit=IMAGES,
     )
 
 
@@ -107,7 +109,7 @@ def load_workload(spec: str, image_size: int) -> Workload:
     if not isinstance(made, nn.Module):
         raise UsageError(f"{spec} returned {_kind(made)}; it must return an nn.Module or a models.Workload")
     batch = partial(synthetic_images, image_size=image_size, num_classes=_num_classes(made, spec, image_size))
-    return Workload(name=spec, module=target, batch=batch, image_size=image_size)
+    return Workload(name=spec, module=target, batch=batch, image_size=image_size, unit=IMAGES)
 
 
 def synthetic_images(
@@ -171,6 +173,7 @@ def _call(function: Any, spec: str) -> object:
 
 
 def _checked(workload: Workload) -> Workload:
+    check_unit(workload)
     with torch.random.fork_rng(devices=[]):
         make_module(workload)
         make_batch(workload, batch_size=2, generator=torch.Generator().manual_seed(0))

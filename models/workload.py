@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -11,9 +12,12 @@ from torch.nn import functional
 from torch.optim import SGD, Optimizer
 
 from bench.errors import UsageError, UserCodeError
+from bench.settings import MOST_UNITS
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 """Inputs and targets; dimension 0 is the batch in both."""
+
+_UNIT = re.compile(r"[^\s/,]+")
 
 
 def sgd(parameters: Iterable[nn.Parameter]) -> Optimizer:
@@ -42,6 +46,10 @@ class Workload:
     image_size: int | None = None
     channels_last: bool = False
     """Whether `make_module` and `make_batch` give weights and images (N, C, H, W) in that memory format."""
+    unit: str = "samples"
+    """What throughput counts, a plural noun: `images`, `tokens`."""
+    units_per_sample: int = 1
+    """How many of them a row of the batch holds; of a language model the sequence length."""
 
 
 def layers_of(workload: Workload, module: nn.Module) -> list[nn.Module]:
@@ -49,6 +57,21 @@ def layers_of(workload: Workload, module: nn.Module) -> list[nn.Module]:
     if workload.layers is not None:
         return list(workload.layers(module))
     return list(module) if isinstance(module, nn.Sequential) else []
+
+
+def check_unit(workload: Workload) -> None:
+    """Raise UsageError unless `unit` is one printable word and `units_per_sample` a count."""
+    unit, how_many = workload.unit, workload.units_per_sample
+    if not isinstance(unit, str) or not _UNIT.fullmatch(unit) or not unit.isprintable():
+        raise UsageError(
+            f"`unit` of workload {workload.name} is {unit!r}; give a plural noun in one word, without slash "
+            "or comma, such as tokens"
+        )
+    if type(how_many) is not int or not 1 <= how_many <= MOST_UNITS:
+        raise UsageError(
+            f"`units_per_sample` of workload {workload.name} is {how_many!r}; give a whole number from 1 to "
+            f"{MOST_UNITS:,d}, such as the sequence length"
+        )
 
 
 def one_line(exc: BaseException) -> str:

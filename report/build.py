@@ -16,7 +16,9 @@ from textwrap import indent
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from bench.errors import UsageError
+from bench.findings.wording import unit_of_cases
 from bench.results.store import load_run, write_output
+from bench.settings import IMAGES
 from bench.text import markdown as escaped
 from report import files, view
 from report.draw import figures
@@ -52,7 +54,14 @@ def load(
     """Read what a page in `page_folder` shows of `runs`. Raises UsageError for a folder that is no run."""
     predicted = None if predictions is None else files.predictions(predictions)
     offered = files.offered(runs, page_folder)
-    return view.page([load_run(run) for run in runs], offered, predicted, price=price)
+    loaded = [load_run(run) for run in runs]
+    units = [unit_of_cases(run.cases) for run in loaded]
+    if price is not None and IMAGES not in units:
+        raise UsageError(
+            f"--price-per-device-hour is for an epoch of images, and {runs[0]} counts {units[0]}; "
+            "leave it out"
+        )
+    return view.page(loaded, offered, predicted, price=price)
 
 
 def render(page: Page) -> str:

@@ -9,7 +9,21 @@ from typing import Any
 import pandas as pd
 
 from bench.conditions import Manifest, gpus_of, part
-from bench.findings.wording import TIMES, count, duration, finite, link_name, mib, plain, quantity, text
+from bench.findings.wording import (
+    TIMES,
+    Row,
+    count,
+    duration,
+    finite,
+    link_name,
+    mib,
+    plain,
+    quantity,
+    samples_noun,
+    singular,
+    text,
+    unit_of,
+)
 from report.model import Fact, Group, Table, TableColumn
 
 _RANK_COLUMNS = ("rank", "host", "local_rank", "device", "device_name", "bound_cores", "link")
@@ -47,14 +61,14 @@ def hosts(manifest: Manifest) -> list[str]:
     return [name for name in dict.fromkeys((own, *others)) if name]
 
 
-def groups(manifest: Manifest, *, link: str = "") -> tuple[Group, ...]:
+def groups(manifest: Manifest, cases: pd.DataFrame) -> tuple[Group, ...]:
     """Return the conditions in groups, without empty facts and groups."""
     environment = part(manifest, "environment")
     made = (
         Group("Run", _run(manifest)),
         Group("Settings", _facts(part(manifest, "settings").items())),
-        Group("Model", _model(part(manifest, "model"))),
-        Group("Machine", _machine(manifest, environment, link)),
+        Group("Model", _model(part(manifest, "model"), cases)),
+        Group("Machine", _machine(manifest, environment, link(manifest, cases))),
         Group("Versions", _facts(part(manifest, "versions").items())),
         Group("Source", _facts(part(manifest, "git").items())),
         Group("Environment variables", _facts(part(environment, "env").items(), code=True)),
@@ -123,14 +137,17 @@ def _run(manifest: Manifest) -> tuple[Fact, ...]:
     )
 
 
-def _model(model: Manifest) -> tuple[Fact, ...]:
+def _model(model: Manifest, cases: pd.DataFrame) -> tuple[Fact, ...]:
     flops = finite(model.get("forward_flops_per_image"))
+    row: Row = cases.iloc[0] if len(cases) else {}
+    sample, unit, each = singular(samples_noun(row)), unit_of(row), finite(row.get("units_per_sample"))
     return _facts(
         (
             ("model", model.get("arch")),
             ("parameters", count(finite(model.get("num_params")))),
             ("gradients per step", mib(finite(model.get("gradient_bytes")))),
-            ("forward pass", quantity(None if flops is None else flops / 1e9, "GFLOP/image")),
+            ("forward pass", quantity(None if flops is None else flops / 1e9, f"GFLOP/{sample}")),
+            ("throughput counts", unit if sample == singular(unit) else f"{unit}, {count(each)} a {sample}"),
         )
     )
 

@@ -11,12 +11,15 @@ from bench.findings.wording import (
     device_noun,
     estimate,
     finite,
+    per_second,
     plural,
     quantity,
+    rate,
     settings_label,
     short_mode,
     text,
     truth,
+    unit_of,
     with_interval,
 )
 from bench.results.typical import Typical
@@ -52,11 +55,11 @@ def throughput(workload: WorkloadCases, *, key: str) -> Chart | None:
         key=f"{key}-throughput",
         title="Scaling curve",
         x_label=workload.devices_label,
-        y_label="throughput (images/s)",
+        y_label=f"throughput ({per_second(workload.unit)})",
         ticks=device_ticks(counts, series),
         panels=(Panel("", series),),
         direct=is_direct(series),
-        caption=_throughput_caption(series, workload.device),
+        caption=_throughput_caption(series, workload),
         how_to_read="Higher is better. On the dotted line every device adds as much as one alone gives. "
         f"{BARS}{hollow_note(series)}",
         log_x=max(counts) > LOG_FROM,
@@ -101,8 +104,8 @@ def by_devices(workload: WorkloadCases, column: str, factor: float) -> tuple[Ser
 
 def _point(row: Row, column: str, factor: float) -> Point | None:
     x, y = finite(row["num_devices"]), estimate(row, column)
-    unit = {"images_per_s": "images/s", "efficiency": "%", "peak_mem_mib": "MiB"}.get(column, "")
-    return None if x is None or y is None else marked(x, y.scaled(factor), row, unit)
+    units = {"images_per_s": per_second(unit_of(row)), "efficiency": "%", "peak_mem_mib": "MiB"}
+    return None if x is None or y is None else marked(x, y.scaled(factor), row, units.get(column, ""))
 
 
 def marked(x: float, y: Interval, row: Row, unit: str = "") -> Point:
@@ -135,10 +138,10 @@ def _headline(series: tuple[Series, ...]) -> list[tuple[Point, str]]:
     return sorted(((p, label) for p, label in marks if p.x == at.x), key=lambda mark: -mark[0].y)
 
 
-def _throughput_caption(series: tuple[Series, ...], device: str) -> str:
+def _throughput_caption(series: tuple[Series, ...], workload: WorkloadCases) -> str:
     (best, name), *others = _headline(series)
-    rest = "".join(f"; {label} {with_interval(p.interval, 'images/s')}" for p, label in others)
-    return f"At {on_devices(best, device)}: {name} {with_interval(best.interval, 'images/s')}{rest}."
+    rest = "".join(f"; {label} {rate(p.interval, workload.unit)}" for p, label in others)
+    return f"At {on_devices(best, workload.device)}: {name} {rate(best.interval, workload.unit)}{rest}."
 
 
 def _efficiency_caption(series: tuple[Series, ...], device: str) -> str:

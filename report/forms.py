@@ -13,13 +13,15 @@ from bench.findings.wording import (
     estimate,
     finite,
     number,
+    per_second,
     plural,
     quantity,
+    rate,
     settings_label,
     short_mode,
     text,
     times,
-    with_interval,
+    unit_of_cases,
 )
 from bench.settings import COMPARATORS, STAGED
 from report.devices import BARS, LOG_FROM, device_ticks, hollow_note, marked
@@ -91,7 +93,7 @@ def bound(row: Row) -> float | None:
 def _table(rows: pd.DataFrame) -> Table | None:
     values: tuple[Field, ...] = (
         (TableColumn("Form"), lambda row: FORMS.get(text(row["mode"]), "")),
-        interval("Throughput", "images_per_s", "images/s"),
+        interval("Throughput", "images_per_s", per_second(unit_of_cases(rows))),
         interval("Speed-up", "speedup", TIMES),
         (TableColumn(f"Bound ({TIMES})", "number"), lambda row: number(bound(row))),
         interval("Against DDP's default", "vs_ddp_default", TIMES),
@@ -117,26 +119,25 @@ def _side_by_side(workload: WorkloadCases) -> pd.DataFrame:
 
 
 def _figure(workload: WorkloadCases, *, key: str) -> Chart | None:
-    speed, memory = (_series(workload, name, unit) for name, unit in _SHOWN)
+    unit = per_second(workload.unit)
+    speed = _series(workload, "images_per_s", unit)
+    memory = _series(workload, "peak_mem_mib", "MiB")
     counts = sorted({p.x for s in speed for p in s.points})
     if len(counts) == 0:
         return None
-    panels = [Panel("", speed, "throughput (images/s)")]
+    panels = [Panel("", speed, f"throughput ({unit})")]
     panels += [Panel("", memory, "memory per device (MiB)")] if memory else []
     return Chart(
         key=f"{key}-forms",
         title="Speed and memory of each form",
         x_label=workload.devices_label,
-        y_label="throughput (images/s)",
+        y_label=f"throughput ({unit})",
         ticks=device_ticks(counts, speed),
         panels=tuple(panels),
         caption=_finding(workload, counts[-1]),
         how_to_read=f"{_HOW}{BARS}{hollow_note(speed)}",
         log_x=max(counts) > LOG_FROM,
     )
-
-
-_SHOWN = (("images_per_s", "images/s"), ("peak_mem_mib", "MiB"))
 
 
 def _series(workload: WorkloadCases, column: str, unit: str) -> tuple[Series, ...]:
@@ -162,8 +163,8 @@ def _finding(workload: WorkloadCases, most: float) -> str:
     rows = [row for row in records(_side_by_side(workload)) if row["num_devices"] == most]
     where = plural(most, workload.device)
     best = max(rows, key=lambda row: finite(row["images_per_s"]) or 0.0)
-    said = f"On {where}: most images/s with {_label(best)}, "
-    said += with_interval(estimate(best, "images_per_s"), "images/s")
+    said = f"On {where}: most {per_second(workload.unit)} with {_label(best)}, "
+    said += rate(estimate(best, "images_per_s"), workload.unit)
     if held := [row for row in rows if finite(row["peak_mem_mib"]) is not None]:
         least = min(held, key=lambda row: float(row["peak_mem_mib"]))
         said += f"; least memory with {_label(least)}, {quantity(finite(least['peak_mem_mib']), 'MiB')}"

@@ -54,7 +54,7 @@ def _put_ratios(rows: Sequence[Cells], comparisons: Sequence[Comparison]) -> Non
 
 def _put_steps(rows: Sequence[Cells], typical: Typical) -> None:
     ok = [row for row in rows if row["status"] == "ok" and typical.has((text(row["case_id"]), "timed"))]
-    batch = {text(row["case_id"]): int(row["global_batch"]) for row in ok}
+    units = {text(row["case_id"]): int(row["global_batch"]) * int(row["units_per_sample"]) for row in ok}
     singles = {compile_mode(row): text(row["case_id"]) for row in ok if row["mode"] == "single"}
     for row in ok:
         case_id, single = text(row["case_id"]), singles.get(compile_mode(row), "")
@@ -62,7 +62,7 @@ def _put_steps(rows: Sequence[Cells], typical: Typical) -> None:
             typical,
             case_id,
             single,
-            batch=batch,
+            units=units,
             num_devices=int(row["num_devices"]),
             num_rounds=int(row["num_rounds"] or 0),
         )

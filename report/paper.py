@@ -19,6 +19,7 @@ from bench.findings.wording import (
     plain,
     plural,
     ranged,
+    short,
     text,
     with_interval,
 )
@@ -263,9 +264,9 @@ def size_label(num_bytes: float | None) -> str:
         return ""
     for unit in ("B", "KiB", "MiB"):
         if num_bytes < 1024:
-            return f"{num_bytes:.3g} {unit}"
+            return f"{short(num_bytes, 3)} {unit}"
         num_bytes /= 1024
-    return f"{num_bytes:.3g} GiB"
+    return f"{short(num_bytes, 3)} GiB"
 
 
 def _parts(row: Row, step: Interval) -> tuple[Part, ...]:

@@ -12,6 +12,7 @@ from bench.findings.wording import (
     estimate,
     link_name,
     number,
+    per_second,
     plural,
     quantity,
     settings,
@@ -88,7 +89,7 @@ def _figure(
     rate = name == "images_per_s"
     device, link = device_noun(predictions.identity.device_type), predictions.identity.link
     suffix = f", bucket cap {cap_label(lines[0].bucket_cap_mb)}" if several else ""
-    factor, unit = (1.0, "images/s") if rate else (100.0, "%")
+    factor, unit = (1.0, per_second(predictions.identity.unit)) if rate else (100.0, "%")
     predicted = [
         Series(line.network, f"run{i}", tuple(_point(m, name, factor) for m in line.marks), area=True)
         for i, line in enumerate(lines, start=1)
@@ -119,7 +120,7 @@ def _figure(
         key=f"{key}-{'throughput' if rate else 'efficiency'}",
         title=f"Predicted {'throughput' if rate else 'efficiency'}{suffix}",
         x_label=f"devices ({device}s), {lines[0].scaling} scaling",
-        y_label="throughput (images/s)" if rate else "efficiency (%)",
+        y_label=f"throughput ({unit})" if rate else "efficiency (%)",
         ticks=device_ticks(
             [n for n in counts if n not in {p.x for p in at_break} or int(n).bit_count() == 1]
         ),
@@ -187,7 +188,7 @@ def _predictions(predictions: Predictions) -> Table | None:
             cap_label(line.bucket_cap_mb),
             count(mark.num_devices),
             with_interval(mark.step_ms, "ms"),
-            with_interval(mark.images_per_s, "images/s"),
+            with_interval(mark.images_per_s, per_second(predictions.identity.unit)),
             with_interval(mark.efficiency, "%", 100.0),
             with_interval(mark.exposed_comm_ms, "ms"),
             quantity(mark.wait_ms, "ms"),

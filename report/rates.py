@@ -8,7 +8,8 @@ import pandas as pd
 
 from bench.conditions import Manifest, part
 from bench.findings.links import bus_gb_per_s
-from bench.findings.wording import Row, estimate, finite
+from bench.findings.wording import Row, estimate, finite, unit_of
+from bench.settings import IMAGES
 from report.select import records
 
 EPOCH_IMAGES = 1_281_167
@@ -21,11 +22,11 @@ COLUMNS = ("tflop_per_s", "bus_gb_per_s")
 
 
 def with_rates(cases: pd.DataFrame, manifest: Manifest, price: float | None) -> pd.DataFrame:
-    """Add `tflop_per_s` per device and `bus_gb_per_s` with intervals, `epoch_h` and `epoch_cost`.
+    """Add `tflop_per_s` per device and `bus_gb_per_s` with intervals, `epoch_h` and `epoch_cost` of images.
 
     Args:
         cases: measured ones.
-        manifest: of their run; the forward FLOPs of an image are in it.
+        manifest: of their run; the forward FLOPs of a sample are in it.
         price: of a device for an hour; None leaves the cost empty.
     """
     flops = finite(part(manifest, "model").get("forward_flops_per_image"))
@@ -39,11 +40,12 @@ def _rates(row: Row, flops: float | None, price: float | None) -> Mapping[str, f
     found: dict[str, float] = {}
     rate, num_devices = estimate(row, "images_per_s"), finite(row["num_devices"])
     if rate is not None and flops and num_devices:
-        found |= rate.scaled(PASSES * flops / num_devices / 1e12).columns("tflop_per_s")
+        samples = rate.scaled(1 / (finite(row["units_per_sample"]) or 1))
+        found |= samples.scaled(PASSES * flops / num_devices / 1e12).columns("tflop_per_s")
     if (bus := bus_gb_per_s(row)) is not None:
         found |= bus.columns("bus_gb_per_s")
     sustained = finite(row["images_per_s_sustained"])
-    if sustained and num_devices:
+    if sustained and num_devices and unit_of(row) == IMAGES:
         found["epoch_h"] = EPOCH_IMAGES / sustained / 3600
         if price is not None:
             found["epoch_cost"] = found["epoch_h"] * num_devices * price

@@ -10,7 +10,7 @@ from statistics import median
 import pandas as pd
 
 from bench.conditions import Manifest, part
-from bench.findings.wording import TIMES, Row, estimate, finite, text, truth
+from bench.findings.wording import TIMES, Row, estimate, finite, per_second, text, truth, unit_of_cases
 from bench.stats import Interval
 from report.fields import NAME, Field, interval, table, value
 from report.model import Table
@@ -55,7 +55,6 @@ _BELOW_ROOFLINE = (
     "measured."
 )
 _FIELDS: tuple[Field, ...] = (
-    interval("Throughput", "images_per_s", "images/s"),
     interval("Arithmetic per device", "tflop_per_s", "TFLOP/s"),
     interval("Matrix rate", "matrix_tflop_per_s", "TFLOP/s"),
     interval("MFU", "mfu_pct", "% of the measured matrix rate"),
@@ -85,7 +84,8 @@ def with_roofline(cases: pd.DataFrame, manifest: Manifest) -> pd.DataFrame:
 def roofline(ok: pd.DataFrame) -> Table | None:
     """Make the table, with what binds below it; None for a run whose devices were not measured."""
     own = ok[ok["matrix_tflop_per_s"].notna()]
-    made = table("Against the devices' own rates", _NOTE, own, NAME, _FIELDS)
+    throughput = interval("Throughput", "images_per_s", per_second(unit_of_cases(ok)))
+    made = table("Against the devices' own rates", _NOTE, own, NAME, (throughput, *_FIELDS))
     return None if made is None else replace(made, below=tuple(_notes(records(own))))
 
 

@@ -8,7 +8,7 @@ import pandas as pd
 
 from bench.findings.stability import pace
 from bench.findings.wording import Row, case_label, finite, number, plural, quantity, text
-from bench.results.aggregate import images_per_s_by_round
+from bench.results.aggregate import images_per_s_by_round, units_per_step
 from bench.results.round_times import ByRound
 from report.drawings import BoxPlot, Chart, Panel, Point, Series, StepTimes, Tick
 from report.fields import Links
@@ -39,12 +39,7 @@ MOST_CELLS = 20_000
 
 def drift(workload: WorkloadCases, blocks: pd.DataFrame, *, key: str) -> Chart | None:
     """Show throughput of each round in percent of the case's median; None before three rounds."""
-    batches = {
-        text(row["case_id"]): int(batch)
-        for row in records(workload.cases)
-        if (batch := finite(row["global_batch"])) is not None
-    }
-    found = images_per_s_by_round(blocks, batches)
+    found = images_per_s_by_round(blocks, units_per_step(workload.cases))
     several = {case_id: by_round for case_id, by_round in found.items() if len(by_round) > 1}
     every = sorted({r for by_round in several.values() for r in by_round})
     if len(every) < _FEWEST_ROUNDS:

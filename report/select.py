@@ -14,7 +14,9 @@ from bench.findings.wording import (
     estimate,
     finite,
     own_devices,
+    samples_noun,
     text,
+    unit_of_cases,
     workload_parts,
 )
 from bench.plan import equal_layout
@@ -23,7 +25,7 @@ from bench.results.typical import Typical
 from bench.settings import DDP_DEFAULTS, STEP_DEFAULTS
 from bench.stats import Interval
 
-_SOURCES = {"device": "synthetic images on the device", "host": "synthetic images from the host"}
+_SOURCES = {"device": "synthetic {} on the device", "host": "synthetic {} from the host"}
 _WORKLOAD = ("device_type", "arch", "image_size", "scaling", "precision", *STEP_DEFAULTS, "data", "batch")
 
 
@@ -39,6 +41,11 @@ class WorkloadCases:
     cases: pd.DataFrame
     equal_layouts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """By bucket cap, the caps that make the same buckets and were therefore not measured again."""
+
+    @property
+    def unit(self) -> str:
+        """What its throughput counts."""
+        return unit_of_cases(self.cases)
 
     @property
     def devices_label(self) -> str:
@@ -60,10 +67,10 @@ def records(cases: pd.DataFrame) -> list[Row]:
 
 def step_time(row: Row) -> Interval | None:
     """Return ms per optimizer step as global batch / throughput, so that it has throughput's interval."""
-    rate, batch = estimate(row, "images_per_s"), finite(row["global_batch"])
-    if rate is None or batch is None or rate.estimate <= 0 or rate.low <= 0:
+    found, batch = estimate(row, "images_per_s"), finite(row["global_batch"])
+    if found is None or batch is None or found.estimate <= 0 or found.low <= 0:
         return None
-    return rate.inverted(1000 * batch)
+    return found.inverted(1000 * batch * (finite(row["units_per_sample"]) or 1))
 
 
 def workloads(cases: pd.DataFrame) -> list[WorkloadCases]:
@@ -102,7 +109,8 @@ def _equal_layouts(ok: pd.DataFrame, cases: pd.DataFrame) -> dict[str, tuple[str
 
 def _workload_label(row: Row) -> str:
     data = text(row["data"])
-    source = _SOURCES.get(data, f"images from {data}") if data else ""
+    known = _SOURCES.get(data)
+    source = known.format(samples_noun(row)) if known else f"images from {data}" if data else ""
     return " · ".join([*workload_parts(row, finite(row["batch"])), *([source] if source else [])])
 
 

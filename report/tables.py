@@ -15,10 +15,13 @@ from bench.findings.wording import (
     estimate,
     finite,
     number,
+    per_second,
     plural,
     settings_label,
     short_mode,
+    singular,
     text,
+    unit_of_cases,
     with_interval,
 )
 from bench.layout import BucketLayout
@@ -28,6 +31,7 @@ from report.communication import communication
 from report.compiling import compiling
 from report.fields import APART, CASE_ID, NAME, SHARED, Field, Links, interval, linked, table, value, whole
 from report.model import Table, TableColumn
+from report.rates import EPOCH_IMAGES
 from report.roofline import roofline
 from report.select import throughput_ratio, unshared
 
@@ -59,15 +63,11 @@ def _off_by(column: str) -> Callable[[Row], str]:
 
 AGAINST: Field = (TableColumn(f"Against DDP's default ({TIMES})", "number against"), _against_default)
 RESULTS: tuple[Field, ...] = (
-    interval("Throughput", "images_per_s", "images/s"),
     AGAINST,
     interval("Efficiency", "efficiency", "%", 100.0),
     value("Cost of an epoch", "epoch_cost", ""),
 )
 EVERY: tuple[Field, ...] = (
-    interval("Throughput", "images_per_s", "images/s"),
-    value("Throughput, pauses included", "images_per_s_sustained", "images/s"),
-    interval("Throughput, steady state", "steady_images_per_s", "images/s"),
     interval("Steady state against the start", "steady_change_pct", "%"),
     AGAINST,
     interval("Speed-up", "speedup", TIMES),
@@ -102,10 +102,11 @@ DP_STAGES: tuple[Field, ...] = (
 )
 
 
-GPU_LOAD: tuple[Field, ...] = (
+CLOCK_AND_POWER: tuple[Field, ...] = (
     interval("SM clock", "sm_clock_mhz", "MHz"),
     interval("Power", "power_w", "W"),
-    interval("Energy", "joules_per_image", "J/image"),
+)
+HEAT: tuple[Field, ...] = (
     value("Temperature, highest", "temperature_c", "°C"),
     value("Slowed", "throttled_pct", "% of samples"),
     (TableColumn("Slowed by"), lambda row: text(row["throttle_reasons"])),
@@ -138,11 +139,14 @@ _RESULTS_NOTE = (
 )
 _EVERY_NOTE = (
     "All cases, those on shared devices too. Speed-up is throughput over that of “single”. Arithmetic counts "
-    "three times the forward's matrix products and convolutions. An epoch has the 1,281,167 images of "
-    "ImageNet-1k, of the size measured, at the throughput with pauses. Steady state is the last half of "
-    "--sustain, the start its first tenth. The proofs say how far, relatively, a case was off the plain "
+    "three times the forward's matrix products and convolutions. Steady state is the last half of --sustain, "
+    "the start its first tenth. The proofs say how far, relatively, a case was off the plain "
     "module before it was timed: its gradients, and what two steps add to the parameters. cases.csv holds "
     "the measured numbers under the name in column “Id”."
+)
+_EPOCH_NOTE = (
+    f" An epoch has the {EPOCH_IMAGES:,d} images of ImageNet-1k, of the size measured, at the throughput "
+    "with pauses."
 )
 _PEAK_NOTE = (
     " Memory is that of the worst device: peak is in tensors; what libraries take beside them (CUDA, NCCL, "
@@ -173,13 +177,21 @@ def tables(
     dp = ok[ok["mode"] == "dp"]
     dp_note = _DP_NOTE + (_STAND_IN if (dp["device_type"] == "cpu").any() else "")
     rounds = linked("Rounds", "num_rounds", links)
+    unit = unit_of_cases(ok)
+    per_s = per_second(unit)
+    throughput = interval("Throughput", "images_per_s", per_s)
+    other_rates = (
+        interval("Throughput, pauses included", "images_per_s_sustained", per_s),
+        interval("Throughput, steady state", "steady_images_per_s", per_s),
+    )
+    energy = interval("Energy", "joules_per_image", f"J/{singular(unit)}")
     own = unshared(ok)
     results = table(
         "Results",
         _RESULTS_NOTE,
         own,
         NAME,
-        (*RESULTS, rounds),
+        (throughput, *RESULTS, rounds),
         links=links,
         against=lambda row, reference: throughput_ratio(row, reference, typical),
     )
@@ -187,8 +199,8 @@ def tables(
     if results is not None and folded:
         left_out = f"{plural(folded, 'case')} on shared devices: see “Every column”."
         results = replace(results, below=(left_out,))
-    every = (*EVERY, rounds, *APART, CASE_ID)
-    notes = {"peak_mem_mib": _PEAK_NOTE, "reserved_mem_mib": _RESERVED_NOTE}
+    every = (throughput, *other_rates, *EVERY, rounds, *APART, CASE_ID)
+    notes = {"epoch_h": _EPOCH_NOTE, "peak_mem_mib": _PEAK_NOTE, "reserved_mem_mib": _RESERVED_NOTE}
     every_note = _EVERY_NOTE + "".join(note for name, note in notes.items() if ok[name].notna().any())
     made = (
         results,
@@ -197,7 +209,7 @@ def tables(
         roofline(ok),
         communication(ok),
         compiling(ok, comparisons),
-        table("GPUs under load", _GPU_LOAD_NOTE, ok, NAME, GPU_LOAD),
+        table("GPUs under load", _GPU_LOAD_NOTE, ok, NAME, (*CLOCK_AND_POWER, energy, *HEAT)),
         table("DataParallel's stages", dp_note, dp, NAME, DP_STAGES),
         table("Bucket layouts", _BUCKETS_NOTE, ok[ok["mode"] == "ddp"], NAME, BUCKETS),
     )

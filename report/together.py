@@ -12,6 +12,7 @@ from bench.findings.wording import (
     cap_label,
     case_label,
     estimate,
+    per_second,
     plural,
     short_mode,
     text,
@@ -31,6 +32,7 @@ _HOW = (
 )
 _NOTE = "The same cases of every run, beside each other."
 _UNLIKE = "The runs do not measure the same work, so only ratios compare: "
+_UNITS_DIFFER = "Throughputs are not comparable, because the runs count different units: "
 _TABLE_NOTE = (
     "Throughput with its 95% interval over rounds, of cases that several runs measured, and its ratio to the "
     "first run's. The intervals of the ratios hold for rounds alone: what changed on the machine between the "
@@ -82,21 +84,31 @@ def section(titles: Sequence[str], measured: Sequence[Sequence[WorkloadCases]]) 
 
 def _notes(group: Sequence[_Run]) -> list[str]:
     labels = {run.workload.label for run in group}
+    units = [f"{run.title} {run.workload.unit}" for run in group]
+    counted = [] if _unit(group) else [f"{_UNITS_DIFFER}{', '.join(units)}."]
     said = [_UNLIKE + "; ".join(f"{run.title}: {run.workload.label}" for run in group) + "."]
     more = [f"Of {len(group)} runs the first {MOST_RUNS} are drawn."] if len(group) > MOST_RUNS else []
-    return [*(said if len(labels) > 1 else []), *more]
+    return [*(said if len(labels) > 1 else []), *counted, *more]
+
+
+def _unit(group: Sequence[_Run]) -> str:
+    """Return what the throughput of all runs counts; empty where they differ in it."""
+    units = {run.workload.unit for run in group}
+    return units.pop() if len(units) == 1 else ""
 
 
 def _figures(group: Sequence[_Run], key: str) -> list[Chart]:
-    device = _device(group)
+    device, unit = _device(group), _unit(group)
     made = (
         _against_devices(
             group,
-            column=("images_per_s", 1.0, "images/s"),
-            words=(f"{key}-throughput", "Throughput of every run", "throughput (images/s)"),
+            column=("images_per_s", 1.0, per_second(unit)),
+            words=(f"{key}-throughput", "Throughput of every run", f"throughput ({per_second(unit)})"),
             device=device,
             how="Higher is better. ",
-        ),
+        )
+        if unit
+        else None,
         _against_devices(
             group,
             column=("efficiency", 100.0, "%"),
@@ -218,8 +230,10 @@ def _finding(panel: Panel, device: str, unit: str) -> str:
 
 
 def _table(group: Sequence[_Run]) -> Table | None:
-    """Tabulate throughput of every case that several runs have, a column per run."""
-    device = _device(group)
+    """Tabulate throughput of every case that several runs have, a column per run; None in several units."""
+    device, unit = _device(group), _unit(group)
+    if not unit:
+        return None
     by_run = [{case_label(row, device): row for row in records(run.workload.cases)} for run in group]
     names = dict.fromkeys(name for rows in by_run for name in rows)
     kept = [name for name in names if sum(name in rows for rows in by_run) > 1]
@@ -227,11 +241,11 @@ def _table(group: Sequence[_Run]) -> Table | None:
     first, *others = (run.title for run in group)
     columns = (
         TableColumn("Case"),
-        TableColumn(f"{first} (images/s)", "number"),
+        TableColumn(f"{first} ({per_second(unit)})", "number"),
         *(
             TableColumn(name, "number")
             for title in others
-            for name in (f"{title} (images/s)", f"{title} / {first} ({TIMES})")
+            for name in (f"{title} ({per_second(unit)})", f"{title} / {first} ({TIMES})")
         ),
     )
     return Table("Throughput side by side", _TABLE_NOTE, columns, rows) if rows else None

@@ -134,7 +134,7 @@ def _run_view(
         rounds=by_case,
         files=files,
         unmeasured=tables.unmeasured(cases),
-        conditions=conditions.groups(run.manifest, link=conditions.link(run.manifest, cases)),
+        conditions=conditions.groups(run.manifest, cases),
         condition_tables=(ranks,) if ranks else (),
         topology=conditions.topology(run.manifest),
         predicted=None

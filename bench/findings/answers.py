@@ -21,6 +21,7 @@ from bench.findings.wording import (
     place,
     setting_names,
     settings,
+    short,
     short_mode,
     text,
     times,
@@ -232,7 +233,7 @@ def _settings(rows: Mapping[str, Row], comparisons: Sequence[Comparison]) -> Ver
         sentence = f"{subject}: too few rounds to compare {_listed(few)}."
         return Verdict(CAP, TOO_FEW, sentence, "", tuple(comparisons))
     most = max(c.ratio.high for c in comparisons) - 1
-    gains = f"no value tried is faster by more than {100 * max(most, 0.001):.2g}%"
+    gains = f"no value tried is faster by more than {short(100 * max(most, 0.001), 2)}%"
     slower = [c for c in comparisons if c.answer == SLOWER and not c.within_margin]
     worst = min(slower, key=lambda c: c.ratio.estimate, default=None)
     said = f"{subject}: leave {standing}; {gains}"

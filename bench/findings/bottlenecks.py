@@ -6,7 +6,7 @@ import math
 
 import pandas as pd
 
-from bench.findings.wording import bits_per_s, link_name, number, place, ranged, text, truth
+from bench.findings.wording import bits_per_s, link_name, number, place, ranged, short, text, truth
 from bench.layout import BucketLayout
 from bench.results.aggregate import typical_of
 from bench.results.comparisons import default_of
@@ -45,11 +45,15 @@ def scaling_loss(cases: pd.DataFrame, ddp: pd.DataFrame, blocks: pd.DataFrame) -
     if any(math.isnan(part.low) for part in parts.values()):
         return []
     listed = ", ".join(
-        f"{name} {part.estimate:+.3g} ms ({part.low:+.3g} to {part.high:+.3g})"
+        f"{name} {_signed(part.estimate)} ms ({_signed(part.low)} to {_signed(part.high)})"
         for name, part in parts.items()
     )
     whole, least = (number(typical.step_ms(case_id).estimate) for case_id, _ in (step, alone))
     return [f"A step of DDP on {place(row)} takes {whole} ms, of single {least} ms: {listed}."]
+
+
+def _signed(value: float) -> str:
+    return f"{'-' if value < 0 else '+'}{short(abs(value), 3)}"
 
 
 def link_limit(ddp: pd.DataFrame) -> list[str]:

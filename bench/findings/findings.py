@@ -14,7 +14,7 @@ from bench.findings.bottlenecks import link_limit, scaling_loss, slow_rank
 from bench.findings.compiled import compile_verdicts
 from bench.findings.next_step import NextStep, next_step
 from bench.findings.uncertainty import unmeasured
-from bench.findings.wording import mode_label, place, ranged
+from bench.findings.wording import estimate, mode_label, place, rate, unit_of
 from bench.results.comparisons import Comparison
 from bench.text import visible
 
@@ -87,5 +87,7 @@ def _shared(cases: pd.DataFrame, here: pd.DataFrame) -> list[str]:
     if shared.empty:
         return []
     rows = [row for _, row in shared.drop_duplicates(["mode", "num_devices"]).iterrows()]
-    rates = "; ".join(f"{mode_label(row)} {ranged(row, 'images_per_s', 'images/s')}" for row in rows)
+    rates = "; ".join(
+        f"{mode_label(row)} {rate(estimate(row, 'images_per_s'), unit_of(row))}" for row in rows
+    )
     return [f"On {place(rows[0])}, which tell nothing about scaling: {rates}."]

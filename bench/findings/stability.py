@@ -19,8 +19,17 @@ import scipy
 
 from bench.findings.caution import Caution
 from bench.findings.gpu_load import throttled, unequal_clocks
-from bench.findings.wording import TIMES, estimate, finite, own_devices, plural
-from bench.results.aggregate import images_per_s_by_round
+from bench.findings.wording import (
+    TIMES,
+    estimate,
+    finite,
+    own_devices,
+    per_second,
+    plural,
+    rate,
+    unit_of_cases,
+)
+from bench.results.aggregate import images_per_s_by_round, units_per_step
 from bench.results.round_times import ByRound, RoundTimes
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
@@ -62,25 +71,25 @@ def cautions(
     """Return what speaks against a run, one per kind; `target` is the half interval wanted, a fraction."""
     ok = cases[(cases["status"] == "ok") & cases["images_per_s"].notna()]
     ok = own_devices(ok)  # the others are measured a few times only, and say nothing of scaling
-    batches = dict(zip(ok["case_id"].astype(str), ok["global_batch"].astype(int), strict=True))
+    unit = unit_of_cases(ok)
     found = {
         case_id: rates
-        for case_id, by_round in images_per_s_by_round(blocks, batches).items()
+        for case_id, by_round in images_per_s_by_round(blocks, units_per_step(ok)).items()
         if (rates := {r: rate for r, rate in by_round.items() if 0 < rate < math.inf})
     }
     if not found:
         return []
     paces = pace(found)
-    drift, per_round = _drift(paces)
+    drift, per_round = _drift(paces, unit)
     steady = {case_id: _without_drift(by_round, per_round) for case_id, by_round in found.items()}
     checks = (
         _few_rounds(found),
-        _wide(ok, found, math.inf if target is None else target),
+        _wide(ok, found, math.inf if target is None else target, unit),
         throttled(ok),
         unequal_clocks(ok),
         _warm_up(paces),
         drift,
-        _two_levels(steady),
+        _two_levels(steady, unit),
         _outliers(steady),
         _without_pause(ok),
     )
@@ -118,7 +127,7 @@ def _few_rounds(found: Mapping[str, ByRound]) -> Caution | None:
     )
 
 
-def _wide(ok: pd.DataFrame, found: Mapping[str, ByRound], target: float) -> Caution | None:
+def _wide(ok: pd.DataFrame, found: Mapping[str, ByRound], target: float, unit: str) -> Caution | None:
     half = (ok["images_per_s_high"] - ok["images_per_s_low"]) / (2 * ok["images_per_s"])
     known = {str(i): float(h) for i, h in zip(ok["case_id"], half, strict=True) if not math.isnan(h)}
     wide = [case_id for case_id, width in known.items() if width > target and case_id in found]
@@ -129,8 +138,8 @@ def _wide(ok: pd.DataFrame, found: Mapping[str, ByRound], target: float) -> Caut
     return Caution(
         kind="wide intervals",
         case_id=worst,
-        text=f"{_of_cases(wide, found)} images/s known less well than the target of ±{100 * target:g}% "
-        f"(at worst {worst}: ±{100 * known[worst]:.1f}% after {len(found[worst])} rounds)",
+        text=f"{_of_cases(wide, found)} {per_second(unit)} known less well than the target of "
+        f"±{100 * target:g}% (at worst {worst}: ±{100 * known[worst]:.1f}% after {len(found[worst])} rounds)",
         advice=f"bench.run --rounds {needed}, or --max-time {(known[worst] / target) ** 2:.0f} times as long"
         if needed <= 1000
         else "python -m bench.doctor; at this noise more rounds alone will not do",
@@ -156,7 +165,7 @@ def _warm_up(paces: ByRound) -> Caution | None:
     )
 
 
-def _drift(paces: ByRound) -> tuple[Caution | None, float]:
+def _drift(paces: ByRound, unit: str) -> tuple[Caution | None, float]:
     """Test the log pace for drift (Kendall); the slope (Theil-Sen) is per round, 0 without drift."""
     rounds, logs = np.array(list(paces), dtype=float), np.log(list(paces.values()))
     if len(rounds) <= FEWEST_ROUNDS or scipy.stats.kendalltau(rounds, logs).pvalue > FALSE_ALARMS:
@@ -170,12 +179,12 @@ def _drift(paces: ByRound) -> tuple[Caution | None, float]:
         kind="drift",
         text=f"the pace of all cases changed by {change:+.1f}% [{ends[0]:+.1f}, {ends[1]:+.1f}] from round "
         f"{rounds[0]:.0f} to {rounds[-1]:.0f}; speed-up and efficiency are formed inside rounds and stand, "
-        "images/s and ms do not carry over to another run",
+        f"{per_second(unit)} and ms do not carry over to another run",
         advice="python -m bench.doctor for the cause; compare versions with bench.gate --interleave",
     ), float(slope)
 
 
-def _two_levels(found: Mapping[str, ByRound]) -> Caution | None:
+def _two_levels(found: Mapping[str, ByRound], unit: str) -> Caution | None:
     """Find cases in two groups of rounds; Benjamini and Hochberg (1995) hold false alarms down."""
     tried = {
         case_id: split_levels(list(by_round.values()))
@@ -198,8 +207,8 @@ def _two_levels(found: Mapping[str, ByRound]) -> Caution | None:
         kind="two levels",
         case_id=worst,
         text=f"{_of_cases(list(splits), found)} rounds at two speeds (at worst {worst}: "
-        f"{100 * levels.share_low:.0f}% of {len(found[worst])} rounds near {levels.low:,.4g} images/s, "
-        f"the rest near {levels.high:,.4g} images/s)",
+        f"{100 * levels.share_low:.0f}% of {len(found[worst])} rounds near "
+        f"{rate(levels.low, unit, digits=4)}, the rest near {rate(levels.high, unit, digits=4)})",
         advice="python -m bench.doctor names clocks, cores, other load; compare with bench.gate --interleave",
     )
 
@@ -257,7 +266,7 @@ def _without_pause(ok: pd.DataFrame) -> Caution | None:
         case_id=worst,
         text=f"{len(changes)} of {plural(len(rates), 'case')} without a pause at another rate than in the "
         f"rounds (at most {worst}: {100 * changes[worst]:+.1f}% in the last half of --sustain)",
-        advice="steady_images_per_s is what a long training gets; "
+        advice="the rate without a pause is what a long training gets; "
         + ("python -m bench.doctor for clocks and limits" if slower else "a higher --steps comes closer"),
     )
 

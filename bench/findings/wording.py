@@ -11,7 +11,7 @@ import pandas as pd
 
 from bench.layout import BucketCaps
 from bench.results.comparisons import compile_mode
-from bench.settings import DDP_AXES, DDP_DEFAULTS, STEP_SETTINGS
+from bench.settings import DDP_AXES, DDP_DEFAULTS, IMAGES, STEP_SETTINGS
 from bench.stats import Interval
 
 Row = Mapping[Any, Any] | pd.Series
@@ -27,6 +27,8 @@ _STAND_IN = " (CPU stand-in)"
 _IN_SENTENCES = {"dp": "DataParallel", "ddp": "DDP", "fsdp": "FSDP2"}
 _IN_LABELS = {"dp": "DP", "ddp": "DDP", "fsdp": "FSDP2"}
 _SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B"}
+_WHOLE_DIGITS = 4
+"""Significant digits of a number with an interval; more are noise, and hard to read."""
 _NO_UNIT_CAPS = {"", "default"}
 _LINK = re.compile(r"(?P<rate>[0-9]+(?:\.[0-9]+)?)(?P<unit>[kmg])bit(?:\+(?P<delay>[0-9.]+)(?P<time>\w+))?")
 _PER_S = {"k": (1e3, "kbit/s"), "m": (1e6, "Mbit/s"), "g": (1e9, "Gbit/s")}
@@ -73,17 +75,65 @@ def quantity(value: float | None, unit: str, digits: int = 3) -> str:
     return "" if value is None else _with_unit(number(value, digits), unit)
 
 
-def with_interval(value: Interval | None, unit: str = "", factor: float = 1.0) -> str:
-    """Write `70.1 (69.2\N{EN DASH}70.9) ms` of `value` times `factor`; only the value without an interval."""
+def short(value: float, digits: int = 4) -> str:
+    """Write at most `digits` significant digits, never as a power of ten: `41,090`, `0.5`."""
+    return f"{float(f'{value:.{digits}g}'):,.10g}"
+
+
+def with_interval(value: Interval | None, unit: str = "", factor: float = 1.0, *, digits: int = 3) -> str:
+    """Write `70.1 (69.2\N{EN DASH}70.9) ms` of `value` times `factor`; only the value without an interval.
+
+    `digits` are those of the largest of the three; whole numbers have four, larger ones are rounded to them.
+    """
     if value is None:
         return ""
     scaled = value.scaled(factor)
     three = (scaled.estimate, scaled.low, scaled.high)
-    if not all(map(math.isfinite, three)):
-        return quantity(scaled.estimate, unit)
-    # No commas at thousands: they would read as a list of numbers.
-    shown, low, high = (number(value, largest=max(map(abs, three))).replace(",", "") for value in three)
-    return _with_unit(f"{shown} {_span(low, high)}", unit)
+    known = three if all(map(math.isfinite, three)) else three[:1]
+    largest = max(map(abs, known))
+    shown, *ends = (_rounded(value, digits, largest) for value in known)
+    return _with_unit(f"{shown} {_span(*ends)}" if ends else shown, unit)
+
+
+def _rounded(value: float, digits: int, largest: float) -> str:
+    beyond = math.floor(math.log10(largest)) + 1 - _WHOLE_DIGITS if largest else 0
+    return number(round(value, -beyond) if beyond > 0 else value, digits, largest=largest)
+
+
+def rate(value: Interval | float | None, unit: str, *, digits: int = 3) -> str:
+    """Write a rate with its interval: `41,090 (40,180\N{EN DASH}41,990) tokens/s`; empty when missing.
+
+    `unit` is what it counts. See `with_interval` for `digits`.
+    """
+    found = Interval(value, math.nan, math.nan) if isinstance(value, int | float) else value
+    return with_interval(found, per_second(unit), digits=digits)
+
+
+def per_second(unit: str) -> str:
+    """Write the unit of a rate, for a heading or an axis: `tokens/s`."""
+    return f"{unit}/s"
+
+
+def unit_of(row: Row) -> str:
+    """Return what the rates of a case count: `images`, `tokens`."""
+    return text(row.get("unit")) or IMAGES
+
+
+def unit_of_cases(cases: pd.DataFrame) -> str:
+    """Return what the rates of a run count; its cases all train the same workload."""
+    return unit_of(cases.iloc[0]) if len(cases) else IMAGES
+
+
+def samples_noun(row: Row) -> str:
+    """Name the rows of a batch: by the unit where each is one of it, else `samples`."""
+    return unit_of(row) if (finite(row.get("units_per_sample")) or 1) == 1 else "samples"
+
+
+def singular(noun: str) -> str:
+    """Return a regular plural in the singular: `image`, `query`, `box`."""
+    if noun.endswith("ies"):
+        return f"{noun[:-3]}y"
+    return noun[:-2] if noun.endswith(("xes", "ches", "shes", "sses")) else noun.removesuffix("s")
 
 
 def ranged(row: Row, column: str, unit: str = "", factor: float = 1.0) -> str:
@@ -291,13 +341,15 @@ def step_labels(row: Row) -> list[str]:
 
 
 def workload_parts(row: Row, batch: float | None) -> list[str]:
-    """Name what a case trains on `batch` images: per device, or in all under strong scaling."""
+    """Name what a case trains on `batch` samples: per device, or in all under strong scaling."""
     size, scaling = finite(row["image_size"]), text(row["scaling"])
     where = "in all" if scaling == "strong" else "per device"
+    units = finite(row.get("units_per_sample")) or 1
+    each = f" of {units:,.0f} {unit_of(row)}" if units > 1 else ""
     parts = (
         text(row["arch"]),
         f"{size:.0f} {TIMES} {size:.0f} px" if size else "",
-        f"{batch:,.0f} images {where}" if batch else "",
+        f"{batch:,.0f} {samples_noun(row)}{each} {where}" if batch else "",
         f"{scaling} scaling" if scaling else "",
         *step_labels(row),
     )

@@ -18,6 +18,7 @@ from bench.errors import ExitCode, NotComparableError, UsageError
 from bench.gate.launches import launch_ratio
 from bench.gate.runs import SWEPT, GateCase, GateRun, run_differences
 from bench.results.round_times import ByRound
+from bench.settings import IMAGES
 from bench.stats import Interval, ratio_of_medians
 
 MIN_ROUNDS = 3
@@ -47,7 +48,7 @@ class Metric:
 
 
 METRICS = (
-    Metric(name="images_per_s", label="images/s", higher_is_better=True, absolute=True),
+    Metric(name="images_per_s", label="throughput", higher_is_better=True, absolute=True),
     Metric(name="speedup", label="speed-up", higher_is_better=True),
     Metric(name="efficiency", label="efficiency", higher_is_better=True),
     Metric(name="exposed_comm_ms", label="exposed communication", higher_is_better=False, absolute=True),
@@ -67,6 +68,8 @@ class Comparison:
     reason: str = ""
     baseline: float | None = None
     candidate: float | None = None
+    units: tuple[str, str] = (IMAGES, IMAGES)
+    """What throughput counts in the baseline and in the candidate; the same where it is compared."""
     ratio: Interval | None = None
     """Candidate / baseline; without ends where nothing was repeated (peak memory)."""
     threshold: float | None = None
@@ -121,7 +124,7 @@ def compare(
     """Gate `candidate` against `baseline`; `thresholds` gives the share allowed for every metric.
 
     `interleaved` runs took turns on one machine: their rounds are compared in pairs, and what differs between
-    them is what is being tested, so it does not block.
+    them is what is being tested, so it does not block. Throughput in different units is never compared.
 
     Raises NotComparableError where no case is common to both or one has too few rounds, UsageError where the
     baseline measured nothing.
@@ -139,7 +142,7 @@ def compare(
     for run, cases in ((baseline, [ours for ours, _ in both_ok]), (candidate, [c for _, c in both_ok])):
         require_rounds(run, cases)
     differing = run_differences(baseline, candidate, pairs)
-    blocked = any(difference.blocking for difference in differing) and not ratios_only and not interleaved
+    blocked = "" if ratios_only else _obstacle(pairs, differing, interleaved=interleaved)
     metrics = [metric for metric in METRICS if not (ratios_only and metric.absolute)]
     wanted = [(a, b, metric) for a, b in both_ok for metric in metrics if _is_compared(a, b, metric)]
     # Efficiency is speed-up over a constant: the two are one piece of evidence, counted once.
@@ -165,8 +168,19 @@ def compare(
         confidence=confidence,
         interleaved=interleaved,
         only_in_candidate=tuple(c.case_id for c in candidate.cases if c.ok and c.case_id not in matched),
-        exit_code=_exit_code(found, blocked=blocked, allow_missing=allow_missing),
+        exit_code=_exit_code(found, blocked=bool(blocked), allow_missing=allow_missing),
     )
+
+
+def _obstacle(
+    pairs: Sequence[tuple[GateCase, GateCase]], differing: Sequence[Difference], *, interleaved: bool
+) -> str:
+    """Why absolute figures must not be compared; empty where they may."""
+    units = next(((ours.unit, theirs.unit) for ours, theirs in pairs if ours.unit != theirs.unit), None)
+    if units is not None:
+        return f"the baseline counts {units[0]}, the candidate {units[1]}"
+    blocking = any(difference.blocking for difference in differing) and not interleaved
+    return "measured under other conditions" if blocking else ""
 
 
 def _compare(
@@ -176,7 +190,7 @@ def _compare(
     *,
     confidence: float,
     threshold: float,
-    blocked: bool,
+    blocked: str,
     interleaved: bool,
 ) -> Comparison:
     left, right = list(_values(ours, metric).values()), list(_values(theirs, metric).values())
@@ -190,13 +204,14 @@ def _compare(
             reason=reason,
             baseline=statistics.median(left),
             candidate=statistics.median(right) if right else None,
+            units=(ours.unit, theirs.unit),
             ratio=ratio,
             threshold=threshold,
             num_rounds=(len(left), len(right)),
         )
 
     if blocked:
-        return found("not comparable", "measured under other conditions")
+        return found("not comparable", blocked)
     if not right:
         return found("missing", "not measured in the candidate")
     if metric.repeated and min(len(left), len(right)) < MIN_ROUNDS:

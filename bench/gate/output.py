@@ -11,7 +11,7 @@ from rich.text import Text
 
 from bench.cli import to_json
 from bench.errors import ExitCode
-from bench.findings.wording import CPU_STAND_IN
+from bench.findings.wording import CPU_STAND_IN, rate
 from bench.gate.compare import FAMILY_CONFIDENCE, Comparison, Gate
 from bench.text import markdown as markdown_text
 from bench.text import visible
@@ -123,15 +123,15 @@ def _cells(c: Comparison) -> tuple[str, ...]:
     name = c.case_id + (" (CPU stand-in)" if c.stand_in else "")
     label = c.metric.label if c.metric is not None else ""
     allowed = "" if c.threshold is None else f"± {100 * c.threshold:g}%"
-    both = (_amount(c, c.baseline), _amount(c, c.candidate))
+    both = (_amount(c, c.baseline, c.units[0]), _amount(c, c.candidate, c.units[1]))
     return (c.verdict, name, label, *both, _ratio(c), allowed, c.reason)
 
 
-def _amount(c: Comparison, value: float | None) -> str:
+def _amount(c: Comparison, value: float | None, unit: str) -> str:
     if value is None or c.metric is None:
         return ""
     return {
-        "images_per_s": f"{value:,.1f} images/s",
+        "images_per_s": rate(value, unit, digits=4),
         "speedup": f"{value:.3f}x",
         "efficiency": f"{100 * value:.1f}%",
         "exposed_comm_ms": f"{value:,.2f} ms",
@@ -158,7 +158,10 @@ def _named(c: Comparison) -> str:
     if c.metric is None or c.ratio is None:
         what = f" {c.metric.label}" if c.metric else ""
         return f"{c.case_id}{what} is missing ({visible(c.reason)})"
-    return f"{c.case_id} {c.metric.label} {_amount(c, c.baseline)} -> {_amount(c, c.candidate)}, {_ratio(c)}"
+    then, now = (
+        _amount(c, value, unit) for value, unit in zip((c.baseline, c.candidate), c.units, strict=True)
+    )
+    return f"{c.case_id} {c.metric.label} {then} -> {now}, {_ratio(c)}"
 
 
 def _longer(gate: Gate) -> str:

@@ -16,7 +16,7 @@ import pandas as pd
 
 from bench.conditions import Difference, Question, differences
 from bench.errors import UsageError
-from bench.results.aggregate import images_per_s_by_round, step_ms_by_round
+from bench.results.aggregate import images_per_s_by_round, step_ms_by_round, units_per_step
 from bench.results.comparisons import compile_mode
 from bench.results.round_times import ByRound
 from bench.results.schema import IDENTITY, SCHEMA_VERSION
@@ -25,6 +25,7 @@ from bench.settings import (
     COMM_HOOKS,
     DDP_AXES,
     DDP_DEFAULTS,
+    IMAGES,
     PIPELINE_AXES,
     RANK_PER_DEVICE,
     STEP_DEFAULTS,
@@ -79,6 +80,11 @@ class GateCase:
         return self.row["status"] == "ok"
 
     @property
+    def unit(self) -> str:
+        """What its rates count."""
+        return self.row.get("unit", IMAGES)
+
+    @property
     def key(self) -> tuple[str, ...]:
         """What names the case among those of its run; what is not recorded had PyTorch's default."""
         return tuple(self.row.get(name, str(DEFAULTS.get(name, ""))) for name in SWEPT)
@@ -113,7 +119,7 @@ def checked(run: RunData) -> GateRun:
     _check_blocks(where, cases, blocks, used)
     if not run.longest_only:
         _check_ranks(where, cases, used)
-    throughput = images_per_s_by_round(used, dict(zip(cases["case_id"], cases["global_batch"], strict=True)))
+    throughput = images_per_s_by_round(used, units_per_step(cases))
     timed, no_sync = step_ms_by_round(used, "timed"), step_ms_by_round(used, "no_sync")
     rows = cases.astype(object).to_dict("records")
     singles = {compile_mode(row): str(row["case_id"]) for row in rows if row["mode"] == "single"}

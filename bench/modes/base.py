@@ -77,7 +77,7 @@ class Mode(ABC):
     def train(
         self, inputs: Tensor, targets: Tensor, loss: Callable[[Tensor, Tensor], Tensor]
     ) -> Tensor | None:
-        """Forward and backward of this rank's batch; the loss, a mean over images, where it is known."""
+        """Forward and backward of this rank's batch; the loss, a mean over samples, where it is known."""
         found = loss(self.wrapped(inputs), targets)
         found.backward()
         return found.detach()

@@ -10,24 +10,27 @@ from pathlib import Path
 from typing import Any
 
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 
 from bench.cli import print_table
-from bench.findings.wording import CPU_STAND_IN
+from bench.findings.wording import CPU_STAND_IN, per_second, short, with_interval
 from bench.predict.source import Source
 from bench.results.store import write_output
 from bench.scaling.document import Predictions, line
 from bench.scaling.predict import BESIDE_OTHERS, Prediction
 from bench.scaling.scaling_limit import RULE, Curve, sentence
 from bench.scaling.validate import HeldOut, median_error_pct, model_error_pct
+from bench.settings import IMAGES
 from bench.stats import Interval
+from bench.text import visible
 
 Asked = Sequence[Sequence[Prediction]]
 """Predictions that were asked for, in groups that differ in devices alone."""
 
 CSV_COLUMNS = (
     *("num_devices", "bucket_cap_mb", "step_ms_p50", "step_ms_low", "step_ms_high"),
-    *("images_per_s", "efficiency", "exposed_comm_ms"),
+    *("images_per_s", "unit", "efficiency", "exposed_comm_ms"),
     "network",
 )
 
@@ -108,7 +111,7 @@ def show(predictions: Sequence[Prediction]) -> None:
         "cap MiB",
         "buckets",
         "step ms",
-        "images/s",
+        escape(visible(per_second(predictions[0].unit if predictions else IMAGES))),
         "efficiency %",
         "exposed ms",
         "wait ms",
@@ -136,7 +139,7 @@ def show_validation(cases: Sequence[HeldOut]) -> None:
     for case in cases:
         table.add_row(
             *((case.network,) if several else ()),
-            *(case.case_id, f"{case.measured_ms:.4g}", _shown(case.predicted_ms), f"{case.error_pct:+.1f}"),
+            *(case.case_id, short(case.measured_ms), _shown(case.predicted_ms), f"{case.error_pct:+.1f}"),
         )
     print_table(table)
 
@@ -181,7 +184,7 @@ def notes(
         lines.append("Intervals leave the model's own error out: it was not measured; --validate does.")
     if predictions:
         lines.append(
-            "[low, high] are 95% intervals; efficiency is throughput over n times that of one device."
+            "Parentheses hold 95% intervals; efficiency is throughput over n times that of one device."
         )
     if calibration.identity.device_type == "cpu":
         lines.append(f"{CPU_STAND_IN}.")
@@ -218,7 +221,7 @@ def _row(p: Prediction) -> tuple[Any, ...]:
     step = p.step_ms
     return (
         *(p.scenario.num_devices, str(p.scenario.bucket_cap_mb), step.estimate, step.low, step.high),
-        *(p.images_per_s.estimate, p.efficiency.estimate, p.exposed_comm_ms.estimate),
+        *(p.images_per_s.estimate, p.unit, p.efficiency.estimate, p.exposed_comm_ms.estimate),
         network_name(p),
     )
 
@@ -230,4 +233,4 @@ def _cell(value: Any) -> str:
 
 
 def _shown(value: Interval) -> str:
-    return f"{value.estimate:.4g} [{value.low:.4g}, {value.high:.4g}]"
+    return with_interval(value, digits=4)

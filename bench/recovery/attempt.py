@@ -38,7 +38,7 @@ BROKEN_GROUP = re.compile(r"NCCL error|nccl[A-Z]\w*Error|/gloo/")
 BROKEN_CONTEXT = re.compile(r"(CUDA|HIP)( driver)? error")
 """After an illegal access or a device-side assert, every later call to the device fails in this process."""
 
-TOO_LARGE = "use a smaller --batch-size or --image-size"
+TOO_LARGE = "use a smaller --batch-size or smaller inputs"
 
 
 @dataclass(frozen=True)

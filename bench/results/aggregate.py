@@ -49,14 +49,22 @@ def step_ms_by_round(blocks: pd.DataFrame | RoundTimes, phase: str) -> dict[str,
     return result
 
 
-def images_per_s_by_round(
-    blocks: pd.DataFrame | RoundTimes, global_batch: Mapping[str, int]
-) -> dict[str, ByRound]:
-    """Throughput of every case and round: global batch x steps / longest rank's block time."""
+def units_per_step(cases: pd.DataFrame) -> dict[str, int]:
+    """What an optimizer step of each case trains over all devices, in the unit of its rates."""
+    columns = (cases[name] for name in ("case_id", "global_batch", "units_per_sample"))
     return {
-        case_id: {r: global_batch[case_id] * 1000 / ms for r, ms in rounds.items()}
+        str(case_id): int(batch) * int(units)
+        for case_id, batch, units in zip(*columns, strict=True)
+        if not pd.isna(batch)
+    }
+
+
+def images_per_s_by_round(blocks: pd.DataFrame | RoundTimes, units: Mapping[str, int]) -> dict[str, ByRound]:
+    """Throughput of every case and round: units per step x steps / longest rank's block time."""
+    return {
+        case_id: {r: units[case_id] * 1000 / ms for r, ms in rounds.items()}
         for case_id, rounds in step_ms_by_round(blocks, "timed").items()
-        if case_id in global_batch
+        if case_id in units
     }
 
 
@@ -80,7 +88,7 @@ def case_rows(
     times = blocks if isinstance(blocks, RoundTimes) else RoundTimes.of(blocks)
     typical = typical or typical_of(times)
     singles = {o.planned.case.compile: c for c, o in _by_id(outcomes) if o.planned.case.mode == "single"}
-    batch = {c: o.planned.case.global_batch for c, o in _by_id(outcomes)}
+    units = {c: o.planned.case.units_per_step for c, o in _by_id(outcomes)}
     vs_default = over_default(comparisons, [_identity(outcome) for outcome in outcomes])
     rows = []
     for case_id, outcome in _by_id(outcomes):
@@ -92,7 +100,7 @@ def case_rows(
                 typical,
                 case_id,
                 singles.get(outcome.planned.case.compile, ""),
-                batch=batch,
+                units=units,
                 num_devices=outcome.planned.case.num_devices,
                 num_rounds=len(timed),
             )
@@ -102,21 +110,21 @@ def case_rows(
             for name, interval in fitted.items():
                 row |= _columns(name, interval)
             row |= {
-                "images_per_s_sustained": batch[case_id] * 1000 * found.num_steps / found.timed_ms,
+                "images_per_s_sustained": units[case_id] * 1000 * found.num_steps / found.timed_ms,
                 "step_ms_p50": float(np.median(list(timed.values()))),
                 "step_ms_p75": found.percentile_ms(75),
                 "step_ms_p95": found.percentile_ms(95),
                 "num_rounds": len(timed),
                 "num_blocks": sum(map(len, found.step_ms.values())),
             }
-            for name, interval in steady(found, batch[case_id]).items():
+            for name, interval in steady(found, units[case_id]).items():
                 row |= interval.columns(name)
             row |= _slowdown(timed, found.step_ms.get("anatomy", {}))
             row |= _columns("rank_skew_ms", _median(found.skew_ms.values()))
             row["slowest_rank"] = found.slowest_rank()
             for name, by_round in found.details.items():
                 row |= _columns(name, _median(by_round.values()))
-            row |= found.gpu_load.columns(timed, batch[case_id])
+            row |= found.gpu_load.columns(timed, units[case_id])
         if case_id in vs_default:
             row |= _columns("vs_ddp_default", vs_default[case_id])
         rows.append(row)
@@ -131,7 +139,7 @@ def typical_of(times: RoundTimes) -> Typical:
 def comparisons_of(
     pairs: Sequence[tuple[str, str]],
     times: RoundTimes,
-    global_batch: Mapping[str, int],
+    units: Mapping[str, int],
     margin: float,
     *,
     typical: Typical | None = None,
@@ -139,7 +147,7 @@ def comparisons_of(
     """The comparisons of a run that were measured; `typical` is the fit of `times`, where it is known."""
     typical = typical or typical_of(times)
     rounds = {case_id: len(found) for case_id, found in times.step_ms("timed").items()}
-    return compared(pairs, typical, global_batch=global_batch, num_rounds=rounds, margin=margin)
+    return compared(pairs, typical, units=units, num_rounds=rounds, margin=margin)
 
 
 def comparisons_of_run(run: RunData) -> list[Comparison]:
@@ -147,9 +155,8 @@ def comparisons_of_run(run: RunData) -> list[Comparison]:
     if not run.comparisons.empty:
         return of_table(run.comparisons.to_dict("records"))
     ok = run.cases[run.cases["status"] == "ok"]
-    batches = dict(zip(ok["case_id"], ok["global_batch"], strict=True))
     pairs = pairs_of(ok.to_dict("records"))
-    return comparisons_of(pairs, RoundTimes.of(run.blocks), batches, margin_of(run.manifest))
+    return comparisons_of(pairs, RoundTimes.of(run.blocks), units_per_step(ok), margin_of(run.manifest))
 
 
 def fitted_columns(
@@ -157,7 +164,7 @@ def fitted_columns(
     case_id: str,
     single: str,
     *,
-    batch: Mapping[str, int],
+    units: Mapping[str, int],
     num_devices: int,
     num_rounds: int,
 ) -> dict[str, Interval]:
@@ -167,18 +174,18 @@ def fitted_columns(
         typical: the fit.
         case_id: the case.
         single: the case that speed-ups refer to, compiled alike; empty without one.
-        batch: global batch by case.
+        units: units per step by case.
         num_devices: of the case.
         num_rounds: of the case; too few tell nothing of what is hidden.
     """
     step, speedup = typical.step_ms(case_id), ONE
     if case_id != single:
         speedup = typical.ratio(single, case_id)
-        speedup = speedup.scaled(batch[case_id] / batch[single]) if single else speedup
+        speedup = speedup.scaled(units[case_id] / units[single]) if single else speedup
     low, estimate, high = (end / num_devices for end in (speedup.low, speedup.estimate, speedup.high))
     return {
         "step_ms": step,
-        "images_per_s": step.inverted(batch[case_id] * 1000),
+        "images_per_s": step.inverted(units[case_id] * 1000),
         "speedup": speedup,
         "efficiency": Interval(estimate, low, high),
         "no_sync_step_ms": typical.step_ms(case_id, "no_sync"),
@@ -261,6 +268,8 @@ def _identity(outcome: Outcome) -> dict[str, Any]:
         "case_id": case.case_id,
         "impl": case.impl,
         "global_batch": case.global_batch,
+        "unit": case.unit,
+        "units_per_sample": case.units_per_sample,
         "num_nodes": planned.num_nodes,
         "oversubscribed": planned.oversubscribed,
         "status": outcome.status,

@@ -192,17 +192,17 @@ def compared(
     pairs: Sequence[tuple[str, str]],
     typical: Typical,
     *,
-    global_batch: Mapping[str, int],
+    units: Mapping[str, int],
     num_rounds: Mapping[str, int],
     margin: float,
 ) -> list[Comparison]:
-    """Compare the pairs that were measured; all their intervals hold at once with 95%."""
+    """Compare the pairs that were measured; all intervals hold at once with 95%. `units` are those of a step."""
     known = [pair for pair in pairs if all(num_rounds.get(case_id) for case_id in pair)]
     return [
         Comparison(
             case_id,
             reference_id,
-            steps.inverted(global_batch[case_id] / global_batch[reference_id]),
+            steps.inverted(units[case_id] / units[reference_id]),
             margin,
             min(num_rounds[case_id], num_rounds[reference_id]),
         )

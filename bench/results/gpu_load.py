@@ -50,10 +50,15 @@ class GpuLoad:
             for why, percent in dict(did.get("throttled_by_pct", {})).items():
                 self.reasons[why] += float(percent)
 
-    def columns(self, step_ms: Mapping[int, float], global_batch: int) -> dict[str, Any]:
-        """The columns of cases.csv that are known; `step_ms` is that of the timed blocks, by round."""
+    def columns(self, step_ms: Mapping[int, float], units: int) -> dict[str, Any]:
+        """The columns of cases.csv that are known.
+
+        Args:
+            step_ms: of the timed blocks, by round.
+            units: what a step trains.
+        """
         clocks, watts, degrees, throttled = (self.by_round.get(name, {}) for name in TOGETHER)
-        joules = {r: w * step_ms[r] / 1000 / global_batch for r, w in watts.items() if r in step_ms}
+        joules = {r: w * step_ms[r] / 1000 / units for r, w in watts.items() if r in step_ms}
         row: dict[str, Any] = {}
         for name, found in {"sm_clock_mhz": clocks, "power_w": watts, "joules_per_image": joules}.items():
             if found:

@@ -33,6 +33,7 @@ from bench.results.schema import COMPARISONS, typed_frame
 from bench.results.store import MANIFEST, MEASURED, RunWriter
 from bench.results.tables import load_blocks, read_blocks, readable
 from bench.results.typical import FITTED
+from bench.settings import IMAGES
 from bench.text import visible
 
 NOT_REACHED = "not measured: the run ended before this case's first block"
@@ -57,6 +58,7 @@ class Recorder:
         self._writer = writer
         self._times = RoundTimes()
         self._plan = journal.state.plan
+        self._unit = next((p.case.unit for p in self._plan), IMAGES)
         self.timed_s = 0.0
         self.elapsed_s = 0.0
         """End of the last block, in seconds since the run began."""
@@ -181,8 +183,10 @@ class Recorder:
 
     def images_per_s(self) -> dict[str, ByRound]:
         """Throughput of every case and round so far."""
-        global_batch = {p.case.case_id: p.case.global_batch for p in self._plan}
-        return images_per_s_by_round(self._times, global_batch)
+        return images_per_s_by_round(self._times, self._units_per_step())
+
+    def _units_per_step(self) -> dict[str, int]:
+        return {p.case.case_id: p.case.units_per_step for p in self._plan}
 
     def write(self) -> pd.DataFrame:
         """Bring cases.csv and buckets.csv up to date; the frame of cases."""
@@ -197,16 +201,16 @@ class Recorder:
                 shown.append(Outcome(planned, "skipped", NOT_REACHED, known.facts))
             else:
                 shown.append(Outcome(planned, known.status, known.reason, known.facts))
-        global_batch = {p.case.case_id: p.case.global_batch for p in self._plan}
         typical = typical_of(self._times)
         self.comparisons = comparisons_of(
-            self._pairs(), self._times, global_batch, self._margin, typical=typical
+            self._pairs(), self._times, self._units_per_step(), self._margin, typical=typical
         )
         self.cases = case_rows(shown, self._times, self.comparisons, run=self._run, typical=typical)
         with self._writing():
             self._writer.replace("cases.csv", self.cases)
             self._writer.replace(
-                "comparisons.csv", typed_frame((one.row() for one in self.comparisons), COMPARISONS)
+                "comparisons.csv",
+                typed_frame((one.row() | {"unit": self._unit} for one in self.comparisons), COMPARISONS),
             )
             self._writer.replace("buckets.csv", bucket_rows(state.layouts, self._times))
         return self.cases

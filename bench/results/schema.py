@@ -16,8 +16,10 @@ import pandas as pd
 from bench import cli
 from bench.settings import (
     DDP_SETTINGS,
+    IMAGES,
     MODES,
     MOST_DEVICES,
+    MOST_UNITS,
     PIPELINE_SETTINGS,
     PRECISIONS,
     STEP_SETTINGS,
@@ -57,6 +59,8 @@ class Column:
     most: float = MOST
     among: tuple[str, ...] = ()
     """The texts that there are; none for any."""
+    default: str | int | None = None
+    """What an empty cell stands for, as in every row of a folder that is older than the column."""
 
     @property
     def is_limited(self) -> bool:
@@ -112,8 +116,21 @@ def _setting(setting: Field[Any]) -> Column:
     return Column(setting.name, kind, setting.metadata["column"], above=above)
 
 
-def _count(name: str, meaning: str, *, needed: bool = False, first: int = 1, most: float = MOST) -> Column:
-    return Column(name, "int", meaning, needed=needed, above=first - 1, most=most)
+def _count(
+    name: str,
+    meaning: str,
+    *,
+    needed: bool = False,
+    first: int = 1,
+    most: float = MOST,
+    default: int | None = None,
+) -> Column:
+    return Column(name, "int", meaning, needed=needed, above=first - 1, most=most, default=default)
+
+
+UNIT = Column(
+    "unit", "text", "what `images_per_s` counts: `images`, or the workload's own, as `tokens`", default=IMAGES
+)
 
 
 IDENTITY: tuple[Column, ...] = (
@@ -142,8 +159,10 @@ IDENTITY: tuple[Column, ...] = (
     Column("oversubscribed", "bool", "more devices than physical ones on a machine: shared cores or GPUs"),
     Column("arch", "text", "model architecture, or the user's workload"),
     _count("image_size", "height and width of an image, in pixels"),
-    _count("batch_per_device", "images per device and micro-batch"),
-    _count("global_batch", "images per optimizer step over all devices", needed=True),
+    _count("batch_per_device", "samples, which are rows of the batch, per device and micro-batch"),
+    _count("global_batch", "samples per optimizer step over all devices", needed=True),
+    UNIT,
+    _count("units_per_sample", "how many of `unit` a sample holds", most=MOST_UNITS, default=1),
     Column(
         "scaling",
         "text",
@@ -176,15 +195,22 @@ MEASURED: tuple[Column, ...] = (
     *_interval(
         "step_ms", "typical step of the longest rank, fitted over rounds: see docs/measuring.md", above=0
     ),
-    *_interval("images_per_s", "global batch / `step_ms`: the typical rate", above=0),
+    *_interval(
+        "images_per_s",
+        "units per second (images for image models): `global_batch` x `units_per_sample` / `step_ms`, the "
+        "typical rate",
+        above=0,
+    ),
     Column(
         "images_per_s_sustained",
         "float",
-        "images of all timed blocks / time of their longest ranks: slow steps included",
+        "units of all timed blocks / time of their longest ranks: slow steps included",
         above=0,
     ),
     *_interval(
-        "steady_images_per_s", "rate in the last half of `--sustain`: the mean over its blocks", above=0
+        "steady_images_per_s",
+        "units per second in the last half of `--sustain`: the mean over its blocks",
+        above=0,
     ),
     *_interval(
         "steady_change_pct", "`steady_images_per_s` against the first tenth of `--sustain`; above 0 is faster"
@@ -227,7 +253,7 @@ MEASURED: tuple[Column, ...] = (
     ),
     *_interval("sm_clock_mhz", "SM clock in timed blocks, of the slowest GPU of the case"),
     *_interval("power_w", "power in timed blocks, all GPUs of the case together"),
-    *_interval("joules_per_image", "`power_w` x step / images of the step"),
+    *_interval("joules_per_image", "`power_w` x step / units of the step: per image for image models"),
     Column("temperature_c", "float", "highest temperature of a GPU of the case in a timed block"),
     Column(
         "throttled_pct",
@@ -345,6 +371,7 @@ COMPARISONS: tuple[Column, ...] = (
     Column("case_id", "text", "the case, as in cases.csv", needed=True),
     Column("reference_id", "text", "the case it is compared with", needed=True),
     Column("metric", "text", "what is compared: `images_per_s`", needed=True),
+    UNIT,
     *_interval("ratio", "the case's over the reference's; the intervals of a run hold at once", above=0),
     Column("margin", "float", "what counts as equal, a fraction, fixed before the run", above=0),
     Column(
@@ -370,10 +397,16 @@ _DTYPES = {"text": "string", "int": "Int64", "float": "float64", "bool": "boolea
 
 
 def typed_frame(rows: Iterable[Mapping[str, Any]], columns: tuple[Column, ...]) -> pd.DataFrame:
-    """Rows as a frame with the schema's columns and types; absent values become NA."""
+    """Rows as a frame with the schema's columns and types; absent values become NA, or their default."""
     rows = list(rows)
     data = {c.name: pd.Series([row.get(c.name) for row in rows], dtype=_DTYPES[c.kind]) for c in columns}
-    return pd.DataFrame(data)
+    return with_defaults(pd.DataFrame(data), columns)
+
+
+def with_defaults(frame: pd.DataFrame, columns: Iterable[Column]) -> pd.DataFrame:
+    """A typed frame with the empty cells filled that stand for something."""
+    defaults = {c.name: c.default for c in columns if c.default is not None}
+    return frame.fillna(defaults) if defaults else frame
 
 
 def columns_table(columns: Iterable[Column]) -> str:

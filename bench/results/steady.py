@@ -13,8 +13,8 @@ EARLY, LATE = 0.1, 0.5
 """A case is fresh up to the one share of its time, steady from the other on: 2 and 10 of 20 blocks."""
 
 
-def steady(times: CaseTimes, batch: int) -> dict[str, Interval]:
-    """The columns that `sustained` blocks give; none before they have a second half.
+def steady(times: CaseTimes, units: int) -> dict[str, Interval]:
+    """The columns that `sustained` blocks give; none before they have a second half; `units` per step.
 
     Blocks in a row resemble each other, which widens the intervals. Those of the first tenth are few: they
     are taken to scatter as the later ones do.
@@ -27,7 +27,7 @@ def steady(times: CaseTimes, batch: int) -> dict[str, Interval]:
     gain = noise.interval(fmean(early) - level, len(early), len(late)).exp()
     low, change, high = (100 * (end - 1) for end in (gain.low, gain.estimate, gain.high))
     return {
-        "steady_images_per_s": step_ms.inverted(batch * 1000),
+        "steady_images_per_s": step_ms.inverted(units * 1000),
         "steady_change_pct": Interval(change, low, high),
     }
 

@@ -19,7 +19,7 @@ import pandas as pd
 from bench.errors import UsageError
 from bench.results.disk import MOST_CSV_BYTES, MOST_LINE, MOST_TABLE_BYTES, open_text, read_bytes
 from bench.results.round_times import blocks
-from bench.results.schema import BLOCKS, Column, typed_frame
+from bench.results.schema import BLOCKS, Column, typed_frame, with_defaults
 from bench.text import csv_text
 
 _PIECE_ROWS = 50_000
@@ -35,7 +35,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
 
 
 def read_table(path: Path, columns: tuple[Column, ...]) -> pd.DataFrame:
-    """A whole table; columns that it lacks are NA, and a missing file is an empty table.
+    """A whole table; cells that it lacks are NA or have their default, and a missing file is an empty table.
 
     A last line without its end is not read: whoever wrote it was killed, or still writes. Raises UsageError
     for a cell that the schema does not allow.
@@ -66,7 +66,7 @@ def _checked(raw: pd.DataFrame, columns: tuple[Column, ...]) -> pd.DataFrame:
             at = int(bad.to_numpy().argmax())
             cell = str(made[column.name].iloc[at])[:40]
             raise ValueError(f"{column.name} is not {column.allowed} (line {raw.index[at] + 2}: {cell!r})")
-    return pd.DataFrame(made, index=raw.index)
+    return with_defaults(pd.DataFrame(made, index=raw.index), columns)
 
 
 def _typed(raw: pd.DataFrame, column: Column) -> pd.Series[Any]:

@@ -25,7 +25,7 @@ from bench.cluster.process import is_first, is_rank
 from bench.cluster.ranks import RankInfo, agreed, allowed_cores, gpus_by_rank
 from bench.console import format_s
 from bench.errors import UsageError
-from bench.findings.wording import devices, plural
+from bench.findings.wording import devices, plural, samples_noun, short
 from bench.gpus import gpus
 from bench.layout import BucketCaps
 from bench.measure.timed import AUTOCAST_DTYPES, probe
@@ -87,7 +87,14 @@ def prepare(asked: Settings) -> Job:
         num_devices = max(num_devices, (machine.ranks_per_node or 0) * machine.num_nodes)
     settings = with_device_defaults(asked, device_type=device_type, num_local_devices=num_devices, gpu=gpu)
     settings = _as_the_workload_allows(asked, settings, workload)
-    planned = plan.expand(settings, machine, arch=workload.name, image_size=workload.image_size)
+    planned = plan.expand(
+        settings,
+        machine,
+        arch=workload.name,
+        image_size=workload.image_size,
+        unit=workload.unit,
+        units_per_sample=workload.units_per_sample,
+    )
     if settings.out is not None and not is_rank():
         store.check_claimable(Path(settings.out))
     return Job(settings=settings, machine=machine, workload=as_set(workload, planned[0].case), plan=planned)
@@ -100,11 +107,12 @@ def print_plan(job: Job) -> None:
     place = {runnable[i].case.case_id: position + 1 for position, i in enumerate(order)}
     width = max(len(p.case.case_id) for p in job.plan)
     here = devices(job.machine.devices_per_node, job.machine.device_type)
+    noun = samples_noun(asdict(job.plan[0].case))
     print(f"{len(job.plan)} cases, {len(runnable)} to measure, on {here}:")
     for p in job.plan:
         what = f"skipped: {p.skip_reason}" if p.skip_reason else f"place {place[p.case.case_id]} in round 1"
         more = ", oversubscribed" if p.oversubscribed and not p.skip_reason else ""
-        print(f"  {p.case.case_id:<{width}}  {p.case.global_batch:>5} images/step  {what}{more}")
+        print(f"  {p.case.case_id:<{width}}  {p.case.global_batch:>5} {noun}/step  {what}{more}")
     # Eager: a plan should not take the minutes of a compiler, nor need one.
     first = dataclasses.replace(job.plan[0].case, compile="off")
     steps_ms = probe(job.workload, first, torch.device(job.machine.device_type))
@@ -126,8 +134,8 @@ def print_plan(job: Job) -> None:
         )
     if (known := expected_half_width(job.plan, job.settings, steps_ms, expected_s=expected)) is not None:
         print(
-            f"Comparisons will be known to about ±{100 * known:.2g}% by then, if all cases scatter as the "
-            f"probe does; what counts as equal is {100 * job.settings.margin:g}% (--margin)."
+            f"Comparisons will be known to about ±{short(100 * known, 2)}% by then, if all cases scatter as "
+            f"the probe does; what counts as equal is {100 * job.settings.margin:g}% (--margin)."
         )
 
 

@@ -31,8 +31,8 @@ from bench.run.stages import Splitter
 from bench.run.together import together
 from models.workload import Workload, make_batch
 
-IMAGES_PER_DEVICE = 1
-"""Batch of the proof: the gradients of one image tell as much as those of many, in less time."""
+SAMPLES_PER_DEVICE = 1
+"""Batch of the proof: the gradients of one sample tell as much as those of many, in less time."""
 
 TOLERANCES = {"none": 1e-9, "powersgd": 1e-9, "fp16": 2e-3, "bf16": 2e-2}
 """Largest relative gradient error by communication hook, in float64; fp16 and bf16 hooks round what they
@@ -85,12 +85,12 @@ class Prover:
         would hide, and a broken device.
         """
         try:
-            self._gradient(self._module(torch.float64), *self._batch(IMAGES_PER_DEVICE, torch.float64))
+            self._gradient(self._module(torch.float64), *self._batch(SAMPLES_PER_DEVICE, torch.float64))
         except Exception as error:
             found = report_of(error)
             if found.status == "oom" or found.restart:
                 raise
-            self._gradient(self._module(torch.float32), *self._batch(IMAGES_PER_DEVICE, torch.float32))
+            self._gradient(self._module(torch.float32), *self._batch(SAMPLES_PER_DEVICE, torch.float32))
             self.why_float32 = found.reason
             return torch.float32
         return torch.float64
@@ -107,7 +107,7 @@ class Prover:
             return self._prove(case, group, stages)
 
     def _prove(self, case: Case, group: dist.ProcessGroup | None, stages: Stages | None) -> float:
-        total = IMAGES_PER_DEVICE * case.num_devices * case.accumulate * case.num_micro_batches
+        total = SAMPLES_PER_DEVICE * case.num_devices * case.accumulate * case.num_micro_batches
         inputs, targets = self._batch(total, self.dtype)
         module, equal = self._module(self.dtype), self.equal_replicas
         mode = build_mode(case, module, self.place, group, equal_replicas=equal, stages=stages)

@@ -86,7 +86,7 @@ class Reference:
             scales: what the loss of each step was multiplied by, and of the one that came next; where it
                 fell, the step was left out.
             again: train in a way that is the same but for rounding and random numbers: parameters shifted
-                by `PERTURBED`, images in reverse, gradients rounded as the case's hook does.
+                by `PERTURBED`, samples in reverse, gradients rounded as the case's hook does.
         """
         key = (split_of(case), case.precision, case.data, scales, again and case.comm_hook, again)
         if key not in self._known:

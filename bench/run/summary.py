@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 
 from bench.cli import print_table, to_json
@@ -25,8 +26,11 @@ from bench.findings.wording import (
     finite,
     mode_label,
     number,
+    per_second,
     settings_label,
     text,
+    unit_of_cases,
+    with_interval,
     workload_parts,
 )
 from bench.layout import BucketLayout
@@ -40,13 +44,14 @@ SAID_BY_THE_ANSWERS = ("few rounds", "wide intervals")
 """Kinds of caution that the answers state for each question."""
 
 COLUMNS = {
-    "images/s (95%)": ("images_per_s", 1.0, 1),
+    "throughput (95%)": ("images_per_s", 1.0, None),
     "speed-up (95%)": ("speedup", 1.0, 2),
     "efficiency %": ("efficiency", 100.0, 0),
     "exposed ms (95%)": ("exposed_comm_ms", 1.0, 0),
     "hidden %": ("hidden_pct", 1.0, 0),
 }
-"""By heading the column of cases.csv, its factor, and the digits behind the point."""
+"""By heading the column of cases.csv, its factor, and the digits behind the point; None for the rate, which
+has four in all, and its unit as heading."""
 
 OF_SCALING = ("speedup", "efficiency", "exposed_comm_ms", "hidden_pct")
 """What cases that share devices say nothing about."""
@@ -122,7 +127,9 @@ def _workload(cases: pd.DataFrame) -> str:
 def case_table(cases: pd.DataFrame) -> Table:
     """Every measured case with its intervals."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("case", "devices", "cap MiB", *COLUMNS, "rounds"):
+    unit = escape(visible(unit_of_cases(cases)))
+    headings = [f"{per_second(unit)} (95%)" if c[2] is None else name for name, c in COLUMNS.items()]
+    for name in ("case", "devices", "cap MiB", *headings, "rounds"):
         table.add_column(name, justify="left" if name == "case" else "right", no_wrap=True)
     rows = cases[cases["status"] == "ok"].to_dict("records")
     several = len(by_compile(rows)) > 1
@@ -141,10 +148,12 @@ def case_table(cases: pd.DataFrame) -> Table:
     return table
 
 
-def _ranged(row: dict[Any, Any], name: str, factor: float, digits: int) -> str:
+def _ranged(row: dict[Any, Any], name: str, factor: float, digits: int | None) -> str:
     found = estimate(row, name)
     if found is None:
         return ""
+    if digits is None:
+        return with_interval(found, digits=4)
     scaled = found.scaled(factor)
     written = f"{scaled.estimate:.{digits}f}"
     return (

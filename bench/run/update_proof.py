@@ -14,6 +14,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
+from bench.findings.wording import short
 from bench.measure.memory import release_memory
 from bench.measure.timed import Trainer
 from bench.plan import Case
@@ -140,7 +141,8 @@ def judged(error: float, tolerance: float, noise: float, what: str) -> UpdateErr
     if error <= min(allowed, MOST_TELLING):
         return UpdateError(error)
     return UpdateError(
-        why_not=f"rounding or random numbers alone change the update of the reference by {100 * noise:.2g}%"
+        why_not="rounding or random numbers alone change the update of the reference by "
+        f"{short(100 * noise, 2)}%"
     )
 
 

@@ -12,6 +12,7 @@ from bench.errors import UsageError
 from bench.results.disk import parse_json
 from bench.scaling.slowest_rank import RankSpread
 from bench.scaling.timeline import Compute, Slowdown
+from bench.settings import IMAGES
 
 CALIBRATION_VERSION = 2
 _MOST = 1e12
@@ -63,6 +64,10 @@ class Identity:
     """Rate of the link between a lab's hosts; None on a real network."""
     step: str = ""
     """How a step is computed beside its precision, such as `channels_last, fused optimizer`."""
+    unit: str = IMAGES
+    """What throughput counts."""
+    units_per_sample: int = 1
+    """How many of them a row of the batch holds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,9 +146,14 @@ class Calibration:
         points = [point for times in self.allreduce for point in times.points]
         if not _within([size for size, _ in points], 1) or not all(_within(ms, 0.0) for _, ms in points):
             raise UsageError("calibration: all-reduces need bytes above 0 and times; calibrate again")
-        counts = (self.identity.batch_per_device, self.num_ranks, self.num_nodes)
+        counts = (
+            self.identity.batch_per_device,
+            self.identity.units_per_sample,
+            self.num_ranks,
+            self.num_nodes,
+        )
         if not _within([*counts, *(times.num_ranks for times in self.allreduce)], 1):
-            raise UsageError("calibration: batch, ranks and nodes start at 1; calibrate again")
+            raise UsageError("calibration: batch, units, ranks and nodes start at 1; calibrate again")
         spread = (*self.rank_spread, *self.slowest_spread)
         shortest = (max(self.forward_ms) + max(self.backward_ms), *self.single_step_ms, *spread)
         if not _within(shortest, 1e-6) or not _within([self.model_error_pct or 0.0], 0.0):

@@ -19,6 +19,7 @@ from bench.scaling.cost import CostCurve, on_shared_cores
 from bench.scaling.scenario import Scenario, batch_per_device, cost_band, own_curves
 from bench.scaling.slowest_rank import RankSpread
 from bench.scaling.timeline import Compute, SimulatedStep, Slowdown, make_work, simulate
+from bench.settings import IMAGES
 from bench.stats import Interval
 
 RESAMPLES = 200
@@ -66,6 +67,7 @@ class Prediction:
     scenario: Scenario
     step_ms: Interval
     images_per_s: Interval
+    """Units per second, counted in `unit`."""
     efficiency: Interval
     """Throughput over n times that of one device."""
     exposed_comm_ms: Interval
@@ -75,6 +77,7 @@ class Prediction:
     """What the step takes beyond the same work on one device alone."""
     num_buckets: int
     step: SimulatedStep
+    unit: str = IMAGES
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,7 @@ class _Inputs:
 
 @dataclass(frozen=True)
 class _Outcome:
-    """A step; its ms, images/s, efficiency and exposed communication; what it loses, when asked."""
+    """A step; its ms, units per second, efficiency and exposed communication; what it loses, when asked."""
 
     step: SimulatedStep
     figures: tuple[float, float, float, float]
@@ -151,6 +154,7 @@ def predict(
         losses=losses,
         num_buckets=len(found.step.buckets),
         step=found.step,
+        unit=calibration.identity.unit,
     )
 
 
@@ -228,8 +232,9 @@ def _outcome(calibration: Calibration, scenario: Scenario, inputs: _Inputs, batc
     compute = own.scaled(slowest)
     copy_ms, residual_ms = (0.0, 0.0) if alone else (inputs.copy_ms, inputs.residual_ms)
     step = simulate(work, compute, slowdown=inputs.slowdown, copy_ms=copy_ms, residual_ms=residual_ms)
-    images_per_s = batch * n * scenario.accumulate * 1000 / step.step_ms
-    single = calibrated * 1000 / inputs.single_ms
+    per_sample = calibration.identity.units_per_sample
+    units_per_s = batch * per_sample * n * scenario.accumulate * 1000 / step.step_ms
+    single = calibrated * per_sample * 1000 / inputs.single_ms
 
     def losses() -> Losses:
         without_copies = simulate(work, compute, slowdown=inputs.slowdown)
@@ -243,7 +248,7 @@ def _outcome(calibration: Calibration, scenario: Scenario, inputs: _Inputs, batc
             sharing_ms=own.total_ms - size * scenario.accumulate * inputs.single_ms,
         )
 
-    figures = (step.step_ms, images_per_s, images_per_s / n / single, step.exposed_comm_ms)
+    figures = (step.step_ms, units_per_s, units_per_s / n / single, step.exposed_comm_ms)
     return _Outcome(step, figures, losses)
 
 

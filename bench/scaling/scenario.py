@@ -70,7 +70,7 @@ class Scenario:
 
 
 def batch_per_device(calibration: Calibration, scenario: Scenario) -> int:
-    """Count images per device and micro-batch; strong scaling divides the batch size over the devices.
+    """Count samples per device and micro-batch; strong scaling divides the batch size over the devices.
 
     Raises UsageError where it does not divide.
     """

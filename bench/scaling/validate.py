@@ -27,7 +27,7 @@ class HeldOut:
     num_devices: int
     bucket_cap_mb: str
     measured_ms: float
-    """Global batch over images per second."""
+    """A step: global batch over throughput."""
     predicted_ms: Interval
     network: str = ""
     """Rate of the link that joined a lab's hosts; empty on a real network."""
@@ -64,7 +64,7 @@ def held_out(
                 str(row["case_id"]),
                 scenario.num_devices,
                 str(scenario.bucket_cap_mb),
-                float(row["global_batch"]) * 1000 / float(row["images_per_s"]),
+                float(row["global_batch"] * row["units_per_sample"]) * 1000 / float(row["images_per_s"]),
                 predict(calibration, scenario).step_ms,
                 "" if pd.isna(row["link"]) else str(row["link"]),
             )

@@ -41,7 +41,7 @@ HELP = {
     "gpus": "ranks to tune for (default: all devices)",
     "max_time": "time to measure in, both stages together (default 150s)",
     "rounds": "exactly N rounds in each stage",
-    "precision_target": "stop a stage when every images/s is known to ± this (calibration 2%%, proof 0.5%%)",
+    "precision_target": "stop a stage when each throughput is known to ± this (calibration 2%%, proof 0.5%%)",
     "gradient_as_bucket_view": "compare these as well (default off alone)",
     "comm_hook": "compare these as well: none, fp16, bf16 (default none alone)",
     "accumulate": "compare these as well (default 1 alone)",

@@ -66,14 +66,14 @@ class Answer:
 
 
 def decide(
-    candidates: Sequence[Candidate], rates: Mapping[Candidate, ByRound], global_batch: Mapping[Candidate, int]
+    candidates: Sequence[Candidate], rates: Mapping[Candidate, ByRound], units: Mapping[Candidate, int]
 ) -> Answer:
     """Choose among `candidates`, the default first; those without a rate were not measured.
 
     Args:
         candidates: as planned.
-        rates: images/s by round; the default's must be there.
-        global_batch: images per optimizer step.
+        rates: units per second by round; the default's must be there.
+        units: per optimizer step.
     """
     default = candidates[0]
     levels = sorted({_complexity(c, default) for c in candidates if c in rates})
@@ -82,12 +82,12 @@ def decide(
     ratios = {
         c: paired_ratio(rates[c], rates[default], confidence=confidence) for c in candidates if c in rates
     }
-    of_default = {c: global_batch[c] / global_batch[default] / ratio.estimate for c, ratio in ratios.items()}
+    of_default = {c: units[c] / units[default] / ratio.estimate for c, ratio in ratios.items()}
     measured = [
         Measured(
             candidate=c,
             images_per_s=rates[c],
-            step_ms=median_interval([global_batch[c] * 1000 / rate for rate in rates[c].values()]),
+            step_ms=median_interval([units[c] * 1000 / rate for rate in rates[c].values()]),
             ratio=ratio,
             above_bound=of_default[c] * default.predicted_ms / c.bound_ms - 1,
         )

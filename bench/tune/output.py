@@ -11,7 +11,7 @@ from rich import box
 from rich.table import Table
 
 from bench.cli import print_table
-from bench.findings.wording import CPU_STAND_IN
+from bench.findings.wording import CPU_STAND_IN, short
 from bench.stats import Interval
 from bench.tune.answer import LEAST_GAIN, Answer, Measured
 from bench.tune.candidates import Candidate
@@ -114,8 +114,8 @@ def rows(answer: Answer) -> list[tuple[str, ...]]:
         (
             name(m.candidate, default),
             str(m.candidate.num_buckets),
-            f"{m.candidate.predicted_ms:.4g}",
-            f"{m.step_ms.estimate:.4g} [{m.step_ms.low:.4g}, {m.step_ms.high:.4g}]",
+            short(m.candidate.predicted_ms),
+            f"{short(m.step_ms.estimate)} [{_ends(m.step_ms)}]",
             "" if m is answer.default else gain(m.ratio),
             f"{100 * m.above_bound:+.0f}%",
             str(len(m.images_per_s)),
@@ -149,6 +149,11 @@ def _plain(m: Measured) -> dict[str, Any]:
     }
 
 
+def _ends(found: Interval) -> str:
+    # A comma at thousands would read as that between the ends.
+    return ", ".join(short(end).replace(",", "") for end in (found.low, found.high))
+
+
 def _tells(ratio: Interval) -> bool:
     """Whether its interval says anything: two or three rounds leave it wider than the figure itself."""
     return ratio.high - ratio.low < 1
@@ -172,5 +177,5 @@ def _more(m: Measured) -> str:
 
 def _bound(answer: Answer, m: Measured) -> str:
     percent = round(100 * m.above_bound)
-    least = f"the bound of {answer.bound_ms(m):.4g} ms"
+    least = f"the bound of {short(answer.bound_ms(m))} ms"
     return f"{percent}% above {least}" if percent > 0 else f"at {least}"

@@ -19,12 +19,12 @@ from bench.cluster.messages import may_be_sent
 from bench.cluster.ranks import Cluster, agreed, gpus_by_rank
 from bench.console import Console
 from bench.errors import AgreedError, ExitCode, UsageError
-from bench.findings.wording import step_labels
+from bench.findings.wording import short, step_labels
 from bench.layout import BucketCaps
 from bench.predict.source import load_calibration
 from bench.recovery.failures import RESTART_EXIT_CODE
 from bench.recovery.watchdog import START_LIMIT_S, meet_and_watch
-from bench.results.aggregate import images_per_s_by_round
+from bench.results.aggregate import images_per_s_by_round, units_per_step
 from bench.results.disk import replace_file
 from bench.results.round_times import ByRound
 from bench.results.store import CALIBRATION as CALIBRATION_FILE
@@ -157,6 +157,8 @@ class Tuning:
             host=conditions.machine_name(this_machine(self._seen)),
             link=info.link,
             step=", ".join(step_labels(asdict(case))[1:]),
+            unit=case.unit,
+            units_per_sample=case.units_per_sample,
         )
         check_same(found.identity, here, accept=self._request.accept)
         if found.num_ranks != case.num_devices and not self._request.accept:
@@ -197,9 +199,9 @@ def _elimination(job: Job, candidates: Sequence[Candidate]) -> Elimination:
 def answer_of(folder: Path, candidates: Sequence[Candidate]) -> Answer:
     """Decide from a results folder. Raises UsageError where the default was not measured there."""
     run = load_run(folder)
-    rows = [row for row in run.cases.to_dict("records") if row["mode"] == "ddp" and row["status"] == "ok"]
-    batch = {str(row["case_id"]): int(row["global_batch"]) for row in rows}
-    throughput = images_per_s_by_round(run.blocks, batch)
+    cases = run.cases[(run.cases["mode"] == "ddp") & (run.cases["status"] == "ok")]
+    per_step = units_per_step(cases)
+    throughput = images_per_s_by_round(run.blocks, per_step)
     by_point = {
         (
             BucketCaps.parse(str(row["bucket_cap_mb"])),
@@ -207,24 +209,24 @@ def answer_of(folder: Path, candidates: Sequence[Candidate]) -> Answer:
             str(row["comm_hook"]),
             int(row["accumulate"]),
         ): str(row["case_id"])
-        for row in rows
+        for row in cases.to_dict("records")
     }
     rates: dict[Candidate, ByRound] = {}
-    global_batch: dict[Candidate, int] = {}
+    units: dict[Candidate, int] = {}
     for candidate in candidates:
         case_id = by_point.get(candidate.point)
         if case_id in throughput:
-            rates[candidate], global_batch[candidate] = throughput[case_id], batch[case_id]
+            rates[candidate], units[candidate] = throughput[case_id], per_step[case_id]
     if candidates[0] not in rates:
         raise UsageError(f"the default was not measured in {folder}: there is nothing to compare with")
-    return decide(candidates, rates, global_batch)
+    return decide(candidates, rates, units)
 
 
 def _described(calibration: Calibration) -> str:
     error = calibration.model_error_pct
     known = "" if error is None else f"; the model is off by {error:.1f}% on a step that it was not fitted to"
     return (
-        f"Calibrated: backward {median(calibration.backward_ms):.4g} ms; beside communication compute takes "
-        f"{median(calibration.compute_slowdown):.2f} times as long, communication "
+        f"Calibrated: backward {short(median(calibration.backward_ms))} ms; beside communication compute "
+        f"takes {median(calibration.compute_slowdown):.2f} times as long, communication "
         f"{median(calibration.comm_slowdown):.2f} times{known}"
     )

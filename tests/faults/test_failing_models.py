@@ -24,7 +24,7 @@ STARTS = (EVERYWHERE + OUT_OF_MEMORY, DIVERGED)
 SAID = {
     "exception_on_every_rank": ("failed", "ValueError: no such sample"),
     "loss_is_nan": ("failed", "loss is nan after"),
-    "allocator_out_of_memory": ("oom", "out of GPU memory; use a smaller --batch-size or --image-size"),
+    "allocator_out_of_memory": ("oom", "out of GPU memory; use a smaller --batch-size or smaller inputs"),
 }
 
 

@@ -16,8 +16,8 @@ from bench.measure.timed import NonFiniteLossError
 from bench.modes import Unsupported
 from bench.recovery.attempt import Report, attempt, report_of
 
-GPU = "out of GPU memory; use a smaller --batch-size or --image-size"
-HOST = "out of host memory; use a smaller --batch-size or --image-size"
+GPU = "out of GPU memory; use a smaller --batch-size or smaller inputs"
+HOST = "out of host memory; use a smaller --batch-size or smaller inputs"
 ASYNCHRONOUS = (
     "\nCUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below "
     "might be incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
