@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,9 +66,23 @@ def _counted(workload: Workload, batch_size: int, autocast: torch.dtype | None) 
         module = workload.module()
     batch = map_tensors(lambda t: t.new_empty((batch_size, *t.shape[1:]), device="meta"), made)
     counter = _Counter(autocast)
-    with torch.no_grad(), counter:
+    with torch.no_grad(), unfused_encoders(), counter:
         loss_function(workload)(module.eval(), batch)
     return counter.costs()
+
+
+@contextlib.contextmanager
+def unfused_encoders() -> Iterator[None]:
+    """Within it, transformer encoders in evaluation run the operators of training, which have known FLOPs.
+
+    They would be one operator for each layer, which has none and which the meta device does not know.
+    """
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(value=False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(value=before)
 
 
 class _Counter(TorchDispatchMode):

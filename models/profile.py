@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from models.nested import map_tensors
+from models.operators import unfused_encoders
 from models.workload import Batch, Workload, arguments_of, make_batch, make_module
 
 _BATCH_SIZE = 2  # some models squeeze away a batch of one
@@ -74,7 +75,7 @@ def _forward(workload: Workload) -> _Forward:
 
 def _count(workload: Workload, module: nn.Module, batch: Batch) -> _Forward:
     counter = FlopCounterMode(display=False)
-    with torch.no_grad(), counter:
+    with torch.no_grad(), unfused_encoders(), counter:
         module.eval()
         if workload.batch_loss is not None:
             outputs: object = None
