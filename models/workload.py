@@ -90,7 +90,7 @@ class Workload:
         for field in ("module", "batch"):
             if getattr(self, field) is None:
                 raise UsageError(f"workload {self.name} has no `{field}`: it is called as {EXPECTED[field]}")
-        if self.batch_loss is not None and self.loss is not functional.cross_entropy:
+        if self.batch_loss is not None and self.loss not in (None, functional.cross_entropy):
             raise UsageError(
                 f"workload {self.name} has `loss` and `batch_loss`; keep loss(outputs, targets) for a batch "
                 "(inputs, targets), or batch_loss(model, batch) for any other"
