@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from bench.errors import UsageError
+from models.nested import map_tensors, tensors_of
 from models.profile import num_outputs
-from models.workload import Batch, Workload, make_batch
+from models.workload import Batch, Workload, is_pair_of_tensors, make_batch
 
 __all__ = ["BatchSource", "PrefetchSource", "check_folder", "open_source"]
 
@@ -33,8 +35,7 @@ class DeviceSource:
     """One batch that stays on the device: fetching it costs nothing."""
 
     def __init__(self, batch: Batch, device: torch.device) -> None:
-        inputs, targets = batch
-        self._batch = (inputs.to(device), targets.to(device))
+        self._batch = map_tensors(lambda tensor: tensor.to(device), batch)
 
     def next(self) -> Batch:
         """Give the one batch."""
@@ -49,18 +50,17 @@ class HostSource:
 
     def __init__(self, batches: list[Batch], device: torch.device) -> None:
         if device.type == "cuda":
-            batches = [(inputs.pin_memory(), targets.pin_memory()) for inputs, targets in batches]
+            batches = [map_tensors(Tensor.pin_memory, batch) for batch in batches]
         self._batches = itertools.cycle(batches)
         self._device = device
 
     def next(self) -> Batch:
         """Copy the next batch; on CUDA the copy is queued on the current stream."""
-        inputs, targets = next(self._batches)
+        return map_tensors(self._copy, next(self._batches))
+
+    def _copy(self, tensor: Tensor) -> Tensor:
         # copy=True: on a CPU the copy within host memory stands in for the one to the device
-        return (
-            inputs.to(self._device, non_blocking=True, copy=True),
-            targets.to(self._device, non_blocking=True, copy=True),
-        )
+        return tensor.to(self._device, non_blocking=True, copy=True)
 
     def close(self) -> None:
         """Nothing to let go of before the source itself goes."""
@@ -87,7 +87,7 @@ class PrefetchSource:
             raise found
         current = torch.cuda.current_stream(self._device)
         current.wait_stream(self._stream)
-        for tensor in found:
+        for tensor in tensors_of(found):
             # Its memory belongs to the other stream, which may not have it back while this one computes.
             tensor.record_stream(current)
         self._ahead = self._copied()
@@ -135,7 +135,8 @@ def open_source(
     disjoint shards, shuffled anew every epoch, and read by `num_workers` processes (0: this one).
 
     Raises UsageError for a folder that is missing, empty, smaller than one global batch, or of more classes
-    than the model has outputs, and for a workload whose inputs are not images of a known size.
+    than the model has outputs, and for a workload whose batches are not images of a known size and their
+    classes.
     """
     if data in ("device", "host"):
         generator = torch.Generator().manual_seed(_mix(seed, rank))
@@ -145,6 +146,11 @@ def open_source(
     if workload.image_size is None:
         raise UsageError(
             f"workload {workload.name} sets no image_size; set it, or use `device` or `host` data"
+        )
+    if not is_pair_of_tensors(make_batch(workload, batch_size=2, generator=torch.Generator().manual_seed(0))):
+        raise UsageError(
+            f"a folder gives (images, classes), two tensors, and `batch` of workload {workload.name} another "
+            "shape; use `device` or `host` data"
         )
     # torchvision takes seconds to import: only a folder of images needs it.
     from models.folder import FolderSource, list_images  # noqa: PLC0415

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from models.workload import Workload, make_batch
+from models.nested import map_tensors
+from models.workload import Workload, loss_function, make_batch
 
 _MADE_ROWS = 2
 """Rows of the batch that a workload makes; on the meta device it is as long as wanted, at no cost."""
@@ -62,11 +64,25 @@ def _counted(workload: Workload, batch_size: int, autocast: torch.dtype | None) 
     made = make_batch(workload, batch_size=_MADE_ROWS, generator=torch.Generator().manual_seed(0))
     with torch.device("meta"):
         module = workload.module()
-    inputs, targets = (t.new_empty((batch_size, *t.shape[1:]), device="meta") for t in made)
+    batch = map_tensors(lambda t: t.new_empty((batch_size, *t.shape[1:]), device="meta"), made)
     counter = _Counter(autocast)
-    with torch.no_grad(), counter:
-        workload.loss(module.eval()(inputs), targets)
+    with torch.no_grad(), unfused_encoders(), counter:
+        loss_function(workload)(module.eval(), batch)
     return counter.costs()
+
+
+@contextlib.contextmanager
+def unfused_encoders() -> Iterator[None]:
+    """Within it, transformer encoders in evaluation run the operators of training, which have known FLOPs.
+
+    They would be one operator for each layer, which has none and which the meta device does not know.
+    """
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(value=False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(value=before)
 
 
 class _Counter(TorchDispatchMode):

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from models.workload import Workload, make_batch, make_module
+from models.nested import map_tensors
+from models.operators import unfused_encoders
+from models.workload import Batch, Workload, arguments_of, make_batch, make_module
 
 _BATCH_SIZE = 2  # some models squeeze away a batch of one
 
@@ -58,20 +60,27 @@ def num_outputs(workload: Workload) -> int | None:
 def _forward(workload: Workload) -> _Forward:
     """One forward in eval mode, on the meta device or else on the CPU; without outputs where neither runs."""
     with torch.random.fork_rng(devices=[]):
-        inputs, _ = make_batch(workload, batch_size=_BATCH_SIZE, generator=torch.Generator().manual_seed(0))
+        batch = make_batch(workload, batch_size=_BATCH_SIZE, generator=torch.Generator().manual_seed(0))
         try:
             with warnings.catch_warnings(action="ignore"), torch.device("meta"):
-                return _count(workload.module(), inputs.to("meta"))
+                on_meta = map_tensors(lambda tensor: tensor.to("meta"), batch)
+                return _count(workload, workload.module(), on_meta)
         except Exception:  # noqa: BLE001 - a user's model may refuse the meta device in any way
             module = make_module(workload)
         try:
-            return _count(module, inputs)
+            return _count(workload, module, batch)
         except Exception:  # noqa: BLE001 - training will show the user's error; the sizes are still known
             return _Forward(module)
 
 
-def _count(module: nn.Module, inputs: Tensor) -> _Forward:
+def _count(workload: Workload, module: nn.Module, batch: Batch) -> _Forward:
     counter = FlopCounterMode(display=False)
-    with torch.no_grad(), counter:
-        outputs = module.eval()(inputs)
+    with torch.no_grad(), unfused_encoders(), counter:
+        module.eval()
+        if workload.batch_loss is not None:
+            outputs: object = None
+            workload.batch_loss(module, batch)
+        else:
+            arguments, named = arguments_of(batch[0])
+            outputs = module(*arguments, **named)
     return _Forward(module, outputs, counter.get_total_flops())

@@ -18,8 +18,10 @@ from torch import Tensor, nn
 
 from bench.errors import UsageError, UserCodeError
 from bench.settings import IMAGES
+from models.checks import checked
+from models.nested import describe
 from models.resnet import RESNET20_CLASSES, resnet20, resnet_layers
-from models.workload import Batch, Workload, check_unit, make_batch, make_module, one_line
+from models.workload import Batch, Workload, one_line
 
 _TORCHVISION_ARCHS = (
     "resnet18",
@@ -97,17 +99,19 @@ def load_workload(spec: str, image_size: int) -> Workload:
     """
     target = _resolve(spec)
     if isinstance(target, Workload):
-        return _checked(target)
+        return checked(target)
     if isinstance(target, nn.Module):
         raise UsageError(f"{spec} is one module; every mode needs a fresh one: name a function that makes it")
     if not callable(target):
-        raise UsageError(f"{spec} is {_kind(target)}; it must be a models.Workload or a function")
+        raise UsageError(f"{spec} is {describe(target)}; it must be a models.Workload or a function")
     with torch.random.fork_rng(devices=[]):
         made = _call(target, spec)
     if isinstance(made, Workload):
-        return _checked(made)
+        return checked(made)
     if not isinstance(made, nn.Module):
-        raise UsageError(f"{spec} returned {_kind(made)}; it must return an nn.Module or a models.Workload")
+        raise UsageError(
+            f"{spec} returned {describe(made)}; it must return an nn.Module or a models.Workload"
+        )
     batch = partial(synthetic_images, image_size=image_size, num_classes=_num_classes(made, spec, image_size))
     return Workload(name=spec, module=target, batch=batch, image_size=image_size, unit=IMAGES)
 
@@ -123,10 +127,6 @@ def synthetic_images(
 def _nearest(name: str, known: Iterable[str]) -> str:
     matches = difflib.get_close_matches(name, list(known), n=1)
     return f", did you mean {matches[0]!r}?" if matches else ""
-
-
-def _kind(value: object) -> str:
-    return "None" if value is None else f"of type {type(value).__name__}"
 
 
 def _resolve(spec: str) -> Any:
@@ -151,6 +151,8 @@ def _import(name: str) -> ModuleType:
     importlib.invalidate_caches()
     try:
         return importlib.import_module(name)
+    except UsageError:
+        raise  # a Workload says itself what it lacks
     except (Exception, SystemExit) as exc:
         missing = exc.name if isinstance(exc, ModuleNotFoundError) else None
         if missing is not None and f"{name}.".startswith(f"{missing}."):
@@ -168,16 +170,10 @@ def _call(function: Any, spec: str) -> object:
         pass  # some callables written in C have no signature: calling them shows
     try:
         return function()
+    except UsageError:
+        raise  # as in _import
     except Exception as exc:
         raise UserCodeError(f"{spec} cannot be called: {one_line(exc)}") from exc
-
-
-def _checked(workload: Workload) -> Workload:
-    check_unit(workload)
-    with torch.random.fork_rng(devices=[]):
-        make_module(workload)
-        make_batch(workload, batch_size=2, generator=torch.Generator().manual_seed(0))
-    return workload
 
 
 def _num_classes(module: nn.Module, spec: str, image_size: int) -> int:
@@ -191,7 +187,8 @@ def _num_classes(module: nn.Module, spec: str, image_size: int) -> int:
         ) from exc
     if not isinstance(logits, Tensor):
         raise UsageError(
-            f"the module of {spec} returned a value {_kind(logits)}; it must return logits, a tensor"
+            f"the module of {spec} returned {describe(logits)}; it must return logits, a tensor, or be a"
+            " models.Workload with its own loss"
         )
     if logits.ndim != 2 or logits.shape[0] != 2 or logits.shape[1] < 1:
         raise UsageError(

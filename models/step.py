@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from bench.settings import StepSettings
-from models.workload import Workload, make_batch
+from models.workload import Workload, images_in, make_batch
 
 MOST_GRAPHS = 256
 """Graphs that dynamo may hold of one function: every case has its own, where its limit of 8 is for reuse."""
@@ -43,9 +43,9 @@ def placed(module: nn.Module, settings: StepSettings, device: torch.device) -> n
 
 
 def takes_images(workload: Workload) -> bool:
-    """Whether the workload's inputs have the four dimensions that channels_last is for."""
-    inputs, _ = make_batch(workload, batch_size=2, generator=torch.Generator().manual_seed(0))
-    return inputs.ndim == 4
+    """Whether some of the workload's inputs have the four dimensions that channels_last is for."""
+    batch = make_batch(workload, batch_size=2, generator=torch.Generator().manual_seed(0))
+    return bool(images_in(workload, batch))
 
 
 def has_fused_optimizer(workload: Workload) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +14,30 @@ from torch.optim import SGD, Optimizer
 
 from bench.errors import UsageError, UserCodeError
 from bench.settings import MOST_UNITS
+from models.nested import describe, leaves_of, map_tensors, tensors_of
 
-Batch = tuple[torch.Tensor, torch.Tensor]
-"""Inputs and targets; dimension 0 is the batch in both."""
+Batch = Any
+"""Tensors in any nesting of tuples, lists and dicts; dimension 0 of each is the batch. Mostly a pair
+(inputs, targets)."""
+
+Loss = Callable[[Callable[..., Any], Batch], Tensor]
+"""Maps model and batch to a scalar."""
+
+EXPECTED = {
+    "module": "module() and returns a new nn.Module",
+    "batch": "batch(batch_size, generator) and returns (inputs, targets)",
+    "loss": "loss(outputs, targets) and returns a scalar tensor, the mean over the rows",
+    "batch_loss": "batch_loss(model, batch) and returns a scalar tensor, the mean over the rows",
+    "optimizer": "optimizer(parameters) and returns a torch.optim.Optimizer",
+    "layers": "layers(module) and returns its layers in order, each an nn.Module",
+}
+"""How each function of a workload is called and what it returns, for error messages."""
+
+HANDED_ON = (bool, int, float, complex, str, type(None))
+"""What a batch may hold beside tensors: it is the same on every device."""
+
+_GIVEN: Any = None
+"""Default of a field that has to be given: its absence is told in words of the workload."""
 
 _UNIT = re.compile(r"[^\s/,]+")
 
@@ -27,19 +49,37 @@ def sgd(parameters: Iterable[nn.Parameter]) -> Optimizer:
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """Model, batch maker, loss and optimizer: the same in `single`, `dp` and `ddp`.
+    """Model, batch maker, loss and optimizer: the same in every mode.
 
-    `image_size` is the height and width of an image in pixels, where the inputs are images.
+    `image_size` is the height and width of an image in pixels, where the inputs are images. Raises UsageError
+    where a function is missing, or both losses are given.
     """
 
-    name: str
-    module: Callable[[], nn.Module]
+    name: str = ""
+    module: Callable[[], nn.Module] = _GIVEN
     """Makes a fresh module, initialised from torch's global random state."""
-    batch: Callable[[int, torch.Generator], Batch]
-    """Makes a batch on the host from a batch size and a CPU generator."""
-    loss: Callable[[Tensor, Tensor], Tensor] = functional.cross_entropy
-    """Maps outputs and targets to a scalar, the mean over the batch."""
+    batch: Callable[[int, torch.Generator], Batch] = _GIVEN
+    """Makes a batch on the host from a batch size and a CPU generator, and from nothing else: not from the
+    rank, its environment or an earlier call, for every rank makes the batch of the proof, and it has to be
+    the same one.
+
+    It returns (inputs, targets). Inputs go to the module: a tensor as one argument, a tuple as positional
+    ones, a dict as keyword arguments. With `batch_loss` the batch is any nesting of tuples, lists and dicts.
+    Every tensor has `batch_size` rows in dimension 0; None, numbers and strings may stand beside them."""
+    loss: Callable[[Any, Any], Tensor] = functional.cross_entropy
+    """Maps outputs and targets to a scalar: the mean over rows of equal weight.
+
+    DDP averages the means of the ranks. Where a loss masks tokens and divides by the number of those that are
+    left, the rows of a rank with few of them weigh more: DDP's gradient is then not that of `single`, and its
+    proof fails. Average within each row first, then over the rows."""
+    batch_loss: Callable[[Callable[..., Any], Batch], Tensor] | None = None
+    """Maps model and batch to the same scalar, instead of `loss`, for a batch of any shape.
+
+    It calls the model that it is given, which is the mode's wrapper. In `dp` a scalar that the module itself
+    computes comes back as one value for each device: take its mean."""
     optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] = sgd
+    """Makes the optimizer of a list of parameters: all of the module's, in `fsdp` as shards, in a pipeline
+    those of one stage."""
     layers: Callable[[nn.Module], Sequence[nn.Module]] | None = None
     """Gives a module as layers, each called with what the one before it returned: what can be split over
     devices. An `nn.Sequential` needs none."""
@@ -50,6 +90,42 @@ class Workload:
     """What throughput counts, a plural noun: `images`, `tokens`."""
     units_per_sample: int = 1
     """How many of them a row of the batch holds; of a language model the sequence length."""
+
+    def __post_init__(self) -> None:
+        """Check what was given."""
+        if not self.name:
+            raise UsageError("a Workload has no name; give it one, such as Workload(name='mine', …)")
+        for field in ("module", "batch"):
+            if getattr(self, field) is None:
+                raise UsageError(f"workload {self.name} has no `{field}`: it is called as {EXPECTED[field]}")
+        if self.batch_loss is not None and self.loss not in (None, functional.cross_entropy):
+            raise UsageError(
+                f"workload {self.name} has `loss` and `batch_loss`; keep loss(outputs, targets) for a batch "
+                "(inputs, targets), or batch_loss(model, batch) for any other"
+            )
+
+
+def loss_function(workload: Workload) -> Loss:
+    """Return the workload's loss as a function of model and batch, whichever of the two it has."""
+    if workload.batch_loss is not None:
+        return workload.batch_loss
+    loss = workload.loss
+
+    def of_pair(model: Callable[..., Any], batch: Batch) -> Tensor:
+        inputs, targets = batch
+        if isinstance(inputs, Tensor):
+            return loss(model(inputs), targets)
+        arguments, named = arguments_of(inputs)
+        return loss(model(*arguments, **named), targets)
+
+    return of_pair
+
+
+def arguments_of(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments that a module is called with for the inputs of a pair."""
+    if isinstance(inputs, dict):
+        return (), inputs
+    return (inputs if isinstance(inputs, tuple) else (inputs,)), {}
 
 
 def layers_of(workload: Workload, module: nn.Module) -> list[nn.Module]:
@@ -91,14 +167,12 @@ def make_module(workload: Workload) -> nn.Module:
             f"the module of workload {workload.name} cannot be made: {one_line(exc)}"
         ) from exc
     if not isinstance(module, nn.Module):
-        raise UsageError(
-            f"`module` of workload {workload.name} returned {type(module).__name__}; return an nn.Module"
-        )
+        raise wrong_result(workload, "module", module)
     return module.to(memory_format=torch.channels_last) if workload.channels_last else module
 
 
 def make_batch(workload: Workload, *, batch_size: int, generator: torch.Generator) -> Batch:
-    """Make one host batch and check that it is a pair of tensors with `batch_size` rows each.
+    """Make one host batch and check its shape: `batch_size` rows in each tensor, and a pair for `loss`.
 
     Raises UserCodeError where the workload's own code raises and UsageError where the batch is malformed.
     """
@@ -108,33 +182,81 @@ def make_batch(workload: Workload, *, batch_size: int, generator: torch.Generato
         raise UserCodeError(
             f"workload {workload.name} cannot make a batch of {batch_size}: {one_line(exc)}"
         ) from exc
-    if not _is_batch(batch, batch_size):
+    if wrong := _what_is_wrong(workload, batch, batch_size):
         raise UsageError(
-            f"`batch` of workload {workload.name} returned {_describe(batch)} for batch size {batch_size}; it"
-            f" must return (inputs, targets), two tensors with {batch_size} rows each"
+            f"`batch` of workload {workload.name} returned {describe(batch)} for batch size {batch_size};"
+            f" {wrong}"
         )
     return in_format(workload, batch)
 
 
+def wrong_result(workload: Workload, field: str, result: object) -> UsageError:
+    """The error of a function of the workload that returned something else than it should."""
+    returned = f"`{field}` of workload {workload.name} returned {describe(result)}"
+    return UsageError(f"{returned}; it is called as {EXPECTED[field]}")
+
+
+def check_loss(workload: Workload, loss: object) -> None:
+    """Raise UsageError unless `loss`, what the workload's loss returned, can be trained with."""
+    field = "loss" if workload.batch_loss is None else "batch_loss"
+    if not isinstance(loss, Tensor) or loss.ndim:
+        raise wrong_result(workload, field, loss)
+    if not loss.requires_grad:
+        raise UsageError(
+            f"`{field}` of workload {workload.name} returned a tensor without gradient; compute it from what"
+            " the model returns, without detach(), item() or no_grad()"
+        )
+
+
+def is_pair_of_tensors(batch: Batch) -> bool:
+    """Whether a batch is two tensors, such as images and their classes."""
+    return isinstance(batch, tuple) and len(batch) == 2 and all(isinstance(part, Tensor) for part in batch)
+
+
+def images_in(workload: Workload, batch: Batch) -> list[Tensor]:
+    """The tensors (N, C, H, W) among the inputs of a batch; in all of it where there is `batch_loss`."""
+    inputs = batch if workload.batch_loss is not None else batch[0]
+    return [tensor for tensor in tensors_of(inputs) if _is_image(tensor)]
+
+
 def in_format(workload: Workload, batch: Batch) -> Batch:
-    """Bring the images of a batch into the workload's memory format; other inputs stay as they are."""
-    inputs, targets = batch
-    if not workload.channels_last or inputs.ndim != 4:
+    """Bring the images of a batch into the workload's memory format; all else stays as it is."""
+    if not workload.channels_last:
         return batch
-    return inputs.contiguous(memory_format=torch.channels_last), targets
+    if workload.batch_loss is not None:
+        return map_tensors(_channels_last, batch)
+    inputs, targets = batch
+    return map_tensors(_channels_last, inputs), targets
 
 
-def _is_batch(batch: object, batch_size: int) -> bool:
-    return (
-        isinstance(batch, tuple)
-        and len(batch) == 2
-        and all(isinstance(part, Tensor) and part.shape[:1] == (batch_size,) for part in batch)
-    )
+def _channels_last(tensor: Tensor) -> Tensor:
+    return tensor.contiguous(memory_format=torch.channels_last) if _is_image(tensor) else tensor
 
 
-def _describe(value: object) -> str:
-    if isinstance(value, Tensor):
-        return f"a tensor of shape {tuple(value.shape)}"
-    if isinstance(value, tuple):
-        return f"({', '.join(_describe(part) for part in value)})"
-    return type(value).__name__
+def _is_image(tensor: Tensor) -> bool:
+    return tensor.ndim == 4 and tensor.dtype != torch.bool
+
+
+def _what_is_wrong(workload: Workload, batch: object, batch_size: int) -> str:
+    """Say what to return instead; empty where the batch is as it should be."""
+    if workload.batch_loss is None:
+        if not isinstance(batch, tuple) or len(batch) != 2:
+            return (
+                "it must return (inputs, targets), or the workload needs batch_loss(model, batch), which"
+                " takes a batch of any shape"
+            )
+        parts = {"inputs": batch[0], "targets": batch[1]}
+    else:
+        parts = {"batch": batch}
+    for name, part in parts.items():
+        leaves = leaves_of(part)
+        odd = [leaf for leaf in leaves if not isinstance(leaf, (Tensor, *HANDED_ON))]
+        if odd:
+            return (
+                f"{describe(odd[0])} can be neither split nor moved to a device: it must return tensors in"
+                " tuples, lists and dicts"
+            )
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        if not tensors or any(tensor.shape[:1] != (batch_size,) for tensor in tensors):
+            return f"it must return {name} as tensors with {batch_size} rows each, in dimension 0"
+    return ""

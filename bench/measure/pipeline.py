@@ -26,12 +26,9 @@ class PipelineTrainer(Trainer):
     """The training step of one stage: PyTorch's schedule does the forwards and backwards."""
 
     def _train(self, batch: Batch) -> None:
-        if self._autocast_dtype is None:
-            self._last_loss = self.mode.train(*batch, self._loss)
-            return
         # Around the backwards too, which it leaves alone: the schedule mixes them with forwards.
-        with torch.autocast(self._device_type, dtype=self._autocast_dtype):
-            self._last_loss = self.mode.train(*batch, self._loss)
+        with self._precision:
+            self._last_loss = self.mode.train(batch, self._loss)
 
 
 def run_pipeline_anatomy(

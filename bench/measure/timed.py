@@ -18,12 +18,18 @@ from bench.modes.base import SingleMode
 from bench.plan import Case
 from models.data import BatchSource, open_source
 from models.step import placed
-from models.workload import Batch, Workload, make_module
+from models.workload import Batch, Workload, loss_function, make_module
 
 PROBE_MS, MOST_PROBED = 3000.0, 30
 """A probe of single takes about so long, and so many steps at most."""
 
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def autocast_of(case: Case) -> contextlib.AbstractContextManager[object]:
+    """Make a context in which forward and loss compute in the case's precision; it can be entered again."""
+    dtype = AUTOCAST_DTYPES.get(case.precision)
+    return contextlib.nullcontext() if dtype is None else torch.autocast(case.device_type, dtype=dtype)
 
 
 @dataclass(frozen=True)
@@ -46,10 +52,9 @@ class Trainer:
         self.mode = mode
         self._forward = mode.wrapped
         self._source = source
-        self._loss = workload.loss
+        self._loss = loss_function(workload)
         self._accumulate = case.accumulate
-        self._device_type = case.device_type
-        self._autocast_dtype = AUTOCAST_DTYPES.get(case.precision)
+        self._precision = autocast_of(case)
         self.optimizer = mode.optimizer(workload.optimizer)
         # Loss scaling is part of fp16 training, so its cost belongs to the step.
         self._scaler = torch.amp.GradScaler(case.device_type) if case.precision == "fp16" else None
@@ -95,12 +100,8 @@ class Trainer:
         self._propagate(loss)
 
     def _evaluate(self, batch: Batch) -> Tensor:
-        inputs, targets = batch
-        if self._autocast_dtype is None:
-            loss = self._loss(self._forward(inputs), targets)
-        else:
-            with torch.autocast(self._device_type, dtype=self._autocast_dtype):
-                loss = self._loss(self._forward(inputs), targets)
+        with self._precision:
+            loss = self._loss(self._forward, batch)
         return loss / self._accumulate if self._accumulate > 1 else loss
 
     def _propagate(self, loss: Tensor) -> None:

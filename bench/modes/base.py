@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from bench.layout import BucketLayout
 from bench.plan import Case
+from models.workload import Batch, Loss
 
 
 class Unsupported(RuntimeError):  # noqa: N818 - a reason to skip, not an error
@@ -74,11 +75,9 @@ class Mode(ABC):
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         """Within it, a backward leaves gradients local to the rank."""
 
-    def train(
-        self, inputs: Tensor, targets: Tensor, loss: Callable[[Tensor, Tensor], Tensor]
-    ) -> Tensor | None:
-        """Forward and backward of this rank's batch; the loss, a mean over samples, where it is known."""
-        found = loss(self.wrapped(inputs), targets)
+    def train(self, batch: Batch, loss: Loss) -> Tensor | None:
+        """Forward and backward of this rank's batch; the loss, a mean over rows, where it is known."""
+        found = loss(self.wrapped, batch)
         found.backward()
         return found.detach()
 
@@ -88,7 +87,8 @@ class Mode(ABC):
 
     def optimizer(self, make: Callable[[Iterable[nn.Parameter]], Optimizer]) -> Optimizer:
         """The optimizer that `make` makes, as the mode steps it."""
-        return make(self.module.parameters())
+        # A list, for an author may go through the parameters twice.
+        return make(list(self.module.parameters()))
 
     def compiles_as_asked(self) -> contextlib.AbstractContextManager[None]:
         """Within it, whatever a step compiles is compiled as the case asks; for whole blocks of steps."""

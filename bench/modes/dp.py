@@ -21,6 +21,10 @@ from torch import Tensor, nn
 
 from bench.modes.base import Mode, Place, devices_of, pin
 from bench.plan import Case
+from models.nested import chunk, describe, join, leaves_of, map_tensors, rows, tensors_of, with_tensors
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional and keyword arguments of a replica."""
 
 
 class DataParallelMode(Mode):
@@ -77,17 +81,17 @@ class HostDataParallel(nn.DataParallel[nn.Module]):
         self._threads = [ThreadPoolExecutor(1, initializer=pin, initargs=(core,)) for core in cores]
         self._anchor = torch.zeros((), requires_grad=True)
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Outputs of the whole batch, (N, …), as the module would give them."""
-        chunks = self.scatter_batch(inputs)
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """Outputs of the whole batch, their tensors (N, …), as the module would give them."""
+        chunks = self.scatter_batch(inputs, named)
         replicas = self.replicate_weights()
         outputs = self.apply_replicas(replicas[: len(chunks)], chunks)
         return self.gather_outputs(outputs)
 
-    def scatter_batch(self, inputs: Tensor) -> list[Tensor]:
+    def scatter_batch(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> list[Arguments]:
         """Split dimension 0 over the devices, a copy each, as a transfer would make."""
-        chunks = inputs.chunk(len(self._threads), dim=self.dim)
-        return [chunks[0], *(chunk.clone() for chunk in chunks[1:])]
+        chunks = chunk((inputs, named), len(self._threads))
+        return [chunks[0], *(map_tensors(Tensor.clone, one) for one in chunks[1:])]
 
     def replicate_weights(self) -> list[nn.Module]:
         """Copy the master's parameters and buffers into every other replica."""
@@ -96,32 +100,50 @@ class HostDataParallel(nn.DataParallel[nn.Module]):
                 for target_part, source_part in zip(replica.modules(), self.module.modules(), strict=True):
                     target_part.training = source_part.training
                 for target, source in zip(_tensors(replica), _tensors(self.module), strict=True):
-                    target.copy_(source)
+                    # Its values are another tensor to autograd: a loss may call the model twice.
+                    target.data.copy_(source)
         return [self.module, *self._copies]
 
-    def apply_replicas(self, replicas: Sequence[nn.Module], chunks: Sequence[Tensor]) -> list[Tensor]:
+    def apply_replicas(self, replicas: Sequence[nn.Module], chunks: Sequence[Arguments]) -> list[Any]:
         """Forward of every replica in its own thread."""
         grad = torch.is_grad_enabled()
         autocast = _callers_autocast("cpu")
 
-        def run(replica: nn.Module, chunk: Tensor) -> Tensor:
+        def run(replica: nn.Module, arguments: Arguments) -> Any:
+            inputs, named = arguments
             with torch.set_grad_enabled(grad), autocast():
-                output: Tensor = replica(chunk)
-                return output
+                return replica(*inputs, **named)
 
         return self._in_threads(run, replicas, chunks)
 
-    def gather_outputs(self, outputs: Sequence[Tensor]) -> Tensor:
-        """Join the outputs; the backward runs through `_Gather` into the replicas' threads."""
-        if torch.is_grad_enabled():
-            joined: Tensor = _Gather.apply(self._anchor, self, outputs)
-            return joined
-        return torch.cat(list(outputs), dim=self.dim)
+    def gather_outputs(self, outputs: Sequence[Any]) -> Any:
+        """Join the outputs; the backward runs through `_Gather` into the replicas' threads.
 
-    def backward_replicas(self, outputs: Sequence[Tensor], gradient: Tensor) -> None:
-        """Backward of every replica in its own thread, from its share of the outputs' gradient."""
-        shares = gradient.split([len(output) for output in outputs], dim=self.dim)
-        self._in_threads(lambda output, share: output.backward(share), outputs, shares)
+        Raises TypeError for outputs that hold anything but tensors and None, as `nn.DataParallel` does.
+        """
+        for leaf in leaves_of(outputs[0]):
+            if not isinstance(leaf, Tensor | None):
+                raise TypeError(
+                    f"DataParallel gathers tensors, and the module's outputs hold {describe(leaf)}"
+                )
+        if torch.is_grad_enabled():
+            joined = _Gather.apply(self._anchor, self, [tensors_of(output) for output in outputs])
+            return with_tensors(outputs[0], joined)
+        return join(outputs)
+
+    def backward_replicas(
+        self, outputs: Sequence[Sequence[Tensor]], gradients: Sequence[Tensor | None]
+    ) -> None:
+        """Backward of every replica in its own thread, from its shares of the gradients of the outputs."""
+        by_replica: list[list[tuple[Tensor, Tensor]]] = [[] for _ in outputs]
+        for column, gradient in zip(zip(*outputs, strict=True), gradients, strict=True):
+            if gradient is None:  # the loss does not use this output
+                continue
+            shares = gradient.split([len(rows(output)) for output in column], dim=self.dim)
+            for own, output, share in zip(by_replica, column, shares, strict=True):
+                if output.requires_grad:
+                    own.append((output, share.reshape(output.shape)))
+        self._in_threads(_backward, by_replica)
 
     def reduce_gradients(self) -> None:
         """Add the replicas' gradients to the master's."""
@@ -144,18 +166,33 @@ class HostDataParallel(nn.DataParallel[nn.Module]):
 
 
 class _Gather(torch.autograd.Function):
-    """Joins detached outputs; its backward hands the gradient to the replicas' own graphs."""
+    """Joins detached outputs, tensors by replica; its backward goes on in the replicas' own graphs."""
 
     @staticmethod
-    def forward(ctx: Any, _anchor: Tensor, owner: HostDataParallel, outputs: Sequence[Tensor]) -> Tensor:
+    def forward(
+        ctx: Any, _anchor: Tensor, owner: HostDataParallel, outputs: Sequence[Sequence[Tensor]]
+    ) -> tuple[Tensor, ...]:
         ctx.owner, ctx.outputs = owner, outputs
-        return torch.cat([output.detach() for output in outputs], dim=owner.dim)
+        ctx.set_materialize_grads(False)
+        columns = list(zip(*outputs, strict=True))
+        joined = tuple(torch.cat([rows(one.detach()) for one in column]) for column in columns)
+        trained = [any(one.requires_grad for one in column) for column in columns]
+        ctx.mark_non_differentiable(
+            *(one for one, is_trained in zip(joined, trained, strict=True) if not is_trained)
+        )
+        return joined
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:
-        ctx.owner.backward_replicas(ctx.outputs, gradient)
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, None, None]:
+        ctx.owner.backward_replicas(ctx.outputs, gradients)
         ctx.owner.reduce_gradients()
         return None, None, None
+
+
+def _backward(outputs: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """Backward from outputs with their gradients."""
+    if outputs:
+        torch.autograd.backward([output for output, _ in outputs], [gradient for _, gradient in outputs])
 
 
 def _callers_autocast(device_type: str) -> Callable[[], torch.autocast]:

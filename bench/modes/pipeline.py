@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
@@ -12,6 +11,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from bench.modes.base import Mode, Place, Stages, gradients_of
 from bench.plan import Case
+from models.workload import Batch, Loss
 
 SCHEDULES: dict[str, Any] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 
@@ -38,18 +38,16 @@ class PipelineMode(Mode):
         self._group = group
         self._is_first = place.rank == 0
         self._is_last = place.rank == case.num_devices - 1
-        self._loss: Callable[[Tensor, Tensor], Tensor] | None = None
+        self._loss: Loss | None = None
         self.stage = PipelineStage(self.module, place.rank, case.num_devices, place.device, group=group)
         made = SCHEDULES[case.pipeline_schedule]
         self._schedule = made(self.stage, case.num_micro_batches, loss_fn=self._loss_of)
 
-    def train(
-        self, inputs: Tensor, targets: Tensor, loss: Callable[[Tensor, Tensor], Tensor]
-    ) -> Tensor | None:
+    def train(self, batch: Batch, loss: Loss) -> Tensor | None:
         """Forwards and backwards of a whole batch, which every stage is given; its loss, on the last one."""
         self._loss = loss
         try:
-            return self._run(inputs, targets)
+            return self._run(*batch)
         except RuntimeError as error:
             # PyTorch says only in which stage the model raised.
             raise error.__cause__ or error from None
@@ -83,7 +81,8 @@ class PipelineMode(Mode):
 
     def _loss_of(self, outputs: Tensor, targets: Tensor) -> Tensor:
         assert self._loss is not None  # noqa: S101 - set before the schedule runs
-        return self._loss(outputs, targets)
+        # The stages were the model: what is left of the loss is that of what came out of them.
+        return self._loss(lambda _: outputs, (outputs, targets))
 
 
 def _names_in(module: nn.Module, stage: nn.Module) -> dict[str, str]:

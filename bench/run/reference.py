@@ -10,16 +10,20 @@ import copy
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.modules.dropout import _DropoutNd
+from torch.utils.checkpoint import checkpoint
 
-from bench.measure.timed import AUTOCAST_DTYPES
+from bench.measure.timed import AUTOCAST_DTYPES, autocast_of
 from bench.plan import Case
 from models.data import BatchSource, open_source
+from models.nested import chunk, join, map_tensors
 from models.step import with_plain_optimizer
-from models.workload import Batch, Workload
+from models.workload import Batch, Workload, loss_function
 
 Weights = dict[str, Tensor]
 """Trainable parameters, or what was added to them, by name, on the host."""
@@ -42,11 +46,18 @@ class Split:
     accumulate: int = 1
     joined: bool = False
     """Whether one forward sees the micro-batch of all ranks, as SyncBatchNorm does."""
+    gathered: bool = False
+    """Whether one loss sees what came of all chunks, as DataParallel gathers it."""
 
     @property
     def num_forwards(self) -> int:
         """Forwards of the model in a micro-batch, over all ranks."""
         return 1 if self.joined else self.num_sources * self.num_chunks
+
+    @property
+    def num_losses(self) -> int:
+        """Losses of a micro-batch, over all ranks; their mean is trained on."""
+        return 1 if self.gathered else self.num_forwards
 
 
 def split_of(case: Case) -> Split:
@@ -56,8 +67,9 @@ def split_of(case: Case) -> Split:
             case.num_devices, case.batch_per_device, accumulate=case.accumulate, joined=case.sync_batchnorm
         )
     whole = case.batch_per_device * case.num_devices
-    num_chunks = case.num_devices if case.mode == "dp" else case.num_micro_batches
-    return Split(1, whole, num_chunks=num_chunks, accumulate=case.accumulate)
+    if case.mode == "dp":
+        return Split(1, whole, num_chunks=case.num_devices, accumulate=case.accumulate, gathered=True)
+    return Split(1, whole, num_chunks=case.num_micro_batches, accumulate=case.accumulate)
 
 
 @dataclass
@@ -76,6 +88,7 @@ class Reference:
     def __post_init__(self) -> None:
         """Nothing is known yet."""
         self._plain = with_plain_optimizer(self.workload)
+        self._loss = loss_function(self.workload)
         self._known: dict[tuple[object, ...], Weights] = {}
 
     def update(self, case: Case, scales: tuple[float, ...], *, again: bool = False) -> Weights:
@@ -100,33 +113,35 @@ class Reference:
         if again:
             _perturb(module)
         start = weights_of(module)
-        optimizer = self._plain.optimizer(module.parameters())
+        optimizer = self._plain.optimizer(list(module.parameters()))
         split = split_of(case)
         with self._opened(case, split) as sources:
             for scale, next_scale in itertools.pairwise(scales):
                 optimizer.zero_grad(set_to_none=True)
                 for _ in range(split.accumulate):
-                    chunks = _chunks([source.next() for source in sources], split)
-                    self._add_gradients(case, module, chunks, scale, again=again)
+                    batches = [source.next() for source in sources]
+                    self._add_gradients(case, module, batches, scale, again=again)
                 rounded = AUTOCAST_DTYPES.get(case.comm_hook) if again else None
-                _average_gradients(module, split.num_forwards, scale, rounded)
+                _average_gradients(module, split.num_losses, scale, rounded)
                 if next_scale >= scale:
                     optimizer.step()
         return difference(weights_of(module), start)
 
     def _add_gradients(
-        self, case: Case, module: nn.Module, chunks: Sequence[Batch], scale: float, *, again: bool
+        self, case: Case, module: nn.Module, batches: Sequence[Batch], scale: float, *, again: bool
     ) -> None:
-        """Forward and backward of every chunk, the first one last: its buffers stay, as DDP's and DP's do."""
+        """Forward and backward of what each loss sees, the first one last: its buffers stay, as DDP's do."""
+        split = split_of(case)
+        model = _Gathered(module, split.num_chunks) if split.gathered else module
         buffers = list(module.buffers())
         before = [buffer.clone() for buffer in buffers]
-        for chunk in reversed(chunks):
+        for part in reversed(_parts(batches, split)):
             with torch.no_grad():
                 for buffer, was in zip(buffers, before, strict=True):
                     buffer.copy_(was)
-            inputs, targets = (part.flip(0) if again else part for part in chunk)
-            with _arithmetic(case):
-                loss = self._plain.loss(module(inputs.to(self.device)), targets.to(self.device))
+            batch = map_tensors(lambda tensor: (tensor.flip(0) if again else tensor).to(self.device), part)
+            with autocast_of(case):
+                loss = self._loss(model, batch)
             (loss / case.accumulate * scale).backward()
 
     @contextlib.contextmanager
@@ -152,7 +167,9 @@ class Reference:
 
 def switch_off(module: nn.Module, *kinds: type[nn.Module]) -> list[nn.Module]:
     """Put dropout, and modules of `kinds`, into evaluation; those that were in training."""
-    found = [m for m in module.modules() if isinstance(m, (_DropoutNd, *kinds)) and m.training]
+    # Attention drops weights without a module for it.
+    off = (_DropoutNd, nn.MultiheadAttention, *kinds)
+    found = [m for m in module.modules() if isinstance(m, off) and m.training]
     for part in found:
         part.eval()
     return found
@@ -177,17 +194,44 @@ def norm(weights: Weights) -> float:
     return float(torch.stack([tensor.double().norm() for tensor in weights.values()]).norm())
 
 
-def _chunks(batches: Sequence[Batch], split: Split) -> list[Batch]:
-    """What each forward sees, from what every rank has fetched; the first rank's first."""
+def _parts(batches: Sequence[Batch], split: Split) -> list[Batch]:
+    """What each loss sees, from what every rank has fetched; the first rank's first."""
     if split.joined:
-        return [
-            (torch.cat([inputs for inputs, _ in batches]), torch.cat([targets for _, targets in batches]))
-        ]
-    return [
-        chunk
-        for inputs, targets in batches
-        for chunk in zip(inputs.chunk(split.num_chunks), targets.chunk(split.num_chunks), strict=True)
-    ]
+        return [join(batches)]
+    if split.gathered:
+        return list(batches)
+    return [part for batch in batches for part in chunk(batch, split.num_chunks)]
+
+
+class _Gathered(nn.Module):
+    """A module that sees its batch in chunks and joins their outputs, as the replicas of DataParallel do.
+
+    Every chunk begins with the same buffers, and those of the first one stay. The backward computes each
+    forward again: no more than one chunk's activations are held at a time.
+    """
+
+    def __init__(self, module: nn.Module, num_chunks: int) -> None:
+        super().__init__()
+        self.module = module
+        self._num_chunks = num_chunks
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """Outputs of the whole batch."""
+        before = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
+        after: list[dict[str, Tensor]] = []
+
+        def run(*arguments: Any, **more: Any) -> Any:
+            own = {name: buffer.clone() for name, buffer in before.items()}
+            outputs = functional_call(self.module, own, arguments, more)
+            after.append(own)
+            return outputs
+
+        chunks = chunk((inputs, named), self._num_chunks)
+        outputs = [checkpoint(run, *arguments, use_reentrant=False, **more) for arguments, more in chunks]
+        with torch.no_grad():
+            for name, buffer in self.module.named_buffers():
+                buffer.copy_(after[0][name])
+        return join(outputs)
 
 
 @torch.no_grad()
@@ -203,11 +247,6 @@ def _average_gradients(module: nn.Module, number: int, scale: float, rounded: to
         if parameter.grad is not None:
             mean = parameter.grad / number
             parameter.grad = (mean if rounded is None else mean.to(rounded).to(mean.dtype)) / scale
-
-
-def _arithmetic(case: Case) -> contextlib.AbstractContextManager[object]:
-    dtype = AUTOCAST_DTYPES.get(case.precision)
-    return contextlib.nullcontext() if dtype is None else torch.autocast(case.device_type, dtype=dtype)
 
 
 @contextlib.contextmanager

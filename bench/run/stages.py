@@ -16,7 +16,7 @@ from bench.measure.timed import AUTOCAST_DTYPES
 from bench.modes import Place, Stages, Unsupported
 from bench.plan import Case
 from bench.run.together import together
-from models.workload import Workload, layers_of, make_batch
+from models.workload import Workload, is_pair_of_tensors, layers_of, make_batch
 
 
 @dataclass
@@ -38,10 +38,26 @@ class Splitter:
         if not case.is_staged:
             return None
         n = case.num_devices
+        self._check_batch()
         check_layers(self.template, layers_of(self.workload, self.template), n)
         if n not in self._known:
             self._known[n] = self._of_first(case, group)
         return Stages(layers=functools.partial(layers_of, self.workload), by_device=self._known[n])
+
+    def _check_batch(self) -> None:
+        """Raise Unsupported unless a batch is two tensors and the loss one of outputs and targets."""
+        if self.workload.batch_loss is not None:
+            raise Unsupported(
+                "the workload has batch_loss, which calls the whole model; a split one needs loss"
+            )
+        if not is_pair_of_tensors(self._batch(2)):
+            raise Unsupported(
+                "stages pass one tensor on, and the workload's inputs and targets are more than that"
+            )
+
+    def _batch(self, size: int) -> Any:
+        generator = torch.Generator().manual_seed(self.seed)
+        return make_batch(self.workload, batch_size=size, generator=generator)
 
     def _of_first(self, case: Case, group: dist.ProcessGroup | None) -> tuple[int, ...]:
         """What the first rank measured, on every rank."""
@@ -53,9 +69,7 @@ class Splitter:
     def _measured(self, case: Case) -> tuple[int, ...]:
         device = self.place.device
         module = copy.deepcopy(self.template).to(device)
-        generator = torch.Generator().manual_seed(self.seed)
-        size = max(case.global_batch // case.num_micro_batches, 1)
-        inputs, targets = make_batch(self.workload, batch_size=size, generator=generator)
+        inputs, targets = self._batch(max(case.global_batch // case.num_micro_batches, 1))
         targets = targets.to(device)
 
         def loss(outputs: Tensor) -> Tensor:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.parallel import scatter_gather
 from torchvision.models import resnet18
 
 from bench.modes import Place, build_mode, devices_of
@@ -313,6 +316,80 @@ def test_the_stand_in_without_gradients_and_under_autocast() -> None:
         assert not parallel(torch.randn(4, 4)).requires_grad
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert parallel(torch.randn(4, 4)).dtype == torch.bfloat16
+    parallel.close()
+
+
+class Output(OrderedDict[str, Any]):
+    """Outputs by name, as those of Hugging Face models are."""
+
+
+class Nested(nn.Module):
+    """Takes and returns tensors of every kind, in nested containers; has its own loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.norm, self.head = nn.Embedding(7, 4), nn.LayerNorm(4), nn.Linear(4, 7)
+
+    def forward(self, ids: torch.Tensor, *, extra: dict[str, Any], scale: float) -> Output:
+        mask: torch.Tensor = extra["mask"]
+        x = self.norm(self.words(ids)) * mask.unsqueeze(-1) * scale
+        logits = self.head(x)
+        loss = (functional.cross_entropy(logits.mT, ids, reduction="none") * mask).mean()
+        hidden = (x, [logits.detach(), None])
+        return Output(loss=loss, logits=logits, hidden=hidden, best=logits.argmax(-1), kept=mask)
+
+
+def nested_batch(size: int) -> dict[str, Any]:
+    ids = torch.arange(3 * size).reshape(size, 3) % 7
+    return {"ids": ids, "extra": {"mask": ids > 1, "rest": [None]}, "scale": 0.5}
+
+
+NESTED_LOSSES: dict[str, Callable[[Output], torch.Tensor]] = {
+    "the module's own": lambda found: found["loss"].mean(),
+    "one output": lambda found: found["logits"].square().sum(),
+    "several": lambda found: (found["logits"] * found["hidden"][0].sum(-1, keepdim=True)).sum(),
+    "what has no gradient": lambda found: (found["logits"] * found["kept"].unsqueeze(-1)).logsumexp(-1).sum(),
+}
+
+
+@pytest.mark.parametrize("loss", NESTED_LOSSES.values(), ids=NESTED_LOSSES)
+@pytest.mark.parametrize("calls", [1, 2])
+def test_the_stand_in_splits_and_joins_nested_values(
+    loss: Callable[[Output], torch.Tensor], calls: int
+) -> None:
+    """Twice as well: a loss may compare two outputs of one batch."""
+    torch.manual_seed(0)
+    plain = Nested().double()
+    parallel = HostDataParallel(copy.deepcopy(plain), (0, 0))
+    batch = nested_batch(4)
+    found = [parallel(**batch) for _ in range(calls)]
+    wanted = [plain(**batch) for _ in range(calls)]
+    for one, other in zip(found, wanted, strict=True):
+        assert list(one) == list(other)
+        assert one["loss"].shape == (2,), "one of each device, as nn.DataParallel gathers scalars"
+        torch.testing.assert_close(one["hidden"], other["hidden"])
+        for name in ("best", "kept"):
+            assert torch.equal(one[name], other[name])
+            assert not one[name].requires_grad
+    torch.stack([loss(one) for one in found]).sum().backward()
+    torch.stack([loss(one) for one in wanted]).sum().backward()
+    for expected, parameter in zip(plain.parameters(), parallel.module.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, expected.grad)
+    with torch.no_grad():
+        torch.testing.assert_close(parallel(**batch)["logits"], wanted[0]["logits"])
+    parallel.close()
+
+
+def test_the_stand_in_refuses_what_torch_does_not_gather() -> None:
+    class Counting(nn.Linear):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, float]:  # type: ignore[override]
+            return super().forward(x), 0.5
+
+    parallel = HostDataParallel(Counting(2, 2), (0, 0))
+    with pytest.raises(TypeError, match="gathers tensors, and the module's outputs hold a float"):
+        parallel(torch.zeros(2, 2))
+    with pytest.raises(TypeError):
+        scatter_gather.gather([0.5, 0.5], "cpu")
     parallel.close()
 
 

@@ -169,19 +169,22 @@ def test_a_module_that_raises_on_import(write: WriteModule, source: str, cause: 
     ("source", "message"),
     [
         ("def make_net(): ...", "has no 'make', did you mean 'make_net'"),
-        ("make = 3", "is of type int; it must be a models.Workload or a function"),
+        ("make = 3", "is an int; it must be a models.Workload or a function"),
         ("make = None", "is None; it must be"),
         ("make = nn.Linear(3, 3)", "is one module; every mode needs a fresh one"),
         ("def make(classes): ...", r"needs arguments \(missing a required argument: 'classes'\)"),
         ("def make(): ...", "returned None; it must return an nn.Module or a models.Workload"),
-        ("def make(): return [1]", "returned of type list; it must"),
+        ("def make(): return [1]", r"returned \[an int\]; it must"),
         ("def make(): return nn.Identity()", r"to shape \(2, 3, 6, 6\); it must return logits"),
         ("def make(): return nn.Flatten(0)", r"to shape \(216,\); it must return logits"),
         (
             "def make(): return nn.Sequential(nn.Flatten(0), nn.Unflatten(0, (4, 54)))",
             r"to shape \(4, 54\); it",
         ),
-        ("def make(): return nn.AdaptiveMaxPool2d(1, return_indices=True)", "value of type tuple; it must"),
+        (
+            "def make(): return nn.AdaptiveMaxPool2d(1, return_indices=True)",
+            r"returned \(a tensor of shape .*\); it must",
+        ),
     ],
 )
 def test_a_target_of_the_wrong_kind(write: WriteModule, source: str, message: str) -> None:

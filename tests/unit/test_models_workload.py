@@ -67,17 +67,19 @@ def test_what_the_users_code_raises_is_the_cause() -> None:
 
 
 def test_a_module_that_is_none_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"returned int; return an nn\.Module"):
+    with pytest.raises(
+        UsageError, match=r"returned an int; it is called as module\(\) and returns a new nn\.Module"
+    ):
         make_module(_workload(module=lambda: 3))
 
 
 @pytest.mark.parametrize(
     ("batch", "described"),
     [
-        (None, "NoneType"),
+        (None, "None"),
         (torch.zeros(2, 4), r"a tensor of shape \(2, 4\)"),
         ((torch.zeros(2, 4),), r"\(a tensor of shape \(2, 4\)\)"),
-        ((torch.zeros(2, 4), [0, 1]), r"\(a tensor of shape \(2, 4\), list\)"),
+        ((torch.zeros(2, 4), [0, 1]), r"\(a tensor of shape \(2, 4\), \[an int, an int\]\)"),
         ((torch.zeros(2, 4), torch.zeros(3)), r"\(a tensor of shape \(2, 4\), a tensor of shape \(3,\)\)"),
         ((torch.zeros(2, 4), torch.tensor(1)), r"\(a tensor of shape \(2, 4\), a tensor of shape \(\)\)"),
     ],

@@ -112,7 +112,9 @@ def test_a_step_that_loss_scaling_left_out_moves_nothing() -> None:
 
 def test_every_mode_splits_its_batch_as_it_trains() -> None:
     assert split_of(case_of(num_devices=4, accumulate=2)) == Split(4, 3, accumulate=2)
-    assert split_of(case_of(mode="dp", num_devices=4)) == Split(1, 12, num_chunks=4)
+    assert split_of(case_of(mode="dp", num_devices=4)) == Split(1, 12, num_chunks=4, gathered=True)
+    assert split_of(case_of(mode="dp", num_devices=4)).num_forwards == 4
+    assert split_of(case_of(mode="dp", num_devices=4)).num_losses == 1
     assert split_of(case_of(mode="single", num_devices=1)) == Split(1, 3) == split_of(case_of(num_devices=1))
     assert split_of(case_of(num_devices=4)).num_forwards == 4
     assert split_of(case_of(num_devices=4, sync_batchnorm=True)).num_forwards == 1

@@ -1,0 +1,115 @@
+"""Checks a user's workload before anything starts: how its functions are called, and what they return."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from bench.errors import UsageError
+from models.nested import describe, map_tensors
+from models.workload import (
+    EXPECTED,
+    Batch,
+    Workload,
+    arguments_of,
+    check_loss,
+    check_unit,
+    loss_function,
+    make_batch,
+    make_module,
+    wrong_result,
+)
+
+NUM_ARGUMENTS = {"module": 0, "batch": 2, "loss": 2, "batch_loss": 2, "optimizer": 1, "layers": 1}
+"""Positional arguments that each function of a workload is called with."""
+
+
+def checked(workload: Workload) -> Workload:
+    """Return the workload once each of its functions has been looked at.
+
+    Raises UserCodeError where module or batch cannot be made and UsageError where a function takes other
+    arguments, or returns something else, than it should.
+    """
+    check_unit(workload)
+    for field in NUM_ARGUMENTS:
+        _check_signature(workload, field)
+    with torch.random.fork_rng(devices=[]):
+        module = make_module(workload)
+        batch = make_batch(workload, batch_size=2, generator=torch.Generator().manual_seed(0))
+        _check_forward(workload, module, batch)
+        _check_optimizer(workload, module)
+        _try_loss(workload, batch)
+    return workload
+
+
+def _check_signature(workload: Workload, field: str) -> None:
+    function = getattr(workload, field)
+    missing = ("layers", "batch_loss") if workload.batch_loss is None else ("layers", "loss")
+    if function is None and field in missing:
+        return
+    if not callable(function):
+        raise UsageError(
+            f"`{field}` of workload {workload.name} is {describe(function)}; give a function, which is called"
+            f" as {EXPECTED[field]}"
+        )
+    signature = _signature(function)
+    if signature is not None and not _binds(signature, (None,) * NUM_ARGUMENTS[field], {}):
+        raise UsageError(
+            f"`{field}` of workload {workload.name} takes {signature}; it is called as {EXPECTED[field]}"
+        )
+
+
+def _check_forward(workload: Workload, module: nn.Module, batch: Batch) -> None:
+    """Raise UsageError where the module does not take the inputs of a pair."""
+    if workload.batch_loss is not None:
+        return
+    inputs, _ = batch
+    signature = _signature(module.forward)
+    if signature is not None and not _binds(signature, *arguments_of(inputs)):
+        raise UsageError(
+            f"the module of workload {workload.name} takes {signature}; `batch` gives it {describe(inputs)}:"
+            " a tensor is one argument, a tuple is positional arguments, a dict is keyword arguments"
+        )
+
+
+def _check_optimizer(workload: Workload, module: nn.Module) -> None:
+    try:
+        made = workload.optimizer(list(module.parameters()))
+    except Exception:  # noqa: BLE001 - it may want parameters on a GPU; training will show its error
+        return
+    if not isinstance(made, Optimizer):
+        raise wrong_result(workload, "optimizer", made)
+
+
+def _try_loss(workload: Workload, batch: Batch) -> None:
+    """Look at what the loss returns, on the meta device, where module and loss run on it."""
+    try:
+        with warnings.catch_warnings(action="ignore"), torch.device("meta"):
+            on_meta = map_tensors(lambda tensor: tensor.to("meta"), batch)
+            loss: Any = loss_function(workload)(workload.module(), on_meta)
+    except Exception:  # noqa: BLE001 - a user's model may refuse the meta device in any way; the proof looks too
+        return
+    check_loss(workload, loss)
+
+
+def _signature(function: Any) -> inspect.Signature | None:
+    """Its parameters without their types; None where Python cannot tell, as for some written in C."""
+    try:
+        found = inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
+    bare = [one.replace(annotation=inspect.Parameter.empty) for one in found.parameters.values()]
+    return inspect.Signature(bare)
+
+
+def _binds(signature: inspect.Signature, arguments: tuple[Any, ...], named: dict[str, Any]) -> bool:
+    try:
+        signature.bind(*arguments, **named)
+    except TypeError:
+        return False
+    return True

@@ -1,0 +1,94 @@
+"""Tensors in any nesting of tuples, lists and dicts: the one place that looks into batches and outputs.
+
+The containers are those that `nn.DataParallel` scatters and gathers. What is no tensor stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+MOST_DESCRIBED = 4
+"""Parts of a container that an error message names; a list may have thousands."""
+
+
+def map_tensors(function: Callable[[Tensor], Any], value: Any) -> Any:
+    """Return `value` with `function` of every tensor in the place of it."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, dict):
+        return type(value)((key, map_tensors(function, part)) for key, part in value.items())
+    if isinstance(value, tuple | list):
+        parts = [map_tensors(function, part) for part in value]
+        is_named = isinstance(value, tuple) and hasattr(value, "_fields")
+        return type(value)(*parts) if is_named else type(value)(parts)
+    return value
+
+
+def tensors_of(value: Any) -> list[Tensor]:
+    """List the tensors of a nesting, in the order of `map_tensors`."""
+    return [leaf for leaf in leaves_of(value) if isinstance(leaf, Tensor)]
+
+
+def leaves_of(value: Any) -> list[Any]:
+    """List whatever a nesting holds that is no tuple, list or dict."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        return [leaf for part in value.values() for leaf in leaves_of(part)]
+    if isinstance(value, tuple | list):
+        return [leaf for part in value for leaf in leaves_of(part)]
+    return [value]
+
+
+def with_tensors(value: Any, tensors: Iterable[Tensor]) -> Any:
+    """Return `value` with other tensors in the place of its own, in the order of `tensors_of`."""
+    others = iter(tensors)
+    return map_tensors(lambda _: next(others), value)
+
+
+def chunk(value: Any, number: int) -> list[Any]:
+    """Split dimension 0 of every tensor into `number` parts, as `nn.DataParallel` scatters its inputs.
+
+    There are as many parts as the tensor with the fewest rows gives; one where there is no tensor.
+    """
+    parts = zip(*(tensor.chunk(number) for tensor in tensors_of(value)), strict=False)
+    return [with_tensors(value, part) for part in parts] or [value]
+
+
+def join(values: Sequence[Any]) -> Any:
+    """Concatenate tensors at the same place along dimension 0, as `nn.DataParallel` gathers outputs.
+
+    Scalars become a vector. What is no tensor is that of the first value.
+    """
+    columns = zip(*(tensors_of(value) for value in values), strict=True)
+    return with_tensors(values[0], [torch.cat([rows(tensor) for tensor in column]) for column in columns])
+
+
+def rows(tensor: Tensor) -> Tensor:
+    """Return the tensor with a dimension 0, which a scalar lacks."""
+    return tensor if tensor.ndim else tensor.reshape(1)
+
+
+def describe(value: Any) -> str:
+    """Say what a value is, for an error message: its type, and of tensors the shapes."""
+    if value is None:
+        return "None"
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    if type(value) is tuple:
+        return f"({_several(value, [describe(part) for part in value[:MOST_DESCRIBED]])})"
+    if type(value) is list:
+        return f"[{_several(value, [describe(part) for part in value[:MOST_DESCRIBED]])}]"
+    if type(value) is dict:
+        shown = [f"{key!r}: {describe(value[key])}" for key in list(value)[:MOST_DESCRIBED]]
+        return f"{{{_several(value, shown)}}}"
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
+
+
+def _several(value: Collection[Any], shown: list[str]) -> str:
+    return ", ".join([*shown, *(["…"] if len(value) > MOST_DESCRIBED else [])])

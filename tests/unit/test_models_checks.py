@@ -1,0 +1,195 @@
+"""What is said of a workload whose functions take or return something else than they should."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from bench.errors import UsageError, UserCodeError
+from models.checks import checked
+from models.workload import Workload, loss_function, make_batch
+
+
+def rows(batch_size: int, generator: torch.Generator) -> Any:
+    return torch.randn(batch_size, 4, generator=generator), torch.zeros(batch_size, 3)
+
+
+def workload(**changes: Any) -> Workload:
+    given: dict[str, Any] = {"module": lambda: nn.Linear(4, 3), "batch": rows, "loss": functional.mse_loss}
+    return Workload(**{"name": "mine"} | given | changes)
+
+
+def by_batch(model: Any, batch: Any) -> Tensor:
+    loss: Tensor = model(batch["x"]).mean()
+    return loss
+
+
+def nothing(*_: Any) -> None:
+    return None
+
+
+def refused(**changes: Any) -> str:
+    with pytest.raises(UsageError) as caught:
+        checked(workload(**changes))
+    assert not isinstance(caught.value, UserCodeError)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def one(x: Any) -> Any:
+    return x
+
+
+def three(x: Any, y: Any, z: Any) -> Any:
+    return x, y, z
+
+
+def typed(n: int, /, *, generator: torch.Generator) -> Tensor:
+    return torch.zeros(n).normal_(generator=generator)
+
+
+def returning(make: Callable[[Any, Any], Any]) -> dict[str, Any]:
+    """A batch of what `make` makes of the usual inputs and targets."""
+    return {"batch": lambda n, generator: make(*rows(n, generator))}
+
+
+BATCH = "it is called as batch(batch_size, generator) and returns (inputs, targets)"
+LOSS = "it is called as loss(outputs, targets) and returns a scalar tensor, the mean over the rows"
+PAIR = "must return (inputs, targets), or the workload needs batch_loss(model, batch)"
+
+
+@pytest.mark.parametrize(
+    ("field", "function", "said"),
+    [
+        ("batch", one, f"takes (x); {BATCH}"),
+        ("batch", three, f"takes (x, y, z); {BATCH}"),
+        ("batch", typed, f"takes (n, /, *, generator); {BATCH}"),
+        (
+            "batch",
+            torch.zeros(1, 4),
+            "is a tensor of shape (1, 4); give a function, which is called as batch(",
+        ),
+        ("module", one, "takes (x); it is called as module() and returns a new nn.Module"),
+        ("module", nn.Linear, "takes (in_features, out_features, bias=True, device=None, dtype=None); it is"),
+        ("loss", one, f"takes (x); {LOSS}"),
+        ("loss", None, "is None; give a function, which is called as loss(outputs, targets)"),
+        ("optimizer", three, "takes (x, y, z); it is called as optimizer(parameters)"),
+        ("layers", three, "takes (x, y, z); it is called as layers(module)"),
+    ],
+)
+def test_a_signature_that_does_not_fit_is_shown_beside_the_expected_one(
+    field: str, function: Any, said: str
+) -> None:
+    assert f"`{field}` of workload mine {said}" in refused(**{field: function})
+
+
+def test_the_signature_of_batch_loss() -> None:
+    said = "takes (x); it is called as batch_loss(model, batch)"
+    assert said in refused(loss=functional.cross_entropy, batch_loss=one)
+
+
+@pytest.mark.parametrize("fits", [rows, partial(rows), lambda *given: rows(given[0], given[1])])
+def test_what_can_be_called_as_expected_is_taken(fits: Any) -> None:
+    assert checked(workload(batch=fits, loss=nn.MSELoss(), optimizer=torch.optim.Adam)).name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"optimizer": nothing}, "`optimizer` of workload mine returned None; it is called as optimizer(par"),
+        ({"loss": nothing}, f"`loss` of workload mine returned None; {LOSS}"),
+        ({"loss": lambda *_: 3.5}, f"`loss` of workload mine returned a float; {LOSS}"),
+        (
+            {"loss": partial(functional.mse_loss, reduction="none")},
+            f"`loss` of workload mine returned a tensor of shape (2, 3); {LOSS}",
+        ),
+        (
+            {"loss": lambda x, _: x.detach().mean()},
+            "`loss` of workload mine returned a tensor without gradie",
+        ),
+        ({"batch": nothing}, f"`batch` of workload mine returned None for batch size 2; it {PAIR}"),
+        (
+            returning(lambda x, _: {"x": x}),
+            f"returned {{'x': a tensor of shape (2, 4)}} for batch size 2; it {PAIR}",
+        ),
+        (returning(lambda x, y: (x, y, 3)), PAIR),
+        (returning(lambda x, y: ((x, set()), y)), "; a set can be neither split nor moved to a device"),
+        (
+            returning(lambda x, y: ({"input": x, "bias": torch.zeros(3)}, y)),
+            "it must return inputs as tensors with 2 rows each, in dimension 0",
+        ),
+        (returning(lambda x, _: (x, [0.0, 1.0])), "it must return targets as tensors with 2 rows each"),
+        (
+            returning(lambda x, y: ({"x": x}, y)),
+            "the module of workload mine takes (input); `batch` gives it {'x': a tensor of shape (2, 4)}: a",
+        ),
+        (
+            returning(lambda x, y: ((x, x), y)),
+            "the module of workload mine takes (input); `batch` gives it (a tensor of shape (2, 4), a tensor",
+        ),
+    ],
+)
+def test_a_result_that_does_not_fit_is_described(changes: Any, said: str) -> None:
+    assert said in refused(**changes)
+
+
+def test_what_the_meta_device_refuses_is_left_to_the_proof() -> None:
+    def read(outputs: Tensor, _: Tensor) -> float:
+        return outputs.mean().item()
+
+    assert checked(workload(loss=read)).name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"name": "mine", "module": nothing}, f"workload mine has no `batch`: {BATCH}"),
+        ({"name": "mine", "batch": rows}, "workload mine has no `module`: it is called as module() and"),
+        ({"module": nothing, "batch": rows}, "a Workload has no name; give it one"),
+        (
+            {"name": "mine", "module": nothing, "batch": rows, "loss": nothing, "batch_loss": by_batch},
+            "workload mine has `loss` and `batch_loss`; keep loss(outputs, targets) for a batch (inputs,",
+        ),
+    ],
+)
+def test_a_workload_that_lacks_a_function_or_has_one_too_many(given: Any, said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        Workload(**given)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "called"),
+    [
+        (torch.zeros(2), ((torch.zeros(2),), {})),
+        ((torch.zeros(2), 3), ((torch.zeros(2), 3), {})),
+        ({"x": torch.zeros(2), "y": None}, ((), {"x": torch.zeros(2), "y": None})),
+        ([torch.zeros(2)], (([torch.zeros(2)],), {})),
+    ],
+)
+def test_inputs_go_to_the_module_as_arguments(inputs: Any, called: Any) -> None:
+    def model(*arguments: Any, **named: Any) -> Tensor:
+        assert str((arguments, named)) == str(called)
+        return torch.ones(())
+
+    found = loss_function(workload(loss=lambda outputs, targets: outputs + targets))(model, (inputs, 2))
+    assert found.item() == 3
+
+
+def test_with_batch_loss_a_batch_has_any_shape() -> None:
+    def ragged(n: int, generator: torch.Generator) -> Any:
+        return {
+            "x": torch.randn(n, 4, generator=generator),
+            "more": [None, 3, {"mask": torch.ones(n, 1) > 0}],
+        }
+
+    made = checked(workload(batch=ragged, loss=functional.cross_entropy, batch_loss=by_batch))
+    batch = make_batch(made, batch_size=5, generator=torch.Generator())
+    assert loss_function(made) is by_batch
+    assert batch["more"][2]["mask"].shape == (5, 1)
