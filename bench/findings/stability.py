@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 import scipy
 
+from bench.cli import command, speaker
 from bench.findings.caution import Caution
 from bench.findings.gpu_load import throttled, unequal_clocks
 from bench.findings.wording import TIMES, estimate, finite, own_devices, plural
@@ -131,9 +132,10 @@ def _wide(ok: pd.DataFrame, found: Mapping[str, ByRound], target: float) -> Caut
         case_id=worst,
         text=f"{_of_cases(wide, found)} images/s known less well than the target of ±{100 * target:g}% "
         f"(at worst {worst}: ±{100 * known[worst]:.1f}% after {len(found[worst])} rounds)",
-        advice=f"bench.run --rounds {needed}, or --max-time {(known[worst] / target) ** 2:.0f} times as long"
+        advice=f"{speaker('run')} --rounds {needed}, or --max-time {(known[worst] / target) ** 2:.0f} "
+        "times as long"
         if needed <= 1000
-        else "python -m bench.doctor; at this noise more rounds alone will not do",
+        else f"{command('doctor')}; at this noise more rounds alone will not do",
     )
 
 
@@ -152,7 +154,7 @@ def _warm_up(paces: ByRound) -> Caution | None:
     return Caution(
         kind="warm-up",
         text=f"round {min(paces)} ran {100 * slower:.0f}% below the others: the warm-up had not settled",
-        advice="more --rounds, medians outvote one of them; python -m bench.doctor for the cause",
+        advice=f"more --rounds, medians outvote one of them; {command('doctor')} for the cause",
     )
 
 
@@ -171,7 +173,7 @@ def _drift(paces: ByRound) -> tuple[Caution | None, float]:
         text=f"the pace of all cases changed by {change:+.1f}% [{ends[0]:+.1f}, {ends[1]:+.1f}] from round "
         f"{rounds[0]:.0f} to {rounds[-1]:.0f}; speed-up and efficiency are formed inside rounds and stand, "
         "images/s and ms do not carry over to another run",
-        advice="python -m bench.doctor for the cause; compare versions with bench.gate --interleave",
+        advice=f"{command('doctor')} for the cause; compare versions with {speaker('gate')} --interleave",
     ), float(slope)
 
 
@@ -200,7 +202,8 @@ def _two_levels(found: Mapping[str, ByRound]) -> Caution | None:
         text=f"{_of_cases(list(splits), found)} rounds at two speeds (at worst {worst}: "
         f"{100 * levels.share_low:.0f}% of {len(found[worst])} rounds near {levels.low:,.4g} images/s, "
         f"the rest near {levels.high:,.4g} images/s)",
-        advice="python -m bench.doctor names clocks, cores, other load; compare with bench.gate --interleave",
+        advice=f"{command('doctor')} names clocks, cores, other load; "
+        f"compare with {speaker('gate')} --interleave",
     )
 
 
@@ -232,7 +235,7 @@ def _outliers(found: Mapping[str, ByRound]) -> Caution | None:
         text=f"{len(slower)} of {total} blocks ({100 * len(slower) / total:.1f}%) took far longer than the "
         f"others of their case, over {100 * OUTLYING:.0f}% and {MOST_DEVIATIONS:g} times their scatter; the "
         f"longest {longest:.2f}{TIMES} their median ({case_id}, round {round_index})",
-        advice="python -m bench.doctor for what else runs; more --rounds, medians outvote single blocks",
+        advice=f"{command('doctor')} for what else runs; more --rounds, medians outvote single blocks",
     )
 
 
@@ -258,7 +261,7 @@ def _without_pause(ok: pd.DataFrame) -> Caution | None:
         text=f"{len(changes)} of {plural(len(rates), 'case')} without a pause at another rate than in the "
         f"rounds (at most {worst}: {100 * changes[worst]:+.1f}% in the last half of --sustain)",
         advice="steady_images_per_s is what a long training gets; "
-        + ("python -m bench.doctor for clocks and limits" if slower else "a higher --steps comes closer"),
+        + (f"{command('doctor')} for clocks and limits" if slower else "a higher --steps comes closer"),
     )
 
 

@@ -43,7 +43,7 @@ from pathlib import PurePath
 from types import FrameType
 from typing import NoReturn
 
-from bench.cli import Parser, guarded, positive_int
+from bench.cli import Parser, command, guarded, positive_int
 from bench.cluster.process import huge_pages_env
 from bench.errors import UsageError
 from bench.gpus import gpus
@@ -58,6 +58,7 @@ from bench.lab.link import (
     parse_rate,
     shares,
 )
+from ddp_bench import load
 
 MIN_HOSTS, MAX_HOSTS = 2, 64
 """Two make a network; the upper end only stops a slip of the keyboard."""
@@ -107,7 +108,7 @@ def parse(argv: Sequence[str]) -> LabOptions:
         UsageError: a value that cannot be used, or no `python -m MODULE` after `--`.
     """
     parser = Parser(
-        prog="python -m bench.lab",
+        prog=command("lab"),
         usage="%(prog)s --hosts N --rate RATE [options] -- python -m MODULE [args...]",
         description=(__doc__ or "").strip(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -123,17 +124,17 @@ def parse(argv: Sequence[str]) -> LabOptions:
     parser.add_argument("--ranks-per-host", default="1", metavar="R", help="ranks on every host (default 1)")
     parser.add_argument("--quiet", action="store_true", help="do not say on stderr which lab was made")
     options = list(argv)
-    command: list[str] = []
+    job: list[str] = []
     if "--" in options:
         split = options.index("--")
-        options, command = options[:split], options[split + 1 :]
+        options, job = options[:split], options[split + 1 :]
     given = parser.parse_args(options)
     delay_s = parse_delay(given.delay) if given.delay else 0.0
     return LabOptions(
         num_hosts=parse_hosts(given.hosts),
         links=tuple(ShapedLink(parse_rate(rate), delay_s) for rate in given.rate.split(",")),
         ranks_per_host=positive_int(given.ranks_per_host),
-        module_arguments=module_arguments(command, sys.executable),
+        module_arguments=module_arguments(job, sys.executable),
         quiet=given.quiet,
     )
 
@@ -291,7 +292,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command: the job's exit code, 2 for a usage error, 128 + signal after a signal."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        return guarded("bench.lab", lambda: _main(arguments))
+        return guarded("lab", lambda: _main(arguments))
     except Stopped as stopped:
         return 128 + stopped.number
 
@@ -306,4 +307,4 @@ def _main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(load("bench.lab.__main__").main())
