@@ -16,13 +16,13 @@ from bench.errors import ExitCode, UsageError
 from ddp_bench import TYPED_ENV, load
 
 COMMANDS = {
-    "run": "measure training in every mode: how it scales, what communication costs",
-    "tune": "find the bucket cap with which DDP trains a model fastest here",
-    "predict": "predict step times on more devices or another network, from a calibration",
-    "gate": "compare two runs, or two commits in turns: did a change make it slower?",
-    "doctor": "say whether this machine is fit to measure on",
-    "lab": "run a command on several hosts made on this machine, over a slow network",
-    "report": "write the page of a run, or of several, again",
+    "run": "measure training in every mode, and how it scales",
+    "tune": "find the bucket cap with which DDP trains fastest here",
+    "predict": "predict step times on more devices or another network",
+    "gate": "compare two runs, or two commits: did it become slower?",
+    "doctor": "check whether this machine is fit to measure on",
+    "lab": "run a command on several hosts made on this machine",
+    "report": "write the page of one or more runs again",
 }
 """What each command does, in the order of `--help`."""
 

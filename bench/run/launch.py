@@ -120,7 +120,7 @@ def _attempts(
     while True:
         try:
             command = arguments if forks is None else forks.proxy(arguments)
-            failures = run_ranks(config, command, stop_signal=signal.SIGKILL)
+            failures = run_ranks(config, [sys.executable, *command], stop_signal=signal.SIGKILL)
         finally:
             if forks is not None:
                 forks.end_ranks()
