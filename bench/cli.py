@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+import shlex
 import stat
 import sys
 import tomllib
@@ -21,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.errors import ExitCode, UsageError, UserCodeError
+from ddp_bench import TYPED_ENV
 
 T = TypeVar("T")
 
@@ -43,21 +45,43 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}; see {self.prog} --help")
 
 
+def command(name: str = "", *arguments: str) -> str:
+    """Write a command of ours to be pasted, in the form that the user typed, as `python -m bench.run`."""
+    typed = os.environ.get(TYPED_ENV)
+    module = "report" if name == "report" else f"bench.{name}".rstrip(".")
+    words = [*typed.split(), *filter(None, [name])] if typed else ["python", "-m", module]
+    return shlex.join([*words, *arguments])
+
+
+class _Current:
+    """The command that this process runs."""
+
+    name = "run"
+
+
+def speaker(name: str | None = None) -> str:
+    """Return what lines of a command on stderr begin with, as `bench.run`; by default of this process's."""
+    return command(_Current.name if name is None else name).removeprefix("python -m ")
+
+
 def guarded(name: str, work: Callable[[], int], *, silent: type[UsageError] | None = None) -> int:
     """Do `work` of command `name` and return its exit code; an error that a user can mend is one line.
 
     Errors of the class `silent` are not printed: another rank prints the same.
     """
+    before, _Current.name = _Current.name, name
     try:
         return work()
     except UsageError as error:
         if silent is None or not isinstance(error, silent):
             if isinstance(error, UserCodeError):
                 traceback.print_exception(error.__cause__)
-            print(f"{name}: {error.label}: {error}", file=sys.stderr)
+            print(f"{speaker()}: {error.label}: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
+    finally:
+        _Current.name = before
 
 
 @contextmanager

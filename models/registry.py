@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from bench.errors import UsageError, UserCodeError
 from bench.settings import IMAGES
+from ddp_bench import give_names
 from models.checks import checked
 from models.nested import describe
 from models.resnet import RESNET20_CLASSES, resnet20, resnet_layers
@@ -149,6 +150,7 @@ def _import(name: str) -> ModuleType:
     if folder not in sys.path:
         sys.path.insert(0, folder)
     importlib.invalidate_caches()
+    given = give_names()
     try:
         return importlib.import_module(name)
     except UsageError:
@@ -158,7 +160,13 @@ def _import(name: str) -> ModuleType:
         if missing is not None and f"{name}.".startswith(f"{missing}."):
             message = f"no module {missing!r} found from {folder}; run where it lies, or install its package"
             raise UsageError(message) from None
-        raise UserCodeError(f"module {name} cannot be imported: {one_line(exc)}") from exc
+        hint = "; there, write from ddp_bench import Workload" if _wants_ours(exc, given) else ""
+        raise UserCodeError(f"module {name} cannot be imported: {one_line(exc)}{hint}") from exc
+
+
+def _wants_ours(error: BaseException, given: list[str]) -> bool:
+    """Whether a `from models import Workload` met the user's own `models`."""
+    return isinstance(error, ImportError) and error.name in given and "Workload" in str(error)
 
 
 def _call(function: Any, spec: str) -> object:

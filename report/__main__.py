@@ -7,8 +7,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.cli import Parser, guarded, named, price
+from bench.cli import Parser, command, guarded, named, price
 from bench.errors import ExitCode, UsageError
+from ddp_bench import load
 from report.build import build, write_markdown, write_pdf, write_png
 
 
@@ -24,7 +25,7 @@ def _main(argv: Sequence[str] | None) -> int:
 
 def _parser() -> Parser:
     parser = Parser(
-        prog="python -m report", description="Write one self-contained HTML page about one or more runs."
+        prog=command("report"), description="Write one self-contained HTML page about one or more runs."
     )
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="results folder of a run")
     parser.add_argument(
@@ -37,7 +38,7 @@ def _parser() -> Parser:
         "--predictions",
         type=Path,
         metavar="FILE",
-        help="draw what `python -m bench.predict RUN --out FILE` predicted from this run",
+        help=f"draw what `{command('predict')} RUN --out FILE` predicted from this run",
     )
     parser.add_argument(
         "--price-per-device-hour",
@@ -94,4 +95,4 @@ def _page(runs: Sequence[Path], out: Path | None) -> Path:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(load("report.__main__").main())

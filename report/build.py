@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from textwrap import indent
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from bench.errors import UsageError
 from bench.findings.wording import unit_of_cases
@@ -26,6 +26,8 @@ from report.model import Card, Page, RunView, Table
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 _PRINT_TIMEOUT_S = 120
+_TEMPLATES = FileSystemLoader(Path(__file__).parent / "templates")
+"""By path: the name `report` may be a package of the user's by now."""
 
 
 def build(
@@ -67,14 +69,14 @@ def load(
 def render(page: Page) -> str:
     """Return the page as HTML; the template only places what the view model holds."""
     environment = Environment(
-        loader=PackageLoader("report"),
+        loader=_TEMPLATES,
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     # The policy lets this one script run, by its hash; no text of a run can become another.
-    script, _, _ = PackageLoader("report").get_source(environment, "report.js")
+    script, _, _ = _TEMPLATES.get_source(environment, "report.js")
     sha256 = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return environment.get_template("report.html.j2").render(
         page=page,

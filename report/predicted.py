@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
+from bench.cli import command
 from bench.findings.wording import (
     cap_label,
     count,
@@ -29,7 +30,7 @@ from report.devices import LOG_FROM, device_ticks, marked
 from report.drawings import MOST_RUNS, Chart, Panel, Point, Series
 from report.model import Section, Table, TableColumn
 
-_NOTE = "Predicted by python -m bench.predict, not measured: a simulation of one step, fed by a calibration."
+_NOTE = f"Predicted by {command('predict')}, not measured: a simulation of one step, fed by a calibration."
 _HOW = (
     "Lines are predictions, their areas 95% intervals: where an area is wide, little is known. Diamonds with "
     "bars were measured in this run, over its own network. A cross marks where scaling breaks: the first "

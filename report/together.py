@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from bench.cli import command
 from bench.findings.wording import (
     TIMES,
     Row,
@@ -28,7 +29,7 @@ from report.select import WorkloadCases, records
 _MODES = ("dp", "ddp")
 _HOW = (
     "Each run has its colour, mark and line. Runs were not measured in turns, so any of the conditions "
-    "above, and the time of day, can cause a difference; python -m bench.gate compares two runs strictly. "
+    f"above, and the time of day, can cause a difference; {command('gate')} compares two runs strictly. "
 )
 _NOTE = "The same cases of every run, beside each other."
 _UNLIKE = "The runs do not measure the same work, so only ratios compare: "

@@ -101,14 +101,22 @@ def eventually(condition: Callable[[], bool]) -> bool:
 class Lab:
     """A started `bench.lab` of 2 hosts whose ranks run PROGRAM."""
 
-    def __init__(self, folder: Path, rate: str, *arguments: str, options: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        rate: str,
+        *arguments: str,
+        options: tuple[str, ...] = (),
+        starter: tuple[str, ...] = ("python", "-m"),
+    ) -> None:
         folder.mkdir(exist_ok=True)
         self.folder = folder
         module = f"lab_program_{uuid.uuid4().hex}"
         (folder / f"{module}.py").write_text(PROGRAM)
+        program = module if starter[-1] == "-m" else str(folder / f"{module}.py")
         lab = [sys.executable, "-m", "bench.lab", "--hosts", "2", "--rate", rate, *options]
         self.process = subprocess.Popen(
-            [*lab, "--", "python", "-m", module, str(folder), *arguments],
+            [*lab, "--", *starter, program, str(folder), *arguments],
             cwd=ROOT,
             env=os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])},
             stdout=subprocess.PIPE,

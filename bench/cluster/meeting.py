@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # torch's stub forgets them
 from torch.distributed.rendezvous import rendezvous
 
+from bench.cli import speaker
 from bench.cluster.process import process_name
 from bench.errors import ExitCode, UsageError
 
@@ -94,7 +95,7 @@ def _limited(where: str) -> Iterator[list[str]]:
 
     def end() -> None:
         print(
-            f"bench.run: error: {', '.join(late)} did not come to {where} within {MEETING_LIMIT_S:g} s; "
+            f"{speaker()}: error: {', '.join(late)} did not come to {where} within {MEETING_LIMIT_S:g} s; "
             "see what holds it up, and start again",
             file=sys.stderr,
             flush=True,

@@ -14,7 +14,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from bench.cli import Parser, duration_s, guarded, positive_int, print_table, to_json, to_reader
+from bench.cli import Parser, command, duration_s, guarded, positive_int, print_table, to_json, to_reader
 from bench.conditions import environment
 from bench.doctor.readings import HostReadings
 from bench.doctor.readings.nvml import read_gpus
@@ -26,6 +26,7 @@ from bench.doctor.rules.libraries import library_findings
 from bench.doctor.rules.resources import resource_findings
 from bench.errors import ExitCode, UsageError
 from bench.text import visible
+from ddp_bench import load
 
 NOISE_SECONDS = "30s"
 POWER_TRIALS = 20
@@ -35,7 +36,7 @@ STYLES = {"ok": "green", "unknown": "dim", "caution": "yellow", "bad": "bold red
 def parser() -> Parser:
     """Make the command line's parser."""
     made = Parser(
-        prog="python -m bench.doctor",
+        prog=command("doctor"),
         description=__doc__,
         epilog="Exit status: 0 when nothing is bad, 1 when something is, 2 for a wrong command line.",
     )
@@ -68,7 +69,7 @@ def parser() -> Parser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    return guarded("bench.doctor", lambda: _main(argv))
+    return guarded("doctor", lambda: _main(argv))
 
 
 def _main(argv: Sequence[str] | None) -> int:
@@ -188,4 +189,4 @@ def _plain(value: Any) -> Any:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(load("bench.doctor.__main__").main())

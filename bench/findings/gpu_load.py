@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
+from bench.cli import command
 from bench.clock_reasons import FAULTS
 from bench.findings.caution import Caution
 from bench.findings.wording import plural, text
@@ -37,7 +38,7 @@ def throttled(ok: pd.DataFrame) -> Caution | None:
 def _cooler(reasons: list[str]) -> str:
     if FAULTS.isdisjoint(reasons):
         return "raise the power limit (sudo nvidia-smi -pl), or compare only runs under this one"
-    return "look at cooling and power supply (python -m bench.doctor), then measure again"
+    return f"look at cooling and power supply ({command('doctor')}), then measure again"
 
 
 def unequal_clocks(ok: pd.DataFrame) -> Caution | None:

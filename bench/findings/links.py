@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
+from bench.cli import command
 from bench.conditions import Manifest, part
 from bench.findings.caution import Caution
 from bench.findings.wording import Row, estimate, finite, text
@@ -50,7 +51,7 @@ def link_cautions(manifest: Manifest, cases: pd.DataFrame) -> list[Caution]:
             used,
             has_no_peer_access,
             "no peer access: what these GPUs exchange goes through host memory",
-            "python -m bench.doctor, line GPU links; nvidia-smi topo -p2p w shows all pairs",
+            f"{command('doctor')}, line GPU links; nvidia-smi topo -p2p w shows all pairs",
         ),
         _caution(
             "no NVLink",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from bench.cli import command
 from bench.conditions import part
 from bench.estimate import MIN_ROUNDS
 from bench.findings.answers import Verdict, by_compile_label, headline
@@ -62,10 +62,10 @@ def next_step(
     step_ms = ddp["step_ms"].fillna(ddp["step_ms_p50"])  # schema 1 has the median alone
     if not ddp.empty and (ddp["exposed_comm_ms"] / step_ms).min() >= WORTH_TUNING:
         options = as_options(_eager_of_several(part(manifest, "settings")), CARRIED)
-        command = ["python", "-m", "bench.tune", "--gpus", str(num_devices), *options]
-        return NextStep("search for better buckets", visible(shlex.join(command)))
-    save = ["python", "-m", "bench.gate", "--save-baseline", str(folder)]
-    return NextStep("keep this run, to hold later ones against it", visible(shlex.join(save)))
+        search = command("tune", "--gpus", str(num_devices), *options)
+        return NextStep("search for better buckets", visible(search))
+    save = command("gate", "--save-baseline", str(folder))
+    return NextStep("keep this run, to hold later ones against it", visible(save))
 
 
 def _eager_of_several(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def _more(
         why = f"about {more} more, {whole} in all, would settle what is unresolved, to {100 * margin:g}%"
         if factor * spent_s > MOST_S:
             why = f"telling {100 * margin:g}% apart would take {about(factor * spent_s)} at this noise"
-            return NextStep(f"{why}; quiet the machine first", "python -m bench.doctor")
+            return NextStep(f"{why}; quiet the machine first", command("doctor"))
     if part(manifest, "settings").get("rounds") is not None:
         more = f"--rounds {math.ceil(rounds * factor)}"
     else:

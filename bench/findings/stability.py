@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 import scipy
 
+from bench.cli import command, speaker
 from bench.findings.caution import Caution
 from bench.findings.gpu_load import throttled, unequal_clocks
 from bench.findings.wording import (
@@ -140,9 +141,10 @@ def _wide(ok: pd.DataFrame, found: Mapping[str, ByRound], target: float, unit: s
         case_id=worst,
         text=f"{_of_cases(wide, found)} {per_second(unit)} known less well than the target of "
         f"±{100 * target:g}% (at worst {worst}: ±{100 * known[worst]:.1f}% after {len(found[worst])} rounds)",
-        advice=f"bench.run --rounds {needed}, or --max-time {(known[worst] / target) ** 2:.0f} times as long"
+        advice=f"{speaker('run')} --rounds {needed}, or --max-time {(known[worst] / target) ** 2:.0f} "
+        "times as long"
         if needed <= 1000
-        else "python -m bench.doctor; at this noise more rounds alone will not do",
+        else f"{command('doctor')}; at this noise more rounds alone will not do",
     )
 
 
@@ -161,7 +163,7 @@ def _warm_up(paces: ByRound) -> Caution | None:
     return Caution(
         kind="warm-up",
         text=f"round {min(paces)} ran {100 * slower:.0f}% below the others: the warm-up had not settled",
-        advice="more --rounds, medians outvote one of them; python -m bench.doctor for the cause",
+        advice=f"more --rounds, medians outvote one of them; {command('doctor')} for the cause",
     )
 
 
@@ -180,7 +182,7 @@ def _drift(paces: ByRound, unit: str) -> tuple[Caution | None, float]:
         text=f"the pace of all cases changed by {change:+.1f}% [{ends[0]:+.1f}, {ends[1]:+.1f}] from round "
         f"{rounds[0]:.0f} to {rounds[-1]:.0f}; speed-up and efficiency are formed inside rounds and stand, "
         f"{per_second(unit)} and ms do not carry over to another run",
-        advice="python -m bench.doctor for the cause; compare versions with bench.gate --interleave",
+        advice=f"{command('doctor')} for the cause; compare versions with {speaker('gate')} --interleave",
     ), float(slope)
 
 
@@ -209,7 +211,8 @@ def _two_levels(found: Mapping[str, ByRound], unit: str) -> Caution | None:
         text=f"{_of_cases(list(splits), found)} rounds at two speeds (at worst {worst}: "
         f"{100 * levels.share_low:.0f}% of {len(found[worst])} rounds near "
         f"{rate(levels.low, unit, digits=4)}, the rest near {rate(levels.high, unit, digits=4)})",
-        advice="python -m bench.doctor names clocks, cores, other load; compare with bench.gate --interleave",
+        advice=f"{command('doctor')} names clocks, cores, other load; "
+        f"compare with {speaker('gate')} --interleave",
     )
 
 
@@ -241,7 +244,7 @@ def _outliers(found: Mapping[str, ByRound]) -> Caution | None:
         text=f"{len(slower)} of {total} blocks ({100 * len(slower) / total:.1f}%) took far longer than the "
         f"others of their case, over {100 * OUTLYING:.0f}% and {MOST_DEVIATIONS:g} times their scatter; the "
         f"longest {longest:.2f}{TIMES} their median ({case_id}, round {round_index})",
-        advice="python -m bench.doctor for what else runs; more --rounds, medians outvote single blocks",
+        advice=f"{command('doctor')} for what else runs; more --rounds, medians outvote single blocks",
     )
 
 
@@ -267,7 +270,7 @@ def _without_pause(ok: pd.DataFrame) -> Caution | None:
         text=f"{len(changes)} of {plural(len(rates), 'case')} without a pause at another rate than in the "
         f"rounds (at most {worst}: {100 * changes[worst]:+.1f}% in the last half of --sustain)",
         advice="the rate without a pause is what a long training gets; "
-        + ("python -m bench.doctor for clocks and limits" if slower else "a higher --steps comes closer"),
+        + (f"{command('doctor')} for clocks and limits" if slower else "a higher --steps comes closer"),
     )
 
 

@@ -22,6 +22,7 @@ from bench.gate.launches import DEFAULT_LAUNCHES, merged
 from bench.gate.runs import GateRun, read_run
 from bench.results.store import check_claimable
 from bench.run.__main__ import settings_of
+from ddp_bench import load
 
 AUTO = "auto"
 
@@ -29,7 +30,7 @@ AUTO = "auto"
 def parser() -> cli.Parser:
     """The command line."""
     made = cli.Parser(
-        prog="python -m bench.gate",
+        prog=cli.command("gate"),
         description=__doc__,
         epilog="A regression needs both: an interval of candidate / baseline that excludes no change, and a "
         "change beyond the threshold. Intervals are Bonferroni-corrected over all comparisons.",
@@ -99,7 +100,7 @@ def parser() -> cli.Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the command; the exit status."""
     given = list(sys.argv[1:] if argv is None else argv)
-    return cli.guarded("bench.gate", lambda: _main(given))
+    return cli.guarded("gate", lambda: _main(given))
 
 
 def _main(given: list[str]) -> int:
@@ -170,7 +171,7 @@ def _save(options: argparse.Namespace, rest: Sequence[str]) -> int:
 
 def _runs(options: argparse.Namespace, rest: Sequence[str]) -> tuple[GateRun, GateRun]:
     if len(options.runs) != 2 or rest or options.python or options.out or options.launches:
-        raise UsageError("name two results folders, or --interleave REF; see python -m bench.gate --help")
+        raise UsageError(f"name two results folders, or --interleave REF; see {cli.command('gate')} --help")
     first, second = options.runs
     if first == Path(AUTO):
         first = baseline.find(second, options.baselines)
@@ -220,4 +221,4 @@ def _print(gate: Gate, *, on_cpu: bool) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(load("bench.gate.__main__").main())

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from bench.cli import command
 from bench.conditions import machine_kind
 from bench.errors import NotComparableError, UsageError
 from bench.gate.compare import require_rounds
@@ -48,7 +49,7 @@ def find(candidate: Path, root: Path = ROOT) -> Path:
     if not (root / name / MANIFEST).is_file():
         raise NotComparableError(
             f"{root} has no baseline for this machine ({name}); make one of a run that is known to be good: "
-            f"python -m bench.gate --save-baseline RUN --baselines {root}"
+            + command("gate", "--save-baseline", "RUN", "--baselines", str(root))
         )
     return root / name
 

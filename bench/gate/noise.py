@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import scipy
 
-from bench.cli import to_json
+from bench.cli import command, to_json
 from bench.findings.wording import about
 from bench.gate.compare import DEFAULT_THRESHOLD, FAMILY_CONFIDENCE, judge
 from bench.gate.launches import LAUNCH, launch_ratio, side_by_side
@@ -224,7 +224,7 @@ def report(noise: Noise, step: TrialStep) -> str:
     if is_bad(noise):
         lines.append(
             f"bad: a gate at {100 * DEFAULT_THRESHOLD:g}% would call A against A {noise.verdict}; see what "
-            "disturbs with python -m bench.doctor, then measure longer with --noise --seconds 120"
+            f"disturbs with {command('doctor')}, then measure longer with --noise --seconds 120"
         )
     return "\n".join(lines)
 

@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from bench.cli import to_json
+from bench.cli import speaker, to_json
 from bench.errors import ExitCode
 from bench.findings.wording import CPU_STAND_IN, rate
 from bench.gate.compare import FAMILY_CONFIDENCE, Comparison, Gate
@@ -92,7 +92,7 @@ def verdict(gate: Gate) -> str:
 
 def markdown(gate: Gate, *, on_cpu: bool) -> str:
     """The same for a job summary or a pull-request comment."""
-    lines = [f"### bench.gate: {markdown_text(verdict(gate))}", ""]
+    lines = [f"### {speaker('gate')}: {markdown_text(verdict(gate))}", ""]
     lines += [f"- {markdown_text(line)}" for line in conditions(gate)]
     lines += ["", f"| {' | '.join(HEADINGS)} |", f"|{' --- |' * len(HEADINGS)}"]
     lines += [f"| {' | '.join(markdown_text(cell) for cell in _cells(c))} |" for c in gate.comparisons]

@@ -9,7 +9,6 @@ import math
 import os
 import random
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from bench.gate.noise import Noise, noise_of
 from bench.gate.power import Launch, Rate, TrialStep, rates, trials_of
 from bench.results.disk import read_bytes
 from bench.results.store import write_output
+from ddp_bench import own_command
 
 COLUMNS = ("launch", "slow_down_pct", "round", "baseline_ms", "candidate_ms")
 
@@ -41,7 +41,7 @@ class TrialProcess:
     def __init__(self, step: TrialStep) -> None:
         trains = ("bench.gate.trial_process", step.arch, str(step.batch_size), str(step.steps))
         self._process = subprocess.Popen(
-            [sys.executable, "-m", *trains],
+            own_command("-m", *trains),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

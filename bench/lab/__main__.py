@@ -1,9 +1,14 @@
-"""Make several hosts on one Linux machine, joined by links of a chosen rate, and run a job on them.
+"""Make several hosts on one Linux machine, joined by links of a chosen rate, and run a command on them.
 
     python -m bench.lab --hosts 2 --rate 1gbit -- python -m bench.run --modes ddp --gpus 1,2
+    python -m bench.lab --hosts 2 --rate 1gbit -- python train.py
+    python -m bench.lab --hosts 2 --rate 1gbit -- torchrun train.py
 
-A host is a network namespace with one interface, its own share of the CPU cores and GPUs, and its own
-elastic launcher. The launchers meet over the lab's network as on a cluster.
+A host is a network namespace with one interface and its own share of the CPU cores and GPUs. The command is
+started once per rank, on every host --ranks-per-host times, and finds RANK, WORLD_SIZE, LOCAL_RANK,
+LOCAL_WORLD_SIZE, NODE_RANK, GROUP_RANK, MASTER_ADDR and MASTER_PORT, as under torchrun. torchrun itself is
+started once per host and told by its environment how many nodes and ranks there are, which it is, and where
+to meet.
 
 What to know about the link:
 
@@ -39,15 +44,15 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import PurePath
 from types import FrameType
 from typing import NoReturn
 
-from bench.cli import Parser, guarded, positive_int
+from bench.cli import Parser, command, guarded, positive_int
 from bench.cluster.process import huge_pages_env
 from bench.errors import UsageError
 from bench.gpus import gpus
 from bench.lab import namespaces, rates
+from bench.lab.command import resolved
 from bench.lab.link import (
     HostJob,
     ShapedLink,
@@ -57,7 +62,9 @@ from bench.lab.link import (
     parse_delay,
     parse_rate,
     shares,
+    torchrun_environment,
 )
+from ddp_bench import load, own_command
 
 MIN_HOSTS, MAX_HOSTS = 2, 64
 """Two make a network; the upper end only stops a slip of the keyboard."""
@@ -80,7 +87,7 @@ class LabOptions:
     links: tuple[ShapedLink, ...]
     """One per rate, all of one delay; each is a lab of its own."""
     ranks_per_host: int
-    module_arguments: list[str]
+    command: list[str]
     quiet: bool
 
     @property
@@ -104,12 +111,12 @@ def parse(argv: Sequence[str]) -> LabOptions:
     """Parse the command line.
 
     Raises:
-        UsageError: a value that cannot be used, or no `python -m MODULE` after `--`.
+        UsageError: a value that cannot be used, or no command after `--`.
     """
     parser = Parser(
-        prog="python -m bench.lab",
-        usage="%(prog)s --hosts N --rate RATE [options] -- python -m MODULE [args...]",
-        description=(__doc__ or "").strip(),
+        prog=command("lab"),
+        usage="%(prog)s --hosts N --rate RATE [options] -- COMMAND [args...]",
+        description=_in_the_form_typed(__doc__ or ""),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -123,19 +130,26 @@ def parse(argv: Sequence[str]) -> LabOptions:
     parser.add_argument("--ranks-per-host", default="1", metavar="R", help="ranks on every host (default 1)")
     parser.add_argument("--quiet", action="store_true", help="do not say on stderr which lab was made")
     options = list(argv)
-    command: list[str] = []
+    job: list[str] = []
     if "--" in options:
         split = options.index("--")
-        options, command = options[:split], options[split + 1 :]
+        options, job = options[:split], options[split + 1 :]
     given = parser.parse_args(options)
     delay_s = parse_delay(given.delay) if given.delay else 0.0
     return LabOptions(
         num_hosts=parse_hosts(given.hosts),
         links=tuple(ShapedLink(parse_rate(rate), delay_s) for rate in given.rate.split(",")),
         ranks_per_host=positive_int(given.ranks_per_host),
-        module_arguments=module_arguments(command, sys.executable),
+        command=resolved(job, sys.executable),
         quiet=given.quiet,
     )
+
+
+def _in_the_form_typed(text: str) -> str:
+    """Replace the commands of the help above by those that the user types."""
+    for name in ("lab", "run"):
+        text = text.replace(f"python -m bench.{name}", command(name))
+    return text.strip()
 
 
 def parse_hosts(text: str) -> int:
@@ -145,22 +159,11 @@ def parse_hosts(text: str) -> int:
     return int(text)
 
 
-def module_arguments(command: Sequence[str], executable: str) -> list[str]:
-    """Find the `MODULE args...` of `python -m MODULE args...`; every rank runs it under `executable`."""
-    pythons = {"python", "python3", executable, PurePath(executable).name}
-    if len(command) < 3 or command[0] not in pythons or command[1] != "-m" or command[2].startswith("-"):
-        given = " ".join(command) or "nothing"
-        raise UsageError(
-            f"after -- comes python -m MODULE args..., not {given!r}; e.g. -- python -m bench.run"
-        )
-    return list(command[2:])
-
-
 def run(options: LabOptions) -> int:
     """Make the lab, run the job in it, and return the job's exit code; of several rates, all in turns."""
     if len(options.links) == 1:
         return _run(options, options.links[0])
-    labs = rates.commands(options.links, options.without_rate, options.module_arguments)
+    labs = rates.commands(options.links, options.without_rate, options.command)
     names = [link.rate_label for link in options.links]
     return rates.run_in_turns(labs, names, namespaces.environment(), stop_grace_s=2 * STOP_GRACE_S)
 
@@ -178,8 +181,9 @@ def _run(options: LabOptions, link: ShapedLink) -> int:
     stopping = threading.Event()
     try:
         for host in range(options.num_hosts):
-            job = HostJob(host, options.num_hosts, options.ranks_per_host, run_id, options.module_arguments)
+            job = HostJob(host, options.num_hosts, options.ranks_per_host, run_id, options.command)
             environment = os.environ | host_environment(host, link, gpu_shares[host])
+            environment |= torchrun_environment(job)
             environment |= {} if gpu_shares[host] else huge_pages_env(environment)
             with pinned(cores[host]):
                 hosts.append(_start(network, job, environment))
@@ -241,7 +245,7 @@ def _start(
     """Start a host: host0 prints to the terminal, the others to a pipe; the job comes on standard input."""
     first = job.host == 0
     process = subprocess.Popen(
-        network.host_command(job.host, [sys.executable, "-m", "bench.lab.host"]),
+        network.host_command(job.host, own_command("-m", "bench.lab.host")),
         env=environment,
         stdin=subprocess.PIPE,
         stdout=None if first else subprocess.PIPE,
@@ -291,7 +295,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command: the job's exit code, 2 for a usage error, 128 + signal after a signal."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        return guarded("bench.lab", lambda: _main(arguments))
+        return guarded("lab", lambda: _main(arguments))
     except Stopped as stopped:
         return 128 + stopped.number
 
@@ -299,11 +303,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(arguments: list[str]) -> int:
     options = parse(arguments)
     namespaces.require_support()
-    namespaces.become_root([sys.executable, "-m", "bench.lab", *arguments])
+    namespaces.become_root(own_command("lab", *arguments))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _stop)
     return run(options)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(load("bench.lab.__main__").main())

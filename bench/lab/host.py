@@ -1,4 +1,4 @@
-"""What `bench.lab` runs on each host: PyTorch's elastic launcher, as `torchrun` runs it.
+"""What `bench.lab` runs on each host: PyTorch's elastic launcher, as `torchrun` runs it, or torchrun itself.
 
 The host's part of the job comes as one line of JSON on standard input. The exit code is the program's own:
 torchrun would turn every failure into 1.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import signal
 import sys
 
@@ -16,18 +17,21 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig
 
+from bench.lab.command import is_bench_run, is_torchrun
 from bench.lab.link import RENDEZVOUS_PORT, HostJob, address, job_exit_code
 from bench.run.agent import run_ranks
 
-RESUMING_MODULE = "bench.run"
-"""Its ranks go on where those before them died; other programs may not, so their ranks stay dead."""
-
 MOST_RESTARTS = 100
-"""More than are used: a run gives up by itself when its ranks die twice in a row without progress."""
+"""Of `bench.run`, whose ranks go on where those before them died; those of other programs stay dead.
+
+More than are used: a run gives up by itself when its ranks die twice in a row without progress.
+"""
 
 
 def run(job: HostJob) -> int:
     """Start this host's ranks, wait for the whole job, and return the exit code of this host's part."""
+    if is_torchrun(job.command):
+        os.execvp(job.command[0], job.command)  # noqa: S606 - the lab's command, not a shell's
     config = LaunchConfig(
         min_nodes=job.num_hosts,
         max_nodes=job.num_hosts,
@@ -37,10 +41,10 @@ def run(job: HostJob) -> int:
         rdzv_endpoint=f"{address(0)}:{RENDEZVOUS_PORT}",
         rdzv_configs={"is_host": job.host == 0},
         local_addr=address(job.host),
-        max_restarts=MOST_RESTARTS if job.module_arguments[0] == RESUMING_MODULE else 0,
+        max_restarts=MOST_RESTARTS if is_bench_run(job.command) else 0,
     )
     try:
-        failures = run_ranks(config, ["-u", "-m", *job.module_arguments], stop_signal=signal.SIGTERM)
+        failures = run_ranks(config, job.command, stop_signal=signal.SIGTERM)
     except SignalException as stopped:
         return 128 + int(stopped.sigval)
     except (RendezvousError, DistError) as error:

@@ -37,6 +37,9 @@ NETWORK = "10.77.0"
 RENDEZVOUS_PORT = 29500
 """torchrun's default for --master-port; in a lab's own network no other program can hold it."""
 
+TORCHRUN_PORT = 29400
+"""Where a torchrun that the job starts itself meets the others: the lab's own agents may hold the other."""
+
 _BITS_PER_S = {"mbit": 10**6, "gbit": 10**9}
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 _NUMBER = r"([0-9]{1,6}(?:\.[0-9]{1,6})?)"
@@ -78,13 +81,13 @@ class ShapedLink:
 
 @dataclass(frozen=True)
 class HostJob:
-    """One host's part of a job: which host it is, and the `MODULE args...` that each of its ranks runs."""
+    """One host's part of a job: which host it is, and the command that each of its ranks runs."""
 
     host: int
     num_hosts: int
     ranks_per_host: int
     run_id: str
-    module_arguments: list[str]
+    command: list[str]
 
 
 def parse_rate(text: str) -> int:
@@ -170,9 +173,23 @@ def host_environment(host: int, link: ShapedLink, gpus: Sequence[str]) -> dict[s
         "NCCL_HOSTID": host_name(host),
         "NCCL_IB_DISABLE": "1",
         "OMP_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "1",
         "TORCH_CPP_LOG_LEVEL": "ERROR",
     }
     return environment | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})
+
+
+def torchrun_environment(job: HostJob) -> dict[str, str]:
+    """What tells a torchrun on this host, by the variables it reads in place of options, where it is."""
+    return {
+        "NODE_RANK": str(job.host),
+        "PET_NNODES": str(job.num_hosts),
+        "PET_NODE_RANK": str(job.host),
+        "PET_NPROC_PER_NODE": str(job.ranks_per_host),
+        "PET_MASTER_ADDR": address(0),
+        "PET_MASTER_PORT": str(TORCHRUN_PORT),
+        "PET_LOCAL_ADDR": address(job.host),
+    }
 
 
 def job_exit_code(codes: Sequence[int]) -> int:

@@ -16,35 +16,30 @@ from typing import TextIO
 from bench.cluster.process import end_all, ended_with_us
 from bench.cluster.turns import turn_server
 from bench.errors import UsageError
+from bench.lab.command import is_bench_run
 from bench.lab.link import ShapedLink, job_exit_code
-
-TAKES_TURNS = "bench.run"
-"""The module that asks the turn server for its turns; two of any other would compute at once."""
+from ddp_bench import own_command
 
 PLACEHOLDER = "{rate}"
 """Stands for the rate in the job's arguments, such as `--out results/{rate}`."""
 
 
-def commands(
-    links: Sequence[ShapedLink], options: Sequence[str], module_arguments: Sequence[str]
-) -> list[list[str]]:
+def commands(links: Sequence[ShapedLink], options: Sequence[str], command: Sequence[str]) -> list[list[str]]:
     """Write the `bench.lab` command of each link; `options` are those without `--rate`.
+
+    Only `bench.run` asks the turn server for its turns: two of any other command would compute at once.
 
     Raises:
         UsageError: the job cannot take turns, or two links have one rate.
     """
-    if module_arguments[0] != TAKES_TURNS:
-        raise UsageError(
-            f"several rates are measured in turns, which {TAKES_TURNS} can, not {module_arguments[0]}; "
-            "give one --rate"
-        )
+    if not is_bench_run(command):
+        raise UsageError("several rates are measured in turns, which bench.run alone can; give one --rate")
     names = [link.rate_label for link in links]
     if len(set(names)) < len(names):
         raise UsageError(f"--rate {','.join(names)} names one rate twice; give each once")
-    lab = [sys.executable, "-m", "bench.lab", *options]
     return [
-        [*lab, "--rate", name, "--", "python", "-m"]
-        + [argument.replace(PLACEHOLDER, name) for argument in module_arguments]
+        own_command("lab", *options, "--rate", name, "--")
+        + [argument.replace(PLACEHOLDER, name) for argument in command]
         for name in names
     ]
 

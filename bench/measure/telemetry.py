@@ -10,7 +10,6 @@ import contextlib
 import json
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -24,6 +23,7 @@ from bench.modes import Place, devices_of
 from bench.plan import Case
 from bench.results.gpu_load import GPUS
 from bench.settings import Settings
+from ddp_bench import own_command
 
 ANSWER_S = 5.0
 """So long a rank waits for an answer, which takes milliseconds; a first one may wait for the driver."""
@@ -46,7 +46,7 @@ class Telemetry:
         self._answers = self._peer.makefile("r", encoding="utf-8")
         self._process: list[subprocess.Popen[str]] = []
         self._is_open = True
-        command = ended_with_us([sys.executable, "-m", "bench.measure.sampler", *uuids.values()])
+        command = ended_with_us(own_command("-m", "bench.measure.sampler", *uuids.values()))
         nowhere = subprocess.DEVNULL
         with theirs, contextlib.suppress(OSError):
             self._process.append(

@@ -27,6 +27,7 @@ from bench.scaling.scenario import MeasuredNetwork, Scenario
 from bench.scaling.validate import HeldOut, drift, held_out, model_error_pct
 from bench.settings import PRECISIONS
 from bench.stats import Interval
+from ddp_bench import load
 
 T = TypeVar("T")
 
@@ -34,7 +35,7 @@ T = TypeVar("T")
 def parser() -> cli.Parser:
     """The command line."""
     made = cli.Parser(
-        prog="python -m bench.predict",
+        prog=cli.command("predict"),
         description=__doc__,
         epilog=f"Networks: {', '.join(NETWORKS)}, link:RATE such as link:350mbit, the text file that "
         "nccl-tests' all_reduce_perf printed, or the folder of a run whose all-reduces to take.",
@@ -76,7 +77,7 @@ def parser() -> cli.Parser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the command; the exit status."""
-    return cli.guarded("bench.predict", lambda: _main(argv))
+    return cli.guarded("predict", lambda: _main(argv))
 
 
 def _main(argv: Sequence[str] | None) -> int:
@@ -111,7 +112,10 @@ def _show(options: argparse.Namespace, document: Predictions, groups: predict_ou
     for text in (*(f"- {line.verdict}" for line in document.lines), *document.notes):
         print(text)
     if options.out is not None:
-        print(f"Wrote {options.out}; to draw it: python -m report {options.run} --predictions {options.out}")
+        print(
+            f"Wrote {options.out}; to draw it: "
+            + cli.command("report", str(options.run), "--predictions", str(options.out))
+        )
 
 
 def _check_precision(options: argparse.Namespace, source: Source) -> None:
@@ -208,4 +212,4 @@ def _checked_network(source: Source, run: RunData, *, accept: bool) -> NetworkMo
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(load("bench.predict.__main__").main())

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.cli import speaker
 from bench.errors import UsageError
 from bench.results.journal import JOURNAL, read
 from bench.results.recorder import Recorder, resume_command
@@ -67,7 +68,7 @@ def _page(folder: Path) -> Path | None:
     try:
         return build([folder], folder / "report.html")
     except UsageError as error:
-        print(f"bench.run: no report: {error}", file=sys.stderr)
+        print(f"{speaker()}: no report: {error}", file=sys.stderr)
         return None
 
 
@@ -82,13 +83,13 @@ def finish_and_say(folder: Path, because: str, *, lock: FolderLock | None = None
     try:
         finished = finish(folder, because, lock=lock)
     except UsageError as error:
-        print(f"bench.run: error: {error}", file=sys.stderr)
+        print(f"{speaker()}: error: {error}", file=sys.stderr)
         return
     if finished is not None:
         print(
-            f"bench.run: {because}; {finished.num_measured} of {finished.num_cases} cases have results in "
+            f"{speaker()}: {because}; {finished.num_measured} of {finished.num_cases} cases have results in "
             f"{folder}\n"
-            f"bench.run: to finish the rest: {resume_command(folder)}",
+            f"{speaker()}: to finish the rest: {resume_command(folder)}",
             file=sys.stderr,
             flush=True,
         )

@@ -12,6 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from bench.cli import command
 from bench.cluster.meeting import host_name
 from bench.cluster.messages import may_be_sent
 from bench.conditions import Question, differences
@@ -160,7 +161,7 @@ def _check_devices(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     before, after = (devices_of(one.get("ranks", [])) for one in (then, now))
     raise GaveUpError(
         f"gave up: started again, the ranks have other devices ({before} before, {after} now); "
-        "python -m bench.doctor, then go on with --resume on whole hardware"
+        f"{command('doctor')}, then go on with --resume on whole hardware"
     )
 
 

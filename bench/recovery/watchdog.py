@@ -26,6 +26,7 @@ from typing import Any
 import psutil
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch's stub forgets it
 
+from bench.cli import speaker
 from bench.cluster.meeting import Meeting, Peer, meet
 from bench.cluster.process import STOP_SIGNALS, process_name
 from bench.cluster.ranks import waits_for
@@ -232,7 +233,7 @@ def meet_and_watch() -> Watchdog:
 
 
 def _say_and_end(failure: Failure) -> None:
-    print(f"bench.run: error: {failure.reason}", file=sys.stderr, flush=True)
+    print(f"{speaker()}: error: {failure.reason}", file=sys.stderr, flush=True)
     os._exit(RESTART_EXIT_CODE)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from bench.cli import command
 from bench.conditions import part, prefetches
 from bench.errors import UsageError
 from bench.layout import BucketLayout
@@ -262,7 +262,7 @@ def resume_command(folder: Path) -> str:
     except UsageError:
         workload = None
     more = ["--workload", str(workload)] if workload else []
-    return visible(shlex.join(["python", "-m", "bench.run", "--resume", str(folder), *more]))
+    return visible(command("run", "--resume", str(folder), *more))
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
@@ -284,6 +284,6 @@ def _explained(folder: Path) -> Iterator[None]:
                 f"make room, then {resume_command(folder)}"
             ) from None
         raise UsageError(
-            f"{folder} has been removed or renamed during the run; if renamed, python -m bench.run --resume "
+            f"{folder} has been removed or renamed during the run; if renamed, {command('run')} --resume "
             "with its new name goes on"
         ) from None

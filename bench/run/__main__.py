@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.cli import Parser, guarded
+from bench.cli import Parser, command, guarded, speaker
 from bench.cluster.process import is_first, is_rank, leave, ranks_environment
 from bench.errors import AgreedError, ExitCode, UsageError
 from bench.run.fork_server import ForkServer
 from bench.run.forks import forks
 from bench.settings import DDP_AXES, PIPELINE_AXES, PRESETS, STEP_DEFAULTS, Settings, options_of, resolve
+from ddp_bench import load
 
 NOT_SETTINGS = ("preset", "config", "resume", "dry_run", "quiet", "json")
 """Options that say how to run, not what."""
@@ -40,7 +41,7 @@ GROUPS = {
 def parser() -> Parser:
     """The command line: one option per setting, plus how to invoke."""
     made = Parser(
-        prog="python -m bench.run",
+        prog=command("run"),
         usage="%(prog)s [options]",
         description=__doc__,
         epilog="Settings come from defaults, then --preset, then --config, then these options.",
@@ -103,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     first = is_first()
     # Until the ranks have met, all of them fail alike, and the first one speaks.
-    return guarded("bench.run", lambda: _main(arguments, first=first), silent=None if first else UsageError)
+    return guarded("run", lambda: _main(arguments, first=first), silent=None if first else UsageError)
 
 
 def _main(arguments: list[str], *, first: bool) -> int:
@@ -143,7 +144,7 @@ def _run(
         settings = job.resumed_settings(resume, changes)
         if not set(changes) & set(MAY_CHANGE) and job.is_complete(resume):
             if first:
-                print(f"bench.run: {resume} is complete: nothing is left to do", file=sys.stderr)
+                print(f"{speaker()}: {resume} is complete: nothing is left to do", file=sys.stderr)
             return ExitCode.OK
     prepared = job.prepare(settings)
     if how["dry_run"]:
@@ -155,8 +156,8 @@ def _run(
 
     rank = Rank(prepared, arguments, resume=resume, quiet=how["quiet"], as_json=how["json"])
     # From here on an error may be news from one rank alone.
-    return guarded("bench.run", rank.run, silent=None if first else AgreedError)
+    return guarded("run", rank.run, silent=None if first else AgreedError)
 
 
 if __name__ == "__main__":
-    leave(main())
+    leave(load("bench.run.__main__").main())

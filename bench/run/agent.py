@@ -70,9 +70,9 @@ def no_logs() -> DefaultLogsSpecs:
 
 
 def run_ranks(
-    config: LaunchConfig, arguments: Sequence[str], *, stop_signal: signal.Signals
+    config: LaunchConfig, command: Sequence[str], *, stop_signal: signal.Signals
 ) -> dict[int, ProcessFailure]:
-    """Run `python arguments` as the ranks of this host; by rank the failures they ended with, if any.
+    """Run `command` as the ranks of this host; by rank the failures they ended with, if any.
 
     A signal to this process goes on to the ranks as `stop_signal` and raises torch's SignalException here.
     """
@@ -90,8 +90,8 @@ def run_ranks(
     spec = WorkerSpec(
         role=config.role,
         local_world_size=config.nproc_per_node,
-        entrypoint=sys.executable,
-        args=tuple(arguments),
+        entrypoint=command[0],
+        args=tuple(command[1:]),
         rdzv_handler=handler,
         max_restarts=config.max_restarts,
         monitor_interval=config.monitor_interval,

@@ -41,6 +41,8 @@ class ForkServer:
 
     def __init__(self, modules: Sequence[str], variables: Mapping[str, str]) -> None:
         """Start a process that imports `modules`; what fails there fails in the ranks, which say so."""
+        from ddp_bench import own_command  # noqa: PLC0415 - see _become_rank
+
         self.variables = dict(variables)
         # An abstract name leaves nothing on a disk, whatever ends this process.
         self._address = f"bench-{uuid.uuid4().hex}"
@@ -51,14 +53,14 @@ class ForkServer:
             listener.listen()
             descriptors = [theirs.fileno(), listener.fileno()]
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, "serve", *map(str, descriptors), *modules],
+                own_command("-m", "bench.run.fork_server", "serve", *map(str, descriptors), *modules),
                 env=os.environ | self.variables,
                 pass_fds=descriptors,
                 start_new_session=True,  # Ctrl-C is for the launcher
             )
 
     def proxy(self, arguments: Sequence[str]) -> list[str]:
-        """What to give Python in place of `arguments`, which begin with -m and a module."""
+        """What to give Python in place of `arguments`, which begin with -m and a module, or are our own."""
         return ["-I", "-S", __file__, "proxy", self._address, *arguments]
 
     def end_ranks(self) -> None:
@@ -232,12 +234,17 @@ def _serve(launcher: socket.socket, listener: socket.socket, modules: Sequence[s
 
 
 def _run(request: Mapping[str, Any]) -> None:
-    """Do what `python -m module …` does."""
+    """Do what Python does with these arguments."""
     os.environ.clear()
     os.environ.update(request["environment"])
-    _, module, *arguments = request["arguments"]
-    sys.argv[1:] = arguments
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    first, *arguments = request["arguments"]
+    if first == "-m":
+        sys.argv[1:] = arguments[1:]
+        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+    else:
+        from ddp_bench import run  # noqa: PLC0415 - see _become_rank
+
+        run(arguments)
 
 
 def _stand_for_rank(address: str, arguments: Sequence[str]) -> NoReturn:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import shlex
 import sys
 import uuid
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 
 from bench import conditions, plan
+from bench.cli import command, speaker
 from bench.cluster.devices import SeenGpus, num_gpus, seen_gpus, this_machine
 from bench.cluster.meeting import host_name
 from bench.cluster.messages import may_be_sent
@@ -159,7 +159,7 @@ def new_manifest(
         "preset": job.settings.preset,
         "created_utc": datetime.now(UTC).isoformat(timespec="seconds"),
         "argv": list(arguments),
-        "command": shlex.join(["python", "-m", "bench.run", *arguments]),
+        "command": command("run", *arguments),
         "settings": job.settings.stored(),
         "seed": job.settings.seed,
         "plan_hash": plan.plan_hash(job.plan),
@@ -204,8 +204,8 @@ def launch_here(
             Path(settings.out) if settings.out else store.default_folder(host=host_name(), name=settings.name)
         )
         store.check_claimable(out)
-        # A later --out wins, so every rank gets the one folder.
-        given += ["--out", str(out)]
+        if not settings.out:
+            given += ["--out", str(out)]  # every rank gets the one folder
     else:
         out = resume
         now = {"plan_hash": plan.plan_hash(job.plan), "versions": conditions.versions()}
@@ -237,8 +237,8 @@ def _device_type(wanted: str) -> str:
         raise UsageError("--device cuda: torch finds no CUDA device here; use --device cpu or auto")
     if wanted == "auto" and not available and is_first() and (present := gpus()):
         print(
-            f"bench.run: the driver shows {plural(len(present), 'GPU')}, torch finds no CUDA device: CPU "
-            "cores are measured; see python -m bench.doctor, or say --device cpu",
+            f"{speaker()}: the driver shows {plural(len(present), 'GPU')}, torch finds no CUDA device: CPU "
+            f"cores are measured; see {command('doctor')}, or say --device cpu",
             file=sys.stderr,
         )
     return "cuda" if available and wanted != "cpu" else "cpu"

@@ -15,6 +15,7 @@ from pathlib import Path
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.launcher.api import LaunchConfig
 
+from bench.cli import speaker
 from bench.cluster.process import ignore_signals, interrupted_by_signals, rank_variables
 from bench.cluster.scratch import remove_abandoned
 from bench.errors import ExitCode
@@ -31,6 +32,10 @@ from bench.recovery.failures import (
 from bench.results.journal import JOURNAL, read
 from bench.run.agent import no_logs, run_ranks, use_loopback
 from bench.run.fork_server import ForkServer
+from ddp_bench import own_command
+
+RUN = own_command("run")[1:]
+"""`bench.run` as Python takes it."""
 
 
 def launch(
@@ -40,11 +45,11 @@ def launch(
     num_ranks: int,
     device_type: str,
     began_s: float,
-    module: str = "bench.run",
+    program: Sequence[str] = RUN,
     parts: Sequence[str] = ("",),
     forks: ForkServer | None = None,
 ) -> int:
-    """Run `python -m module arguments` as `num_ranks` ranks that write to `folder`; the exit code.
+    """Run `python program arguments` as `num_ranks` ranks that write to `folder`; the exit code.
 
     `began_s` is when the command began, on the monotonic clock, for the first rank to count start-up from.
     `parts` are the results folders within it, where it is not one itself.
@@ -70,7 +75,7 @@ def launch(
                     monitor_interval=0.1,
                     logs_specs=no_logs(),
                 )
-                code, why = _attempts(config, ["-m", module, *arguments], folders, forks)
+                code, why = _attempts(config, [*program, *arguments], folders, forks)
         except (SignalException, KeyboardInterrupt):
             code, why = ExitCode.INTERRUPTED, "interrupted"
         if code:
@@ -115,7 +120,7 @@ def _attempts(
     while True:
         try:
             command = arguments if forks is None else forks.proxy(arguments)
-            failures = run_ranks(config, command, stop_signal=signal.SIGKILL)
+            failures = run_ranks(config, [sys.executable, *command], stop_signal=signal.SIGKILL)
         finally:
             if forks is not None:
                 forks.end_ranks()
@@ -128,6 +133,6 @@ def _attempts(
         progress.append([progress_in(folder) for folder in folders])
         if is_stuck(progress):
             why = failure_of(codes, what="start-up", out_of_memory=False).reason
-            print(f"bench.run: error: gave up: {why}, {MOST_IDLE_ATTEMPTS} times in a row", file=sys.stderr)
+            print(f"{speaker()}: error: gave up: {why}, {MOST_IDLE_ATTEMPTS} times in a row", file=sys.stderr)
             return ExitCode.FAILED, "the ranks died"
         os.environ[STARTED_ENV] = str(time.monotonic())

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from bench.cli import to_reader
+from bench.cli import speaker, to_reader
 from bench.cluster.devices import SeenGpus, this_machine
 from bench.cluster.meeting import host_name
 from bench.cluster.process import is_first
@@ -92,7 +92,7 @@ class Rank:
         except UsageError as error:
             if self._opened is None:
                 raise
-            print(f"bench.run: error: {error}", file=sys.stderr)
+            print(f"{speaker()}: error: {error}", file=sys.stderr)
             finish_quietly(self._opened.recorder.folder, STOPPED_BY_ERROR, lock=self._opened.lock)
             sys.stderr.flush()
             # Not through the interpreter's end: it would wait for ranks that wait for this one.
@@ -174,7 +174,7 @@ class Rank:
         state = opened.recorder.journal.state if opened is not None else None
         index = ((state.under_way if state else None) or {}).get("index")
         if failure is not None and failure.status and index is None:
-            print(f"bench.run: error: {failure.reason}", file=sys.stderr, flush=True)
+            print(f"{speaker()}: error: {failure.reason}", file=sys.stderr, flush=True)
         if opened is not None and opened.recorder.lock.acquire(timeout=LOCK_WAIT_S):
             with contextlib.suppress(UsageError):
                 if failure is not None and failure.status and index is not None:
@@ -239,7 +239,7 @@ def _conclude(
     recorder.write_manifest(manifest)
     missing = write_calibration(folder, trainable(job.workload)) if job.settings.calibrate else None
     if missing is not None:
-        print(f"bench.run: {missing}", file=sys.stderr)
+        print(f"{speaker()}: {missing}", file=sys.stderr)
     # The report is a separate package that never imports torch; only a finished run reaches for it.
     from report import build  # noqa: PLC0415
 

@@ -10,13 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.cli import Parser, guarded, to_json, to_reader
+from bench.cli import Parser, command, guarded, to_json, to_reader
 from bench.cluster.process import is_first, is_rank, leave, ranks_environment
 from bench.errors import AgreedError
 from bench.recovery.failures import RESTART_EXIT_CODE
 from bench.run.fork_server import ForkServer
 from bench.run.forks import forks
 from bench.settings import options_of, resolve
+from ddp_bench import load, own_command
 
 if TYPE_CHECKING:
     from bench.run.job import Job
@@ -52,7 +53,7 @@ HELP = {
 def parser() -> Parser:
     """The command line: settings of bench.run, and how to tune."""
     made = Parser(
-        prog="python -m bench.tune",
+        prog=command("tune"),
         description=__doc__,
         epilog="Works under torchrun, srun and bench.lab like bench.run.",
     )
@@ -84,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the command and of every rank; the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     silent = None if is_first() else AgreedError
-    return guarded("bench.tune", lambda: _main(arguments), silent=silent)
+    return guarded("tune", lambda: _main(arguments), silent=silent)
 
 
 def _main(arguments: list[str]) -> int:
@@ -147,12 +148,12 @@ def _launch(
     out = request.out or store.default_folder(host=host_name(), name="tune")
     store.check_claimable(out)
     return launch.launch(
-        [*arguments, "--out", str(out)],  # a later --out wins: every rank gets the one folder
+        [*arguments, *(() if request.out else ("--out", str(out)))],  # every rank gets the one folder
         folder=out,
         num_ranks=request.num_devices,
         device_type=job.machine.device_type,
         began_s=began_s,
-        module="bench.tune",
+        program=own_command("tune")[1:],
         parts=STAGES,
         forks=server,
     )
@@ -177,4 +178,4 @@ def _show_plan(request: Request, job: Job) -> None:
 
 
 if __name__ == "__main__":
-    leave(main())
+    leave(load("bench.tune.__main__").main())

@@ -12,7 +12,7 @@ from statistics import median
 from typing import TypeVar
 
 from bench import conditions
-from bench.cli import to_json
+from bench.cli import command, to_json
 from bench.cluster.devices import this_machine
 from bench.cluster.meeting import host_name
 from bench.cluster.messages import may_be_sent
@@ -179,7 +179,7 @@ class Tuning:
         whole = {
             "schema_version": TUNE_VERSION,
             "created_utc": datetime.now(UTC).isoformat(timespec="seconds"),
-            "command": " ".join(["python", "-m", "bench.tune", *sys.argv[1:]]),
+            "command": command("tune", *sys.argv[1:]),
             "calibration": str(self._calibration),
             "measured_in": str(folder),
             "seconds": round(self._spent_s(), 1),

@@ -6,7 +6,7 @@ import io
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import resources
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
@@ -35,7 +35,7 @@ def svg(figure: Drawing) -> str:
 
 def png(figure: Drawing) -> bytes:
     """Return the figure for a slide: in the page's light colours on white, its alt text in the metadata."""
-    style_sheet = (resources.files("report") / "templates" / "report.css").read_text(encoding="utf-8")
+    style_sheet = (Path(__file__).parents[1] / "templates" / "report.css").read_text(encoding="utf-8")
     words = {"Title": printable(figure.title), "Description": printable(figure.alt), "Software": None}
     raw = io.BytesIO()
     with _look(light(style_sheet), figure.key):

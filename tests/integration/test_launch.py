@@ -52,7 +52,7 @@ def test_what_the_ranks_inherit_is_not_left_behind(
             num_ranks=2,
             device_type="cpu",
             began_s=7.5,
-            module="shows_environment",
+            program=("-m", "shows_environment"),
             forks=forks,
         )
     assert code == 0
@@ -82,7 +82,7 @@ def test_a_signal_while_torch_takes_the_time_is_an_interruption(
         return time.time()
 
     monkeypatch.setattr("torch.distributed.elastic.metrics.api.time", SimpleNamespace(time=taken))
-    code = launch([], folder=tmp_path, num_ranks=1, device_type="cpu", began_s=0.0, module="waits")
+    code = launch([], folder=tmp_path, num_ranks=1, device_type="cpu", began_s=0.0, program=("-m", "waits"))
     assert (code, sent) == (ExitCode.INTERRUPTED, [handler])
 
 

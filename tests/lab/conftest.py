@@ -8,6 +8,7 @@ import subprocess
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from real_lab import Lab
@@ -25,8 +26,8 @@ def start_lab(tmp_path: Path) -> Iterator[Callable[..., Lab]]:
         pytest.skip(str(missing))
     labs: list[Lab] = []
 
-    def start(rate: str, *arguments: str, options: tuple[str, ...] = ()) -> Lab:
-        labs.append(Lab(tmp_path / f"lab{len(labs)}", rate, *arguments, options=options))
+    def start(rate: str, *arguments: str, **how: Any) -> Lab:
+        labs.append(Lab(tmp_path / f"lab{len(labs)}", rate, *arguments, **how))
         return labs[-1]
 
     yield start

@@ -42,6 +42,41 @@ def test_a_transfer_takes_the_time_that_the_link_demands(
     assert is_gone(lab)
 
 
+@pytest.mark.parametrize(
+    "starter",
+    [
+        ("python",),
+        ("torchrun",),
+        pytest.param(("bash", "-c", 'torchrun "$0" "$@"'), marks=pytest.mark.campaign),
+    ],
+    ids=["script", "torchrun", "torchrun in a shell"],
+)
+def test_a_script_of_the_user_trains_over_the_link(start_lab: StartLab, starter: tuple[str, ...]) -> None:
+    lab = start_lab("1gbit", "transfer", str(NUM_BYTES), "3", starter=starter)
+    code, _, err = lab.end()
+    assert code == 0, err
+    ranks = lab.ranks()
+    assert [facts["sum"] for facts in ranks] == [2**3] * 2, "each all-reduce adds both ranks' values"
+    assert [facts["BENCH_HOST"] for facts in ranks] == ["host0", "host1"]
+    assert [facts["NODE_RANK"] for facts in ranks] == [facts["GROUP_RANK"] for facts in ranks] == ["0", "1"]
+    assert {(facts["WORLD_SIZE"], facts["LOCAL_WORLD_SIZE"], facts["LOCAL_RANK"]) for facts in ranks} == {
+        ("2", "1", "0")
+    }
+    assert lab.fastest_s() >= least_s(NUM_BYTES, 1e9)
+    assert is_gone(lab)
+
+
+@pytest.mark.campaign
+def test_torchrun_is_started_once_per_host_for_all_of_its_ranks(start_lab: StartLab) -> None:
+    lab = start_lab("1gbit", "exit", "0,0,0,3", options=("--ranks-per-host", "2"), starter=("torchrun",))
+    code, _, err = lab.end()
+    assert code == 1, err  # torchrun's own: it does not tell what the rank ended with
+    ranks = lab.ranks(4)
+    assert [facts["BENCH_HOST"] for facts in ranks] == ["host0", "host0", "host1", "host1"]
+    assert {facts["LOCAL_WORLD_SIZE"] for facts in ranks} == {"2"}
+    assert is_gone(lab)
+
+
 @pytest.mark.campaign
 def test_ranks_know_their_host_and_two_per_host_share_it(start_lab: StartLab, foreign_namespace: str) -> None:
     before = machine_network()

@@ -50,9 +50,9 @@ def test_an_error_becomes_a_line_and_its_exit_code(
     def work() -> int:
         raise error
 
-    assert cli.guarded("bench.x", work) == code
+    assert cli.guarded("x", work) == code
     assert capsys.readouterr().err == (f"bench.x: {label}: x\n" if label else "")
-    assert cli.guarded("bench.x", work, silent=UsageError) == code
+    assert cli.guarded("x", work, silent=UsageError) == code
     assert capsys.readouterr().err == ""
 
 
@@ -63,7 +63,7 @@ def test_a_mistake_in_the_users_code_shows_where(capsys: pytest.CaptureFixture[s
         except ZeroDivisionError as cause:
             raise UserCodeError("your model raised") from cause
 
-    assert cli.guarded("bench.x", work) == 2
+    assert cli.guarded("x", work) == 2
     said = capsys.readouterr().err.splitlines()
     assert any("ZeroDivisionError" in line for line in said)
     assert said[-1] == "bench.x: error: your model raised"
@@ -78,7 +78,7 @@ def work():
         for _ in range(100_000):
             print("line")
     return 1
-sys.exit(guarded("bench.x", work))
+sys.exit(guarded("x", work))
 """
     writer = subprocess.Popen(
         [sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -12,6 +12,7 @@ from bench.errors import UsageError
 from bench.lab import __main__ as lab
 from bench.lab import namespaces, rates
 from bench.lab.link import ShapedLink, parse_rate
+from ddp_bench import own_command
 
 COMMAND = ["--", "python", "-m", "bench.run", "--rate", "x"]
 
@@ -22,7 +23,7 @@ def test_options_end_at_the_dashes() -> None:
         num_hosts=3,
         links=(ShapedLink(200_000_000),),
         ranks_per_host=2,
-        module_arguments=["bench.run", "--rate", "x"],
+        command=own_command("run", "--rate", "x"),
         quiet=True,
     )
 
@@ -39,8 +40,8 @@ def test_options_end_at_the_dashes() -> None:
         (["--hosts", "2", "--rate", "1gbit", "--delay", "soon", *COMMAND], "1ms"),
         (["--hosts", "2", "--rate", "1gbit", "--ranks-per-host", "0", *COMMAND], "at least 1"),
         (["--hosts", "2", "--rate", "1gbit", "--rnaks", "2", *COMMAND], "--rnaks"),
-        (["--hosts", "2", "--rate", "1gbit"], "python -m MODULE"),
-        (["--hosts", "2", "--rate", "1gbit", "--", "ls"], "python -m MODULE"),
+        (["--hosts", "2", "--rate", "1gbit"], "python train.py"),
+        (["--hosts", "2", "--rate", "1gbit", "--", "no-such-program"], "no-such-program"),
         (["--hosts", "2", "--rate", "1gbit,", *COMMAND], "200mbit"),
         (["--hosts", "2", "--rate", "1gbit,1000mbit", *COMMAND], "twice"),
         (["--hosts", "2", "--rate", "1gbit,2gbit", "--", "python", "-m", "bench.tune"], "bench.run"),
@@ -60,14 +61,14 @@ def test_a_mistake_is_one_line_and_exit_code_2(
 def test_each_rate_gets_a_lab_of_its_own() -> None:
     given = ["--hosts", "3", "--rate", "200mbit,2500mbit", "--delay", "1ms", "--ranks-per-host", "2"]
     options = lab.parse([*given, "--", "python", "-m", "bench.run", "--out", "x-{rate}"])
-    commands = rates.commands(options.links, options.without_rate, options.module_arguments)
-    assert [command[:3] for command in commands] == [[sys.executable, "-m", "bench.lab"]] * 2
+    commands = rates.commands(options.links, options.without_rate, options.command)
+    assert [command[:3] for command in commands] == [own_command("lab")] * 2
     for rate, command in zip(("200mbit", "2.5gbit"), commands, strict=True):
         assert lab.parse(command[3:]) == lab.LabOptions(
             num_hosts=3,
             links=(ShapedLink(parse_rate(rate), 0.001),),
             ranks_per_host=2,
-            module_arguments=["bench.run", "--out", f"x-{rate}"],
+            command=own_command("run", "--out", f"x-{rate}"),
             quiet=False,
         )
 
@@ -77,7 +78,7 @@ def test_help_explains_the_link(capsys: pytest.CaptureFixture[str]) -> None:
         lab.main(["--help"])
     assert ended.value.code == 0
     text = capsys.readouterr().out
-    assert "-- python -m MODULE" in text
+    assert "-- COMMAND" in text
     assert "95.6%" in text
     assert "--ranks-per-host" in text
 

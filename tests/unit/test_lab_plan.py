@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
+import unittest.mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.distributed.run import get_args_parser
 
 from bench.errors import UsageError
-from bench.lab.__main__ import MAX_HOSTS, module_arguments, summary
+from bench.lab.__main__ import MAX_HOSTS, summary
+from bench.lab.command import is_bench_run, is_torchrun, resolved
 from bench.lab.link import (
     INTERFACE,
     MAX_RATE_BIT_PER_S,
     MIN_RATE_BIT_PER_S,
+    TORCHRUN_PORT,
+    HostJob,
     ShapedLink,
     address,
     host_environment,
@@ -23,7 +29,9 @@ from bench.lab.link import (
     parse_rate,
     shaping_commands,
     shares,
+    torchrun_environment,
 )
+from ddp_bench import own_command
 
 
 @pytest.mark.parametrize(
@@ -114,18 +122,56 @@ def test_the_code_a_program_chose_beats_those_of_its_victims(codes: list[int], e
     assert job_exit_code(codes) == expected
 
 
-@pytest.mark.parametrize("python", ["python", "python3", "/opt/env/bin/python3.12", "python3.12"])
-def test_every_spelling_of_this_python_is_taken(python: str) -> None:
-    command = [python, "-m", "bench.run", "--gpus", "1,2"]
-    assert module_arguments(command, "/opt/env/bin/python3.12") == ["bench.run", "--gpus", "1,2"]
+PYTHON = "/opt/env/bin/python3.12"
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["python"], ["python", "-m"], ["bash", "-m", "x"], ["python", "x.py", "y"]]
+    "words",
+    [
+        *([python, "-m", "bench.run"] for python in ("python", "python3", PYTHON, "python3.12")),
+        ["python", "-m", "bench", "run"],
+        ["ddp-bench", "run"],
+        ["/opt/env/bin/ddp-bench", "run"],
+        ["bench.run"],
+    ],
 )
-def test_other_commands_are_refused_with_the_right_form(command: list[str]) -> None:
-    with pytest.raises(UsageError, match="python -m MODULE"):
-        module_arguments(command, "/usr/bin/python3")
+def test_every_form_of_bench_run_is_the_same_command(words: list[str]) -> None:
+    command = resolved([*words, "--gpus", "1,2"], PYTHON)
+    assert command == own_command("run", "--gpus", "1,2", python=PYTHON)
+    assert is_bench_run(command)
+    assert resolved(command, PYTHON) == command, "a lab of several rates starts labs of one"
+
+
+def test_a_script_runs_under_the_interpreter_of_the_lab() -> None:
+    assert resolved(["python", "train.py", "--lr", "1"], PYTHON) == [PYTHON, "train.py", "--lr", "1"]
+    assert resolved(["python", "-m", "mine.train"], PYTHON) == [PYTHON, "-m", "mine.train"]
+    assert resolved(["sh", "-c", "true"], PYTHON) == ["sh", "-c", "true"]
+    assert not is_bench_run(resolved(["python", "train.py"], PYTHON))
+
+
+@pytest.mark.parametrize(
+    "words", [["torchrun"], ["/usr/bin/torchrun"], ["python", "-m", "torch.distributed.run"]]
+)
+def test_torchrun_starts_the_ranks_of_a_host_itself(words: list[str]) -> None:
+    command = resolved([*words, "train.py"], PYTHON)
+    assert command == [PYTHON, "-m", "torch.distributed.run", "train.py"]
+    assert is_torchrun(command)
+    assert not is_torchrun(resolved(["python", "train.py"], PYTHON))
+
+
+@pytest.mark.parametrize("words", [[], ["python"], ["python3.12"], ["no-such-program", "x"]])
+def test_what_is_no_command_is_refused_with_an_example(words: list[str]) -> None:
+    with pytest.raises(UsageError, match=r"as in -- python\S* train.py"):
+        resolved(words, PYTHON)
+
+
+def test_torchrun_is_told_where_it_is_by_the_variables_that_it_reads() -> None:
+    job = HostJob(host=1, num_hosts=3, ranks_per_host=2, run_id="x", command=[])
+    with unittest.mock.patch.dict(os.environ, torchrun_environment(job)):
+        options = get_args_parser().parse_args(["train.py"])
+    assert (options.nnodes, options.nproc_per_node, options.node_rank) == ("3", "2", 1)
+    assert (options.master_addr, options.master_port) == (address(0), TORCHRUN_PORT)
+    assert options.local_addr == address(1)
 
 
 @given(st.integers(MIN_RATE_BIT_PER_S, MAX_RATE_BIT_PER_S))

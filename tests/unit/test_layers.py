@@ -11,7 +11,7 @@ import pytest
 from commands import ROOT
 
 LAYERS = (
-    ("errors", "text", "stats", "estimate", "layout", "parent_death"),
+    ("errors", "text", "stats", "estimate", "layout", "parent_death", "ddp_bench"),
     ("cli", "settings", "console", "conditions", "gpus", "clock_reasons", "plan"),
     ("models", "modes", "results"),
     ("measure", "findings", "scaling", "cluster"),
@@ -19,6 +19,7 @@ LAYERS = (
     ("run",),
     ("gate", "tune", "lab", "export"),
     ("doctor",),
+    ("__main__",),
 )
 """Parts of the code from the lowest up: folders and files of `bench`, and `models` and `report`."""
 
@@ -34,6 +35,7 @@ def _name(path: Path) -> str:
 
 
 FILES = {_name(path): path for top in ("bench", "models", "report") for path in (ROOT / top).rglob("*.py")}
+FILES["ddp_bench"] = ROOT / "ddp_bench.py"
 
 
 def _part(module: str) -> str:
