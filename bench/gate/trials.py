@@ -24,6 +24,7 @@ from bench.gate.noise import Noise, noise_of
 from bench.gate.power import Launch, Rate, TrialStep, rates, trials_of
 from bench.results.disk import read_bytes
 from bench.results.store import write_output
+from bench.start import arguments_of
 
 COLUMNS = ("launch", "slow_down_pct", "round", "baseline_ms", "candidate_ms")
 
@@ -39,9 +40,9 @@ class TrialProcess:
     """A process that trains blocks on request (`bench.gate.trial_process`)."""
 
     def __init__(self, step: TrialStep) -> None:
-        trains = ("bench.gate.trial_process", step.arch, str(step.batch_size), str(step.steps))
+        trains = (step.arch, str(step.batch_size), str(step.steps))
         self._process = subprocess.Popen(
-            [sys.executable, "-m", *trains],
+            [sys.executable, *arguments_of("bench.gate.trial_process"), *trains],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

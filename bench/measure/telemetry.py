@@ -24,6 +24,7 @@ from bench.modes import Place, devices_of
 from bench.plan import Case
 from bench.results.gpu_load import GPUS
 from bench.settings import Settings
+from bench.start import arguments_of
 
 ANSWER_S = 5.0
 """So long a rank waits for an answer, which takes milliseconds; a first one may wait for the driver."""
@@ -46,7 +47,7 @@ class Telemetry:
         self._answers = self._peer.makefile("r", encoding="utf-8")
         self._process: list[subprocess.Popen[str]] = []
         self._is_open = True
-        command = ended_with_us([sys.executable, "-m", "bench.measure.sampler", *uuids.values()])
+        command = ended_with_us([sys.executable, *arguments_of("bench.measure.sampler"), *uuids.values()])
         nowhere = subprocess.DEVNULL
         with theirs, contextlib.suppress(OSError):
             self._process.append(

@@ -41,6 +41,9 @@ class ForkServer:
 
     def __init__(self, modules: Sequence[str], variables: Mapping[str, str]) -> None:
         """Start a process that imports `modules`; what fails there fails in the ranks, which say so."""
+        # Imported here: the proxy, which is this file as a script, has none of this project's packages.
+        from bench.start import arguments_of  # noqa: PLC0415
+
         self.variables = dict(variables)
         # An abstract name leaves nothing on a disk, whatever ends this process.
         self._address = f"bench-{uuid.uuid4().hex}"
@@ -51,14 +54,14 @@ class ForkServer:
             listener.listen()
             descriptors = [theirs.fileno(), listener.fileno()]
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, "serve", *map(str, descriptors), *modules],
+                [sys.executable, *arguments_of(__name__), "serve", *map(str, descriptors), *modules],
                 env=os.environ | self.variables,
                 pass_fds=descriptors,
                 start_new_session=True,  # Ctrl-C is for the launcher
             )
 
     def proxy(self, arguments: Sequence[str]) -> list[str]:
-        """What to give Python in place of `arguments`, which begin with -m and a module."""
+        """What to give Python in place of `arguments`, which are those of `bench.start` for a module."""
         return ["-I", "-S", __file__, "proxy", self._address, *arguments]
 
     def end_ranks(self) -> None:
@@ -203,7 +206,7 @@ def _is_ours(peer: socket.socket) -> bool:
 
 
 def _become_rank(server: int) -> None:
-    # Imported here: the proxy, which is this file as a script, has none of this project's packages.
+    # Imported here for the same reason as above.
     from bench.parent_death import end_with  # noqa: PLC0415
 
     os.setsid()
@@ -232,11 +235,10 @@ def _serve(launcher: socket.socket, listener: socket.socket, modules: Sequence[s
 
 
 def _run(request: Mapping[str, Any]) -> None:
-    """Do what `python -m module …` does."""
+    """Do what Python does with such arguments."""
     os.environ.clear()
     os.environ.update(request["environment"])
-    _, module, *arguments = request["arguments"]
-    sys.argv[1:] = arguments
+    _, _, module, *sys.argv[1:] = request["arguments"]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 

@@ -31,6 +31,7 @@ from bench.recovery.failures import (
 from bench.results.journal import JOURNAL, read
 from bench.run.agent import no_logs, run_ranks, use_loopback
 from bench.run.fork_server import ForkServer
+from bench.start import arguments_of
 
 
 def launch(
@@ -44,7 +45,7 @@ def launch(
     parts: Sequence[str] = ("",),
     forks: ForkServer | None = None,
 ) -> int:
-    """Run `python -m module arguments` as `num_ranks` ranks that write to `folder`; the exit code.
+    """Run `module` with `arguments` as `num_ranks` ranks that write to `folder`; the exit code.
 
     `began_s` is when the command began, on the monotonic clock, for the first rank to count start-up from.
     `parts` are the results folders within it, where it is not one itself.
@@ -70,7 +71,7 @@ def launch(
                     monitor_interval=0.1,
                     logs_specs=no_logs(),
                 )
-                code, why = _attempts(config, ["-m", module, *arguments], folders, forks)
+                code, why = _attempts(config, [*arguments_of(module), *arguments], folders, forks)
         except (SignalException, KeyboardInterrupt):
             code, why = ExitCode.INTERRUPTED, "interrupted"
         if code:

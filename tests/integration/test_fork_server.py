@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from bench.run.fork_server import ForkServer, fork_server
+from bench.start import arguments_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks are made on Linux only")
 
@@ -60,7 +61,7 @@ def server(ranks: Path) -> Iterator[ForkServer]:
 
 
 def start(server: ForkServer, folder: Path, *deed: str, rank: int = 0) -> subprocess.Popen[str]:
-    command: Sequence[str] = server.proxy(["-m", "a_rank", deed[0], str(folder), *deed[1:]])
+    command: Sequence[str] = server.proxy([*arguments_of("a_rank"), deed[0], str(folder), *deed[1:]])
     return subprocess.Popen([sys.executable, *command], env=os.environ | {"RANK": str(rank)}, text=True)
 
 
@@ -154,8 +155,9 @@ def test_what_cannot_be_forked_starts_as_a_process_of_its_own(
 LAUNCHER = """
 import os, signal, subprocess, sys
 from bench.run.fork_server import ForkServer
+from bench.start import arguments_of
 server = ForkServer(["decimal"], {})
-subprocess.Popen([sys.executable, *server.proxy(["-m", "a_rank", "wait", sys.argv[1]])])
+subprocess.Popen([sys.executable, *server.proxy([*arguments_of("a_rank"), "wait", sys.argv[1]])])
 print(server._process.pid, flush=True)
 input()
 os.kill(os.getpid(), signal.SIGKILL)
