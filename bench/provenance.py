@@ -64,12 +64,13 @@ def repository_with(file: Path) -> Path | None:
     A file that git ignores, or that is installed in an environment within the repository, is not its own.
     """
     top = repository_of(file.parent)
-    if top is None or not _is_own(file, top):
+    if top is None or not is_own(file, top):
         return None
     return top if ask_git(top, "check-ignore", "--quiet", str(file)) is None else None
 
 
-def _is_own(file: Path, top: Path) -> bool:
+def is_own(file: Path, top: Path) -> bool:
+    """Whether a file or folder is below `top`, and not in an environment there."""
     return file.is_relative_to(top) and INSTALLED.isdisjoint(file.relative_to(top).parts)
 
 
@@ -149,7 +150,7 @@ def imported_below(top: Path) -> dict[str, Path]:
     @cache  # torch alone has a thousand modules, in few folders
     def own(folder: str) -> Path | None:
         real = Path(folder).resolve()
-        return real if _is_own(real, top) and others.isdisjoint((real, *real.parents)) else None
+        return real if is_own(real, top) and others.isdisjoint((real, *real.parents)) else None
 
     found = {}
     for name, module in list(sys.modules.items()):
