@@ -110,7 +110,7 @@ def both_checkouts(
             start.mkdir(parents=True, exist_ok=True)  # one that git does not know is empty in the checkout
             baseline = Checkout("baseline", start, python, {"PYTHONPATH": path})
             baselines = look(baseline, arguments, place.parent, top)
-            refuse_same_files(baselines, candidates, top, place)
+            refuse_uncompared(baselines, candidates, top, place)
             yield replace(baseline, code=baselines.code), replace(candidate, code=candidates.code)
 
 
@@ -174,24 +174,30 @@ def last_line(said: str) -> str:
     return (said.strip().splitlines() or ["it said nothing"])[-1].removeprefix("bench.run: error: ")
 
 
-def refuse_same_files(baseline: Seen, candidate: Seen, top: Path, place: Path) -> None:
-    """Raise UsageError where the baseline imports the workload, or what it needs, from the working tree.
+def refuse_uncompared(baseline: Seen, candidate: Seen, top: Path, place: Path) -> None:
+    """Raise UsageError where a side's workload, or what the baseline's needs, is not its commit's.
 
     What git does not track there, such as a submodule's files, is in no checkout and the same on both sides.
     """
     outside = [file for file in baseline.modules.values() if not file.is_relative_to(place)]
-    left = [file for file in outside if is_tracked(file, top)]
-    same = baseline.file.resolve() == candidate.file.resolve()
-    if not same and not left:
+    files = baseline.file.resolve(), candidate.file.resolve()
+    if files[0] == files[1]:
+        who, file = "both sides load", files[0]
+    elif not is_own(files[1], top):
+        who, file = "the candidate loads", files[1]
+    elif not files[0].is_relative_to(place):
+        who, file = "the baseline loads", files[0]
+    elif left := [file for file in outside if is_tracked(file, top)]:
+        who, file = "both sides load", left[0]
+    else:
         return
-    file = baseline.file if same else left[0]
     if not INSTALLED.isdisjoint(file.parts):
         fix = "it is an installed copy: install the project with pip install -e, or run where its source lies"
-    elif not is_own(file.resolve(), top):
+    elif not is_own(file, top):
         fix = f"it lies outside of the repository {top}: put it there, and under version control"
     else:
-        fix = "something puts its folder on the path: leave it to PYTHONPATH, or to pip install -e"
-    raise UsageError(f"--interleave: both sides load {file}, so no two commits would be compared; {fix}")
+        fix = "something puts its folder on the path: leave that to PYTHONPATH, or to pip install -e"
+    raise UsageError(f"--interleave: {who} {file}, so no two commits would be compared; {fix}")
 
 
 @contextlib.contextmanager

@@ -20,6 +20,8 @@ def source_of(module: str) -> Path | None:
     None where there is none: no such module, or one without a file.
     """
     names = module.split(".")
+    if not all(name.isidentifier() for name in names):
+        return None
     with _current_folder_first():
         importlib.invalidate_caches()
         spec = _spec(names[0], None)
