@@ -16,8 +16,8 @@ from bench.console import Console
 from bench.errors import ExitCode, UsageError
 from bench.gate import baseline
 from bench.gate import output as gate_output
-from bench.gate.checkouts import both_checkouts
-from bench.gate.code import Code
+from bench.gate.checkouts import both_checkouts, planned_code
+from bench.gate.code import check_one_code
 from bench.gate.compare import DEFAULT_THRESHOLD, METRICS, Gate, compare
 from bench.gate.interleave import measure_in_turns
 from bench.gate.launches import DEFAULT_LAUNCHES, merged
@@ -204,8 +204,7 @@ def _measured(options: argparse.Namespace, arguments: Sequence[str]) -> tuple[Ga
         stack.callback(console.progress_done)
         sides = both_checkouts(options.interleave, settings, arguments, options.python)
         checkouts = stack.enter_context(sides)
-        ours, theirs = ({"workload": checkout.code} for checkout in checkouts)
-        for line in Code(ours, theirs, interleaved=True).lines():
+        for line in planned_code(*checkouts).lines():
             console.note(f"bench.gate: {line}")
         begun, launches = time.monotonic(), []
         for number in range(1, num_launches + 1):
@@ -215,8 +214,10 @@ def _measured(options: argparse.Namespace, arguments: Sequence[str]) -> tuple[Ga
             place = folder / f"launch{number}"
             outs = measure_in_turns(checkouts, arguments, place, seed=number)
             launches.append([read_run(out) for out in outs])
-        first, second = (merged(runs) for runs in zip(*launches, strict=True))
-        return first, second
+        both = list(zip(*launches, strict=True))
+        for runs in both:
+            check_one_code([run.manifest for run in runs])
+        return merged(both[0]), merged(both[1])
 
 
 def from_any_folder(arguments: Sequence[str], settings: Settings) -> list[str]:

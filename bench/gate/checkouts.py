@@ -20,6 +20,7 @@ from bench.cluster.process import end_all, ended_with_us, huge_pages_env, uninte
 from bench.cluster.scratch import PREFIX, locks, scratch_folder
 from bench.errors import UsageError
 from bench.gate import probe
+from bench.gate.code import Code
 from bench.gate.importing import moved_folder, moved_path, source_of
 from bench.gate.probe import Seen
 from bench.provenance import (
@@ -112,6 +113,14 @@ def both_checkouts(
             baselines = look(baseline, arguments, place.parent, top)
             refuse_uncompared(baselines, candidates, top, place)
             yield replace(baseline, code=baselines.code), replace(candidate, code=candidates.code)
+
+
+def planned_code(baseline: Checkout, candidate: Checkout) -> Code:
+    """Which code will be compared, as far as that was looked at."""
+    ours, theirs = (
+        {"workload": side.code, "versions": {"interpreter": side.python}} for side in (baseline, candidate)
+    )
+    return Code(ours, theirs, interleaved=True)
 
 
 def own_repository() -> Path:

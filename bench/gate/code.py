@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from bench.conditions import Manifest, part
+from bench.errors import UsageError
 
 SHORT = 7
 """Digits of a commit that a reader is shown, as git does; JSON has all."""
@@ -50,6 +51,15 @@ class Code:
         both = {"baseline": self.baseline, "candidate": self.candidate}
         sides = {name: {key: dict(part(side, key)) for key in keys} for name, side in both.items()}
         return {"identical": self.is_identical, **sides}
+
+
+def check_one_code(launches: Sequence[Manifest]) -> None:
+    """Raise UsageError where the launches of a side measured different code: it was edited meanwhile."""
+    hashes = {part(manifest, "workload").get("code_sha256") for manifest in launches}
+    if len(hashes) > 1:
+        raise UsageError(
+            "the workload's code was changed while it was measured; leave its files alone and measure again"
+        )
 
 
 def _between(ours: str, theirs: str) -> str:

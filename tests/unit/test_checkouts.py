@@ -12,7 +12,14 @@ from made_project import commit, git
 from bench.errors import UsageError
 from bench.gate import checkouts
 from bench.gate.__main__ import from_any_folder, main
-from bench.gate.checkouts import own_repository, refuse_uncompared, repository_to_compare, worktree
+from bench.gate.checkouts import (
+    Checkout,
+    own_repository,
+    planned_code,
+    refuse_uncompared,
+    repository_to_compare,
+    worktree,
+)
 from bench.gate.probe import Seen
 from bench.run.__main__ import settings_of
 
@@ -131,6 +138,13 @@ def test_a_baseline_that_needs_a_file_of_the_working_tree_is_refused(project: Pa
     baseline = seen(place / "net.py", {"part": project / "part.py"})
     with pytest.raises(UsageError, match=r"both sides load .*part\.py"):
         refuse_uncompared(baseline, seen(project / "net.py"), project, place)
+
+
+def test_equal_code_in_two_environments_is_no_a_a_comparison(tmp_path: Path) -> None:
+    code = {"repository": "mynet", "commit": "a" * 40, "code_sha256": "x"}
+    sides = [Checkout("a side", tmp_path, python, code=code) for python in ("python3", "python3", "python4")]
+    assert "this is an A/A comparison" in planned_code(*sides[:2]).lines()[1]
+    assert "what differs is the environment" in planned_code(*sides[1:]).lines()[1]
 
 
 def test_a_runs_files_are_those_of_the_folder_that_the_gate_is_called_in(

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from gate_runs import made_run
 
+from bench.errors import UsageError
 from bench.gate import output
-from bench.gate.code import Code
+from bench.gate.code import Code, check_one_code
 from bench.gate.compare import METRICS, compare
 
 STEADY = {("single", 1): [10.0, 10.1, 9.9, 10.0, 10.05]}
@@ -75,6 +76,13 @@ def test_the_commits_are_named(
     *, sides: tuple[dict[str, Any], dict[str, Any]], interleaved: bool, lines: list[str]
 ) -> None:
     assert Code(*sides, interleaved=interleaved).lines() == lines
+
+
+def test_code_that_was_edited_between_launches_is_refused() -> None:
+    check_one_code([side("a"), side("b")])
+    check_one_code([OWN, OWN])
+    with pytest.raises(UsageError, match="was changed while it was measured"):
+        check_one_code([side("a"), side("a"), side("a", "y")])
 
 
 def test_every_form_of_output_tells_the_commits() -> None:
