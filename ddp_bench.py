@@ -120,7 +120,7 @@ class _Finder(MetaPathFinder):
         if fullname.partition(".")[0] not in (*NAMES, NAME):
             return None
         if _is_given(fullname) and not _STATE.depth:
-            return _theirs(fullname) if path is None and _STATE.is_installed else None
+            return theirs(fullname) if path is None and _STATE.is_installed else None
         spec = PathFinder.find_spec(fullname, [str(ROOT)] if path is None else path, target)
         if spec is not None and isinstance(spec.loader, SourceFileLoader):
             spec.loader = _Loader(spec.loader.name, spec.loader.path)
@@ -135,7 +135,7 @@ def _add_finder() -> None:
         sys.meta_path.insert(0, _FINDER)
 
 
-def _theirs(name: str) -> ModuleSpec | None:
+def theirs(name: str) -> ModuleSpec | None:
     """Find the user's own package or module of one of our names.
 
     A folder without `__init__.py` counts where it holds Python files: one of weights is no package.
@@ -173,7 +173,7 @@ def give_names() -> list[str]:
     if not _STATE.is_installed:
         return []
     with _STATE.lock:
-        taken = {name for name in NAMES if name not in _STATE.given and _theirs(name) is not None}
+        taken = {name for name in NAMES if name not in _STATE.given and theirs(name) is not None}
         for name in [name for name in sys.modules if name.partition(".")[0] in taken]:
             _STATE.aside[name] = sys.modules.pop(name)
         _STATE.given |= taken

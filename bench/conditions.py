@@ -29,8 +29,6 @@ ENV_PREFIXES = (
 )
 """Beginnings of the names of environment variables that change how fast a step is."""
 
-GIT_TIMEOUT_S = 10
-
 UNKNOWN = "unknown"
 NONE = "none"
 
@@ -88,30 +86,6 @@ def versions() -> dict[str, str]:
         found["cudnn"] = str(torch.backends.cudnn.version())
         found["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
     return found
-
-
-def git_state(folder: Path | None = None) -> dict[str, Any]:
-    """Commit and cleanliness of the checkout this code runs from; empty outside one."""
-    where = folder or Path(__file__).resolve().parent
-
-    def git(*arguments: str) -> str | None:
-        try:
-            done = subprocess.run(
-                ["git", *arguments],
-                cwd=where,
-                capture_output=True,
-                text=True,
-                timeout=GIT_TIMEOUT_S,
-                check=True,
-            )
-        except (OSError, subprocess.SubprocessError):
-            return None
-        return done.stdout.strip()
-
-    commit = git("rev-parse", "HEAD")
-    if commit is None:
-        return {}
-    return {"commit": commit, "dirty": bool(git("status", "--porcelain", "--untracked-files=no"))}
 
 
 def machine(host: str) -> dict[str, Any]:
@@ -265,8 +239,8 @@ def conditions_of(manifest: Manifest) -> list[Condition]:
         ("steps per block", settings.get("steps", NONE), (), (GATE,)),
         ("seed", settings.get("seed", NONE), (), (GATE,)),
         ("host", machine.get("host", NONE), (), (GATE,)),
-        ("commit", git.get("commit", NONE), (HOSTS,), (GATE,)),
-        ("uncommitted changes", git.get("dirty", NONE), (HOSTS,), (GATE,)),
+        ("ddp-bench commit", git.get("commit", NONE), (HOSTS,), (GATE,)),
+        ("ddp-bench uncommitted changes", git.get("dirty", NONE), (HOSTS,), (GATE,)),
     ]
     for name, value in versions.items():
         if name not in ("torch", "cuda", "python"):

@@ -30,7 +30,7 @@ _RANK_COLUMNS = ("rank", "host", "local_rank", "device", "device_name", "bound_c
 _DIFFER_FIRST = {
     title: place
     for place, title in enumerate(
-        ("Settings", "Model", "Machine", "Versions", "Source", "Environment variables")
+        ("Workload's code", "Settings", "Model", "Machine", "Versions", "ddp-bench", "Environment variables")
     )
 }
 _TRIVIAL = {
@@ -70,7 +70,8 @@ def groups(manifest: Manifest, cases: pd.DataFrame) -> tuple[Group, ...]:
         Group("Model", _model(part(manifest, "model"), cases)),
         Group("Machine", _machine(manifest, environment, link(manifest, cases))),
         Group("Versions", _facts(part(manifest, "versions").items())),
-        Group("Source", _facts(part(manifest, "git").items())),
+        Group("Workload's code", _workload_code(part(manifest, "workload"))),
+        Group("ddp-bench", _own_code(part(manifest, "ddp_bench"), part(manifest, "git"))),
         Group("Environment variables", _facts(part(environment, "env").items(), code=True)),
     )
     return tuple(group for group in made if group.facts)
@@ -148,6 +149,32 @@ def _model(model: Manifest, cases: pd.DataFrame) -> tuple[Fact, ...]:
             ("gradients per step", mib(finite(model.get("gradient_bytes")))),
             ("forward pass", quantity(None if flops is None else flops / 1e9, f"GFLOP/{sample}")),
             ("throughput counts", unit if sample == singular(unit) else f"{unit}, {count(each)} a {sample}"),
+        )
+    )
+
+
+def _workload_code(code: Manifest) -> tuple[Fact, ...]:
+    names = {
+        "spec": "workload",
+        "file": "file",
+        "repository": "repository",
+        "origin": "origin",
+        "commit": "commit",
+        "dirty": "uncommitted changes",
+    }
+    hashes = {"sha256": "SHA-256 of the file", "code_sha256": "SHA-256 of all imported files"}
+    return (
+        *_facts((label, code.get(key)) for key, label in names.items()),
+        *_facts(((label, code.get(key)) for key, label in hashes.items()), code=True),
+    )
+
+
+def _own_code(own: Manifest, git: Manifest) -> tuple[Fact, ...]:
+    return _facts(
+        (
+            ("version", own.get("version")),
+            ("commit", git.get("commit")),
+            ("uncommitted changes", git.get("dirty")),
         )
     )
 

@@ -20,10 +20,11 @@ from bench.cluster.devices import SeenGpus, gpu_of, gpu_uuid, seen_gpus
 from bench.cluster.meeting import COLLECTIVE_TIMEOUT, host_name, meet
 from bench.cluster.messages import decode, encode, may_be_sent
 from bench.cluster.numa import bind, near_cores
-from bench.conditions import Question, git_state, needed, versions
+from bench.conditions import Question, needed, versions
 from bench.errors import AgreedError, ExitCode, UsageError
 from bench.modes import Place
 from bench.modes.base import pin
+from bench.provenance import own_git_state
 from bench.settings import Settings
 
 T = TypeVar("T")
@@ -231,7 +232,7 @@ def described_host(
     return {
         "environment": environment,
         "versions": versions(),
-        "git": git_state(),
+        "git": own_git_state(),
         "settings": settings.stored(),
         "device": device,
         "num_ranks": num_local_ranks,

@@ -16,12 +16,16 @@ from bench.console import Console
 from bench.errors import ExitCode, UsageError
 from bench.gate import baseline
 from bench.gate import output as gate_output
+from bench.gate.checkouts import both_checkouts, planned_code
+from bench.gate.code import check_one_code
 from bench.gate.compare import DEFAULT_THRESHOLD, METRICS, Gate, compare
-from bench.gate.interleave import both_checkouts, checkout_of, measure_in_turns
+from bench.gate.interleave import measure_in_turns
 from bench.gate.launches import DEFAULT_LAUNCHES, merged
 from bench.gate.runs import GateRun, read_run
 from bench.results.store import check_claimable
+from bench.run.__main__ import parser as run_parser
 from bench.run.__main__ import settings_of
+from bench.settings import Settings
 from ddp_bench import load
 
 AUTO = "auto"
@@ -46,8 +50,9 @@ def parser() -> cli.Parser:
     what.add_argument(
         "--interleave",
         metavar="REF",
-        help="measure now: this checkout against git reference REF (. is this one), in turns, with the "
-        "bench.run arguments after --",
+        help="measure now: the code as it stands against git reference REF of the repository that holds the "
+        "--workload (. is the code as it stands, too), in turns, with the bench.run arguments after --; "
+        "without --workload, of ddp-bench's own repository",
     )
     what.add_argument(
         "--save-baseline",
@@ -188,16 +193,20 @@ def _measured(options: argparse.Namespace, arguments: Sequence[str]) -> tuple[Ga
     if num_launches < 1:
         raise UsageError(f"--launches {num_launches}: give 1 or more")
     # A mistake is said before anything starts.
-    settings_of(arguments, decided=("resume", "dry_run", "json", "out", "sustain"))
+    settings = settings_of(arguments, decided=("resume", "dry_run", "json", "out", "sustain"))
+    arguments = from_any_folder(arguments, settings)
     with interrupted_by_signals(), contextlib.ExitStack() as stack:
         if options.out is None:
             folder = stack.enter_context(scratch_folder())
         else:
             check_claimable(options.out)
             folder = options.out
-        checkouts = both_checkouts(stack.enter_context(checkout_of(options.interleave)), options.python)
         console = Console(silent=options.quiet)
         stack.callback(console.progress_done)
+        sides = both_checkouts(options.interleave, settings, arguments, options.python)
+        checkouts = stack.enter_context(sides)
+        for line in planned_code(*checkouts).lines():
+            console.note(f"bench.gate: {line}")
         begun, launches = time.monotonic(), []
         for number in range(1, num_launches + 1):
             done = number - 1
@@ -206,8 +215,21 @@ def _measured(options: argparse.Namespace, arguments: Sequence[str]) -> tuple[Ga
             place = folder / f"launch{number}"
             outs = measure_in_turns(checkouts, arguments, place, seed=number)
             launches.append([read_run(out) for out in outs])
-        first, second = (merged(runs) for runs in zip(*launches, strict=True))
-        return first, second
+        both = list(zip(*launches, strict=True))
+        for runs in both:
+            check_one_code([run.manifest for run in runs])
+        return merged(both[0]), merged(both[1])
+
+
+def from_any_folder(arguments: Sequence[str], settings: Settings) -> list[str]:
+    """`bench.run` arguments that name the current folder's files from any folder, so from both sides'."""
+    whole = list(arguments)
+    config: Path | None = run_parser().parse_args(whole).config
+    if config is not None:
+        whole += ["--config", str(config.absolute())]
+    if settings.data not in ("device", "host"):
+        whole += ["--data", str(Path(settings.data).absolute())]
+    return whole
 
 
 def _print(gate: Gate, *, on_cpu: bool) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from bench.conditions import Difference
 from bench.errors import ExitCode, NotComparableError, UsageError
+from bench.gate.code import Code
 from bench.gate.launches import launch_ratio
 from bench.gate.runs import SWEPT, GateCase, GateRun, run_differences
 from bench.results.round_times import ByRound
@@ -84,6 +85,8 @@ class Gate:
     comparisons: tuple[Comparison, ...]
     confidence: float
     """Of each single interval."""
+    code: Code
+    """Which code was compared."""
     interleaved: bool
     """Whether the two runs took turns on one machine."""
     only_in_candidate: tuple[str, ...]
@@ -166,6 +169,7 @@ def compare(
         differences=differing,
         comparisons=tuple(sorted(found, key=_badness)),
         confidence=confidence,
+        code=Code(baseline.manifest, candidate.manifest, interleaved=interleaved),
         interleaved=interleaved,
         only_in_candidate=tuple(c.case_id for c in candidate.cases if c.ok and c.case_id not in matched),
         exit_code=_exit_code(found, blocked=bool(blocked), allow_missing=allow_missing),

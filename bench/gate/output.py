@@ -36,11 +36,12 @@ def table(gate: Gate) -> Table:
 
 
 def conditions(gate: Gate) -> list[str]:
-    """The settings that differ, one line each, to be read before any number."""
-    return [
-        visible(f"{'differs' if d.blocking else 'also differs'}: {d.name}: {d.then} -> {d.now}")
+    """The code that was compared and the settings that differ, a line each, to be read before any number."""
+    differing = [
+        f"{'differs' if d.blocking else 'also differs'}: {d.name}: {d.then} -> {d.now}"
         for d in gate.differences
     ]
+    return [visible(line) for line in (*gate.code.lines(), *differing)]
 
 
 def notes(gate: Gate, *, on_cpu: bool) -> list[str]:
@@ -107,6 +108,7 @@ def as_json(gate: Gate, *, on_cpu: bool) -> str:
         "sentence": verdict(gate),
         "interval_confidence": gate.confidence,
         "cpu_stand_in": on_cpu,
+        "code": gate.code.as_dict(),
         "differences": [
             {"name": d.name, "baseline": d.then, "candidate": d.now, "blocking": d.blocking}
             for d in gate.differences

@@ -39,9 +39,9 @@ class TrialProcess:
     """A process that trains blocks on request (`bench.gate.trial_process`)."""
 
     def __init__(self, step: TrialStep) -> None:
-        trains = ("bench.gate.trial_process", step.arch, str(step.batch_size), str(step.steps))
+        trains = (step.arch, str(step.batch_size), str(step.steps))
         self._process = subprocess.Popen(
-            own_command("-m", *trains),
+            own_command("-m", "bench.gate.trial_process", *trains),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -215,6 +215,7 @@ def _carried_on(old: dict[str, Any], new: dict[str, Any], *, resumed: bool) -> d
         "utc": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": new["command"],
         "git": new["git"],
+        **{name: new[name] for name in ("workload",) if name in new},
         "host": new["environment"]["host"],
     }
     settings = {**new["settings"], "out": old.get("settings", {}).get("out")}

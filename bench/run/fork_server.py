@@ -205,7 +205,7 @@ def _is_ours(peer: socket.socket) -> bool:
 
 
 def _become_rank(server: int) -> None:
-    # Imported here: the proxy, which is this file as a script, has none of this project's packages.
+    # Imported here for the same reason as above.
     from bench.parent_death import end_with  # noqa: PLC0415
 
     os.setsid()

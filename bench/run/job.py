@@ -30,6 +30,7 @@ from bench.gpus import gpus
 from bench.layout import BucketCaps
 from bench.measure.timed import AUTOCAST_DTYPES, probe
 from bench.plan import Machine, Planned
+from bench.provenance import known, own_git_state, own_version, workload_code
 from bench.recovery.failures import STARTED_ENV
 from bench.recovery.reopen import check_same, has_nothing_left, manifest_of, settings_of
 from bench.recovery.watchdog import meet_and_watch
@@ -164,7 +165,9 @@ def new_manifest(
         "seed": job.settings.seed,
         "plan_hash": plan.plan_hash(job.plan),
         "versions": conditions.versions(),
-        "git": conditions.git_state(),
+        "ddp_bench": known({"version": own_version()}),
+        "git": own_git_state(),
+        **({} if job.settings.workload is None else {"workload": workload_code(job.settings.workload)}),
         "environment": machines[0],
         "hosts": {m["host"]: {k: m[k] for k in HOST_FACTS} for m in machines},
         "model": {"arch": job.workload.name, **asdict(profile), "operators": operators},

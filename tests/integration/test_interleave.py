@@ -15,8 +15,9 @@ from commands import ROOT, SMALL
 
 from bench.errors import ExitCode, UsageError
 from bench.gate.__main__ import main
-from bench.gate.interleave import both_checkouts, checkout_of
+from bench.gate.checkouts import both_checkouts, worktree
 from bench.results.store import load_run
+from bench.settings import resolve
 
 SLOW = """
 import os, time, torch
@@ -85,7 +86,7 @@ def test_bad_use_is_one_line(arguments: list[str], message: str, capsys: pytest.
 
 def test_a_reference_is_checked_out_and_gone_again() -> None:
     try:
-        with checkout_of("HEAD") as place:
+        with worktree(ROOT, "HEAD") as place:
             assert (place / "bench" / "gate" / "interleave.py").exists()
             assert place != ROOT
     except UsageError as error:  # a source archive has no git
@@ -97,8 +98,11 @@ def test_an_interpreter_is_named_from_where_the_gate_was_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    pythons = [both_checkouts(ROOT, name)[0].python for name in ("env/bin/python", "python3", None)]
-    assert pythons == [str(tmp_path / "env/bin/python"), "python3", sys.executable]
+    wanted = {"env/bin/python": str(tmp_path / "env/bin/python"), "python3": "python3", None: sys.executable}
+    for name, found in wanted.items():
+        with both_checkouts(".", resolve({}), [], name) as (baseline, candidate):
+            assert (baseline.python, candidate.python) == (found, sys.executable)
+            assert baseline.folder == candidate.folder == tmp_path, "both are the code as it stands"
 
 
 def descendants(folder: str) -> list[str]:
@@ -178,7 +182,7 @@ def test_a_killed_gate_leaves_nothing_to_the_next_one(
         assert left_in(folder)
         assert folder in worktrees()
         monkeypatch.setattr(tempfile, "tempdir", folder)
-        with checkout_of("HEAD"):
+        with worktree(ROOT, "HEAD"):
             assert worktrees().count(folder) == 1
         assert left_in(folder) == set()
         assert folder not in worktrees()

@@ -114,7 +114,7 @@ def test_blocking_differences_come_first_and_equal_gpus_are_counted() -> None:
     other["git"]["commit"] = "def"
     first, second = differences(RUN, other, GATE)
     assert (first.name, first.then, first.now, first.blocking) == ("GPUs", "2 x A", "1 x A, 1 x B", True)
-    assert (second.name, second.blocking) == ("commit", False)
+    assert (second.name, second.blocking) == ("ddp-bench commit", False)
 
 
 def test_the_order_of_gpus_is_no_difference() -> None:

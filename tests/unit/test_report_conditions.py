@@ -54,6 +54,33 @@ def test_empty_manifest_shows_no_condition() -> None:
     assert shown.conditions == ()
 
 
+def test_the_workloads_code_and_ddp_benchs_own_are_shown_apart() -> None:
+    workload = {"spec": "net:make", "file": "net.py", "repository": "mynet", "commit": "abc", "dirty": True}
+    manifest = {
+        "workload": {**workload, "code_sha256": "012"},
+        "ddp_bench": {"version": "0.1.0"},
+        "git": {"commit": "def", "dirty": False},
+    }
+    shown = view(usual_cases(), manifest).conditions
+    assert shown == (
+        Group(
+            "Workload's code",
+            (
+                Fact("workload", "net:make"),
+                Fact("file", "net.py"),
+                Fact("repository", "mynet"),
+                Fact("commit", "abc"),
+                Fact("uncommitted changes", "yes"),
+                Fact("SHA-256 of all imported files", "012", code=True),
+            ),
+        ),
+        Group(
+            "ddp-bench",
+            (Fact("version", "0.1.0"), Fact("commit", "def"), Fact("uncommitted changes", "no")),
+        ),
+    )
+
+
 def test_the_table_of_ranks_shows_the_cores_that_they_were_bound_to() -> None:
     ranks = [{"rank": 0, "device": "cuda:0", "bound_cores": "0-31"}, {"rank": 1, "bound_cores": ""}]
     (table,) = view(usual_cases(), {"ranks": ranks}).condition_tables

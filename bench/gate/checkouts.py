@@ -1,0 +1,264 @@
+"""The two sides of an interleaved comparison: whose repository it is, and the baseline's worktree of it.
+
+With a workload of the user's, its repository; both sides then run this ddp-bench. Else ddp-bench's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from bench.cluster.process import end_all, ended_with_us, huge_pages_env, uninterrupted
+from bench.cluster.scratch import PREFIX, locks, scratch_folder
+from bench.errors import UsageError
+from bench.gate import probe
+from bench.gate.code import Code
+from bench.gate.importing import moved_folder, moved_path, source_of
+from bench.gate.probe import Seen
+from bench.provenance import (
+    INSTALLED,
+    import_root,
+    is_own,
+    is_tracked,
+    repository_of,
+    repository_with,
+    run_git,
+)
+from bench.settings import Settings
+from ddp_bench import NAMES, ROOT, own_command
+
+GIT_TIMEOUT_S = 600
+"""A checkout of a large repository, or one that fetches its large files, takes minutes."""
+
+WORKING_TREE = "."
+"""The reference that means the code as it stands, for the baseline too."""
+
+
+@dataclass(frozen=True)
+class Checkout:
+    """Code and interpreter of one side of the comparison."""
+
+    name: str
+    folder: Path
+    """Where its runs are started."""
+    python: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """What its runs have beside this process's variables."""
+    has_own_bench: bool = False
+    """Whether its runs are of the ddp-bench in `folder`, not of this one."""
+    code: Mapping[str, Any] = field(default_factory=dict)
+    """What its manifests will say of the workload's code, where that was looked at."""
+
+    def start(
+        self, module: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[str]:
+        """Start a module of ddp-bench; its stderr is a pipe. Raises UsageError without an interpreter."""
+        if shutil.which(self.python) is None:
+            raise UsageError(
+                f"{self.python} cannot be started: it is missing or no program; name a Python interpreter "
+                "with --python"
+            )
+        how = (
+            [self.python, "-m", module]
+            if self.has_own_bench
+            else own_command("-m", module, python=self.python)
+        )
+        return subprocess.Popen(
+            ended_with_us([*how, *arguments]),
+            cwd=self.folder,
+            env={**os.environ, **huge_pages_env(os.environ), **self.environment, **(environment or {})},
+            pass_fds=locks(),  # where this process is killed, the run still needs its checkout
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+
+@contextlib.contextmanager
+def both_checkouts(
+    reference: str, settings: Settings, arguments: Sequence[str], python: str | None
+) -> Iterator[tuple[Checkout, Checkout]]:
+    """Baseline and candidate, as long as the context lasts; `python` is the baseline's interpreter.
+
+    The candidate is the code as it stands, under this interpreter. `arguments` are those of the runs.
+    Raises UsageError where there is no such reference, or both sides would load the same file.
+    """
+    python = python or sys.executable
+    if os.sep in python:
+        python = str(Path(python).absolute())  # the runs may start in another folder
+    here = Path.cwd()
+    candidate = Checkout("candidate", here, sys.executable)
+    if reference == WORKING_TREE:
+        yield Checkout("baseline", here, python), candidate
+    elif settings.workload is None:
+        with worktree(own_repository(), reference) as place:
+            yield (
+                Checkout("baseline", place, python, has_own_bench=True),
+                Checkout("candidate", ROOT, sys.executable, has_own_bench=True),
+            )
+    else:
+        top = repository_to_compare(settings.workload)
+        with worktree(top, reference) as place:
+            candidates = look(candidate, arguments, place.parent, top)
+            roots = [root for item in candidates.modules.items() if (root := import_root(*item)) is not None]
+            path = moved_path(roots, top, place, python_path=os.environ.get("PYTHONPATH", ""))
+            start = moved_folder(here, top, place)
+            start.mkdir(parents=True, exist_ok=True)  # one that git does not know is empty in the checkout
+            baseline = Checkout("baseline", start, python, {"PYTHONPATH": path})
+            baselines = look(baseline, arguments, place.parent, top)
+            refuse_uncompared(baselines, candidates, top, place)
+            yield replace(baseline, code=baselines.code), replace(candidate, code=candidates.code)
+
+
+def planned_code(baseline: Checkout, candidate: Checkout) -> Code:
+    """Which code will be compared, as far as that was looked at."""
+    ours, theirs = (
+        {"workload": side.code, "versions": {"interpreter": side.python}} for side in (baseline, candidate)
+    )
+    return Code(ours, theirs, interleaved=True)
+
+
+def own_repository() -> Path:
+    """The repository of ddp-bench, whose commits the built-in models change with.
+
+    Raises UsageError where this code is installed, or is called from within another repository.
+    """
+    name_one = "name a workload of yours after --, as --workload module:name"
+    if repository_of(ROOT) != ROOT:
+        raise UsageError(
+            "--interleave: the built-in models are ddp-bench's own, which runs from no git checkout here; "
+            f"{name_one}"
+        )
+    current = repository_of(Path.cwd())
+    if current not in (None, ROOT):
+        raise UsageError(
+            f"--interleave: the built-in models do not change with the commits of {current}; {name_one}, or "
+            f"compare ddp-bench's own commits in {ROOT}"
+        )
+    return ROOT
+
+
+def repository_to_compare(workload: str) -> Path:
+    """The repository with a workload's file, else the current folder's. Raises UsageError without either."""
+    module = workload.partition(":")[0]
+    here = Path.cwd()
+    file = source_of(module)
+    if file is None:
+        raise UsageError(
+            f"--workload {workload}: no module {module!r} found from {here}; run where it lies, or install "
+            "its package"
+        )
+    if any(file.is_relative_to(ROOT / package) for package in NAMES):
+        raise UsageError(f"--workload {workload} is ddp-bench's own; leave it out to compare its commits")
+    top = repository_with(file.resolve()) or repository_of(here)
+    if top is None:
+        raise UsageError(
+            f"--interleave: neither {file} nor the current folder is in a git repository; put the workload "
+            "under version control, or compare the code as it stands with --interleave ."
+        )
+    return top
+
+
+def look(side: Checkout, arguments: Sequence[str], folder: Path, top: Path) -> Seen:
+    """Have a side import its workload. Raises UsageError with what it said if it fails."""
+    out = folder / f"{side.name}.json"
+    with uninterrupted():
+        process = side.start("bench.gate.probe", [str(out), str(top), *arguments])
+    try:
+        said = process.communicate()[1]
+    finally:
+        end_all([process], within_s=1.0)
+    if process.returncode != 0:
+        raise UsageError(f"the {side.name} side cannot be measured: {last_line(said)}")
+    return probe.read(out)
+
+
+def last_line(said: str) -> str:
+    """The last line that a run said, without the command's name."""
+    return (said.strip().splitlines() or ["it said nothing"])[-1].removeprefix("bench.run: error: ")
+
+
+def refuse_uncompared(baseline: Seen, candidate: Seen, top: Path, place: Path) -> None:
+    """Raise UsageError where a side's workload, or what the baseline's needs, is not its commit's.
+
+    What git does not track there, such as a submodule's files, is in no checkout and the same on both sides.
+    """
+    outside = [file for file in baseline.modules.values() if not file.is_relative_to(place)]
+    files = baseline.file.resolve(), candidate.file.resolve()
+    if files[0] == files[1]:
+        who, file = "both sides load", files[0]
+    elif not is_own(files[1], top):
+        who, file = "the candidate loads", files[1]
+    elif not files[0].is_relative_to(place):
+        who, file = "the baseline loads", files[0]
+    elif left := [file for file in outside if is_tracked(file, top)]:
+        who, file = "both sides load", left[0]
+    else:
+        return
+    if not INSTALLED.isdisjoint(file.parts):
+        fix = "it is an installed copy: install the project with pip install -e, or run where its source lies"
+    elif not is_own(file, top):
+        fix = f"it lies outside of the repository {top}: put it there, and under version control"
+    else:
+        fix = "something puts its folder on the path: leave that to PYTHONPATH, or to pip install -e"
+    raise UsageError(f"--interleave: {who} {file}, so no two commits would be compared; {fix}")
+
+
+@contextlib.contextmanager
+def worktree(top: Path, reference: str) -> Iterator[Path]:
+    """The repository at `top` at a git reference, in a worktree of its own that is gone afterwards.
+
+    Raises UsageError where git does not know the reference.
+    """
+    unknown = f"git knows no {reference!r} in {top}"
+    _git(top, "rev-parse", "--verify", "--quiet", f"{reference}^{{commit}}", why=unknown)
+    with scratch_folder() as folder:
+        # What a gate that was killed had checked out has just gone, but git still knows of it.
+        _forget_lost_worktrees(top)
+        place = folder.resolve() / "checkout"
+        try:
+            # A git that is ended in the middle leaves a worktree that it takes for locked. No hooks of the
+            # repository: they may be for people who work in it.
+            with uninterrupted():
+                hooks = ("-c", f"core.hooksPath={os.devnull}")
+                add = ("worktree", "add", "--detach", str(place), reference)
+                _git(top, *hooks, *add, why="git cannot check it out")
+            yield place
+        finally:
+            _remove_worktree(top, place)
+
+
+def _forget_lost_worktrees(top: Path) -> None:
+    """Let git forget the worktrees of gates that were killed; other lost ones are not ours to forget."""
+    with contextlib.suppress(UsageError):
+        known = _git(top, "worktree", "list", "--porcelain", why="git cannot list its worktrees")
+        for place in (Path(path) for path in re.findall(r"^worktree (.+)$", known, re.MULTILINE)):
+            if place.parent.name.startswith(PREFIX) and not place.exists():
+                _remove_worktree(top, place)
+
+
+def _remove_worktree(top: Path, place: Path) -> None:
+    # Twice: one that git was ended in the middle of making is locked.
+    with contextlib.suppress(UsageError):
+        remove = ("worktree", "remove", "--force", "--force", str(place))
+        _git(top, *remove, why="git cannot remove its worktree")
+
+
+def _git(top: Path, *arguments: str, why: str) -> str:
+    try:
+        done = run_git(top, *arguments, timeout_s=GIT_TIMEOUT_S)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise UsageError(f"--interleave: git cannot be run here: {error}") from None
+    if done.returncode != 0:
+        said = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise UsageError(f"--interleave: {why}: {said}; name a commit, a branch or a tag")
+    return done.stdout

@@ -1,0 +1,225 @@
+"""Which code a run measures, by repository, commit and content: ddp-bench's own, and the user's workload."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import tomllib
+from collections.abc import Iterable, Mapping
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from ddp_bench import NAMES, ROOT
+
+GIT_TIMEOUT_S = 10
+
+GIT_LOCAL = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_PREFIX")
+"""What git tells its hooks of their repository; the one asked about may be another."""
+
+INSTALLED = {"site-packages", "dist-packages"}
+"""Folders of installed packages; a virtual environment often lies within the repository that uses it."""
+
+
+def run_git(
+    folder: Path, *arguments: str, timeout_s: float = GIT_TIMEOUT_S
+) -> subprocess.CompletedProcess[str]:
+    """Run git in `folder`. Raises OSError or SubprocessError where it cannot be run, or takes too long."""
+    return subprocess.run(
+        ["git", *arguments],
+        cwd=folder,
+        env={name: value for name, value in os.environ.items() if name not in GIT_LOCAL},
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=timeout_s,
+        check=False,
+    )
+
+
+def ask_git(folder: Path, *arguments: str) -> str | None:
+    """What git says in `folder`; None where it fails."""
+    try:
+        done = run_git(folder, *arguments)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def repository_of(folder: Path) -> Path | None:
+    """The top folder of the git repository that a folder is in; None outside one."""
+    top = ask_git(folder, "rev-parse", "--show-toplevel")
+    return Path(top) if top else None
+
+
+def repository_with(file: Path) -> Path | None:
+    """The top folder of the git repository that has a file; None outside one.
+
+    A file that git ignores, or that is installed in an environment within the repository, is not its own.
+    """
+    top = repository_of(file.parent)
+    if top is None or not is_own(file, top):
+        return None
+    return top if ask_git(top, "check-ignore", "--quiet", str(file)) is None else None
+
+
+def is_own(file: Path, top: Path) -> bool:
+    """Whether a file or folder is below `top`, and not in an environment there."""
+    return file.is_relative_to(top) and INSTALLED.isdisjoint(file.relative_to(top).parts)
+
+
+def is_tracked(path: Path, top: Path) -> bool:
+    """Whether the repository at `top` has a file, or files in a folder, under version control."""
+    return bool(ask_git(top, "ls-files", "--", str(path)))
+
+
+def commit_of(folder: Path) -> dict[str, Any]:
+    """Commit, and whether tracked files differ from it (`dirty`), as far as git tells."""
+    commit = ask_git(folder, "rev-parse", "HEAD")
+    changes = ask_git(folder, "status", "--porcelain", "--untracked-files=no")
+    return known({"commit": commit, "dirty": None if commit is None or changes is None else bool(changes)})
+
+
+def own_git_state() -> dict[str, Any]:
+    """Commit and cleanliness of the checkout this code runs from; empty where it is installed.
+
+    The folder of installed packages may lie within a repository of the user's.
+    """
+    return commit_of(ROOT) if is_tracked(ROOT / "bench" / "__init__.py", ROOT) else {}
+
+
+def own_version() -> str | None:
+    """The version of ddp-bench; None where neither a checkout nor installed metadata tells."""
+    try:
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        if project["name"] == "ddp-bench":
+            return str(project["version"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    try:
+        return metadata.version("ddp-bench")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def workload_code(spec: str) -> dict[str, Any]:
+    """What a manifest says of a loaded workload's code; what is not known is left out.
+
+    `file` is relative to the top of its `repository`, or to where it is imported from; `code_sha256` is of
+    all files that this process has imported from there.
+    """
+    name = spec.partition(":")[0]
+    told = getattr(sys.modules.get(name), "__file__", None)
+    if told is None or not Path(told).is_file():
+        return {"spec": spec}
+    file = Path(told).resolve()
+    top = repository_with(file)
+    if top is None:
+        # Without a repository, the code is what is imported under the same name.
+        files, root = imported_as(name.partition(".")[0]), import_root(name, file) or file.parent
+    else:
+        files, root = imported_below(top), top
+    found = {
+        "spec": spec,
+        "file": file.relative_to(root).as_posix(),
+        "sha256": sha256(file),
+        "code_sha256": code_sha256({*files.values(), file}, root),
+    }
+    if top is not None:
+        state = commit_of(top)
+        if state and not is_tracked(file, top):
+            state["dirty"] = True  # its commit does not have the file
+        found |= {"repository": repository_name(top), "origin": origin(top), **state}
+    return known(found)
+
+
+def imported_below(top: Path) -> dict[str, Path]:
+    """The files below `top` that this process has imported, by module.
+
+    Those of environments there, of Python and of ddp-bench are left out.
+    """
+    others = {Path(sysconfig.get_path(key)).resolve() for key in ("stdlib", "platstdlib")}
+    others |= {ROOT / package for package in NAMES}
+
+    @cache  # torch alone has a thousand modules, in few folders
+    def own(folder: str) -> Path | None:
+        real = Path(folder).resolve()
+        return real if is_own(real, top) and others.isdisjoint((real, *real.parents)) else None
+
+    found = {}
+    for name, module in list(sys.modules.items()):
+        told = getattr(module, "__file__", None)
+        if isinstance(told, str) and (folder := own(os.path.dirname(told))) is not None:  # noqa: PTH120
+            found[name] = folder / os.path.basename(told)  # noqa: PTH119 - in each of thousands of modules
+    return found
+
+
+def imported_as(package: str) -> dict[str, Path]:
+    """The files of a package that this process has imported, by module, wherever they are."""
+    found = {}
+    for name, module in list(sys.modules.items()):
+        told = getattr(module, "__file__", None)
+        if isinstance(told, str) and name.partition(".")[0] == package:
+            found[name] = Path(told).resolve()
+    return found
+
+
+def import_root(module: str, file: Path) -> Path | None:
+    """The folder on the path that a module was imported from; None where the file has another name."""
+    parts = module.split(".")
+    if file.stem == "__init__":
+        parts.append("__init__")
+    # An extension module's name goes on with the interpreter's: net.cpython-311-x86_64-linux-gnu.so
+    own = [*file.parts[-len(parts) : -1], file.name.partition(".")[0]]
+    return file.parents[len(parts) - 1] if own == parts else None
+
+
+def sha256(file: Path) -> str | None:
+    """The SHA-256 of a file's content; None where it cannot be read."""
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    except OSError:
+        return None
+
+
+def code_sha256(files: Iterable[Path], root: Path) -> str:
+    """One SHA-256 of the content and names, relative to `root`, of several files."""
+    lines = sorted(f"{sha256(file)}  {os.path.relpath(file, root)}\n" for file in set(files))
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def repository_name(top: Path) -> str:
+    """The name of a repository: its origin's, else its folder's, also in a further worktree of it."""
+    url = origin(top)
+    if url:
+        return re.split(r"[/:]", url.rstrip("/"))[-1].removesuffix(".git")
+    common = ask_git(top, "rev-parse", "--git-common-dir")
+    folder = (top / common).resolve() if common else top
+    return folder.parent.name if folder.name == ".git" else folder.name.removesuffix(".git")
+
+
+def origin(top: Path) -> str | None:
+    """The URL that a repository was cloned from, without credentials; None of a folder of this machine."""
+    url = ask_git(top, "config", "--get", "remote.origin.url")
+    return public_url(url) if url else None
+
+
+def public_url(url: str) -> str | None:
+    """A repository's URL without user, password and query; None of a local path."""
+    if "://" in url:
+        parts = urlsplit(url)
+        host = parts.netloc.rpartition("@")[2]
+        return f"{parts.scheme}://{host}{parts.path}" if parts.scheme != "file" and host else None
+    remote = re.fullmatch(r"(?:[^/:]*@)?([^/:@]{2,}:[^:]+)", url)
+    return remote[1] if remote else None
+
+
+def known(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts that are not None."""
+    return {name: value for name, value in facts.items() if value is not None}

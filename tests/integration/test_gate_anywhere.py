@@ -1,0 +1,172 @@
+"""The gate between two commits of a project that is not ddp-bench, however its workload is imported."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import ROOT
+from made_project import NET, RUN, commit, git
+
+from bench.errors import ExitCode
+from bench.gate.__main__ import main
+from bench.results.store import load_run
+
+SETUP = """
+[build-system]
+requires = ["setuptools"]
+build-backend = "setuptools.build_meta"
+[project]
+name = "mynet"
+version = "1"
+[tool.setuptools]
+{packages}
+"""
+FLAT = SETUP.format(packages='packages = ["mynet"]')
+"""Setuptools makes a finder of it, which maps the package to its folder."""
+IN_SRC = SETUP.format(packages='packages = ["mynet"]\npackage-dir = {"" = "src"}')
+"""Setuptools makes a .pth file of it."""
+
+
+def test_a_slower_commit_of_a_users_project_is_a_regression(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The project has packages of the names of ours, and is not the folder that the gate is called in."""
+    project, out = tmp_path / "mynet", tmp_path / "sides"
+    others = {f"{name}/__init__.py": "raise SystemExit('not ours')" for name in ("bench", "models", "report")}
+    first = commit(project, {"net.py": NET.format(products=30), "notes/a": "", **others})
+    second = commit(project, {"net.py": NET.format(products=240)})
+    (project / "notes" / "a").write_text("not committed")
+    monkeypatch.chdir(project)
+    gate = ["--interleave", first, "--launches", "1", "--json", "--out", str(out)]
+    code = main([*gate, "--", "--workload", "net:make", *RUN, "--rounds", "8"])
+    told = capsys.readouterr()
+    assert code == ExitCode.FAILED, told.err
+    found = json.loads(told.out)
+    assert f"workload: mynet {first[:7]} -> {second[:7]} with uncommitted changes" in told.err
+    assert found["code"]["identical"] is False
+    states = [
+        {key: found["code"][side]["workload"][key] for key in ("repository", "file", "commit", "dirty")}
+        for side in ("baseline", "candidate")
+    ]
+    same = {"repository": "mynet", "file": "net.py"}
+    assert states == [same | {"commit": first, "dirty": False}, same | {"commit": second, "dirty": True}]
+    for side, state in zip(("baseline", "candidate"), states, strict=True):
+        folder = out / "launch1" / side
+        assert load_run(folder).manifest["workload"].items() >= state.items()
+        assert str(state["commit"]) in (folder / "report.html").read_text(encoding="utf-8")
+    assert len(git(project, "worktree", "list").splitlines()) == 1
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment's interpreter that finds what this one does, and where to install more."""
+    folder = tmp_path_factory.mktemp("environment")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    python = folder / "bin" / "python"
+    ask = [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    site = Path(subprocess.check_output(ask, text=True).strip())
+    (site / "outer.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
+    (site / "outer-bench.pth").write_text(f"{ROOT}\n")
+    return python
+
+
+def install(python: Path, project: Path, *how: str) -> None:
+    pytest.importorskip("setuptools")
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--python", str(python)]
+    subprocess.run([*pip, "uninstall", "--yes", "mynet"], check=True, capture_output=True)
+    subprocess.run(
+        [*pip, "install", "--no-deps", "--no-build-isolation", "--no-index", *how, str(project)], check=True
+    )
+
+
+def gate(
+    folder: Path,
+    reference: str,
+    *arguments: str,
+    python: Path | str = sys.executable,
+    path: Sequence[Path] = (),
+) -> tuple[int, dict[str, Any], str]:
+    """The gate as typed in `folder`: exit code, JSON, stderr."""
+    entries = [str(entry) for entry in path] + [os.environ.get("PYTHONPATH", "")]
+    done = subprocess.run(
+        [str(python), "-m", "bench.gate", "--interleave", reference, "--json", "--", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, entries))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, json.loads(done.stdout or "{}"), done.stderr
+
+
+WAYS = ("current folder", "PYTHONPATH", "editable, with a finder", "editable, with a .pth")
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("way", WAYS)
+def test_however_it_is_imported_the_commits_are_compared(way: str, tmp_path: Path, environment: Path) -> None:
+    """A step with 15% more work is a regression; a commit that changes another file is none."""
+    project, elsewhere = tmp_path / "mynet", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    in_src = way in ("PYTHONPATH", "editable, with a .pth")
+    module = "src/mynet/net.py" if in_src else "mynet/net.py"
+    rest = {"pyproject.toml": IN_SRC if in_src else FLAT, ".gitignore": "build\n*.egg-info\n"}
+    rest[module.replace("net.py", "__init__.py")] = ""
+    fast = commit(project, {module: NET.format(products=100), **rest})
+    same = commit(project, {"README": "not imported"})
+    folder, python, path = elsewhere, environment, list[Path]()
+    if way == "current folder":
+        folder = project
+    elif way == "PYTHONPATH":
+        path = [project / "src"]
+    else:
+        install(environment, project, "--editable")
+    run = ["--workload", "mynet.net:make", *RUN, "--rounds", "30"]
+
+    code, found, said = gate(folder, fast, *run, python=python, path=path)
+    assert "both sides import identical code: this is an A/A comparison" in said
+    assert found["code"]["identical"] is True
+    assert found["code"]["candidate"]["workload"]["commit"] == same
+    assert code == ExitCode.OK, found["sentence"]
+    aa = found["comparisons"][0]["ratio"]
+
+    slow = commit(project, {module: NET.format(products=115)})
+    code, found, said = gate(folder, fast, *run, python=python, path=path)
+    assert f"workload: mynet {fast[:7]} -> {slow[:7]}" in said
+    assert code == ExitCode.FAILED, found["sentence"]
+    assert found["code"]["baseline"]["workload"]["file"] == module
+    print(f"{way}: A/A {aa}, 15% more work {found['comparisons'][0]['ratio']}")
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("way", ["an installed copy", "outside of the repository"])
+def test_the_same_file_on_both_sides_is_refused(way: str, tmp_path: Path, environment: Path) -> None:
+    project, elsewhere = tmp_path / "mynet", tmp_path / "elsewhere"
+    files = {"mynet/net.py": NET.format(products=1), "mynet/__init__.py": "", "pyproject.toml": FLAT}
+    commit(project, files)
+    if way == "an installed copy":
+        install(environment, project)
+        commit(elsewhere, {"a": ""})
+        commit(elsewhere, {"a": "b"})
+        folder, fix, path = elsewhere, "pip install -e", list[Path]()
+    else:
+        (tmp_path / "aside" / "mynet").mkdir(parents=True)
+        (tmp_path / "aside" / "mynet" / "net.py").write_text(NET.format(products=1))
+        commit(elsewhere, {"a": ""})
+        commit(elsewhere, {"a": "b"})
+        folder, fix, path = elsewhere, "outside of the repository", [tmp_path / "aside"]
+    run = ["--workload", "mynet.net:make", *RUN, "--rounds", "3"]
+    code, _, said = gate(folder, "HEAD~1", *run, python=environment, path=path)
+    assert code == ExitCode.USAGE, said
+    assert len(said.strip().splitlines()) == 1
+    assert "both sides load" in said
+    assert "net.py" in said
+    assert fix in said

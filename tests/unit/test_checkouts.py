@@ -1,0 +1,160 @@
+"""Whose repository is compared, and what is refused before anything is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from commands import ROOT
+from made_project import commit, git
+
+from bench.errors import UsageError
+from bench.gate import checkouts
+from bench.gate.__main__ import from_any_folder, main
+from bench.gate.checkouts import (
+    Checkout,
+    own_repository,
+    planned_code,
+    refuse_uncompared,
+    repository_to_compare,
+    worktree,
+)
+from bench.gate.probe import Seen
+from bench.run.__main__ import settings_of
+
+
+def test_the_repository_is_that_of_the_workloads_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project, elsewhere = tmp_path / "mynet", tmp_path / "elsewhere"
+    commit(project, {"src/net_p.py": "raise SystemExit"})
+    commit(elsewhere, {"a": ""})
+    monkeypatch.chdir(elsewhere)
+    monkeypatch.syspath_prepend(project / "src")
+    assert repository_to_compare("net_p:make") == project
+
+
+def test_a_workload_in_no_repository_leaves_the_current_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "net_q.py").write_text("")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(
+        UsageError, match=r"neither .*net_q\.py nor the current folder is in a git repository"
+    ):
+        repository_to_compare("net_q:make")
+    commit(tmp_path / "here", {"a": ""})
+    assert repository_to_compare("net_q:make") == tmp_path / "here"
+
+
+@pytest.mark.parametrize(
+    ("workload", "message"),
+    [("no_such_net:make", "no module 'no_such_net' found from"), ("models.resnet:resnet20", "leave it out")],
+)
+def test_what_is_no_workload_of_the_users_is_refused(workload: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        repository_to_compare(workload)
+
+
+def test_the_built_in_models_are_compared_in_ddp_benchs_own_checkout_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, theirs, neither = (tmp_path / name for name in ("own", "theirs", "neither"))
+    commit(own, {"bench/a": ""})
+    commit(theirs, {"a": ""})
+    neither.mkdir()
+    monkeypatch.setattr(checkouts, "ROOT", own)
+    for here in (own, own / "bench", neither):
+        monkeypatch.chdir(here)
+        assert own_repository() == own
+    monkeypatch.chdir(theirs)
+    with pytest.raises(UsageError, match=r"do not change with the commits of .*theirs; name a workload"):
+        own_repository()
+    monkeypatch.setattr(checkouts, "ROOT", theirs / "env" / "site-packages")
+    (theirs / "env" / "site-packages").mkdir(parents=True)
+    with pytest.raises(UsageError, match="runs from no git checkout here; name a workload of yours"):
+        own_repository()
+
+
+def test_an_unknown_reference_of_a_users_project_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commit(tmp_path, {"net_r.py": ""})
+    monkeypatch.chdir(tmp_path)
+    assert main(["--interleave", "fast", "--", "--workload", "net_r:make"]) == 2
+    error = capsys.readouterr().err.strip()
+    assert f"git knows no 'fast' in {tmp_path}" in error
+    assert "\n" not in error
+
+
+def test_a_worktree_runs_no_hook_of_the_repository(tmp_path: Path) -> None:
+    commit(tmp_path, {"a": "1"})
+    hook = tmp_path / ".git" / "hooks" / "post-checkout"
+    hook.write_text("#!/bin/sh\nexit 1\n")
+    hook.chmod(0o755)
+    with worktree(tmp_path, "HEAD") as place:
+        assert (place / "a").read_text() == "1"
+    assert len(git(tmp_path, "worktree", "list").splitlines()) == 1
+
+
+def seen(file: Path, modules: Mapping[str, Path] | None = None) -> Seen:
+    return Seen({}, file, {"net": file, **(modules or {})})
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    commit(tmp_path / "mynet", {"net.py": "", "part.py": "", ".gitignore": "env\n"})
+    return tmp_path / "mynet"
+
+
+def test_files_of_the_two_checkouts_are_compared(project: Path, tmp_path: Path) -> None:
+    place = tmp_path / "checkout"
+    not_tracked = {"tool": project / "env" / "src" / "tool.py"}
+    refuse_uncompared(seen(place / "net.py", not_tracked), seen(project / "net.py"), project, place)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "message"),
+    [
+        ("mynet/net.py", "mynet/net.py", "both sides load .*mynet/net.py, .*leave that to PYTHONPATH"),
+        ("a/site-packages/net.py", "a/site-packages/net.py", "both sides load .*pip install -e"),
+        ("aside/net.py", "aside/net.py", "both sides load .*outside of the repository"),
+        ("checkout/net.py", "aside/net.py", "the candidate loads .*aside/net.py.*outside of the repository"),
+        ("a/site-packages/net.py", "mynet/net.py", "the baseline loads .*pip install -e"),
+    ],
+)
+def test_a_side_that_loads_another_file_is_refused(
+    ours: str, theirs: str, message: str, project: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        refuse_uncompared(seen(tmp_path / ours), seen(tmp_path / theirs), project, tmp_path / "checkout")
+
+
+def test_a_baseline_that_needs_a_file_of_the_working_tree_is_refused(project: Path, tmp_path: Path) -> None:
+    place = tmp_path / "checkout"
+    baseline = seen(place / "net.py", {"part": project / "part.py"})
+    with pytest.raises(UsageError, match=r"both sides load .*part\.py"):
+        refuse_uncompared(baseline, seen(project / "net.py"), project, place)
+
+
+def test_equal_code_in_two_environments_is_no_a_a_comparison(tmp_path: Path) -> None:
+    code = {"repository": "mynet", "commit": "a" * 40, "code_sha256": "x"}
+    sides = [Checkout("a side", tmp_path, python, code=code) for python in ("python3", "python3", "python4")]
+    assert "this is an A/A comparison" in planned_code(*sides[:2]).lines()[1]
+    assert "what differs is the environment" in planned_code(*sides[1:]).lines()[1]
+
+
+def test_a_runs_files_are_those_of_the_folder_that_the_gate_is_called_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run.toml").write_text('data = "images"\nrounds = 7\n')
+    monkeypatch.chdir(tmp_path)
+    given = ["--config", "run.toml", "--seed", "3"]
+    whole = from_any_folder(given, settings_of(given))
+    monkeypatch.chdir(ROOT)
+    found = settings_of(whole)
+    assert (found.data, found.rounds, found.seed) == (str(tmp_path / "images"), 7, 3)
+    assert from_any_folder(["--data", "host"], settings_of(["--data", "host"])) == ["--data", "host"]

@@ -1,0 +1,97 @@
+"""Which code was compared, in words and for programs."""
+
+from __future__ import annotations
+
+import html
+import json
+from typing import Any
+
+import pytest
+from gate_runs import made_run
+
+from bench.errors import UsageError
+from bench.gate import output
+from bench.gate.code import Code, check_one_code
+from bench.gate.compare import METRICS, compare
+
+STEADY = {("single", 1): [10.0, 10.1, 9.9, 10.0, 10.05]}
+OWN = {"ddp_bench": {"version": "0.1.0"}, "git": {"commit": "c" * 40, "dirty": False}}
+
+
+def side(commit: str, code: str = "x", *, dirty: bool = False, **more: Any) -> dict[str, Any]:
+    workload = {"spec": "net:make", "file": "net.py", "repository": "mynet", "code_sha256": code}
+    return {**OWN, "workload": {**workload, "commit": commit * 40, "dirty": dirty}, **more}
+
+
+@pytest.mark.parametrize(
+    ("sides", "interleaved", "lines"),
+    [
+        (({}, {}), True, []),
+        ((OWN, OWN), True, []),
+        (
+            (side("a"), side("b", "y", dirty=True)),
+            True,
+            [
+                "workload: mynet aaaaaaa -> bbbbbbb with uncommitted changes",
+                "measured with ddp-bench 0.1.0 (ccccccc)",
+            ],
+        ),
+        (
+            (side("a"), side("b")),
+            True,
+            [
+                "workload: mynet aaaaaaa -> bbbbbbb",
+                "both sides import identical code: this is an A/A comparison",
+                "measured with ddp-bench 0.1.0 (ccccccc)",
+            ],
+        ),
+        (
+            (side("a"), side("a", versions={"torch": "2.16"})),
+            True,
+            [
+                "workload: mynet aaaaaaa",
+                "both sides import identical code: what differs is the environment",
+                "measured with ddp-bench 0.1.0 (ccccccc)",
+            ],
+        ),
+        (
+            (side("a"), side("b", ddp_bench={"version": "0.2.0"}, git={})),
+            False,
+            [
+                "workload: mynet aaaaaaa -> bbbbbbb",
+                "both runs imported identical code of the workload",
+                "measured with ddp-bench 0.1.0 (ccccccc) -> 0.2.0",
+            ],
+        ),
+        (({}, side("b")), False, ["workload: not recorded -> mynet bbbbbbb"]),
+        (
+            ({"workload": {"file": "net.py"}}, side("b")),
+            False,
+            ["workload: net.py in no repository with a commit -> mynet bbbbbbb"],
+        ),
+        (({"workload": "?", "git": 3}, {"workload": {}}), False, []),
+    ],
+)
+def test_the_commits_are_named(
+    *, sides: tuple[dict[str, Any], dict[str, Any]], interleaved: bool, lines: list[str]
+) -> None:
+    assert Code(*sides, interleaved=interleaved).lines() == lines
+
+
+def test_code_that_was_edited_between_launches_is_refused() -> None:
+    check_one_code([side("a"), side("b")])
+    check_one_code([OWN, OWN])
+    with pytest.raises(UsageError, match="was changed while it was measured"):
+        check_one_code([side("a"), side("a"), side("a", "y")])
+
+
+def test_every_form_of_output_tells_the_commits() -> None:
+    runs = [made_run(STEADY, **side(commit)) for commit in "ab"]
+    gate = compare(runs[0], runs[1], thresholds={metric.name: 0.05 for metric in METRICS})
+    line = "workload: mynet aaaaaaa -> bbbbbbb"
+    assert output.conditions(gate)[0] == line
+    assert f"- {line}" in html.unescape(output.markdown(gate, on_cpu=True))
+    code = json.loads(output.as_json(gate, on_cpu=True))["code"]
+    assert code["identical"] is True
+    assert [code[name]["workload"]["commit"] for name in ("baseline", "candidate")] == ["a" * 40, "b" * 40]
+    assert code["baseline"]["ddp_bench"] == {"version": "0.1.0"}

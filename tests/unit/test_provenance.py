@@ -1,0 +1,128 @@
+"""What a manifest says of a workload's code, against git and sha256sum themselves."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_project import commit, git
+
+from bench import provenance
+from bench.provenance import own_git_state, public_url, workload_code
+
+
+@pytest.fixture
+def modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Modules and path as they were, whatever a test imports."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+def code_of(spec: str, root: Path) -> dict[str, Any]:
+    sys.path.insert(0, str(root))
+    importlib.invalidate_caches()
+    importlib.import_module(spec.partition(":")[0])
+    return workload_code(spec)
+
+
+@pytest.mark.usefixtures("modules")
+def test_a_workload_is_told_by_repository_commit_and_content(tmp_path: Path) -> None:
+    top = tmp_path / "my.net"
+    files = {"src/net_k/__init__.py": "from net_k import part", "src/net_k/part.py": "A = 1", "other.py": ""}
+    made = commit(top, files)
+    git(top, "remote", "add", "origin", "https://me:secret@example.org/team/net.git")
+    code = code_of("net_k:make", top / "src")
+    digest = subprocess.check_output(["sha256sum", str(top / "src/net_k/__init__.py")], text=True).split()[0]
+    combined = code.pop("code_sha256")
+    assert code == {
+        "spec": "net_k:make",
+        "file": "src/net_k/__init__.py",
+        "sha256": digest,
+        "repository": "net",
+        "origin": "https://example.org/team/net.git",
+        "commit": made,
+        "dirty": False,
+    }
+    (top / "other.py").write_text("not imported")
+    assert workload_code("net_k:make") == code | {"code_sha256": combined, "dirty": True}
+    (top / "src/net_k/part.py").write_text("A = 2")
+    changed = workload_code("net_k:make")
+    assert changed["sha256"] == digest, "only what it imports has changed"
+    assert changed["code_sha256"] != combined
+
+
+@pytest.mark.usefixtures("modules")
+def test_the_same_code_has_the_same_hash_in_another_worktree(tmp_path: Path) -> None:
+    top, place = tmp_path / "mynet", tmp_path / "checkout"
+    commit(top, {"net_l.py": "import net_l_part", "net_l_part.py": ""})
+    git(top, "worktree", "add", "--quiet", "--detach", str(place))
+    first = code_of("net_l:make", top)
+    for name in ("net_l", "net_l_part"):
+        del sys.modules[name]
+    assert code_of("net_l:make", place) == first
+    assert first["repository"] == "mynet"
+
+
+@pytest.mark.usefixtures("modules")
+def test_a_file_that_no_commit_has_is_no_clean_state(tmp_path: Path) -> None:
+    commit(tmp_path / "mynet", {"a": ""})
+    (tmp_path / "mynet" / "net_m.py").write_text("")
+    assert code_of("net_m:make", tmp_path / "mynet")["dirty"] is True
+
+
+@pytest.mark.usefixtures("modules")
+@pytest.mark.parametrize("folder", ["elsewhere", "mynet/.venv/lib/site-packages", "mynet/ignored"])
+def test_a_workload_in_no_repository_has_its_content_alone(folder: str, tmp_path: Path) -> None:
+    """Nor is the commit told of a repository around the environment that it is installed in."""
+    commit(tmp_path / "mynet", {".gitignore": "ignored\n"})
+    root = tmp_path / folder
+    (root / "net_n").mkdir(parents=True)
+    (root / "net_n" / "net.py").write_text("")
+    code = code_of("net_n.net:make", root)
+    assert set(code) == {"spec", "file", "sha256", "code_sha256"}
+    assert code["file"] == "net_n/net.py"
+
+
+def test_a_repository_around_an_installed_ddp_bench_is_not_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit(tmp_path, {"a": ""})
+    (tmp_path / ".venv" / "bench").mkdir(parents=True)
+    (tmp_path / ".venv" / "bench" / "__init__.py").write_text("")
+    monkeypatch.setattr(provenance, "ROOT", tmp_path / ".venv")
+    assert own_git_state() == {}
+    made = commit(tmp_path, {})
+    assert own_git_state() == {"commit": made, "dirty": False}, "now it is under version control there"
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://me:secret@example.org/a/b.git?token=c", "https://example.org/a/b.git"),
+        ("ssh://git@example.org:22/a/b", "ssh://example.org:22/a/b"),
+        ("git@example.org:a/b.git", "example.org:a/b.git"),
+        ("/home/me/b", None),
+        ("../b", None),
+        ("file:///home/me/b", None),
+        ("C:/me/b", None),
+    ],
+)
+def test_a_url_is_shown_without_credentials_and_places_of_this_machine(url: str, shown: str | None) -> None:
+    assert public_url(url) == shown
+
+
+def test_git_is_asked_of_the_folder_also_within_a_hook(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit(tmp_path / "hooked", {"a": ""})
+    commit(tmp_path / "mynet", {"a": ""})
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "hooked" / ".git"))
+    assert provenance.repository_of(tmp_path / "mynet") == tmp_path / "mynet"
