@@ -1,4 +1,4 @@
-"""Gate a run against a baseline: exit status 0 pass, 1 regression, 2 usage or bad input, 3 not comparable."""
+"""Gate a run against a baseline: exit 0 pass, 1 regression, 2 bad input, 3 not comparable, 4 not measured."""
 
 from __future__ import annotations
 

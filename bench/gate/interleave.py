@@ -20,7 +20,7 @@ from pathlib import Path
 from bench.cluster.process import end_all, ended_with_us, huge_pages_env, uninterrupted
 from bench.cluster.scratch import PREFIX, locks, scratch_folder
 from bench.cluster.turns import turn_server
-from bench.errors import UsageError
+from bench.errors import ExitCode, NotMeasuredError, UsageError
 
 HERE = Path(__file__).resolve().parents[2]
 """This checkout."""
@@ -46,7 +46,7 @@ def measure_in_turns(
     """Run `bench.run arguments` of all checkouts in turns; their results folders, in that order.
 
     Whatever is raised meanwhile, such as by a signal's handler, first ends the runs. Raises UsageError with
-    the last line that a run said if it fails.
+    the last line that a run said if it fails, NotMeasuredError where it could not measure what was asked for.
     """
     outs = [folder / checkout.name for checkout in checkouts]
     runs: list[subprocess.Popen[str]] = []
@@ -68,7 +68,9 @@ def measure_in_turns(
     for checkout, run, account in zip(checkouts, runs, accounts, strict=True):
         if run.returncode != 0:
             last = (account.strip().splitlines() or ["it said nothing"])[-1]
-            raise UsageError(f"the {checkout.name} side ended with status {run.returncode}: {last}")
+            measured_nothing = run.returncode == ExitCode.NOT_MEASURED
+            error = NotMeasuredError if measured_nothing else UsageError
+            raise error(f"the {checkout.name} side ended with status {run.returncode}: {last}")
     if server.turns == 0:
         raise UsageError("the two sides did not take turns; the older one may know nothing of them yet")
     return outs
