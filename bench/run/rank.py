@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from bench.cluster.meeting import host_name
 from bench.cluster.process import is_first
 from bench.cluster.ranks import Cluster, PeerLostError, RankInfo, check_alike, described_host, gpus_by_rank
 from bench.console import Console
-from bench.errors import ExitCode, UsageError
+from bench.errors import ExitCode, UsageError, UserCodeError
 from bench.findings.findings import conclude
 from bench.findings.links import link_cautions
 from bench.findings.stability import cautions, target_of
@@ -93,6 +94,8 @@ class Rank:
         except UsageError as error:
             if self._opened is None:
                 raise
+            if isinstance(error, UserCodeError):
+                traceback.print_exception(error.__cause__)
             print(f"bench.run: error: {error}", file=sys.stderr)
             finish_quietly(self._opened.recorder.folder, STOPPED_BY_ERROR, lock=self._opened.lock)
             sys.stderr.flush()
