@@ -13,11 +13,13 @@ class ExitCode(IntEnum):
     OK = 0
     """Done; nothing is wrong."""
     FAILED = 1
-    """Done, and the outcome is bad: a regression, an unfit machine, no case measured, ranks that die."""
+    """Done, and the answer is bad: a regression, a case that a candidate lacks, an unfit machine."""
     USAGE = 2
     """The command was asked for something that it cannot do."""
     NOT_COMPARABLE = 3
     """Two runs, or a run and its resumption, were measured under different conditions, or noise hides all."""
+    NOT_MEASURED = 4
+    """What was asked for could not be measured: every case of a mode failed, or the ranks die."""
     INTERRUPTED = 130
     """Ctrl-C or SIGTERM; what was measured is kept."""
 
@@ -44,10 +46,14 @@ class AgreedError(UsageError):
     """Every rank of the job raises it; the first rank alone prints it."""
 
 
-class GaveUpError(UsageError):
-    """Restarting leads nowhere."""
+class NotMeasuredError(UsageError):
+    """What was asked for could not be measured."""
 
-    exit_code = ExitCode.FAILED
+    exit_code = ExitCode.NOT_MEASURED
+
+
+class GaveUpError(NotMeasuredError):
+    """Restarting leads nowhere."""
 
 
 class NotComparableError(UsageError):

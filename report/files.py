@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from bench.findings.wording import mib, number
 from bench.results.disk import read_bytes
+from bench.results.store import FAILURES
 from bench.scaling.document import Predictions
 from bench.text import csv_cell, csv_text
 from report.model import Download, Hyperlink, RunFiles
@@ -58,7 +59,9 @@ def _of_run(folder: Path, page_folder: Path, key: str) -> RunFiles:
             written = _without_formulas(written)
         size = f"{number(num_bytes / 1024)} KiB"
         downloads.append(Download(f"{key}-{name.replace('.', '-')}", name, media_type, size, written))
-    return RunFiles(tuple(downloads), tuple(left_out), _traces(folder, page_folder))
+    below = _below(folder, page_folder)
+    traces = {} if below is None else _traces(folder, below)
+    return RunFiles(tuple(downloads), tuple(left_out), traces, _failures(folder, below))
 
 
 def _without_formulas(table: str) -> str:
@@ -72,15 +75,28 @@ def _without_formulas(table: str) -> str:
     return safe.getvalue()
 
 
-def _traces(folder: Path, page_folder: Path) -> dict[str, tuple[Hyperlink, ...]]:
-    """Return links by case, lowest rank first; none unless the run lies in the page's folder.
+def _below(folder: Path, page_folder: Path) -> Path | None:
+    """Return the way from the page to the run, where the run lies in the page's folder.
 
     Links are relative, so the page and the run have to move together.
     """
     try:
-        below = folder.resolve().relative_to(page_folder.resolve())
+        return folder.resolve().relative_to(page_folder.resolve())
     except ValueError:
-        return {}
+        return None
+
+
+def _failures(folder: Path, below: Path | None) -> dict[str, Hyperlink]:
+    """Return what is kept of failed cases, by its name in the run's folder."""
+    names = sorted(f"{FAILURES}/{path.name}" for path in (folder / FAILURES).glob("*.txt"))
+    return {
+        name: Hyperlink(name, "" if below is None else f"./{quote((below / name).as_posix())}")
+        for name in names
+    }
+
+
+def _traces(folder: Path, below: Path) -> dict[str, tuple[Hyperlink, ...]]:
+    """Return links by case, lowest rank first."""
     found: dict[str, list[tuple[int, Hyperlink]]] = {}
     for path in sorted((folder / "traces").glob("*.json.gz")):
         if (match := _TRACE.fullmatch(path.name)) is not None:

@@ -72,11 +72,15 @@ class Download:
 
 @dataclass(frozen=True)
 class RunFiles:
-    """What the page offers of a run's files: traces by case; `left_out` says what is not carried and why."""
+    """What the page offers of a run's files: traces by case; `left_out` says what is not carried and why.
+
+    `failures` are by their name in the run's folder; the address is empty where the page cannot lead there.
+    """
 
     downloads: tuple[Download, ...] = ()
     left_out: tuple[str, ...] = ()
     traces: Mapping[str, tuple[Hyperlink, ...]] = field(default_factory=dict)
+    failures: Mapping[str, Hyperlink] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

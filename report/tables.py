@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import pandas as pd
@@ -26,11 +26,12 @@ from bench.findings.wording import (
 )
 from bench.layout import BucketLayout
 from bench.results.comparisons import Comparison
+from bench.results.store import failure_file
 from bench.results.typical import Typical
 from report.communication import communication
 from report.compiling import compiling
 from report.fields import APART, CASE_ID, NAME, SHARED, Field, Links, interval, linked, table, value, whole
-from report.model import Table, TableColumn
+from report.model import Hyperlink, Table, TableColumn
 from report.rates import EPOCH_IMAGES
 from report.roofline import roofline
 from report.select import throughput_ratio, unshared
@@ -129,7 +130,6 @@ UNMEASURED: tuple[Field, ...] = (
     SHARED,
     (TableColumn("DDP settings"), settings_label),
     (TableColumn("Reason", "long"), lambda row: text(row["reason"])),
-    CASE_ID,
 )
 
 _RESULTS_NOTE = (
@@ -216,7 +216,23 @@ def tables(
     return tuple(made_table for made_table in made if made_table is not None)
 
 
-def unmeasured(cases: pd.DataFrame) -> Table | None:
-    """Tabulate every case without a measurement, and why."""
+def unmeasured(cases: pd.DataFrame, failures: Mapping[str, Hyperlink]) -> Table | None:
+    """Tabulate every case without a measurement, and why; `failures` are the kept tracebacks by file."""
+
+    def kept(row: Row) -> tuple[Hyperlink, ...]:
+        found = failures.get(failure_file(text(row["case_id"]))) if row["status"] != "skipped" else None
+        return () if found is None else (found,)
+
     rows = cases[cases["status"] != "ok"]
-    return table("Not measured", "Planned cases that have no numbers, and why.", rows, (), UNMEASURED)
+    tracebacks = (
+        TableColumn("Tracebacks", "links"),
+        lambda row: " ".join(one.label for one in kept(row)),
+    )
+    return table(
+        "Not measured",
+        "Planned cases that have no numbers, and why.",
+        rows,
+        (),
+        (*UNMEASURED, tracebacks, CASE_ID),
+        links=lambda row: tuple(one for one in kept(row) if one.href),
+    )

@@ -133,7 +133,7 @@ def _run_view(
         tables=_tables(run, named, rounds.links(by_case), typical, comparisons, price),
         rounds=by_case,
         files=files,
-        unmeasured=tables.unmeasured(cases),
+        unmeasured=tables.unmeasured(cases, files.failures),
         conditions=conditions.groups(run.manifest, cases),
         condition_tables=(ranks,) if ranks else (),
         topology=conditions.topology(run.manifest),

@@ -14,10 +14,11 @@ from bench.cli import command
 from bench.conditions import part
 from bench.estimate import MIN_ROUNDS
 from bench.findings.answers import Verdict, by_compile_label, headline
-from bench.findings.wording import about
+from bench.findings.uncertainty import failed_modes
+from bench.findings.wording import about, text
 from bench.results.comparisons import OPEN, Comparison, margin_of
 from bench.results.recorder import resume_command
-from bench.settings import STEP_DEFAULTS, as_options
+from bench.settings import STEP_DEFAULTS, as_options, options_of
 from bench.text import visible
 
 MOST_S = 7200.0
@@ -36,6 +37,12 @@ CARRIED = (
 """Settings that say what trains; a next command about the same training repeats them."""
 
 
+LOOKS_FOR_UNUSED = "--find-unused-parameters on"
+"""What the reason of a DDP case names that waits for gradients of parameters without one."""
+
+_ALL_BUT_WHERE = {setting.name for setting in options_of()} - {"out"}
+
+
 @dataclass(frozen=True)
 class NextStep:
     """What to run next."""
@@ -51,8 +58,15 @@ def next_step(
     comparisons: Sequence[Comparison],
     verdicts: Sequence[Verdict],
 ) -> NextStep | None:
-    """Say what would answer what is open, or what comes after it; None where nothing was measured."""
-    if not verdicts:
+    """Say what would answer what is open, or what comes after it.
+
+    None where nothing was measured, or a mode failed: what is to be mended first is in the reasons.
+    """
+    settings = part(manifest, "settings")
+    failed = cases[cases["mode"].isin(failed_modes(cases, cases["mode"].unique()))]
+    if any(LOOKS_FOR_UNUSED in text(reason) for reason in failed["reason"]):
+        return _with_unused_parameters(settings, set(failed["mode"]) - {"ddp"})
+    if not verdicts or not failed.empty:
         return None
     if any(verdict.is_open for verdict in verdicts):
         return _more(folder, manifest, cases, comparisons)
@@ -61,11 +75,19 @@ def next_step(
     num_devices = int(here["num_devices"].iloc[0])
     step_ms = ddp["step_ms"].fillna(ddp["step_ms_p50"])  # schema 1 has the median alone
     if not ddp.empty and (ddp["exposed_comm_ms"] / step_ms).min() >= WORTH_TUNING:
-        options = as_options(_eager_of_several(part(manifest, "settings")), CARRIED)
+        options = as_options(_eager_of_several(settings), CARRIED)
         search = command("tune", "--gpus", str(num_devices), *options)
         return NextStep("search for better buckets", visible(search))
     save = command("gate", "--save-baseline", str(folder))
     return NextStep("keep this run, to hold later ones against it", visible(save))
+
+
+def _with_unused_parameters(settings: Mapping[str, Any], failed: set[str]) -> NextStep:
+    """Measure DDP as it can train here, without the modes that `failed` for another reason."""
+    modes = [mode for mode in settings.get("modes", []) if mode not in failed]
+    wanted = {**settings, "modes": modes, "find_unused_parameters": [True]}
+    again = command("run", *as_options(wanted, _ALL_BUT_WHERE))
+    return NextStep("let DDP search for parameters without gradient", visible(again))
 
 
 def _eager_of_several(settings: Mapping[str, Any]) -> dict[str, Any]:

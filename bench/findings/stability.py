@@ -124,7 +124,7 @@ def _few_rounds(found: Mapping[str, ByRound]) -> Caution | None:
         case_id=worst,
         text=f"{_of_cases(few, found)} fewer than {FEWEST_ROUNDS} rounds ({worst}: {len(found[worst])}): "
         "intervals are wide, and drift or two levels could not be seen",
-        advice="bench.run --rounds 10, or a longer --max-time",
+        advice=f"{speaker('run')} --rounds 10, or a longer --max-time",
     )
 
 

@@ -1,24 +1,64 @@
-"""Names the cases of a run that were tried and have no number."""
+"""Names the cases of a run that were tried and have no number, and modes without a case that has one."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pandas as pd
 
-from bench.findings.wording import case_name
+from bench.findings.wording import case_name, text
 
 _NAMED = 3
 _REASON_LENGTH = 160
 
 
 def unmeasured(cases: pd.DataFrame) -> list[str]:
-    """Name cases that were tried and have no number, each with its reason."""
-    broken = cases[~cases["status"].isin(["ok", "skipped"])]
+    """Name cases that were tried and have no number, each with its reason, or all with that of all."""
+    broken = _failed(cases)
     if broken.empty:
         return []
-    named = [f"{case_name(row)}: {row['status']}{_reason(row)}" for _, row in broken[:_NAMED].iterrows()]
+    told: dict[str, list[str]] = {}
+    for _, row in broken.iterrows():
+        told.setdefault(f"{row['status']}{_reason(row)}", []).append(case_name(row))
+    named, left = [], _NAMED
+    for why, names in told.items():
+        if left > 0:
+            named.append(f"{', '.join(names[:left])}: {why}")
+            left -= len(names[:left])
     more = f"; and {len(broken) - _NAMED} more" if len(broken) > _NAMED else ""
     were = "1 case was" if len(broken) == 1 else f"{len(broken)} cases were"
     return [f"{were} not measured: {'; '.join(named)}{more}."]
+
+
+def failed_modes(cases: pd.DataFrame, modes: Iterable[str]) -> list[str]:
+    """Name those of `modes` of which a case failed and none was measured."""
+    failed = set(_failed(cases)["mode"])
+    measured = set(cases.loc[cases["status"] == "ok", "mode"])
+    return [mode for mode in modes if mode in failed - measured]
+
+
+def why_not_measured(cases: pd.DataFrame, modes: Iterable[str]) -> list[str]:
+    """Say of each of `modes` without a measured case why its first failed; of a run without any, too.
+
+    Empty where a case of every mode was measured, or all of them were skipped for what the plan knew.
+    """
+    has_any = bool((cases["status"] == "ok").any())
+    found = []
+    # Without a number of any mode, the reference that nobody named may be the cause.
+    for mode in failed_modes(cases, dict.fromkeys(modes if has_any else (*modes, "single"))):
+        row = _failed(cases[cases["mode"] == mode]).iloc[0]
+        status = "" if row["status"] == "failed" else f"{row['status']}: "
+        found.append(f"every {mode} case failed: {status}{text(row['reason'])}")
+    if found or has_any:
+        return found
+    return [
+        f"nothing was measured: {text(cases['reason'].iloc[0])}" if len(cases) else "nothing was measured"
+    ]
+
+
+def _failed(cases: pd.DataFrame) -> pd.DataFrame:
+    found: pd.DataFrame = cases[~cases["status"].isin(["ok", "skipped"])]
+    return found
 
 
 def _reason(row: pd.Series) -> str:

@@ -1,4 +1,4 @@
-"""Gate a run against a baseline: exit status 0 pass, 1 regression, 2 usage or bad input, 3 not comparable."""
+"""Gate a run against a baseline: exit 0 pass, 1 regression, 2 bad input, 3 not comparable, 4 not measured."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def _measured(options: argparse.Namespace, arguments: Sequence[str]) -> tuple[Ga
         sides = both_checkouts(options.interleave, settings, arguments, options.python)
         checkouts = stack.enter_context(sides)
         for line in planned_code(*checkouts).lines():
-            console.note(f"bench.gate: {line}")
+            console.note(f"{cli.speaker()}: {line}")
         begun, launches = time.monotonic(), []
         for number in range(1, num_launches + 1):
             done = number - 1

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from bench.cli import speaker
 from bench.cluster.process import end_all, ended_with_us, huge_pages_env, uninterrupted
 from bench.cluster.scratch import PREFIX, locks, scratch_folder
 from bench.errors import UsageError
@@ -184,7 +185,7 @@ def look(side: Checkout, arguments: Sequence[str], folder: Path, top: Path) -> S
 
 def last_line(said: str) -> str:
     """The last line that a run said, without the command's name."""
-    return (said.strip().splitlines() or ["it said nothing"])[-1].removeprefix("bench.run: error: ")
+    return (said.strip().splitlines() or ["it said nothing"])[-1].removeprefix(f"{speaker('run')}: error: ")
 
 
 def refuse_uncompared(baseline: Seen, candidate: Seen, top: Path, place: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bench.cluster.process import end_all, uninterrupted
 from bench.cluster.turns import turn_server
-from bench.errors import UsageError
+from bench.errors import ExitCode, NotMeasuredError, UsageError
 from bench.gate.checkouts import Checkout, last_line
 
 END_S = 60.0
@@ -26,7 +26,7 @@ def measure_in_turns(
     """Run `bench.run arguments` of all checkouts in turns; their results folders, in that order.
 
     Whatever is raised meanwhile, such as by a signal's handler, first ends the runs. Raises UsageError with
-    the last line that a run said if it fails.
+    the last line that a run said if it fails, NotMeasuredError where it could not measure what was asked for.
     """
     outs = [folder / checkout.name for checkout in checkouts]
     runs: list[subprocess.Popen[str]] = []
@@ -47,8 +47,10 @@ def measure_in_turns(
             end_all(runs, within_s=END_S)
     for checkout, run, account in zip(checkouts, runs, accounts, strict=True):
         if run.returncode != 0:
+            measured_nothing = run.returncode == ExitCode.NOT_MEASURED
+            error = NotMeasuredError if measured_nothing else UsageError
             said = last_line(account)
-            raise UsageError(f"the {checkout.name} side ended with status {run.returncode}: {said}")
+            raise error(f"the {checkout.name} side ended with status {run.returncode}: {said}")
     if server.turns == 0:
         raise UsageError("the two sides did not take turns; the older one may know nothing of them yet")
     return outs

@@ -38,7 +38,7 @@ def read(place: Path) -> Seen:
 def main(given: Sequence[str]) -> int:
     """Prepare a run and write what it has imported; the exit code."""
     out, top, *arguments = given
-    return guarded("bench.run", lambda: _main(Path(out), Path(top), arguments))
+    return guarded("run", lambda: _main(Path(out), Path(top), arguments))
 
 
 def _main(out: Path, top: Path, arguments: Sequence[str]) -> int:

@@ -21,6 +21,10 @@ class Unsupported(RuntimeError):  # noqa: N818 - a reason to skip, not an error
     """The installed torch or this machine cannot run the case; the text is the reason."""
 
 
+class UnusedParametersError(RuntimeError):
+    """DDP waits for gradients of parameters that a step did not use; the text names them and what helps."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Place:
     """Where a rank runs. `cores` are the CPU cores of its machine that it may use, in order."""
@@ -97,6 +101,10 @@ class Mode(ABC):
     def bucket_layout(self) -> BucketLayout | None:
         """The gradient buckets in use; None where the mode has none."""
         return None
+
+    def why_stopped(self, error: RuntimeError) -> str:  # noqa: ARG002 - for those that know
+        """Say what an error of a step means, and what helps; empty where its own text says it."""
+        return ""
 
     def settle(self) -> None:
         """Called once after warm-up: stop whatever PyTorch itself samples."""

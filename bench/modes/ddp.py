@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,6 +32,9 @@ OF_TORCH_2_15 = ("batched_grad_copy", "lazy_bucket_allocation")
 
 NAMED = 3
 """Parameters that a reason names."""
+
+UNFINISHED = "Expected to have finished reduction in the prior iteration"
+"""What DDP says at the next step where one left gradients out."""
 
 LOGGED_ITERATIONS = 10
 """DDP samples its own timings in these first iterations whatever the rate."""
@@ -126,6 +130,10 @@ class DistributedMode(Mode):
         for _ in range(LOGGED_ITERATIONS):
             self.ddp.reducer.prepare_for_forward()
 
+    def why_stopped(self, error: RuntimeError) -> str:
+        """Name the parameters that a step did not use, whose gradients DDP waits for."""
+        return why_ddp_stopped(str(error), self.module)
+
     def sample_every(self, iterations: int) -> None:
         """Have DDP's logger sample every so many iterations."""
         self.ddp._set_ddp_runtime_logging_sample_rate(iterations)  # noqa: SLF001 - no public way
@@ -195,11 +203,32 @@ def why_ddp_waits(case: Case, module: nn.Module) -> str:
     unused = [name for name, p in module.named_parameters() if p.requires_grad and p.grad is None]
     if not unused:
         return ""
-    more = f" and {len(unused) - NAMED} more" if len(unused) > NAMED else ""
     return (
         "give --find-unused-parameters on, which searches the graph in every step, or --static-graph on: the "
-        f"loss does not use {', '.join(unused[:NAMED])}{more}, whose gradients DDP waits for"
+        f"loss does not use {_listed(unused)}, whose gradients DDP waits for"
     )
+
+
+def why_ddp_stopped(text: str, module: nn.Module) -> str:
+    """Say which parameters one step did not use where DDP refuses the next; empty for another error.
+
+    `text` is DDP's own, which numbers the parameters. They may differ from step to step, which a static graph
+    does not allow.
+    """
+    if UNFINISHED not in text:
+        return ""
+    numbers = re.search(r"did not receive grad for rank \d+:((?: \d+)+)", text)
+    trained = [name for name, p in module.named_parameters() if p.requires_grad]
+    unused = [trained[i] for i in map(int, numbers[1].split()) if i < len(trained)] if numbers else []
+    return (
+        "give --find-unused-parameters on, which searches the graph in every step: a step did not use "
+        f"{_listed(unused) or 'some parameters'}, whose gradients DDP waits for"
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return f"{', '.join(names[:NAMED])}{more}"
 
 
 def _constructor_settings(case: Case) -> dict[str, Any]:

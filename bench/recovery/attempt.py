@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from bench.cluster.messages import may_be_sent
-from bench.errors import UsageError
+from bench.errors import UsageError, UserCodeError
 from bench.measure.timed import BlockTimes, NonFiniteLossError
 from bench.modes import Unsupported
+from bench.modes.base import UnusedParametersError
+from bench.recovery.failures import AFTER_ANOTHER, Failure, placed
+from bench.recovery.tracebacks import formatted, place_of, text_of
 
 NO_GROUP = -1
 """Stands for the number of collectives on a rank outside the case's process group; no count is negative."""
@@ -23,6 +26,9 @@ LOST = (
     "ncclRemoteError",
 )
 """Words of gloo's and NCCL's errors on ranks whose peer has died; that peer has the reason."""
+
+ELSEWHERE = "rank 0 has the reason"
+"""What the other ranks raise where the first one failed in what it did for all."""
 
 HOST_MEMORY = re.compile(r"DefaultCPUAllocator: |[Cc]an(no|')t allocate memory|std::bad_alloc")
 """Errors of PyTorch's CPU allocator, of the system and of C++ where they find no memory."""
@@ -52,6 +58,19 @@ class Report:
     """Whether this process can measure no further: its device or its communicator is broken."""
     launched: int | None = NO_GROUP
     """Collectives that it has launched on the case's process group so far; None where it cannot be told."""
+    place: str = ""
+    """File, line and function that raised, of the user's code where it did; empty where that says nothing."""
+    traceback: str = field(default="", compare=False)
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether something went wrong."""
+        return self.status not in ("ok", "skipped")
+
+    @property
+    def is_cause(self) -> bool:
+        """Whether something went wrong here, not because another rank failed."""
+        return self.is_failure and not any(sign in self.reason for sign in (*LOST, ELSEWHERE))
 
 
 may_be_sent(Report, BlockTimes)
@@ -61,18 +80,50 @@ def attempt(work: Callable[[], Any] | None) -> Report:
     """Run `work`, turning what can go wrong with one case into a report about it."""
     try:
         return Report(value=work() if work else None)
+    except UserCodeError as error:
+        return _with_traceback(error)
     except UsageError:
         raise
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a model raises fails its case alone
-        return report_of(error)
+        return _with_traceback(error)
+
+
+def _with_traceback(error: BaseException) -> Report:
+    found = report_of(error)
+    if not found.is_failure:
+        return found
+    # Where memory ran out says little, and the reason says what helps.
+    place = place_of(error) if found.status == "failed" else ""
+    return replace(found, place=place, traceback=formatted(error))
+
+
+def failure_in(reports: Sequence[Report]) -> Failure | None:
+    """What ended a case, from every rank's report in rank order; None where all are well.
+
+    A rank that failed because another one did is no cause, unless no other is known.
+    """
+    bad = [r for r in reports if r.status != "ok"]
+    if not bad:
+        return None
+    cause = next((r for r in bad if r.is_cause), bad[0])
+    ranks = {rank: _account(r, any_cause=cause.is_cause) for rank, r in enumerate(reports)}
+    return Failure(cause.status, placed(cause.reason, cause.place), ranks)
+
+
+def _account(report: Report, *, any_cause: bool) -> str:
+    if not report.is_failure:
+        return "did not fail"
+    if any_cause and not report.is_cause:
+        return f"{AFTER_ANOTHER}: {report.reason}"
+    return f"raised\n{report.traceback}"
 
 
 def report_of(error: BaseException) -> Report:
     """What an error means for its case, and for the process that raised it."""
-    text, broken = str(error), is_broken_by(error)
+    text, broken = text_of(error), is_broken_by(error)
     if isinstance(error, Unsupported):
         return Report("skipped", text)
-    if isinstance(error, NonFiniteLossError):
+    if isinstance(error, NonFiniteLossError | UnusedParametersError | UserCodeError):
         return Report("failed", text)
     if isinstance(error, MemoryError) or HOST_MEMORY.search(text):
         return Report("oom", f"out of host memory; {TOO_LARGE}", restart=broken)
@@ -83,12 +134,12 @@ def report_of(error: BaseException) -> Report:
 
 def is_out_of_gpu_memory(error: BaseException) -> bool:
     """Whether it says that a GPU, or the host memory that its driver locks, is full."""
-    return isinstance(error, torch.OutOfMemoryError) or bool(GPU_MEMORY.search(str(error)))
+    return isinstance(error, torch.OutOfMemoryError) or bool(GPU_MEMORY.search(text_of(error)))
 
 
 def is_broken_by(error: BaseException) -> bool:
     """Whether the process that raised it can use its device, or its process group, no more."""
-    text = str(error)
+    text = text_of(error)
     if isinstance(error, dist.DistError) or BROKEN_GROUP.search(text):
         return True
     is_of_device = isinstance(error, torch.AcceleratorError) or bool(BROKEN_CONTEXT.search(text))
@@ -97,9 +148,11 @@ def is_broken_by(error: BaseException) -> bool:
 
 def _first_line(error: BaseException) -> str:
     """`Type: message`, where the message has something to say."""
-    name, text = type(error).__name__, str(error).strip()
+    name, text = type(error).__name__, text_of(error).strip()
     if text.startswith("Caught "):
         # Raised in a replica's thread or a loader's process: torch puts its traceback before it.
         text = text.rpartition(f"{name}: ")[2]
-    first = (text.splitlines() or [""])[0]
+    first, *more = [line.strip() for line in text.splitlines() if line.strip()] or [""]
+    if first.endswith(":") and more:
+        first = f"{first} {more[0]}"  # the compiler's "backend='inductor' raised:"
     return f"{name}: {first}" if first else name

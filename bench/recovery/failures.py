@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from bench.cluster.sysfs import ranges
 from bench.results.journal import JOURNAL, State, read
 from bench.settings import ResolvedSettings
+from bench.text import visible
 
 RESTART_EXIT_CODE = 75
 """A rank that cannot go on alone (EX_TEMPFAIL): the launcher is to start all ranks again."""
@@ -49,12 +51,35 @@ TURN_S = 900.0
 """Limit for the blocks of another run's turn; a turn may also be the preparation of a case."""
 
 
+AFTER_ANOTHER = "ended because another rank failed"
+"""What is said of a rank that is not the cause."""
+
+
 @dataclass(frozen=True)
 class Failure:
     """Status and reason of a case that a fault ended."""
 
     status: str
     reason: str
+    ranks: Mapping[int, str] = field(default_factory=dict, compare=False)
+    """How it went on each rank that is known of, for the kept file: one line, then a traceback or stacks."""
+
+
+def placed(reason: str, *where: str) -> str:
+    """A reason with what is known of where it came from: `ValueError: late bug (net.py:31, in forward)`."""
+    known = "; ".join(filter(None, where))
+    return f"{reason} ({known})" if known else reason
+
+
+def written(title: str, found: Failure) -> str:
+    """What is kept of a failure: what failed when and why, then each rank; ranks that say the same as one."""
+    told: dict[str, list[int]] = {}
+    for rank, text in sorted(found.ranks.items()):
+        told.setdefault(text.strip(), []).append(rank)
+    parts = [title, found.reason, ""]
+    for text, ranks in told.items():
+        parts += [f"{'rank' if len(ranks) == 1 else 'ranks'} {ranges(ranks)}: {text}", ""]
+    return "\n".join(visible(line.expandtabs()) for part in parts for line in part.split("\n")) + "\n"
 
 
 def preparing_s(settings: ResolvedSettings, num_forwards: int = 0) -> float:
@@ -125,6 +150,20 @@ def failure_of(exit_codes: Mapping[int, int], *, what: str, out_of_memory: bool)
     `exit_codes` may be empty where the launcher does not tell; `out_of_memory` says that the kernel's OOM
     killer struck meanwhile.
     """
+    found = _cause(exit_codes, what, out_of_memory=out_of_memory)
+    return replace(found, ranks={rank: _end(code) for rank, code in exit_codes.items()})
+
+
+def _end(code: int) -> str:
+    """How a rank ended, by its exit code."""
+    if code == RESTART_EXIT_CODE:
+        return AFTER_ANOTHER
+    if code == TIMEOUT_EXIT_CODE:
+        return "ended itself: rank 0 did not answer"
+    return f"was killed by {_signal(-code)}" if code < 0 else f"ended with exit code {code}"
+
+
+def _cause(exit_codes: Mapping[int, int], what: str, *, out_of_memory: bool) -> Failure:
     # The launcher ends the survivors with SIGTERM: that tells of no cause.
     killed = {rank: -code for rank, code in exit_codes.items() if code < 0 and code != -signal.SIGTERM}
     # A rank that has lost a peer leaves with RESTART_EXIT_CODE; only who died first is the cause.
@@ -135,18 +174,18 @@ def failure_of(exit_codes: Mapping[int, int], *, what: str, out_of_memory: bool)
     if TIMEOUT_EXIT_CODE in exit_codes.values():
         return Failure("timeout", f"rank 0 did not answer in {what}; stacks are on standard error")
     if killed:
-        number = killed[min(killed)]
-        return Failure("failed", f"{who} was killed by signal {number} ({_signal_name(number)}) in {what}")
+        return Failure("failed", f"{who} was killed by {_signal(killed[min(killed)])} in {what}")
     if any(code == -signal.SIGTERM for code in exit_codes.values()):
-        return Failure("failed", f"a rank was ended by signal 15 (SIGTERM) in {what}")
+        return Failure("failed", f"a rank was ended by {_signal(signal.SIGTERM)} in {what}")
     return Failure("failed", f"a rank ended unexpectedly in {what}")
 
 
-def _signal_name(number: int) -> str:
+def _signal(number: int) -> str:
     try:
-        return signal.Signals(number).name
+        name = signal.Signals(number).name
     except ValueError:
-        return "unknown"
+        name = "unknown"
+    return f"signal {int(number)} ({name})"
 
 
 def oom_kills() -> int | None:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from bench.cluster.ranks import Cluster, waiting_for
 from bench.cluster.turns import TURNS_ENV
 from bench.measure.memory import release_memory
-from bench.recovery.attempt import LOST, NO_GROUP, Report, attempt
+from bench.recovery.attempt import NO_GROUP, Report, attempt
 from bench.recovery.failures import LEAST_S
 from bench.recovery.watchdog import Watchdog
 from bench.results.recorder import Recorder
@@ -63,8 +63,10 @@ class Lockstep:
         self._cluster.barrier()
         started_s = self.elapsed_s()
         mine = replace(attempt(work), launched=_launched(group))
-        if mine.status in ("failed", "oom") and not any(sign in mine.reason for sign in LOST):
-            self._watchdog.tell(mine.status, mine.reason, at_once=mine.restart)
+        if mine.is_cause:
+            self._watchdog.tell(
+                mine.status, mine.reason, place=mine.place, traceback=mine.traceback, at_once=mine.restart
+            )
         reports = self._cluster.gather(mine)
         self.idle()
         return started_s, reports

@@ -17,8 +17,9 @@ from bench.cluster.meeting import host_name
 from bench.cluster.messages import may_be_sent
 from bench.conditions import Question, differences
 from bench.errors import GaveUpError, NotComparableError, UsageError
+from bench.findings.uncertainty import why_not_measured
 from bench.plan import Planned
-from bench.recovery.failures import Failure, failure_of, is_stuck, progress_of
+from bench.recovery.failures import Failure, failure_of, is_stuck, progress_of, written
 from bench.results import store
 from bench.results.disk import read_bytes, read_json
 from bench.results.journal import JOURNAL, MOST_JOURNAL_BYTES, State, read
@@ -111,6 +112,7 @@ def open_run(
         lock = FolderLock(folder)
         recorder = Recorder.reopen(folder)
         if earlier is not None:
+            _check_worth_it(recorder, settings)
             notes = _settle_fault(recorder, hellos)
             _check_devices(recorder.manifest(), manifest)
         else:
@@ -153,6 +155,13 @@ def _is_of(folder: Path, run_id: str) -> bool:
     return isinstance(last, dict) and last.get("run_id") == run_id
 
 
+def _check_worth_it(recorder: Recorder, settings: Settings) -> None:
+    """Raise GaveUpError where a launcher starts the ranks of a run again that ended without a mode."""
+    reasons = why_not_measured(recorder.cases, settings.modes)
+    if recorder.journal.state.ended in tuple(Completion) and reasons:
+        raise GaveUpError(f"the run has ended, and to start its ranks again changes nothing: {reasons[0]}")
+
+
 def _check_devices(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raise GaveUpError where ranks that started again have other devices: a GPU that fell off the bus."""
     gpus = [[rank.get("gpu") for rank in one.get("ranks", [])] for one in (then, now)]
@@ -188,12 +197,19 @@ def _settle_fault(recorder: Recorder, hellos: Sequence[RankHello]) -> list[str]:
 
 
 def fail_case(recorder: Recorder, index: int, found: Failure) -> str:
-    """Write down why a case ends here; the sentence for the user."""
-    case_id = recorder.journal.state.plan[index].case.case_id
+    """Write down why a case ends here, and what its ranks say; the sentence for the user."""
+    state = recorder.journal.state
+    case_id = state.plan[index].case.case_id
+    what = (state.under_way or {}).get("what", "")
     kept = any(c == case_id and phase == "timed" for c, phase, _ in recorder.measured())
     reason = f"{found.reason}; its finished rounds are kept" if kept else found.reason
     recorder.set_outcome(index, found.status, reason)
-    return f"{case_id}: {found.status}: {reason}"
+    said = f"{case_id}: {found.status}: {reason}"
+    if found.status == "skipped":
+        return said
+    now = datetime.now(UTC).isoformat(sep=" ", timespec="seconds")
+    path = recorder.add_failure(case_id, written(f"{now}  {case_id}: {found.status} in {what}", found))
+    return f"{said}; {store.shown(path)}"
 
 
 def _retry_failed_cases(recorder: Recorder) -> None:

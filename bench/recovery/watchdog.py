@@ -30,7 +30,8 @@ from bench.cli import speaker
 from bench.cluster.meeting import Meeting, Peer, meet
 from bench.cluster.process import STOP_SIGNALS, process_name
 from bench.cluster.ranks import waits_for
-from bench.recovery.failures import RESTART_EXIT_CODE, TIMEOUT_EXIT_CODE, Failure
+from bench.recovery.failures import AFTER_ANOTHER, RESTART_EXIT_CODE, TIMEOUT_EXIT_CODE, Failure, placed
+from bench.recovery.tracebacks import MOST_CHARACTERS
 
 FOREVER = timedelta(days=20)
 """A thread waits so long for alarms: longer than any run, and short enough for the store's milliseconds."""
@@ -91,13 +92,16 @@ class Watchdog:
             if self._deadline_s < self._wakes_s:
                 self._changed.notify()
 
-    def tell(self, status: str, reason: str, *, at_once: bool = False) -> None:
+    def tell(
+        self, status: str, reason: str, *, place: str = "", traceback: str = "", at_once: bool = False
+    ) -> None:
         """Tell rank 0 of an error of this rank; it waits a little, for the others may have it too.
 
         `at_once`: the ranks have to start again whatever the others do. NCCL's own watchdog ends a process
         whose device is lost within a second, and with it the reason.
         """
         error = {"kind": "error", "piece": self._piece, "status": status, "reason": reason}
+        error |= {"place": place, "traceback": traceback}
         with contextlib.suppress(RuntimeError):
             self._send({**error, "grace_s": 0.0 if at_once else ERROR_GRACE_S})
 
@@ -158,8 +162,8 @@ class Watchdog:
                 alarm = json.loads(store.get(key))
                 if alarm["kind"] == "close":
                     return
-                self._handle(alarm, store)
                 number += 1
+                self._handle(alarm, store, number)
         except RuntimeError:
             if self._closed:
                 return
@@ -169,7 +173,8 @@ class Watchdog:
             time.sleep(LAST_RESORT_S)
             os._exit(RESTART_EXIT_CODE)
 
-    def _handle(self, alarm: dict[str, Any], store: TCPStore) -> None:
+    def _handle(self, alarm: dict[str, Any], store: TCPStore, following: int) -> None:
+        """Answer an alarm, or act on it on rank 0; `following` is the number of the next one."""
         if alarm["kind"] == "timeout":
             answer = {"waits_for": waits_for(), "where": self._where(), "stacks": stacks()}
             store.set(self._key(f"stacks{self._rank}"), json.dumps(answer))
@@ -179,8 +184,20 @@ class Watchdog:
             deadline_s = time.monotonic() + alarm["grace_s"]
             while self._piece <= alarm["piece"]:
                 if time.monotonic() > deadline_s:
-                    self._on_loss(Failure(alarm["status"], f"{alarm['reason']} (rank {alarm['rank']})"))
+                    self._on_loss(self._raised(alarm, store, following))
                 time.sleep(0.1)
+
+    def _raised(self, alarm: dict[str, Any], store: TCPStore, following: int) -> Failure:
+        """What an error of a rank ends, with those of other ranks in the same piece of work."""
+        ranks = {peer.rank: AFTER_ANOTHER for peer in self._peers}
+        alarms = [alarm]
+        while store.check([self._key(f"alarm{following}")]):
+            alarms.append(json.loads(store.get(self._key(f"alarm{following}"))))
+            following += 1
+        same = [one for one in alarms if one["kind"] == "error" and one["piece"] == alarm["piece"]]
+        ranks |= {one["rank"]: f"raised\n{one['traceback']}" for one in same}
+        reason = placed(alarm["reason"], alarm["place"], f"rank {alarm['rank']}")
+        return Failure(alarm["status"], reason, ranks)
 
     def _timed_out(self, alarm: dict[str, Any], store: TCPStore) -> Failure:
         """Collect the stacks of the ranks that answer, kill those that do not, and say who is late."""
@@ -197,9 +214,14 @@ class Watchdog:
         for rank in missing:
             _kill(self._peers[rank])
         where = "" if self._folder is None else "; stacks are in logs/"
+        ranks = dict.fromkeys(sorted(missing), "gave no answer")
+        for rank, answer in sorted(answers.items()):
+            did = f"waited for {answer['waits_for']}" if answer["waits_for"] else "was at work"
+            ranks[rank] = f"{did}\n{answer['stacks'][:MOST_CHARACTERS]}"
         return Failure(
             "timeout",
             f"no end of {alarm['what']} within {alarm['limit_s']:g} s: {self._who_is_late(answers)}{where}",
+            ranks,
         )
 
     def _who_is_late(self, answers: Mapping[int, Mapping[str, str]]) -> str:

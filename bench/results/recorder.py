@@ -136,6 +136,11 @@ class Recorder:
         with self._writing():
             self.journal.write({"outcome": [index, status, reason, known]}, sync=True)
 
+    def add_failure(self, case_id: str, text: str) -> Path:
+        """Keep what the ranks say of a failure of a case; the file, which has those before, too."""
+        with self._writing():
+            return self._writer.append_failure(case_id, text)
+
     def set_layout(self, case_id: str, layout: BucketLayout | None) -> None:
         """The gradient buckets of a DDP case."""
         if layout is None or self.journal.state.layouts.get(case_id) == layout:

@@ -6,6 +6,7 @@ import contextlib
 import csv
 import errno
 import fcntl
+import hashlib
 import io
 import json
 import os
@@ -30,8 +31,17 @@ from bench.text import csv_cell
 MANIFEST = "manifest.json"
 CALIBRATION = "calibration.json"
 TUNE = "tune.json"
+FAILURES = "failures"
+"""Folder of what is kept of failed cases."""
+
+MOST_FAILURE_BYTES = 4 * 2**20
+"""Of one case's file: hundreds of failures of a few ranks, or one of a hundred ranks."""
+
 LOCK = ".lock"
 """The file that a run holds locked; its text names the process."""
+
+_MOST_NAME = 150
+"""Characters of a file's name before its ending; file systems take 255 bytes."""
 
 MEASURED = frozenset({*FILES, MANIFEST, JOURNAL, CALIBRATION, TUNE, LOCK})
 """Files of a results folder that cannot be made again, by name: no command writes its output over one."""
@@ -50,6 +60,19 @@ class RunData:
     comparisons: pd.DataFrame = field(default_factory=lambda: typed_frame([], FILES["comparisons.csv"]))
     longest_only: bool = False
     """Whether `blocks` has only the longest rank of each block: all of them would not fit into memory."""
+
+
+def failure_file(case_id: str) -> str:
+    """Name, within a run's folder, of the file that keeps the failures of a case."""
+    safe = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "-" for c in case_id).lstrip(".")
+    if safe != case_id or len(safe) > _MOST_NAME:
+        safe = f"{safe[:_MOST_NAME]}-{hashlib.sha256(case_id.encode(errors='replace')).hexdigest()[:8]}"
+    return f"{FAILURES}/{safe}.txt"
+
+
+def shown(path: Path) -> str:
+    """A path for the terminal: relative to the current folder where it lies below it."""
+    return os.path.relpath(path) if path.resolve().is_relative_to(Path.cwd()) else str(path)
 
 
 def default_folder(*, host: str, name: str, root: Path = Path("results")) -> Path:
@@ -174,6 +197,23 @@ class RunWriter:
         folder = self.folder / "traces"
         make_folder(folder)
         replace_file(folder / name, lambda path: path.write_bytes(content))
+
+    def append_failure(self, case_id: str, text: str) -> Path:
+        """Append to the file of a case in `failures/`, which begins anew where it has become too long."""
+        path = self.folder / failure_file(case_id)
+        make_folder(path.parent)
+        content = text.encode("utf-8", errors="backslashreplace")
+        descriptor = open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        try:
+            if os.fstat(descriptor).st_size + len(content) > MOST_FAILURE_BYTES:
+                os.ftruncate(descriptor, 0)
+                left_out = f"What stood here before is left out: more than {MOST_FAILURE_BYTES:,d} bytes.\n\n"
+                content = left_out.encode() + content[:MOST_FAILURE_BYTES]
+            append(descriptor, content)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        return path
 
     def replace(self, name: str, rows: pd.DataFrame) -> None:
         """Replace `cases.csv` or `buckets.csv` as a whole, so that a reader never sees half a table."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
+from typing import TypeVar
 
 from bench.cluster.ranks import Cluster, RankInfo
 from bench.cluster.turns import TURNS_ENV, TurnClient
@@ -13,9 +14,10 @@ from bench.measure.clock import make_clock
 from bench.measure.memory import release_memory
 from bench.measure.telemetry import FAILED, Telemetry
 from bench.measure.timed import BlockTimes
+from bench.modes.base import UnusedParametersError
 from bench.plan import Planned, least_warmup_s
-from bench.recovery.attempt import Report
-from bench.recovery.failures import Failure, preparing_s, turn_s
+from bench.recovery.attempt import Report, failure_in
+from bench.recovery.failures import preparing_s, turn_s
 from bench.recovery.lockstep import Lockstep
 from bench.recovery.reopen import Progress, fail_case
 from bench.recovery.watchdog import Watchdog
@@ -28,6 +30,8 @@ from bench.run.reference import split_of
 from bench.run.schedule import Schedule, StopRule
 from bench.run.update_proof import PROOF_STEPS, UpdateError
 from bench.settings import ResolvedSettings
+
+T = TypeVar("T")
 
 LAST_STEPS = 3
 """Steps at the end of the warm-up whose median says how long a step takes: one alone may be an outlier."""
@@ -87,13 +91,9 @@ class Blocks:
             )
 
         self._next_turn()
-        started_s, reports = self._lockstep.run(
-            index,
-            "its preparation",
-            work if takes_part else None,
-            limit_s=preparing_s(self._settings, split_of(case).num_forwards * case.accumulate),
-            group=group,
-        )
+        limit_s = preparing_s(self._settings, split_of(case).num_forwards * case.accumulate)
+        wanted = work if takes_part else None
+        started_s, reports = self._run(live, "its preparation", wanted, limit_s=limit_s)
         if not self._all_well(live, reports):
             return
         found: dict[int, Prepared] = {rank: r.value for rank, r in enumerate(reports) if r.value is not None}
@@ -120,7 +120,7 @@ class Blocks:
     ) -> bool:
         """Measure one block and write it down; False where the case failed and is dropped."""
         work = work_of(phase, live, settings, self._cluster.place, self._clock, self._telemetry)
-        started_s, reports = self._lockstep.run(live.index, what, work, limit_s=limit_s, group=live.group)
+        started_s, reports = self._run(live, what, work, limit_s=limit_s)
         if not self._all_well(live, reports):
             self._live.remove(live)
             return False
@@ -128,16 +128,34 @@ class Blocks:
         self._record(live, phase, number, position, started_s, times)
         return True
 
+    def _run(
+        self, live: LiveCase, what: str, work: Callable[[], T] | None, *, limit_s: float
+    ) -> tuple[float, Sequence[Report]]:
+        """Do a piece of work for a case on its ranks: when it began, and what each of them reports."""
+
+        def explained() -> T:
+            assert work is not None  # noqa: S101 - only then is this called
+            try:
+                return work()
+            except RuntimeError as error:
+                why = "" if live.trainer is None else live.trainer.mode.why_stopped(error)
+                if why:
+                    raise UnusedParametersError(why) from error
+                raise
+
+        done = explained if work is not None else None
+        return self._lockstep.run(live.index, what, done, limit_s=limit_s, group=live.group)
+
     def _all_well(self, live: LiveCase, reports: Sequence[Report]) -> bool:
         """Whether no rank reports a fault; otherwise the case ends here, on all of them.
 
         Raises RestartError where the ranks cannot go on to another case.
         """
-        bad = next((r for r in reports if r.status != "ok"), None)
-        if bad is None:
+        found = failure_in(reports)
+        if found is None:
             return True
         if self._recorder is not None:
-            self._console.note(fail_case(self._recorder, live.index, Failure(bad.status, bad.reason)))
+            self._console.note(fail_case(self._recorder, live.index, found))
         self._lockstep.settle(reports, live.group, live.close)
         return False
 

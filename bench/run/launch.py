@@ -127,12 +127,12 @@ def _attempts(
         codes = {rank: failure.exitcode for rank, failure in failures.items()}
         if not codes:
             cut = [part for part in folders if (part / JOURNAL).is_file() and not read(part).ended]
-            return (ExitCode.FAILED, "the ranks ended before the run did") if cut else (ExitCode.OK, "")
+            return (ExitCode.NOT_MEASURED, "the ranks ended before the run did") if cut else (ExitCode.OK, "")
         if not is_restartable(codes):
             return next(c for c in codes.values() if not is_restartable({0: c})), STOPPED_BY_ERROR
         progress.append([progress_in(folder) for folder in folders])
         if is_stuck(progress):
             why = failure_of(codes, what="start-up", out_of_memory=False).reason
             print(f"{speaker()}: error: gave up: {why}, {MOST_IDLE_ATTEMPTS} times in a row", file=sys.stderr)
-            return ExitCode.FAILED, "the ranks died"
+            return ExitCode.NOT_MEASURED, "the ranks died"
         os.environ[STARTED_ENV] = str(time.monotonic())

@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,11 @@ from bench.cluster.meeting import host_name
 from bench.cluster.process import is_first
 from bench.cluster.ranks import Cluster, PeerLostError, RankInfo, check_alike, described_host, gpus_by_rank
 from bench.console import Console
-from bench.errors import ExitCode, UsageError
+from bench.errors import ExitCode, UsageError, UserCodeError
 from bench.findings.findings import conclude
 from bench.findings.links import link_cautions
 from bench.findings.stability import cautions, target_of
+from bench.findings.uncertainty import why_not_measured
 from bench.measure.calibration import trainable
 from bench.measure.clock import float32_precision
 from bench.predict.source import write_calibration
@@ -40,7 +42,7 @@ from bench.recovery.reopen import Opened, Progress, RankHello, check_same, fail_
 from bench.recovery.watchdog import START_LIMIT_S, die_at_once, meet_and_watch, on_stop
 from bench.run.job import Job, new_manifest
 from bench.run.session import CasesToDrop, Session
-from bench.run.summary import print_summary, summary_json
+from bench.run.summary import print_not_measured, print_summary, summary_json
 from bench.settings import Settings
 
 PEER_GRACE_S = 3.0
@@ -92,6 +94,8 @@ class Rank:
         except UsageError as error:
             if self._opened is None:
                 raise
+            if isinstance(error, UserCodeError):
+                traceback.print_exception(error.__cause__)
             print(f"{speaker()}: error: {error}", file=sys.stderr)
             finish_quietly(self._opened.recorder.folder, STOPPED_BY_ERROR, lock=self._opened.lock)
             sys.stderr.flush()
@@ -258,4 +262,7 @@ def _conclude(
         elif not quiet:
             print_summary(cases, conclusion, found, timing, page)
     recorder.close(stopped_because)
-    return ExitCode.OK if bool((cases["status"] == "ok").any()) else ExitCode.FAILED
+    missing_modes = why_not_measured(cases, job.settings.modes)
+    if missing_modes:
+        print_not_measured(folder, missing_modes)
+    return ExitCode.NOT_MEASURED if missing_modes else ExitCode.OK

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,7 +14,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from bench.cli import print_table, to_json
+from bench.cli import print_table, speaker, to_json
 from bench.findings.caution import Caution
 from bench.findings.findings import Conclusion
 from bench.findings.wording import (
@@ -35,6 +36,7 @@ from bench.findings.wording import (
 )
 from bench.layout import BucketLayout
 from bench.results.comparisons import by_compile, compile_mode
+from bench.results.store import FAILURES, failure_file, shown
 from bench.text import visible
 
 MOST_CAUTIONS = 2
@@ -64,11 +66,13 @@ def print_summary(
     timing: dict[str, Any],
     page: Path,
 ) -> None:
-    """Print the table, the times of the run, and what was found."""
+    """Print the table, the times of the run, and what was found; `page` is in the run's folder."""
     print_table(case_table(cases))
     print(_workload(cases))
     for row in cases[~cases["status"].isin(["ok", "skipped"])].to_dict("records"):
-        print(visible(f"{row['case_id']}: {row['status']}: {row['reason']}"))
+        kept = page.parent / failure_file(str(row["case_id"]))
+        more = f"; {shown(kept)}" if kept.is_file() else ""
+        print(visible(f"{row['case_id']}: {row['status']}: {row['reason']}{more}"))
     if bool(cases.loc[cases["status"] == "ok", "oversubscribed"].any()):
         print("* more devices than there are: they share cores or GPUs")
     if (cases["device_type"] == "cpu").any():
@@ -84,6 +88,14 @@ def print_summary(
     for caution in [c for c in cautions if c.kind not in SAID_BY_THE_ANSWERS][:MOST_CAUTIONS]:
         print(f"Caution, {caution.kind}: {caution.text}.")
     print(f"Report: {page}")
+
+
+def print_not_measured(folder: Path, reasons: Sequence[str]) -> None:
+    """Print, last of all, which modes could not be measured and where their tracebacks are."""
+    if (folder / FAILURES).is_dir():
+        print(f"{speaker()}: tracebacks of all ranks: {shown(folder / FAILURES)}", file=sys.stderr)
+    for reason in reasons:
+        print(visible(f"{speaker()}: error: {reason}"), file=sys.stderr, flush=True)
 
 
 def summary_json(

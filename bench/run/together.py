@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from bench.modes import Place
+from bench.recovery.attempt import ELSEWHERE
 
 T = TypeVar("T")
 
@@ -33,7 +34,7 @@ def together(
         except Exception as raised:  # noqa: BLE001 - raised again once the others know
             failure = raised
     if _is_told(failure is not None, place, group):
-        raise failure or error("rank 0 has the reason")
+        raise failure or error(ELSEWHERE)
     return found
 
 

@@ -46,9 +46,9 @@ TUNE_VERSION = 1
 
 
 class StageFailedError(AgreedError):
-    """A stage measured nothing; its own messages tell why."""
+    """A stage could not be measured; its own messages tell why."""
 
-    exit_code = ExitCode.FAILED
+    exit_code = ExitCode.NOT_MEASURED
 
 
 class Tuning:
@@ -123,7 +123,7 @@ class Tuning:
         if code == RESTART_EXIT_CODE:
             raise SystemExit(code)
         if self._cluster.from_first(code):
-            raise StageFailedError(f"nothing could be measured; see {options['out']}")
+            raise StageFailedError(f"a stage could not be measured; see {options['out']}")
 
     def _affordable(self) -> tuple[list[Candidate], float]:
         """Choose from the calibration what to measure; also the seconds spent so far."""
