@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from bench.conditions import Manifest, gpus_of, part
+from bench.conditions import Manifest, gpus_of, part, variables_of
 from bench.findings.wording import TIMES, count, duration, finite, link_name, mib, plain, quantity, text
 from report.model import Fact, Group, Table, TableColumn
 
@@ -57,7 +57,7 @@ def groups(manifest: Manifest, *, link: str = "") -> tuple[Group, ...]:
         Group("Machine", _machine(manifest, environment, link)),
         Group("Versions", _facts(part(manifest, "versions").items())),
         Group("Source", _facts(part(manifest, "git").items())),
-        Group("Environment variables", _facts(part(environment, "env").items(), code=True)),
+        Group("Environment variables", _facts(variables_of(environment).items(), code=True)),
     )
     return tuple(group for group in made if group.facts)
 
