@@ -12,7 +12,7 @@ from rich.text import Text
 
 from bench.cli import to_json
 from bench.errors import ExitCode
-from bench.findings.separate_runs import NOT_INTERLEAVED
+from bench.findings.separate_runs import NOT_INTERLEAVED, UNKNOWN_REF
 from bench.findings.wording import CPU_STAND_IN
 from bench.gate.compare import FAMILY_CONFIDENCE, Comparison, Gate
 from bench.gate.runs import OF_THE_MODEL
@@ -34,7 +34,7 @@ def table(gate: Gate) -> Table:
         right = heading in ("baseline", "candidate", "ratio [interval]", "allowed")
         made.add_column(Text(heading), justify="right" if right else "left", overflow="fold")
     for comparison in gate.comparisons:
-        made.add_row(*(Text(visible(cell)) for cell in _cells(comparison)))
+        made.add_row(*(Text(visible(cell)) for cell in cells(comparison)))
     return made
 
 
@@ -69,8 +69,10 @@ def notes(gate: Gate, *, on_cpu: bool) -> list[str]:
         lines.append("peak memory: one reading per run, compared exactly, no interval.")
     if gate.only_in_candidate:
         lines.append(f"only in the candidate, not gated: {', '.join(gate.only_in_candidate)}")
-    if gate.interleave_command:
-        lines.append(f"to tell the code from the machine: {gate.interleave_command}")
+    if gate.interleave_command and any(c.ratio is not None for c in gate.comparisons):
+        unknown = f" {UNKNOWN_REF} " in gate.interleave_command
+        where = f", {UNKNOWN_REF} being the baseline's commit" if unknown else ""
+        lines.append(f"to tell the code from the machine{where}: {gate.interleave_command}")
     return [*lines, f"{CPU_STAND_IN}."] if on_cpu else lines
 
 
@@ -114,7 +116,7 @@ def markdown(gate: Gate, *, on_cpu: bool) -> str:
     lines = [f"### bench.gate: {markdown_text(verdict(gate))}", ""]
     lines += [f"- {markdown_text(line)}" for line in conditions(gate)]
     lines += ["", f"| {' | '.join(HEADINGS)} |", f"|{' --- |' * len(HEADINGS)}"]
-    lines += [f"| {' | '.join(markdown_text(cell) for cell in _cells(c))} |" for c in gate.comparisons]
+    lines += [f"| {' | '.join(markdown_text(cell) for cell in cells(c))} |" for c in gate.comparisons]
     return "\n".join([*lines, "", *(f"{markdown_text(line)}\n" for line in notes(gate, on_cpu=on_cpu))])
 
 
@@ -150,7 +152,8 @@ def _nevertheless(names: Sequence[str]) -> str:
     return f"--ratios-only still compares speed-up and efficiency{more}"
 
 
-def _cells(c: Comparison) -> tuple[str, ...]:
+def cells(c: Comparison) -> tuple[str, ...]:
+    """One row of the table, under `HEADINGS`."""
     name = c.case_id + (" (CPU stand-in)" if c.stand_in else "")
     label = c.metric.label if c.metric is not None else ""
     allowed = "" if c.threshold is None else f"± {100 * c.threshold:g}%"
