@@ -24,11 +24,14 @@ import pynvml
 
 PACKAGES = ("torch", "torchvision", "numpy", "pandas", "scipy", "matplotlib")
 ENV_PREFIXES = (
-    *("BENCH_", "CUDA_", "DDP_", "GLIBC_", "GLOO_", "GOMP_", "KMP_"),
+    *("CUDA_", "DDP_", "GLIBC_", "GLOO_", "GOMP_", "KMP_"),
     *("MALLOC_", "MKL_", "NCCL_", "OMP_", "PYTORCH_", "TORCH_"),
 )
 """Beginnings of the names of environment variables that change how fast a step is."""
 
+
+INTERNAL_ENV_PREFIX = "BENCH_"
+"""The suite's own variables, such as a start time: no conditions. Earlier versions recorded them."""
 UNKNOWN = "unknown"
 NONE = "none"
 
@@ -104,6 +107,12 @@ def machine(host: str) -> dict[str, Any]:
 def environment() -> dict[str, str]:
     """The environment variables that change how fast a step is, by name."""
     return {name: value for name, value in sorted(os.environ.items()) if name.startswith(ENV_PREFIXES)}
+
+
+def variables_of(environment: Manifest) -> dict[str, Any]:
+    """The environment variables of a manifest's `environment`, without the suite's own."""
+    listed = part(environment, "env").items()
+    return {name: value for name, value in listed if not name.startswith(INTERNAL_ENV_PREFIX)}
 
 
 def cpu_model() -> str:
@@ -245,10 +254,7 @@ def conditions_of(manifest: Manifest) -> list[Condition]:
     for name, value in versions.items():
         if name not in ("torch", "cuda", "python"):
             rows.append((name, value, (RESUME,), (GATE,)))
-    for name, value in part(machine, "env").items():
-        # The suite's own tell ranks where to meet, and differ from run to run.
-        if not name.startswith("BENCH_"):
-            rows.append((name, value, (), (GATE,)))
+    rows += [(name, value, (), (GATE,)) for name, value in variables_of(machine).items()]
     for name, value in settings.items():
         if name not in ("out", "preset", "name"):
             rows.append((f"--{name.replace('_', '-')}", str(value), (HOSTS,), ()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,12 @@ import numpy as np
 import scipy
 
 RESAMPLES = 2000
+
+ONE_SIGMA = 0.6827
+"""Share of a normal distribution within one standard deviation: half such an interval is the error."""
+
+QUARTERS = 4
+"""Parts of a run whose medians tell how it changes by itself; fewer would miss a change there and back."""
 
 
 @dataclass(frozen=True)
@@ -161,6 +168,60 @@ def ratio_of_medians(
     if top > 0 and rest > 0 and cross + root > 0:
         return Interval(ratio, rest / (cross + root), math.inf)
     return Interval(ratio, -math.inf, math.inf)
+
+
+def variance_between(groups: Sequence[Sequence[float]]) -> float:
+    """Variance between the medians of groups beyond that of the values in them; 0 where there is none.
+
+    The estimate of DerSimonian and Laird, "Meta-analysis in clinical trials" (1986), with equal weights.
+    Needs two groups of two values or more.
+    """
+    each = [median_interval(values, confidence=ONE_SIGMA) for values in groups]
+    noise = statistics.fmean(((one.high - one.low) / 2) ** 2 for one in each)
+    return max(statistics.variance([one.estimate for one in each]) - noise, 0.0)
+
+
+def with_change_of_runs(
+    ratio: Interval, numerator: Sequence[float], denominator: Sequence[float], *, confidence: float = 0.95
+) -> Interval:
+    """Widen the ratio of two runs that did not take turns by how much each run changed within itself.
+
+    A machine whose pace changes during a run is likely to have another between two. So the variance between
+    the quarters of each run, beyond that of its rounds, counts once more, as that of where the whole run lay:
+    its normal interval is added in quadrature. On a log scale where every figure is positive. Runs of fewer
+    than two rounds in every quarter tell nothing of that, and widen nothing.
+
+    Args:
+        ratio: numerator over denominator, with the interval that their rounds give.
+        numerator: one figure per round, any unit, in the order of the rounds.
+        denominator: likewise of the other run.
+        confidence: coverage of `ratio`'s interval, a fraction.
+    """
+    if not (math.isfinite(ratio.low) and math.isfinite(ratio.high) and math.isfinite(ratio.estimate)):
+        return ratio
+    above, below = np.asarray(numerator, dtype=float), np.asarray(denominator, dtype=float)
+    z = float(scipy.stats.norm.ppf((1 + confidence) / 2))
+    if min(ratio.low, *above, *below) > 0:
+        beyond = z * math.sqrt(_change_within(np.log(above)) + _change_within(np.log(below)))
+        down = math.hypot(math.log(ratio.estimate / ratio.low), beyond)
+        up = math.hypot(math.log(ratio.high / ratio.estimate), beyond)
+        # Beyond exp(300) a float may overflow; such an interval says nothing anyway.
+        low, high = ratio.estimate * math.exp(-min(down, 300.0)), ratio.estimate * math.exp(min(up, 300.0))
+        return Interval(ratio.estimate, low, high)
+    variance = _change_within(above) + ratio.estimate**2 * _change_within(below)
+    beyond = z * math.sqrt(variance) / abs(float(np.median(below)))
+    return Interval(
+        ratio.estimate,
+        ratio.estimate - math.hypot(ratio.estimate - ratio.low, beyond),
+        ratio.estimate + math.hypot(ratio.high - ratio.estimate, beyond),
+    )
+
+
+def _change_within(rounds: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
+    """Variance between the quarters of a run beyond that of its rounds; 0 where it has too few."""
+    if rounds.size < 2 * QUARTERS:
+        return 0.0
+    return variance_between([list(quarter) for quarter in np.array_split(rounds, QUARTERS)])
 
 
 def _median_variance(sample: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:

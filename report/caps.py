@@ -45,7 +45,7 @@ def bucket_caps(workload: WorkloadCases, *, key: str) -> Chart | None:
         caption="; ".join(said) + ".",
         how_to_read="Lower is better; the verdict says whether a difference is beyond the noise. The number "
         f"beside a mark counts the buckets that its cap makes.{each} Step time is global batch / throughput. "
-        f"{BARS} Each panel has its own scale, which does not start at zero.{hollow}",
+        f"{BARS} Each panel has its own scale.{hollow}",
         from_zero=False,
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from bench.conditions import Manifest, gpus_of, part
+from bench.conditions import Manifest, gpus_of, part, variables_of
 from bench.findings.wording import (
     TIMES,
     Row,
@@ -72,7 +72,7 @@ def groups(manifest: Manifest, cases: pd.DataFrame) -> tuple[Group, ...]:
         Group("Versions", _facts(part(manifest, "versions").items())),
         Group("Workload's code", _workload_code(part(manifest, "workload"))),
         Group("ddp-bench", _own_code(part(manifest, "ddp_bench"), part(manifest, "git"))),
-        Group("Environment variables", _facts(part(environment, "env").items(), code=True)),
+        Group("Environment variables", _facts(variables_of(environment).items(), code=True)),
     )
     return tuple(group for group in made if group.facts)
 

@@ -194,7 +194,7 @@ def dp_against_ddp(workload: WorkloadCases, typical: Typical, *, key: str) -> Ch
         caption=f"Throughput of DDP over {other_mode}: {'; '.join(said)}.",
         how_to_read="Above the dotted line DDP is faster, below it DataParallel. The ratio is formed inside "
         "each round, so drift of the machine cancels; bars are its 95% intervals over rounds, and one that "
-        "crosses the line leaves open which is faster. The vertical axis does not start at zero."
+        "crosses the line leaves open which is faster."
         f"{hollow_note([series])}",
         from_zero=False,
         log_x=max(counts) > LOG_FROM,

@@ -89,6 +89,11 @@ class Figure:
         """Say to a reader who cannot see the figure what it shows, then its finding."""
         return f"{self.title}. {self.caption}"
 
+    @property
+    def axis_note(self) -> str:
+        """Warn of axes that leave out zero, as they are drawn; empty where none does."""
+        return ""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Chart(Figure):
@@ -107,6 +112,25 @@ class Chart(Figure):
     def alt(self) -> str:
         """Say its axes, then its finding."""
         return f"{self.y_label} against {self.x_label}. {self.caption}"
+
+    @property
+    def axis_note(self) -> str:
+        """Warn of vertical axes that leave out zero; a logarithmic one has none."""
+        without = [low > 0 or high < 0 for low, high in map(self.y_limits, self.panels)]
+        if self.log_y or not any(without):
+            return ""
+        axes = "The vertical axis does" if len(without) == 1 else "Vertical axes do"
+        return f" {axes} not start at zero{'' if all(without) else ' in every panel'}."
+
+    def y_limits(self, panel: Panel) -> tuple[float, float]:
+        """The ends of a panel's vertical axis; never below zero where nothing drawn is."""
+        seen = [y for s in panel.series for p in s.points for y in (p.y, p.low, p.high) if y is not None]
+        low, high = min(seen), max(seen)
+        if self.log_y:
+            return low / 1.3, high * 1.3
+        if self.from_zero:
+            return 0.0, 1.08 * high
+        return padded(low, high, 0.2 * (high - low) or 0.05 * high)
 
 
 @dataclass(frozen=True)
@@ -205,6 +229,22 @@ class BoxPlot(Figure):
     """Distributions of step times, one below the other on one scale."""
 
     rows: tuple[StepTimes, ...]
+
+    @property
+    def axis_note(self) -> str:
+        """Warn of a time axis that leaves out zero."""
+        return " The axis does not start at zero." if self.x_limits[0] > 0 else ""
+
+    @property
+    def x_limits(self) -> tuple[float, float]:
+        """The ends of the time axis, ms."""
+        low, high = min(row.low_ms for row in self.rows), max(row.longest_ms for row in self.rows)
+        return padded(low, high, 0.05 * (high - low) or 0.05 * high)
+
+
+def padded(low: float, high: float, pad: float) -> tuple[float, float]:
+    """The ends of an axis with `pad` beside what is drawn; never below zero where nothing drawn is."""
+    return (max(low - pad, 0.0) if low >= 0 else low - pad), high + pad
 
 
 Drawing = Chart | Bars | Timeline | BoxPlot | Forest

@@ -251,7 +251,7 @@ def accumulation(workload: WorkloadCases, *, key: str) -> Chart | None:
         caption=f"On {plural(rows[0]['num_devices'], workload.device)} a micro-batch takes {first} with "
         f"{points[0].x:.0f} per synchronisation, {last} with {points[-1].x:.0f}.",
         how_to_read="Lower is better. The step's time over its micro-batches; at the dotted line "
-        f"communication would cost nothing. {BARS} The vertical axis does not start at zero.",
+        f"communication would cost nothing. {BARS}",
         beside="Synchronising every 1, 2, 4 and 8 steps was measured too; no number of it is quoted here.",
         from_zero=False,
         log_x=True,

@@ -21,7 +21,7 @@ _HOW_DRIFT = (
     "A level line is good. A slope shows a machine that warms up or throttles; a dip of every mode at once "
     "shows that something else ran. Cases take turns within a round, and ratios are formed inside a round, "
     "so such drift cancels in speed-up, efficiency and comparisons. A difference between modes does not "
-    "cancel. A mark is one round, so it has no interval. The vertical axis does not start at zero."
+    "cancel. A mark is one round, so it has no interval."
 )
 _MOST_RANKS = 8
 _FEWEST_STEPS = 5
@@ -29,8 +29,7 @@ _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 _HOW_STEPS = (
     "Every timed step of every round. The box holds the middle half of the steps, the line in it is the "
     "median; whiskers reach from the 5th to the 95th percentile, and the dot is the longest step. Wide boxes "
-    "are noise in every step; a dot far to the right is a rare pause, which every rank of DDP waits for. "
-    "The axis does not start at zero."
+    "are noise in every step; a dot far to the right is a rare pause, which every rank of DDP waits for."
 )
 _OF_MANY = " Of many ranks those with the longest medians are drawn."
 MOST_CELLS = 20_000

@@ -200,7 +200,7 @@ def _caps(group: Sequence[_Run], key: str, device: str) -> Chart | None:
         ticks=tuple(Tick(float(i), cap) for i, cap in enumerate(order)),
         panels=panels,
         caption=". ".join(said) + ".",
-        how_to_read=f"Lower is better. {_HOW}{BARS} Each panel has its own scale, not from zero."
+        how_to_read=f"Lower is better. {_HOW}{BARS} Each panel has its own scale."
         f"{hollow_note(s for panel in panels for s in panel.series)}",
         from_zero=False,
     )

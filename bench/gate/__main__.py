@@ -85,6 +85,11 @@ def parser() -> cli.Parser:
     how.add_argument(
         "--allow-missing", action="store_true", help="pass though cases of the baseline are missing"
     )
+    how.add_argument(
+        "--allow-changed-model",
+        action="store_true",
+        help="compare though the model's name, parameters or gradient bytes differ; the change is named",
+    )
     measure = made.add_argument_group("how to measure, with --interleave")
     measure.add_argument(
         "--launches",
@@ -124,6 +129,7 @@ def _main(given: list[str]) -> int:
         thresholds=thresholds,
         ratios_only=options.ratios_only,
         allow_missing=options.allow_missing,
+        allow_changed_model=options.allow_changed_model,
         interleaved=options.interleave is not None,
     )
     on_cpu = any(c.row.get("device_type") == "cpu" for run in (first, second) for c in run.cases)

@@ -8,19 +8,21 @@ there. Bonferroni rather than Holm, because then the interval shown is the inter
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from bench.conditions import Difference
 from bench.errors import ExitCode, NotComparableError, UsageError
+from bench.findings.separate_runs import interleave_command
 from bench.gate.code import Code
-from bench.gate.launches import launch_ratio
-from bench.gate.runs import SWEPT, GateCase, GateRun, run_differences
+from bench.gate.launches import launch_ratio, typical_sides
+from bench.gate.runs import SWEPT, GateCase, GateRun, model_change, run_differences
 from bench.results.round_times import ByRound
 from bench.settings import IMAGES
-from bench.stats import Interval, ratio_of_medians
+from bench.stats import Interval, ratio_of_medians, with_change_of_runs
 
 MIN_ROUNDS = 3
 """Fewer rounds say nothing of their own spread."""
@@ -75,6 +77,8 @@ class Comparison:
     """Candidate / baseline; without ends where nothing was repeated (peak memory)."""
     threshold: float | None = None
     num_rounds: tuple[int, int] | None = None
+    suspected: bool = False
+    """Whether its rounds alone would make it a regression, but the runs themselves changed as much."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +86,8 @@ class Gate:
     """All that a gate found, worst first."""
 
     differences: tuple[Difference, ...]
+    model_change: str
+    """How the candidate's model differs, in words; empty where nothing of it is known to."""
     comparisons: tuple[Comparison, ...]
     confidence: float
     """Of each single interval."""
@@ -89,6 +95,8 @@ class Gate:
     """Which code was compared."""
     interleaved: bool
     """Whether the two runs took turns on one machine."""
+    interleave_command: str
+    """The command that measures the two in turns; empty where they did."""
     only_in_candidate: tuple[str, ...]
     exit_code: ExitCode
 
@@ -122,12 +130,14 @@ def compare(
     thresholds: Mapping[str, float],
     ratios_only: bool = False,
     allow_missing: bool = False,
+    allow_changed_model: bool = False,
     interleaved: bool = False,
 ) -> Gate:
     """Gate `candidate` against `baseline`; `thresholds` gives the share allowed for every metric.
 
     `interleaved` runs took turns on one machine: their rounds are compared in pairs, and what differs between
-    them is what is being tested, so it does not block. Throughput in different units is never compared.
+    them is what is being tested, so it does not block. Of others the intervals hold how much each run changed
+    within itself, too. Throughput in different units is never compared.
 
     Raises NotComparableError where no case is common to both or one has too few rounds, UsageError where the
     baseline measured nothing.
@@ -144,7 +154,7 @@ def compare(
     both_ok = [(ours, theirs) for ours, theirs in pairs if theirs.ok]
     for run, cases in ((baseline, [ours for ours, _ in both_ok]), (candidate, [c for _, c in both_ok])):
         require_rounds(run, cases)
-    differing = run_differences(baseline, candidate, pairs)
+    differing = run_differences(baseline, candidate, pairs, allow_changed_model=allow_changed_model)
     blocked = "" if ratios_only else _obstacle(pairs, differing, interleaved=interleaved)
     metrics = [metric for metric in METRICS if not (ratios_only and metric.absolute)]
     wanted = [(a, b, metric) for a, b in both_ok for metric in metrics if _is_compared(a, b, metric)]
@@ -167,10 +177,12 @@ def compare(
     matched = {theirs.case_id for _, theirs in pairs}
     return Gate(
         differences=differing,
+        model_change=model_change(baseline.manifest, candidate.manifest),
         comparisons=tuple(sorted(found, key=_badness)),
         confidence=confidence,
         code=Code(baseline.manifest, candidate.manifest, interleaved=interleaved),
         interleaved=interleaved,
+        interleave_command="" if interleaved else interleave_command(baseline.manifest, candidate.manifest),
         only_in_candidate=tuple(c.case_id for c in candidate.cases if c.ok and c.case_id not in matched),
         exit_code=_exit_code(found, blocked=bool(blocked), allow_missing=allow_missing),
     )
@@ -197,37 +209,71 @@ def _compare(
     blocked: str,
     interleaved: bool,
 ) -> Comparison:
-    left, right = list(_values(ours, metric).values()), list(_values(theirs, metric).values())
-
-    def found(verdict: str, reason: str = "", ratio: Interval | None = None) -> Comparison:
-        return Comparison(
-            case_id=ours.case_id,
-            stand_in="cpu_standin" in (ours.row.get("impl"), theirs.row.get("impl")),
-            metric=metric,
-            verdict=verdict,
-            reason=reason,
-            baseline=statistics.median(left),
-            candidate=statistics.median(right) if right else None,
-            units=(ours.unit, theirs.unit),
-            ratio=ratio,
-            threshold=threshold,
-            num_rounds=(len(left), len(right)),
-        )
-
+    before, after = _values(ours, metric), _values(theirs, metric)
+    measured = Comparison(
+        case_id=ours.case_id,
+        stand_in="cpu_standin" in (ours.row.get("impl"), theirs.row.get("impl")),
+        metric=metric,
+        verdict="",
+        baseline=statistics.median(before.values()),
+        candidate=statistics.median(after.values()) if after else None,
+        units=(ours.unit, theirs.unit),
+        threshold=threshold,
+        num_rounds=(len(before), len(after)),
+    )
     if blocked:
-        return found("not comparable", blocked)
-    if not right:
-        return found("missing", "not measured in the candidate")
-    if metric.repeated and min(len(left), len(right)) < MIN_ROUNDS:
-        return found("not comparable", f"{min(len(left), len(right))} rounds, needs {MIN_ROUNDS}")
-    if metric.repeated and interleaved and min(*left, *right) > 0:
-        ratio = launch_ratio(_values(theirs, metric), _values(ours, metric), confidence=confidence)
-    elif metric.repeated:
-        ratio = ratio_of_medians(right, left, confidence=confidence)
-    else:
-        ratio = Interval(right[0] / left[0], math.nan, math.nan)
+        return replace(measured, verdict="not comparable", reason=blocked)
+    if not after:
+        return replace(measured, verdict="missing", reason="not measured in the candidate")
+    if metric.repeated and (fewest := min(len(before), len(after))) < MIN_ROUNDS:
+        return replace(measured, verdict="not comparable", reason=f"{fewest} rounds, needs {MIN_ROUNDS}")
+    judged = functools.partial(_judged, metric=metric, threshold=threshold)
+    if interleaved and metric.repeated:
+        ratio, (candidate, baseline) = _in_turns(after, before, confidence)
+        return judged(replace(measured, baseline=baseline, candidate=candidate), ratio)
+    if not metric.repeated:
+        return judged(measured, Interval(after[0] / before[0], math.nan, math.nan))
+    return _separate(judged, measured, before, after, confidence)
+
+
+def _separate(
+    judged: Callable[[Comparison, Interval], Comparison],
+    measured: Comparison,
+    before: ByRound,
+    after: ByRound,
+    confidence: float,
+) -> Comparison:
+    """Judge two runs by their rounds, and by how much each run changed within itself."""
+    right, left = ([value for _, value in sorted(rounds.items())] for rounds in (after, before))
+    ratio = ratio_of_medians(right, left, confidence=confidence)
+    by_rounds = judged(measured, ratio)
+    whole = judged(measured, with_change_of_runs(ratio, right, left, confidence=confidence))
+    if whole.verdict != "inconclusive" or by_rounds.verdict not in ("regressed", "improved"):
+        return whole
+    suspected = by_rounds.verdict == "regressed"
+    return replace(whole, reason="the runs themselves changed as much", suspected=suspected)
+
+
+def _judged(measured: Comparison, ratio: Interval, *, metric: Metric, threshold: float) -> Comparison:
     verdict = judge(ratio, higher_is_better=metric.higher_is_better, threshold=threshold)
-    return found(verdict, _why(verdict, ratio, threshold, metric), ratio)
+    return replace(measured, verdict=verdict, reason=_why(verdict, ratio, threshold, metric), ratio=ratio)
+
+
+def _in_turns(
+    numerator: ByRound, denominator: ByRound, confidence: float
+) -> tuple[Interval, tuple[float, float]]:
+    """The ratio of runs that took turns, and what it is of, with that quotient.
+
+    Rounds are compared in pairs; where figures are not positive, such as exposed communication, unpaired.
+    """
+    values = [*numerator.values()], [*denominator.values()]
+    if min(map(min, values)) > 0:
+        ratio = launch_ratio(numerator, denominator, confidence=confidence)
+        if math.isfinite(ratio.estimate):
+            return ratio, typical_sides(numerator, denominator, ratio.estimate)
+    else:
+        ratio = ratio_of_medians(*values, confidence=confidence)
+    return ratio, (statistics.median(values[0]), statistics.median(values[1]))
 
 
 def _missing(ours: GateCase, theirs: GateCase | None) -> Comparison:
@@ -267,6 +313,8 @@ def _exit_code(found: Sequence[Comparison], *, blocked: bool, allow_missing: boo
     verdicts = {c.verdict for c in found}
     if "regressed" in verdicts or ("missing" in verdicts and not allow_missing):
         return ExitCode.FAILED
+    if any(c.suspected for c in found):
+        return ExitCode.NOT_COMPARABLE
     # Equal memory alone, or nothing but intervals too wide to say anything, is no pass.
     decided = any(c.verdict in ("improved", "unchanged") for c in found if c.metric and c.metric.repeated)
     return ExitCode.OK if decided else ExitCode.NOT_COMPARABLE

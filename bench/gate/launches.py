@@ -17,16 +17,13 @@ import scipy
 
 from bench.gate.runs import GateCase, GateRun
 from bench.results.round_times import ByRound
-from bench.stats import Interval, median_interval, paired_ratio
+from bench.stats import Interval, paired_ratio, variance_between
 
 DEFAULT_LAUNCHES = 3
 """Of a gate run where nothing else is said: the fewest from which a spread between launches can be told."""
 
 LAUNCH = 1_000_000
 """Added to the rounds of every further launch, so that no two launches share a round."""
-
-ONE_SIGMA = 0.6827
-"""Share of a normal distribution within one standard deviation: half such an interval is the error."""
 
 
 def merged(runs: Sequence[GateRun]) -> GateRun:
@@ -65,9 +62,8 @@ def launch_ratio(
 ) -> Interval:
     """Median of the within-round ratios of all launches; its interval holds the spread between them too.
 
-    The spread between launches beyond that of their rounds is the estimate of DerSimonian and Laird,
-    "Meta-analysis in clinical trials" (1986), with equal weights; its normal interval is added in quadrature
-    to that of the rounds. Few launches know it roughly: where they differ by more than their rounds do, a 95%
+    The normal interval of the spread between launches (`variance_between`) is added in quadrature to that of
+    the rounds. Few launches know it roughly: where they differ by more than their rounds do, a 95%
     interval of three covers 87%, of five 89% (simulated); `bench.doctor --power` tests the gate as a whole.
     """
     pooled = paired_ratio(numerator, denominator, confidence=confidence)
@@ -76,10 +72,20 @@ def launch_ratio(
         launches.setdefault(r // LAUNCH, []).append(numerator[r] / denominator[r])
     if len(launches) < 2 or math.isnan(pooled.low):
         return pooled
-    each = [median_interval(ratios, confidence=ONE_SIGMA) for ratios in launches.values()]
-    noise = statistics.fmean(((one.high - one.low) / 2) ** 2 for one in each)
-    between = max(statistics.variance([one.estimate for one in each]) - noise, 0.0)
-    beyond = float(scipy.stats.norm.ppf((1 + confidence) / 2)) ** 2 * between / len(each)
+    between = variance_between([*launches.values()])
+    beyond = float(scipy.stats.norm.ppf((1 + confidence) / 2)) ** 2 * between / len(launches)
     low = pooled.estimate - math.hypot(pooled.estimate - pooled.low, math.sqrt(beyond))
     high = pooled.estimate + math.hypot(pooled.high - pooled.estimate, math.sqrt(beyond))
     return Interval(pooled.estimate, low, high)
+
+
+def typical_sides(numerator: ByRound, denominator: ByRound, ratio: float) -> tuple[float, float]:
+    """Numerator and denominator of a typical round, whose quotient is `ratio`.
+
+    Medians of the sides by themselves can contradict the median of the ratios within rounds. So the level
+    that both share is estimated, the median of their geometric means, and divided by the ratio. Positive
+    figures.
+    """
+    common = numerator.keys() & denominator.keys()
+    level = statistics.median(math.sqrt(numerator[r]) * math.sqrt(denominator[r]) for r in common)
+    return level * math.sqrt(ratio), level / math.sqrt(ratio)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict
 
 from rich import box
@@ -11,8 +12,10 @@ from rich.text import Text
 
 from bench.cli import speaker, to_json
 from bench.errors import ExitCode
+from bench.findings.separate_runs import NOT_INTERLEAVED, UNKNOWN_REF
 from bench.findings.wording import CPU_STAND_IN, rate
 from bench.gate.compare import FAMILY_CONFIDENCE, Comparison, Gate
+from bench.gate.runs import OF_THE_MODEL
 from bench.text import markdown as markdown_text
 from bench.text import visible
 
@@ -31,17 +34,18 @@ def table(gate: Gate) -> Table:
         right = heading in ("baseline", "candidate", "ratio [interval]", "allowed")
         made.add_column(Text(heading), justify="right" if right else "left", overflow="fold")
     for comparison in gate.comparisons:
-        made.add_row(*(Text(visible(cell)) for cell in _cells(comparison)))
+        made.add_row(*(Text(visible(cell)) for cell in cells(comparison)))
     return made
 
 
 def conditions(gate: Gate) -> list[str]:
-    """The code that was compared and the settings that differ, a line each, to be read before any number."""
+    """What is to be read before any number: separate runs, the code compared, what differs; a line each."""
     differing = [
         f"{'differs' if d.blocking else 'also differs'}: {d.name}: {d.then} -> {d.now}"
         for d in gate.differences
     ]
-    return [visible(line) for line in (*gate.code.lines(), *differing)]
+    first = [] if gate.interleaved else [NOT_INTERLEAVED]
+    return [visible(line) for line in (*first, *gate.code.lines(), *differing)]
 
 
 def notes(gate: Gate, *, on_cpu: bool) -> list[str]:
@@ -52,15 +56,22 @@ def notes(gate: Gate, *, on_cpu: bool) -> list[str]:
             f"ratio: candidate / baseline, medians over rounds, {100 * gate.confidence:.4g}% intervals "
             f"({100 * FAMILY_CONFIDENCE:g}% for all together); "
             + (
-                "rounds compared in pairs: the two sides took turns on one machine."
+                "rounds compared in pairs: the two sides took turns on one machine; baseline and candidate "
+                "are those of a typical round."
                 if gate.interleaved
-                else "the runs were not interleaved, so a change may also be the machine's."
+                else "they hold how much each run changed within itself."
             )
         )
+    if gate.model_change:
+        lines.append(f"{gate.model_change}.")
     if any(c.metric is not None and not c.metric.repeated for c in gate.comparisons):
         lines.append("peak memory: one reading per run, compared exactly, no interval.")
     if gate.only_in_candidate:
         lines.append(f"only in the candidate, not gated: {', '.join(gate.only_in_candidate)}")
+    if gate.interleave_command and any(c.ratio is not None for c in gate.comparisons):
+        unknown = f" {UNKNOWN_REF} " in gate.interleave_command
+        where = f", {UNKNOWN_REF} being the baseline's commit" if unknown else ""
+        lines.append(f"to tell the code from the machine{where}: {gate.interleave_command}")
     return [*lines, f"{CPU_STAND_IN}."] if on_cpu else lines
 
 
@@ -79,14 +90,22 @@ def verdict(gate: Gate) -> str:
     ]
     head = f"{word(gate)}: "
     if word(gate) == "not comparable":
-        names = ", ".join(d.name for d in gate.differences if d.blocking)
+        names = [d.name for d in gate.differences if d.blocking]
         if names and gate.having("not comparable"):
-            return f"{head}the runs differ in {names}; --ratios-only still compares speed-up and efficiency"
+            return f"{head}the runs differ in {', '.join(names)}; {_nevertheless(names)}"
         return f"{head}the runs share no metric that could be gated"
+    suspected = [c for c in gate.comparisons if c.suspected]
+    if word(gate) == "undecided" and suspected:
+        return (
+            f"{head}{_named(suspected[0])}, but {suspected[0].reason}; {', '.join(counts)}; measure both in "
+            "turns, as above"
+        )
     if word(gate) == "undecided":
         return f"{head}{', '.join(counts)}: nothing could be decided; {_longer(gate)}"
     worst = gate.comparisons[0]
     lead = f"{_named(worst)}; " if gate.exit_code == ExitCode.FAILED else ""
+    if lead and not gate.interleaved and worst.metric is not None:
+        lead += "the runs were not interleaved; "
     more = f"; to settle what is inconclusive, {_longer(gate)}" if gate.having("inconclusive") else ""
     return f"{head}{lead}{', '.join(counts)}{more if gate.exit_code == ExitCode.OK else ''}"
 
@@ -96,7 +115,7 @@ def markdown(gate: Gate, *, on_cpu: bool) -> str:
     lines = [f"### {speaker('gate')}: {markdown_text(verdict(gate))}", ""]
     lines += [f"- {markdown_text(line)}" for line in conditions(gate)]
     lines += ["", f"| {' | '.join(HEADINGS)} |", f"|{' --- |' * len(HEADINGS)}"]
-    lines += [f"| {' | '.join(markdown_text(cell) for cell in _cells(c))} |" for c in gate.comparisons]
+    lines += [f"| {' | '.join(markdown_text(cell) for cell in cells(c))} |" for c in gate.comparisons]
     return "\n".join([*lines, "", *(f"{markdown_text(line)}\n" for line in notes(gate, on_cpu=on_cpu))])
 
 
@@ -109,6 +128,9 @@ def as_json(gate: Gate, *, on_cpu: bool) -> str:
         "interval_confidence": gate.confidence,
         "cpu_stand_in": on_cpu,
         "code": gate.code.as_dict(),
+        "interleaved": gate.interleaved,
+        "interleave_command": gate.interleave_command or None,
+        "model_change": gate.model_change or None,
         "differences": [
             {"name": d.name, "baseline": d.then, "candidate": d.now, "blocking": d.blocking}
             for d in gate.differences
@@ -121,7 +143,17 @@ def as_json(gate: Gate, *, on_cpu: bool) -> str:
     return to_json(content)
 
 
-def _cells(c: Comparison) -> tuple[str, ...]:
+def _nevertheless(names: Sequence[str]) -> str:
+    """Say which option compares runs that differ in these conditions."""
+    of_model = [name for name in names if name in OF_THE_MODEL]
+    if len(of_model) == len(names):
+        return "--allow-changed-model compares them, and names the change of the model"
+    more = "; --allow-changed-model allows another model" if of_model else ""
+    return f"--ratios-only still compares speed-up and efficiency{more}"
+
+
+def cells(c: Comparison) -> tuple[str, ...]:
+    """One row of the table, under `HEADINGS`."""
     name = c.case_id + (" (CPU stand-in)" if c.stand_in else "")
     label = c.metric.label if c.metric is not None else ""
     allowed = "" if c.threshold is None else f"± {100 * c.threshold:g}%"

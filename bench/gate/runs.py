@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from bench.conditions import Difference, Question, differences
+from bench.conditions import UNKNOWN, Difference, Question, differences, part
 from bench.errors import UsageError
+from bench.findings.wording import count, finite, mib, plain, rounded
 from bench.results.aggregate import images_per_s_by_round, step_ms_by_round, units_per_step
 from bench.results.comparisons import compile_mode
 from bench.results.round_times import ByRound
@@ -56,6 +57,9 @@ NEEDED = {
 """Columns without which there is nothing to compare; later versions added others."""
 
 _MOST_HEADER_BYTES = 2**16
+
+OF_THE_MODEL = ("arch", "model parameters", "gradient bytes")
+"""Conditions that a change of the model changes."""
 
 RESTORE = "restore the folder or measure again"
 """The tail of an error message about a folder's files."""
@@ -227,12 +231,50 @@ def _check_rounds(where: str, case: GateCase, row: Mapping[Any, Any], num_blocks
 
 
 def run_differences(
-    baseline: GateRun, candidate: GateRun, pairs: Iterable[tuple[GateCase, GateCase]]
+    baseline: GateRun,
+    candidate: GateRun,
+    pairs: Iterable[tuple[GateCase, GateCase]],
+    *,
+    allow_changed_model: bool = False,
 ) -> tuple[Difference, ...]:
-    """Conditions and settings that differ, blocking ones first."""
+    """Conditions and settings that differ, blocking ones first; a changed model blocks unless allowed."""
     found = _between_cases(list(pairs))
     found += differences(baseline.manifest, candidate.manifest, Question.GATE)
+    if allow_changed_model:
+        found = [_allowed(difference) for difference in found]
     return tuple(sorted(found, key=lambda difference: not difference.blocking))
+
+
+def _allowed(difference: Difference) -> Difference:
+    known = UNKNOWN not in (difference.then, difference.now)
+    return replace(difference, blocking=False) if difference.name in OF_THE_MODEL and known else difference
+
+
+def model_change(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Say how the model of two manifests differs: its name, parameters and gradient bytes; else empty."""
+    before, after = part(then, "model"), part(now, "model")
+    names = [plain(model.get("arch")) for model in (before, after)]
+    said = [f"{names[0]} \N{RIGHTWARDS ARROW} {names[1]}"] if all(names) and names[0] != names[1] else []
+    params, num_bytes = (
+        [finite(model.get(key)) for model in (before, after)] for key in ("num_params", "gradient_bytes")
+    )
+    if changed := _changed(params, rounded):
+        said.append(f"{changed[0]} parameters ({changed[1]})")
+    elif changed := _changed(num_bytes, mib):
+        said.append(f"gradients of {changed[0]} ({changed[1]})")
+    return f"model changed: {', '.join(said)}" if said else ""
+
+
+def _changed(values: Sequence[float | None], written: Callable[[float], str]) -> tuple[str, str] | None:
+    """Two figures with an arrow, and the change in percent; None where they are equal or unknown."""
+    before, after = values
+    if before is None or after is None or before == after or before <= 0:
+        return None
+    change = after / before - 1
+    percent = f"{100 * change:+.1f}%" if abs(change) >= 5e-4 else f"{after - before:+,.0f}"
+    if written(before) == written(after):
+        written = count
+    return f"{written(before)} \N{RIGHTWARDS ARROW} {written(after)}", percent
 
 
 def _between_cases(pairs: list[tuple[GateCase, GateCase]]) -> list[Difference]:

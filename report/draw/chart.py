@@ -132,16 +132,14 @@ def _scale_x(axes: Any, figure: Chart) -> None:
 
 
 def _scale_y(axes: Any, panel: Panel, figure: Chart) -> None:
-    seen = [y for p in _points(panel.series) for y in (p.y, p.low, p.high) if y is not None]
-    low, high = min(seen), max(seen)
+    low, high = figure.y_limits(panel)
     if figure.log_y:
         axes.set_yscale("log")
-        axes.set_ylim(low / 1.3, high * 1.3)
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 50 * low else (1,)))
+    axes.set_ylim(low, high)
+    if figure.log_y:
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 85 * low else (1,)))
         axes.yaxis.set_minor_locator(NullLocator())
     else:
-        pad = 0.2 * (high - low) or 0.05 * high
-        axes.set_ylim(*((0, 1.08 * high) if figure.from_zero else (low - pad, high + pad)))
         axes.yaxis.set_major_locator(
             MaxNLocator(nbins=5 if figure.from_zero else 4, steps=[1, 2, 2.5, 5, 10])
         )

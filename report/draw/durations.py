@@ -107,13 +107,11 @@ def draw_boxes(figure: BoxPlot) -> Canvas:
     height_pt = _AROUND_BOXES_PT + _BOX_ROW_PT * len(figure.rows)
     canvas = canvas_of(height_pt)
     axes = canvas.subplots()
-    low = min(row.low_ms for row in figure.rows)
-    high = max(row.longest_ms for row in figure.rows)
-    pad = 0.05 * (high - low) or 0.05 * high
-    axes.set_xlim(low - pad, high + pad)
+    left, right = figure.x_limits
+    axes.set_xlim(left, right)
     axes.set_ylim(len(figure.rows) - 0.5, -0.75)
     for place, row in enumerate(figure.rows):
-        _draw_box(axes, row, place, left=low - pad)
+        _draw_box(axes, row, place, left=left)
     axes.set_yticks([])
     _grid_along_time(axes)
     _time_axis(axes, "step time (ms)")

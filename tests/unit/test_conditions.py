@@ -168,6 +168,8 @@ def test_a_kind_of_machine_is_told_by_gpus_cores_and_minor_version_alone() -> No
 def test_variables_that_change_speed_are_recorded_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "GOMP_SPINCOUNT", "DDP_ANY", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("BENCH_STARTED_S", "12.5")
     found = environment()
     assert {"PYTORCH_CUDA_ALLOC_CONF", "GOMP_SPINCOUNT", "DDP_ANY"} <= set(found)
     assert "AWS_SECRET_ACCESS_KEY" not in found
+    assert not [name for name in found if name.startswith("BENCH_")], "the suite's own are no conditions"

@@ -1,16 +1,21 @@
 """Verdicts on simulated rounds of known truth."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from gate_runs import MANIFEST, STEADY, Steps, failed, made_run, noisy
+from gate_runs import MANIFEST, STEADY, Steps, failed, made_run, noisy, plan, write_run
 from scipy.stats import binomtest
 
 from bench import stats
 from bench.errors import NotComparableError, UsageError
+from bench.gate import output as gate_output
+from bench.gate.__main__ import main
 from bench.gate.compare import METRICS, Gate, compare, judge
+from bench.gate.runs import model_change
 from bench.stats import Interval
 
 FIVE = {metric.name: 0.05 for metric in METRICS}
@@ -280,3 +285,67 @@ def test_a_run_from_before_a_setting_existed_has_the_default_of_it() -> None:
         gate = compare(*pair, thresholds=FIVE)
         assert "missing" not in {c.verdict for c in gate.comparisons}
         assert gate.only_in_candidate == ()
+
+
+GROWN = {"num_params": 11_900_000, "gradient_bytes": 47_600_000}
+SMALL = {"num_params": 11_689_512, "gradient_bytes": 46_758_048}
+
+
+def test_a_changed_model_is_compared_on_request_and_the_change_named() -> None:
+    slow = {key: [ms * 1.5 for ms in series] for key, series in STEADY.items()}
+    base, other = made_run(STEADY, model=SMALL), made_run(slow, model=GROWN)
+    refused = compare(base, other, thresholds=FIVE)
+    assert refused.exit_code == 3
+    assert gate_output.verdict(refused).startswith(
+        "not comparable: the runs differ in model parameters, gradient bytes; --allow-changed-model compares"
+    )
+    allowed = compare(base, other, thresholds=FIVE, allow_changed_model=True)
+    assert allowed.exit_code == 1
+    assert [(d.name, d.blocking) for d in allowed.differences] == [
+        ("model parameters", False),
+        ("gradient bytes", False),
+    ]
+    change = "model changed: 11.7M \N{RIGHTWARDS ARROW} 11.9M parameters (+1.8%)"
+    assert f"{change}." in gate_output.notes(allowed, on_cpu=False)
+    assert "11.7M \N{RIGHTWARDS ARROW} 11.9M parameters" in gate_output.markdown(allowed, on_cpu=False)
+    assert json.loads(gate_output.as_json(allowed, on_cpu=False))["model_change"] == change
+
+
+def test_only_the_model_may_change_and_only_from_one_known_to_another() -> None:
+    base = made_run(STEADY, model=SMALL)
+    for other in (
+        made_run(STEADY, model={}),
+        made_run(STEADY, model=GROWN, versions={"torch": "2.16.0", "python": "3.12.1"}),
+    ):
+        gate = compare(base, other, thresholds=FIVE, allow_changed_model=True)
+        assert gate.exit_code == 3
+        assert any(d.blocking for d in gate.differences)
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "said"),
+    [
+        ({}, {}, ""),
+        ({}, {"num_params": 5}, ""),
+        (SMALL, SMALL, ""),
+        ({"num_params": 250}, {"num_params": 125}, "250 > 125 parameters (-50.0%)"),
+        (SMALL, {**SMALL, "num_params": 11_689_513}, "11,689,512 > 11,689,513 parameters (+1)"),
+        (SMALL, {**SMALL, "gradient_bytes": 23_379_024}, "gradients of 44.6 MiB > 22.3 MiB (-50.0%)"),
+        (
+            {"arch": "resnet18", **SMALL},
+            {"arch": "resnet34", "num_params": 21_797_672},
+            "resnet18 > resnet34, 11.7M > 21.8M parameters (+86.5%)",
+        ),
+    ],
+)
+def test_how_a_model_changed_is_said_with_its_unit(
+    then: dict[str, Any], now: dict[str, Any], said: str
+) -> None:
+    expected = f"model changed: {said}".replace(">", "\N{RIGHTWARDS ARROW}") if said else ""
+    assert model_change({"model": then}, {"model": now}) == expected
+
+
+def test_another_architecture_is_a_changed_model(tmp_path: Path) -> None:
+    base, other = write_run(tmp_path / "a"), write_run(tmp_path / "b", planned=plan(arch="resnet34"))
+    assert main([str(base), str(other), "--quiet"]) == 3
+    assert main([str(base), str(other), "--quiet", "--allow-changed-model"]) == 0

@@ -1,11 +1,15 @@
 """Several launches as one comparison: rounds kept apart, the spread between launches inside the interval."""
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+from gate_runs import Steps, made_run
 
-from bench.gate.launches import LAUNCH, launch_ratio, merged
+from bench.gate import output as gate_output
+from bench.gate.compare import METRICS, compare
+from bench.gate.launches import LAUNCH, launch_ratio, merged, typical_sides
 from bench.gate.runs import GateCase, GateRun
 from bench.stats import paired_ratio
 
@@ -60,3 +64,44 @@ def test_the_interval_holds_the_spread_between_launches(num_launches: int, cover
         inside_rounds_alone += rounds.low <= 1 <= rounds.high
     assert inside / trials >= covered, "few launches know their spread roughly"
     assert inside_rounds_alone / trials <= 0.75
+
+
+def drifting(seed: int) -> tuple[Steps, Steps]:
+    """Both sides of a slower and slower machine that pauses at times; the candidate takes 2% longer."""
+    rng = np.random.default_rng(seed)
+    pace = np.linspace(1, 2, 30) * np.exp(rng.normal(0, 0.1, 30))
+    base, other = (pace * np.exp(rng.normal(0, 0.2, (3, 30))) for _ in range(2))
+    cases = (("single", 1), ("dp", 2), ("ddp", 2))
+    return {k: list(100 * b) for k, b in zip(cases, base, strict=True)}, {
+        k: list(102 * o) for k, o in zip(cases, other, strict=True)
+    }
+
+
+def shown(cell: str) -> tuple[float, float]:
+    """A number as printed, and half a unit of its last digit."""
+    (written,) = re.findall(r"^[\d,]+\.?\d*", cell)
+    return float(written.replace(",", "")), 0.5 * 10.0 ** -len(written.partition(".")[2])
+
+
+def test_what_stands_beside_a_paired_ratio_has_that_quotient() -> None:
+    contradicted = 0
+    for seed in range(10):
+        base, other = drifting(seed)
+        gate = compare(
+            made_run(base), made_run(other), thresholds={m.name: 0.05 for m in METRICS}, interleaved=True
+        )
+        assert len(gate.comparisons) == 7
+        for comparison in gate.comparisons:
+            baseline, candidate, ratio = gate_output.cells(comparison)[3:6]
+            (b, b_off), (c, c_off), (r, r_off) = map(shown, (baseline, candidate, ratio))
+            assert c / b == pytest.approx(r, abs=r_off + c / b * (b_off / b + c_off / c))
+        for key in base:
+            medians = np.median(1 / np.array(other[key])) / np.median(1 / np.array(base[key]))
+            paired = np.median(np.array(base[key]) / np.array(other[key]))
+            contradicted += (medians - 1) * (paired - 1) < 0
+    assert contradicted > 0, "medians of each side by itself would not agree"
+
+
+def test_typical_sides_lie_where_the_sides_lie() -> None:
+    left, right = {r: 90.0 + r for r in range(9)}, {r: 45.0 + r / 2 for r in range(9)}
+    assert typical_sides(left, right, 2.0) == pytest.approx((94.0, 47.0))

@@ -20,7 +20,7 @@ def test_conditions_show_what_is_known_and_nothing_else() -> None:
         "environment": {
             "gpus": [{"name": "A", "memory_mib": 1000}] * 2,
             "topology": "GPU0 GPU1\n NV18",
-            "env": {"NCCL_DEBUG": "WARN"},
+            "env": {"NCCL_DEBUG": "WARN", "BENCH_STARTED_S": "12.5"},
         },
         "timing": {"total_s": 186.2},
         "ranks": [{"rank": 0, "host": "h", "link": None}],

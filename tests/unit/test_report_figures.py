@@ -4,13 +4,29 @@ import io
 import re
 from xml.etree import ElementTree as ET
 
+import pytest
 from PIL import Image
 from report_runs import case, paper_like, run, usual_cases
 
 from report.build import render
+from report.draw.chart import draw_chart
+from report.draw.durations import draw_boxes
 from report.draw.figures import png, svg
 from report.draw.palette import NAMES, PARTS
-from report.drawings import Bars, BoxPlot, Bucket, Chart, Forest, StepTimes, Timeline, Track
+from report.drawings import (
+    Bars,
+    BoxPlot,
+    Bucket,
+    Chart,
+    Forest,
+    Panel,
+    Point,
+    Series,
+    StepTimes,
+    Tick,
+    Timeline,
+    Track,
+)
 from report.view import page
 
 
@@ -109,3 +125,49 @@ def test_slide_has_the_pages_light_colours_on_white_and_says_what_it_shows() -> 
     assert image.convert("RGB").getpixel((0, 0)) == (255, 255, 255)
     assert {(0xB8, 0x4A, 0x00), (0x00, 0x72, 0xB2)} <= colours
     assert png(figure) == png(figure)
+
+
+@pytest.mark.parametrize(
+    ("panels", "expected"),
+    [
+        (((100.0, 110.0),), " The vertical axis does not start at zero."),
+        (((1.0, 10.0),), ""),
+        (((-3.0, 10.0),), ""),
+        (((100.0, 110.0), (200.0, 210.0)), " Vertical axes do not start at zero."),
+        (((1.0, 10.0), (200.0, 210.0)), " Vertical axes do not start at zero in every panel."),
+    ],
+)
+def test_an_axis_that_shows_zero_is_not_said_to_leave_it_out(
+    panels: tuple[tuple[float, float], ...], expected: str
+) -> None:
+    """Oracle: the limits that matplotlib drew."""
+    drawn = tuple(
+        Panel("", (Series("s", "ddp", (Point(1, low, low, high), Point(2, high))),)) for low, high in panels
+    )
+    words = {"key": "k", "title": "t", "caption": "c", "how_to_read": "h", "x_label": "x", "y_label": "y"}
+    ticks = (Tick(1, "1"), Tick(2, "2"))
+    figure = Chart(**words, ticks=ticks, panels=drawn, from_zero=False)  # type: ignore[arg-type]
+    assert figure.axis_note == expected
+    limits = [axes.get_ylim() for axes in draw_chart(figure).axes]
+    assert all(low <= 0 for low, _ in limits) == (expected == "")
+    assert all(low >= 0 for (low, _), (least, _) in zip(limits, panels, strict=True) if least >= 0)
+    assert Chart(**words, ticks=ticks, panels=drawn).axis_note == ""  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("low", "expected"), [(1.0, ""), (90.0, " The axis does not start at zero.")])
+def test_a_time_axis_that_shows_zero_is_not_said_to_leave_it_out(low: float, expected: str) -> None:
+    steps = StepTimes("rank 0", "ddp", 9, low, 92.0, 93.0, 94.0, 95.0, 99.0)
+    figure = BoxPlot(key="k", title="t", caption="c", how_to_read="h", rows=(steps,))
+    assert figure.axis_note == expected
+    (axes,) = draw_boxes(figure).axes
+    assert (axes.get_xlim()[0] <= 0) == (expected == "")
+
+
+def test_the_page_says_it_below_the_figure() -> None:
+    made = run([case("single", 1, 100.0), case("ddp", 2, 150.0), case("ddp", 2, 151.0, bucket_cap_mb="1")])
+    figures = page([made]).runs[0].figures + page([made]).runs[0].more_figures
+    noted = [figure for figure in figures if figure.axis_note]
+    assert noted
+    html = render(page([made]))
+    for figure in noted:
+        assert figure.axis_note in html

@@ -1,0 +1,31 @@
+"""Says what two runs can tell that were measured one after the other, and the command that tells more."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from bench.conditions import part
+from bench.settings import as_options, options_of
+from bench.text import visible
+
+NOT_INTERLEAVED = "Not interleaved: a change may be the machine's."
+"""Stands before every comparison of two separate runs."""
+
+UNKNOWN_REF = "REF"
+
+LEFT_OUT = {"out", "name", "sustain", "trace", "calibrate", "allreduce_curve"}
+"""Settings that are not repeated: the gate decides on folders, and compares nothing of the others."""
+
+
+def interleave_command(baseline: Mapping[str, Any], candidate: Mapping[str, Any]) -> str:
+    """Write the command that measures what two manifests tell of in turns, as the candidate was measured.
+
+    `UNKNOWN_REF` stands for the baseline's commit where its manifest does not know it.
+    """
+    names = {setting.name for setting in options_of()} - LEFT_OUT
+    arguments = as_options(part(candidate, "settings"), names)
+    commit = part(baseline, "git").get("commit")
+    reference = commit[:12] if isinstance(commit, str) and commit else UNKNOWN_REF
+    return visible(shlex.join(["python", "-m", "bench.gate", "--interleave", reference, "--", *arguments]))

@@ -1,0 +1,142 @@
+"""Two runs measured one after the other: what the gate makes of a machine that changes by itself."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from functools import cache
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from commands import ROOT
+from gate_runs import STEADY, Steps, made_run, write_run
+
+from bench.findings.separate_runs import NOT_INTERLEAVED, interleave_command
+from bench.gate import output as gate_output
+from bench.gate.__main__ import main
+from bench.gate.compare import METRICS, compare
+from bench.gate.runs import read_run
+from bench.run.__main__ import settings_of
+from bench.stats import Interval, ratio_of_medians, with_change_of_runs
+
+FIVE = {metric.name: 0.05 for metric in METRICS}
+TUNED = ROOT / "results" / "samples" / "tune"
+
+
+@cache
+def single_rates(run: Path) -> tuple[str, tuple[float, ...]]:
+    """The model of a sample, and its images/s by round on one device, which no link slows."""
+    (single,) = (case for case in read_run(run).cases if case.row["mode"] == "single")
+    return single.row["arch"], tuple(single.images_per_s.values())
+
+
+def test_runs_of_the_same_code_are_seldom_a_change() -> None:
+    """Oracle: the same plain model on the same machine, hours apart; the truth of every pair is 1."""
+    runs = [single_rates(path.parent) for path in sorted(TUNED.glob("*/sweep/manifest.json"))]
+    pairs = [(a, b) for (model, a), (other, b) in combinations(runs, 2) if model == other]
+    by_rounds, whole = 0, 0
+    for before, after in pairs:
+        ratio = ratio_of_medians(after, before, confidence=0.98)
+        wider = with_change_of_runs(ratio, after, before, confidence=0.98)
+        assert wider.low <= ratio.low < wider.estimate == ratio.estimate < ratio.high <= wider.high
+        by_rounds += abs(ratio.estimate - 1) > 0.05 and ratio.excludes(1)
+        whole += abs(ratio.estimate - 1) > 0.05 and wider.excludes(1)
+    assert len(pairs) == 39
+    assert by_rounds >= 15, "the rounds alone take the machine for the code"
+    assert whole <= 4
+
+
+def test_a_steady_run_is_hardly_widened_and_a_clear_change_stays_one() -> None:
+    rng = np.random.default_rng(1)
+    ratios = []
+    for _ in range(200):
+        before, after = (list(np.exp(rng.normal(0, 0.02, 40))) for _ in range(2))
+        ratio = Interval(1.0, 0.98, 1.02)
+        wider = with_change_of_runs(ratio, after, before)
+        ratios.append((wider.high - wider.low) / 0.04)
+    assert np.median(ratios) < 1.3
+    half = with_change_of_runs(Interval(0.5, 0.48, 0.52), [100.0, 101.0] * 10, [50.0, 51.0] * 10)
+    assert half.high < 0.55
+
+
+def test_too_few_rounds_or_no_interval_are_left_as_they_are() -> None:
+    known, unknown = Interval(0.5, 0.4, 0.6), Interval(0.5, float("nan"), float("nan"))
+    assert with_change_of_runs(known, [1.0, 9.0] * 3, [1.0] * 7) == known
+    assert np.isnan(with_change_of_runs(unknown, [1.0, 9.0] * 9, [1.0, 2.0] * 9).low)
+
+
+def test_figures_around_zero_are_widened_in_their_own_unit() -> None:
+    """By hand: quarters of 0, 10, 20 and 30 ms without scatter have a variance of 500 / 3."""
+    steps = [ms for ms in (0.0, 10.0, 20.0, 30.0) for _ in range(4)]
+    wider = with_change_of_runs(Interval(1.5, 1.4, 1.6), steps, [10.0] * 16, confidence=0.6827)
+    assert wider.high - 1.5 == pytest.approx(np.hypot(0.1, np.sqrt(500 / 3) / 10), rel=1e-3)
+
+
+def loaded(steps: Steps, *paces: float) -> Steps:
+    """The same work while something else takes the machine, more or less of it in each part of the run."""
+    return {
+        key: [
+            ms / pace
+            for part, pace in zip(np.array_split(series, len(paces)), paces, strict=True)
+            for ms in part
+        ]
+        for key, series in steps.items()
+    }
+
+
+LONG: Steps = {key: [*series] * 4 for key, series in STEADY.items()}
+SLOWER: Steps = {key: [ms / 0.9 for ms in series] for key, series in LONG.items()}
+
+
+def test_a_machine_that_changes_by_itself_leaves_it_undecided() -> None:
+    """The code is at 0.90x; the machine was taken away, so that the runs have 0.43x."""
+    base = made_run(LONG, git={"commit": "0123456789abcdef"})
+    gate = compare(base, made_run(loaded(SLOWER, 0.75, 0.35, 0.55, 0.4)), thresholds=FIVE)
+    rates = [c for c in gate.comparisons if c.metric is not None and c.metric.name == "images_per_s"]
+    assert all(c.ratio is not None and 0.40 < c.ratio.estimate < 0.46 for c in rates)
+    assert {(c.verdict, c.suspected) for c in rates} == {("inconclusive", True)}
+    assert {c.verdict for c in gate.comparisons if c not in rates} == {"unchanged"}
+    assert gate.exit_code == 3, "though speed-up and efficiency are known to be unchanged"
+    assert gate_output.conditions(gate)[0] == NOT_INTERLEAVED
+    assert "bench.gate --interleave 0123456789ab -- " in gate_output.notes(gate, on_cpu=False)[-1]
+    last = gate_output.verdict(gate)
+    assert last.startswith("undecided: ")
+    assert "the runs themselves changed as much" in last
+
+
+def test_a_clear_regression_of_steady_runs_is_one_and_says_that_it_is_not_interleaved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base, slow = write_run(tmp_path / "base", LONG), write_run(tmp_path / "slow", loaded(LONG, 0.43))
+    assert main([str(base), str(slow)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == NOT_INTERLEAVED
+    assert "the runs were not interleaved" in lines[-1]
+    assert "REF being the baseline's commit: python -m bench.gate --interleave REF -- " in "\n".join(lines)
+    assert main([str(base), str(slow), "--markdown"]) == 1
+    assert NOT_INTERLEAVED in capsys.readouterr().out.replace("&#39;", "'")
+
+
+def test_runs_in_turns_need_no_such_line() -> None:
+    gate = compare(made_run(LONG), made_run(LONG), thresholds=FIVE, interleaved=True)
+    said = [*gate_output.conditions(gate), *gate_output.notes(gate, on_cpu=False), gate_output.verdict(gate)]
+    assert not [line for line in said if "ot interleaved" in line or "--interleave" in line]
+    assert json.loads(gate_output.as_json(gate, on_cpu=False))["interleave_command"] is None
+
+
+@pytest.mark.parametrize("run", ["cpu-lab-1gbit-2hosts", "predictions/resnet18-2hosts/1gbit"])
+def test_the_command_measures_what_the_run_measured(run: str) -> None:
+    """Oracle: the parser of bench.run, with the options that the gate refuses."""
+    manifest: dict[str, Any] = json.loads((ROOT / "results/samples" / run / "manifest.json").read_text())
+    command = shlex.split(interleave_command(manifest, manifest))
+    start, arguments = command[:5], command[6:]
+    assert start == ["python", "-m", "bench.gate", "--interleave", manifest["git"]["commit"][:12]]
+    refused = ("resume", "dry_run", "json", "out", "sustain")
+    settings = settings_of(arguments, decided=refused)
+    for name in ("modes", "gpus", "arch", "batch_size", "image_size", "bucket_cap_mb", "rounds", "max_time"):
+        written = settings.stored()[name]
+        kept = list(written) if isinstance(written, tuple) else written
+        assert kept == manifest["settings"][name], name
