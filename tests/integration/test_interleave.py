@@ -14,8 +14,9 @@ import pytest
 from commands import ROOT, SMALL
 
 from bench.errors import ExitCode, UsageError
+from bench.gate import interleave
 from bench.gate.__main__ import main
-from bench.gate.interleave import both_checkouts, checkout_of
+from bench.gate.interleave import Checkout, both_checkouts, checkout_of
 from bench.results.store import load_run
 
 SLOW = """
@@ -60,6 +61,23 @@ def test_two_sides_take_turns(
     assert all(one[1] <= other[0] for one, other in itertools.pairwise(forwards)), "two trained at once"
     changes = sum(one[2] != other[2] for one, other in itertools.pairwise(forwards))
     assert changes >= 4 * num_launches, "each round has a turn of either"
+
+
+def test_a_side_that_could_not_measure_a_mode_says_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gate of what one side could not measure is no regression, and no mistake in the command either."""
+    reason = "bench.run: error: every ddp case failed: ValueError: late bug (net.py:6, in late)"
+    fails = f"import sys; print({reason!r}, file=sys.stderr); sys.exit(4)"
+
+    def start(checkout: Checkout, *_: object) -> subprocess.Popen[str]:
+        code = fails if checkout.name == "candidate" else ""
+        return subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+
+    monkeypatch.setattr(interleave, "_start", start)
+    code = main(["--interleave", ".", "--quiet", "--out", str(tmp_path / "sides"), "--", "--gpus", "1"])
+    assert code == ExitCode.NOT_MEASURED == 4
+    assert f"the candidate side ended with status 4: {reason}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
