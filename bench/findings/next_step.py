@@ -84,8 +84,9 @@ def next_step(
 
 def _with_unused_parameters(settings: Mapping[str, Any], failed: set[str]) -> NextStep:
     """Measure DDP as it can train here, without the modes that `failed` for another reason."""
-    modes = [mode for mode in settings.get("modes", []) if mode not in failed]
-    wanted = {**settings, "modes": modes, "find_unused_parameters": [True]}
+    modes = settings.get("modes")
+    kept = [mode for mode in modes if mode not in failed] if isinstance(modes, list) else None
+    wanted = {**settings, "modes": kept, "find_unused_parameters": [True]}
     again = command("run", *as_options(wanted, _ALL_BUT_WHERE))
     return NextStep("let DDP search for parameters without gradient", visible(again))
 

@@ -65,7 +65,7 @@ class RunData:
 def failure_file(case_id: str) -> str:
     """Name, within a run's folder, of the file that keeps the failures of a case."""
     safe = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "-" for c in case_id).lstrip(".")
-    if safe != case_id or len(safe) > _MOST_NAME:
+    if safe != case_id or not 0 < len(safe) <= _MOST_NAME:
         safe = f"{safe[:_MOST_NAME]}-{hashlib.sha256(case_id.encode(errors='replace')).hexdigest()[:8]}"
     return f"{FAILURES}/{safe}.txt"
 

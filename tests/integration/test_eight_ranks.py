@@ -67,7 +67,7 @@ class FakeWatchdog:
 
     def arm(self, what: str, limit_s: float) -> None: ...
 
-    def tell(self, status: str, reason: str, **_: bool) -> None:
+    def tell(self, status: str, reason: str, **_: object) -> None:
         self.told.append(Failure(status, reason))
 
 

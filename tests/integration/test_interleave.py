@@ -15,7 +15,7 @@ from commands import ROOT, SMALL
 
 from bench.errors import ExitCode, UsageError
 from bench.gate.__main__ import main
-from bench.gate.checkouts import both_checkouts, worktree
+from bench.gate.checkouts import Checkout, both_checkouts, worktree
 from bench.results.store import load_run
 from bench.settings import resolve
 
@@ -61,6 +61,23 @@ def test_two_sides_take_turns(
     assert all(one[1] <= other[0] for one, other in itertools.pairwise(forwards)), "two trained at once"
     changes = sum(one[2] != other[2] for one, other in itertools.pairwise(forwards))
     assert changes >= 4 * num_launches, "each round has a turn of either"
+
+
+def test_a_side_that_could_not_measure_a_mode_says_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gate of what one side could not measure is no regression, and no mistake in the command either."""
+    reason = "every ddp case failed: ValueError: late bug (net.py:6, in late)"
+    fails = f"import sys; print({'bench.run: error: ' + reason!r}, file=sys.stderr); sys.exit(4)"
+
+    def start(checkout: Checkout, *_: object) -> subprocess.Popen[str]:
+        code = fails if checkout.name == "candidate" else ""
+        return subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+
+    monkeypatch.setattr(Checkout, "start", start)
+    code = main(["--interleave", ".", "--quiet", "--out", str(tmp_path / "sides"), "--", "--gpus", "1"])
+    assert code == ExitCode.NOT_MEASURED == 4
+    assert f"the candidate side ended with status 4: {reason}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

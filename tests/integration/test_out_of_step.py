@@ -13,7 +13,7 @@ cluster = Cluster("cpu")
 group = cluster.group(2, "gloo")
 class Guard:
     def arm(self, what, limit_s): pass
-    def tell(self, status, reason, *, at_once): pass
+    def tell(self, status, reason, **more): pass
 steps = Lockstep(cluster, Guard(), None, 0.0)
 torch.manual_seed(0)
 layers = [torch.nn.Linear(64, 64, bias=False) for _ in range(6)]

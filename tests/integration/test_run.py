@@ -181,7 +181,10 @@ def test_a_model_that_raises_fails_its_run_without_a_number(tmp_path: Path) -> N
         *("--rounds", "1", "--out", str(tmp_path / "run")),
         env={"PYTHONPATH": str(tmp_path)},
     )
-    assert done.returncode == 1
+    assert done.returncode == 4
+    assert done.stderr.splitlines()[-1].startswith(
+        "bench.run: error: every single case failed: ValueError: no such"
+    )
     rows = (tmp_path / "run" / "cases.csv").read_text().splitlines()[1:]
     assert len(rows) == 2
     assert all("failed,ValueError: no such luck" in row for row in rows)

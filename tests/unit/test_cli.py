@@ -39,7 +39,7 @@ def test_a_typing_mistake_is_one_harmless_line_before_torch_is_imported(command:
     [
         (UsageError("x"), 2, "error"),
         (AgreedError("x"), 2, "error"),
-        (GaveUpError("x"), 1, "error"),
+        (GaveUpError("x"), 4, "error"),
         (NotComparableError("x"), 3, "not comparable"),
         (KeyboardInterrupt(), 130, ""),
     ],

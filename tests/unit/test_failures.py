@@ -12,6 +12,7 @@ from bench.recovery.failures import (
     PATIENCE,
     RESTART_EXIT_CODE,
     TIMEOUT_EXIT_CODE,
+    Failure,
     block_s,
     failure_of,
     is_restartable,
@@ -20,6 +21,7 @@ from bench.recovery.failures import (
     preparing_s,
     progress_in,
     progress_of,
+    written,
 )
 from bench.results.journal import Journal, Settled, State
 from bench.settings import ResolvedSettings, Settings, with_device_defaults
@@ -44,6 +46,29 @@ def test_the_cause_of_a_failure(codes: dict[int, int], oom: bool, status: str, w
     found = failure_of(codes, what="round 3 (timed)", out_of_memory=oom)
     assert found.status == status
     assert words in found.reason
+
+
+def test_how_ranks_ended_is_kept_and_the_cause_told_apart() -> None:
+    codes = {0: RESTART_EXIT_CODE, 1: RESTART_EXIT_CODE, 2: SEGV, 5: 3}
+    found = failure_of(codes, what="round 3 (timed)", out_of_memory=False)
+    assert written("now  ddp-n6: failed", found) == (
+        "now  ddp-n6: failed\n"
+        "rank 2 was killed by signal 11 (SIGSEGV) in round 3 (timed)\n"
+        "\n"
+        "ranks 0-1: ended because another rank failed\n"
+        "\n"
+        "rank 2: was killed by signal 11 (SIGSEGV)\n"
+        "\n"
+        "rank 5: ended with exit code 3\n"
+        "\n"
+    )
+
+
+def test_what_is_kept_shows_no_control_characters() -> None:
+    found = Failure("failed", "ValueError: \x1b[31mred", {0: "raised\nTraceback:\n\tx = '\x1b[2J'\n"})
+    text = written("title", found)
+    assert "\x1b" not in text
+    assert "\nrank 0: raised\nTraceback:\n        x = '\\x1b[2J'\n" in text
 
 
 def test_only_deaths_are_worth_a_restart() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import shlex
@@ -15,6 +16,7 @@ from sample_runs import SAMPLES, comparisons, name_of, rebuilt, sample
 from bench.findings.answers import CAP, COMMUNICATION, RESOLVED, WRAPPER, Verdict, headline, verdicts
 from bench.findings.findings import Conclusion, conclude, notes
 from bench.findings.next_step import NextStep, next_step
+from bench.findings.uncertainty import why_not_measured
 from bench.findings.wording import TIMES
 from bench.gate.__main__ import parser as gate_parser
 from bench.results.aggregate import comparisons_of_run
@@ -22,7 +24,7 @@ from bench.results.comparisons import EQUAL, FASTER, SLOWER, TOO_FEW, UNRESOLVED
 from bench.results.schema import BLOCKS, CASES, typed_frame
 from bench.run.__main__ import parser as run_parser
 from bench.run.__main__ import settings_of
-from bench.settings import resolve
+from bench.settings import Settings, resolve
 from bench.stats import Interval
 from bench.tune.__main__ import parser as tune_parser
 
@@ -391,6 +393,48 @@ def test_cases_that_broke_are_named_with_their_reason() -> None:
     assert len(long) < 250
 
 
+def test_cases_that_broke_alike_share_their_reason() -> None:
+    alike = [case("ddp", 4, bucket_cap_mb=cap, status="failed", reason="late bug") for cap in "1234"]
+    (note,) = concluded(SINGLE, DDP, *alike).notes
+    assert note == (
+        "4 cases were not measured: DDP on 4 GPUs with bucket_cap_mb=1, DDP on 4 GPUs with bucket_cap_mb=2, "
+        "DDP on 4 GPUs with bucket_cap_mb=3: failed (late bug); and 1 more."
+    )
+
+
+FAILED = {"status": "failed", "reason": "ValueError: late bug (net.py:6, in late)"}
+SKIPPED = {"status": "skipped", "reason": "the plain module"}
+
+
+@pytest.mark.parametrize(
+    ("cases", "said"),
+    [
+        ([SINGLE, DP, DDP], []),
+        ([SINGLE, DP, DDP, CAP_1 | FAILED], []),
+        ([SINGLE, DP | SKIPPED, DDP], []),
+        ([SINGLE, DP, DDP | FAILED], [f"every ddp case failed: {FAILED['reason']}"]),
+        ([SINGLE, DP, DDP | FAILED, CAP_1 | SKIPPED], [f"every ddp case failed: {FAILED['reason']}"]),
+        (
+            [
+                SINGLE,
+                DP | {"status": "oom", "reason": "out of memory"},
+                DDP | {**FAILED, "status": "timeout"},
+            ],
+            [
+                "every dp case failed: oom: out of memory",
+                f"every ddp case failed: timeout: {FAILED['reason']}",
+            ],
+        ),
+        ([SINGLE | FAILED, DP, DDP], []),
+        ([SINGLE | FAILED, DP | SKIPPED, DDP | SKIPPED], [f"every single case failed: {FAILED['reason']}"]),
+        ([SINGLE | SKIPPED, DDP | SKIPPED], ["nothing was measured: the plain module"]),
+    ],
+)
+def test_modes_without_a_measured_case(cases: list[Row], said: list[str]) -> None:
+    """What ends a run with status 4; a reference that nobody asked for counts where nothing else is there."""
+    assert why_not_measured(typed_frame(cases, CASES), ("dp", "ddp")) == said
+
+
 def test_what_others_wrote_reaches_the_terminal_escaped() -> None:
     made = concluded(SINGLE, DDP, case("ddp", 4, status="failed", reason="\x1b[31mred"))
     assert "\x1b" not in "".join(made.sentences)
@@ -465,6 +509,31 @@ def following(*by: Comparison, cases: tuple[Row, ...] = (), **settings: Any) -> 
     step = concluded(*(cases or (SINGLE, DP, DDP)), by=by, **settings).next_step
     assert step is not None
     return step, *parsed(step)
+
+
+UNUSED = {"status": "failed", "reason": "ProofError: give --find-unused-parameters on, which searches …"}
+
+
+def test_a_mode_that_failed_is_mended_before_anything_is_tried_again() -> None:
+    by = over(DDP, DP, 1.5, 1.7)
+    assert concluded(SINGLE, DP, DDP, by=(by,)).next_step is not None
+    made = concluded(SINGLE, DP, DDP, case("fsdp", 2, **FAILED), by=(by,))
+    assert made.verdicts
+    assert made.next_step is None
+    some = concluded(SINGLE, DP, DDP, CAP_1 | FAILED, by=(by,))
+    assert some.next_step is not None, "DDP itself was measured"
+
+
+def test_ddp_that_waits_for_unused_parameters_is_measured_again_with_the_search() -> None:
+    asked = Settings(workload="net:model", modes=("dp", "ddp", "fsdp"), gpus=(2,))
+    settings: dict[str, Any] = json.loads(json.dumps(asked.stored()))  # as in a manifest
+    for others in ((DP,), (DP, case("fsdp", 2, **FAILED))):
+        step, module, options = following(cases=(SINGLE, *others, DDP | UNUSED), **settings)
+        assert module == "bench.run"
+        assert (options.find_unused_parameters, options.workload) == ("on", "net:model")
+        assert "without gradient" in step.why
+        assert ("fsdp" in getattr(options, "modes", "")) == (len(others) == 1), "what failed is left out"
+    assert concluded(SINGLE, DDP | UNUSED).next_step is not None, "though nothing else was measured"
 
 
 ROUNDS_20 = {"num_rounds": 20}

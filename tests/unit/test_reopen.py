@@ -9,9 +9,10 @@ import pytest
 
 from bench.errors import GaveUpError, NotComparableError, UsageError
 from bench.plan import Machine, expand, plan_hash
-from bench.recovery.reopen import RankHello, check_same, open_run, settings_of
+from bench.recovery.failures import Failure
+from bench.recovery.reopen import RankHello, check_same, fail_case, open_run, settings_of
 from bench.results.journal import Journal
-from bench.results.recorder import resume_command
+from bench.results.recorder import Recorder, resume_command
 from bench.settings import Settings, with_device_defaults
 
 MACHINE = {"cpu_model": "x", "num_cores": 2, "gpus": []}
@@ -146,3 +147,39 @@ def test_ranks_that_start_again_on_other_devices_give_up(
         opened("job-7", monkeypatch, restarts=1, **lost)
     assert caught.value.exit_code != 0
     assert (own / "journal.jsonl").read_text() == before
+
+
+def test_ranks_of_a_run_that_ended_without_a_mode_are_not_started_in_vain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user's torchrun starts them again, as the run did not end with 0."""
+    monkeypatch.chdir(tmp_path)
+    own = opened("job-7", monkeypatch)
+    recorder = Recorder.reopen(own)
+    for index, planned in enumerate(recorder.journal.state.plan):
+        if planned.skip_reason is None:
+            fail_case(recorder, index, Failure("failed", "ValueError: late bug", {0: "raised\nTraceback"}))
+    recorder.close("no case is left to measure")
+    with pytest.raises(
+        GaveUpError, match="changes nothing: every ddp case failed: ValueError: late bug"
+    ) as caught:
+        opened("job-7", monkeypatch, restarts=1)
+    assert caught.value.exit_code == 4
+
+
+def test_a_failed_case_keeps_what_its_ranks_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    recorder = Recorder.reopen(opened("job-7", monkeypatch))
+    case_id = recorder.journal.state.plan[0].case.case_id
+    recorder.note(0, "round 3 (timed)")
+    said = fail_case(recorder, 0, Failure("failed", "ValueError: late bug", {1: "raised\nTraceback"}))
+    reason, _, path = said.rpartition("; ")
+    assert reason == f"{case_id}: failed: ValueError: late bug"
+    kept = Path(path).read_text()
+    assert (
+        f"{case_id}: failed in round 3 (timed)\nValueError: late bug\n\nrank 1: raised\nTraceback\n" in kept
+    )
+    assert "; " not in fail_case(recorder, 1, Failure("skipped", "no such argument")), "that is no failure"
+    fail_case(recorder, 0, Failure("timeout", "no end"))
+    assert Path(path).read_text().startswith(kept)
+    recorder.close("test")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from report_runs import case, run, timed, usual_cases
 
+from bench.results.store import failure_file
 from report import files, rounds
 from report.drawings import BoxPlot, Chart, Point
 from report.model import Hyperlink, RunFiles
@@ -79,6 +80,26 @@ def test_run_in_the_pages_folder_offers_its_traces_by_rank(tmp_path: Path) -> No
     }
     assert above["c#1"][0].href == "./a%20run/traces/c%231-rank2.json.gz"
     assert elsewhere == {}
+
+
+def test_a_failed_case_leads_to_its_tracebacks(tmp_path: Path) -> None:
+    folder = tmp_path / "a run"
+    (folder / "failures").mkdir(parents=True)
+    failed = case("ddp", 2, status="failed", reason="ValueError: late bug")
+    skipped = case("dp", 1, status="skipped", reason="the plain module")
+    for row in (failed, skipped, SINGLE):  # of those that are measured now, an earlier attempt failed
+        (folder / failure_file(row["case_id"])).touch()
+    name = failure_file(failed["case_id"])
+    above, elsewhere = (
+        page([run([SINGLE, failed, skipped])], files.offered([folder], page_folder)).runs[0].unmeasured
+        for page_folder in (tmp_path, tmp_path / "pages")
+    )
+    assert above is not None
+    assert elsewhere is not None
+    at = [column.name for column in above.columns].index("Tracebacks")
+    assert [row[at] for row in above.rows] == [row[at] for row in elsewhere.rows] == [name, ""]
+    assert above.links == ((Hyperlink(name, f"./a%20run/{name}"),), ())
+    assert elsewhere.links == ((), ())
 
 
 def test_files_are_carried_made_safe_and_large_ones_named(tmp_path: Path) -> None:

@@ -5,7 +5,17 @@ import pytest
 
 from bench.errors import UsageError
 from bench.results.schema import BLOCKS, CASES, FILES, README, typed_frame, with_tables
-from bench.results.store import MEASURED, RunWriter, check_claimable, claim, load_run, write_output
+from bench.results.store import (
+    MEASURED,
+    MOST_FAILURE_BYTES,
+    RunWriter,
+    check_claimable,
+    claim,
+    failure_file,
+    load_run,
+    shown,
+    write_output,
+)
 
 BLOCK = {
     "case_id": "single-n1",
@@ -154,3 +164,46 @@ def test_a_run_does_not_begin_inside_another(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     with pytest.raises(UsageError, match="is inside the results of"):
         check_claimable(tmp_path / "a" / "b")
+
+
+def test_failures_of_a_case_are_added_to_its_file(tmp_path: Path) -> None:
+    writer = written(tmp_path / "run")
+    path = writer.append_failure("ddp-n2-cap1_25", "first\n")
+    assert path == tmp_path / "run" / "failures" / "ddp-n2-cap1_25.txt"
+    writer.append_failure("ddp-n2-cap1_25", "second \ud800\n")
+    assert path.read_text() == "first\nsecond \\ud800\n"
+    writer.append_failure("ddp-n2-cap1_25", "x" * MOST_FAILURE_BYTES)
+    assert path.read_text().startswith("What stood here before is left out: more than 4,194,304 bytes.\n\nxx")
+    writer.append_failure("ddp-n2-cap1_25", "last\n")
+    assert path.stat().st_size < MOST_FAILURE_BYTES
+    assert path.read_text().endswith("\nlast\n")
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    "name", ["../../etc/passwd", "/etc/passwd", "..", "", "a b\n", "x" * 300, "\u706b", "a/b", "a-b"]
+)
+def test_any_name_of_a_case_gives_a_file_of_its_own(name: str) -> None:
+    path = Path(failure_file(name))
+    assert path.parent == Path("failures")
+    assert path.name.isprintable()
+    assert path.name.isascii()
+    assert len(path.name) < 200
+    assert failure_file(name) != failure_file(f"{name}?")
+    assert (path.name == f"{name}.txt") == (name == "a-b")
+
+
+def test_a_failure_is_not_written_through_a_link(tmp_path: Path) -> None:
+    writer = written(tmp_path / "run")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "run" / "failures").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="link"):
+        writer.append_failure("a", "text")
+    assert not any((tmp_path / "elsewhere").iterdir())
+    writer.close()
+
+
+def test_a_path_is_shown_from_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert shown(tmp_path / "results" / "run") == shown(Path("results/run")) == "results/run"
+    assert shown(Path("/elsewhere/run")) == "/elsewhere/run"

@@ -110,3 +110,24 @@ def test_an_error_after_which_no_rank_can_go_on_is_not_waited_with(monkeypatch: 
     assert lost.get(timeout=LIMIT_S) == Failure("failed", reason)
     made.arm("the next block", 1000.0)  # the watchdog's thread ends
     made.close()
+
+
+def test_the_tracebacks_of_all_ranks_that_raised_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two raised, one waits for them: who raised first is the cause, and who waits is none."""
+    monkeypatch.setattr(module, "ERROR_GRACE_S", 1.0)
+    process = process_name(os.getpid())
+    made, lost = guard(*(Peer(rank, host_name(), 0, process) for rank in (1, 2)))
+    made.arm("a block", 1000.0)
+    for rank, place in ((2, "net.py:6, in late"), (1, "net.py:9, in other")):
+        made._rank = rank
+        made.tell("failed", "ValueError: late bug", place=place, traceback=f"Traceback of {rank}\n")
+    made._rank = 0
+    found = lost.get(timeout=LIMIT_S)
+    assert found.reason == "ValueError: late bug (net.py:6, in late; rank 2)"
+    assert found.ranks == {
+        0: "ended because another rank failed",
+        1: "raised\nTraceback of 1\n",
+        2: "raised\nTraceback of 2\n",
+    }
+    made.arm("the next block", 1000.0)
+    made.close()

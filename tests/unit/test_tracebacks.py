@@ -1,0 +1,298 @@
+"""Which line an error is put down to: the user's, whatever wraps, calls or compiles it."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch._utils import ExceptionWrapper
+
+from bench.errors import UserCodeError
+from bench.recovery.attempt import LOST, Report, attempt, failure_in
+from bench.recovery.tracebacks import (
+    MOST_CHARACTERS,
+    Owner,
+    formatted,
+    owner_of,
+    place_of,
+    shown_path,
+)
+from bench.run.proof import ProofError
+from models.workload import Workload, make_batch
+
+NET = """\
+import json
+import torch
+
+
+def late(*_):
+    raise ValueError("late bug")
+
+
+def in_python(*_):
+    json.loads("{")
+
+
+def in_torch(x):
+    return torch.nn.Linear(3, 3)(x)
+
+
+def from_cause(*_):
+    try:
+        late()
+    except ValueError as error:
+        raise RuntimeError("no batch") from error
+
+
+def grouped(*_):
+    found = []
+    try:
+        late()
+    except ValueError as error:
+        found.append(error)
+    raise ExceptionGroup("two of them", found)
+
+
+class Gradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, gradient):
+        late()
+
+
+def in_backward(x):
+    Gradient.apply(x.requires_grad_()).sum().backward()
+
+
+def deeper(x):
+    return x + late()
+
+
+def installed(x):
+    import their_library
+    their_library.call(x)
+
+
+class Odd(Exception):
+    def __str__(self):
+        raise KeyError("no text")
+
+
+def odd(*_):
+    raise Odd
+
+
+def without_end(x):
+    return without_end(x)
+"""
+
+
+def lines(needle: str) -> int:
+    """The line of NET that holds `needle`."""
+    return next(number for number, line in enumerate(NET.splitlines(), 1) if needle in line)
+
+
+LATE = f"net.py:{lines('late bug')}, in late"
+
+
+@pytest.fixture
+def net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A user's file in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text(NET)
+    spec = importlib.util.spec_from_file_location("a_users_net", tmp_path / "net.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def raised(work: Callable[[], Any]) -> BaseException:
+    with pytest.raises(BaseException) as caught:  # noqa: PT011 - any
+        work()
+    # Without this file's own frames: a rank has none of them.
+    error = caught.value
+    assert error.__traceback__ is not None
+    while error.__traceback__ is not None and error.__traceback__.tb_frame.f_code.co_filename == __file__:
+        error.__traceback__ = error.__traceback__.tb_next
+    return error
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("late", LATE),
+        ("in_python", f"net.py:{lines('json.loads')}, in in_python"),
+        ("in_torch", f"net.py:{lines('nn.Linear')}, in in_torch"),
+        ("from_cause", f"net.py:{lines('no batch')}, in from_cause"),
+        ("grouped", LATE),
+        ("in_backward", LATE),
+        ("odd", f"net.py:{lines('raise Odd')}, in odd"),
+        ("without_end", f"net.py:{lines('return without_end')}, in without_end"),
+    ],
+)
+def test_an_error_is_put_down_to_the_users_line(net: ModuleType, name: str, place: str) -> None:
+    error = raised(lambda: getattr(net, name)(torch.ones(2, 2)))
+    assert place_of(error) == place
+    assert 'net.py", line' in formatted(error)
+
+
+def test_what_wraps_the_users_error_is_looked_through(net: ModuleType) -> None:
+    def compile_backend() -> None:
+        try:
+            net.late()
+        except ValueError as cause:
+            raise UserCodeError("the model raised") from cause
+
+    error = raised(compile_backend)
+    error.__traceback__ = None  # of the wrapper, raised by the suite or by torch
+    assert place_of(error) == LATE
+
+
+def test_a_replicas_error_is_put_down_to_the_line_in_its_text(net: ModuleType) -> None:
+    """As of nn.DataParallel and of a DataLoader: its own frames are in another thread or process."""
+    try:
+        net.late()
+    except ValueError:
+        wrapped = ExceptionWrapper(where="in replica 1 on device 1")
+    assert place_of(raised(wrapped.reraise)) == LATE
+
+
+def test_an_error_of_the_compiler_is_put_down_to_what_it_traced(net: ModuleType) -> None:
+    """`from user code` in its text; the frames lead to the call of the compiled module."""
+
+    def compiled() -> None:
+        torch.compile(net.in_torch, fullgraph=True, backend="eager")(torch.ones(2, 2))
+
+    assert place_of(raised(compiled)) == f"net.py:{lines('nn.Linear')}, in in_torch"
+
+
+def test_a_function_behind_a_graph_break_has_its_own_name(net: ModuleType) -> None:
+    code = net.late.__code__.replace(co_name="torch_dynamo_resume_in_late_at_6")
+    net.late.__code__ = code
+    assert place_of(raised(net.late)) == LATE
+
+
+def test_without_a_users_line_it_is_a_librarys_else_the_innermost(
+    net: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "lib" / "site-packages"
+    place.mkdir(parents=True)
+    (place / "their_library.py").write_text("def call(x):\n    x.no_such_thing\n")
+    monkeypatch.syspath_prepend(place)
+    error = raised(lambda: net.installed(1))
+    assert place_of(error) == f"net.py:{lines('their_library.call')}, in installed"
+    assert error.__traceback__ is not None
+    error.__traceback__ = error.__traceback__.tb_next
+    assert place_of(error) == "lib/site-packages/their_library.py:2, in call"
+    assert place_of(raised(lambda: torch.ones(2) @ torch.ones(3))) == ""  # no frame of any file but this
+    inside = raised(lambda: torch.nn.functional.linear(torch.ones(2), torch.ones(3, 3)))
+    assert place_of(inside) == ""
+    assert place_of(raised(lambda: torch.nn.Linear(3, 3)(torch.ones(2)))).startswith("modules/linear.py:")
+
+
+def test_what_the_suite_itself_says_needs_no_line() -> None:
+    def prove() -> None:
+        raise ProofError("gradients differ")
+
+    assert place_of(raised(prove)) == ""
+
+
+def test_a_users_own_package_may_have_a_name_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In another process: this one has imported ours."""
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "__init__.py").touch()
+    (tmp_path / "models" / "net.py").write_text("class Broken(Exception): pass\ndef late(): raise Broken\n")
+    monkeypatch.chdir(tmp_path)
+    script = (
+        "from bench.recovery.tracebacks import place_of\n"
+        "import models.net\n"
+        "try: models.net.late()\n"
+        "except models.net.Broken as error:\n"
+        "    error.__traceback__ = error.__traceback__.tb_next; print(place_of(error))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "models/net.py:2, in late\n"
+
+
+def test_no_folder_of_a_home_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "home" / "me" / "project").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "home" / "me" / "project")
+    assert shown_path(str(tmp_path / "home" / "me" / "project" / "train" / "net.py")) == "train/net.py"
+    assert shown_path(str(tmp_path / "home" / "me" / "other" / "net.py")) == "other/net.py"
+    assert shown_path("<string>") == "<string>"
+
+
+def test_whose_code_a_file_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/fast/triton")
+    owner_of.cache_clear()
+    for path in (
+        "<eval_with_key>.3",
+        torch.__file__,
+        formatted.__code__.co_filename,
+        "/scratch/torchinductor_me/ab/c.py",
+    ):
+        assert owner_of(path) == Owner.OTHER, path
+    assert owner_of("/fast/triton/ab/kernel.py") == Owner.OTHER
+    assert owner_of("/opt/venv/lib/python3.12/site-packages/timm/net.py") == Owner.LIBRARY
+    assert owner_of("/home/me/net.py") == Owner.USER
+    owner_of.cache_clear()
+
+
+def test_a_long_traceback_is_cut_in_the_middle_and_says_so(net: ModuleType) -> None:
+    error = raised(net.late)
+    error.args = ("x" * 3 * MOST_CHARACTERS + " at the end",)
+    text = formatted(error)
+    assert MOST_CHARACTERS < len(text) < MOST_CHARACTERS + 100
+    assert text.startswith("Traceback (most recent call last):")
+    assert text.endswith(" at the end\n")
+    assert "characters are left out" in text
+    assert "left out" not in formatted(raised(lambda: net.without_end(0))), "Python folds what repeats"
+
+
+def test_a_report_holds_the_place_and_the_traceback(net: ModuleType) -> None:
+    found = attempt(net.late)
+    assert (found.status, found.reason, found.place) == ("failed", "ValueError: late bug", LATE)
+    assert found.traceback.endswith("ValueError: late bug\n")
+    assert attempt(net.odd).reason == "Odd"
+
+
+def test_a_batch_that_cannot_be_made_costs_its_case_alone(net: ModuleType) -> None:
+    workload = Workload(name="mine", module=torch.nn.Identity, batch=net.late)
+    found = attempt(partial(make_batch, workload, batch_size=8, generator=torch.Generator()))
+    assert found.status == "failed"
+    assert "workload mine cannot make a batch of 8: ValueError: late bug" in found.reason
+    assert found.place == LATE
+
+
+def test_a_rank_that_another_one_took_along_is_no_cause() -> None:
+    lost, elsewhere = (
+        Report("failed", reason, traceback=f"Traceback …\n{reason}\n")
+        for reason in (f"RuntimeError: {LOST[0]}", "ProofError: rank 0 has the reason")
+    )
+    cause = Report("failed", "ValueError: late bug", place="net.py:6, in late", traceback="Traceback: it\n")
+    found = failure_in([lost, Report(), cause, elsewhere])
+    assert found is not None
+    assert found.reason == "ValueError: late bug (net.py:6, in late)"
+    assert found.ranks == {
+        0: f"ended because another rank failed: {lost.reason}",
+        1: "did not fail",
+        2: "raised\nTraceback: it\n",
+        3: f"ended because another rank failed: {elsewhere.reason}",
+    }
+    only = failure_in([lost, Report()])
+    assert only is not None
+    assert only.ranks[0] == f"raised\n{lost.traceback}", "nobody else has a reason"
+    assert failure_in([Report(), Report()]) is None
