@@ -30,6 +30,9 @@ NAME = "ddp_bench"
 ROOT = Path(__file__).resolve().parent
 NAMES = ("bench", "models", "report")
 
+_MARK = "bench/pytest_plugin.py"
+"""Lies beside our packages in every copy, such as an installed one while a checkout runs."""
+
 TYPED_ENV = "_DDP_BENCH_TYPED"
 """How the user called the command, for the commands that messages name; no prefix of a condition of a run."""
 
@@ -136,10 +139,7 @@ def _add_finder() -> None:
 
 
 def theirs(name: str) -> ModuleSpec | None:
-    """Find the user's own package or module of one of our names.
-
-    A folder without `__init__.py` counts where it holds Python files: one of weights is no package.
-    """
+    """Find the user's own package or module of one of our names."""
     elsewhere = [entry for entry in sys.path if Path(entry).resolve() != ROOT]
     for finder in sys.meta_path:
         found = None
@@ -147,12 +147,17 @@ def theirs(name: str) -> ModuleSpec | None:
             found = PathFinder.find_spec(name, elsewhere)
         elif finder is not _FINDER:
             found = finder.find_spec(name, None)
-        if found is None or found.origin == str(ROOT / name / "__init__.py"):
-            continue
-        folders = [Path(folder) for folder in found.submodule_search_locations or ()]
-        if found.origin is not None or any(True for folder in folders for _ in folder.glob("*.py")):
+        if found is not None and _is_users(found):
             return found
     return None
+
+
+def _is_users(found: ModuleSpec) -> bool:
+    """Whether it is a package of neither this copy of ours nor another, nor a folder without Python files."""
+    folders = [Path(folder) for folder in found.submodule_search_locations or ()]
+    if any((folder.parent / _MARK).exists() for folder in folders):
+        return False
+    return found.origin is not None or any(True for folder in folders for _ in folder.glob("*.py"))
 
 
 def install() -> None:
@@ -161,7 +166,8 @@ def install() -> None:
         return
     for name in [name for name in sys.modules if _is_given(name)]:
         del sys.modules[name]
-    _STATE.is_installed, _STATE.given = True, set()
+    sys.modules.update(_STATE.aside)
+    _STATE.is_installed, _STATE.given, _STATE.aside = True, set(), {}
     _add_finder()
 
 

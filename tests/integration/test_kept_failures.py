@@ -25,7 +25,7 @@ class Net(torch.nn.Linear):
         self.steps = 0
 
     def forward(self, x):
-        # Two devices have four images each, single has eight; the reference of the proof has four, four times.
+        # Two devices have four images each, single has eight; the reference of the proof has four, often.
         if len(x) == 4 and x.dtype == torch.float32 and torch.is_grad_enabled():
             self.steps += 1
             if self.steps > 4 and os.environ["RANK"] in os.environ["BUG_ON"]:

@@ -1,0 +1,92 @@
+"""`ddp-bench`: one entry for all commands, which answers a typing mistake without torch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from commands import ROOT
+
+from bench.__main__ import COMMANDS
+from ddp_bench import own_command
+
+SCRIPT = "import sys, ddp_bench; sys.argv[0] = 'ddp-bench'; ddp_bench.console()"
+"""What the console script of an installed package does."""
+
+
+@pytest.fixture
+def without_torch(tmp_path: Path) -> dict[str, str]:
+    """An environment in which whatever imports torch fails."""
+    (tmp_path / "torch.py").write_text("raise SystemExit('torch is imported')\n")
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+
+
+def finished(*arguments: str, env: dict[str, str], script: bool = True) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", SCRIPT] if script else [sys.executable, "-m", "bench"]
+    return subprocess.run([*command, *arguments], env=env, capture_output=True, text=True, check=False)
+
+
+def test_help_names_every_command_on_a_line_of_its_own(without_torch: dict[str, str]) -> None:
+    done = finished("--help", env=without_torch)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: ddp-bench COMMAND")
+    lines = done.stdout.splitlines()
+    assert all(
+        any(line.split() == [name, *what.split()] for line in lines) for name, what in COMMANDS.items()
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["rum"], "ddp-bench: error: unknown command 'rum'; did you mean 'run'? known: run, tune, "),
+        ([], "ddp-bench: error: name a command: run, tune, "),
+        (["--verson"], "ddp-bench: error: unrecognized arguments: --verson; see ddp-bench --help"),
+        (["run", "--gpu", "x"], "ddp-bench run: error: "),
+        (["tune", "--gpuz", "2"], "ddp-bench tune: error: unrecognized arguments"),
+        (["report", "nowhere"], "ddp-bench report: error: nowhere"),
+    ],
+)
+def test_a_mistake_is_one_line_before_torch_is_imported(
+    without_torch: dict[str, str], arguments: list[str], said: str
+) -> None:
+    done = finished(*arguments, env=without_torch)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith(said)
+    assert done.stderr.count("\n") == 1
+
+
+def test_help_of_a_command_names_it_in_the_form_that_was_typed(without_torch: dict[str, str]) -> None:
+    for name in COMMANDS:
+        done = finished(name, "--help", env=without_torch)
+        assert done.stdout.startswith(f"usage: ddp-bench {name} "), done.stderr
+        assert "python -m bench." not in done.stdout
+    as_module = finished("run", "--help", env=without_torch, script=False)
+    assert as_module.stdout.startswith("usage: python -m bench run ")
+
+
+def test_versions_come_from_what_is_installed(without_torch: dict[str, str]) -> None:
+    done = finished("--version", env=without_torch)
+    assert done.returncode == 0
+    assert done.stdout.startswith("ddp-bench ")
+    assert ", torch " in done.stdout
+
+
+def test_our_own_processes_start_in_any_folder(tmp_path: Path) -> None:
+    (tmp_path / "bench").mkdir()
+    (tmp_path / "bench/__init__.py").write_text("raise SystemExit('theirs')\n")
+    for safe in ("", "1"):
+        env = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONSAFEPATH": safe}
+        done = subprocess.run(
+            own_command("report", "nowhere"),
+            cwd=tmp_path,
+            env=env,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.stderr.startswith("report: error: nowhere"), done.stderr
