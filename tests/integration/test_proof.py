@@ -9,15 +9,18 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from bench.modes import Place
+from bench.errors import UsageError
+from bench.modes import Place, Unsupported
 from bench.modes.ddp import OF_TORCH_2_15
 from bench.modes.dp import HostDataParallel
 from bench.plan import Case
 from bench.run import proof
 from bench.run.proof import ProofError, Prover, fingerprint
 from models.registry import resnet_workload
+from models.workload import Batch, Workload
 
 PLACE = Place(rank=0, local_rank=0, device=torch.device("cpu"), cores=(0,))
 CASE = Case(
@@ -416,6 +419,51 @@ def test_the_proof_is_without_tf32_whatever_the_run_uses(monkeypatch: pytest.Mon
     prover_for(None).prove(CASE, None)
     assert [seen[0], seen[-1]] == ["fp32", "as before"]
     assert set(seen[1:-1]) == {"gradient"}
+
+
+class Own(torch.nn.Linear):
+    """Takes its input by name."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x)
+
+
+def by_name(size: int, generator: torch.Generator) -> Batch:
+    return {"x": torch.randn(size, 4, generator=generator)}, torch.zeros(size, 3)
+
+
+def prover_of(**changes: Any) -> Prover:
+    given: dict[str, Any] = {"name": "own", "module": Own, "batch": by_name, "loss": functional.mse_loss}
+    workload = Workload(**given | changes)
+    return Prover(workload, workload.module(), PLACE, 0)
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        (
+            lambda outputs, _: float(outputs.mean()),
+            "returned a float; it is called as loss(outputs, targets)",
+        ),
+        (lambda outputs, _: outputs.detach().mean(), "returned a tensor without gradient"),
+    ],
+)
+def test_a_loss_that_cannot_be_trained_with_ends_the_run(returned: Any, said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        prover_of(loss=returned).prove(CASE, None)
+    assert said in str(caught.value)
+
+
+def test_what_cannot_be_split_into_stages_is_skipped_with_the_reason() -> None:
+    staged = dataclasses.replace(CASE, mode="partition", backend="gloo")
+    with pytest.raises(Unsupported, match="inputs and targets are more than that"):
+        prover_of().splitter.stages(staged, None)
+    whole = prover_of(loss=functional.cross_entropy, batch_loss=lambda model, batch: model(**batch[0]).sum())
+    with pytest.raises(Unsupported, match="the workload has batch_loss, which calls the whole model"):
+        whole.splitter.stages(staged, None)
 
 
 PREPARED = """
