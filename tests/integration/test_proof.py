@@ -9,15 +9,18 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from bench.modes import Place
+from bench.errors import UsageError
+from bench.modes import Place, Unsupported
 from bench.modes.ddp import OF_TORCH_2_15
 from bench.modes.dp import HostDataParallel
 from bench.plan import Case
 from bench.run import proof
 from bench.run.proof import ProofError, Prover, fingerprint
 from models.registry import resnet_workload
+from models.workload import Batch, Workload
 
 PLACE = Place(rank=0, local_rank=0, device=torch.device("cpu"), cores=(0,))
 CASE = Case(
@@ -251,6 +254,92 @@ cluster.close()
         2,
     )
     assert "gradients differ" in found[0]
+    assert "the loss" not in found[0], "which is a mean"
+
+
+OWN = """
+from torch import nn
+from torch.nn import functional
+from models import Workload
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = nn.Embedding(9, 8), nn.Linear(8, 9)
+    def forward(self, ids, mask=None):
+        x = self.words(ids)
+        return self.head(x if mask is None else x * mask.unsqueeze(-1)), x
+class Random(Net):
+    def forward(self, ids, mask=None):
+        out, x = super().forward(ids, mask)
+        return functional.dropout(out, 0.5, self.training), x
+class Upcast(Net):
+    def forward(self, ids, mask=None):
+        x = self.words(ids)
+        return functional.linear(x.float(), self.head.weight.float()) + self.head.bias, x
+class InBf16(Net):
+    def forward(self, ids, mask=None):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return super().forward(ids, mask)
+class OfBf16(Net):
+    def __init__(self):
+        super().__init__()
+        self.to(torch.bfloat16)
+    def forward(self, ids, mask=None):
+        x = self.words(ids).bfloat16()
+        return self.head(x.half().bfloat16()).float(), x
+def named(n, generator):
+    ids = torch.randint(9, (n, 6), generator=generator)
+    return {"ids": ids, "mask": ids > 4, "scale": 1.0}
+def of_rows(model, batch):
+    logits, _ = model(batch["ids"], mask=batch["mask"])
+    losses = functional.cross_entropy(logits.mT, batch["ids"], reduction="none") * batch["mask"]
+    return (losses.sum(1) / batch["mask"].sum(1).clamp(min=1)).mean() * batch["scale"]
+def of_tokens(model, batch):
+    logits, _ = model(batch["ids"], mask=batch["mask"])
+    labels = batch["ids"].masked_fill(~batch["mask"], -100)
+    return functional.cross_entropy(logits.mT, labels)
+def pair(n, generator):
+    batch = named(n, generator)
+    return (batch["ids"], batch["mask"]), batch["ids"]
+def of_pair(outputs, targets):
+    return functional.cross_entropy(outputs[0].mT, targets)
+by_name = {"batch": named, "batch_loss": of_rows}
+def outcome(module, how=by_name, **settings):
+    torch.manual_seed(0)
+    made = Workload(name="own", module=module, **how)
+    global prover
+    prover = Prover(made, made.module(), cluster.place, 0)
+    try:
+        return error(**settings)
+    except ProofError as reason:
+        return str(reason)
+"""
+
+
+def test_models_of_any_kind_are_proven(ranks: Any) -> None:
+    found = ranks(
+        DDP_PROOF
+        + OWN
+        + """
+report({
+    "named": outcome(Net),
+    "accumulated": outcome(Net, accumulate=3),
+    "pair": outcome(Net, {"batch": pair, "loss": of_pair}),
+    "random": outcome(Random),
+    "in bf16": outcome(InBf16),
+    "upcast": outcome(Upcast),
+    "of bf16": outcome(OfBf16),
+    "tokens": outcome(Net, by_name | {"batch_loss": of_tokens}),
+})
+cluster.close()
+""",
+        2,
+    )[0]
+    for exact in ("named", "accumulated", "pair", "random", "in bf16"):
+        assert found[exact] < 1e-12, exact
+    assert 1e-9 < found["upcast"] < 1e-6, "float32's rounding, and no more"
+    assert found["of bf16"] < 0.1
+    assert "the loss must be a mean over rows of equal weight" in found["tokens"]
 
 
 class ForFloat32(torch.nn.Linear):
@@ -330,6 +419,51 @@ def test_the_proof_is_without_tf32_whatever_the_run_uses(monkeypatch: pytest.Mon
     prover_for(None).prove(CASE, None)
     assert [seen[0], seen[-1]] == ["fp32", "as before"]
     assert set(seen[1:-1]) == {"gradient"}
+
+
+class Own(torch.nn.Linear):
+    """Takes its input by name."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x)
+
+
+def by_name(size: int, generator: torch.Generator) -> Batch:
+    return {"x": torch.randn(size, 4, generator=generator)}, torch.zeros(size, 3)
+
+
+def prover_of(**changes: Any) -> Prover:
+    given: dict[str, Any] = {"name": "own", "module": Own, "batch": by_name, "loss": functional.mse_loss}
+    workload = Workload(**given | changes)
+    return Prover(workload, workload.module(), PLACE, 0)
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        (
+            lambda outputs, _: float(outputs.mean()),
+            "returned a float; it is called as loss(outputs, targets)",
+        ),
+        (lambda outputs, _: outputs.detach().mean(), "returned a tensor without gradient"),
+    ],
+)
+def test_a_loss_that_cannot_be_trained_with_ends_the_run(returned: Any, said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        prover_of(loss=returned).prove(CASE, None)
+    assert said in str(caught.value)
+
+
+def test_what_cannot_be_split_into_stages_is_skipped_with_the_reason() -> None:
+    staged = dataclasses.replace(CASE, mode="partition", backend="gloo")
+    with pytest.raises(Unsupported, match="inputs and targets are more than that"):
+        prover_of().splitter.stages(staged, None)
+    whole = prover_of(loss=functional.cross_entropy, batch_loss=lambda model, batch: model(**batch[0]).sum())
+    with pytest.raises(Unsupported, match="the workload has batch_loss, which calls the whole model"):
+        whole.splitter.stages(staged, None)
 
 
 PREPARED = """

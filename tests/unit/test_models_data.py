@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -87,3 +89,29 @@ def test_a_malformed_batch_is_refused_on_opening() -> None:
     )
     with pytest.raises(UsageError, match="`batch` of workload bad returned"):
         open_source(bad, data="device", batch_size=2, rank=0, world_size=1, device=CPU, seed=0)
+
+
+def named(size: int, generator: torch.Generator) -> Batch:
+    ids = torch.randint(9, (size, 4), generator=generator)
+    return {"ids": ids, "more": [ids > 3, None], "scale": 2.0}
+
+
+def test_a_batch_of_any_nesting_comes_from_each_source() -> None:
+    made = Workload(name="own", module=torch.nn.Identity, batch=named, batch_loss=lambda model, _: model(0))
+    opened = {
+        data: open_source(made, data=data, batch_size=3, rank=0, world_size=1, device=CPU, seed=0)
+        for data in ("device", "host")
+    }
+    first = {data: source.next() for data, source in opened.items()}
+    for batch in first.values():
+        assert batch["ids"].shape == (3, 4)
+        assert torch.equal(batch["more"][0], batch["ids"] > 3)
+        assert (batch["more"][1], batch["scale"]) == (None, 2.0)
+    assert torch.equal(first["device"]["ids"], first["host"]["ids"])
+    assert opened["device"].next() is first["device"]
+    copied = [opened["host"].next() for _ in range(4)][-1]
+    assert torch.equal(copied["ids"], first["host"]["ids"]), "the pool of four begins again"
+    assert copied["more"][0].data_ptr() != first["host"]["more"][0].data_ptr(), "every tensor is a copy"
+    sized = replace(made, image_size=8)
+    with pytest.raises(UsageError, match=r"a folder gives \(images, classes\), two tensors, and `batch` of"):
+        open_source(sized, data=".", batch_size=3, rank=0, world_size=1, device=CPU, seed=0)

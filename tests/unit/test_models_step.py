@@ -86,6 +86,18 @@ def test_images_have_four_dimensions() -> None:
     assert not takes_images(rows)
 
 
+def test_images_are_found_and_laid_out_wherever_a_batch_has_them() -> None:
+    def named(n: int, _: torch.Generator) -> Any:
+        return {"images": [torch.zeros(n, 3, 8, 8)], "mask": torch.ones(n, 1, 8, 8) > 0}
+
+    made = Workload(name="own", module=nn.Identity, batch=named, batch_loss=lambda model, _: model(0))
+    assert takes_images(made)
+    batch = make_batch(replace(made, channels_last=True), batch_size=2, generator=torch.Generator())
+    assert batch["images"][0].is_contiguous(memory_format=torch.channels_last)
+    masks = replace(made, batch=lambda n, g: {"mask": named(n, g)["mask"]})
+    assert not takes_images(masks)
+
+
 def test_every_case_is_compiled_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dynamo would run the graph of the first in all: DDP's would not be split at its buckets then."""
     graphs: list[int] = []

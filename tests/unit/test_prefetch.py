@@ -109,6 +109,16 @@ def test_a_batch_is_waited_for_before_use_and_the_next_is_queued_behind_it(
     ]
 
 
+def test_every_tensor_of_a_nesting_is_handed_over(log: list[str], streams: list[str]) -> None:
+    class Nested(Numbered):
+        def next(self) -> Batch:
+            first, second = super().next()
+            return {"x": first, "more": [second, None]}
+
+    assert PrefetchSource(Nested(log, streams), CPU).next()["more"][1] is None
+    assert log[3:5] == ["1 is used on main", "-1 is used on main"]
+
+
 def test_never_more_than_one_batch_ahead(log: list[str], streams: list[str]) -> None:
     inner = Numbered(log, streams)
     source = PrefetchSource(inner, CPU)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import fmean
 from typing import Any
@@ -182,16 +182,54 @@ class Remembering(Line):
         return found
 
 
-def test_the_first_ranks_buffers_are_kept() -> None:
-    ranks = [
-        open_source(LINE, data="host", batch_size=3, rank=r, world_size=2, device=CPU, seed=5)
-        for r in range(2)
+@pytest.mark.parametrize(("mode", "num_sources"), [("ddp", 2), ("dp", 1)])
+def test_the_first_ranks_buffers_are_kept(mode: str, num_sources: int) -> None:
+    """In DP those of the first replica."""
+    sources = [
+        open_source(
+            LINE, data="host", batch_size=6 // num_sources, rank=r, world_size=num_sources, device=CPU, seed=5
+        )
+        for r in range(num_sources)
     ]
-    first, second = ([rank.next()[0] for rank in ranks] for _ in range(2))
+    first, second = (torch.cat([one.next()[0] for one in sources]).chunk(2) for _ in range(2))
     means = [fmean(float((x**2).mean()) for x in first)]
     means += [fmean(float(((x + first[0].mean()) ** 2).mean()) for x in second)]
-    found = reference(replace(LINE, module=Remembering)).update(case_of(), (1.0, 1.0, 1.0))
+    found = reference(replace(LINE, module=Remembering)).update(case_of(mode=mode), (1.0, 1.0, 1.0))
     assert START + float(found["w"]) == pytest.approx(by_hand(means), rel=1e-6)
+
+
+def by_weight(outputs: Tensor, _: Tensor) -> Tensor:
+    """A mean whose rows weigh differently, as those of a batch with masked tokens do."""
+    weights = 0.01 + (outputs.detach() > START / 2)
+    return (weights * outputs**2).sum() / weights.sum()
+
+
+def test_the_loss_of_dp_is_of_all_outputs_together() -> None:
+    """As on one device, whatever the loss; a pipeline averages those of its micro-batches."""
+    weighted = reference(replace(LINE, loss=by_weight))
+    single = weighted.update(case_of(mode="single", num_devices=1, batch_per_device=6), (1.0, 1.0, 1.0))
+    dp = weighted.update(case_of(mode="dp"), (1.0, 1.0, 1.0))
+    pipeline = weighted.update(case_of(mode="pipeline", micro_batches=2), (1.0, 1.0, 1.0))
+    assert float(dp["w"]) == pytest.approx(float(single["w"]), rel=1e-6)
+    assert float(pipeline["w"]) != pytest.approx(float(single["w"]), rel=1e-3)
+
+
+def by_name(size: int, generator: torch.Generator) -> Batch:
+    return {"x": rows(size, generator)[0], "mask": torch.ones(size) > 0, "n": 3}
+
+
+def of_batch(model: Callable[..., Tensor], batch: Batch) -> Tensor:
+    assert batch["mask"].dtype == torch.bool
+    return model(x=batch["x"]).square().mean()
+
+
+@pytest.mark.parametrize("mode", ["single", "dp", "ddp"])
+def test_a_batch_of_names_is_trained_on_as_the_pair_is(mode: str) -> None:
+    case = case_of(mode=mode, num_devices=1 if mode == "single" else 2, accumulate=2)
+    named = Workload(name="named", module=Line, batch=by_name, batch_loss=of_batch)
+    for again in (False, True):
+        found, wanted = (reference(one).update(case, (1.0, 1.0, 1.0), again=again) for one in (named, LINE))
+        assert float(found["w"]) == pytest.approx(float(wanted["w"]), rel=1e-6)
 
 
 class Random(Line):
