@@ -23,6 +23,7 @@ from bench.findings.wording import (
     singular,
     text,
     unit_of,
+    units_per_sample,
 )
 from report.model import Fact, Group, Table, TableColumn
 
@@ -141,14 +142,17 @@ def _run(manifest: Manifest) -> tuple[Fact, ...]:
 def _model(model: Manifest, cases: pd.DataFrame) -> tuple[Fact, ...]:
     flops = finite(model.get("forward_flops_per_image"))
     row: Row = cases.iloc[0] if len(cases) else {}
-    sample, unit, each = singular(samples_noun(row)), unit_of(row), finite(row.get("units_per_sample"))
+    sample, unit = singular(samples_noun(row)), unit_of(row)
     return _facts(
         (
             ("model", model.get("arch")),
             ("parameters", count(finite(model.get("num_params")))),
             ("gradients per step", mib(finite(model.get("gradient_bytes")))),
             ("forward pass", quantity(None if flops is None else flops / 1e9, f"GFLOP/{sample}")),
-            ("throughput counts", unit if sample == singular(unit) else f"{unit}, {count(each)} a {sample}"),
+            (
+                "throughput counts",
+                unit if sample == singular(unit) else f"{unit}, {units_per_sample(row):,d} a {sample}",
+            ),
         )
     )
 

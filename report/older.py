@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from bench.conditions import Manifest
 from bench.findings.wording import finite, text
-from bench.results.aggregate import fitted_columns, typical_of
+from bench.results.aggregate import fitted_columns, typical_of, units_per_step
 from bench.results.comparisons import Comparison, compile_mode, over_default
 from bench.results.round_times import RoundTimes
 from bench.results.schema import CASES, SCHEMA_VERSION, typed_frame
@@ -31,7 +31,7 @@ def completed(run: RunData, comparisons: Sequence[Comparison]) -> RunData:
     if run.cases["vs_ddp_default"].isna().all():
         _put_ratios(rows, comparisons)
     if _is_older(run.manifest) and not run.blocks.empty:
-        _put_steps(rows, typical_of(RoundTimes.of(run.blocks)))
+        _put_steps(rows, typical_of(RoundTimes.of(run.blocks)), units_per_step(run.cases))
     return replace(run, cases=typed_frame(rows, CASES))
 
 
@@ -52,9 +52,8 @@ def _put_ratios(rows: Sequence[Cells], comparisons: Sequence[Comparison]) -> Non
             _put(row, "vs_ddp_default", found[case_id])
 
 
-def _put_steps(rows: Sequence[Cells], typical: Typical) -> None:
+def _put_steps(rows: Sequence[Cells], typical: Typical, units: Mapping[str, int]) -> None:
     ok = [row for row in rows if row["status"] == "ok" and typical.has((text(row["case_id"]), "timed"))]
-    units = {text(row["case_id"]): int(row["global_batch"]) * int(row["units_per_sample"]) for row in ok}
     singles = {compile_mode(row): text(row["case_id"]) for row in ok if row["mode"] == "single"}
     for row in ok:
         case_id, single = text(row["case_id"]), singles.get(compile_mode(row), "")

@@ -8,7 +8,7 @@ import pandas as pd
 
 from bench.conditions import Manifest, part
 from bench.findings.links import bus_gb_per_s
-from bench.findings.wording import Row, estimate, finite, unit_of
+from bench.findings.wording import Row, estimate, finite, unit_of, units_per_sample
 from bench.settings import IMAGES
 from report.select import records
 
@@ -40,7 +40,7 @@ def _rates(row: Row, flops: float | None, price: float | None) -> Mapping[str, f
     found: dict[str, float] = {}
     rate, num_devices = estimate(row, "images_per_s"), finite(row["num_devices"])
     if rate is not None and flops and num_devices:
-        samples = rate.scaled(1 / (finite(row["units_per_sample"]) or 1))
+        samples = rate.scaled(1 / units_per_sample(row))
         found |= samples.scaled(PASSES * flops / num_devices / 1e12).columns("tflop_per_s")
     if (bus := bus_gb_per_s(row)) is not None:
         found |= bus.columns("bus_gb_per_s")

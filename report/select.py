@@ -17,6 +17,7 @@ from bench.findings.wording import (
     samples_noun,
     text,
     unit_of_cases,
+    units_per_sample,
     workload_parts,
 )
 from bench.plan import equal_layout
@@ -70,7 +71,7 @@ def step_time(row: Row) -> Interval | None:
     found, batch = estimate(row, "images_per_s"), finite(row["global_batch"])
     if found is None or batch is None or found.estimate <= 0 or found.low <= 0:
         return None
-    return found.inverted(1000 * batch * (finite(row["units_per_sample"]) or 1))
+    return found.inverted(1000 * batch * units_per_sample(row))
 
 
 def workloads(cases: pd.DataFrame) -> list[WorkloadCases]:

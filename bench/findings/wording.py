@@ -119,6 +119,11 @@ def unit_of(row: Row) -> str:
     return text(row.get("unit")) or IMAGES
 
 
+def units_per_sample(row: Row) -> int:
+    """Return how many of its unit a row of the batch of a case holds."""
+    return int(finite(row.get("units_per_sample")) or 1)
+
+
 def unit_of_cases(cases: pd.DataFrame) -> str:
     """Return what the rates of a run count; its cases all train the same workload."""
     return unit_of(cases.iloc[0]) if len(cases) else IMAGES
@@ -126,7 +131,7 @@ def unit_of_cases(cases: pd.DataFrame) -> str:
 
 def samples_noun(row: Row) -> str:
     """Name the rows of a batch: by the unit where each is one of it, else `samples`."""
-    return unit_of(row) if (finite(row.get("units_per_sample")) or 1) == 1 else "samples"
+    return unit_of(row) if units_per_sample(row) == 1 else "samples"
 
 
 def singular(noun: str) -> str:
@@ -352,8 +357,8 @@ def workload_parts(row: Row, batch: float | None) -> list[str]:
     """Name what a case trains on `batch` samples: per device, or in all under strong scaling."""
     size, scaling = finite(row["image_size"]), text(row["scaling"])
     where = "in all" if scaling == "strong" else "per device"
-    units = finite(row.get("units_per_sample")) or 1
-    each = f" of {units:,.0f} {unit_of(row)}" if units > 1 else ""
+    units = units_per_sample(row)
+    each = f" of {units:,d} {unit_of(row)}" if units > 1 else ""
     parts = (
         text(row["arch"]),
         f"{size:.0f} {TIMES} {size:.0f} px" if size else "",

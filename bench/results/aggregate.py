@@ -53,7 +53,7 @@ def units_per_step(cases: pd.DataFrame) -> dict[str, int]:
     """What an optimizer step of each case trains over all devices, in the unit of its rates."""
     columns = (cases[name] for name in ("case_id", "global_batch", "units_per_sample"))
     return {
-        str(case_id): int(batch) * int(units)
+        str(case_id): int(batch) * (1 if pd.isna(units) else int(units))
         for case_id, batch, units in zip(*columns, strict=True)
         if not pd.isna(batch)
     }

@@ -196,7 +196,7 @@ def compared(
     num_rounds: Mapping[str, int],
     margin: float,
 ) -> list[Comparison]:
-    """Compare the pairs that were measured; intervals hold together with 95%. `units` are those of a step."""
+    """Compare the pairs that were measured; all intervals hold at once with 95%. `units` are of a step."""
     known = [pair for pair in pairs if all(num_rounds.get(case_id) for case_id in pair)]
     return [
         Comparison(

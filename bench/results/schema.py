@@ -397,14 +397,14 @@ _DTYPES = {"text": "string", "int": "Int64", "float": "float64", "bool": "boolea
 
 
 def typed_frame(rows: Iterable[Mapping[str, Any]], columns: tuple[Column, ...]) -> pd.DataFrame:
-    """Rows as a frame with the schema's columns and types; absent values become NA, or their default."""
+    """Rows as a frame with the schema's columns and types; absent values become NA."""
     rows = list(rows)
     data = {c.name: pd.Series([row.get(c.name) for row in rows], dtype=_DTYPES[c.kind]) for c in columns}
-    return with_defaults(pd.DataFrame(data), columns)
+    return pd.DataFrame(data)
 
 
 def with_defaults(frame: pd.DataFrame, columns: Iterable[Column]) -> pd.DataFrame:
-    """A typed frame with the empty cells filled that stand for something."""
+    """A typed frame whose empty cells are filled where the column has a default."""
     defaults = {c.name: c.default for c in columns if c.default is not None}
     return frame.fillna(defaults) if defaults else frame
 

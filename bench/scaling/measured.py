@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from bench.conditions import machine_name
 from bench.errors import UsageError
-from bench.findings.wording import step_labels, unit_of
+from bench.findings.wording import step_labels, unit_of, units_per_sample
 from bench.layout import BucketLayout
 from bench.plan import wire_share
 from bench.results.aggregate import step_ms_by_round
@@ -75,7 +75,7 @@ def identity(run: RunData, case: Mapping[str, Any]) -> Identity:
         link=None if pd.isna(case["link"]) else str(case["link"]),
         step=_step(case),
         unit=unit_of(case),
-        units_per_sample=int(case["units_per_sample"]),
+        units_per_sample=units_per_sample(case),
     )
 
 

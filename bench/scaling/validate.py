@@ -8,6 +8,7 @@ from statistics import median
 
 import pandas as pd
 
+from bench.findings.wording import units_per_sample
 from bench.layout import BucketCaps
 from bench.plan import HALF_HOOKS
 from bench.results.store import RunData
@@ -64,7 +65,7 @@ def held_out(
                 str(row["case_id"]),
                 scenario.num_devices,
                 str(scenario.bucket_cap_mb),
-                float(row["global_batch"] * row["units_per_sample"]) * 1000 / float(row["images_per_s"]),
+                float(row["global_batch"]) * units_per_sample(row) * 1000 / float(row["images_per_s"]),
                 predict(calibration, scenario).step_ms,
                 "" if pd.isna(row["link"]) else str(row["link"]),
             )

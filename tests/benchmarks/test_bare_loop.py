@@ -47,7 +47,7 @@ def of_loop(step_ms: dict[str, dict[str, float]], run: RunData) -> dict[str, flo
     named = run.comparisons[["case_id", "reference_id"]].itertuples(index=False, name=None)
     pairs = [pair for pair in named if set(pair) <= by_round.keys()]
     rounds = {c: len(r) for c, r in by_round.items()}
-    comparisons = compared(pairs, typical, global_batch=batches, num_rounds=rounds, margin=0.05)
+    comparisons = compared(pairs, typical, units=batches, num_rounds=rounds, margin=0.05)
     widths = [typical.step_ms(c).half_width for c in by_round]
     return {"images/s": median(widths), **_by_pair(comparisons)}
 

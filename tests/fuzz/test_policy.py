@@ -89,7 +89,7 @@ def run_of(log_ms: Array) -> End:
         recorder.comparisons = compared(
             pairs,
             Typical(step_ms),
-            global_batch=dict.fromkeys(names, 16),
+            units=dict.fromkeys(names, 16),
             num_rounds=rounds,
             margin=MARGIN,
         )

@@ -199,7 +199,7 @@ def test_rates_count_the_batch_of_each_and_the_rounds_of_the_one_with_fewer() ->
     one, other = compared(
         [("a", "b"), ("gone", "b"), ("a", "c")],
         typical,
-        global_batch={"a": 64, "b": 16, "c": 16, "gone": 1},
+        units={"a": 64, "b": 16, "c": 16, "gone": 1},
         num_rounds=rounds,
         margin=0.05,
     )

@@ -42,7 +42,7 @@ def test_quantity_keeps_three_significant_digits(value: float | None, shown: str
         ((0.0, -1.24, 1.31), "ms", "0.00 (-1.24 to 1.31) ms"),
         ((1.734, 1.7, 1.76), TIMES, f"1.73 (1.70\N{EN DASH}1.76){TIMES}"),
         ((99.5, 98.4, 100.7), "%", "100 (98\N{EN DASH}101)%"),
-        ((4321.0, 1234.0, 5678.0), "images/s", "4321 (1234\N{EN DASH}5678) images/s"),
+        ((4321.0, 1234.0, 5678.0), "images/s", "4,321 (1,234\N{EN DASH}5,678) images/s"),
         ((70.12, None, None), "images/s", "70.1 images/s"),
         ((None, 1.0, 2.0), "images/s", ""),
     ],

@@ -35,14 +35,14 @@ def trained(step_ms: Sequence[float], *, steps: int = 10) -> CaseTimes:
 
 def test_the_last_half_against_the_first_tenth() -> None:
     """20 blocks: two at 8 ms, eight at 9 ms, ten at 10 ms, so the last half of the time is 10 ms alone."""
-    found = steady(trained([8.0] * 2 + [9.0] * 8 + [10.0] * 10), batch=50)
+    found = steady(trained([8.0] * 2 + [9.0] * 8 + [10.0] * 10), units=50)
     assert found["steady_images_per_s"].estimate == pytest.approx(5000)
     assert found["steady_change_pct"].estimate == pytest.approx(-20)
     assert found["steady_change_pct"].low == pytest.approx(-20), "ten blocks alike leave no doubt"
 
 
 def test_faster_is_above_zero() -> None:
-    found = steady(trained([10.0] * 10 + [8.0] * 13), batch=8)
+    found = steady(trained([10.0] * 10 + [8.0] * 13), units=8)
     assert found["steady_change_pct"].estimate == pytest.approx(25)
 
 
@@ -51,21 +51,21 @@ def test_parts_are_of_the_time_not_of_the_blocks() -> None:
     times = trained([10.0] * 10)
     times.sustained_ms = {0: 1000.0, **dict.fromkeys(range(1, 11), 100.0)}
     times.step_ms["sustained"] = {0: 20.0, **dict.fromkeys(range(1, 11), 10.0)}
-    found = steady(times, batch=1)
+    found = steady(times, units=1)
     assert found["steady_images_per_s"].estimate == pytest.approx(100)
     assert found["steady_change_pct"].estimate == pytest.approx(100)
 
 
 def test_a_mean_of_logs() -> None:
     """Half of the blocks 8 ms, half 12.5 ms: as many steps of both take 10 ms in the geometric mean."""
-    found = steady(trained([10.0] * 10 + [8.0, 12.5] * 4), batch=1)
+    found = steady(trained([10.0] * 10 + [8.0, 12.5] * 4), units=1)
     assert found["steady_images_per_s"].estimate == pytest.approx(100)
 
 
 def test_what_is_not_there_is_missing() -> None:
-    assert steady(CaseTimes(), batch=1) == {}
-    assert steady(trained([10.0]), batch=1) == {}, "one block has no last half"
-    few = steady(trained([10.0] * 8), batch=1)
+    assert steady(CaseTimes(), units=1) == {}
+    assert steady(trained([10.0]), units=1) == {}, "one block has no last half"
+    few = steady(trained([10.0] * 8), units=1)
     assert few["steady_images_per_s"].estimate == pytest.approx(100)
     assert all(math.isnan(end) for found in few.values() for end in (found.low, found.high))
 
@@ -114,7 +114,7 @@ def test_intervals_cover_under_correlated_noise(correlation: float, least: float
     hits = np.zeros(2)
     trials = 300
     for _ in range(trials):
-        found = steady(trained(level * np.exp(0.01 * ar1(rng, 30, correlation))), batch=1)
+        found = steady(trained(level * np.exp(0.01 * ar1(rng, 30, correlation))), units=1)
         hits += [
             covers(found["steady_images_per_s"], 1000 / 10.5),
             covers(found["steady_change_pct"], 100 * (1 / 1.05 - 1)),
