@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from bench.findings.wording import (
     TIMES,
@@ -22,10 +22,11 @@ from bench.findings.wording import (
     unit_of,
     with_interval,
 )
+from bench.results.comparisons import Comparison
 from bench.results.typical import Typical
 from bench.stats import Interval
 from report.drawings import Chart, Panel, Point, Series, Tick
-from report.select import WorkloadCases, by_mode, records, throughput_ratio
+from report.select import WorkloadCases, answered_ratio, by_mode, records
 
 _DIRECT_CHARACTERS = 12
 
@@ -166,14 +167,16 @@ def device_ticks(counts: Iterable[float], series: Iterable[Series] = ()) -> tupl
     return tuple(Tick(n, f"{n:.0f}\nshared" if n in shared else f"{n:.0f}") for n in sorted({1.0, *counts}))
 
 
-def dp_against_ddp(workload: WorkloadCases, typical: Typical, *, key: str) -> Chart | None:
+def dp_against_ddp(
+    workload: WorkloadCases, typical: Typical, comparisons: Sequence[Comparison], *, key: str
+) -> Chart | None:
     """Show throughput of DDP over that of DataParallel; None where no device count has both."""
     dp = {finite(row["num_devices"]): row for row in records(by_mode(workload.cases, "dp"))}
     points, other_mode = [], "DP"
     for row in records(by_mode(workload.cases, "ddp")):
         n = finite(row["num_devices"])
         other = dp.get(n)
-        ratio = None if other is None else throughput_ratio(row, other, typical)
+        ratio = None if other is None else answered_ratio(row, other, comparisons, typical)
         if n is not None and other is not None and ratio is not None:
             points.append(marked(n, ratio, row, TIMES))
             other_mode = short_mode(other)
@@ -193,8 +196,8 @@ def dp_against_ddp(workload: WorkloadCases, typical: Typical, *, key: str) -> Ch
         direct=is_direct([series, equal]),
         caption=f"Throughput of DDP over {other_mode}: {'; '.join(said)}.",
         how_to_read="Above the dotted line DDP is faster, below it DataParallel. The ratio is formed inside "
-        "each round, so drift of the machine cancels; bars are its 95% intervals over rounds, and one that "
-        "crosses the line leaves open which is faster."
+        "each round, so drift of the machine cancels; bars are 95% intervals, those of the answers above: "
+        "one that crosses the line leaves open which is faster."
         f"{hollow_note([series])}",
         from_zero=False,
         log_x=max(counts) > LOG_FROM,

@@ -59,16 +59,25 @@ def _name(row: Row) -> str:
 
 
 def _finding(rows: Sequence[Ratio], count: str, margin: float) -> str:
-    best = rows[0]
-    faster = [row for row in rows if row.interval.low > 1]
+    """Say what the answers of the run say of these ratios: faster is beyond the margin, or it is nothing."""
+    within = [1 / (1 + margin) <= row.interval.low and row.interval.high <= 1 + margin for row in rows]
+    faster = [row for row, equal in zip(rows, within, strict=True) if row.interval.low > 1 and not equal]
+    most = f"{100 * margin:g}%"
     if all(math.isnan(row.interval.low) for row in rows):
         said = "there are too few rounds to compare"
-    elif best.interval.estimate > 1 and best in faster:
-        said = f"{best.label} is fastest, {times(best.interval.estimate)} {between(best.interval)}"
-    elif all(1 / (1 + margin) <= row.interval.low and row.interval.high <= 1 + margin for row in rows):
-        said = f"no case differs from DDP's default by more than {100 * margin:g}%"
+    elif faster:
+        best = max(faster, key=lambda row: row.interval.estimate)
+        more = f", as {_others(len(faster) - 1)}" if len(faster) > 1 else ""
+        gain = f"{times(best.interval.estimate)} {between(best.interval)}"
+        said = f"{best.label} is faster than DDP's default, {gain}{more}"
+    elif all(within):
+        said = f"no case differs from DDP's default by more than {most}"
     elif all(row.interval.high < 1 for row in rows):
         said = "every other case is slower than DDP's default"
     else:
-        said = "no case is shown to be faster than DDP's default"
+        said = f"no case is shown to be faster than DDP's default by more than {most}"
     return f"On {count} {said}."
+
+
+def _others(how_many: int) -> str:
+    return "is 1 other" if how_many == 1 else f"are {how_many} others"

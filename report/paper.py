@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pandas as pd
@@ -23,6 +24,7 @@ from bench.findings.wording import (
     text,
     with_interval,
 )
+from bench.results.comparisons import Comparison
 from bench.results.store import RunData
 from bench.results.typical import Typical
 from bench.stats import Interval
@@ -34,12 +36,12 @@ from report.fields import Field, interval, table, value, whole
 from report.model import Section, Table, TableColumn
 from report.select import (
     WorkloadCases,
+    answered_ratio,
     at_headline,
     by_mode,
     headline_count,
     records,
     step_time,
-    throughput_ratio,
 )
 
 _SOURCE = (
@@ -65,14 +67,21 @@ _CURVE_NOTE = (
 _CURVE_STYLES = ("ddp", "dp", "single", "other")
 
 
-def section(run: RunData, workload: WorkloadCases, typical: Typical, *, key: str) -> Section | None:
+def section(
+    run: RunData,
+    workload: WorkloadCases,
+    typical: Typical,
+    comparisons: Sequence[Comparison],
+    *,
+    key: str,
+) -> Section | None:
     """Make the section for runs that vary one setting at a time as the paper does; None for others."""
     settings = part(run.manifest, "settings")
     if settings.get("sweep") != "star" and run.manifest.get("preset") != "ddp-paper":
         return None
     caps = bucket_caps(workload, key=key)
     figures = (
-        overlap(workload, typical, key=key),
+        overlap(workload, typical, comparisons, key=key),
         None if caps is None else replace(caps, beside=_CAPS_BESIDE),
         allreduce_curve(run.allreduce, workload.device, key=key),
         devices(workload, key=key),
@@ -125,7 +134,9 @@ def _once(cases: pd.DataFrame, name: str, unit: str = "") -> str:
     return ", ".join(dict.fromkeys(f"{text(cell)}{unit}" for cell in cases[name] if text(cell)))
 
 
-def overlap(workload: WorkloadCases, typical: Typical, *, key: str) -> Bars | None:
+def overlap(
+    workload: WorkloadCases, typical: Typical, comparisons: Sequence[Comparison], *, key: str
+) -> Bars | None:
     """Show a step with default buckets beside one with a single bucket; None unless both were measured."""
     rows = records(at_headline(workload.cases, free="bucket_cap_mb"))
     usual = next((row for row in rows if text(row["bucket_cap_mb"]) == "default"), None)
@@ -135,7 +146,7 @@ def overlap(workload: WorkloadCases, typical: Typical, *, key: str) -> Bars | No
     with_overlap, without = step_time(usual), step_time(whole)
     if with_overlap is None or without is None:
         return None
-    faster = throughput_ratio(usual, whole, typical)
+    faster = answered_ratio(usual, whole, comparisons, typical)
     usual_ms, whole_ms = (with_interval(step, "ms") for step in (with_overlap, without))
     gain = "" if faster is None else f"overlap makes DDP {with_interval(faster, TIMES)} as fast: "
     bars = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import median
 
 from bench.cli import command
@@ -24,6 +25,7 @@ from bench.results.store import RunData
 from bench.scaling.calibration import differences
 from bench.scaling.document import Line, Mark, Predictions
 from bench.scaling.measured import ddp_cases, identity
+from bench.scaling.validate import error_sizes
 from bench.settings import DDP_DEFAULTS
 from bench.stats import Interval
 from report.devices import LOG_FROM, device_ticks, marked
@@ -46,6 +48,7 @@ _COLUMNS = (
     TableColumn("Exposed communication", "number"),
     TableColumn("Waiting for the slowest", "number"),
 )
+_REASON = TableColumn("Why not", "long")
 _TABLE_NOTE = (
     "Prediction [95% interval]. Exposed communication is the step less the same step without communication; "
     "efficiency is throughput over devices times that of one."
@@ -62,18 +65,17 @@ _CHECKED_NOTE = (
     "Measured cases that nothing was fitted to, and what the same model predicts for them. Error is "
     "predicted over measured, less one."
 )
-_UNCHECKED = "How far predictions are off was not measured: bench.predict --validate predicts measured cases."
 
 
 def section(run: RunData, predictions: Predictions, *, key: str) -> Section:
     """Show `predictions` beside the cases of `run`."""
     caps = dict.fromkeys(line.bucket_cap_mb for line in predictions.lines)
     by_cap = [[line for line in predictions.lines if line.bucket_cap_mb == cap][:MOST_RUNS] for cap in caps]
-    unchecked = () if predictions.validation else (_UNCHECKED,)
     made = (_predictions(predictions), _validation(predictions))
+    by_cap = [shown for lines in by_cap if (shown := [drawn for line in lines if (drawn := _drawn(line))])]
     return Section(
         title="On hardware you do not have",
-        notes=(_NOTE, *_unlike(run, predictions), *unchecked, *(() if made[0] else predictions.notes)),
+        notes=(_NOTE, *_unlike(run, predictions), *(() if made[0] else predictions.notes)),
         figures=tuple(
             _figure(run, predictions, lines, name, f"{key}-{i}", several=len(caps) > 1)
             for i, lines in enumerate(by_cap, start=1)
@@ -81,6 +83,12 @@ def section(run: RunData, predictions: Predictions, *, key: str) -> Section:
         ),
         tables=tuple(table for table in made if table is not None),
     )
+
+
+def _drawn(line: Line) -> Line | None:
+    """Return the line without its refused predictions; None where it has no others."""
+    shown = tuple(mark for mark in line.marks if not mark.reason)
+    return replace(line, marks=shown) if shown else None
 
 
 def _figure(
@@ -110,7 +118,7 @@ def _figure(
     )
     counts = sorted({p.x for s in (*predicted, measured) for p in s.points})
     mark = lines[0].marks[0]
-    one = mark.images_per_s.estimate / mark.efficiency.estimate / mark.num_devices if rate else 100.0
+    one = _of(mark, "images_per_s") / _of(mark, "efficiency") / mark.num_devices if rate else 100.0
     ideal = Series(
         "ideal", "ideal", tuple(Point(n, one * n if rate else one) for n in sorted({1.0, *counts}))
     )
@@ -148,6 +156,11 @@ def _point(mark: Mark, name: str, factor: float) -> Point:
     return Point.at(mark.num_devices, value.scaled(factor))
 
 
+def _of(mark: Mark, name: str) -> float:
+    value: Interval = getattr(mark, name)
+    return value.estimate
+
+
 def _measured(
     run: RunData, predictions: Predictions, line: Line, name: str, factor: float
 ) -> tuple[Point, ...]:
@@ -183,6 +196,8 @@ def _unlike(run: RunData, predictions: Predictions) -> list[str]:
 
 
 def _predictions(predictions: Predictions) -> Table | None:
+    asked = [(line, mark) for line in predictions.lines for mark in line.marks if mark.asked]
+    refused = any(mark.reason for _, mark in asked)
     rows = tuple(
         (
             line.network,
@@ -193,12 +208,12 @@ def _predictions(predictions: Predictions) -> Table | None:
             with_interval(mark.efficiency, "%", 100.0),
             with_interval(mark.exposed_comm_ms, "ms"),
             quantity(mark.wait_ms, "ms"),
+            *((mark.reason,) if refused else ()),
         )
-        for line in predictions.lines
-        for mark in line.marks
-        if mark.asked
+        for line, mark in asked
     )
-    return Table("Predictions", _TABLE_NOTE, _COLUMNS, rows, below=predictions.notes) if rows else None
+    columns = (*_COLUMNS, *((_REASON,) if refused else ()))
+    return Table("Predictions", _TABLE_NOTE, columns, rows, below=predictions.notes) if rows else None
 
 
 def _validation(predictions: Predictions) -> Table | None:
@@ -213,11 +228,12 @@ def _validation(predictions: Predictions) -> Table | None:
             count(case.num_devices),
             cap_label(case.bucket_cap_mb),
             quantity(case.measured_ms, "ms"),
-            with_interval(case.predicted_ms, "ms"),
-            f"{case.error_pct:+.1f}%",
+            with_interval(case.predicted_ms, "ms") or case.reason,
+            "" if case.error_pct is None else f"{case.error_pct:+.1f}%",
         )
         for case in predictions.validation
     )
-    sizes = [abs(case.error_pct) for case in predictions.validation]
+    sizes = error_sizes(predictions.validation)
     below = f"Median error {number(median(sizes), 2)}%, worst {number(max(sizes), 2)}%, without signs."
-    return Table("Error of the predictions", _CHECKED_NOTE, columns, rows, below=(below,))
+    said = (below,) if sizes else ()
+    return Table("Error of the predictions", _CHECKED_NOTE, columns, rows, below=said)

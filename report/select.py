@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pandas as pd
@@ -21,7 +21,7 @@ from bench.findings.wording import (
     workload_parts,
 )
 from bench.plan import equal_layout
-from bench.results.comparisons import compile_mode
+from bench.results.comparisons import Comparison, compile_mode
 from bench.results.typical import Typical
 from bench.settings import DDP_DEFAULTS, STEP_DEFAULTS
 from bench.stats import Interval
@@ -160,3 +160,19 @@ def throughput_ratio(row: Row, reference: Row, typical: Typical) -> Interval | N
     if not typical.has(*((case_id, "timed") for case_id in ids)):
         return None
     return typical.ratio(ids[1], ids[0]).scaled(row["global_batch"] / reference["global_batch"])
+
+
+def answered_ratio(
+    row: Row, reference: Row, comparisons: Sequence[Comparison], typical: Typical
+) -> Interval | None:
+    """Divide throughput as the run's answers do, with the interval of theirs; else by itself.
+
+    A page must not have two intervals of one ratio, of which one excludes 1 and the other does not.
+    """
+    ids = (text(row["case_id"]), text(reference["case_id"]))
+    for one in comparisons:
+        if (one.case_id, one.reference_id) == ids:
+            return one.ratio
+        if (one.reference_id, one.case_id) == ids:
+            return one.ratio.inverted()
+    return throughput_ratio(row, reference, typical)

@@ -105,14 +105,17 @@ def _run_view(
     ranks = conditions.ranks(run.manifest)
     typical = typical_of(RoundTimes.of(run.blocks))
     by_case = rounds.by_case(measured, run.blocks, files.traces, key=key)
-    beside = paper.section(run, measured[0], typical, key=f"{key}-paper") if measured else None
+    beside = paper.section(run, measured[0], typical, comparisons, key=f"{key}-paper") if measured else None
     main: list[Drawing] = []
     more: list[Drawing] = []
     for i, workload in enumerate(measured, start=1):
         suffix = f": {workload.name}" if several else ""
         place = f"{key}-{i}"
         main += _titled(_main_figures(workload, run, comparisons, key=place), suffix)
-        more += _titled(_more_figures(workload, run, typical, key=place, with_caps=beside is None), suffix)
+        more += _titled(
+            _more_figures(workload, run, (typical, comparisons), key=place, with_caps=beside is None),
+            suffix,
+        )
     return RunView(
         key=key,
         title=title,
@@ -171,12 +174,17 @@ def _main_figures(
 
 
 def _more_figures(
-    workload: WorkloadCases, run: RunData, typical: Typical, *, key: str, with_caps: bool
+    workload: WorkloadCases,
+    run: RunData,
+    fitted: tuple[Typical, Sequence[Comparison]],
+    *,
+    key: str,
+    with_caps: bool,
 ) -> list[Drawing | None]:
     """Make all others; bucket caps only where they are not drawn beside the paper's."""
     return [
         devices.efficiency(workload, key=key),
-        devices.dp_against_ddp(workload, typical, key=key),
+        devices.dp_against_ddp(workload, *fitted, key=key),
         caps.bucket_caps(workload, key=key) if with_caps else None,
         rounds.step_times(workload, run.blocks, key=key),
         devices.memory(workload, key=key),

@@ -21,7 +21,7 @@ from bench.scaling.calibration import check_same
 from bench.scaling.document import Predictions
 from bench.scaling.measured import ddp_cases, identity
 from bench.scaling.networks import NETWORKS, NetworkModel, network
-from bench.scaling.predict import predict
+from bench.scaling.predict import Prediction, predict
 from bench.scaling.scaling_limit import curve
 from bench.scaling.scenario import MeasuredNetwork, Scenario
 from bench.scaling.validate import HeldOut, drift, held_out, model_error_pct
@@ -88,6 +88,7 @@ def _main(argv: Sequence[str] | None) -> int:
     validated, changed = (None, None) if options.validate is None else _validated(options, source)
     error = None if validated is None else model_error_pct(validated)
     groups = [[predict(source.calibration, s, model_error_pct=error) for s in g] for g in scenarios]
+    _check_any([p for group in groups for p in group])
     fill = options.json or options.out is not None
     curves = [curve(source.calibration, group, fill=fill, model_error_pct=error) for group in groups]
     if options.csv is not None:
@@ -98,6 +99,17 @@ def _main(argv: Sequence[str] | None) -> int:
     with cli.to_reader():
         _show(options, document, groups)
     return ExitCode.OK
+
+
+def _check_any(asked: Sequence[Prediction]) -> None:
+    """Raise UsageError, with the reason of the widest, where nothing that was asked for may be shown."""
+    if asked and all(p.reason for p in asked):
+        where = (
+            ""
+            if len(asked) == 1
+            else f" (none of {len(asked)}; here of {asked[-1].scenario.num_devices} devices)"
+        )
+        raise UsageError(f"{asked[-1].reason}{where}")
 
 
 def _show(options: argparse.Namespace, document: Predictions, groups: predict_output.Asked) -> None:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from rich import box
@@ -17,10 +18,11 @@ from bench.cli import print_table
 from bench.findings.wording import CPU_STAND_IN, per_second, short, with_interval
 from bench.predict.source import Source
 from bench.results.store import write_output
+from bench.scaling.calibration import Calibration
 from bench.scaling.document import Predictions, line
 from bench.scaling.predict import BESIDE_OTHERS, Prediction
 from bench.scaling.scaling_limit import RULE, Curve, sentence
-from bench.scaling.validate import HeldOut, median_error_pct, model_error_pct
+from bench.scaling.validate import HeldOut, error_sizes
 from bench.settings import IMAGES
 from bench.stats import Interval
 from bench.text import visible
@@ -31,7 +33,7 @@ Asked = Sequence[Sequence[Prediction]]
 CSV_COLUMNS = (
     *("num_devices", "bucket_cap_mb", "step_ms_p50", "step_ms_low", "step_ms_high"),
     *("images_per_s", "unit", "efficiency", "exposed_comm_ms"),
-    "network",
+    *("network", "reason"),
 )
 
 
@@ -81,8 +83,9 @@ def as_json(found: Predictions, asked: Asked) -> str:
         predictions=[
             {
                 **dict(zip(CSV_COLUMNS, _row(p), strict=True)),
-                "lost": asdict(p.losses),
-                "timeline": asdict(p.step),
+                "lost": None if p.reason else asdict(p.losses),
+                "extrapolated_rank_spread_ms": None if p.reason else p.extrapolated_ms,
+                "timeline": None if p.reason else asdict(p.step),
             }
             for group in asked
             for p in group
@@ -117,17 +120,31 @@ def show(predictions: Sequence[Prediction]) -> None:
         "wait ms",
     ):
         table.add_column(name, justify="right")
+    refused = [p.reason for p in predictions if p.reason]
+    if refused:
+        table.add_column("", overflow="fold")
     for p in predictions:
-        percent = Interval(*(100 * x for x in (p.efficiency.estimate, p.efficiency.low, p.efficiency.high)))
+        figures = _EMPTY if p.reason else _figures(p)
         table.add_row(
             *((network_name(p),) if several else ()),
-            f"{p.scenario.num_devices}",
-            str(p.scenario.bucket_cap_mb),
-            f"{p.num_buckets}",
-            *(_shown(value) for value in (p.step_ms, p.images_per_s, percent, p.exposed_comm_ms)),
-            f"{p.wait_ms:.2f}",
+            *(f"{p.scenario.num_devices}", str(p.scenario.bucket_cap_mb), f"{p.num_buckets}"),
+            *figures,
+            *((p.reason,) if refused else ()),
         )
     print_table(table)
+
+
+def _figures(p: Prediction) -> tuple[str, ...]:
+    exposed = p.shown_exposed_ms
+    return (
+        *(_shown(value) for value in (p.step_ms, p.images_per_s, p.efficiency.scaled(100))),
+        "" if exposed is None else _shown(exposed),
+        f"{p.wait_ms:.2f}",
+    )
+
+
+_EMPTY = ("", "", "", "", "")
+"""As many cells as `_figures` gives."""
 
 
 def show_validation(cases: Sequence[HeldOut]) -> None:
@@ -139,7 +156,12 @@ def show_validation(cases: Sequence[HeldOut]) -> None:
     for case in cases:
         table.add_row(
             *((case.network,) if several else ()),
-            *(case.case_id, short(case.measured_ms), _shown(case.predicted_ms), f"{case.error_pct:+.1f}"),
+            *(case.case_id, short(case.measured_ms)),
+            *(
+                (case.reason, "")
+                if case.predicted_ms is None
+                else (_shown(case.predicted_ms), f"{case.error_pct:+.1f}")
+            ),
         )
     print_table(table)
 
@@ -163,31 +185,58 @@ def notes(
     if any(share >= 5 for share in shares):
         slower = "as much slower than alone as on the calibrated machine"
         lines.append(f"Assumed: {BESIDE_OTHERS} stays {slower}.")
-    if validated is not None:
-        largest, middle = model_error_pct(validated), median_error_pct(validated)
-        included = "; the intervals of predictions include it" if predictions else ""
-        lines.append(
-            f"Error on {len(validated)} held-out cases: {middle:.1f}% at the median, {largest:.1f}% at the "
-            f"largest{included}. None has more than "
-            f"{max(case.num_devices for case in validated)} devices: beyond, the error was not measured."
-        )
-        if changed is not None:
-            lines.append(
-                f"The machine changed: one device alone took {_shown(changed)} times as long when these "
-                "cases were measured as when it was calibrated; the errors hold that too."
-            )
-    elif calibration.model_error_pct is not None:
-        lines.append(
-            f"Intervals include the model's error on held-out cases, {calibration.model_error_pct:.1f}%."
-        )
-    elif predictions:
-        lines.append("Intervals leave the model's own error out: it was not measured; --validate does.")
+    lines += _cautions(predictions, calibration.num_ranks)
+    lines += _errors(calibration, predictions, validated, changed)
     if predictions:
         lines.append(
             "Parentheses hold 95% intervals; efficiency is throughput over n times that of one device."
         )
     if calibration.identity.device_type == "cpu":
         lines.append(f"{CPU_STAND_IN}.")
+    return lines
+
+
+def _cautions(predictions: Sequence[Prediction], num_ranks: int) -> list[str]:
+    """Say what of the shown predictions is extrapolated, and what is left out of them."""
+    shown = [p for p in predictions if not p.reason]
+    found = [
+        f"Caution: on {p.scenario.num_devices} devices {p.caution}; {num_ranks} ranks were calibrated."
+        for p in shown
+        if p.caution
+    ]
+    if any(p.shown_exposed_ms is None for p in shown):
+        found.append("Exposed communication is left out where it is not known to half its value.")
+    return found
+
+
+def _errors(
+    calibration: Calibration,
+    predictions: Sequence[Prediction],
+    validated: Sequence[HeldOut] | None,
+    changed: Interval | None,
+) -> list[str]:
+    """Say how far the model was off on held-out cases, and whether the intervals hold that."""
+    sizes = error_sizes(validated or ())
+    refused = len(validated or ()) - len(sizes)
+    lines = [f"Of the held-out cases {refused} could not be predicted."] if refused else []
+    if sizes and validated:
+        most = max(case.num_devices for case in validated if case.error_pct is not None)
+        lines.append(
+            f"Error on {len(sizes)} held-out cases: {median(sizes):.1f}% at the median, {max(sizes):.1f}% at "
+            f"the largest{'; the intervals of predictions include it' if predictions else ''}. None has more "
+            f"than {most} devices: beyond, the error was not measured."
+        )
+    elif calibration.model_error_pct is not None:
+        lines.append(
+            f"Intervals include the model's error on held-out cases, {calibration.model_error_pct:.1f}%."
+        )
+    elif predictions:
+        lines.append("Intervals leave the model's own error out: it was not measured; --validate does.")
+    if changed is not None:
+        lines.append(
+            f"The machine changed: one device alone took {_shown(changed)} times as long when these "
+            "cases were measured as when it was calibrated; the errors hold that too."
+        )
     return lines
 
 
@@ -218,18 +267,21 @@ def _cap(p: Prediction) -> str:
 
 
 def _row(p: Prediction) -> tuple[Any, ...]:
-    step = p.step_ms
+    step, exposed = p.step_ms, p.shown_exposed_ms
+    if p.reason:
+        figures = (None, None, None, None, p.unit, None, None)
+        return (p.scenario.num_devices, str(p.scenario.bucket_cap_mb), *figures, network_name(p), p.reason)
     return (
         *(p.scenario.num_devices, str(p.scenario.bucket_cap_mb), step.estimate, step.low, step.high),
-        *(p.images_per_s.estimate, p.unit, p.efficiency.estimate, p.exposed_comm_ms.estimate),
-        network_name(p),
+        *(p.images_per_s.estimate, p.unit, p.efficiency.estimate),
+        *(exposed.estimate if exposed is not None else None, network_name(p), ""),
     )
 
 
 def _cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.10g}" if math.isfinite(value) else ""
-    return str(value)
+    return "" if value is None else str(value)
 
 
 def _shown(value: Interval) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from bench.cli import to_json
@@ -12,25 +12,31 @@ from bench.errors import UsageError
 from bench.results.disk import parse_json
 from bench.scaling.calibration import Identity
 from bench.scaling.predict import Prediction
+from bench.scaling.refusal import is_exposed_refused, is_refused, refusal, width_of
 from bench.scaling.scaling_limit import Curve
 from bench.scaling.validate import HeldOut
 from bench.stats import Interval
 
-DOCUMENT_VERSION = 1
+DOCUMENT_VERSION = 2
+"""Version 1 knew no refused predictions: those of its figures that are too wide are refused when read."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """One prediction of a line, `asked` for by the user or made to draw the line. Intervals are of 95%."""
+    """One prediction of a line, `asked` for by the user or made to draw the line. Intervals are of 95%.
+
+    Where `reason` says why it is refused, it has no figures. Exposed communication may be missing alone.
+    """
 
     num_devices: int
     asked: bool
-    step_ms: Interval
-    images_per_s: Interval
-    efficiency: Interval
-    exposed_comm_ms: Interval
-    wait_ms: float
+    step_ms: Interval | None
+    images_per_s: Interval | None
+    efficiency: Interval | None
+    exposed_comm_ms: Interval | None
+    wait_ms: float | None
     num_buckets: int
+    reason: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,64 +109,93 @@ def line(curve: Curve, *, network: str, batch_size: int, verdict: str, asked: Se
         accumulate=scenario.accumulate,
         broken_at=None if curve.broken is None else curve.broken.scenario.num_devices,
         verdict=verdict,
-        marks=tuple(
-            Mark(
-                num_devices=p.scenario.num_devices,
-                asked=p.scenario.num_devices in counts,
-                step_ms=p.step_ms,
-                images_per_s=p.images_per_s,
-                efficiency=p.efficiency,
-                exposed_comm_ms=p.exposed_comm_ms,
-                wait_ms=p.wait_ms,
-                num_buckets=p.num_buckets,
-            )
-            for p in curve.predictions
-        ),
+        marks=tuple(_mark_of(p, asked=p.scenario.num_devices in counts) for p in curve.predictions),
+    )
+
+
+def _mark_of(p: Prediction, *, asked: bool) -> Mark:
+    shown = not p.reason
+    return Mark(
+        num_devices=p.scenario.num_devices,
+        asked=asked,
+        step_ms=p.step_ms if shown else None,
+        images_per_s=p.images_per_s if shown else None,
+        efficiency=p.efficiency if shown else None,
+        exposed_comm_ms=p.shown_exposed_ms if shown else None,
+        wait_ms=p.wait_ms if shown else None,
+        num_buckets=p.num_buckets,
+        reason=p.reason,
     )
 
 
 def _check_version(version: object) -> None:
-    if version != DOCUMENT_VERSION:
-        raise ValueError(f"schema {version!r}, this version reads {DOCUMENT_VERSION}")
+    if version not in (1, DOCUMENT_VERSION):
+        raise ValueError(f"schema {version!r}, this version reads up to {DOCUMENT_VERSION}")
 
 
 def _line(data: Mapping[str, Any]) -> Line:
     marks = tuple(map(_mark, data["marks"]))
     if not marks or data["broken_at"] not in (None, *(mark.num_devices for mark in marks)):
         raise ValueError("a line has no marks, or breaks where it has none")
-    return Line(
+    names = ("network", "bucket_cap_mb", "scaling", "comm_hook", "verdict")
+    found = Line(
         marks=marks,
         broken_at=data["broken_at"],
         batch_size=int(data["batch_size"]),
         accumulate=int(data["accumulate"]),
-        **{name: str(data[name]) for name in ("network", "bucket_cap_mb", "scaling", "comm_hook", "verdict")},
+        **{name: str(data[name]) for name in names},
     )
+    reason = next((mark.reason for mark in marks if mark.num_devices == found.broken_at and mark.reason), "")
+    if not reason:
+        return found
+    verdict = f"On {found.network} where scaling breaks is not known; at {found.broken_at} devices {reason}."
+    return replace(found, broken_at=None, verdict=verdict)
 
 
 _INTERVALS = ("step_ms", "images_per_s", "efficiency", "exposed_comm_ms")
 
 
 def _mark(data: Mapping[str, Any]) -> Mark:
+    figures = {name: None if data[name] is None else _interval(data[name]) for name in _INTERVALS}
     found = Mark(
         num_devices=int(data["num_devices"]),
         asked=bool(data["asked"]),
-        wait_ms=float(data["wait_ms"]),
+        wait_ms=None if data["wait_ms"] is None else float(data["wait_ms"]),
         num_buckets=int(data["num_buckets"]),
-        **{name: _interval(data[name]) for name in _INTERVALS},
+        reason=str(data.get("reason", "")),
+        **figures,
     )
-    if found.num_devices < 1 or min(found.step_ms.low, found.images_per_s.low, found.efficiency.low) <= 0:
+    whole = [figures[name] for name in _INTERVALS[:3]]
+    known = [figure for figure in whole if figure is not None]
+    if found.num_devices < 1 or any(figure.low <= 0 for figure in known):
         raise ValueError(f"a prediction for {found.num_devices} devices is not above 0")
+    if not found.reason and len(known) < len(whole):
+        raise ValueError(f"a prediction for {found.num_devices} devices has neither figures nor a reason")
+    if found.reason or is_refused(*known):
+        reason = found.reason or refusal(width_of(*known))
+        empty: dict[str, Any] = dict.fromkeys((*_INTERVALS, "wait_ms"))
+        return replace(found, reason=reason, **empty)
+    exposed, step = found.exposed_comm_ms, found.step_ms
+    if exposed is not None and step is not None and is_exposed_refused(exposed, step):
+        return replace(found, exposed_comm_ms=None)
     return found
 
 
 def _held_out(data: Mapping[str, Any]) -> HeldOut:
+    predicted = None if data["predicted_ms"] is None else _interval(data["predicted_ms"])
+    reason = str(data.get("reason", ""))
+    if predicted is not None and is_refused(predicted):
+        reason, predicted = reason or refusal(width_of(predicted)), None
+    if predicted is None and not reason:
+        raise ValueError("a held-out case has neither a prediction nor a reason")
     return HeldOut(
         case_id=str(data["case_id"]),
         num_devices=int(data["num_devices"]),
         bucket_cap_mb=str(data["bucket_cap_mb"]),
         measured_ms=_positive(data["measured_ms"]),
-        predicted_ms=_interval(data["predicted_ms"]),
+        predicted_ms=predicted,
         network=str(data.get("network", "")),
+        reason=reason,
     )
 
 

@@ -194,7 +194,7 @@ def _with_residual(found: Calibration, run: RunData) -> Calibration:
         note = f"its residual is the step of {case['case_id']}, less the simulated one"
         found = replace(found, residual_ms=samples, notes=(*found.notes, note))
     others = held_out(found, run, fitted=str(case["case_id"]))
-    return replace(found, model_error_pct=model_error_pct(others)) if others else found
+    return replace(found, model_error_pct=model_error_pct(others))
 
 
 def _residual_ms(found: Calibration, run: RunData, case: Mapping[str, Any]) -> Samples:

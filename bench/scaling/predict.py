@@ -16,6 +16,14 @@ import scipy
 from bench.scaling.buckets import assign_cap
 from bench.scaling.calibration import AllReduceTimes, Calibration, Samples
 from bench.scaling.cost import CostCurve, on_shared_cores
+from bench.scaling.refusal import (
+    MOST_HALF_WIDTH,
+    extrapolation,
+    is_exposed_refused,
+    refusal,
+    remedy,
+    width_of,
+)
 from bench.scaling.scenario import Scenario, batch_per_device, cost_band, own_curves
 from bench.scaling.slowest_rank import RankSpread
 from bench.scaling.timeline import Compute, SimulatedStep, Slowdown, make_work, simulate
@@ -73,11 +81,25 @@ class Prediction:
     exposed_comm_ms: Interval
     wait_ms: float
     """Of the step: waiting for the slowest rank."""
+    extrapolated_ms: float
+    """Of that: what was not measured, because fewer ranks were calibrated."""
+    reason: str
+    """Why nothing of it may be shown, its figures being too wide; else empty."""
     losses: Losses
     """What the step takes beyond the same work on one device alone."""
     num_buckets: int
     step: SimulatedStep
     unit: str = IMAGES
+
+    @property
+    def shown_exposed_ms(self) -> Interval | None:
+        """The exposed communication; None where it is too wide to be shown."""
+        return None if is_exposed_refused(self.exposed_comm_ms, self.step_ms) else self.exposed_comm_ms
+
+    @property
+    def caution(self) -> str:
+        """What of the step is extrapolated, where that is much of it."""
+        return extrapolation(self.extrapolated_ms, self.step_ms.estimate)
 
 
 @dataclass(frozen=True)
@@ -101,6 +123,7 @@ class _Outcome:
     step: SimulatedStep
     figures: tuple[float, float, float, float]
     losses: Callable[[], Losses]
+    extrapolated_ms: float
 
 
 def predict(
@@ -135,22 +158,30 @@ def predict(
             found.figures[index], [figures[index] for figures in draws], wider, (error or 0.0) / 100 * share
         )
 
-    step_ms = of(0)
-    exposed = of(3, share=0.0)
+    step_ms, images_per_s, efficiency, exposed = of(0), of(1), of(2), of(3, share=0.0)
+    width = width_of(step_ms, images_per_s, efficiency)
+    reason = ""
+    if width > MOST_HALF_WIDTH:
+        much = extrapolation(found.extrapolated_ms, step_ms.estimate)
+        reason = refusal(
+            width, much and f"{much} of a noisy calibration", remedy(width, error_pct=error or 0.0)
+        )
     # The model's error is one of the step; the part that is communication carries all of it.
     reach = (error or 0.0) / 100 * step_ms.estimate
     losses = found.losses()
     return Prediction(
         scenario=scenario,
         step_ms=step_ms,
-        images_per_s=of(1),
-        efficiency=of(2),
+        images_per_s=images_per_s,
+        efficiency=efficiency,
         exposed_comm_ms=replace(
             exposed,
             low=max(exposed.estimate - math.hypot(exposed.estimate - exposed.low, reach), 0.0),
             high=exposed.estimate + math.hypot(exposed.high - exposed.estimate, reach),
         ),
         wait_ms=losses.rank_spread_ms,
+        extrapolated_ms=found.extrapolated_ms,
+        reason=reason,
         losses=losses,
         num_buckets=len(found.step.buckets),
         step=found.step,
@@ -249,7 +280,8 @@ def _outcome(calibration: Calibration, scenario: Scenario, inputs: _Inputs, batc
         )
 
     figures = (step.step_ms, units_per_s, units_per_s / n / single, step.exposed_comm_ms)
-    return _Outcome(step, figures, losses)
+    measured = inputs.spread.factor(min(n, calibration.num_ranks))
+    return _Outcome(step, figures, losses, own.total_ms * max(slowest - measured, 0.0))
 
 
 def _resampled(samples: Samples, rng: np.random.Generator | None) -> Samples:

@@ -16,10 +16,14 @@ RULE = f"Scaling breaks where predicted efficiency is first below {LEAST_EFFICIE
 
 @dataclass(frozen=True)
 class Curve:
-    """One scenario over device counts, 1 to the most asked for; `broken` is where it breaks, if it does."""
+    """One scenario over device counts, 1 to the most asked for; `broken` is where it breaks, if it does.
+
+    `unknown` is what stands in the way of telling: a refused prediction of that count, or of the most.
+    """
 
     predictions: tuple[Prediction, ...]
     broken: Prediction | None
+    unknown: Prediction | None = None
 
     @property
     def most_devices(self) -> int:
@@ -57,11 +61,16 @@ def curve(
         wanted = {2**i for i in range(most.bit_length())} & set(counts)
         found |= {n: whole(n) for n in sorted(wanted - found.keys())}
         found |= {} if broken is None else {broken.scenario.num_devices: broken}
-    return Curve(tuple(found[n] for n in sorted(found)), broken)
+    deciding = found[most] if broken is None else broken
+    shown = tuple(found[n] for n in sorted(found))
+    return Curve(shown, None, deciding) if deciding.reason else Curve(shown, broken)
 
 
 def sentence(found: Curve, *, where: str, device: str = "device") -> str:
     """Say in one sentence where it breaks and the causes with their shares, or that it does not."""
+    if found.unknown is not None:
+        there = f"{found.unknown.scenario.num_devices} {device}s"
+        return f"On {where} where scaling breaks is not known; at {there} {found.unknown.reason}."
     if found.broken is None:
         least, most = f"{LEAST_EFFICIENCY:.0%}", found.most_devices
         return f"On {where} efficiency stays at {least} or above up to {most} {device}s."

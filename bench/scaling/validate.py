@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 
 import pandas as pd
 
@@ -16,6 +15,7 @@ from bench.scaling.calibration import Calibration
 from bench.scaling.measured import ddp_cases, single_steps
 from bench.scaling.networks import NetworkModel
 from bench.scaling.predict import predict
+from bench.scaling.refusal import is_refused
 from bench.scaling.scenario import Scenario
 from bench.stats import Interval, ratio_of_medians
 
@@ -29,13 +29,17 @@ class HeldOut:
     bucket_cap_mb: str
     measured_ms: float
     """A step: global batch over throughput."""
-    predicted_ms: Interval
+    predicted_ms: Interval | None
+    """None where it is too wide to be shown, for the `reason`."""
     network: str = ""
     """Rate of the link that joined a lab's hosts; empty on a real network."""
+    reason: str = ""
 
     @property
-    def error_pct(self) -> float:
-        """Predicted over measured, less 1, percent."""
+    def error_pct(self) -> float | None:
+        """Predicted over measured, less 1, percent; None where nothing is predicted."""
+        if self.predicted_ms is None:
+            return None
         return 100 * (self.predicted_ms.estimate / self.measured_ms - 1)
 
 
@@ -60,27 +64,30 @@ def held_out(
         )
         if pd.isna(row["images_per_s"]):
             continue
+        step = predict(calibration, scenario)
+        refused = is_refused(step.step_ms)
         found.append(
             HeldOut(
                 str(row["case_id"]),
                 scenario.num_devices,
                 str(scenario.bucket_cap_mb),
                 float(row["global_batch"]) * units_per_sample(row) * 1000 / float(row["images_per_s"]),
-                predict(calibration, scenario).step_ms,
+                None if refused else step.step_ms,
                 "" if pd.isna(row["link"]) else str(row["link"]),
+                step.reason if refused else "",
             )
         )
     return found
 
 
-def model_error_pct(cases: Sequence[HeldOut]) -> float:
-    """The largest error of any held-out case, percent: what a prediction may be off by."""
-    return max(abs(case.error_pct) for case in cases)
+def error_sizes(cases: Sequence[HeldOut]) -> list[float]:
+    """The errors of the cases that are predicted, percent, without signs."""
+    return [abs(case.error_pct) for case in cases if case.error_pct is not None]
 
 
-def median_error_pct(cases: Sequence[HeldOut]) -> float:
-    """The median of the errors' sizes, percent."""
-    return float(median(abs(case.error_pct) for case in cases))
+def model_error_pct(cases: Sequence[HeldOut]) -> float | None:
+    """The largest error of any held-out case, percent: what a prediction may be off by; None without one."""
+    return max(error_sizes(cases), default=None)
 
 
 def drift(calibration: Calibration, run: RunData) -> Interval | None:

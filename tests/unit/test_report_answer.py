@@ -8,7 +8,8 @@ import pandas as pd
 import pytest
 from report_runs import case, communicating, dashed, measured, run, timed, usual_cases
 
-from bench.findings.answers import CAP, COMMUNICATION, RESOLVED, WRAPPER, Verdict
+from bench.findings.answers import CAP, COMMUNICATION, RESOLVED, WRAPPER, Verdict, verdicts
+from bench.findings.wording import between
 from bench.results.comparisons import EQUAL, FASTER, SLOWER, TOO_FEW, UNRESOLVED, Comparison
 from bench.results.schema import SCHEMA_VERSION
 from bench.stats import Interval
@@ -148,3 +149,28 @@ def test_older_run_gets_numbers_that_hang_together_and_says_so() -> None:
     newer = page([replace(data, manifest={"schema_version": SCHEMA_VERSION})]).runs[0]
     assert not [note for note in newer.notes if "earlier version" in note]
     assert pd.isna(data.cases["step_ms"]).all()
+
+
+@pytest.mark.parametrize(
+    "ratio",
+    [
+        Interval(1.773, 1.074, 2.422),
+        Interval(1.773, 0.897, 2.900),
+        Interval(1.02, 1.01, 1.03),
+        Interval(1.0, 0.99, 1.01),
+        Interval(0.6, 0.5, 0.7),
+        Interval(1.2, math.nan, math.nan),
+    ],
+)
+def test_the_figure_and_the_answer_say_the_same_of_one_ratio(ratio: Interval) -> None:
+    cases = [case("ddp", 2, 180.0), case("ddp", 2, 190.0, bucket_cap_mb="1")]
+    rows = run(cases).cases
+    compared = [Comparison(cases[1]["case_id"], cases[0]["case_id"], ratio, 0.05, 20)]
+    (verdict,) = [v for v in verdicts(rows, compared) if v.question == CAP]
+    figure = forest(workloads(rows)[0], compared, key="k")
+    assert figure is not None
+    assert (verdict.answer == FASTER) == ("is faster than DDP's default" in figure.caption)
+    assert (verdict.answer == TOO_FEW) == ("too few rounds" in figure.caption)
+    if verdict.answer == FASTER:
+        assert between(ratio) in figure.caption
+        assert between(ratio) in verdict.sentence

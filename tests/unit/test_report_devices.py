@@ -7,7 +7,9 @@ from report_runs import case, dashed, run, timed, usual_cases
 
 from bench.findings.wording import TIMES
 from bench.results.aggregate import typical_of
+from bench.results.comparisons import Comparison
 from bench.results.round_times import RoundTimes
+from bench.stats import Interval
 from report.devices import dp_against_ddp, memory
 from report.drawings import Chart, Point
 from report.select import workloads
@@ -15,7 +17,7 @@ from report.select import workloads
 
 def ratio(cases: list[dict[str, Any]], blocks: list[dict[str, Any]]) -> Chart | None:
     data = run(cases, timed_blocks=blocks)
-    return dp_against_ddp(workloads(data.cases)[0], typical_of(RoundTimes.of(data.blocks)), key="k")
+    return dp_against_ddp(workloads(data.cases)[0], typical_of(RoundTimes.of(data.blocks)), (), key="k")
 
 
 def test_ratio_is_formed_inside_each_round_so_that_drift_cancels() -> None:
@@ -74,3 +76,24 @@ def test_memory_is_drawn_where_it_is_known_and_never_as_zero() -> None:
     without_dp = memory(workloads(run(cases).cases)[0], key="k")
     assert without_dp is not None
     assert "DataParallel" not in without_dp.how_to_read
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_the_ratio_has_the_interval_of_the_answer_and_no_other(*, turned: bool) -> None:
+    """The rounds by themselves give a narrower one; it would call faster what the answer leaves open."""
+    dp, ddp = case("dp", 2, 150.0), case("ddp", 2, 180.0)
+    blocks = [timed(dp, r, 100.0 + r) for r in range(6)] + [timed(ddp, r, 80.0 + r) for r in range(6)]
+    data = run([case("single", 1, 100.0), dp, ddp], timed_blocks=blocks)
+    answer = Interval(1.25, 0.9, 1.7)
+    ids = (dp["case_id"], ddp["case_id"]) if turned else (ddp["case_id"], dp["case_id"])
+    one = Comparison(*ids, answer.inverted() if turned else answer, 0.05, 6)
+    typical = typical_of(RoundTimes.of(data.blocks))
+    alone, answered = (
+        dp_against_ddp(workloads(data.cases)[0], typical, found, key="k") for found in ((), (one,))
+    )
+    assert alone is not None
+    assert answered is not None
+    assert alone.panels[0].series[0].points[0].interval.low > 1
+    drawn = answered.panels[0].series[0].points[0].interval
+    assert (drawn.estimate, drawn.low, drawn.high) == pytest.approx((1.25, 0.9, 1.7))
+    assert dashed("1.25 (0.90--1.70)") in answered.caption

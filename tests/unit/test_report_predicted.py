@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from commands import ROOT
@@ -22,6 +23,12 @@ from report.predicted import section
 
 SAMPLE = ROOT / "results" / "samples" / "cpu-lab-1gbit-2hosts"
 RUN = load_run(SAMPLE)
+
+
+REASON = "not predicted: the interval would be \N{PLUS-MINUS SIGN}132%"
+NOTHING: dict[str, Any] = dict.fromkeys(
+    ("step_ms", "images_per_s", "efficiency", "exposed_comm_ms", "wait_ms")
+)
 
 
 def wide(value: float) -> Interval:
@@ -105,12 +112,12 @@ def test_errors_over_several_links_say_which() -> None:
     assert all(len(row) == len(errors.columns) for row in errors.rows)
 
 
-def test_assumptions_stand_below_the_predictions_and_a_missing_validation_is_said() -> None:
+def test_assumptions_stand_below_the_predictions_and_the_error_is_said_once() -> None:
+    """The document says whether its error was measured; the page has no word of its own on that."""
     shown = section(RUN, made(validation=None), key="k")
     assert shown.tables[0].below == ("Network: x; assumed: y.",)
-    assert any("was not measured" in note for note in shown.notes)
     assert len(shown.tables) == 1
-    assert not any("was not measured" in note for note in section(RUN, made(), key="k").notes)
+    assert not any("was not measured" in note for note in shown.notes)
 
 
 def test_errors_without_predictions_keep_their_notes() -> None:
@@ -146,12 +153,20 @@ def test_a_document_with_rules_of_thumb_as_older_versions_wrote_is_read() -> Non
     assert Predictions.from_json(json.dumps(older)) == made()
 
 
+def _without_reason() -> dict[str, Any]:
+    line: dict[str, Any] = json.loads(made().to_json())["lines"][0]
+    line["marks"][0] |= NOTHING
+    return line
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("{", "not valid JSON"),
         ("[]", "holds no predictions"),
         (json.dumps({**json.loads(made().to_json()), "schema_version": 9}), "schema 9"),
+        (made().to_json().replace('"wait_ms": 1.0', '"wait_ms": "x"'), "holds no predictions"),
+        (json.dumps({**json.loads(made().to_json()), "lines": [_without_reason()]}), "nor a reason"),
         (made().to_json().replace('"broken_at": 32', '"broken_at": 33'), "breaks where it has none"),
         (made().to_json().replace('"measured_ms": 100.0', '"measured_ms": 0'), "a step of 0.0 ms"),
     ],
@@ -171,3 +186,42 @@ def test_a_file_of_something_else_is_refused(
 def test_predictions_belong_to_one_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main([str(SAMPLE), str(SAMPLE), "--predictions", "p.json", "--out", "r.html"]) == 2
     assert "with one run" in capsys.readouterr().err
+
+
+def test_a_refused_prediction_is_a_reason_in_the_table_and_nothing_in_the_figures() -> None:
+    line = made().lines[0]
+    refused = replace(line.marks[-1], reason=REASON, **NOTHING)
+    shown = section(RUN, made(lines=(replace(line, marks=(*line.marks[:-1], refused)),)), key="k")
+    table = shown.tables[0]
+    assert table.columns[-1].name == "Why not"
+    assert table.rows == (("ib-100g", "default", "64", "", "", "", "", "", REASON),)
+    for figure in shown.figures:
+        assert [p.x for p in series(figure, "ib-100g").points] == [1, 32]
+        assert "Predicted on 32 CPU cores" in figure.caption
+
+
+def test_a_line_of_nothing_but_refused_predictions_has_no_figure() -> None:
+    line = made().lines[0]
+    refused = replace(line.marks[-1], reason=REASON, **NOTHING)
+    shown = section(RUN, made(lines=(replace(line, marks=(refused,), broken_at=None),)), key="k")
+    assert not shown.figures
+    assert shown.tables[0].rows[0][-1] == REASON
+
+
+def test_an_older_document_whose_figures_are_too_wide_is_refused_when_read() -> None:
+    """As version 1 wrote it: an efficiency of 69% [2%, 1427%] where scaling was said to break."""
+    older = json.loads(made().to_json()) | {"schema_version": 1}
+    older["lines"][0]["marks"][1]["efficiency"] = {"estimate": 0.69, "low": 0.02, "high": 14.27}
+    older["lines"][0]["verdict"] = "On ib-100g scaling breaks at 32 GPUs, efficiency 69% [2%, 1427%]."
+    older["validation"][0]["predicted_ms"] = {"estimate": 52.0, "low": 1.2, "high": 1140.0}
+    found = Predictions.from_json(json.dumps(older))
+    (line,) = found.lines
+    assert line.marks[1].reason.startswith("not predicted: the interval would be \N{PLUS-MINUS SIGN}1,033%")
+    assert line.marks[1].efficiency is line.marks[1].step_ms is None
+    assert line.broken_at is None
+    page = json.dumps([asdict(found), asdict(section(RUN, found, key="k"))], default=str)
+    for figure in ("1427", "14.27", "1140", "breaks at 32"):
+        assert figure not in page
+    assert found.validation is not None
+    assert [case.error_pct for case in found.validation] == [None, pytest.approx(2.0), pytest.approx(6.0)]
+    assert Predictions.from_json(found.to_json()) == found
