@@ -380,6 +380,17 @@ def test_the_stand_in_splits_and_joins_nested_values(
     parallel.close()
 
 
+def test_a_replica_of_the_stand_in_without_a_gradient_is_left_out() -> None:
+    class Gated(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) if x.sum() > 0 else torch.zeros(len(x), 2)
+
+    parallel = HostDataParallel(Gated(1, 2), (0, 0))
+    parallel(torch.tensor([[1.0], [3.0], [-1.0], [-2.0]])).sum().backward()
+    assert parallel.module.weight.grad.tolist() == [[4.0], [4.0]]
+    parallel.close()
+
+
 def test_the_stand_in_refuses_what_torch_does_not_gather() -> None:
     class Counting(nn.Linear):
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, float]:  # type: ignore[override]
