@@ -371,6 +371,7 @@ def test_the_stand_in_splits_and_joins_nested_values(
         for name in ("best", "kept"):
             assert torch.equal(one[name], other[name])
             assert not one[name].requires_grad
+        assert not one["hidden"][1][0].requires_grad, "it has none in the module either"
     torch.stack([loss(one) for one in found]).sum().backward()
     torch.stack([loss(one) for one in wanted]).sum().backward()
     for expected, parameter in zip(plain.parameters(), parallel.module.parameters(), strict=True):
