@@ -80,6 +80,7 @@ class HostDataParallel(nn.DataParallel[nn.Module]):
         self._copies = [copy.deepcopy(module) for _ in cores[1:]]
         self._threads = [ThreadPoolExecutor(1, initializer=pin, initargs=(core,)) for core in cores]
         self._anchor = torch.zeros((), requires_grad=True)
+        self._awaits_backward = False
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Outputs of the whole batch, their tensors (N, …), as the module would give them."""
@@ -100,8 +101,8 @@ class HostDataParallel(nn.DataParallel[nn.Module]):
                 for target_part, source_part in zip(replica.modules(), self.module.modules(), strict=True):
                     target_part.training = source_part.training
                 for target, source in zip(_tensors(replica), _tensors(self.module), strict=True):
-                    # Its values are another tensor to autograd: a loss may call the model twice.
-                    target.data.copy_(source)
+                    # A loss that calls the model twice: to autograd, what the first call used is not changed.
+                    (target.data if self._awaits_backward else target).copy_(source)
         return [self.module, *self._copies]
 
     def apply_replicas(self, replicas: Sequence[nn.Module], chunks: Sequence[Arguments]) -> list[Any]:
@@ -127,6 +128,7 @@ class HostDataParallel(nn.DataParallel[nn.Module]):
                     f"DataParallel gathers tensors, and the module's outputs hold {describe(leaf)}"
                 )
         if torch.is_grad_enabled():
+            self._awaits_backward = True
             joined = _Gather.apply(self._anchor, self, [tensors_of(output) for output in outputs])
             return with_tensors(outputs[0], joined)
         return join(outputs)
@@ -147,6 +149,7 @@ class HostDataParallel(nn.DataParallel[nn.Module]):
 
     def reduce_gradients(self) -> None:
         """Add the replicas' gradients to the master's."""
+        self._awaits_backward = False
         with torch.no_grad():
             for replica in self._copies:
                 for master, copied in zip(self.module.parameters(), replica.parameters(), strict=True):

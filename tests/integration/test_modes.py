@@ -371,12 +371,24 @@ def test_the_stand_in_splits_and_joins_nested_values(
         for name in ("best", "kept"):
             assert torch.equal(one[name], other[name])
             assert not one[name].requires_grad
+        assert not one["hidden"][1][0].requires_grad, "it has none in the module either"
     torch.stack([loss(one) for one in found]).sum().backward()
     torch.stack([loss(one) for one in wanted]).sum().backward()
     for expected, parameter in zip(plain.parameters(), parallel.module.parameters(), strict=True):
         torch.testing.assert_close(parameter.grad, expected.grad)
     with torch.no_grad():
         torch.testing.assert_close(parallel(**batch)["logits"], wanted[0]["logits"])
+    parallel.close()
+
+
+def test_a_replica_of_the_stand_in_without_a_gradient_is_left_out() -> None:
+    class Gated(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) if x.sum() > 0 else torch.zeros(len(x), 2)
+
+    parallel = HostDataParallel(Gated(1, 2), (0, 0))
+    parallel(torch.tensor([[1.0], [3.0], [-1.0], [-2.0]])).sum().backward()
+    assert parallel.module.weight.grad.tolist() == [[4.0], [4.0]]
     parallel.close()
 
 
