@@ -25,6 +25,7 @@ from bench.findings.wording import (
     unit_of,
     units_per_sample,
 )
+from bench.settings import IMAGES
 from report.model import Fact, Group, Table, TableColumn
 
 _RANK_COLUMNS = ("rank", "host", "local_rank", "device", "device_name", "bound_cores", "link")
@@ -142,17 +143,18 @@ def _run(manifest: Manifest) -> tuple[Fact, ...]:
 def _model(model: Manifest, cases: pd.DataFrame) -> tuple[Fact, ...]:
     flops = finite(model.get("forward_flops_per_image"))
     row: Row = cases.iloc[0] if len(cases) else {}
-    sample, unit = singular(samples_noun(row)), unit_of(row)
+    unit, each = unit_of(row), units_per_sample(row)
+    counted = "" if unit == IMAGES else unit if each == 1 else f"{unit}, {each:,d} per sample"
     return _facts(
         (
             ("model", model.get("arch")),
             ("parameters", count(finite(model.get("num_params")))),
             ("gradients per step", mib(finite(model.get("gradient_bytes")))),
-            ("forward pass", quantity(None if flops is None else flops / 1e9, f"GFLOP/{sample}")),
             (
-                "throughput counts",
-                unit if sample == singular(unit) else f"{unit}, {units_per_sample(row):,d} a {sample}",
+                "forward pass",
+                quantity(None if flops is None else flops / 1e9, f"GFLOP/{singular(samples_noun(row))}"),
             ),
+            ("throughput counts", counted),
         )
     )
 

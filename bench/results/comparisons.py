@@ -12,7 +12,7 @@ import pandas as pd
 from bench.conditions import part
 from bench.estimate import MIN_ROUNDS
 from bench.results.typical import Typical
-from bench.settings import DDP_AXES, DDP_DEFAULTS, MARGINS
+from bench.settings import DDP_AXES, DDP_DEFAULTS, IMAGES, MARGINS
 from bench.stats import Interval
 
 FASTER, SLOWER, EQUAL, UNRESOLVED, TOO_FEW = ANSWERS = (
@@ -70,12 +70,13 @@ class Comparison:
         low, high = self.ratio.low, self.ratio.high
         return math.inf if math.isnan(low) else math.log(high / low) / 2
 
-    def row(self) -> dict[str, Any]:
-        """A row of comparisons.csv."""
+    def row(self, unit: str = IMAGES) -> dict[str, Any]:
+        """A row of comparisons.csv of a run that counts `unit`."""
         return {
             "case_id": self.case_id,
             "reference_id": self.reference_id,
             "metric": METRIC,
+            "unit": unit,
             **self.ratio.columns("ratio"),
             "margin": self.margin,
             "answer": self.answer,

@@ -215,7 +215,7 @@ class Recorder:
             self._writer.replace("cases.csv", self.cases)
             self._writer.replace(
                 "comparisons.csv",
-                typed_frame((one.row() | {"unit": self._unit} for one in self.comparisons), COMPARISONS),
+                typed_frame((one.row(self._unit) for one in self.comparisons), COMPARISONS),
             )
             self._writer.replace("buckets.csv", bucket_rows(state.layouts, self._times))
         return self.cases

@@ -147,7 +147,7 @@ def test_the_page_has_a_table_of_gpus_under_load() -> None:
     assert table.rows == (
         (
             "single, 1 GPU",
-            dashed("1700 (1683--1717)"),
+            dashed("1,700 (1,683--1,717)"),
             dashed("650 (644--656)"),
             dashed("0.250 (0.247--0.253)"),
             "71.0",

@@ -1,0 +1,188 @@
+"""What a workload counts: its declaration, the arithmetic of rates by hand, and what may be compared."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from gate_runs import MANIFEST, STEADY, Steps, made_run, plan
+from report_runs import case, run
+from test_scaling_predict import SAMPLE, SMALL
+from token_runs import LENGTH, blocks_of, counted_in_tokens, language_model, token_plan, token_run
+
+from bench.errors import ExitCode, UsageError
+from bench.gate.compare import METRICS, compare
+from bench.plan import Case
+from bench.predict.output import write_csv
+from bench.predict.source import read_source
+from bench.results.aggregate import comparisons_of_run
+from bench.results.recorder import Recorder
+from bench.results.store import RunWriter, claim, load_run
+from bench.scaling.predict import predict
+from bench.scaling.scenario import Scenario
+from bench.scaling.validate import held_out
+from models.registry import load_workload, resnet_workload
+from models.workload import check_unit
+from report.__main__ import main as report_command
+from report.rates import with_rates
+from report.select import step_time
+from report.view import page
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return token_run(tmp_path_factory.mktemp("units") / "tokens")
+
+
+def by_mode(cases: pd.DataFrame) -> dict[str, Mapping[Any, Any]]:
+    return {row["mode"]: row for row in cases.to_dict("records") if row["status"] == "ok"}
+
+
+def test_rates_count_units_by_hand(tokens: Path) -> None:
+    rows = by_mode(load_run(tokens).cases)
+    single, ddp = rows["single"], rows["ddp"]
+    assert (single["unit"], single["units_per_sample"]) == ("tokens", 512)
+    assert (single["global_batch"], ddp["global_batch"]) == (8, 16), "samples, not tokens"
+    # Half of the steps take 100 ms, half 120: the fit is of logs, so sqrt(100 x 120) ms.
+    assert single["images_per_s"] == pytest.approx(8 * 512 / 0.1 / 1.2**0.5, rel=0.03)
+    assert single["images_per_s_sustained"] == pytest.approx(8 * 512 / 0.11)
+    assert single["steady_images_per_s"] == pytest.approx(8 * 512 / 0.12)
+    # 2 devices x 8 x 512 tokens in 125 or 150 ms, 137.5 at the mean
+    assert ddp["images_per_s_sustained"] == pytest.approx(2 * 8 * 512 / 0.1375)
+    assert ddp["speedup"] == pytest.approx(2 * 100 / 125)
+    # 2 GPUs x 50 W x 137.5 ms / 8192 tokens, at the median
+    assert ddp["joules_per_image"] == pytest.approx(100 * 0.1375 / 8192, rel=1e-3)
+    step = step_time(pd.Series(ddp))
+    assert step is not None
+    assert step.estimate == pytest.approx(ddp["step_ms"])
+
+
+def test_what_is_formed_of_rates_is_that_of_samples(tokens: Path) -> None:
+    """The same run counted in samples: ratios, arithmetic and step times are the same figures."""
+    found = load_run(tokens)
+    as_samples = found.cases.assign(unit="samples", units_per_sample=1)
+    for name in [name for name in found.cases if "images_per_s" in name]:
+        as_samples[name] = found.cases[name] / LENGTH
+    model = {"model": {"forward_flops_per_image": 1e9}}
+    ours, theirs = (
+        with_rates(cases, model, 1.0).set_index("mode") for cases in (found.cases, as_samples.copy())
+    )
+    # 3 passes x 1 GFLOP x 80 samples/s and less
+    assert ours.loc["single", "tflop_per_s"] == pytest.approx(0.24 / 1.2**0.5, rel=0.03)
+    assert ours["tflop_per_s"].dropna().tolist() == pytest.approx(theirs["tflop_per_s"].dropna().tolist())
+    assert ours["epoch_h"].isna().all(), "an epoch of ImageNet has no tokens"
+    assert comparisons_of_run(found)[0].ratio == comparisons_of_run(replace(found, cases=as_samples))[0].ratio
+
+
+def test_an_epoch_of_images_is_none_of_tokens(tokens: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert report_command([str(tokens), "--markdown", "--price-per-device-hour", "2"]) == 2
+    assert "counts tokens; leave it out" in capsys.readouterr().err
+    images = case("single", 1, 100.0, images_per_s_sustained=100.0)
+    (every,) = (t for t in page([run([images])]).runs[0].tables if t.title == "Every column")
+    assert "1,281,167 images of ImageNet-1k" in every.note
+
+
+def counting(steps: Steps, unit: str) -> Any:
+    made = made_run(steps)
+    return replace(made, cases=tuple(replace(c, row={**c.row, "unit": unit}) for c in made.cases))
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_a_gate_never_compares_rates_of_different_units(*, interleaved: bool) -> None:
+    thresholds = {metric.name: 0.05 for metric in METRICS}
+    ours, theirs = made_run(STEADY), counting(STEADY, "tokens")
+    gate = compare(ours, theirs, thresholds=thresholds, interleaved=interleaved)
+    assert gate.exit_code == ExitCode.NOT_COMPARABLE
+    assert {c.verdict for c in gate.comparisons} == {"not comparable"}
+    assert {c.reason for c in gate.comparisons} == {"the baseline counts images, the candidate tokens"}
+    same = compare(counting(STEADY, "tokens"), theirs, thresholds=thresholds, interleaved=interleaved)
+    assert same.exit_code == ExitCode.OK
+    ratios = compare(ours, theirs, thresholds=thresholds, ratios_only=True)
+    assert ratios.exit_code == ExitCode.OK
+
+
+def test_predictions_count_units(tmp_path: Path) -> None:
+    identity = replace(SMALL.identity, unit="tokens", units_per_sample=LENGTH)
+    of_images = predict(SMALL, Scenario(num_devices=2), resamples=5)
+    of_tokens = predict(replace(SMALL, identity=identity), Scenario(num_devices=2), resamples=5)
+    assert of_tokens.images_per_s.estimate == pytest.approx(of_images.images_per_s.estimate * LENGTH)
+    assert of_tokens.images_per_s.estimate == pytest.approx(
+        2 * 32 * LENGTH * 1000 / of_tokens.step_ms.estimate
+    )
+    assert of_tokens.efficiency == of_images.efficiency
+    write_csv(tmp_path / "p.csv", [of_tokens])
+    row = pd.read_csv(tmp_path / "p.csv").iloc[0]
+    assert row["unit"] == "tokens"
+    assert float(row["images_per_s"]) == pytest.approx(of_tokens.images_per_s.estimate)
+
+
+def test_errors_of_predictions_do_not_depend_on_the_unit() -> None:
+    found, own = load_run(SAMPLE), read_source(SAMPLE).calibration
+    one = found.cases[found.cases["mode"] == "ddp"].index[:2]
+    ours = held_out(own, replace(found, cases=found.cases.loc[one]), fitted=None)
+    in_tokens = replace(found, cases=counted_in_tokens(found.cases).loc[one])
+    theirs = held_out(own, in_tokens, fitted=None)
+    assert ours
+    assert [c.measured_ms for c in theirs] == pytest.approx([c.measured_ms for c in ours])
+
+
+def test_a_case_is_stored_with_its_unit_and_named_without() -> None:
+    case = token_plan()[0].case
+    assert Case.of_stored(json.loads(json.dumps(case.stored()))) == case
+    assert replace(case, unit="words").case_id == case.case_id, "a name for people"
+    assert replace(case, units_per_sample=256).case_id != case.case_id, "another length is another case"
+    of_images = plan()[0].case
+    assert "unit" not in of_images.stored(), "cases of before keep their ids"
+    assert "units_per_sample" not in of_images.stored()
+
+
+def test_the_record_of_a_run_keeps_the_unit(tmp_path: Path) -> None:
+    writer = RunWriter(claim(tmp_path / "run"))
+    writer.write_manifest(MANIFEST)
+    planned = token_plan()
+    recorder = Recorder.begin(planned, writer)
+    for index, p in enumerate(planned):
+        recorder.set_outcome(index, "ok")
+        for row in blocks_of(p, 1.0):
+            if row["phase"] == "timed" and row["rank"] == 0:
+                recorder.add_block([row, *([row | {"rank": 1}] if p.case.mode == "ddp" else [])])
+    recorder.write()
+    compared = pd.read_csv(tmp_path / "run" / "comparisons.csv")
+    assert set(zip(compared["metric"], compared["unit"], strict=True)) == {("images_per_s", "tokens")}
+    single = planned[0].case.case_id
+    assert recorder.images_per_s()[single][2] == pytest.approx(8 * 512 / 0.1)
+
+
+@pytest.mark.parametrize("unit", ["", "two words", "tokens/s", "a,b", "tab\tbed", "\x1b[31m", "bell\x07", 3])
+def test_a_unit_is_one_printable_word(unit: Any) -> None:
+    with pytest.raises(UsageError, match=r"^`unit` of workload lm is .*; give a plural noun in one word"):
+        check_unit(language_model(unit=unit))
+
+
+@pytest.mark.parametrize("how_many", [0, -1, 1.5, True, "128", 10**9 + 1, None])
+def test_units_per_sample_is_a_count(how_many: Any) -> None:
+    with pytest.raises(UsageError, match=r"^`units_per_sample` of workload lm is .*; give a whole number"):
+        check_unit(language_model(units_per_sample=how_many))
+
+
+def test_image_models_count_images_and_a_workload_what_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_net.py").write_text(
+        "from torch import nn\n"
+        "from models import Workload\n"
+        "from token_runs import language_model\n"
+        "def model(): return nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 4))\n"
+        "plain, bad = language_model(), language_model(unit='to kens')\n"
+    )
+    assert resnet_workload("resnet20", 32).unit == "images"
+    assert load_workload("own_net:model", 8).unit == "images"
+    assert load_workload("own_net:plain", 8).unit == "samples"
+    with pytest.raises(UsageError, match="`unit` of workload lm is 'to kens'"):
+        load_workload("own_net:bad", 8)

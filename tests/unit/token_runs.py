@@ -1,0 +1,109 @@
+"""Runs of a language model made of numbers: their workload counts tokens, 512 in a row of the batch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from gate_runs import MANIFEST, block_rows
+from torch import nn
+
+from bench.layout import BucketCaps
+from bench.plan import Machine, Planned, expand
+from bench.results.aggregate import Outcome, case_rows
+from bench.results.schema import BLOCKS, typed_frame
+from bench.results.store import RunWriter, claim
+from bench.settings import Settings, with_device_defaults
+from models.workload import Workload
+
+ROWS, LENGTH = 8, 512
+"""Sequences per device, and tokens in each."""
+
+ROUNDS = 12
+STEP_MS = {"single": 100.0, "dp": 200.0, "ddp": 125.0}
+WATTS = 50.0
+RATES = ("matrix_tflop_per_s", "copy_gb_per_s")
+
+
+def token_plan() -> list[Planned]:
+    """`single`, DP and DDP with two caps, on two CPU cores."""
+    settings = with_device_defaults(
+        Settings(gpus=(2,), bucket_cap_mb=(BucketCaps(), BucketCaps.parse("25")), batch_size=ROWS),
+        device_type="cpu",
+        num_local_devices=2,
+    )
+    machine = Machine(device_type="cpu", devices_per_node=2)
+    return expand(settings, machine, arch="lm:model", image_size=None, unit="tokens", units_per_sample=LENGTH)
+
+
+def blocks_of(planned: Planned, scale: float) -> list[dict[str, Any]]:
+    """Rounds at two speeds, every phase that the page shows, and 20 blocks without a pause, 10% slower."""
+    case, ms = planned.case, STEP_MS[planned.case.mode] * scale
+    series = [ms * (1.0 if r % 2 else 1.2) for r in range(ROUNDS)]
+    rows = block_rows(case.case_id, case.mode, series)
+    gpus = {f"GPU-{rank}": {"power_w": WATTS, "sm_clock_mhz": 1500.0} for rank in range(case.num_devices)}
+    for row in rows:
+        own = gpus if case.mode != "ddp" else {f"GPU-{row['rank']}": gpus[f"GPU-{row['rank']}"]}
+        row["detail"] = json.dumps({"gpus": own})
+    anatomy = {"data_ms": 1.0, "forward_ms": 0.3 * ms, "backward_ms": 0.6 * ms, "optimizer_ms": 2.0}
+    phases = {"anatomy": ms}
+    if case.mode == "ddp":
+        phases |= {"no_sync": 0.8 * ms, "comm": 0.3 * ms}
+    for phase, phase_ms in phases.items():
+        more = block_rows(case.case_id, case.mode, [phase_ms] * ROUNDS, phase)
+        rows += [row | {"detail": json.dumps(anatomy)} if phase == "anatomy" else row for row in more]
+    return rows + block_rows(case.case_id, case.mode, [1.2 * ms] * 20, "sustained")
+
+
+def token_run(folder: Path, *, scale: float = 1.0, **manifest: Any) -> Path:
+    """A results folder as `bench.run` leaves it; DDP with a cap of 25 MiB fails."""
+    writer = RunWriter(claim(folder))
+    model = {"arch": "lm:model", "num_params": 1e6, "gradient_bytes": 4e6, "forward_flops_per_image": 1e9}
+    operators = {str(ROWS): [{"count": 1, "flops": 10**9, "num_bytes": 10**6}]}
+    rates = [
+        {"num_devices": n, "rank": rank, "matrix_tflop_per_s": 2.0, "copy_gb_per_s": 100.0}
+        | {
+            f"{name}_{end}": 1.0
+            for name in ("matrix_tflop_per_s", "copy_gb_per_s")
+            for end in ("low", "high")
+        }
+        for n in (1, 2)
+        for rank in range(n)
+    ]
+    writer.write_manifest(
+        MANIFEST
+        | {"schema_version": 2, "model": model | {"operators": operators}, "roofline": rates}
+        | {"settings": {"data": "device", "device": "cpu", "margin": 0.05, "precision_target": 0.001}}
+        | manifest
+    )
+    rows: list[dict[str, Any]] = []
+    outcomes = []
+    for planned in token_plan():
+        failed = planned.case.bucket_cap_mb != BucketCaps()
+        facts = {"device_name": "CPU core", "peak_mem_mib": 10.0}
+        outcomes.append(Outcome(planned, *(("oom", "out of memory") if failed else ("ok", "", facts))))
+        rows += [] if failed else blocks_of(planned, scale)
+    writer.append("blocks.csv", rows)
+    writer.replace("cases.csv", case_rows(outcomes, typed_frame(rows, BLOCKS)))
+    writer.close()
+    return folder
+
+
+def counted_in_tokens(cases: pd.DataFrame) -> pd.DataFrame:
+    """The same cases with sequences in place of images."""
+    made = cases.assign(unit="tokens", units_per_sample=LENGTH, arch="lm:model", image_size=pd.NA)
+    made = made.astype({"units_per_sample": "Int64", "image_size": "Int64"})
+    for name in [name for name in cases if "images_per_s" in name]:
+        made[name] = cases[name] * LENGTH
+    return made
+
+
+def language_model(**changes: Any) -> Workload:
+    def batch(batch_size: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        made = torch.randn(batch_size, 4, generator=generator)
+        return made, torch.zeros(batch_size, dtype=torch.long)
+
+    return Workload(**{"name": "lm", "module": lambda: nn.Linear(4, 3), "batch": batch} | changes)
