@@ -44,6 +44,9 @@ BROKEN_GROUP = re.compile(r"NCCL error|nccl[A-Z]\w*Error|/gloo/")
 BROKEN_CONTEXT = re.compile(r"(CUDA|HIP)( driver)? error")
 """After an illegal access or a device-side assert, every later call to the device fails in this process."""
 
+TRACED = re.compile(r""": got (\w+)\((['"])(.*)\2\)\.?$""", re.MULTILINE)
+"""What the compiler says that an operation of the model raised while it was traced."""
+
 TOO_LARGE = "use a smaller --batch-size or smaller inputs"
 
 
@@ -152,6 +155,8 @@ def _first_line(error: BaseException) -> str:
     if text.startswith("Caught "):
         # Raised in a replica's thread or a loader's process: torch puts its traceback before it.
         text = text.rpartition(f"{name}: ")[2]
+    if traced := TRACED.search(text):
+        return f"{name}: {traced[1]}: {traced[3]}"
     first, *more = [line.strip() for line in text.splitlines() if line.strip()] or [""]
     if first.endswith(":") and more:
         first = f"{first} {more[0]}"  # the compiler's "backend='inductor' raised:"

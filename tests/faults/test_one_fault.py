@@ -7,6 +7,8 @@ import signal
 import pytest
 from fault_campaign import SWEEP, Campaign, deed
 
+from bench.results.store import failure_file
+
 SMALL_SWEEP = (*SWEEP[:-2], "--passes", "none")
 TWO_DEVICES = (3, 4)
 """Indices of the cases of SMALL_SWEEP that both ranks train."""
@@ -28,6 +30,10 @@ def test_a_killed_rank_costs_its_case_alone(campaign: Campaign) -> None:
     assert "rank 1 was killed by signal 9 (SIGKILL) in " in reason
     assert ended.cases["status"].eq("failed").sum() == 1, campaign.reasons(KILLED.name)
     assert ended.manifest["restarts"] == 1
+    case_id = ended.cases.loc[ended.cases["status"] == "failed", "case_id"].iloc[0]
+    kept = (campaign.out / failure_file(case_id)).read_text()
+    assert f"{reason.partition(';')[0]}\n" in kept
+    assert "\nrank 1: was killed by signal 9 (SIGKILL)\n" in kept
 
 
 def test_the_other_cases_are_whole(campaign: Campaign) -> None:

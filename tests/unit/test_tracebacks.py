@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,7 +17,7 @@ import torch
 from torch._utils import ExceptionWrapper
 
 from bench.errors import UserCodeError
-from bench.recovery.attempt import LOST, Report, attempt, failure_in
+from bench.recovery.attempt import LOST, Report, attempt, failure_in, report_of
 from bench.recovery.tracebacks import (
     MOST_CHARACTERS,
     Owner,
@@ -42,7 +43,7 @@ def in_python(*_):
 
 
 def in_torch(x):
-    return torch.nn.Linear(3, 3)(x)
+    return torch.nn.functional.linear(x, torch.ones(3, 3))
 
 
 def from_cause(*_):
@@ -135,7 +136,7 @@ def raised(work: Callable[[], Any]) -> BaseException:
     [
         ("late", LATE),
         ("in_python", f"net.py:{lines('json.loads')}, in in_python"),
-        ("in_torch", f"net.py:{lines('nn.Linear')}, in in_torch"),
+        ("in_torch", f"net.py:{lines('functional.linear')}, in in_torch"),
         ("from_cause", f"net.py:{lines('no batch')}, in from_cause"),
         ("grouped", LATE),
         ("in_backward", LATE),
@@ -176,7 +177,11 @@ def test_an_error_of_the_compiler_is_put_down_to_what_it_traced(net: ModuleType)
     def compiled() -> None:
         torch.compile(net.in_torch, fullgraph=True, backend="eager")(torch.ones(2, 2))
 
-    assert place_of(raised(compiled)) == f"net.py:{lines('nn.Linear')}, in in_torch"
+    error = raised(compiled)
+    assert place_of(error) == f"net.py:{lines('functional.linear')}, in in_torch"
+    assert re.fullmatch(r"\w+: RuntimeError: .*\[?2(x|, )2\]? .*3(x|, )3.*", report_of(error).reason), (
+        "what it met"
+    )
 
 
 def test_a_function_behind_a_graph_break_has_its_own_name(net: ModuleType) -> None:
