@@ -9,7 +9,9 @@ import pytest
 from commands import ROOT
 
 from bench import cli
+from bench.conditions import ENV_PREFIXES
 from bench.errors import AgreedError, ExitCode, GaveUpError, NotComparableError, UsageError, UserCodeError
+from ddp_bench import TYPED_ENV
 
 WITHOUT_TORCH = """
 import runpy, sys
@@ -90,3 +92,30 @@ sys.exit(guarded("x", work))
     assert writer.wait() == 1
     assert writer.stderr.read() == ""
     writer.stderr.close()
+
+
+@pytest.mark.parametrize(
+    ("typed", "run", "report", "said"),
+    [
+        (None, "python -m bench.run --out 'a b'", "python -m report", "bench.tune"),
+        ("ddp-bench", "ddp-bench run --out 'a b'", "ddp-bench report", "ddp-bench tune"),
+        ("python -m bench", "python -m bench run --out 'a b'", "python -m bench report", "bench tune"),
+    ],
+)
+def test_commands_are_named_in_the_form_that_the_user_typed(
+    typed: str | None, run: str, report: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(TYPED_ENV, raising=False)
+    if typed is not None:
+        monkeypatch.setenv(TYPED_ENV, typed)
+    assert cli.command("run", "--out", "a b") == run
+    assert cli.command("report") == report
+    seen: list[str] = []
+    before = cli.speaker()
+    cli.guarded("tune", lambda: seen.append(cli.speaker()) or 0)  # type: ignore[func-returns-value]
+    assert seen == [said], "whatever says something while tune runs says it as tune"
+    assert cli.speaker() == before
+
+
+def test_the_form_of_a_command_is_no_condition_of_a_run() -> None:
+    assert not TYPED_ENV.startswith(ENV_PREFIXES)
