@@ -23,6 +23,9 @@ import psutil
 import pynvml
 
 PACKAGES = ("torch", "torchvision", "numpy", "pandas", "scipy", "matplotlib")
+ANALYSIS_PACKAGES = ("pandas", "scipy", "matplotlib")
+"""They evaluate what was measured, and take no part in a step."""
+
 ENV_PREFIXES = (
     *("CUDA_", "DDP_", "GLIBC_", "GLOO_", "GOMP_", "KMP_"),
     *("MALLOC_", "MKL_", "NCCL_", "OMP_", "PYTORCH_", "TORCH_"),
@@ -253,7 +256,7 @@ def conditions_of(manifest: Manifest) -> list[Condition]:
     ]
     for name, value in versions.items():
         if name not in ("torch", "cuda", "python"):
-            rows.append((name, value, (RESUME,), (GATE,)))
+            rows.append((name, value, (RESUME,), () if name in ANALYSIS_PACKAGES else (GATE,)))
     rows += [(name, value, (), (GATE,)) for name, value in variables_of(machine).items()]
     for name, value in settings.items():
         if name not in ("out", "preset", "name"):

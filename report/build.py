@@ -22,7 +22,7 @@ from bench.settings import IMAGES
 from bench.text import markdown as escaped
 from report import files, view
 from report.draw import figures
-from report.model import Card, Page, RunView, Table
+from report.model import Card, Page, RunView, Section, Table
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 _PRINT_TIMEOUT_S = 120
@@ -153,11 +153,24 @@ def _print(browser: str, page: Path, pdf: Path, profile: Path) -> None:
 
 def markdown(page: Page) -> str:
     """Return a summary for a pull request, in GitHub's dialect: answers first, numbers folded."""
-    parts = [part for run in page.runs for part in _run(run)]
-    above = [page.differences] if page.differences is not None else []
-    above += page.together.tables if page.together is not None else ()
-    parts = [part for table in above for part in (f"## {escaped(table.title)}", _table(table))] + parts
+    parts = [] if page.together is None else _together(page.together)
+    if page.differences is not None:
+        parts += _titled(page.differences)
+    parts += [part for run in page.runs for part in _run(run)]
     return "\n\n".join(parts) + "\n"
+
+
+def _together(section: Section) -> list[str]:
+    parts = [f"**{escaped(finding)}**" for finding in section.findings]
+    parts += [f"> {escaped(warning)}" for warning in section.warnings]
+    if section.following is not None:
+        why = section.following.why
+        parts += [f"{escaped(why[:1].upper() + why[1:])}:", _code(section.following.command, "sh")]
+    return [*parts, *(part for table in section.tables for part in _titled(table))]
+
+
+def _titled(table: Table) -> tuple[str, str]:
+    return f"## {escaped(table.title)}", _table(table)
 
 
 def _run(run: RunView) -> list[str]:

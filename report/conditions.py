@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from bench.conditions import Manifest, gpus_of, part, variables_of
+from bench.conditions import Manifest, Question, conditions_of, gpus_of, part, variables_of
 from bench.findings.wording import (
     TIMES,
     Row,
@@ -25,27 +25,21 @@ from bench.findings.wording import (
     unit_of,
     units_per_sample,
 )
-from bench.settings import IMAGES
+from bench.settings import IMAGES, STEP_DEFAULTS
 from report.model import Fact, Group, Table, TableColumn
 
 _RANK_COLUMNS = ("rank", "host", "local_rank", "device", "device_name", "bound_cores", "link")
-_DIFFER_FIRST = {
-    title: place
-    for place, title in enumerate(
-        ("Workload's code", "Settings", "Model", "Machine", "Versions", "ddp-bench", "Environment variables")
-    )
-}
-_TRIVIAL = {
-    ("Run", "name"),
-    ("Run", "started (UTC)"),
-    ("Run", "command"),
-    ("Settings", "name"),
-    ("Settings", "out"),
-}
-"""Conditions that tell runs apart and say nothing about their numbers."""
-_DIFFERENCES_NOTE = (
-    "Conditions that are not the same in every run; read the numbers below with these in mind."
+_OF_THE_WORK = (
+    *("device", "workload", "arch", "batch_size", "image_size", "scaling", "data", "precision"),
+    *STEP_DEFAULTS,
 )
+"""Settings that say what trains; the others say which cases, and how long."""
+
+_DIFFERENCES_NOTE = (
+    "What was not the same and can change how fast a step is. Names, dates, and what evaluates the results "
+    "are left out."
+)
+_YES_OR_NO = {"True": "yes", "False": "no"}
 
 
 def link(manifest: Manifest, cases: pd.DataFrame) -> str:
@@ -102,20 +96,29 @@ def topology(manifest: Manifest) -> str:
     return plain(part(manifest, "environment").get("topology")).strip("\n")
 
 
-def differences(titles: Sequence[str], conditions: Sequence[tuple[Group, ...]]) -> Table | None:
-    """Tabulate the conditions that differ between runs; None where nothing differs."""
-    by_run = [{(g.title, f.name): f.value for g in groups for f in g.facts} for groups in conditions]
-    known = dict.fromkeys(key for values in by_run for key in values)
-    keys = sorted(
-        known.keys() - _TRIVIAL, key=lambda key: (_DIFFER_FIRST.get(key[0], len(_DIFFER_FIRST)), *key)
-    )
+def differences(titles: Sequence[str], manifests: Sequence[Manifest], links: Sequence[str]) -> Table | None:
+    """Tabulate the conditions that differ between runs and matter; None where none does.
+
+    They are the settings of the work, what the gate needs to be equal, and what it mentions, in this order.
+    """
+    by_run = [_that_matter(*pair) for pair in zip(manifests, links, strict=True)]
+    names = dict.fromkeys(name for values in by_run for name in values)
     rows = tuple(
-        (f"{group}: {name}", *shown)
-        for group, name in keys
-        if len(set(shown := [values.get((group, name), "") for values in by_run])) > 1
+        (name, *shown) for name in names if len(set(shown := [values.get(name, "") for values in by_run])) > 1
     )
     columns = (TableColumn("Condition"), *(TableColumn(title) for title in titles))
     return Table("What differs between the runs", _DIFFERENCES_NOTE, columns, rows) if rows else None
+
+
+def _that_matter(manifest: Manifest, link: str) -> dict[str, str]:
+    """Return by name the conditions of a run that a difference in speed may come from."""
+    settings = part(manifest, "settings")
+    work = {name.replace("_", " "): plain(settings.get(name)) for name in _OF_THE_WORK}
+    known = conditions_of(manifest)
+    needed = [c for c in known if Question.GATE in c.needed]
+    mentioned = [c for c in known if Question.GATE in c.mentioned]
+    compared = {c.name: _YES_OR_NO.get(c.value, c.value) for c in (*needed, *mentioned)}
+    return {**work, "link between hosts": link, **compared}
 
 
 def _run(manifest: Manifest) -> tuple[Fact, ...]:

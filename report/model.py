@@ -101,16 +101,6 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Section:
-    """Figures and tables under a heading of their own."""
-
-    title: str
-    notes: tuple[str, ...]
-    figures: tuple[Drawing, ...]
-    tables: tuple[Table, ...]
-
-
-@dataclass(frozen=True)
 class Card:
     """One answer: `state` is `found`, `equal` or `open`, `label` names it in words, `paste` is code.
 
@@ -131,6 +121,19 @@ class Following:
 
     why: str
     command: str
+
+
+@dataclass(frozen=True)
+class Section:
+    """Figures and tables under a heading of their own; findings and warnings come before everything."""
+
+    title: str
+    notes: tuple[str, ...]
+    figures: tuple[Drawing, ...]
+    tables: tuple[Table, ...]
+    findings: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    following: Following | None = None
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from bench.cli import command
+from bench.findings.separate_runs import NOT_INTERLEAVED
 from bench.findings.wording import (
     TIMES,
     Row,
     cap_label,
-    case_label,
     estimate,
     per_second,
     plural,
@@ -19,8 +17,10 @@ from bench.findings.wording import (
     text,
     with_interval,
 )
-from bench.stats import Interval
+from bench.results.comparisons import Comparison
+from bench.results.store import RunData
 from report import caps
+from report.between_runs import MeasuredRun, findings, following, measured_run, ratios
 from report.devices import BARS, LOG_FROM, by_devices, device_ticks, hollow_note
 from report.drawings import MOST_RUNS, Chart, Panel, Point, Series, Tick
 from report.model import Section, Table, TableColumn
@@ -28,27 +28,22 @@ from report.select import WorkloadCases, records
 
 _MODES = ("dp", "ddp")
 _HOW = (
-    "Each run has its colour, mark and line. Runs were not measured in turns, so any of the conditions "
-    f"above, and the time of day, can cause a difference; {command('gate')} compares two runs strictly. "
+    "Each run has its colour, mark and line. Runs were not measured in turns, so what differs between them, "
+    "below, and the time of day, can cause a difference. "
 )
 _NOTE = "The same cases of every run, beside each other."
 _UNLIKE = "The runs do not measure the same work, so only ratios compare: "
 _UNITS_DIFFER = "Throughputs are not comparable, because the runs count different units: "
 _TABLE_NOTE = (
     "Throughput with its 95% interval over rounds, of cases that several runs measured, and its ratio to the "
-    "first run's. The intervals of the ratios hold for rounds alone: what changed on the machine between the "
-    "runs is not in them."
+    "first run's. The intervals of the ratios hold all at once, and hold how much each run changed within "
+    "itself; a change of the machine between the runs may be larger."
 )
 
 
-@dataclass(frozen=True)
-class _Run:
-    title: str
-    style: str
-    workload: WorkloadCases
-
-
-def section(titles: Sequence[str], measured: Sequence[Sequence[WorkloadCases]]) -> Section | None:
+def section(
+    titles: Sequence[str], runs: Sequence[RunData], measured: Sequence[Sequence[WorkloadCases]]
+) -> Section | None:
     """Show what can be drawn of several runs together, in the order given; None for fewer than two.
 
     Workloads of one name belong together; runs that have one workload each are compared whatever its name.
@@ -57,8 +52,8 @@ def section(titles: Sequence[str], measured: Sequence[Sequence[WorkloadCases]]) 
     alone = all(len(own) <= 1 for own in measured)
     groups = [
         [
-            _Run(title, f"run{i}", workload)
-            for i, (title, own) in enumerate(zip(titles, measured, strict=True), start=1)
+            measured_run(run, title, f"run{i}", workload)
+            for i, (title, run, own) in enumerate(zip(titles, runs, measured, strict=True), start=1)
             for workload in own
             if alone or workload.label == label
         ]
@@ -68,9 +63,16 @@ def section(titles: Sequence[str], measured: Sequence[Sequence[WorkloadCases]]) 
     if not groups:
         return None
     drawn = [_figures(group[:MOST_RUNS], f"together-{i}") for i, group in enumerate(groups, 1)]
-    tables = [made for group in groups if (made := _table(group)) is not None]
+    found = [ratios(group) for group in groups]
+    pairs = list(zip(groups, found, strict=True))
+    tables = [made for pair in pairs if (made := _table(*pair)) is not None]
+    names = [group[0].workload.label for group in groups]
+    said = [
+        sentence if len(groups) == 1 else f"{name}: {sentence}"
+        for pair, name in zip(pairs, names, strict=True)
+        for sentence in findings(*pair)
+    ]
     if len(groups) > 1:
-        names = [group[0].workload.label for group in groups]
         drawn = [
             [replace(figure, title=f"{figure.title}: {name}") for figure in figures]
             for figures, name in zip(drawn, names, strict=True)
@@ -80,10 +82,13 @@ def section(titles: Sequence[str], measured: Sequence[Sequence[WorkloadCases]]) 
         notes=(_NOTE, *(note for group in groups for note in _notes(group))),
         figures=tuple(figure for figures in drawn for figure in figures),
         tables=tuple(tables),
+        findings=tuple(said),
+        warnings=(NOT_INTERLEAVED,) if said else (),
+        following=following(groups[0]) if said and len(groups) == 1 else None,
     )
 
 
-def _notes(group: Sequence[_Run]) -> list[str]:
+def _notes(group: Sequence[MeasuredRun]) -> list[str]:
     labels = {run.workload.label for run in group}
     units = [f"{run.title} {run.workload.unit}" for run in group]
     counted = [] if _unit(group) else [f"{_UNITS_DIFFER}{', '.join(units)}."]
@@ -92,13 +97,13 @@ def _notes(group: Sequence[_Run]) -> list[str]:
     return [*(said if len(labels) > 1 else []), *counted, *more]
 
 
-def _unit(group: Sequence[_Run]) -> str:
+def _unit(group: Sequence[MeasuredRun]) -> str:
     """Return what the throughput of all runs counts; empty where they differ in it."""
     units = {run.workload.unit for run in group}
     return units.pop() if len(units) == 1 else ""
 
 
-def _figures(group: Sequence[_Run], key: str) -> list[Chart]:
+def _figures(group: Sequence[MeasuredRun], key: str) -> list[Chart]:
     device, unit = _device(group), _unit(group)
     made = (
         _against_devices(
@@ -124,7 +129,7 @@ def _figures(group: Sequence[_Run], key: str) -> list[Chart]:
 
 
 def _against_devices(
-    group: Sequence[_Run],
+    group: Sequence[MeasuredRun],
     *,
     column: tuple[str, float, str],
     words: tuple[str, str, str],
@@ -165,7 +170,7 @@ def _against_devices(
     )
 
 
-def _caps(group: Sequence[_Run], key: str, device: str) -> Chart | None:
+def _caps(group: Sequence[MeasuredRun], key: str, device: str) -> Chart | None:
     """Make a panel per device count that several runs swept."""
     by_run = [(run, caps.points(run.workload)) for run in group]
     counts = sorted({n for _, by_count in by_run for n, marks in by_count.items() if len(marks) > 1})
@@ -230,15 +235,18 @@ def _finding(panel: Panel, device: str, unit: str) -> str:
     return f"{panel.title} on {plural(at, device)}: {', '.join(each)}"
 
 
-def _table(group: Sequence[_Run]) -> Table | None:
+def _table(group: Sequence[MeasuredRun], found: Sequence[Mapping[str, Comparison]]) -> Table | None:
     """Tabulate throughput of every case that several runs have, a column per run; None in several units."""
-    device, unit = _device(group), _unit(group)
+    unit = _unit(group)
     if not unit:
         return None
-    by_run = [{case_label(row, device): row for row in records(run.workload.cases)} for run in group]
+    by_run = [run.rows for run in group]
     names = dict.fromkeys(name for rows in by_run for name in rows)
     kept = [name for name in names if sum(name in rows for rows in by_run) > 1]
-    rows = tuple((name, *_cells([rows.get(name) for rows in by_run])) for name in kept)
+    rows = tuple(
+        (name, *_cells([rows.get(name) for rows in by_run], [own.get(name) for own in found]))
+        for name in kept
+    )
     first, *others = (run.title for run in group)
     columns = (
         TableColumn("Case"),
@@ -252,35 +260,21 @@ def _table(group: Sequence[_Run]) -> Table | None:
     return Table("Throughput side by side", _TABLE_NOTE, columns, rows) if rows else None
 
 
-def _cells(rows: Sequence[Row | None]) -> list[str]:
+def _cells(rows: Sequence[Row | None], found: Sequence[Comparison | None]) -> list[str]:
     rates = [None if row is None else estimate(row, "images_per_s") for row in rows]
-    first = rates[0]
-    cells = [with_interval(first)]
-    for rate in rates[1:]:
-        cells += [with_interval(rate), with_interval(ratio_of(rate, first))]
+    cells = [with_interval(rates[0])]
+    for rate, one in zip(rates[1:], found, strict=True):
+        cells += [with_interval(rate), with_interval(None if one is None else one.ratio)]
     return cells
 
 
-def ratio_of(one: Interval | None, other: Interval | None) -> Interval | None:
-    """Divide two rates of different runs, which share no rounds: relative errors add as squares."""
-    if one is None or other is None or min(one.estimate, other.estimate) <= 0:
-        return None
-    ratio = one.estimate / other.estimate
-    ends = (one.low, one.high, other.low, other.high)
-    if not all(math.isfinite(end) and end > 0 for end in ends):
-        return Interval(ratio, math.nan, math.nan)
-    down = math.hypot(math.log(one.estimate / one.low), math.log(other.high / other.estimate))
-    up = math.hypot(math.log(one.high / one.estimate), math.log(other.estimate / other.low))
-    return Interval(ratio, ratio * math.exp(-down), ratio * math.exp(up))
-
-
-def _mode_name(group: Sequence[_Run], mode: str) -> str:
+def _mode_name(group: Sequence[MeasuredRun], mode: str) -> str:
     labels = dict.fromkeys(
         short_mode(row) for run in group for row in records(run.workload.cases) if text(row["mode"]) == mode
     )
     return " and ".join(labels)
 
 
-def _device(group: Sequence[_Run]) -> str:
+def _device(group: Sequence[MeasuredRun]) -> str:
     kinds = {run.workload.device for run in group}
     return kinds.pop() if len(kinds) == 1 else "device"

@@ -49,7 +49,7 @@ def page(
     *,
     price: float | None = None,
 ) -> Page:
-    """Make the whole page; several runs stand one after another, their differences first.
+    """Make the whole page; several runs stand one after another, what they say together first.
 
     `files` are what the page offers of each run's files, in the order of the runs; `predictions` are
     shown with the first run; `price` is that of a device for an hour.
@@ -69,8 +69,12 @@ def page(
     return Page(
         title=" · ".join(titles),
         runs=tuple(replace(view, heading=f"{view.title}: {view.heading}") for view in views),
-        differences=conditions.differences(titles, [view.conditions for view in views]),
-        together=together.section(titles, [workloads(run.cases) for run in runs]),
+        differences=conditions.differences(
+            titles,
+            [run.manifest for run in runs],
+            [conditions.link(run.manifest, run.cases) for run in runs],
+        ),
+        together=together.section(titles, runs, [workloads(run.cases) for run in runs]),
     )
 
 

@@ -43,12 +43,13 @@ def test_runs_side_by_side_fit_the_page(open_page: Callable[..., Any], width: in
         assert "nightly" in figure.get_attribute("aria-label")
 
 
-def test_differences_stand_above_every_number(open_page: Callable[..., Any]) -> None:
+def test_the_finding_stands_first_and_what_differs_below_the_figures(open_page: Callable[..., Any]) -> None:
     tab = open_page()
     differences = tab.locator(".differences td")
     assert "2.11.0" in differences.all_inner_texts()
-    assert tab.locator(".differences").bounding_box()["y"] < tab.locator(".together").bounding_box()["y"]
-    assert tab.locator(".together").bounding_box()["y"] < tab.locator("article").first.bounding_box()["y"]
+    places = (".together .finding", ".together .warnings", ".together figure", ".differences", "article")
+    heights = [tab.locator(place).first.bounding_box()["y"] for place in places]
+    assert heights == sorted(heights)
 
 
 def test_series_of_the_runs_have_colours_of_their_own(open_page: Callable[..., Any]) -> None:

@@ -24,7 +24,7 @@ RUN: dict[str, Any] = {
     "ranks": "2 on A",
     "device": "A",
     "num_ranks": 2,
-    "versions": {"torch": "2.15.0", "cuda": "13.0", "python": "3.12.1", "scipy": "1.13"},
+    "versions": {"torch": "2.15.0", "cuda": "13.0", "python": "3.12.1", "scipy": "1.13", "numpy": "2.3"},
     "environment": {
         "host": "here",
         "cpu_model": "Some CPU",
@@ -55,7 +55,8 @@ TABLE: dict[str, tuple[Any, set[Question], set[Question]]] = {
     "versions.torch": ("2.11.0", {HOSTS, RESUME, GATE}, set()),
     "versions.cuda": ("12.8", {HOSTS, RESUME, GATE}, set()),
     "versions.python": ("3.13.0", {HOSTS, RESUME}, {GATE}),
-    "versions.scipy": ("1.14", {RESUME}, {GATE}),
+    "versions.scipy": ("1.14", {RESUME}, set()),
+    "versions.numpy": ("2.4", {RESUME}, {GATE}),
     "environment.host": ("there", set(), {GATE}),
     "environment.cpu_model": ("Other CPU", {RESUME, GATE}, set()),
     "environment.num_cores": (4, {RESUME, GATE}, set()),

@@ -2,15 +2,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from report_runs import Row, case, dashed, run, usual_cases
+from report_runs import Row, case, dashed, run, timed, usual_cases
 
 from bench.results.store import RunData
 from bench.stats import Interval
+from report.between_runs import ratio_of
 from report.build import markdown, render
 from report.draw.palette import SERIES
 from report.drawings import MOST_RUNS, Chart, Series
 from report.model import Page
-from report.together import ratio_of
 from report.view import page
 
 
@@ -89,8 +89,8 @@ def test_table_sets_equal_cases_beside_each_other(three: Page) -> None:
         dashed("220 (218--222)"),
         dashed("1.10 (1.08--1.12)"),
         dashed("100 (99--101)"),
-        dashed("0.500 (0.493--0.507)"),
-    )
+        dashed("0.500 (0.489--0.511)"),
+    ), "sqrt(2) x 1%, and 2.95 standard errors instead of 1.96: 16 ratios hold at once"
 
 
 def test_ratio_of_two_runs_covers_what_the_two_intervals_mean() -> None:
@@ -108,21 +108,107 @@ def test_ratio_of_two_runs_covers_what_the_two_intervals_mean() -> None:
     assert ratio_of(one, None) is None
 
 
-def test_page_and_markdown_put_differences_before_numbers(three: Page) -> None:
+def test_page_and_markdown_begin_with_the_finding_and_end_with_what_differs(three: Page) -> None:
     html = render(three)
-    places = [html.index(text) for text in ("What differs between", "The runs side by side", "Next</h2>")]
+    order = ("The runs side by side", "ot told apart", "Not interleaved", "<svg", "What differs", "Next</h2>")
+    places = [html.index(text) for text in order]
     assert places == sorted(places)
     assert html.count("<svg") == len(three.figures) > 3 * len(three.runs[0].figures)
     text = markdown(three)
-    assert text.index("What differs") < text.index("Throughput side by side") < text.index("## old: ")
+    order = ("ot told apart", "Not interleaved", "Throughput side by side", "What differs", "## old: ")
+    places = [text.index(part) for part in order]
+    assert places == sorted(places)
 
 
-def test_settings_come_first_and_names_and_dates_do_not_count() -> None:
-    same = {"created_utc": "1", "settings": {"precision": "fp32", "out": "x"}, "versions": {"torch": "2.11"}}
-    other = {"created_utc": "2", "settings": {"precision": "bf16", "out": "y"}, "versions": {"torch": "2.15"}}
+def long_run(factor: float, name: str, *, paces: tuple[float, ...] = (1.0,), **manifest: object) -> RunData:
+    """Forty rounds of steps that scatter by 1%; `paces` are the machine's in parts of the run."""
+    rows = [
+        case("single", 1, 100.0 * factor),
+        case("ddp", 2, 180.0 * factor),
+        case("ddp", 4, 240.0 * factor, oversubscribed=True),
+    ]
+    pace = np.repeat(paces, 40 // len(paces))
+    blocks = [
+        timed(
+            row,
+            r,
+            1000 * row["global_batch"] / row["images_per_s"] / pace[r] * (1 + 0.01 * ((r * 7) % 5 - 2)),
+        )
+        for row in rows
+        for r in range(40)
+    ]
+    return run(rows, {"name": name, **manifest}, timed_blocks=blocks, path=f"runs/{name}")
+
+
+def said(*runs: RunData) -> tuple[str, ...]:
+    together = page(list(runs)).together
+    assert together is not None
+    assert together.warnings == ("Not interleaved: a change may be the machine's.",)
+    return together.findings
+
+
+def test_the_headline_names_the_faster_run_its_cases_and_ratios() -> None:
+    (faster,) = said(long_run(1.0, "old"), long_run(1.25, "new"))
+    assert faster.startswith("new is faster than old in 2 of 2 cases: ")
+    assert "DDP, 2 GPUs, cap default 1.25\N{MULTIPLICATION SIGN} (1.2" in faster
+    assert "4 GPUs" not in faster, "shared devices tell nothing"
+    (slower,) = said(long_run(1.0, "old"), long_run(0.8, "new"))
+    assert slower.startswith("new is slower than old in 2 of 2 cases: ")
+    (equal,) = said(long_run(1.0, "old"), long_run(1.0, "new"))
+    assert equal == "No difference above 5% between new and old in 2 of 2 cases."
+
+
+def test_a_machine_that_changes_within_a_run_is_not_called_the_faster_run() -> None:
+    steady, restless = long_run(1.0, "old"), long_run(1.25, "new", paces=(0.7, 1.3, 0.8, 1.2))
+    (sentence,) = said(steady, restless)
+    assert sentence.startswith("Not told apart are new and old in 2 of 2 cases: ")
+
+
+def test_the_table_has_the_ratio_of_the_headline() -> None:
+    shown = page([long_run(1.0, "old"), long_run(1.25, "new")]).together
+    assert shown is not None
+    cells = {row[0]: row[-1] for row in shown.tables[0].rows}
+    assert cells["DDP, 2 GPUs, cap default"].partition(" ")[2] in shown.findings[0]
+
+
+def test_two_runs_of_one_machine_have_the_command_that_tells_more() -> None:
+    settings = {"settings": {"modes": ["ddp"], "gpus": [2], "rounds": 40, "device": "cpu"}}
+    first = long_run(1.0, "old", git={"commit": "0123456789abcdef"}, **settings)
+    shown = page([first, long_run(1.0, "new", **settings)]).together
+    assert shown is not None
+    assert shown.following is not None
+    assert shown.following.command.startswith(
+        "python -m bench.gate --interleave 0123456789ab -- --modes ddp "
+    )
+    assert shown.following.command in render(page([first, long_run(1.0, "new", **settings)]))
+    other = long_run(1.0, "new", environment={"cpu_model": "Another CPU"}, **settings)
+    elsewhere = page([first, other]).together
+    assert elsewhere is not None
+    assert elsewhere.following is None, "two machines cannot take turns"
+
+
+def test_only_what_can_change_a_step_is_listed_as_different_settings_first() -> None:
+    same = {
+        "created_utc": "1",
+        "settings": {"precision": "fp32", "out": "x", "rounds": 10, "max_time": 60.0, "name": "a"},
+        "versions": {"torch": "2.11", "matplotlib": "3.10", "pandas": "2.0"},
+        "environment": {"env": {"BENCH_STARTED_S": "1", "NCCL_ALGO": "Ring"}},
+        "timing": {"total_s": 10.0},
+    }
+    other = {
+        "created_utc": "2",
+        "settings": {"precision": "bf16", "out": "y", "rounds": 20, "max_time": 90.0, "name": "b"},
+        "versions": {"torch": "2.15", "matplotlib": "3.11", "pandas": "3.0"},
+        "environment": {"env": {"BENCH_STARTED_S": "2", "NCCL_ALGO": "Tree"}},
+        "timing": {"total_s": 20.0},
+    }
     shown = page([faster(1.0, "a", **same), faster(1.0, "b", **other)])
     assert shown.differences is not None
-    assert [row[0] for row in shown.differences.rows] == ["Settings: precision", "Versions: torch"]
+    assert shown.differences.rows == (
+        ("precision", "fp32", "bf16"),
+        ("torch", "2.11", "2.15"),
+        ("NCCL_ALGO", "Ring", "Tree"),
+    )
 
 
 def test_runs_of_one_name_are_told_apart() -> None:
@@ -139,6 +225,7 @@ def test_runs_of_other_work_are_drawn_with_a_word_of_warning() -> None:
     shown = page([run(usual_cases(), {"name": "a"}), run(half, {"name": "b"})])
     assert shown.together is not None
     assert "only ratios compare" in shown.together.notes[1]
+    assert not shown.together.findings, "no run is faster at other work"
     assert len(shown.together.figures) == 3
 
 

@@ -1,0 +1,164 @@
+"""Compares cases that several separate runs measured, and says which run is faster in which of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import scipy
+
+from bench.conditions import Manifest, machine_kind
+from bench.findings.separate_runs import UNKNOWN_REF, interleave_command
+from bench.findings.wording import Row, between, case_label, estimate, finite, plural, text, times, truth
+from bench.results.aggregate import images_per_s_by_round
+from bench.results.comparisons import EQUAL, FASTER, SLOWER, Comparison, margin_of
+from bench.results.round_times import ByRound
+from bench.results.store import RunData
+from bench.stats import Interval, with_change_of_runs
+from report.model import Following
+from report.select import WorkloadCases, records
+
+_CONFIDENCE = 0.95
+"""Of all ratios that stand beside each other together, and of a run's own intervals each."""
+
+_NAMED = 3
+"""Cases that a sentence names."""
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """One of several runs on a page: its name and look there, and what it measured of one workload."""
+
+    title: str
+    style: str
+    workload: WorkloadCases
+    manifest: Manifest
+    rounds: Mapping[str, ByRound]
+    """Images per second by case id and round."""
+
+    @property
+    def rows(self) -> dict[str, Row]:
+        """Its cases by the name that is the same in every run."""
+        return {case_label(row, self.workload.device): row for row in records(self.workload.cases)}
+
+
+def measured_run(run: RunData, title: str, style: str, workload: WorkloadCases) -> MeasuredRun:
+    """Take what is compared of one workload of a run."""
+    batches = {
+        text(row["case_id"]): int(batch)
+        for row in records(workload.cases)
+        if (batch := finite(row["global_batch"])) is not None
+    }
+    rounds = images_per_s_by_round(run.blocks, batches) if batches else {}
+    return MeasuredRun(title, style, workload, run.manifest, rounds)
+
+
+def ratios(group: Sequence[MeasuredRun]) -> list[dict[str, Comparison]]:
+    """Return for every run but the first its cases over those of the first, by name; all hold at once."""
+    first, *others = group
+    common = [[name for name in run.rows if name in first.rows] for run in others]
+    confidence = 1 - (1 - _CONFIDENCE) / max(sum(map(len, common)), 1)
+    margin = margin_of(first.manifest)
+    return [
+        {
+            name: found
+            for name in names
+            if (found := _compared(run, first, name, margin=margin, confidence=confidence)) is not None
+        }
+        for run, names in zip(others, common, strict=True)
+    ]
+
+
+def _compared(
+    run: MeasuredRun, first: MeasuredRun, name: str, *, margin: float, confidence: float
+) -> Comparison | None:
+    row, reference = run.rows[name], first.rows[name]
+    ratio = ratio_of(
+        estimate(row, "images_per_s"), estimate(reference, "images_per_s"), confidence=confidence
+    )
+    if ratio is None:
+        return None
+    ids = [text(r["case_id"]) for r in (row, reference)]
+    ours, theirs = (
+        [rate for _, rate in sorted(one.rounds.get(case_id, {}).items())]
+        for one, case_id in zip((run, first), ids, strict=True)
+    )
+    widened = with_change_of_runs(ratio, ours, theirs, confidence=confidence)
+    return Comparison(ids[0], ids[1], widened, margin, min(len(ours), len(theirs)))
+
+
+def ratio_of(
+    one: Interval | None, other: Interval | None, *, confidence: float = _CONFIDENCE
+) -> Interval | None:
+    """Divide two rates of different runs, which share no rounds: relative errors add as squares.
+
+    Both have intervals of 95%, which are widened as those of a normal distribution to `confidence`.
+    """
+    if one is None or other is None or min(one.estimate, other.estimate) <= 0:
+        return None
+    ratio = one.estimate / other.estimate
+    ends = (one.low, one.high, other.low, other.high)
+    if not all(math.isfinite(end) and end > 0 for end in ends):
+        return Interval(ratio, math.nan, math.nan)
+    wider = float(scipy.stats.norm.ppf((1 + confidence) / 2) / scipy.stats.norm.ppf((1 + _CONFIDENCE) / 2))
+    down = wider * math.hypot(math.log(one.estimate / one.low), math.log(other.high / other.estimate))
+    up = wider * math.hypot(math.log(one.high / one.estimate), math.log(other.estimate / other.low))
+    # Beyond exp(300) a float may overflow; such an interval says nothing anyway.
+    return Interval(ratio, ratio * math.exp(-min(down, 300.0)), ratio * math.exp(min(up, 300.0)))
+
+
+def findings(group: Sequence[MeasuredRun], found: Sequence[Mapping[str, Comparison]]) -> list[str]:
+    """Say of every run but the first in which cases it is faster, beginning with the largest change.
+
+    Cases on shared devices are left out, as from a run's own answers; so are runs of other work.
+    """
+    first = group[0]
+    if len({run.workload.label for run in group}) > 1:
+        return []
+    said: list[str] = []
+    for run, compared in zip(group[1:], found, strict=True):
+        own = {name: one for name, one in compared.items() if not truth(run.rows[name]["oversubscribed"])}
+        if own:
+            said += _sentences(run.title, first.title, own)
+    return said
+
+
+def _sentences(title: str, first: str, compared: Mapping[str, Comparison]) -> list[str]:
+    of = f"of {plural(len(compared), 'case')}"
+    ordered = sorted(compared.items(), key=lambda pair: -abs(math.log(pair[1].ratio.estimate)))
+    margin = f"{100 * ordered[0][1].margin:g}%"
+    beyond = {
+        answer: [(name, one) for name, one in ordered if one.answer == answer and not one.within_margin]
+        for answer in (FASTER, SLOWER)
+    }
+    equal = [name for name, one in ordered if one.within_margin and one.answer in (FASTER, SLOWER, EQUAL)]
+    clear = {name for pairs in beyond.values() for name, _ in pairs} | {*equal}
+    left = [(name, one) for name, one in ordered if name not in clear]
+    parts = [
+        f"{title} is {answer} than {first} in {len(pairs)} {of}: {_listed(pairs)}."
+        for answer, pairs in beyond.items()
+        if pairs
+    ]
+    if equal:
+        parts.append(f"No difference above {margin} between {title} and {first} in {len(equal)} {of}.")
+    if left:
+        parts.append(f"Not told apart are {title} and {first} in {len(left)} {of}: {_listed(left)}.")
+    return parts
+
+
+def _listed(pairs: Sequence[tuple[str, Comparison]]) -> str:
+    named = [f"{name} {times(one.ratio.estimate)} {between(one.ratio)}" for name, one in pairs[:_NAMED]]
+    more = f"; and {len(pairs) - _NAMED} more" if len(pairs) > _NAMED else ""
+    return f"{'; '.join(named)}{more}"
+
+
+def following(group: Sequence[MeasuredRun]) -> Following | None:
+    """Return the command that measures two runs of one kind of machine in turns."""
+    if len(group) != 2 or len({str(machine_kind(run.manifest)) for run in group}) > 1:
+        return None
+    first, other = group
+    command = interleave_command(first.manifest, other.manifest)
+    unknown = f" {UNKNOWN_REF} " in command
+    where = f", {UNKNOWN_REF} being the commit of {first.title}" if unknown else ""
+    return Following(f"to tell the code from the machine, measure both in turns{where}", command)
