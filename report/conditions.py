@@ -39,6 +39,7 @@ _DIFFERENCES_NOTE = (
     "What was not the same and can change how fast a step is. Names, dates, and what evaluates the results "
     "are left out."
 )
+_SHORT_COMMIT = 7
 _YES_OR_NO = {"True": "yes", "False": "no"}
 
 
@@ -118,7 +119,10 @@ def _that_matter(manifest: Manifest, link: str) -> dict[str, str]:
     needed = [c for c in known if Question.GATE in c.needed]
     mentioned = [c for c in known if Question.GATE in c.mentioned]
     compared = {c.name: _YES_OR_NO.get(c.value, c.value) for c in (*needed, *mentioned)}
-    return {**work, "link between hosts": link, **compared}
+    code = part(manifest, "workload")
+    edited = " with uncommitted changes" if code.get("dirty") else ""
+    commit = f"{plain(code.get('commit'))[:_SHORT_COMMIT]}{edited}"
+    return {**work, "workload's commit": commit, "link between hosts": link, **compared}
 
 
 def _run(manifest: Manifest) -> tuple[Fact, ...]:

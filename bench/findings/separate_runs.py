@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from bench.cli import command
 from bench.conditions import part
 from bench.settings import as_options, options_of
 from bench.text import visible
@@ -22,10 +22,12 @@ LEFT_OUT = {"out", "name", "sustain", "trace", "calibrate", "allreduce_curve"}
 def interleave_command(baseline: Mapping[str, Any], candidate: Mapping[str, Any]) -> str:
     """Write the command that measures what two manifests tell of in turns, as the candidate was measured.
 
-    `UNKNOWN_REF` stands for the baseline's commit where its manifest does not know it.
+    `UNKNOWN_REF` stands for the baseline's commit, of the repository that holds what trains, where its
+    manifest does not know it.
     """
     names = {setting.name for setting in options_of()} - LEFT_OUT
-    arguments = as_options(part(candidate, "settings"), names)
-    commit = part(baseline, "git").get("commit")
+    settings = part(candidate, "settings")
+    arguments = as_options(settings, names)
+    commit = part(baseline, "workload" if settings.get("workload") else "git").get("commit")
     reference = commit[:12] if isinstance(commit, str) and commit else UNKNOWN_REF
-    return visible(shlex.join(["python", "-m", "bench.gate", "--interleave", reference, "--", *arguments]))
+    return visible(command("gate", "--interleave", reference, "--", *arguments))
