@@ -110,7 +110,7 @@ def test_some_refused_leave_the_others_and_no_figure_anywhere(
     assert one["step_ms_p50"] > 0
     assert many["reason"].startswith("not predicted: the interval would be ±")
     kept = {name for name, value in many.items() if value is not None}
-    assert kept == {"num_devices", "bucket_cap_mb", "network", "reason"}
+    assert kept == {"num_devices", "bucket_cap_mb", "unit", "network", "reason"}
     with table.open() as file:
         rows = list(csv.DictReader(file))
     assert rows[1]["reason"] == many["reason"]
