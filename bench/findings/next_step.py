@@ -64,7 +64,7 @@ def next_step(
     """
     settings = part(manifest, "settings")
     failed = cases[cases["mode"].isin(failed_modes(cases, cases["mode"].unique()))]
-    if any(LOOKS_FOR_UNUSED in text(reason) for reason in failed["reason"]):
+    if any(LOOKS_FOR_UNUSED in text(reason) for reason in failed.loc[failed["mode"] == "ddp", "reason"]):
         return _with_unused_parameters(settings, set(failed["mode"]) - {"ddp"})
     if not verdicts or not failed.empty:
         return None

@@ -40,7 +40,7 @@ def failed_modes(cases: pd.DataFrame, modes: Iterable[str]) -> list[str]:
 def why_not_measured(cases: pd.DataFrame, modes: Iterable[str]) -> list[str]:
     """Say of each of `modes` without a measured case why its first failed; of a run without any, too.
 
-    Empty where a case of every mode was measured, or all of them were skipped for what the plan knew.
+    Empty where every mode has a measured case, or only skipped ones beside those of another mode.
     """
     has_any = bool((cases["status"] == "ok").any())
     found = []

@@ -127,7 +127,7 @@ def report_of(error: BaseException) -> Report:
     if isinstance(error, Unsupported):
         return Report("skipped", text)
     if isinstance(error, NonFiniteLossError | UnusedParametersError | UserCodeError):
-        return Report("failed", text)
+        return Report("failed", text, restart=broken)
     if isinstance(error, MemoryError) or HOST_MEMORY.search(text):
         return Report("oom", f"out of host memory; {TOO_LARGE}", restart=broken)
     if is_out_of_gpu_memory(error):
@@ -155,7 +155,7 @@ def _first_line(error: BaseException) -> str:
     if text.startswith("Caught "):
         # Raised in a replica's thread or a loader's process: torch puts its traceback before it.
         text = text.rpartition(f"{name}: ")[2]
-    if traced := TRACED.search(text):
+    if type(error).__module__.startswith("torch._dynamo.") and (traced := TRACED.search(text)):
         return f"{name}: {traced[1]}: {traced[3]}"
     first, *more = [line.strip() for line in text.splitlines() if line.strip()] or [""]
     if first.endswith(":") and more:

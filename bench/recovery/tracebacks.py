@@ -61,6 +61,11 @@ def formatted(error: BaseException) -> str:
         text = "".join(traceback.format_exception(error))
     except Exception as broken:  # noqa: BLE001 - an error class of the user may do anything
         text = f"{type(error).__name__}, whose traceback cannot be written ({type(broken).__name__})\n"
+    return bounded(text)
+
+
+def bounded(text: str) -> str:
+    """A traceback, or stacks, without its middle where it is longer than `MOST_CHARACTERS`."""
     if len(text) <= MOST_CHARACTERS:
         return text
     head = int(HEAD_SHARE * MOST_CHARACTERS)

@@ -31,7 +31,7 @@ from bench.cluster.meeting import Meeting, Peer, meet
 from bench.cluster.process import STOP_SIGNALS, process_name
 from bench.cluster.ranks import waits_for
 from bench.recovery.failures import AFTER_ANOTHER, RESTART_EXIT_CODE, TIMEOUT_EXIT_CODE, Failure, placed
-from bench.recovery.tracebacks import MOST_CHARACTERS
+from bench.recovery.tracebacks import bounded
 
 FOREVER = timedelta(days=20)
 """A thread waits so long for alarms: longer than any run, and short enough for the store's milliseconds."""
@@ -217,7 +217,7 @@ class Watchdog:
         ranks = dict.fromkeys(sorted(missing), "gave no answer")
         for rank, answer in sorted(answers.items()):
             did = f"waited for {answer['waits_for']}" if answer["waits_for"] else "was at work"
-            ranks[rank] = f"{did}\n{answer['stacks'][:MOST_CHARACTERS]}"
+            ranks[rank] = f"{did}\n{bounded(answer['stacks'])}"
         return Failure(
             "timeout",
             f"no end of {alarm['what']} within {alarm['limit_s']:g} s: {self._who_is_late(answers)}{where}",
