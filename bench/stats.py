@@ -208,8 +208,10 @@ def with_change_of_runs(
         # Beyond exp(300) a float may overflow; such an interval says nothing anyway.
         low, high = ratio.estimate * math.exp(-min(down, 300.0)), ratio.estimate * math.exp(min(up, 300.0))
         return Interval(ratio.estimate, low, high)
-    variance = _change_within(above) + ratio.estimate**2 * _change_within(below)
-    beyond = z * math.sqrt(variance) / abs(float(np.median(below)))
+    # In parts of the largest figure: the square of a very large one overflows.
+    scale = float(max(np.abs(above).max(), np.abs(below).max()))
+    spread = [math.sqrt(_change_within(rounds / scale)) for rounds in (above, below)]
+    beyond = z * math.hypot(spread[0], ratio.estimate * spread[1]) * scale / abs(float(np.median(below)))
     return Interval(
         ratio.estimate,
         ratio.estimate - math.hypot(ratio.estimate - ratio.low, beyond),

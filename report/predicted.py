@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from statistics import median
 
 from bench.cli import command
@@ -48,7 +47,6 @@ _COLUMNS = (
     TableColumn("Exposed communication", "number"),
     TableColumn("Waiting for the slowest", "number"),
 )
-_REASON = TableColumn("Why not", "long")
 _TABLE_NOTE = (
     "Prediction [95% interval]. Exposed communication is the step less the same step without communication; "
     "efficiency is throughput over devices times that of one."
@@ -72,7 +70,7 @@ def section(run: RunData, predictions: Predictions, *, key: str) -> Section:
     caps = dict.fromkeys(line.bucket_cap_mb for line in predictions.lines)
     by_cap = [[line for line in predictions.lines if line.bucket_cap_mb == cap][:MOST_RUNS] for cap in caps]
     made = (_predictions(predictions), _validation(predictions))
-    by_cap = [shown for lines in by_cap if (shown := [drawn for line in lines if (drawn := _drawn(line))])]
+    by_cap = [drawn for lines in by_cap if (drawn := [line for line in lines if _shown(line)])]
     return Section(
         title="On hardware you do not have",
         notes=(_NOTE, *_unlike(run, predictions), *(() if made[0] else predictions.notes)),
@@ -85,10 +83,9 @@ def section(run: RunData, predictions: Predictions, *, key: str) -> Section:
     )
 
 
-def _drawn(line: Line) -> Line | None:
-    """Return the line without its refused predictions; None where it has no others."""
-    shown = tuple(mark for mark in line.marks if not mark.reason)
-    return replace(line, marks=shown) if shown else None
+def _shown(line: Line) -> list[Mark]:
+    """Return the predictions of a line that are not refused."""
+    return [mark for mark in line.marks if not mark.reason]
 
 
 def _figure(
@@ -100,7 +97,7 @@ def _figure(
     suffix = f", bucket cap {cap_label(lines[0].bucket_cap_mb)}" if several else ""
     factor, unit = (1.0, per_second(predictions.identity.unit)) if rate else (100.0, "%")
     predicted = [
-        Series(line.network, f"run{i}", tuple(_point(m, name, factor) for m in line.marks), area=True)
+        Series(line.network, f"run{i}", tuple(_point(m, name, factor) for m in _shown(line)), area=True)
         for i, line in enumerate(lines, start=1)
     ]
     at_break = [
@@ -117,7 +114,7 @@ def _figure(
         joined=False,
     )
     counts = sorted({p.x for s in (*predicted, measured) for p in s.points})
-    mark = lines[0].marks[0]
+    mark = _shown(lines[0])[0]
     one = _of(mark, "images_per_s") / _of(mark, "efficiency") / mark.num_devices if rate else 100.0
     ideal = Series(
         "ideal", "ideal", tuple(Point(n, one * n if rate else one) for n in sorted({1.0, *counts}))
@@ -143,11 +140,12 @@ def _figure(
 
 
 def _breaks(lines: Sequence[Line], device: str) -> str:
-    where = [
-        f"on {line.network} "
-        + (f"at {plural(line.broken_at, device)}" if line.broken_at is not None else "nowhere")
-        for line in lines
-    ]
+    where = []
+    for line in lines:
+        refused = len(_shown(line)) < len(line.marks)
+        at = "at a count that is not known" if refused else "nowhere"
+        at = at if line.broken_at is None else f"at {plural(line.broken_at, device)}"
+        where.append(f"on {line.network} {at}")
     return f"Scaling breaks {', '.join(where)}."
 
 
@@ -197,23 +195,32 @@ def _unlike(run: RunData, predictions: Predictions) -> list[str]:
 
 def _predictions(predictions: Predictions) -> Table | None:
     asked = [(line, mark) for line in predictions.lines for mark in line.marks if mark.asked]
-    refused = any(mark.reason for _, mark in asked)
     rows = tuple(
         (
             line.network,
             cap_label(line.bucket_cap_mb),
             count(mark.num_devices),
-            with_interval(mark.step_ms, "ms"),
+            with_interval(mark.step_ms, "ms") or _in_short(mark.reason),
             with_interval(mark.images_per_s, per_second(predictions.identity.unit)),
             with_interval(mark.efficiency, "%", 100.0),
             with_interval(mark.exposed_comm_ms, "ms"),
             quantity(mark.wait_ms, "ms"),
-            *((mark.reason,) if refused else ()),
         )
         for line, mark in asked
     )
-    columns = (*_COLUMNS, *((_REASON,) if refused else ()))
-    return Table("Predictions", _TABLE_NOTE, columns, rows, below=predictions.notes) if rows else None
+    refused = [
+        f"{line.network}, bucket cap {cap_label(line.bucket_cap_mb)}, "
+        f"{count(mark.num_devices)} devices: {mark.reason}."
+        for line, mark in asked
+        if mark.reason
+    ]
+    below = (*refused, *predictions.notes)
+    return Table("Predictions", _TABLE_NOTE, _COLUMNS, rows, below=below) if rows else None
+
+
+def _in_short(reason: str) -> str:
+    """Return the first part of a reason; the table is wide, and the whole stands below it."""
+    return reason.partition(";")[0]
 
 
 def _validation(predictions: Predictions) -> Table | None:
@@ -228,7 +235,7 @@ def _validation(predictions: Predictions) -> Table | None:
             count(case.num_devices),
             cap_label(case.bucket_cap_mb),
             quantity(case.measured_ms, "ms"),
-            with_interval(case.predicted_ms, "ms") or case.reason,
+            with_interval(case.predicted_ms, "ms") or _in_short(case.reason),
             "" if case.error_pct is None else f"{case.error_pct:+.1f}%",
         )
         for case in predictions.validation

@@ -160,7 +160,7 @@ def test_the_text_says_where_it_breaks_what_is_assumed_and_how_far_off(
     assert "None has more than 2 devices: beyond, the error was not measured." in said
     with table.open() as file:
         header, *rows = csv.reader(file)
-    assert header[:8] == [
+    assert header[:9] == [
         "num_devices", "bucket_cap_mb", "step_ms_p50", "step_ms_low", "step_ms_high", "images_per_s", "unit",
         "efficiency", "exposed_comm_ms",
     ]  # fmt: skip

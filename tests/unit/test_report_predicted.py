@@ -190,14 +190,22 @@ def test_predictions_belong_to_one_run(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_a_refused_prediction_is_a_reason_in_the_table_and_nothing_in_the_figures() -> None:
     line = made().lines[0]
-    refused = replace(line.marks[-1], reason=REASON, **NOTHING)
+    refused = replace(line.marks[-1], reason=f"{REASON}; calibrate longer", **NOTHING)
     shown = section(RUN, made(lines=(replace(line, marks=(*line.marks[:-1], refused)),)), key="k")
     table = shown.tables[0]
-    assert table.columns[-1].name == "Why not"
-    assert table.rows == (("ib-100g", "default", "64", "", "", "", "", "", REASON),)
+    assert table.rows == (("ib-100g", "default", "64", REASON, "", "", "", ""),)
+    assert table.below[0] == f"ib-100g, bucket cap default, 64 devices: {REASON}; calibrate longer."
     for figure in shown.figures:
         assert [p.x for p in series(figure, "ib-100g").points] == [1, 32]
         assert "Predicted on 32 CPU cores" in figure.caption
+
+
+def test_a_break_that_is_not_known_is_not_said_to_be_nowhere() -> None:
+    line = made().lines[0]
+    refused = replace(line.marks[-1], reason=REASON, **NOTHING)
+    unknown = replace(line, marks=(*line.marks[:-1], refused), broken_at=None)
+    throughput = section(RUN, made(lines=(unknown,)), key="k").figures[0]
+    assert "Scaling breaks on ib-100g at a count that is not known." in throughput.caption
 
 
 def test_a_line_of_nothing_but_refused_predictions_has_no_figure() -> None:
@@ -205,7 +213,7 @@ def test_a_line_of_nothing_but_refused_predictions_has_no_figure() -> None:
     refused = replace(line.marks[-1], reason=REASON, **NOTHING)
     shown = section(RUN, made(lines=(replace(line, marks=(refused,), broken_at=None),)), key="k")
     assert not shown.figures
-    assert shown.tables[0].rows[0][-1] == REASON
+    assert shown.tables[0].rows[0][3] == REASON
 
 
 def test_an_older_document_whose_figures_are_too_wide_is_refused_when_read() -> None:

@@ -73,6 +73,10 @@ def test_figures_around_zero_are_widened_in_their_own_unit() -> None:
     steps = [ms for ms in (0.0, 10.0, 20.0, 30.0) for _ in range(4)]
     wider = with_change_of_runs(Interval(1.5, 1.4, 1.6), steps, [10.0] * 16, confidence=0.6827)
     assert wider.high - 1.5 == pytest.approx(np.hypot(0.1, np.sqrt(500 / 3) / 10), rel=1e-3)
+    huge = with_change_of_runs(
+        Interval(1.0, -1.0, 3.0), [ms * 1e200 for ms in steps], [1e200, -1e200, 3e200] * 5
+    )
+    assert huge.low < -1
 
 
 def loaded(steps: Steps, *paces: float) -> Steps:
