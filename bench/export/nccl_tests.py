@@ -73,7 +73,7 @@ def _listed(counts: Iterable[int]) -> str:
 
 def _heading(what: Sequence[str], out_of_place: Sequence[str], in_place: Sequence[str]) -> str:
     cells = zip((10, *_WHAT[1:], *_OUT_OF_PLACE, *_IN_PLACE), (*what, *out_of_place, *in_place), strict=True)
-    return f"# {_row(cells)}"
+    return f"# {_row(cells)}".rstrip()
 
 
 def _line(num_bytes: int, time_ms: float, busbw: float) -> str:

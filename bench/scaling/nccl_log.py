@@ -161,7 +161,7 @@ def _ranks_of_json(log: Mapping[str, Any]) -> int:
 
 def _no_log(source: str) -> UsageError:
     return UsageError(
-        f"{source} is no log of nccl-tests: it has no table of sizes; give all_reduce_perf's text, or its JSON"
+        f"{source} is no log of nccl-tests: it has no table of sizes; give all_reduce_perf's text or JSON"
     )
 
 
