@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 
 from bench.errors import UsageError
 from bench.export.figures import Options
-from bench.findings.wording import CPU_STAND_IN
+from bench.findings.wording import CPU_STAND_IN, text
 from bench.results.store import RunData
+from bench.text import visible
 
 FLOAT32_BYTES = 4
 """Of an element: float32 is what the curve is measured with."""
@@ -30,16 +31,14 @@ def export(run: RunData, options: Options) -> str:
     rows = measured[measured["num_devices"] > 1].astype(object).to_dict("records")
     counts = sorted({int(row["num_devices"]) for row in rows})
     chosen = _chosen(run, counts, options.num_devices)
-    known = sorted(
-        (row for row in rows if row["num_devices"] == chosen), key=lambda row: (row["backend"], row["bytes"])
-    )
-    backends = ", ".join(dict.fromkeys(str(row["backend"]) for row in known))
+    known = sorted((row for row in rows if row["num_devices"] == chosen), key=lambda row: int(row["bytes"]))
+    backends = ", ".join(filter(None, dict.fromkeys(visible(text(row["backend"])) for row in known)))
     on_cores = (run.cases["device_type"] == "cpu").any()
     average = sum(float(row["busbw_gb_per_s"]) for row in known) / len(known)
     return "\n".join(
         [
             f"# Measured by ddp-bench, not by nccl-tests: all_reduce over {chosen} ranks",
-            f"# Backend {backends}",
+            *([f"# Backend {backends}"] if backends else []),
             *([f"# {CPU_STAND_IN}"] if on_cores else []),
             "#",
             _heading([""] * 5, ["", "out-of-place", "", ""], ["", "in-place", "", ""]),

@@ -14,6 +14,7 @@ from bench.conditions import part
 from bench.export.figures import METRICS, MeasuredCase, Options, measured_cases
 from bench.findings.wording import CPU_STAND_IN, text
 from bench.results.store import RunData
+from bench.text import visible
 
 GAUGES = {
     "images_per_s": ("throughput", "per_second", 1.0),
@@ -91,4 +92,4 @@ def _written(labels: Mapping[str, str]) -> str:
 
 
 def _escaped(value: str) -> str:
-    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    return visible(value).replace("\\", r"\\").replace('"', r"\"")

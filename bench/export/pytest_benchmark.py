@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from bench.cli import to_json
 from bench.conditions import part
@@ -24,6 +22,9 @@ def export(run: RunData, options: Options) -> str:
     cases = [case for case in measured_cases(run) if case.timed_ms]
     if not cases:
         raise UsageError(f"{run.path} has no timed blocks; restore its blocks.csv or name another run")
+    timed = run.blocks[run.blocks["phase"] == "timed"]
+    # Most blocks of a case have as many steps.
+    num_steps = timed.groupby("case_id")["num_steps"].agg(lambda steps: int(steps.mode().iloc[0]))
     commit = commit_of(run.manifest)
     started = text(run.manifest.get("created_utc"))
     return to_json(
@@ -37,7 +38,7 @@ def export(run: RunData, options: Options) -> str:
                 "project": commit.get("repository") or "ddp-bench",
                 "branch": None,
             },
-            "benchmarks": [_benchmark(case, run) for case in cases],
+            "benchmarks": [_benchmark(case, int(num_steps[case.case_id])) for case in cases],
             "datetime": started,
         }
     )
@@ -57,13 +58,11 @@ def _machine(run: RunData, *, host_names: bool) -> dict[str, Any]:
     return {name: value for name, value in told.items() if value} | {"cpu": cpu}
 
 
-def _benchmark(case: MeasuredCase, run: RunData) -> dict[str, Any]:
+def _benchmark(case: MeasuredCase, num_steps: int) -> dict[str, Any]:
     rates = case.figures["images_per_s"]
     told = case.labels | ({"note": case.note} if case.note else {})
     if rates.value is not None:
         told[rates.name] = f"{rates.value.estimate:.6g}"
-    blocks = run.blocks
-    timed = blocks[(blocks["case_id"] == case.case_id) & (blocks["phase"] == "timed")]
     return {
         "group": None,
         "name": case.title,
@@ -72,13 +71,8 @@ def _benchmark(case: MeasuredCase, run: RunData) -> dict[str, Any]:
         "param": None,
         "extra_info": told,
         "options": {},
-        "stats": _stats([case.timed_ms[r] / 1000 for r in sorted(case.timed_ms)], _usual(timed["num_steps"])),
+        "stats": _stats([case.timed_ms[r] / 1000 for r in sorted(case.timed_ms)], num_steps),
     }
-
-
-def _usual(num_steps: pd.Series[Any]) -> int:
-    """Steps of a block; most have as many."""
-    return int(Counter(num_steps.tolist()).most_common(1)[0][0])
 
 
 def _stats(data: list[float], iterations: int) -> dict[str, Any]:

@@ -313,9 +313,10 @@ def test_pytest_benchmark_draws_and_compares_runs(tmp_path: Path) -> None:
 
 
 def test_prometheus_gets_base_units_and_labels_as_they_are() -> None:
-    odd = 'a "model"\\of\nmine'
+    odd = 'a "model"\\nof mine'
     found = made()
     found.cases.loc[1, "arch"] = odd
+    found.cases.loc[1, "link"] = "\x1b[2J\n"
     text = prometheus.export(found, Options())
     families = {family.name: family for family in openmetrics(f"{text}\n")}
     assert {family.name for family in prometheus_text(text)} == set(families)
@@ -331,6 +332,8 @@ def test_prometheus_gets_base_units_and_labels_as_they_are() -> None:
     assert ddp("peak_memory_bytes").value == pytest.approx(2500.5 * 2**20)
     assert "ddp_bench_peak_memory_low_bytes" not in families
     assert ddp("throughput_per_second").labels["arch"] == odd
+    # What is shown on a terminal must not steer it.
+    assert ddp("throughput_per_second").labels["link"] == r"\x1b[2J\x0a"
     assert "run_id" not in ddp("throughput_per_second").labels
     (about,) = families["ddp_bench_run_info"].samples
     assert about.labels == {"run_id": "abc123", "torch": "2.15.0", "commit": "f" * 40}
