@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.errors import UsageError
-from bench.results.disk import MOST_CALIBRATION_BYTES, read_text, replace_file
+from bench.results.disk import MOST_CALIBRATION_BYTES, MOST_JSON_BYTES, read_text, replace_file
 from bench.results.store import CALIBRATION, MANIFEST, load_run
 from bench.scaling.calibration import AllReduceTimes, Calibration, check_same
 from bench.scaling.from_pass import Trainable, calibration_of, residual_case
@@ -18,8 +18,8 @@ from bench.scaling.nccl_log import parse_nccl_log
 from bench.scaling.networks import NetworkModel, network
 from bench.scaling.scenario import MeasuredNetwork
 
-MOST_LOG_BYTES = 2**20
-"""Of an nccl-tests log; one line per size takes some KiB."""
+MOST_LOG_BYTES = MOST_JSON_BYTES
+"""Of an nccl-tests log; with the time of every iteration (`-I 1 -J`) it takes some MiB."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def write_calibration(folder: Path, trainable: Sequence[Trainable]) -> str | Non
 
 
 def read_network(name: str) -> NetworkModel | MeasuredNetwork:
-    """Find a network: by name, in the file of an nccl-tests log, or in the folder of a run.
+    """Find a network: by name, in the file of an nccl-tests log (text or JSON), or in the folder of a run.
 
     Raises UsageError for an unknown name, a file that is no such log and a run without all-reduces.
     """
@@ -93,6 +93,6 @@ def read_network(name: str) -> NetworkModel | MeasuredNetwork:
         text = read_text(path, most_bytes=MOST_LOG_BYTES, follow=True)
         log = parse_nccl_log(text, source=str(path))
         points = tuple((round(size), (ms,)) for size, ms in log.curve.points)
-        times = AllReduceTimes(num_ranks=log.num_ranks, backend="nccl", points=points)
+        times = AllReduceTimes(num_ranks=log.num_ranks, backend=log.backend, points=points)
         return MeasuredNetwork(f"nccl-tests log of {log.num_ranks} ranks", str(path), (times,))
     return network(name)

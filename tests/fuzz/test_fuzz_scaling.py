@@ -21,6 +21,20 @@ CELLS = st.one_of(
     st.sampled_from(["0", "1048576", "float", "sum", "-1", "10.5", "1e400", "inf", "1e-320"]), HOSTILE_TEXT
 )
 GOOD = ["1048576", "262144", "float", "sum", "-1", "25.0", "41.9", "41.9", "0", "24.4", "42.8", "42.8", "0"]
+JSON_LOG: dict[str, Any] = {
+    "version": 3,
+    "nccl_version": 22803,
+    "config": {"nthreads": 1, "ngpus": 8, "devices": [{"rank": 0}]},
+    "results": [
+        {
+            "size": 1048576,
+            "redop": "sum",
+            "out_of_place": None,
+            "in_place": {"time": 24.4, "alg_bw": 42.8, "bus_bw": 74.9},
+        }
+    ],
+    "average_bus_bandwidth": {"bandwidth": 74.9},
+}
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | HOSTILE_TEXT | st.just(10**400),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(HOSTILE_TEXT, inner, max_size=3),
@@ -75,6 +89,17 @@ def test_any_text_is_no_log(text: str) -> None:
     assert not read_log(text)
 
 
+@bounded(300)
+@given(data=st.data())
+def test_a_log_in_json_with_anything_in_a_field(data: st.DataObject) -> None:
+    log = json.loads(json.dumps(JSON_LOG))
+    inside = data.draw(
+        st.sampled_from([log, log["config"], log["results"][0], log["results"][0]["in_place"]])
+    )
+    inside[data.draw(st.sampled_from(sorted(inside)))] = data.draw(ANYTHING)
+    read_log(json.dumps(log))
+
+
 @bounded(400)
 @given(data=st.data())
 def test_a_calibration_with_anything_in_a_field(data: st.DataObject) -> None:
@@ -95,9 +120,11 @@ def test_a_calibration_with_anything_in_a_field(data: st.DataObject) -> None:
 @example(text="[" * 100_000)
 def test_any_json_is_no_calibration_and_no_predictions(text: str) -> None:
     assert not read_calibration(text)
+    assert not read_log(text)
     assert not read_or_refused(lambda: Predictions.from_json(text))
 
 
 def test_what_is_spoilt_above_is_read_whole() -> None:
     assert read_calibration(CALIBRATION.to_json())
     assert read_log("\n".join([HEADER, " ".join(GOOD), END]))
+    assert read_log(json.dumps(JSON_LOG))

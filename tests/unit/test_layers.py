@@ -26,7 +26,17 @@ LAYERS = (
 TRAINS = {"trial_process"}
 """Files of `bench/gate` that may import torch: they train."""
 
-WITHOUT_TORCH = {*LAYERS[0], *LAYERS[1], "results", "findings", "scaling", "predict", "report", "gate"}
+WITHOUT_TORCH = {
+    *LAYERS[0],
+    *LAYERS[1],
+    "results",
+    "findings",
+    "scaling",
+    "predict",
+    "report",
+    "gate",
+    "export",
+}
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 
 

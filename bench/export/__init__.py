@@ -1,0 +1,1 @@
+"""`bench.export`: a run in the formats of other tools."""

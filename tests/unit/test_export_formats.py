@@ -1,0 +1,341 @@
+"""Exports, each read by the tool it is for, or checked against its published schema."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
+from prometheus_client.parser import text_string_to_metric_families as prometheus_text
+from pytest_benchmark.stats import Stats
+from report_runs import Row, case, measured, run, timed, usual_cases
+from sample_runs import SAMPLES, name_of, sample
+
+from bench.errors import UsageError
+from bench.export import bencher, github_action, prometheus, pytest_benchmark, pytorch
+from bench.export.figures import METRICS, Options
+from bench.findings.wording import CPU_STAND_IN
+from bench.results.store import RunData
+
+EXPORTS = (pytorch.export, bencher.export, github_action.export, pytest_benchmark.export, prometheus.export)
+
+BMF = {
+    "$schema": "http://json-schema.org/draft-07/schema#",
+    "type": "object",
+    "patternProperties": {
+        ".+": {
+            "type": "object",
+            "patternProperties": {
+                ".+": {
+                    "type": "object",
+                    "properties": {
+                        "value": {"type": "number"},
+                        "lower_value": {"type": "number"},
+                        "upper_value": {"type": "number"},
+                    },
+                    "required": ["value"],
+                }
+            },
+        }
+    },
+}
+"""What https://bencher.dev/bmf.json asks for."""
+
+MAP: dict[str, Any] = {"String": "String"}
+DATABASE: dict[str, Any] = {
+    "benchmark": {"name": "String", "mode": "String", "dtype": "String", "extra_info": MAP},
+    "model": {
+        "name": "String", "type": "String", "backend": "String", "origins": ["String"], "extra_info": MAP,
+    },
+    "metric": {
+        "name": "String", "benchmark_values": ["Float32"], "target_value": "Float32", "extra_info": MAP,
+    },
+    "runners": [{
+        "name": "String", "type": "String", "cpu_info": "String", "cpu_count": "UInt32", "mem_info": "String",
+        "avail_mem_in_gb": "UInt32", "gpu_info": "String", "gpu_count": "UInt32", "gpu_mem_info": "String",
+        "avail_gpu_mem_in_gb": "UInt32", "extra_info": MAP,
+    }],
+    "dependencies": {"String": {
+        "repo": "String", "branch": "String", "sha": "String", "version": "String", "extra_info": MAP,
+    }},
+}  # fmt: skip
+"""Columns of benchmark.oss_ci_benchmark_v3 that a benchmark fills; CI's upload fills those of the change."""
+
+
+def fits(value: Any, kind: Any) -> bool:
+    """Whether ClickHouse would read a JSON value into a column of this kind."""
+    if isinstance(kind, list):
+        return isinstance(value, list) and all(fits(item, kind[0]) for item in value)
+    if isinstance(kind, dict):
+        inner = kind.get("String")
+        if not isinstance(value, dict) or not (inner or value.keys() <= kind.keys()):
+            return False
+        return all(fits(item, inner or kind[name]) for name, item in value.items())
+    if kind == "String":
+        return isinstance(value, str)
+    if kind == "UInt32":
+        return type(value) is int and 0 <= value < 2**32
+    return type(value) in (int, float) and abs(value) < 3.4e38
+
+
+def no_sync(row: Row, round_index: int, ms: float, rank: int = 0) -> Row:
+    return timed(row, round_index, ms, rank=rank) | {"phase": "no_sync"}
+
+
+HOST = "secret-host.example.org"
+MANIFEST: Row = {
+    "run_id": "abc123",
+    "created_utc": "2026-01-02T03:04:05+00:00",
+    "versions": {"torch": "2.15.0", "python": "3.11.7"},
+    "git": {"commit": "f" * 40, "dirty": False},
+    "environment": {"host": HOST, "os": "Linux-6.1-x86_64", "cpu_model": "A CPU", "num_cores": 64},
+    "hosts": {
+        HOST: {
+            "cpu_model": "A CPU",
+            "num_cores": 64,
+            "memory_gib": 503.7,
+            "gpus": [{"name": "Test GPU", "memory_mib": 81920}] * 2,
+        },
+        f"2.{HOST}": {"cpu_model": "A CPU", "num_cores": 64, "gpus": []},
+    },
+}
+
+
+def made() -> RunData:
+    """Two ranks that take turns at being the slowest; `single` for the speed-up; one case that failed."""
+    single = case("single", 1, 100.0, peak_mem_mib=2000.0, **measured(step_ms=100.0))
+    more = measured(step_ms=120.0, exposed_comm_ms=20.0)
+    ddp = case("ddp", 2, 160.0, peak_mem_mib=2500.5, data="/home/someone/images", **more)
+    failed = case("ddp", 4, None, status="failed", reason="rank 3 died")
+    blocks = [
+        *(timed(single, r, ms, ms) for r, ms in ((1, 100.0), (2, 80.0), (3, 125.0))),
+        *(timed(ddp, r, ms, ms, rank=0) for r, ms in ((1, 120.0), (2, 90.0), (3, 125.0))),
+        *(timed(ddp, r, ms, ms, rank=1) for r, ms in ((1, 110.0), (2, 100.0), (3, 120.0))),
+        *(no_sync(ddp, r, ms) for r, ms in ((1, 100.0), (3, 115.0))),
+    ]
+    return run([single, ddp, failed], MANIFEST, timed_blocks=blocks)
+
+
+def records(found: RunData, **options: Any) -> list[dict[str, Any]]:
+    return list(json.loads(pytorch.export(found, Options(**options))))
+
+
+@pytest.mark.parametrize("path", SAMPLES, ids=name_of)
+def test_every_recorded_run_can_be_exported(path: Path) -> None:
+    """Older ones too, which have no step time."""
+    found = sample(path)
+    for record in records(found):
+        assert record.keys() <= DATABASE.keys()
+        for column, value in record.items():
+            assert fits(value, DATABASE[column]), (column, value)
+        assert record["metric"]["benchmark_values"]
+    jsonschema.validate(json.loads(bencher.export(found, Options())), BMF)
+    assert len(json.loads(github_action.export(found, Options()))) == (found.cases["status"] == "ok").sum()
+    text = prometheus.export(found, Options())
+    assert [f.name for f in openmetrics(f"{text}\n")] == [f.name for f in prometheus_text(text)]
+    assert CPU_STAND_IN in text
+    assert json.loads(pytest_benchmark.export(found, Options()))["benchmarks"]
+
+
+def test_the_database_gets_every_round_of_the_slowest_rank() -> None:
+    found = {(r["model"]["backend"].split("-")[0], r["metric"]["name"]): r["metric"] for r in records(made())}
+    rounds = {name: metric["benchmark_values"] for name, metric in found.items()}
+    assert rounds["ddp", "step_ms"] == [120.0, 100.0, 125.0]
+    assert rounds["ddp", "images_per_s"] == pytest.approx([160 * 120 / 120, 160 * 120 / 100, 160 * 120 / 125])
+    # Only in rounds that have both.
+    assert rounds["ddp", "exposed_comm_ms"] == [20.0, 10.0]
+    single = [100 * 100 / ms for ms in (100, 80, 125)]
+    assert rounds["single", "images_per_s"] == pytest.approx(single)
+    ratios = [own / one for own, one in zip(rounds["ddp", "images_per_s"], single, strict=True)]
+    assert rounds["ddp", "speedup"] == pytest.approx(ratios)
+    assert rounds["single", "peak_mem_mib"] == [2000.0]
+    assert ("single", "exposed_comm_ms") not in rounds
+    assert found["ddp", "step_ms"]["extra_info"] == {
+        "unit": "ms",
+        "meaning": "one optimizer step of the slowest rank",
+        "better": "lower",
+        "estimate": "120",
+        "low": "118.8",
+        "high": "121.2",
+    }
+    assert all("target_value" not in metric for metric in found.values())
+
+
+def test_the_database_gets_the_hosts_of_a_case() -> None:
+    (runner,) = records(made())[0]["runners"]
+    assert runner == {
+        "name": "cuda",
+        "type": "Test GPU",
+        "cpu_info": "A CPU",
+        "cpu_count": 64,
+        "avail_mem_in_gb": 503,
+        "gpu_info": "Test GPU",
+        "gpu_count": 2,
+        "avail_gpu_mem_in_gb": 160,
+    }
+    two = run([case("ddp", 2, 160.0, num_nodes=2)], MANIFEST)
+    assert len(records(two)[0]["runners"]) == 2
+    assert records(two, host_names=True)[0]["runners"][1]["extra_info"] == {"hostname": f"2.{HOST}"}
+
+
+def test_no_format_names_a_machine_or_a_folder_of_the_user_unasked() -> None:
+    for export in EXPORTS:
+        text = export(made(), Options())
+        assert HOST not in text
+        assert "someone" not in text
+    named = json.loads(pytest_benchmark.export(made(), Options(host_names=True)))
+    assert named["machine_info"]["node"] == HOST
+
+
+@pytest.mark.parametrize("export", EXPORTS)
+def test_a_case_that_was_not_measured_stays_out(export: Any) -> None:
+    assert "ddp-n4" not in export(made(), Options())
+    with pytest.raises(UsageError, match="no measured case"):
+        export(run([case("ddp", 2, None, status="failed")]), Options())
+
+
+@pytest.mark.parametrize("export", EXPORTS)
+def test_manifests_may_lack_anything(export: Any) -> None:
+    """And have anything in it: a folder may be anyone's."""
+    for manifest in (
+        {},
+        dict.fromkeys(MANIFEST, None),
+        {key: [7] for key in MANIFEST},
+        {"hosts": {"h": None}},
+    ):
+        assert "ddp-n2" in export(run(usual_cases(), manifest), Options())
+
+
+def test_rates_count_what_the_workload_does() -> None:
+    """A step of 2 x 10 sequences of 512 tokens; the column keeps its name, the unit stands beside it."""
+    row = case("ddp", 2, 20 * 512 * 10.0, **measured(step_ms=100.0))
+    found = run([row], timed_blocks=[timed(row, 1, 100.0), timed(row, 2, 50.0)])
+    found.cases["unit"] = "tokens"
+    metric = records(found)[0]["metric"]
+    assert (metric["name"], metric["extra_info"]["unit"]) == ("tokens_per_s", "tokens/s")
+    assert metric["benchmark_values"] == pytest.approx([102_400, 204_800])
+    assert json.loads(github_action.export(found, Options()))[0]["unit"] == "tokens/s"
+    (gauge,) = next(iter(prometheus_text(prometheus.export(found, Options())))).samples
+    assert gauge.labels["unit"] == "tokens"
+
+
+def test_bencher_gets_its_own_units_and_the_ends_of_intervals() -> None:
+    found = json.loads(bencher.export(made(), Options()))
+    jsonschema.validate(found, BMF)
+    assert list(found) == ["resnet50 single-n1-x-1, 1 GPU", "resnet50 ddp-n2-x-1, 2 GPUs"]
+    ddp = found["resnet50 ddp-n2-x-1, 2 GPUs"]
+    assert ddp["latency"] == pytest.approx({"value": 120e6, "lower_value": 118.8e6, "upper_value": 121.2e6})
+    assert ddp["throughput"]["value"] == 160.0
+    assert ddp["exposed-communication-ns"]["value"] == 20e6
+    assert ddp["peak-memory-bytes"] == {"value": 2500.5 * 2**20}
+
+
+def test_names_tell_stand_ins_and_shared_devices() -> None:
+    on_cores = {"device_type": "cpu", "device_name": "CPU core"}
+    cases = [
+        case("dp", 2, 50.0, impl="cpu_standin", **on_cores),
+        case("ddp", 4, 60.0, oversubscribed=True, **on_cores),
+    ]
+    names = list(json.loads(bencher.export(run(cases), Options())))
+    assert names[0].endswith("2 CPU cores (CPU stand-in)")
+    assert names[1].endswith("4 oversubscribed CPU cores")
+    assert all(CPU_STAND_IN in record["benchmark"]["extra_info"]["note"] for record in records(run(cases)))
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_github_action_gets_one_metric_in_the_documented_fields(metric: str) -> None:
+    found = json.loads(github_action.export(made(), Options(metric=metric)))
+    assert found
+    for entry in found:
+        assert entry.keys() <= {"name", "unit", "value", "range", "extra"}
+        assert all(isinstance(entry[name], str) for name in entry.keys() - {"value"})
+        assert type(entry["value"]) is float
+    assert len({entry["name"] for entry in found}) == len(found)
+    bigger = metric in ("images_per_s", "speedup")
+    assert github_action.tool(metric) == f"custom{'Bigger' if bigger else 'Smaller'}IsBetter"
+    if metric == "step_ms":
+        assert (found[1]["unit"], found[1]["range"]) == ("ms", "95% interval 118.8 to 121.2")
+
+
+def test_github_action_without_the_metric_is_refused() -> None:
+    """The action itself stops at an empty list."""
+    with pytest.raises(UsageError, match="no exposed_comm_ms of any case"):
+        github_action.export(run(usual_cases()), Options(metric="exposed_comm_ms"))
+
+
+@pytest.mark.parametrize("num_rounds", [1, 2, 3, 4, 5, 6, 7, 8, 41])
+def test_statistics_are_pytest_benchmarks(num_rounds: int) -> None:
+    row, oracle = case("ddp", 2, 160.0), Stats()
+    steps_ms = np.random.default_rng(num_rounds).lognormal(4, 0.5, num_rounds).tolist()
+    found = run([row], timed_blocks=[timed(row, r, ms, ms) for r, ms in enumerate(steps_ms, start=1)])
+    for ms in steps_ms:
+        oracle.update(ms / 1000)
+    (benchmark,) = json.loads(pytest_benchmark.export(found, Options()))["benchmarks"]
+    stats = benchmark["stats"]
+    assert stats.pop("data") == pytest.approx(oracle.data)
+    assert stats.pop("iterations") == 2
+    assert stats.pop("outliers") == oracle.outliers
+    expected = oracle.as_dict()
+    del expected["outliers"]
+    assert stats == pytest.approx(expected)
+
+
+def test_pytest_benchmark_draws_and_compares_runs(tmp_path: Path) -> None:
+    def at(*arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, *arguments],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    for name in ("before.json", "after.json"):
+        (tmp_path / name).write_text(pytest_benchmark.export(made(), Options()))
+    drawn = at("-m", "pytest_benchmark", "compare", "before.json", "after.json", "--columns=median,rounds")
+    assert "time in ms" in drawn
+    rows = [line.split() for line in drawn.splitlines() if line.startswith("resnet50 ddp-n2-x-1, 2 GPUs")]
+    assert [row[-3:] for row in rows] == [["120.0000", "(1.20)", "3"]] * 2
+    (tmp_path / "test_own.py").write_text("def test_own(benchmark):\n    benchmark(int)\n")
+    said = at("-m", "pytest", "-q", "-p", "no:xdist", "--benchmark-compare=before.json", "test_own.py")
+    assert "Comparing against benchmarks from: " in said
+    assert "before.json" in said
+
+
+def test_prometheus_gets_base_units_and_labels_as_they_are() -> None:
+    odd = 'a "model"\\nof mine'
+    found = made()
+    found.cases.loc[1, "arch"] = odd
+    found.cases.loc[1, "link"] = "\x1b[2J\n"
+    text = prometheus.export(found, Options())
+    families = {family.name: family for family in openmetrics(f"{text}\n")}
+    assert {family.name for family in prometheus_text(text)} == set(families)
+    assert all(family.type == "gauge" for family in families.values())
+
+    def ddp(name: str) -> Any:
+        (wanted,) = [one for one in families[f"ddp_bench_{name}"].samples if one.labels["mode"] == "ddp"]
+        return wanted
+
+    assert ddp("step_seconds").value == pytest.approx(0.12)
+    assert ddp("step_low_seconds").value == pytest.approx(0.1188)
+    assert ddp("step_high_seconds").value == pytest.approx(0.1212)
+    assert ddp("peak_memory_bytes").value == pytest.approx(2500.5 * 2**20)
+    assert "ddp_bench_peak_memory_low_bytes" not in families
+    assert ddp("throughput_per_second").labels["arch"] == odd
+    # What is shown on a terminal must not steer it.
+    assert ddp("throughput_per_second").labels["link"] == r"\x1b[2J\x0a"
+    assert "run_id" not in ddp("throughput_per_second").labels
+    (about,) = families["ddp_bench_run_info"].samples
+    assert about.labels == {"run_id": "abc123", "torch": "2.15.0", "commit": "f" * 40}
+    (began,) = families["ddp_bench_run_start_time_seconds"].samples
+    assert math.isclose(began.value, 1767323045)

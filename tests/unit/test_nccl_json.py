@@ -1,0 +1,194 @@
+"""What nccl-tests writes with `-J`, read as its text is; the keys and their order are those of its source."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_predict_cli import LOG, SAMPLE, refused
+
+from bench.errors import UsageError
+from bench.predict import __main__ as command
+from bench.scaling.cost import ring_factor
+from bench.scaling.nccl_log import NcclLog, parse_nccl_log
+
+MEASURED = ((2**20, 900.0, 100.0), (2**22, 1500.0, 250.0), (2**26, 9000.0, 6000.0))
+"""Bytes, us out of place, us in place."""
+
+
+def timing(size: int, us: float, ranks: int) -> dict[str, Any]:
+    algbw = size / us / 1e3
+    return {
+        "time": us,
+        "alg_bw": round(algbw, 6),
+        "bus_bw": round(ring_factor(ranks) * algbw, 6),
+        "nwrong": 0.0,
+    }
+
+
+def per_iteration(us: float) -> dict[str, Any]:
+    return {"skipped_iterations": 0, "min_us": us, "max_us": us, "times_us": [us, us]}
+
+
+def document(version: int = 3, *, processes: int = 1, threads: int = 1, gpus: int = 8) -> dict[str, Any]:
+    """A whole log; version 1 spelt a key otherwise at first, 2 has times by iteration, 3 a skip of some."""
+    ranks = processes * threads * gpus
+    config: dict[str, Any] = {
+        "nthreads": threads,
+        "ngpus": gpus,
+        "minimum_bytes": MEASURED[0][0],
+        "maximum_bytes": MEASURED[-1][0],
+        "step_factor": 4,
+        "warmup_iters": 1,
+        "iterations": 20,
+        "aggregated_iterations": 1,
+        "validation": 1,
+        "graph": 0,
+        "blocking_collectives": "false",
+        **({"per_iter_timing": "true"} if version > 1 else {}),
+        **({"per_iter_skip": 0} if version > 2 else {}),
+        "parallel_init": "false",
+        # One entry per process, of its first rank.
+        "devices": [
+            {
+                "rank": p * threads * gpus,
+                "group": 0,
+                "pid": 100 + p,
+                "hostname": "node",
+                "device": 0,
+                "device_hex": "0000:17:00",
+                "device_info": "NVIDIA H100",
+            }
+            for p in range(processes)
+        ],
+    }
+    results = [
+        {
+            "size": size,
+            "count": size // 4,
+            "type": "float",
+            "redop": "sum",
+            "root": "    -1",
+            "out_of_place": timing(size, out, ranks),
+            **({"out_of_place_per_iter": per_iteration(out)} if version > 1 else {}),
+            "in_place": timing(size, inside, ranks),
+            **({"in_place_per_iter": per_iteration(inside)} if version > 1 else {}),
+            "actual_iterations": 20,
+            "experiment_name": "",
+        }
+        for size, out, inside in MEASURED
+    ]
+    bandwidth, average = (
+        ("bandwidith", "average_bus_bandwidith") if version == 1 else ("bandwidth", "average_bus_bandwidth")
+    )
+    return {
+        "version": version,
+        "start_time": "2026-07-09 10:00:00",
+        "args": ["./build/all_reduce_perf", "-b", "1M", "-e", "64M", "-f", "4", "-J", "out.json"],
+        "env": ["PATH=/usr/bin", 'A="b"'],
+        "nccl_version": 22803,
+        "config": config,
+        "results": results,
+        "out_of_bounds": {"count": 0, "okay": "true"},
+        average: {bandwidth: 7.5, "okay": "unchecked"},
+        "errors": [],
+        "end_time": "2026-07-09 10:00:09",
+    }
+
+
+def read(log: dict[str, Any]) -> NcclLog:
+    return parse_nccl_log(json.dumps(log, separators=(",", ":")))
+
+
+def changed(index: int, **more: Any) -> dict[str, Any]:
+    log = document()
+    log["results"][index] |= more
+    return log
+
+
+def without(*keys: str) -> dict[str, Any]:
+    return {key: value for key, value in document().items() if key not in keys}
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_in_place_times_of_every_version(version: int) -> None:
+    log = read(document(version))
+    assert log.num_ranks == 8
+    assert log.backend == "nccl"
+    assert dict(log.curve.points) == pytest.approx({size: us / 1000 for size, _, us in MEASURED})
+
+
+def test_json_and_text_of_a_run_give_one_curve() -> None:
+    heading = LOG.splitlines()[:2]
+    lines = [
+        f"{size} {size // 4} float sum -1 {out} 1 1 0 {inside} {algbw} {1.75 * algbw} 0"
+        for size, out, inside in MEASURED
+        for algbw in [size / inside / 1e3]
+    ]
+    text = "\n".join([*heading, *lines, "# Avg bus bandwidth : 7.5"])
+    assert parse_nccl_log(text) == read(document())
+
+
+@pytest.mark.parametrize(("processes", "threads", "gpus"), [(1, 1, 8), (8, 1, 1), (2, 1, 4), (2, 2, 2)])
+def test_ranks_are_those_of_all_processes(processes: int, threads: int, gpus: int) -> None:
+    assert read(document(processes=processes, threads=threads, gpus=gpus)).num_ranks == 8
+
+
+@pytest.mark.parametrize(
+    "config", [None, {}, {"devices": [{}], "nthreads": True, "ngpus": 8}, {"devices": [{}]}]
+)
+def test_without_a_configuration_the_bandwidths_tell_the_ranks(config: Any) -> None:
+    assert read(document() | {"config": config}).num_ranks == 8
+
+
+def test_out_of_place_times_stand_in_where_there_are_no_others() -> None:
+    log = document()
+    for result in log["results"]:
+        result["in_place"] = None
+    assert read(log).curve.points[0] == (2**20, pytest.approx(0.9))
+
+
+@pytest.mark.parametrize(
+    ("log", "message"),
+    [
+        (without("average_bus_bandwidth"), "is cut off before its last part"),
+        (without("results"), "no log of nccl-tests"),
+        (without("nccl_version"), "no log of nccl-tests"),
+        (document() | {"results": []}, "no message above 0 bytes"),
+        (document(gpus=1), "one rank"),
+        (changed(1, redop="none"), "the result of 4194304 bytes is not all_reduce_perf's or is cut off"),
+        (changed(2, in_place={"time": 5.0}), "holds no numbers"),
+        (changed(0, in_place={"time": "nan", "alg_bw": 1.0, "bus_bw": 1.0}), "impossible number"),
+        (changed(0, in_place={"time": 1, "alg_bw": 10**400, "bus_bw": 1.0}), "holds no numbers"),
+        (changed(0, in_place={"cpu_time": 1.0, "alg_bw": 1.0, "bus_bw": 1.0}), "without -C"),
+        (changed(2, in_place=timing(2**26, 6000.0, 2)), "is 1.00, an all-reduce over 8 ranks has 1.75"),
+        ({"predictions": []}, "no log of nccl-tests"),
+    ],
+)  # fmt: skip
+def test_refusals(log: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        read(log)
+
+
+@pytest.mark.parametrize("share", [0.01, 0.3, 0.6, 0.9, 0.999])
+def test_a_file_that_is_cut_off_is_refused(share: float) -> None:
+    text = json.dumps(document())
+    with pytest.raises(UsageError, match="is cut off"):
+        parse_nccl_log(text[: int(share * len(text))])
+
+
+def test_text_with_times_of_the_cpu_is_refused() -> None:
+    """`-C 1`: how long the launch took."""
+    with pytest.raises(UsageError, match="times of the CPU"):
+        parse_nccl_log(LOG.replace("    time", " cputime"))
+
+
+def test_predict_takes_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "out.json"
+    path.write_text(json.dumps(document()))
+    assert command.main([str(SAMPLE), "--gpus", "2", "--network", str(path)]) == 0
+    assert f"Network: nccl-tests log of 8 ranks: {path}" in capsys.readouterr().out
+    path.write_text(json.dumps(document())[:-200])
+    assert "is cut off" in refused([str(SAMPLE), "--gpus", "2", "--network", str(path)], capsys)
