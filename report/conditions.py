@@ -10,6 +10,7 @@ import pandas as pd
 
 from bench.conditions import Manifest, gpus_of, part
 from bench.findings.wording import TIMES, count, duration, finite, link_name, mib, plain, quantity, text
+from bench.results.schema import READS
 from report.model import Fact, Group, Table, TableColumn
 
 _RANK_COLUMNS = ("rank", "host", "local_rank", "device", "device_name", "bound_cores", "link")
@@ -116,11 +117,16 @@ def _run(manifest: Manifest) -> tuple[Fact, ...]:
                 ("rounds", timing.get("rounds")),
                 ("stopped because", timing.get("stopped_because")),
                 ("seed", manifest.get("seed")),
-                ("results schema", manifest.get("schema_version")),
+                ("results schema", _schema(manifest)),
             )
         ),
         *_facts((("plan", manifest.get("plan_hash")), ("command", command)), code=True),
     )
+
+
+def _schema(manifest: Manifest) -> str:
+    version = plain(manifest.get("schema_version"))
+    return f"{version} (this version {READS})" if version else ""
 
 
 def _model(model: Manifest) -> tuple[Fact, ...]:

@@ -22,7 +22,7 @@ import pandas as pd
 from bench.errors import UsageError
 from bench.results.disk import append, make_folder, open_regular, read_json, replace_file
 from bench.results.journal import JOURNAL
-from bench.results.schema import FILES, SCHEMA_VERSION, typed_frame
+from bench.results.schema import FILES, READS, SCHEMA_VERSION, typed_frame
 from bench.results.tables import is_large, load_blocks, read_table
 from bench.settings import RANK_PER_DEVICE
 from bench.text import csv_cell
@@ -219,7 +219,7 @@ def load_run(path: Path) -> RunData:
         raise UsageError(f"{manifest_path} does not hold a JSON object")
     version = manifest.get("schema_version")
     if isinstance(version, int) and version > SCHEMA_VERSION:
-        raise UsageError(f"{path} has schema {version}, this version reads up to {SCHEMA_VERSION}; upgrade")
+        raise UsageError(f"{path} has schema {version}, this version {READS}; upgrade ddp-bench")
     cases = read_table(path / "cases.csv", FILES["cases.csv"])
     twice = cases["case_id"].duplicated()
     if twice.any():
