@@ -142,6 +142,7 @@ def _model(model: Manifest) -> tuple[Fact, ...]:
 
 
 def _machine(manifest: Manifest, environment: Manifest, link: str) -> tuple[Fact, ...]:
+    cgroup = part(environment, "cgroup")
     return _facts(
         (
             ("host", environment.get("host")),
@@ -149,6 +150,11 @@ def _machine(manifest: Manifest, environment: Manifest, link: str) -> tuple[Fact
             ("CPU", environment.get("cpu_model")),
             ("CPU cores", count(finite(environment.get("num_cores")))),
             ("memory", quantity(finite(environment.get("memory_gib")), "GiB")),
+            ("CPU governor", environment.get("governors")),
+            ("transparent huge pages", environment.get("huge_pages")),
+            ("container's CPU quota", quantity(finite(cgroup.get("cpu_quota_cores")), "cores")),
+            ("container's memory limit", quantity(finite(cgroup.get("memory_limit_gib")), "GiB")),
+            ("container's cores", cgroup.get("cpuset")),
             ("GPUs", _gpus(gpus_of(environment) or ())),
             ("link between hosts", link),
             ("devices shared", manifest.get("oversubscription")),

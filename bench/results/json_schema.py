@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from bench.conditions import UNLIMITED
 from bench.results.comparisons import ANSWERS
 from bench.results.schema import FILES, MOST, SCHEMA_VERSION, Column
 from bench.results.units import unit_of
@@ -95,11 +96,14 @@ def manifest() -> Schema:
         "gpus": _said(_list(_object(_GPU)), "the GPUs that the ranks on the host see, as NVML tells them"),
         "gpu_pairs": _said(_list(_object({})), "how each two of them reach each other, by places in `gpus`"),
         "topology": _said(_or_null(TEXT), "what `nvidia-smi topo -m` printed"),
+        "governors": _said(_or_null(_list(TEXT)), "frequency governors of the cores; null: not readable"),
+        "huge_pages": _said(_or_null(TEXT), "transparent huge pages: always, madvise or never"),
+        "cgroup": _said(_object(_CGROUP), "what the container may use; null: not readable"),
     }
     own = {
         "host": _said(TEXT, "name of the first rank's host"),
         "os": _said(TEXT, "operating system"),
-        "env": _said(_table(TEXT), "environment variables that change how fast a step is"),
+        "env": _said(_table(TEXT), "variables that change how fast a step is; credentials are hidden"),
     }
     return _object(
         {
@@ -230,12 +234,18 @@ def _said(schema: Schema, description: str, *, unit: str = "") -> Schema:
     return {"description": description, **({"x-unit": unit} if unit else {}), **schema}
 
 
+_LIMIT: Schema = {"anyOf": [NUMBER, {"const": UNLIMITED}, {"type": "null"}]}
 _GPU = {
     "name": _or_null(TEXT),
     "uuid": TEXT,
     "driver": _or_null(TEXT),
     "memory_mib": _said(_or_null(NUMBER), "memory", unit="MiB"),
     "power_limit_w": _said(_or_null(NUMBER), "power limit", unit="W"),
+}
+_CGROUP = {
+    "cpu_quota_cores": _said(_LIMIT, "CPU time, in cores, or unlimited", unit="cores"),
+    "memory_limit_gib": _said(_LIMIT, "memory, or unlimited", unit="GiB"),
+    "cpuset": _said(_or_null(TEXT), "cores, such as 0-3,8"),
 }
 _MODEL = {
     "arch": _said(TEXT, "architecture, or the user's workload"),

@@ -11,7 +11,7 @@ import pytest
 from commands import ROOT
 
 LAYERS = (
-    ("errors", "text", "stats", "estimate", "layout", "parent_death"),
+    ("errors", "text", "stats", "estimate", "layout", "parent_death", "sysfs", "credentials"),
     ("cli", "settings", "console", "conditions", "gpus", "clock_reasons", "plan"),
     ("models", "modes", "results"),
     ("measure", "findings", "scaling", "cluster"),
