@@ -26,7 +26,7 @@ from bench.gate.output import as_json
 from bench.gate.runs import read_run
 from bench.results import store
 from bench.results.aggregate import comparisons_of_run
-from bench.results.units import IMAGES, units_of
+from bench.results.units import IMAGES, counted, units_of
 from bench.run.summary import summary_json
 
 COMPARISON_COLUMNS = {
@@ -59,7 +59,7 @@ class Run(store.RunData):
     @cached_property
     def units(self) -> Mapping[str, str]:
         """The unit of every column by its name, such as `ms`; empty for ratios, indices and text."""
-        return units_of(_counted(self.cases))
+        return units_of(counted(self.cases))
 
     @cached_property
     def summary(self) -> dict[str, Any]:
@@ -77,9 +77,9 @@ class Run(store.RunData):
 
 
 def load_run(path: str | os.PathLike[str]) -> Run:
-    """Load a results folder.
+    """Load a results folder, or an archive of one.
 
-    Raises UsageError where `path` is none, is damaged, or was written by a later version.
+    Raises UsageError where `path` is neither, is damaged, or was written by a later version.
     """
     return Run(**vars(store.load_run(Path(path).expanduser())))
 
@@ -137,9 +137,3 @@ def _row(found: Mapping[str, Any], units: Mapping[str, str]) -> dict[str, Any]:
 
 def _path(run: Run | str | os.PathLike[str]) -> Path:
     return run.path if isinstance(run, Run) else Path(run).expanduser()
-
-
-def _counted(cases: pd.DataFrame) -> str:
-    """What the rates of a run count: every case of it trains the same."""
-    known = cases["unit"].dropna() if "unit" in cases else pd.Series(dtype="string")
-    return IMAGES if known.empty else str(known.iloc[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import os
 import shutil
@@ -16,6 +17,7 @@ from textwrap import indent
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from bench.errors import UsageError
+from bench.results.archive import opened
 from bench.results.store import load_run, write_output
 from bench.text import markdown as escaped
 from report import files, view
@@ -51,7 +53,8 @@ def load(
 ) -> Page:
     """Read what a page in `page_folder` shows of `runs`. Raises UsageError for a folder that is no run."""
     predicted = None if predictions is None else files.predictions(predictions)
-    offered = files.offered(runs, page_folder)
+    with contextlib.ExitStack() as stack:
+        offered = files.offered([stack.enter_context(opened(run)) for run in runs], page_folder)
     return view.page([load_run(run) for run in runs], offered, predicted, price=price)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import pandas as pd
 from bench.conditions import Difference, Question, differences
 from bench.errors import UsageError
 from bench.results.aggregate import images_per_s_by_round, step_ms_by_round
+from bench.results.archive import opened
 from bench.results.comparisons import compile_mode
 from bench.results.round_times import ByRound
 from bench.results.schema import IDENTITY, SCHEMA_VERSION
@@ -94,14 +95,15 @@ class GateRun:
 
 
 def read_run(path: Path) -> GateRun:
-    """Load and check a results folder. Raises UsageError that names what is wrong with it."""
-    run = load_run(path)
-    version = run.manifest.get("schema_version")
-    if not isinstance(version, int) or not 1 <= version <= SCHEMA_VERSION:
-        raise UsageError(f"{path}: manifest.json has no valid schema_version; {RESTORE}")
-    for name, columns in NEEDED.items():
-        _check_text(path / name, columns)
-    return checked(run)
+    """Load and check a results folder or an archive. Raises UsageError that names what is wrong with it."""
+    with opened(path) as folder:
+        run = load_run(folder)
+        version = run.manifest.get("schema_version")
+        if not isinstance(version, int) or not 1 <= version <= SCHEMA_VERSION:
+            raise UsageError(f"{path}: manifest.json has no valid schema_version; {RESTORE}")
+        for name, columns in NEEDED.items():
+            _check_text(folder / name, columns)
+        return checked(replace(run, path=path))
 
 
 def checked(run: RunData) -> GateRun:

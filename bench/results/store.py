@@ -12,7 +12,7 @@ import os
 import socket
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from typing import Any
 import pandas as pd
 
 from bench.errors import UsageError
+from bench.results.archive import opened
 from bench.results.disk import append, make_folder, open_regular, read_json, replace_file
 from bench.results.journal import JOURNAL
 from bench.results.schema import FILES, READS, SCHEMA_VERSION, typed_frame
@@ -210,7 +211,12 @@ def write_output(target: Path, write: Callable[[Path], object], *, option: str) 
 
 
 def load_run(path: Path) -> RunData:
-    """Read a results folder. Raises UsageError where it is not one, or is of a newer schema."""
+    """Read a results folder or an archive. Raises UsageError where it is neither, or is of a newer schema."""
+    with opened(path) as folder:
+        return replace(_load(folder), path=path)
+
+
+def _load(path: Path) -> RunData:
     manifest_path = path / MANIFEST
     if not manifest_path.is_file():
         raise UsageError(f"{path} is not a results folder: it has no {MANIFEST}; name a run's folder")

@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
+import pandas as pd
+
 from bench.results.schema import FILES
 
 IMAGES = "images"
@@ -46,10 +48,16 @@ def unit_of(name: str) -> str:
     return ""
 
 
-def units_of(counted: str = IMAGES) -> Mapping[str, str]:
-    """The unit of every column of every file; rates count `counted`, such as `tokens`."""
+def counted(cases: pd.DataFrame) -> str:
+    """What the rates of a run's cases count, such as `tokens`: every case of it trains the same."""
+    known = cases["unit"].dropna() if "unit" in cases else pd.Series(dtype="string")
+    return IMAGES if known.empty else str(known.iloc[0])
+
+
+def units_of(unit: str = IMAGES) -> Mapping[str, str]:
+    """The unit of every column of every file; rates count `unit`, such as `tokens`."""
     names = (column.name for columns in FILES.values() for column in columns)
-    return MappingProxyType({name: _counting(unit_of(name), counted) for name in names})
+    return MappingProxyType({name: _counting(unit_of(name), unit) for name in names})
 
 
 def _counting(unit: str, counted: str) -> str:

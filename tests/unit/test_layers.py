@@ -17,7 +17,7 @@ LAYERS = (
     ("measure", "findings", "scaling", "cluster"),
     ("predict", "recovery", "report", "pytest_plugin"),
     ("run",),
-    ("gate", "tune", "lab", "export"),
+    ("gate", "tune", "lab", "export", "archive"),
     ("doctor",),
     ("api", "bench"),
 )
@@ -38,6 +38,7 @@ WITHOUT_TORCH = {
     "predict",
     "report",
     "gate",
+    "archive",
     "api",
     "bench",
 }
