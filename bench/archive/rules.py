@@ -10,7 +10,7 @@ from bench.conditions import gpus_of, part
 from bench.errors import UsageError
 from bench.estimate import MIN_ROUNDS
 from bench.gate.runs import GateRun
-from bench.results.disk import read_json
+from bench.results.disk import MOST_JSON_BYTES, parse_json, read_bytes
 
 LEAST_ROUNDS = 10
 """Rounds of the whole run: with fewer, an interval says little of the machine's slow changes."""
@@ -52,7 +52,7 @@ def doctor_summary(path: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises UsageError for another file, for one of another machine, and where something was bad.
     """
-    found = read_json(path)
+    found = parse_json(read_bytes(path, most_bytes=MOST_JSON_BYTES, follow=True), path)
     if not isinstance(found, dict) or "status" not in found or not isinstance(found.get("findings"), list):
         raise UsageError(f"--doctor {path} holds no findings; write it with python -m bench.doctor --json")
     _check_machine(path, part(found, "readings"), manifest)

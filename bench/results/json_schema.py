@@ -134,6 +134,7 @@ def manifest() -> Schema:
             "timing": _said(_object(_TIMING), "how long the run took; absent while it goes on"),
             "roofline": _said(_list(_object(_RATES)), "what the devices reach by themselves"),
             "restarts": _said(COUNT, "how often the ranks were started again"),
+            "doctor": _said(_or_null(_object({})), "of an archive: what bench.doctor said before the run"),
             "resumed": _said(_list(_object({})), "one for each --resume: when, command, commit, host"),
         },
         ("schema_version", "settings", "versions", "environment"),

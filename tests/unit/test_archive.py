@@ -53,7 +53,7 @@ PRIVATE: dict[str, Any] = {
         {"rank": 0, "host": "gpu-node-17.cluster.example", "device": "core 0", "pid": 4711},
         {"rank": 1, "host": "other-node", "device": "core 1", "pid": 4712},
     ],
-    "timing": {"rounds": 10, "stopped_because": "all rounds done"},
+    "timing": {"rounds": 10, "stopped_because": "gpu-node-17 was lost"},
     "resumed": [{"host": "gpu-node-17", "command": "python -m bench.run --resume /home/alice/run"}],
     "workload": {"spec": "/home/alice/net.py:model", "commit": "b" * 40, "dirty": False, "origin": "hunter"},
 }
