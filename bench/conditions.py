@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import platform
 import re
@@ -22,6 +23,9 @@ from typing import Any, TypeAlias
 import psutil
 import pynvml
 
+from bench import sysfs
+from bench.credentials import HIDDEN, is_credential
+
 PACKAGES = ("torch", "torchvision", "numpy", "pandas", "scipy", "matplotlib")
 ANALYSIS_PACKAGES = ("pandas", "scipy", "matplotlib")
 """They evaluate what was measured, and take no part in a step."""
@@ -29,9 +33,13 @@ ANALYSIS_PACKAGES = ("pandas", "scipy", "matplotlib")
 ENV_PREFIXES = (
     *("CUDA_", "DDP_", "GLIBC_", "GLOO_", "GOMP_", "KMP_"),
     *("MALLOC_", "MKL_", "NCCL_", "OMP_", "PYTORCH_", "TORCH_"),
+    *("CUBLAS_", "CUDNN_", "DNNL_", "LD_PRELOAD", "NVIDIA_TF32_OVERRIDE", "ONEDNN_", "OPENBLAS_"),
+    *("TORCHDYNAMO_", "TORCHINDUCTOR_", "TRITON_"),
 )
 """Beginnings of the names of environment variables that change how fast a step is."""
 
+UNLIMITED = "unlimited"
+"""Stands in a manifest where a container has no limit; null is what could not be read."""
 
 INTERNAL_ENV_PREFIX = "BENCH_"
 """The suite's own variables, such as a start time: no conditions. Earlier versions recorded them."""
@@ -94,8 +102,11 @@ def versions() -> dict[str, str]:
     return found
 
 
-def machine(host: str) -> dict[str, Any]:
-    """Host, processor, memory and topology; what its GPUs are, `bench.gpus` tells."""
+def machine(host: str, root: Path = Path("/")) -> dict[str, Any]:
+    """Host, processor, memory, topology, and how the kernel runs them; its GPUs are told by `bench.gpus`.
+
+    `root` is where /proc and /sys are found.
+    """
     return {
         "host": host,
         "os": platform.platform(),
@@ -103,13 +114,35 @@ def machine(host: str) -> dict[str, Any]:
         "num_cores": psutil.cpu_count(logical=True),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "topology": topology(),
+        **kernel_settings(root),
         "env": environment(),
     }
 
 
+def kernel_settings(root: Path) -> dict[str, Any]:
+    """What the kernel is told that changes how fast a step is; None for what cannot be read."""
+    governors, limit_bytes = sysfs.governors(root), sysfs.memory_limit_bytes(root)
+    limit_gib = None if limit_bytes is None else _limit(limit_bytes / 2**30)
+    quota = sysfs.cpu_quota(root)
+    return {
+        "governors": None if governors is None else list(governors),
+        "huge_pages": sysfs.huge_pages(root),
+        "cgroup": {
+            "cpu_quota_cores": None if quota is None else _limit(quota),
+            "memory_limit_gib": limit_gib,
+            "cpuset": sysfs.cpuset(root),
+        },
+    }
+
+
+def _limit(value: float) -> float | str:
+    return UNLIMITED if math.isinf(value) else round(value, 3)
+
+
 def environment() -> dict[str, str]:
-    """The environment variables that change how fast a step is, by name."""
-    return {name: value for name, value in sorted(os.environ.items()) if name.startswith(ENV_PREFIXES)}
+    """The environment variables that change how fast a step is, by name; credentials are left out."""
+    found = {name: value for name, value in sorted(os.environ.items()) if name.startswith(ENV_PREFIXES)}
+    return {name: HIDDEN if is_credential(name, value) else value for name, value in found.items()}
 
 
 def variables_of(environment: Manifest) -> dict[str, Any]:
@@ -210,7 +243,8 @@ def differences(then: Manifest, now: Manifest, question: Question) -> list[Diffe
         if not blocking and not any(question in c.mentioned for c in pair):
             continue
         left, right = (side[name].value if name in side else NONE for side in (ours, theirs))
-        if left != right or (blocking and UNKNOWN in (left, right)):
+        unknown = UNKNOWN in (left, right)  # as what earlier versions did not record: no difference to name
+        if (blocking and unknown) or (left != right and not unknown):
             found.append(Difference(name, left, right, blocking))
     return sorted(found, key=lambda difference: not difference.blocking)
 
@@ -230,6 +264,7 @@ def conditions_of(manifest: Manifest) -> list[Condition]:
     known = listed is not None and all(gpu.get("name") for gpu in gpus) and len(gpus) == len(listed)
     from_files = settings.get("data") not in ("device", "host")
     cuda = f" (CUDA {versions['cuda']})" if versions.get("cuda") else ""
+    cgroup, governors = part(machine, "cgroup"), machine.get("governors")
     rows: list[tuple[str, Any, Iterable[Question], Iterable[Question]]] = [
         # name, value, needed by, mentioned to
         ("plan", manifest.get("plan_hash"), (RESUME,), ()),
@@ -245,6 +280,11 @@ def conditions_of(manifest: Manifest) -> list[Condition]:
         ("python", versions.get("python", NONE), (HOSTS, RESUME), (GATE,)),
         ("model parameters", model.get("num_params"), (GATE,), ()),
         ("gradient bytes", model.get("gradient_bytes"), (GATE,), ()),
+        ("CPU governor", "/".join(map(str, governors)) if isinstance(governors, list) else None, (), (GATE,)),
+        ("transparent huge pages", machine.get("huge_pages"), (), (GATE,)),
+        ("container's CPU quota, cores", cgroup.get("cpu_quota_cores"), (), (GATE,)),
+        ("container's memory limit, GiB", cgroup.get("memory_limit_gib"), (), (GATE,)),
+        ("container's cores", cgroup.get("cpuset"), (), (GATE,)),
         ("ranks bound to cores", _bound(manifest.get("ranks")), (), (GATE,)),
         ("data workers", settings.get("data_workers") if from_files else NONE, (GATE,), ()),
         ("prefetch", prefetches(settings), (GATE,), ()),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from bench.cli import Parser, command, guarded, named, price
 from bench.errors import ExitCode, UsageError
+from bench.results.archive import is_archive
 from ddp_bench import load
 from report.build import build, write_markdown, write_pdf, write_png
 
@@ -27,12 +28,14 @@ def _parser() -> Parser:
     parser = Parser(
         prog=command("report"), description="Write one self-contained HTML page about one or more runs."
     )
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="results folder of a run")
+    parser.add_argument(
+        "runs", nargs="+", type=Path, metavar="RUN", help="results folder or archive of a run"
+    )
     parser.add_argument(
         "--out",
         type=Path,
         metavar="FILE",
-        help="page to write (default: RUN/report.html, for one run), or file of --markdown",
+        help="page to write (default for one run: RUN/report.html), or file of --markdown",
     )
     parser.add_argument(
         "--predictions",
@@ -91,7 +94,8 @@ def _page(runs: Sequence[Path], out: Path | None) -> Path:
         return out
     if len(runs) > 1:
         raise UsageError(f"{len(runs)} runs make one page of their own; say where with --out FILE")
-    return runs[0] / "report.html"
+    (run,) = runs
+    return run.with_suffix(".html") if is_archive(run) else run / "report.html"
 
 
 if __name__ == "__main__":

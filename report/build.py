@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import os
 import shutil
@@ -17,6 +18,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from bench.errors import UsageError
 from bench.findings.wording import unit_of_cases
+from bench.results.archive import opened
 from bench.results.store import load_run, write_output
 from bench.settings import IMAGES
 from bench.text import markdown as escaped
@@ -55,7 +57,8 @@ def load(
 ) -> Page:
     """Read what a page in `page_folder` shows of `runs`. Raises UsageError for a folder that is no run."""
     predicted = None if predictions is None else files.predictions(predictions)
-    offered = files.offered(runs, page_folder)
+    with contextlib.ExitStack() as stack:
+        offered = files.offered([stack.enter_context(opened(run)) for run in runs], page_folder)
     loaded = [load_run(run) for run in runs]
     units = [unit_of_cases(run.cases) for run in loaded]
     if price is not None and IMAGES not in units:

@@ -25,6 +25,7 @@ from bench.findings.wording import (
     unit_of,
     units_per_sample,
 )
+from bench.results.schema import READS
 from bench.settings import IMAGES, STEP_DEFAULTS
 from report.model import Fact, Group, Table, TableColumn
 
@@ -140,11 +141,16 @@ def _run(manifest: Manifest) -> tuple[Fact, ...]:
                 ("rounds", timing.get("rounds")),
                 ("stopped because", timing.get("stopped_because")),
                 ("seed", manifest.get("seed")),
-                ("results schema", manifest.get("schema_version")),
+                ("results schema", _schema(manifest)),
             )
         ),
         *_facts((("plan", manifest.get("plan_hash")), ("command", command)), code=True),
     )
+
+
+def _schema(manifest: Manifest) -> str:
+    version = plain(manifest.get("schema_version"))
+    return f"{version} (this version {READS})" if version else ""
 
 
 def _model(model: Manifest, cases: pd.DataFrame) -> tuple[Fact, ...]:
@@ -193,6 +199,7 @@ def _own_code(own: Manifest, git: Manifest) -> tuple[Fact, ...]:
 
 
 def _machine(manifest: Manifest, environment: Manifest, link: str) -> tuple[Fact, ...]:
+    cgroup = part(environment, "cgroup")
     return _facts(
         (
             ("host", environment.get("host")),
@@ -200,6 +207,11 @@ def _machine(manifest: Manifest, environment: Manifest, link: str) -> tuple[Fact
             ("CPU", environment.get("cpu_model")),
             ("CPU cores", count(finite(environment.get("num_cores")))),
             ("memory", quantity(finite(environment.get("memory_gib")), "GiB")),
+            ("CPU governor", environment.get("governors")),
+            ("transparent huge pages", environment.get("huge_pages")),
+            ("container's CPU quota", quantity(finite(cgroup.get("cpu_quota_cores")), "cores")),
+            ("container's memory limit", quantity(finite(cgroup.get("memory_limit_gib")), "GiB")),
+            ("container's cores", cgroup.get("cpuset")),
             ("GPUs", _gpus(gpus_of(environment) or ())),
             ("link between hosts", link),
             ("devices shared", manifest.get("oversubscription")),

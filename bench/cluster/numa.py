@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import torch
 
-from bench.cluster import sysfs
+from bench import sysfs
 
 
 def near_cores(device: torch.device, root: Path = Path("/")) -> frozenset[int]:

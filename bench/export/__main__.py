@@ -13,6 +13,7 @@ from bench.errors import ExitCode, UsageError
 from bench.export import bencher, github_action, nccl_tests, prometheus, pytest_benchmark, pytorch
 from bench.export.figures import METRICS, Options
 from bench.results.store import RunData, load_run, write_output
+from ddp_bench import load
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def parser() -> cli.Parser:
     """The command line."""
     formats = "\n".join(f"  {name:<17} {one.meaning}" for name, one in FORMATS.items())
     made = cli.Parser(
-        prog="python -m bench.export",
+        prog=cli.command("export"),
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=f"formats:\n{formats}\n\nCases that are not `ok`, and what was not measured, are left out. "
@@ -76,7 +77,7 @@ def parser() -> cli.Parser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the command; the exit status."""
-    return cli.guarded("bench.export", lambda: _main(argv))
+    return cli.guarded("export", lambda: _main(argv))
 
 
 def _main(argv: Sequence[str] | None) -> int:
@@ -113,4 +114,4 @@ def _options(given: argparse.Namespace, name: str) -> Options:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(load("bench.export.__main__").main())

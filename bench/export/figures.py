@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.conditions import Manifest, part
 from bench.errors import UsageError
-from bench.findings.wording import CPU_STAND_IN, estimate, finite, place, stand_in, text
+from bench.findings.wording import CPU_STAND_IN, estimate, finite, place, stand_in, text, unit_of
 from bench.results.aggregate import step_ms_by_round
 from bench.results.comparisons import compile_mode
 from bench.results.round_times import ByRound
@@ -139,7 +139,7 @@ def commit_of(manifest: Manifest) -> Manifest:
 
 
 def _figure(row: Mapping[str, Any], metric: Metric, by_round: ByRound) -> Figure:
-    unit = text(row.get("unit")) or "images"
+    unit = unit_of(row)
     is_rate = metric.column == "images_per_s"
     return Figure(
         metric,

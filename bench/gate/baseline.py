@@ -15,6 +15,7 @@ from bench.conditions import machine_kind
 from bench.errors import NotComparableError, UsageError
 from bench.gate.compare import require_rounds
 from bench.gate.runs import read_run
+from bench.results.archive import opened
 from bench.results.disk import replace_file
 from bench.results.schema import FILES
 from bench.results.store import MANIFEST, check_claimable
@@ -69,9 +70,10 @@ def save(run: Path, root: Path = ROOT) -> Path:
         raise UsageError(f"{folder} is this machine's baseline already; remove it first to replace it")
     check_claimable(folder)
     folder.mkdir(parents=True)
-    for name in FILES:
-        if (run / name).is_file():
-            shutil.copyfile(run / name, folder / name)
+    with opened(run) as files:
+        for name in FILES:
+            if (files / name).is_file():
+                shutil.copyfile(files / name, folder / name)
     text = json.dumps(_without_path(checked.manifest), indent=2) + "\n"
     # Last, so that a folder that was broken off is no baseline.
     replace_file(folder / MANIFEST, lambda path: path.write_text(text, encoding="utf-8"))

@@ -18,6 +18,7 @@ from bench.conditions import UNKNOWN, Difference, Question, differences, part
 from bench.errors import UsageError
 from bench.findings.wording import count, finite, mib, plain, rounded
 from bench.results.aggregate import images_per_s_by_round, step_ms_by_round, units_per_step
+from bench.results.archive import opened
 from bench.results.comparisons import compile_mode
 from bench.results.round_times import ByRound
 from bench.results.schema import IDENTITY, SCHEMA_VERSION
@@ -104,14 +105,15 @@ class GateRun:
 
 
 def read_run(path: Path) -> GateRun:
-    """Load and check a results folder. Raises UsageError that names what is wrong with it."""
-    run = load_run(path)
-    version = run.manifest.get("schema_version")
-    if not isinstance(version, int) or not 1 <= version <= SCHEMA_VERSION:
-        raise UsageError(f"{path}: manifest.json has no valid schema_version; {RESTORE}")
-    for name, columns in NEEDED.items():
-        _check_text(path / name, columns)
-    return checked(run)
+    """Load and check a results folder or an archive. Raises UsageError that names what is wrong with it."""
+    with opened(path) as folder:
+        run = load_run(folder)
+        version = run.manifest.get("schema_version")
+        if not isinstance(version, int) or not 1 <= version <= SCHEMA_VERSION:
+            raise UsageError(f"{path}: manifest.json has no valid schema_version; {RESTORE}")
+        for name, columns in NEEDED.items():
+            _check_text(folder / name, columns)
+        return checked(replace(run, path=path))
 
 
 def checked(run: RunData) -> GateRun:

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from bench.cluster.sysfs import ranges
 from bench.results.journal import JOURNAL, State, read
 from bench.settings import ResolvedSettings
+from bench.sysfs import ranges
 from bench.text import visible
 
 RESTART_EXIT_CODE = 75

@@ -1,6 +1,7 @@
 """The columns of every results file: one definition for the writer, the reader and the documentation.
 
-`python -m bench.results.schema --write` puts the tables of columns into `results/README.md`.
+`python -m bench.results.schema --write` puts the tables of columns into `results/README.md`, and JSON Schemas
+into `docs/schema/`.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ SCHEMA_VERSION = 2
 
 2: `images_per_s` and what is formed of it come from one fit, `hidden_pct` is not clamped.
 """
+
+READS = f"reads 1 to {SCHEMA_VERSION}"
+"""Which versions of the files this one can read, in words."""
 
 STATUSES = ("ok", "skipped", "oom", "failed", "timeout")
 """Every planned case ends in exactly one of these."""
@@ -393,6 +397,9 @@ FILES: dict[str, tuple[Column, ...]] = {
 README = Path(__file__).resolve().parents[2] / "results" / "README.md"
 """Explains the files to people."""
 
+JSON_SCHEMAS = README.parents[1] / "docs" / "schema"
+"""Explain them to programs."""
+
 _DTYPES = {"text": "string", "int": "Int64", "float": "float64", "bool": "boolean"}
 
 
@@ -431,10 +438,14 @@ def with_tables(page: str) -> str:
 
 
 def main() -> None:
-    """Write the tables into `results/README.md`."""
+    """Write the tables into `results/README.md`, and the JSON Schemas."""
+    from bench.results.json_schema import documents  # noqa: PLC0415 - it needs this module whole
+
     if sys.argv[1:] != ["--write"]:
         raise SystemExit("usage: python -m bench.results.schema --write")
     README.write_text(with_tables(README.read_text(encoding="utf-8")), encoding="utf-8")
+    for name, text in documents().items():
+        (JSON_SCHEMAS / name).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import os
 import socket
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,10 @@ from typing import Any
 import pandas as pd
 
 from bench.errors import UsageError
+from bench.results.archive import opened
 from bench.results.disk import append, make_folder, open_regular, read_json, replace_file
 from bench.results.journal import JOURNAL
-from bench.results.schema import FILES, SCHEMA_VERSION, typed_frame
+from bench.results.schema import FILES, READS, SCHEMA_VERSION, typed_frame
 from bench.results.tables import is_large, load_blocks, read_table
 from bench.settings import RANK_PER_DEVICE
 from bench.text import csv_cell
@@ -250,7 +251,12 @@ def write_output(target: Path, write: Callable[[Path], object], *, option: str) 
 
 
 def load_run(path: Path) -> RunData:
-    """Read a results folder. Raises UsageError where it is not one, or is of a newer schema."""
+    """Read a results folder or an archive. Raises UsageError where it is neither, or is of a newer schema."""
+    with opened(path) as folder:
+        return replace(_load(folder), path=path)
+
+
+def _load(path: Path) -> RunData:
     manifest_path = path / MANIFEST
     if not manifest_path.is_file():
         raise UsageError(f"{path} is not a results folder: it has no {MANIFEST}; name a run's folder")
@@ -259,7 +265,7 @@ def load_run(path: Path) -> RunData:
         raise UsageError(f"{manifest_path} does not hold a JSON object")
     version = manifest.get("schema_version")
     if isinstance(version, int) and version > SCHEMA_VERSION:
-        raise UsageError(f"{path} has schema {version}, this version reads up to {SCHEMA_VERSION}; upgrade")
+        raise UsageError(f"{path} has schema {version}, this version {READS}; upgrade ddp-bench")
     cases = read_table(path / "cases.csv", FILES["cases.csv"])
     twice = cases["case_id"].duplicated()
     if twice.any():

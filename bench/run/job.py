@@ -49,7 +49,10 @@ from models.registry import default_image_size, load_workload, resnet_workload
 from models.step import as_set, has_fused_optimizer, takes_images
 from models.workload import Workload
 
-HOST_FACTS = ("cpu_model", "num_cores", "memory_gib", "gpus", "gpu_pairs", "topology")
+HOST_FACTS = (
+    *("cpu_model", "num_cores", "memory_gib", "gpus", "gpu_pairs", "topology"),
+    *("governors", "huge_pages", "cgroup"),
+)
 """What the manifest says of every host; of the first it says all."""
 
 

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import schemas
 from commands import SMALL, bench_run, python
 
-from bench.results.store import load_run
+from bench import load_run
 from bench.run.__main__ import GROUPS, main, parser
 from bench.settings import options_of
 
@@ -92,6 +93,12 @@ def test_the_manifest_says_under_what_conditions(real_run: RealRun) -> None:
     assert 0 < manifest["timing"]["timed_share_pct"] < 100
 
 
+def test_the_files_are_what_the_published_schemas_say(real_run: RealRun) -> None:
+    run = load_run(real_run.data.path)
+    assert schemas.problems_of_run(run.path) == []
+    assert schemas.problems("summary", run.summary) == []
+
+
 def test_the_devices_are_measured_by_themselves_at_every_count(real_run: RealRun) -> None:
     manifest = real_run.data.manifest
     rates = manifest["roofline"]
@@ -146,6 +153,7 @@ def test_under_the_users_own_torchrun(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stderr == ""
     summary = json.loads(done.stdout)
+    assert schemas.problems("summary", summary) == []
     assert [c["mode"] for c in summary["cases"]] == ["single", "ddp"]
     assert summary["answers"]
     run = load_run(tmp_path / "run")

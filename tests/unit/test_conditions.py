@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +14,13 @@ from bench.conditions import (
     Question,
     differences,
     environment,
+    kernel_settings,
+    machine,
     machine_kind,
     machine_name,
     needed,
 )
+from bench.doctor.readings.system import read_cpu, read_memory
 
 HOSTS, RESUME, GATE = Question
 
@@ -30,6 +35,9 @@ RUN: dict[str, Any] = {
         "cpu_model": "Some CPU",
         "num_cores": 8,
         "gpus": [{"name": "A", "driver": "570", "power_limit_w": 700.0} for _ in range(2)],
+        "governors": ["performance"],
+        "huge_pages": "madvise",
+        "cgroup": {"cpu_quota_cores": "unlimited", "memory_limit_gib": 16.0, "cpuset": "0-7"},
         "env": {"NCCL_ALGO": "Ring", "BENCH_TURNS": "x"},
     },
     "git": {"commit": "abc", "dirty": False},
@@ -63,6 +71,11 @@ TABLE: dict[str, tuple[Any, set[Question], set[Question]]] = {
     "environment.gpus.0.name": ("B", {RESUME, GATE}, set()),
     "environment.gpus.0.driver": ("580", {HOSTS, RESUME}, {GATE}),
     "environment.gpus.0.power_limit_w": (350.0, {GATE}, set()),
+    "environment.governors": (["powersave"], set(), {GATE}),
+    "environment.huge_pages": ("never", set(), {GATE}),
+    "environment.cgroup.cpu_quota_cores": (4.0, set(), {GATE}),
+    "environment.cgroup.memory_limit_gib": ("unlimited", set(), {GATE}),
+    "environment.cgroup.cpuset": ("0-3", set(), {GATE}),
     "environment.env.NCCL_ALGO": ("Tree", set(), {GATE}),
     "environment.env.BENCH_TURNS": ("y", set(), set()),
     "git.commit": ("def", {HOSTS}, {GATE}),
@@ -166,11 +179,111 @@ def test_a_kind_of_machine_is_told_by_gpus_cores_and_minor_version_alone() -> No
         assert machine_kind(changed(path, TABLE[path][0])) != machine_kind(RUN)
 
 
+def test_what_an_earlier_version_did_not_record_is_no_difference_to_name() -> None:
+    before = copy.deepcopy(RUN)
+    for name in ("governors", "huge_pages", "cgroup"):
+        del before["environment"][name]
+    assert differences(before, RUN, GATE) == differences(RUN, before, GATE) == []
+
+
+def test_a_difference_is_named_with_both_values() -> None:
+    (found,) = differences(RUN, changed("environment.governors", ["powersave", "schedutil"]), GATE)
+    assert (found.name, found.then, found.now) == ("CPU governor", "performance", "powersave/schedutil")
+    (found,) = differences(RUN, changed("environment.cgroup.cpu_quota_cores", 1.5), GATE)
+    assert (found.name, found.then, found.now) == ("container's CPU quota, cores", "unlimited", "1.5")
+
+
+def test_the_kernels_settings_are_those_of_the_doctor(tmp_path: Path) -> None:
+    tree = {
+        "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "schedutil",
+        "sys/devices/system/cpu/cpu1/cpufreq/scaling_governor": "performance",
+        "sys/kernel/mm/transparent_hugepage/enabled": "always madvise [never]",
+        "proc/self/cgroup": "0::/pod/job",
+        "sys/fs/cgroup/pod/cpu.max": "150000 100000",
+        "sys/fs/cgroup/pod/job/cpu.max": "max 100000",
+        "sys/fs/cgroup/pod/job/memory.max": "3221225472",
+        "sys/fs/cgroup/cpuset.cpus.effective": "0-63",
+        "sys/fs/cgroup/pod/job/cpuset.cpus.effective": "0-3,8",
+    }
+    for path, content in tree.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(f"{content}\n")
+    found = kernel_settings(tmp_path)
+    assert found == {
+        "governors": ["performance", "schedutil"],
+        "huge_pages": "never",
+        "cgroup": {"cpu_quota_cores": 1.5, "memory_limit_gib": 3.0, "cpuset": "0-3,8"},
+    }
+    cpu, memory = read_cpu(tmp_path, None), read_memory(tmp_path)
+    assert (list(cpu.governors or ()), memory.huge_pages) == (found["governors"], found["huge_pages"])
+    assert (cpu.quota, memory.limit_bytes) == (1.5, 3 * 2**30)
+    assert machine("here", tmp_path)["cgroup"] == found["cgroup"]
+
+
+def test_cores_of_a_container_under_cgroup_v1(tmp_path: Path) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("5:cpuset:/docker/ab\n4:memory:/docker/ab\n")
+    (tmp_path / "sys/fs/cgroup/cpuset/docker/ab").mkdir(parents=True)
+    (tmp_path / "sys/fs/cgroup/cpuset/docker/ab/cpuset.cpus").write_text("2-3\n")
+    assert kernel_settings(tmp_path)["cgroup"]["cpuset"] == "2-3"
+
+
+def test_no_limit_is_not_unknown(tmp_path: Path) -> None:
+    nothing: dict[str, Any] = {"cpu_quota_cores": None, "memory_limit_gib": None, "cpuset": None}
+    assert kernel_settings(tmp_path) == {"governors": None, "huge_pages": None, "cgroup": nothing}
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/\n")
+    found = kernel_settings(tmp_path)["cgroup"]
+    assert (found["cpu_quota_cores"], found["memory_limit_gib"]) == ("unlimited", "unlimited")
+    json.dumps(found, allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("TORCH_HUB_TOKEN", "abc"),
+        ("NCCL_PLUGIN_SECRET", "abc"),
+        ("CUDA_PROXY_PASSWORD", "abc"),
+        ("PYTORCH_API_KEY", "abc"),
+        ("DDP_KEY", "abc"),
+        ("GLOO_AUTH", "abc"),
+        ("TORCH_MIRROR", "https://me:hunter2@example.org/simple"),
+        ("TORCH_MIRROR", "https://hunter2@example.org/simple"),
+        ("NCCL_CONF", "retries=3 password=hunter2"),
+        ("TORCH_ANY", "ghp_0123456789abcdef"),
+        ("TORCH_ANY", "Bearer 0123"),
+    ],
+)
+def test_a_credential_is_never_recorded(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, value)
+    assert environment()[name] == "(hidden)"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("NCCL_IB_PKEY", "1"),
+        ("OMP_PROC_BIND", "close"),
+        ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True,max_split_size_mb:128"),
+        ("NCCL_COMM_ID", "10.0.0.1:29500"),
+        ("TORCH_HOME", "/data/disk-1/cache"),
+        ("CUDA_VISIBLE_DEVICES", "GPU-8f2c1a44-0000"),
+    ],
+)
+def test_what_changes_speed_is_not_taken_for_a_credential(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert environment()[name] == value
+
+
 def test_variables_that_change_speed_are_recorded_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("PYTORCH_CUDA_ALLOC_CONF", "GOMP_SPINCOUNT", "DDP_ANY", "AWS_SECRET_ACCESS_KEY"):
+    asked = ("PYTORCH", "GOMP", "DDP", "OMP", "MKL", "NCCL", "GLOO", "TORCH", "CUDA")
+    speed = {*(f"{prefix}_ANY" for prefix in asked), "LD_PRELOAD", "TORCHINDUCTOR_MAX_AUTOTUNE"}
+    for name in (*speed, "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("BENCH_STARTED_S", "12.5")
     found = environment()
-    assert {"PYTORCH_CUDA_ALLOC_CONF", "GOMP_SPINCOUNT", "DDP_ANY"} <= set(found)
+    assert speed <= set(found)
     assert "AWS_SECRET_ACCESS_KEY" not in found
     assert not [name for name in found if name.startswith("BENCH_")], "the suite's own are no conditions"

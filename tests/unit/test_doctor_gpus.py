@@ -6,12 +6,12 @@ import pytest
 from doctor_machines import H100, h100_box, laptop, nvlink_pairs, virtual_gpu, with_gpu
 
 from bench.clock_reasons import ClockReason
-from bench.cluster.sysfs import ranges
 from bench.doctor.__main__ import diagnose
 from bench.doctor.readings import GpuProcess, HostReadings, Software
 from bench.doctor.rules import Finding
 from bench.doctor.rules.gpu import span
 from bench.gpus import GpuPair
+from bench.sysfs import ranges
 
 
 def line(machine: HostReadings, name: str) -> Finding:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 
-from bench.cluster import sysfs
+from bench import sysfs
 from bench.doctor.readings import NumaNode, software, system
 from bench.doctor.readings.system import attempt, read_cpu, read_disk, read_memory, read_network
 

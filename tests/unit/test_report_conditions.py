@@ -20,6 +20,9 @@ def test_conditions_show_what_is_known_and_nothing_else() -> None:
         "environment": {
             "gpus": [{"name": "A", "memory_mib": 1000}] * 2,
             "topology": "GPU0 GPU1\n NV18",
+            "governors": ["performance"],
+            "huge_pages": "madvise",
+            "cgroup": {"cpu_quota_cores": 2.5, "memory_limit_gib": "unlimited", "cpuset": None},
             "env": {"NCCL_DEBUG": "WARN", "BENCH_STARTED_S": "12.5"},
         },
         "timing": {"total_s": 186.2},
@@ -34,7 +37,15 @@ def test_conditions_show_what_is_known_and_nothing_else() -> None:
         Group("Run", (Fact("name", "nightly"), Fact("total time", "3 min 06 s"))),
         Group("Settings", (Fact("gpus", "1, 2"), Fact("static graph", "no"))),
         Group("Model", (Fact("parameters", "11,689,512"), Fact("gradients per step", "44.6 MiB"))),
-        Group("Machine", (Fact("GPUs", "2 \N{MULTIPLICATION SIGN} A, 1,000 MiB"),)),
+        Group(
+            "Machine",
+            (
+                Fact("CPU governor", "performance"),
+                Fact("transparent huge pages", "madvise"),
+                Fact("container's CPU quota", "2.50 cores"),
+                Fact("GPUs", "2 \N{MULTIPLICATION SIGN} A, 1,000 MiB"),
+            ),
+        ),
         Group("Environment variables", (Fact("NCCL_DEBUG", "WARN", code=True),)),
     )
     assert [c.name for c in shown.condition_tables[0].columns] == ["Rank", "Host"]

@@ -11,8 +11,8 @@ from typing import Any
 
 import pynvml
 
+from bench import sysfs
 from bench.clock_reasons import clock_reasons
-from bench.cluster import sysfs
 from bench.conditions import ask_nvml, nvml_devices, visible
 from bench.doctor.readings import Gpu, GpuProcess
 from bench.gpus import GpuPair, is_mig, names_of, pair

@@ -17,15 +17,13 @@ from typing import Any, TypeVar
 
 import psutil
 
-from bench.cluster import sysfs
+from bench import sysfs
 from bench.doctor.readings import Cpu, Disk, HostNetwork, Interface, Memory, NumaNode, Port
 
 T = TypeVar("T")
 
 SAMPLE_S = 0.5
 """How long load, steal and swapping are watched."""
-
-CPUS = "sys/devices/system/cpu"
 
 LOOK_UP_S = 1.0
 """How long to wait for the name service; gloo itself would wait for as long as it takes."""
@@ -106,9 +104,8 @@ def _times(cores: Sequence[Any]) -> tuple[float, float, float]:
 
 def read_cpu(root: Path, allowed: frozenset[int] | None) -> Cpu:
     """Read what /proc and /sys under `root` say of the cores."""
-    cpus = root / CPUS
+    cpus = root / sysfs.CPUS
     policies = sorted(cpus.glob("cpu[0-9]*/cpufreq"))
-    governors = {sysfs.text(policy / "scaling_governor") for policy in policies} - {None}
     no_turbo, boost = sysfs.number(cpus / "intel_pstate/no_turbo"), sysfs.number(cpus / "cpufreq/boost")
     flags = re.search(r"^flags\s*:(.*)$", sysfs.text(root / "proc/cpuinfo") or "", re.MULTILINE)
     siblings = [
@@ -121,7 +118,7 @@ def read_cpu(root: Path, allowed: frozenset[int] | None) -> Cpu:
         allowed_physical=len(set(siblings)) if siblings and None not in siblings else None,
         quota=sysfs.cpu_quota(root),
         virtual=" hypervisor " in f"{flags[1]} " if flags else None,
-        governors=tuple(sorted(governor for governor in governors if governor)) or None,
+        governors=sysfs.governors(root),
         driver=sysfs.text(policies[0] / "scaling_driver") if policies else None,
         turbo=no_turbo == 0 if no_turbo is not None else boost == 1 if boost is not None else None,
         load_1min=attempt(lambda: os.getloadavg()[0]),
@@ -146,7 +143,6 @@ def read_memory(root: Path) -> Memory:
     now = attempt(psutil.virtual_memory)
     shm = attempt(lambda: shutil.disk_usage(root / "dev/shm"))
     stalls = re.search(r"^some avg10=([0-9.]+)", sysfs.text(root / "proc/pressure/memory") or "")
-    pages = re.search(r"\[(\w+)\]", sysfs.text(root / "sys/kernel/mm/transparent_hugepage/enabled") or "")
     return Memory(
         total_bytes=None if now is None else int(now.total),
         available_bytes=None if now is None else int(now.available),
@@ -154,7 +150,7 @@ def read_memory(root: Path) -> Memory:
         pressure_pct=float(stalls[1]) if stalls else None,
         shm_total_bytes=None if shm is None else shm.total,
         shm_free_bytes=None if shm is None else shm.free,
-        huge_pages=pages[1] if pages else None,
+        huge_pages=sysfs.huge_pages(root),
     )
 
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bench.clock_reasons import CHOICES, FAULTS, ClockReason
-from bench.cluster.sysfs import ranges
 from bench.doctor.readings import Gpu, HostReadings
 from bench.doctor.rules import SEVERITY, Finding, Status, judged, unknown, worst
 from bench.gpus import GpuPair
+from bench.sysfs import ranges
 
 BUSY_CAUTION_PCT = 5
 """GPU time that others may take before it can pass for a regression: the gate's default threshold."""

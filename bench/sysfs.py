@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 NO_LIMIT_BYTES = 2**60
 """cgroup v1 writes "no limit" as a page-rounded 2**63; no machine has this much."""
+
+CPUS = "sys/devices/system/cpu"
 
 
 def text(path: Path) -> str | None:
@@ -50,6 +53,18 @@ def ranges(numbers: Iterable[int]) -> str:
     return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
+def governors(root: Path) -> tuple[str, ...] | None:
+    """The frequency governors of the cores, each once."""
+    found = {text(policy / "scaling_governor") for policy in (root / CPUS).glob("cpu[0-9]*/cpufreq")}
+    return tuple(sorted(name for name in found if name)) or None
+
+
+def huge_pages(root: Path) -> str | None:
+    """When the kernel lends transparent huge pages: `always`, `madvise` or `never`."""
+    chosen = re.search(r"\[(\w+)\]", text(root / "sys/kernel/mm/transparent_hugepage/enabled") or "")
+    return chosen[1] if chosen else None
+
+
 def cpu_quota(root: Path) -> float | None:
     """Cores that the container may use, the least over all enclosing groups; inf without a limit.
 
@@ -61,6 +76,18 @@ def cpu_quota(root: Path) -> float | None:
 def memory_limit_bytes(root: Path) -> float | None:
     """Memory that the container may use, the least over all enclosing groups; inf without a limit."""
     return _least(root, "memory", _limit)
+
+
+def cpuset(root: Path) -> str | None:
+    """The cores that the container may use, such as `0-3,8`.
+
+    cgroup v2 `cpuset.cpus.effective`; v1 has `cpuset.effective_cpus` (Linux cgroup-v2, cgroup-v1/cpusets).
+    """
+    for folder in _groups(root, "cpuset"):
+        for name in ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus"):
+            if cores := text(folder / name):
+                return cores
+    return None
 
 
 def _least(root: Path, controller: str, read: Callable[[Path], float | None]) -> float | None:

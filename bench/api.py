@@ -1,0 +1,141 @@
+"""Runs as frames, for notebooks and scripts: `from bench import load_run, compare`.
+
+A mistake, such as a folder that is no run, is a `bench.errors.UsageError` (a ValueError) of one line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from bench import cli
+from bench.conditions import part
+from bench.findings.findings import conclude
+from bench.findings.links import link_cautions
+from bench.findings.stability import cautions, target_of
+from bench.findings.wording import unit_of_cases
+from bench.gate.compare import DEFAULT_THRESHOLD, METRICS
+from bench.gate.compare import compare as gate_of
+from bench.gate.output import as_json
+from bench.gate.runs import read_run
+from bench.results import store
+from bench.results.aggregate import comparisons_of_run
+from bench.results.units import units_of
+from bench.run.summary import summary_json
+from bench.settings import IMAGES
+
+COMPARISON_COLUMNS = {
+    "case_id": "string",
+    "metric": "string",
+    "verdict": "string",
+    "baseline": "float64",
+    "candidate": "float64",
+    "unit": "string",
+    "ratio": "float64",
+    "ratio_low": "float64",
+    "ratio_high": "float64",
+    "threshold": "float64",
+    "num_rounds_baseline": "Int64",
+    "num_rounds_candidate": "Int64",
+    "stand_in": "boolean",
+    "reason": "string",
+}
+"""Columns of `compare`'s frame and their types."""
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Run(store.RunData):
+    """A run that has been loaded: `manifest`, and its tables as frames with typed columns.
+
+    `cases`, `blocks`, `buckets`, `allreduce` and `comparisons` hold the columns that `results/README.md`
+    explains, a missing value as NA. Their units are in `units`.
+    """
+
+    @cached_property
+    def units(self) -> Mapping[str, str]:
+        """The unit of every column by its name, such as `ms`; empty for ratios, indices and text."""
+        return units_of(unit_of_cases(self.cases))
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """What `bench.run --json` prints of the run: answers, findings, cautions, timing, cases."""
+        conclusion = conclude(self.path, self.manifest, self.cases, self.blocks, comparisons_of_run(self))
+        found = cautions(self.cases, self.blocks, target=target_of(part(self.manifest, "settings")))
+        found += link_cautions(self.manifest, self.cases)
+        timing = dict(part(self.manifest, "timing"))
+        whole: dict[str, Any] = json.loads(summary_json(self.path, self.cases, conclusion, found, timing))
+        return whole
+
+    def __repr__(self) -> str:
+        measured = int((self.cases["status"] == "ok").sum())
+        return f"<Run {self.path}: {measured} of {len(self.cases)} cases measured>"
+
+
+def load_run(path: str | os.PathLike[str]) -> Run:
+    """Load a results folder, or an archive of one.
+
+    Raises UsageError where `path` is neither, is damaged, or was written by a later version.
+    """
+    return Run(**vars(store.load_run(Path(path).expanduser())))
+
+
+def compare(
+    baseline: Run | str | os.PathLike[str],
+    candidate: Run | str | os.PathLike[str],
+    *,
+    threshold: float | str = DEFAULT_THRESHOLD,
+    ratios_only: bool = False,
+    allow_missing: bool = False,
+) -> pd.DataFrame:
+    """Gate `candidate` against `baseline` as `bench.gate` does: one row per case and metric, worst first.
+
+    `baseline` and `candidate` are in `unit`; `ratio` is candidate / baseline, with its interval; `threshold`
+    is the share of change that matters, such as 0.05 or "5%". `attrs` of the frame holds what concerns the
+    whole gate: `verdict`, `exit_code`, `sentence`, `interval_confidence`, `differences` and more.
+
+    Raises UsageError for what is no run, NotComparableError where no case is in both.
+    """
+    share = cli.named("threshold", cli.fraction, str(threshold))
+    first, second = (read_run(_path(run)) for run in (baseline, candidate))
+    gate = gate_of(
+        first,
+        second,
+        thresholds={metric.name: share for metric in METRICS},
+        ratios_only=ratios_only,
+        allow_missing=allow_missing,
+    )
+    cases = [case for run in (first, second) for case in run.cases]
+    on_cpu = any(case.row.get("device_type") == "cpu" for case in cases)
+    whole: dict[str, Any] = json.loads(as_json(gate, on_cpu=on_cpu))
+    units = units_of(cases[0].unit if cases else IMAGES)
+    rows = [_row(found, units) for found in whole.pop("comparisons")]
+    columns = COMPARISON_COLUMNS.items()
+    frame = pd.DataFrame({name: pd.Series([row[name] for row in rows], dtype=kind) for name, kind in columns})
+    frame.attrs.update(whole)
+    return frame
+
+
+def _row(found: Mapping[str, Any], units: Mapping[str, str]) -> dict[str, Any]:
+    """A row of the frame, of a comparison as `bench.gate --json` prints it."""
+    ratio = found["ratio"] or {}
+    rounds = found["num_rounds"] or (None, None)
+    ends = {f"ratio_{end}": ratio.get(end) for end in ("low", "high")}
+    return {
+        **found,
+        "unit": units.get(found["metric"] or "", ""),
+        "ratio": ratio.get("estimate"),
+        **ends,
+        "num_rounds_baseline": rounds[0],
+        "num_rounds_candidate": rounds[1],
+    }
+
+
+def _path(run: Run | str | os.PathLike[str]) -> Path:
+    return run.path if isinstance(run, Run) else Path(run).expanduser()

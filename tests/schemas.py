@@ -1,0 +1,54 @@
+"""Holds documents and results folders against the published JSON Schemas, by `jsonschema` and `csv` alone."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from commands import ROOT
+from jsonschema import Draft202012Validator
+
+SCHEMAS = {path.name.split(".")[0]: path for path in (ROOT / "docs" / "schema").glob("*.schema.json")}
+
+_FROM_TEXT = {"integer": int, "number": float, "boolean": {"True": True, "False": False}.__getitem__}
+
+
+@functools.cache
+def schema(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(SCHEMAS[name].read_text(encoding="utf-8"))
+    return found
+
+
+def problems(name: str, document: Any) -> list[str]:
+    """What the schema `name` has against a document."""
+    errors = Draft202012Validator(schema(name)).iter_errors(document)
+    return [f"{name} {error.json_path}: {error.message[:300]}" for error in errors]
+
+
+def problems_of_run(folder: Path) -> list[str]:
+    """What the schemas have against the files of a results folder."""
+    found = problems("manifest", json.loads((folder / "manifest.json").read_text(encoding="utf-8")))
+    for name in ("cases", "blocks", "buckets", "allreduce", "comparisons"):
+        if (folder / f"{name}.csv").exists():
+            for row in rows(folder / f"{name}.csv", schema(name)["properties"]):
+                found += problems(name, row)
+    return found
+
+
+def rows(path: Path, properties: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The rows of a table as objects, each value of the type that its schema asks for."""
+    with path.open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            yield {name: _value(text, properties.get(name, {})) for name, text in row.items()}
+
+
+def _value(text: str, described: dict[str, Any]) -> Any:
+    if text == "":
+        return None
+    types = described.get("type", "string")
+    kinds = types if isinstance(types, list) else [types]
+    return _FROM_TEXT.get(kinds[0], str)(text)

@@ -1,0 +1,127 @@
+"""Runs as frames: `from bench import load_run, compare`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+from commands import ROOT, python
+from gate_runs import STEADY, write_run
+
+import bench
+from bench import compare, load_run
+from bench.errors import NotComparableError, UsageError
+from bench.gate import __main__ as gate
+from bench.results import store, units
+from bench.results.schema import FILES
+
+SAMPLE = ROOT / "results" / "samples" / "cpu-lab-1gbit-2hosts"
+
+PURE = {
+    *("rank", "slowest_rank", "position", "round", "bucket", "delay_all_reduce"),
+    *("speedup", "efficiency", "compute_slowdown", "vs_ddp_default", "ratio", "margin"),
+    *("gradient_error", "update_error", "dp_device0_mem_ratio", "units_per_sample"),
+}
+"""Numbers without a unit: indices and ratios."""
+
+
+def test_importing_the_package_is_free_and_no_import_needs_torch() -> None:
+    code = (
+        "import sys, bench; first = set(sys.modules); from bench import load_run, compare; import json; "
+        "print(json.dumps([sorted(first & {'pandas', 'torch', 'bench.api'}), 'torch' in sys.modules]))"
+    )
+    done = python("-c", code)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [[], False]
+
+
+def test_the_package_names_what_it_has_and_no_more() -> None:
+    assert {"load_run", "compare", "Run"} <= set(dir(bench))
+    with pytest.raises(AttributeError, match="has no attribute 'lod_run'"):
+        _ = bench.lod_run
+
+
+def test_a_run_is_frames_with_types_and_units() -> None:
+    run = load_run(str(SAMPLE))
+    for name, columns in FILES.items():
+        frame = getattr(run, name.removesuffix(".csv"))
+        assert list(frame) == [column.name for column in columns]
+    plain = pd.read_csv(SAMPLE / "cases.csv")
+    assert run.cases["images_per_s"].tolist() == pytest.approx(plain["images_per_s"].tolist())
+    assert run.cases["num_devices"].dtype == "Int64"
+    assert run.manifest == json.loads((SAMPLE / "manifest.json").read_text())
+    assert repr(run) == f"<Run {SAMPLE}: 6 of 6 cases measured>"
+    named = {
+        "step_ms_p95": "ms",
+        "images_per_s_low": "images/s",
+        "images_per_s_sustained": "images/s",
+        "joules_per_image_high": "J/image",
+        "started_s": "s",
+        "peak_mem_mib": "MiB",
+        "hidden_pct": "%",
+        "busbw_gb_per_s": "GB/s",
+        "bucket_bytes": "bytes",
+        "num_params": "parameters",
+        "num_devices": "devices",
+        "speedup": "",
+        "case_id": "",
+    }
+    assert {name: run.units[name] for name in named} == named
+
+
+def test_every_number_has_a_unit_or_is_known_to_have_none() -> None:
+    numbers = {c.name for columns in FILES.values() for c in columns if c.kind in ("int", "float")}
+    bare = {name.removesuffix("_low").removesuffix("_high") for name in numbers if not units.unit_of(name)}
+    assert bare <= PURE
+    assert not [name for name in PURE if units.unit_of(name)]
+
+
+def test_rates_are_in_what_the_run_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    data = store.load_run(run)
+    tokens = SimpleNamespace(**{**vars(data), "cases": data.cases.assign(unit="tokens")})
+    monkeypatch.setattr(store, "load_run", lambda _: tokens)
+    found = load_run(run).units
+    assert (found["images_per_s"], found["steady_images_per_s_low"]) == ("tokens/s", "tokens/s")
+    assert found["joules_per_image"] == "J/token"
+    assert found["step_ms"] == "ms"
+
+
+def test_the_summary_is_that_of_the_command() -> None:
+    summary = load_run(SAMPLE).summary
+    assert {"answers", "findings", "next", "cautions", "timing", "cases"} <= set(summary)
+    assert len(summary["cases"]) == 6
+    assert summary["timing"]["rounds"] == 41
+    assert {answer["question"] for answer in summary["answers"]} >= {"DDP settings", "communication"}
+    json.dumps(summary, allow_nan=False)
+
+
+def test_a_comparison_is_the_gates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    slower = {key: [1.3 * ms for ms in series] for key, series in STEADY.items()}
+    base, slow = write_run(tmp_path / "base"), write_run(tmp_path / "slow", slower)
+    found = compare(load_run(base), slow)
+    assert gate.main([str(base), str(slow), "--json"]) == 1
+    whole = json.loads(capsys.readouterr().out)
+    assert found["verdict"].tolist() == [one["verdict"] for one in whole["comparisons"]]
+    assert found.attrs == {key: value for key, value in whole.items() if key != "comparisons"}
+    rate = found[(found["metric"] == "images_per_s") & (found["verdict"] == "regressed")].iloc[0]
+    assert rate["ratio"] == pytest.approx(1 / 1.3)
+    assert rate["ratio_low"] < rate["ratio"] < rate["ratio_high"]
+    assert (rate["unit"], rate["num_rounds_baseline"]) == ("images/s", 6)
+    lenient = compare(base, slow, threshold="50%")
+    assert set(lenient.loc[lenient["metric"] == "images_per_s", "verdict"]) == {"unchanged"}
+
+
+def test_a_mistake_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="not a results folder") as caught:
+        load_run(tmp_path)
+    assert "\n" not in str(caught.value)
+    run = write_run(tmp_path / "run")
+    with pytest.raises(UsageError, match="threshold: '5' is not a share"):
+        compare(run, run, threshold=5)
+    other = write_run(tmp_path / "other", {("single", 1): [1.0, 2.0]})
+    with pytest.raises(NotComparableError, match="2 rounds"):
+        compare(run, other)

@@ -1,0 +1,120 @@
+"""The published JSON Schemas: current, valid, true of the recorded runs, and false of broken ones."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import schemas
+from commands import ROOT
+from gate_runs import STEADY, write_run
+from jsonschema import Draft202012Validator
+
+from bench import load_run
+from bench.errors import UsageError
+from bench.gate import __main__ as gate
+from bench.gate.compare import VERDICTS
+from bench.results.json_schema import documents
+from bench.results.schema import FILES, JSON_SCHEMAS, SCHEMA_VERSION
+from report.__main__ import main as report
+
+FOLDERS = sorted(path.parent for path in (ROOT / "results").rglob("manifest.json"))
+SAMPLE = ROOT / "results" / "samples" / "cpu-lab-1gbit-2hosts"
+
+
+def test_the_published_schemas_are_current() -> None:
+    on_disk = {path.name: path.read_text(encoding="utf-8") for path in JSON_SCHEMAS.glob("*.json")}
+    assert on_disk == documents(), "run python -m bench.results.schema --write"
+    page = (JSON_SCHEMAS / "README.md").read_text(encoding="utf-8")
+    assert all(f"({name})" in page for name in on_disk)
+
+
+@pytest.mark.parametrize("name", sorted(schemas.SCHEMAS))
+def test_each_is_a_schema_with_a_versioned_name(name: str) -> None:
+    found = schemas.schema(name)
+    Draft202012Validator.check_schema(found)
+    assert found["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    assert found["x-version"] == SCHEMA_VERSION
+    assert found["$id"] == f"urn:ddp-bench:schema:{SCHEMA_VERSION}:{name}"
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.relative_to(ROOT / "results").as_posix())
+def test_recorded_runs_are_what_they_describe(folder: Path) -> None:
+    assert schemas.problems_of_run(folder) == []
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_column_is_described(name: str) -> None:
+    described = schemas.schema(name.removesuffix(".csv"))["properties"]
+    assert list(described) == [column.name for column in FILES[name]]
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("cases", {"status": "fine"}),
+        ("cases", {"status": None}),
+        ("cases", {"num_devices": 0}),
+        ("cases", {"num_devices": 1.5}),
+        ("cases", {"images_per_s": -1.0}),
+        ("cases", {"images_per_s": "fast"}),
+        ("cases", {"oversubscribed": "yes"}),
+        ("blocks", {"round": -1}),
+        ("blocks", {"block_ms": None}),
+        ("manifest", {"schema_version": SCHEMA_VERSION + 1}),
+        ("manifest", {"settings": []}),
+        ("manifest", {"environment": {"env": {"OMP_NUM_THREADS": 1}}}),
+        ("manifest", {"ranks": [{"rank": "first"}]}),
+    ],
+)
+def test_what_is_wrong_is_refused(name: str, change: dict[str, Any]) -> None:
+    if name == "manifest":
+        good = json.loads((SAMPLE / "manifest.json").read_text(encoding="utf-8"))
+    else:
+        good = next(schemas.rows(SAMPLE / f"{name}.csv", schemas.schema(name)["properties"]))
+    assert schemas.problems(name, good) == []
+    assert schemas.problems(name, good | change)
+    assert schemas.problems(name, good | {"of_a_later_version": 1}) == []
+
+
+def test_the_summary_of_a_run() -> None:
+    summary = load_run(SAMPLE).summary
+    assert schemas.problems("summary", summary) == []
+    broken = copy.deepcopy(summary)
+    broken["cases"][0]["mode"] = "other"
+    assert schemas.problems("summary", broken)
+    assert schemas.problems("summary", summary | {"next": "nothing"})
+
+
+def test_the_gate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [write_run(tmp_path / "base", peak_mem_mib=100.0)]
+    for name, factor in (("same", 1.0), ("slow", 1.3)):
+        steps = {key: [factor * ms for ms in series] for key, series in STEADY.items()}
+        runs.append(write_run(tmp_path / name, steps, peak_mem_mib=100.0))
+    runs.append(write_run(tmp_path / "lost", {("single", 1): STEADY["single", 1]}))
+    other = write_run(tmp_path / "other", versions={"torch": "2.14.0"})
+    for run in (*runs[1:], other):
+        gate.main([str(runs[0]), str(run), "--json"])
+        found = json.loads(capsys.readouterr().out)
+        assert schemas.problems("gate", found) == []
+    assert schemas.problems("gate", found | {"verdict": "maybe"})
+    verdicts = schemas.schema("gate")["properties"]["comparisons"]["items"]["properties"]["verdict"]
+    assert verdicts["enum"] == list(VERDICTS)
+
+
+def test_the_report_says_which_schema_it_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_run(tmp_path / "run", schema_version=SCHEMA_VERSION)
+    assert report([str(run)]) == 0
+    page = (run / "report.html").read_text(encoding="utf-8")
+    assert f"{SCHEMA_VERSION} (this version reads 1 to {SCHEMA_VERSION})" in page
+    manifest = json.loads((run / "manifest.json").read_text(encoding="utf-8"))
+    (run / "manifest.json").write_text(json.dumps(manifest | {"schema_version": SCHEMA_VERSION + 1}))
+    capsys.readouterr()
+    assert report([str(run)]) == 2
+    said = capsys.readouterr().err
+    assert f"has schema {SCHEMA_VERSION + 1}, this version reads 1 to {SCHEMA_VERSION}" in said
+    with pytest.raises(UsageError, match="upgrade ddp-bench"):
+        load_run(run)
