@@ -43,7 +43,7 @@ def checked(workload: Workload) -> Workload:
         batch = make_batch(workload, batch_size=2, generator=torch.Generator().manual_seed(0))
         _check_forward(workload, module, batch)
         _check_optimizer(workload, module)
-        _try_loss(workload, batch)
+        _try_loss(workload, module, batch)
     return workload
 
 
@@ -86,12 +86,12 @@ def _check_optimizer(workload: Workload, module: nn.Module) -> None:
         raise wrong_result(workload, "optimizer", made)
 
 
-def _try_loss(workload: Workload, batch: Batch) -> None:
-    """Look at what the loss returns, on the meta device, where module and loss run on it."""
+def _try_loss(workload: Workload, module: nn.Module, batch: Batch) -> None:
+    """Look at what the loss returns, on the meta device, where both run on it; moves the module there."""
     try:
         with warnings.catch_warnings(action="ignore"), torch.device("meta"):
             on_meta = map_tensors(lambda tensor: tensor.to("meta"), batch)
-            loss: Any = loss_function(workload)(workload.module(), on_meta)
+            loss: Any = loss_function(workload)(module.to("meta"), on_meta)
     except Exception:  # noqa: BLE001 - a user's model may refuse the meta device in any way; the proof looks too
         return
     check_loss(workload, loss)

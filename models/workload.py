@@ -199,6 +199,11 @@ def wrong_result(workload: Workload, field: str, result: object) -> UsageError:
 def check_loss(workload: Workload, loss: object) -> None:
     """Raise UsageError unless `loss`, what the workload's loss returned, can be trained with."""
     field = "loss" if workload.batch_loss is None else "batch_loss"
+    if isinstance(loss, Tensor) and loss.ndim == 1 and workload.batch_loss is not None:
+        raise UsageError(
+            f"{wrong_result(workload, field, loss)}; in dp a loss that the module computes has one value for"
+            " each device: take its mean()"
+        )
     if not isinstance(loss, Tensor) or loss.ndim:
         raise wrong_result(workload, field, loss)
     if not loss.requires_grad:

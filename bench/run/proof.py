@@ -187,7 +187,9 @@ class Prover:
         module = self._module(self.dtype)
         with _DtypesSeen() as seen:
             self._loss(module, self._batch(ROWS_PER_DEVICE, self.dtype))
-        coarsest: torch.dtype = max(seen.dtypes, key=lambda dtype: torch.finfo(dtype).eps)
+        coarsest: torch.dtype = max(
+            seen.dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float64
+        )
         return coarsest
 
     def _backward(self, case: Case, mode: Mode, batch: Batch) -> None:

@@ -221,6 +221,8 @@ class _Gathered(nn.Module):
         after: list[dict[str, Tensor]] = []
 
         def run(*arguments: Any, **more: Any) -> Any:
+            # Replicas cast weights of their own: a cast that they shared would sum gradients in 16 bits.
+            torch.clear_autocast_cache()
             own = {name: buffer.clone() for name, buffer in before.items()}
             outputs = functional_call(self.module, own, arguments, more)
             after.append(own)

@@ -457,6 +457,18 @@ def test_a_loss_that_cannot_be_trained_with_ends_the_run(returned: Any, said: st
     assert said in str(caught.value)
 
 
+def test_a_loss_of_the_modules_own_is_one_for_each_device_of_dp() -> None:
+    class WithLoss(Own):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x).square().mean()
+
+    changes = {"module": WithLoss, "loss": functional.cross_entropy}
+    mean = prover_of(**changes, batch_loss=lambda model, batch: model(**batch[0]).mean())
+    assert mean.prove(CASE, None) < 1e-12
+    with pytest.raises(UsageError, match=r"in dp a loss that the module computes .* take its mean\(\)"):
+        prover_of(**changes, batch_loss=lambda model, batch: model(**batch[0])).prove(CASE, None)
+
+
 def test_what_cannot_be_split_into_stages_is_skipped_with_the_reason() -> None:
     staged = dataclasses.replace(CASE, mode="partition", backend="gloo")
     with pytest.raises(Unsupported, match="inputs and targets are more than that"):
@@ -514,6 +526,7 @@ def test_the_first_steps_of_every_setting_are_those_of_plain_training(ranks: Any
         {"channels_last": True},
         {"mode": "dp"},
         {"precision": "bf16"},
+        {"mode": "dp", "precision": "bf16"},
     ]
     lossy = [{"comm_hook": "fp16"}, {"comm_hook": "bf16"}]
     script = f"""
