@@ -164,8 +164,9 @@ def cells(c: Comparison) -> tuple[str, ...]:
 def _amount(c: Comparison, value: float | None, unit: str) -> str:
     if value is None or c.metric is None:
         return ""
+    if c.metric.name == "images_per_s":
+        return rate(value, unit, digits=4)
     return {
-        "images_per_s": rate(value, unit, digits=4),
         "speedup": f"{value:.3f}x",
         "efficiency": f"{100 * value:.1f}%",
         "exposed_comm_ms": f"{value:,.2f} ms",
