@@ -37,10 +37,8 @@ class MeasuredRun:
     rounds: Mapping[str, ByRound]
     """Images per second by case id and round."""
 
-    @property
-    def rows(self) -> dict[str, Row]:
-        """Its cases by the name that is the same in every run."""
-        return {case_label(row, self.workload.device): row for row in records(self.workload.cases)}
+    rows: Mapping[str, Row]
+    """Its cases by the name that is the same in every run."""
 
 
 def measured_run(run: RunData, title: str, style: str, workload: WorkloadCases) -> MeasuredRun:
@@ -51,7 +49,8 @@ def measured_run(run: RunData, title: str, style: str, workload: WorkloadCases) 
         if (batch := finite(row["global_batch"])) is not None
     }
     rounds = images_per_s_by_round(run.blocks, batches) if batches else {}
-    return MeasuredRun(title, style, workload, run.manifest, rounds)
+    rows = {case_label(row, workload.device): row for row in records(workload.cases)}
+    return MeasuredRun(title, style, workload, run.manifest, rounds, rows)
 
 
 def ratios(group: Sequence[MeasuredRun]) -> list[dict[str, Comparison]]:

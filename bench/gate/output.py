@@ -98,7 +98,7 @@ def verdict(gate: Gate) -> str:
     if word(gate) == "undecided" and suspected:
         return (
             f"{head}{_named(suspected[0])}, but {suspected[0].reason}; {', '.join(counts)}; measure both in "
-            "turns, as above"
+            "turns, with --interleave"
         )
     if word(gate) == "undecided":
         return f"{head}{', '.join(counts)}: nothing could be decided; {_longer(gate)}"
