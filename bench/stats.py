@@ -170,6 +170,26 @@ def ratio_of_medians(
     return Interval(ratio, -math.inf, math.inf)
 
 
+def ratio_of_estimates(
+    one: Interval | None, other: Interval | None, *, confidence: float = 0.95
+) -> Interval | None:
+    """Divide two rates of different runs, which share no rounds: relative errors add as squares.
+
+    Both have intervals of 95%, which are widened as those of a normal distribution to `confidence`.
+    """
+    if one is None or other is None or min(one.estimate, other.estimate) <= 0:
+        return None
+    ratio = one.estimate / other.estimate
+    ends = (one.low, one.high, other.low, other.high)
+    if not all(math.isfinite(end) and end > 0 for end in ends):
+        return Interval(ratio, math.nan, math.nan)
+    wider = float(scipy.stats.norm.ppf((1 + confidence) / 2) / scipy.stats.norm.ppf((1 + 0.95) / 2))
+    down = wider * math.hypot(math.log(one.estimate / one.low), math.log(other.high / other.estimate))
+    up = wider * math.hypot(math.log(one.high / one.estimate), math.log(other.estimate / other.low))
+    # Beyond exp(300) a float may overflow; such an interval says nothing anyway.
+    return Interval(ratio, ratio * math.exp(-min(down, 300.0)), ratio * math.exp(min(up, 300.0)))
+
+
 def variance_between(groups: Sequence[Sequence[float]]) -> float:
     """Variance between the medians of groups beyond that of the values in them; 0 where there is none.
 

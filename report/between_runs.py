@@ -6,8 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import scipy
-
 from bench.conditions import Manifest, machine_kind
 from bench.findings.separate_runs import UNKNOWN_REF, interleave_command
 from bench.findings.wording import Row, between, case_label, estimate, finite, plural, text, times, truth
@@ -15,7 +13,7 @@ from bench.results.aggregate import images_per_s_by_round
 from bench.results.comparisons import EQUAL, FASTER, SLOWER, Comparison, margin_of
 from bench.results.round_times import ByRound
 from bench.results.store import RunData
-from bench.stats import Interval, with_change_of_runs
+from bench.stats import ratio_of_estimates, with_change_of_runs
 from report.model import Following
 from report.select import WorkloadCases, records
 
@@ -37,10 +35,8 @@ class MeasuredRun:
     rounds: Mapping[str, ByRound]
     """Images per second by case id and round."""
 
-    @property
-    def rows(self) -> dict[str, Row]:
-        """Its cases by the name that is the same in every run."""
-        return {case_label(row, self.workload.device): row for row in records(self.workload.cases)}
+    rows: Mapping[str, Row]
+    """Its cases by the name that is the same in every run."""
 
 
 def measured_run(run: RunData, title: str, style: str, workload: WorkloadCases) -> MeasuredRun:
@@ -51,7 +47,8 @@ def measured_run(run: RunData, title: str, style: str, workload: WorkloadCases) 
         if (batch := finite(row["global_batch"])) is not None
     }
     rounds = images_per_s_by_round(run.blocks, batches) if batches else {}
-    return MeasuredRun(title, style, workload, run.manifest, rounds)
+    rows = {case_label(row, workload.device): row for row in records(workload.cases)}
+    return MeasuredRun(title, style, workload, run.manifest, rounds, rows)
 
 
 def ratios(group: Sequence[MeasuredRun]) -> list[dict[str, Comparison]]:
@@ -74,7 +71,7 @@ def _compared(
     run: MeasuredRun, first: MeasuredRun, name: str, *, margin: float, confidence: float
 ) -> Comparison | None:
     row, reference = run.rows[name], first.rows[name]
-    ratio = ratio_of(
+    ratio = ratio_of_estimates(
         estimate(row, "images_per_s"), estimate(reference, "images_per_s"), confidence=confidence
     )
     if ratio is None:
@@ -86,26 +83,6 @@ def _compared(
     )
     widened = with_change_of_runs(ratio, ours, theirs, confidence=confidence)
     return Comparison(ids[0], ids[1], widened, margin, min(len(ours), len(theirs)))
-
-
-def ratio_of(
-    one: Interval | None, other: Interval | None, *, confidence: float = _CONFIDENCE
-) -> Interval | None:
-    """Divide two rates of different runs, which share no rounds: relative errors add as squares.
-
-    Both have intervals of 95%, which are widened as those of a normal distribution to `confidence`.
-    """
-    if one is None or other is None or min(one.estimate, other.estimate) <= 0:
-        return None
-    ratio = one.estimate / other.estimate
-    ends = (one.low, one.high, other.low, other.high)
-    if not all(math.isfinite(end) and end > 0 for end in ends):
-        return Interval(ratio, math.nan, math.nan)
-    wider = float(scipy.stats.norm.ppf((1 + confidence) / 2) / scipy.stats.norm.ppf((1 + _CONFIDENCE) / 2))
-    down = wider * math.hypot(math.log(one.estimate / one.low), math.log(other.high / other.estimate))
-    up = wider * math.hypot(math.log(one.high / one.estimate), math.log(other.estimate / other.low))
-    # Beyond exp(300) a float may overflow; such an interval says nothing anyway.
-    return Interval(ratio, ratio * math.exp(-min(down, 300.0)), ratio * math.exp(min(up, 300.0)))
 
 
 def findings(group: Sequence[MeasuredRun], found: Sequence[Mapping[str, Comparison]]) -> list[str]:

@@ -281,7 +281,14 @@ def _missing(ours: GateCase, theirs: GateCase | None) -> Comparison:
     if theirs is not None:
         reason = f"{theirs.row['status']}: {theirs.row.get('reason', 'no reason given')}"
     stand_in = ours.row.get("impl") == "cpu_standin"
-    return Comparison(case_id=ours.case_id, stand_in=stand_in, metric=None, verdict="missing", reason=reason)
+    return Comparison(
+        case_id=ours.case_id,
+        stand_in=stand_in,
+        metric=None,
+        verdict="missing",
+        reason=reason,
+        units=(ours.unit, ours.unit if theirs is None else theirs.unit),
+    )
 
 
 def require_rounds(run: GateRun, cases: Sequence[GateCase]) -> None:

@@ -98,7 +98,7 @@ def verdict(gate: Gate) -> str:
     if word(gate) == "undecided" and suspected:
         return (
             f"{head}{_named(suspected[0])}, but {suspected[0].reason}; {', '.join(counts)}; measure both in "
-            "turns, as above"
+            "turns, with --interleave"
         )
     if word(gate) == "undecided":
         return f"{head}{', '.join(counts)}: nothing could be decided; {_longer(gate)}"
@@ -164,8 +164,9 @@ def cells(c: Comparison) -> tuple[str, ...]:
 def _amount(c: Comparison, value: float | None, unit: str) -> str:
     if value is None or c.metric is None:
         return ""
+    if c.metric.name == "images_per_s":
+        return rate(value, unit, digits=4)
     return {
-        "images_per_s": rate(value, unit, digits=4),
         "speedup": f"{value:.3f}x",
         "efficiency": f"{100 * value:.1f}%",
         "exposed_comm_ms": f"{value:,.2f} ms",

@@ -260,22 +260,23 @@ def model_change(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     params, num_bytes = (
         [finite(model.get(key)) for model in (before, after)] for key in ("num_params", "gradient_bytes")
     )
-    if changed := _changed(params, rounded):
+    if changed := _changed(params, rounded, count):
         said.append(f"{changed[0]} parameters ({changed[1]})")
-    elif changed := _changed(num_bytes, mib):
+    elif changed := _changed(num_bytes, mib, lambda value: f"{count(value)} bytes"):
         said.append(f"gradients of {changed[0]} ({changed[1]})")
     return f"model changed: {', '.join(said)}" if said else ""
 
 
-def _changed(values: Sequence[float | None], written: Callable[[float], str]) -> tuple[str, str] | None:
+def _changed(
+    values: Sequence[float | None], short: Callable[[float], str], exact: Callable[[float], str]
+) -> tuple[str, str] | None:
     """Two figures with an arrow, and the change in percent; None where they are equal or unknown."""
     before, after = values
     if before is None or after is None or before == after or before <= 0:
         return None
     change = after / before - 1
     percent = f"{100 * change:+.1f}%" if abs(change) >= 5e-4 else f"{after - before:+,.0f}"
-    if written(before) == written(after):
-        written = count
+    written = exact if short(before) == short(after) else short
     return f"{written(before)} \N{RIGHTWARDS ARROW} {written(after)}", percent
 
 

@@ -102,14 +102,11 @@ def _main(argv: Sequence[str] | None) -> int:
 
 
 def _check_any(asked: Sequence[Prediction]) -> None:
-    """Raise UsageError, with the reason of the widest, where nothing that was asked for may be shown."""
+    """Raise UsageError, with the reason of the last, where nothing that was asked for may be shown."""
     if asked and all(p.reason for p in asked):
-        where = (
-            ""
-            if len(asked) == 1
-            else f" (none of {len(asked)}; here of {asked[-1].scenario.num_devices} devices)"
-        )
-        raise UsageError(f"{asked[-1].reason}{where}")
+        last = asked[-1]
+        which = f" (so for {last.scenario.num_devices} devices, and for none of the others)"
+        raise UsageError(f"{last.reason}{which if len(asked) > 1 else ''}")
 
 
 def _show(options: argparse.Namespace, document: Predictions, groups: predict_output.Asked) -> None:

@@ -199,8 +199,10 @@ def notes(
 def _cautions(predictions: Sequence[Prediction], num_ranks: int) -> list[str]:
     """Say what of the shown predictions is extrapolated, and what is left out of them."""
     shown = [p for p in predictions if not p.reason]
+    several = len({network_name(p) for p in shown}) > 1
     found = [
-        f"Caution: on {p.scenario.num_devices} devices {p.caution}; {num_ranks} ranks were calibrated."
+        f"Caution: on {p.scenario.num_devices} devices{f' over {network_name(p)}' if several else ''} "
+        f"{p.caution}; {num_ranks} ranks were calibrated."
         for p in shown
         if p.caution
     ]

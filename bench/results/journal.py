@@ -86,6 +86,8 @@ class State:
         for planned in self.plan:
             _require(_is_whole(planned.num_nodes) and isinstance(planned.oversubscribed, bool), "a place")
             _require(isinstance(planned.skip_reason, str | None), "a reason to skip")
+            case = planned.case
+            _require(_is_whole(case.units_per_step) and isinstance(case.unit, str), "what a case counts")
 
     def _take_attempt(self, attempt: dict[str, Any]) -> None:
         _require(isinstance(attempt, dict), "an attempt")

@@ -120,7 +120,7 @@ def test_however_it_is_imported_the_commits_are_compared(way: str, tmp_path: Pat
     module = "src/mynet/net.py" if in_src else "mynet/net.py"
     rest = {"pyproject.toml": IN_SRC if in_src else FLAT, ".gitignore": "build\n*.egg-info\n"}
     rest[module.replace("net.py", "__init__.py")] = ""
-    fast = commit(project, {module: NET.format(products=100), **rest})
+    fast = commit(project, {module: NET.format(products=200), **rest})
     same = commit(project, {"README": "not imported"})
     folder, python, path = elsewhere, environment, list[Path]()
     if way == "current folder":
@@ -129,19 +129,20 @@ def test_however_it_is_imported_the_commits_are_compared(way: str, tmp_path: Pat
         path = [project / "src"]
     else:
         install(environment, project, "--editable")
-    run = ["--workload", "mynet.net:make", *RUN, "--rounds", "30"]
+    run = ["--workload", "mynet.net:make", *RUN, "--rounds", "100"]
 
     code, found, said = gate(folder, fast, *run, python=python, path=path)
     assert "both sides import identical code: this is an A/A comparison" in said
     assert found["code"]["identical"] is True
     assert found["code"]["candidate"]["workload"]["commit"] == same
-    assert code == ExitCode.OK, found["sentence"]
+    # A busy machine may leave it undecided; it must not be called a change.
+    assert code in (ExitCode.OK, ExitCode.NOT_COMPARABLE), str(found["comparisons"][0])
     aa = found["comparisons"][0]["ratio"]
 
-    slow = commit(project, {module: NET.format(products=115)})
+    slow = commit(project, {module: NET.format(products=230)})
     code, found, said = gate(folder, fast, *run, python=python, path=path)
     assert f"workload: mynet {fast[:7]} -> {slow[:7]}" in said
-    assert code == ExitCode.FAILED, found["sentence"]
+    assert code == ExitCode.FAILED, str(found["comparisons"][0])
     assert found["code"]["baseline"]["workload"]["file"] == module
     print(f"{way}: A/A {aa}, 15% more work {found['comparisons'][0]['ratio']}")
 

@@ -134,7 +134,9 @@ def test_a_transformer_with_a_batch_of_names_and_a_mask_in_every_pass(tmp_path: 
 
 @pytest.mark.campaign
 def test_a_transformer_compiled(tmp_path: Path) -> None:
-    settings = ("--modes", "ddp", "--compile", "off,on", "--passes", "none")
+    settings = ("--modes", "single", "--compile", "off,on", "--passes", "none")
     cases = cases_of(tmp_path, "transformer", *settings)
-    assert cases["compile"].tolist() == ["off", "off", "default", "default"]
-    are_proven(cases, {"single", "ddp"})
+    assert cases["compile"].tolist() == ["off", "default"]
+    assert (cases["status"] == "ok").all(), cases["reason"].tolist()
+    assert (cases["gradient_error"] < 1e-9).all()
+    assert (cases["update_error"] < 1e-2).all(), "the compiler rounds in another order"

@@ -89,7 +89,7 @@ def test_every_form_of_output_tells_the_commits() -> None:
     runs = [made_run(STEADY, **side(commit)) for commit in "ab"]
     gate = compare(runs[0], runs[1], thresholds={metric.name: 0.05 for metric in METRICS})
     line = "workload: mynet aaaaaaa -> bbbbbbb"
-    assert output.conditions(gate)[0] == line
+    assert output.conditions(gate)[1] == line, "below that the runs were not interleaved"
     assert f"- {line}" in html.unescape(output.markdown(gate, on_cpu=True))
     code = json.loads(output.as_json(gate, on_cpu=True))["code"]
     assert code["identical"] is True

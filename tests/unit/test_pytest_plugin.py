@@ -30,6 +30,12 @@ psutil.cpu_percent = lambda interval, percpu: [LOAD] * 1024
 """
 
 
+@pytest.fixture(autouse=True)
+def no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a worker of xdist, benchmarks are off."""
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+
+
 def session(pytester: pytest.Pytester, test: str, *options: str, load: float = 0.0) -> pytest.RunResult:
     """A user's session with one test, on a machine where others use `load` percent of each core."""
     pytester.syspathinsert()

@@ -184,7 +184,7 @@ def test_command_line_writes_beside_the_run(usual: Path, capsys: pytest.CaptureF
 
 
 def test_several_runs_make_one_page(usual: Path, tmp_path: Path) -> None:
-    other = write(tmp_path / "other", [case("single", 1, 50.0)], {"name": "other", "seed": 1})
+    other = write(tmp_path / "other", [case("single", 1, 50.0)], {"name": "other", "settings": {"seed": 1}})
     assert main([str(usual), str(other), "--out", str(tmp_path / "both.html")]) == 0
     text = Elements((tmp_path / "both.html").read_text(encoding="utf-8")).text
     assert "What differs between the runs" in text

@@ -59,11 +59,15 @@ def test_hostile_text_cannot_leave_its_cell() -> None:
     assert text.count("\n## ") == 0
 
 
-def test_several_runs_begin_with_their_differences() -> None:
-    first, second = (run(usual_cases(), {"name": name, "seed": name}) for name in "ab")
+def test_several_runs_begin_with_what_they_say_together_then_what_differs() -> None:
+    first, second = (
+        run(usual_cases(), {"name": name, "settings": {"precision": name}}, path=f"runs/{name}")
+        for name in "ab"
+    )
     text = markdown(page([first, second]))
-    assert text.startswith("## What differs between the runs\n\n| Condition | a | b |\n| --- | --- | --- |\n")
-    assert text.index("\n## a: ResNet") < text.index("\n## b: ResNet")
+    assert text.startswith("**Not told apart are b and a in ")
+    assert "## What differs between the runs\n\n| Condition | a | b |\n| --- | --- | --- |\n" in text
+    assert text.index("\n## What differs") < text.index("\n## a: ResNet") < text.index("\n## b: ResNet")
 
 
 def test_every_figure_becomes_a_picture(

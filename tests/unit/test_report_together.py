@@ -5,8 +5,7 @@ import pytest
 from report_runs import Row, case, dashed, run, timed, usual_cases
 
 from bench.results.store import RunData
-from bench.stats import Interval
-from report.between_runs import ratio_of
+from bench.stats import Interval, ratio_of_estimates
 from report.build import markdown, render
 from report.draw.palette import SERIES
 from report.drawings import MOST_RUNS, Chart, Series
@@ -102,10 +101,10 @@ def test_ratio_of_two_runs_covers_what_the_two_intervals_mean() -> None:
         for value in (one, other)
     ]
     low, high = np.percentile(draws[0] / draws[1], [2.5, 97.5])
-    found = ratio_of(one, other)
+    found = ratio_of_estimates(one, other)
     assert found == Interval(2.2, pytest.approx(low, rel=0.01), pytest.approx(high, rel=0.01))
-    assert ratio_of(one, Interval(50.0, float("nan"), float("nan"))).high != found.high
-    assert ratio_of(one, None) is None
+    assert ratio_of_estimates(one, Interval(50.0, float("nan"), float("nan"))).high != found.high
+    assert ratio_of_estimates(one, None) is None
 
 
 def test_page_and_markdown_begin_with_the_finding_and_end_with_what_differs(three: Page) -> None:

@@ -246,7 +246,7 @@ def test_several_runs_stand_side_by_side_with_their_differences() -> None:
     shown = page([first, second])
     assert [r.key for r in shown.runs] == ["run1", "run2"]
     assert shown.differences.columns == (TableColumn("Condition"), TableColumn("a"), TableColumn("b"))
-    assert shown.differences.rows == (("Versions: cuda", "", "13"), ("Versions: torch", "2.11", "2.15"))
+    assert shown.differences.rows == (("torch", "2.11", "2.15 (CUDA 13)"),)
     assert page([first]).differences is None
 
 
