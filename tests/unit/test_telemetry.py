@@ -234,7 +234,7 @@ def test_it_ends_with_a_rank_that_is_killed(how: str) -> None:
         assert rank.stdout is not None
         own, other = map(int, rank.stdout.readline().split())
         until = time.monotonic() + 60
-        while "bench.measure.sampler" not in psutil.Process(own).cmdline()[:3]:
+        while "bench.measure.sampler" not in psutil.Process(own).cmdline()[:4]:
             assert time.monotonic() < until
             time.sleep(0.02)
         rank.kill()
