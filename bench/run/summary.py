@@ -79,8 +79,8 @@ def print_summary(
         print(CPU_STAND_IN)
     prepared_s = timing["total_s"] - timing["startup_s"] - timing["measuring_s"]
     print(
-        f"{timing['rounds']} rounds in {duration(timing['measuring_s'])}, after {timing['startup_s']:.0f} s of "
-        f"start-up and {duration(prepared_s)} of preparation and pages; {timing['timed_share_pct']:.0f}% of "
+        f"{timing['rounds']} rounds in {duration(timing['measuring_s'])}, after "
+        f"{timing['startup_s']:.0f} s of start-up and {duration(prepared_s)} of preparation and pages; {timing['timed_share_pct']:.0f}% of "
         f"the time without start-up in timed steps; ended: {timing['stopped_because']}"
     )
     print()
