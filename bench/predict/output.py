@@ -30,8 +30,9 @@ Asked = Sequence[Sequence[Prediction]]
 
 CSV_COLUMNS = (
     *("num_devices", "bucket_cap_mb", "step_ms_p50", "step_ms_low", "step_ms_high"),
-    *("images_per_s", "unit", "efficiency", "exposed_comm_ms"),
+    *("images_per_s", "efficiency", "exposed_comm_ms"),
     "network",
+    "unit",
 )
 
 
@@ -221,8 +222,9 @@ def _row(p: Prediction) -> tuple[Any, ...]:
     step = p.step_ms
     return (
         *(p.scenario.num_devices, str(p.scenario.bucket_cap_mb), step.estimate, step.low, step.high),
-        *(p.images_per_s.estimate, p.unit, p.efficiency.estimate, p.exposed_comm_ms.estimate),
+        *(p.images_per_s.estimate, p.efficiency.estimate, p.exposed_comm_ms.estimate),
         network_name(p),
+        p.unit,
     )
 
 
