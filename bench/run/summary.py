@@ -79,7 +79,7 @@ def print_summary(
         print(CPU_STAND_IN)
     print(
         f"{timing['rounds']} rounds in {duration(timing['measuring_s'])} of measuring, "
-        f"{duration(timing['total_s'])} in all with a start-up of {timing['startup_s']:.0f} s and preparation, "
+        f"{duration(timing['total_s'])} in all with {timing['startup_s']:.0f} s of start-up and preparation, "
         f"{timing['timed_share_pct']:.0f}% in timed steps; ended: {timing['stopped_because']}"
     )
     print()
