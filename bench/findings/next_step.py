@@ -60,7 +60,8 @@ def next_step(
 ) -> NextStep | None:
     """Say what would answer what is open, or what comes after it.
 
-    None where nothing was measured, or a mode failed: what is to be mended first is in the reasons.
+    None where nothing was measured, or a mode failed: what is to be mended first is in the reasons. A run
+    with failed cases is no baseline.
     """
     settings = part(manifest, "settings")
     failed = cases[cases["mode"].isin(failed_modes(cases, cases["mode"].unique()))]
@@ -74,10 +75,13 @@ def next_step(
     ddp = here[(here["mode"] == "ddp") & here["exposed_comm_ms"].notna()]
     num_devices = int(here["num_devices"].iloc[0])
     step_ms = ddp["step_ms"].fillna(ddp["step_ms_p50"])  # schema 1 has the median alone
-    if not ddp.empty and (ddp["exposed_comm_ms"] / step_ms).min() >= WORTH_TUNING:
+    several = ddp["num_buckets"].isna() | (ddp["num_buckets"] > 1)  # a single bucket has no better cap
+    if several.any() and (ddp["exposed_comm_ms"] / step_ms).min() >= WORTH_TUNING:
         options = as_options(_eager_of_several(settings), CARRIED)
         search = command("tune", "--gpus", str(num_devices), *options)
         return NextStep("search for better buckets", visible(search))
+    if not cases["status"].isin(["ok", "skipped"]).all():
+        return None
     save = command("gate", "--save-baseline", str(folder))
     return NextStep("keep this run, to hold later ones against it", visible(save))
 

@@ -49,8 +49,8 @@ def find(candidate: Path, root: Path = ROOT) -> Path:
     name = fingerprint(read_run(candidate).manifest)
     if not (root / name / MANIFEST).is_file():
         raise NotComparableError(
-            f"{root} has no baseline for this machine ({name}); make one of a run that is known to be good: "
-            + command("gate", "--save-baseline", "RUN", "--baselines", str(root))
+            f"{root.absolute()} has no baseline for this machine ({name}); make one of a run that "
+            "is known to be good: " + command("gate", "--save-baseline", "RUN", "--baselines", str(root))
         )
     return root / name
 

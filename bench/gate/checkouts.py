@@ -140,9 +140,10 @@ def own_repository() -> Path:
             f"{name_one}"
         )
     current = repository_of(Path.cwd())
-    if current not in (None, ROOT):
+    if current != ROOT:
+        where = "here" if current is None else f"with the commits of {current}"
         raise UsageError(
-            f"--interleave: the built-in models do not change with the commits of {current}; {name_one}, or "
+            f"--interleave: the built-in models do not change {where}; {name_one}, or "
             f"compare ddp-bench's own commits in {ROOT}"
         )
     return ROOT

@@ -48,6 +48,8 @@ class Metric:
     """Whether it depends on the machine; a ratio inside one run does so less."""
     repeated: bool = True
     """Whether every round gives one; otherwise it is compared exactly, without an interval."""
+    least_change: float = 0.0
+    """Differences below this, in its own unit, are none."""
 
 
 METRICS = (
@@ -55,7 +57,14 @@ METRICS = (
     Metric(name="speedup", label="speed-up", higher_is_better=True),
     Metric(name="efficiency", label="efficiency", higher_is_better=True),
     Metric(name="exposed_comm_ms", label="exposed communication", higher_is_better=False, absolute=True),
-    Metric(name="peak_mem_mib", label="peak memory", higher_is_better=False, absolute=True, repeated=False),
+    Metric(
+        name="peak_mem_mib",
+        label="peak memory",
+        higher_is_better=False,
+        absolute=True,
+        repeated=False,
+        least_change=1.0,  # MiB: allocators and the C library round by about as much
+    ),
 )
 """What a gate looks at in every case."""
 
@@ -256,6 +265,9 @@ def _separate(
 
 def _judged(measured: Comparison, ratio: Interval, *, metric: Metric, threshold: float) -> Comparison:
     verdict = judge(ratio, higher_is_better=metric.higher_is_better, threshold=threshold)
+    before, after = measured.baseline, measured.candidate
+    if before is not None and after is not None and abs(after - before) < metric.least_change:
+        verdict = "unchanged"
     return replace(measured, verdict=verdict, reason=_why(verdict, ratio, threshold, metric), ratio=ratio)
 
 
@@ -297,7 +309,7 @@ def require_rounds(run: GateRun, cases: Sequence[GateCase]) -> None:
         if len(case.images_per_s) < MIN_ROUNDS:
             raise NotComparableError(
                 f"{run.path}: {case.case_id} has {len(case.images_per_s)} rounds, a gate needs at least "
-                f"{MIN_ROUNDS}; measure again with bench.run --rounds 10 or more"
+                f"{MIN_ROUNDS}; measure longer: --rounds 10, and enough --max-time for them"
             )
 
 

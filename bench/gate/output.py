@@ -71,7 +71,10 @@ def notes(gate: Gate, *, on_cpu: bool) -> list[str]:
     if gate.interleave_command and any(c.ratio is not None for c in gate.comparisons):
         unknown = f" {UNKNOWN_REF} " in gate.interleave_command
         where = f", {UNKNOWN_REF} being the baseline's commit" if unknown else ""
-        lines.append(f"to tell the code from the machine{where}: {gate.interleave_command}")
+        lines.append(
+            f"to tell the code from the machine{where}, in the folder that the runs were started in: "
+            f"{gate.interleave_command}"
+        )
     return [*lines, f"{CPU_STAND_IN}."] if on_cpu else lines
 
 
@@ -106,6 +109,8 @@ def verdict(gate: Gate) -> str:
     lead = f"{_named(worst)}; " if gate.exit_code == ExitCode.FAILED else ""
     if lead and not gate.interleaved and worst.metric is not None:
         lead += "the runs were not interleaved; "
+    if not lead and not gate.interleaved and gate.having("improved"):
+        lead = "the runs were not interleaved, so what improved may be the machine; "
     more = f"; to settle what is inconclusive, {_longer(gate)}" if gate.having("inconclusive") else ""
     return f"{head}{lead}{', '.join(counts)}{more if gate.exit_code == ExitCode.OK else ''}"
 

@@ -32,8 +32,8 @@ Asked = Sequence[Sequence[Prediction]]
 
 CSV_COLUMNS = (
     *("num_devices", "bucket_cap_mb", "step_ms_p50", "step_ms_low", "step_ms_high"),
-    *("images_per_s", "unit", "efficiency", "exposed_comm_ms"),
-    *("network", "reason"),
+    *("images_per_s", "efficiency", "exposed_comm_ms"),
+    *("network", "unit", "reason"),
 )
 
 
@@ -271,12 +271,12 @@ def _cap(p: Prediction) -> str:
 def _row(p: Prediction) -> tuple[Any, ...]:
     step, exposed = p.step_ms, p.shown_exposed_ms
     if p.reason:
-        figures = (None, None, None, None, p.unit, None, None)
-        return (p.scenario.num_devices, str(p.scenario.bucket_cap_mb), *figures, network_name(p), p.reason)
+        named = (p.scenario.num_devices, str(p.scenario.bucket_cap_mb))
+        return (*named, *[None] * 6, network_name(p), p.unit, p.reason)
     return (
         *(p.scenario.num_devices, str(p.scenario.bucket_cap_mb), step.estimate, step.low, step.high),
-        *(p.images_per_s.estimate, p.unit, p.efficiency.estimate),
-        *(exposed.estimate if exposed is not None else None, network_name(p), ""),
+        *(p.images_per_s.estimate, p.efficiency.estimate),
+        *(exposed.estimate if exposed is not None else None, network_name(p), p.unit, ""),
     )
 
 

@@ -74,10 +74,16 @@ class Job:
         return self.settings.numa_bind and (STARTED_ENV in os.environ or not is_narrowed(allowed_cores()))
 
 
-def prepare(asked: Settings) -> Job:
-    """Resolve the device, the workload and the plan. Raises UsageError for what cannot run here."""
+def prepare(asked: Settings, machine: Machine | None = None) -> Job:
+    """Resolve the device, the workload and the plan. Raises UsageError for what cannot run here.
+
+    `machine` is what an earlier job of this process found: a rank that has its own core sees no other.
+    """
     device_type = _device_type(asked.device)
-    num_devices = num_gpus() if device_type == "cuda" else len(allowed_cores())
+    if machine is not None:
+        num_devices = machine.devices_per_node
+    else:
+        num_devices = num_gpus() if device_type == "cuda" else len(allowed_cores())
     gpu = _gpu_kind() if device_type == "cuda" else None
     settings = with_device_defaults(asked, device_type=device_type, num_local_devices=num_devices, gpu=gpu)
     _check_precision(settings)
@@ -85,7 +91,7 @@ def prepare(asked: Settings) -> Job:
     if settings.data not in ("device", "host"):
         check_folder(Path(settings.data))
     # Launched ranks meet here: what one of them alone can refuse comes before.
-    machine = _machine(device_type, num_devices)
+    machine = machine or _machine(device_type, num_devices)
     num_devices = machine.devices_per_node
     if machine.num_nodes > 1:
         num_devices = max(num_devices, (machine.ranks_per_node or 0) * machine.num_nodes)

@@ -77,10 +77,10 @@ def print_summary(
         print("* more devices than there are: they share cores or GPUs")
     if (cases["device_type"] == "cpu").any():
         print(CPU_STAND_IN)
-    after_s = timing["total_s"] - timing["startup_s"]
     print(
-        f"{timing['rounds']} rounds in {duration(after_s)} after a start-up of {timing['startup_s']:.0f} s, "
-        f"{timing['timed_share_pct']:.0f}% of it steps; ended: {timing['stopped_because']}"
+        f"{timing['rounds']} rounds in {duration(timing['measuring_s'])} of measuring, "
+        f"{duration(timing['total_s'])} in all with {timing['startup_s']:.0f} s of start-up and preparation, "
+        f"{timing['timed_share_pct']:.0f}% in timed steps; ended: {timing['stopped_because']}"
     )
     print()
     for sentence in conclusion.sentences:

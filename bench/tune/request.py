@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bench.errors import UsageError
 from bench.layout import BucketCaps
-from bench.plan import Planned
+from bench.plan import Machine, Planned
 from bench.run.job import Job, prepare
 from bench.settings import DDP_AXES, Settings, resolve
 from bench.tune.candidates import Axes, Candidate
@@ -133,9 +133,11 @@ def make_request(
     return dataclasses.replace(request, proof_steps=proof_steps), job
 
 
-def stage_job(options: Mapping[str, str], candidates: Sequence[Candidate] = ()) -> tuple[Job, list[str]]:
-    """Prepare a stage as a run of these options, of the `candidates` alone if given; and its command line."""
-    job = prepare(resolve(options))
+def stage_job(
+    options: Mapping[str, str], candidates: Sequence[Candidate], machine: Machine
+) -> tuple[Job, list[str]]:
+    """Prepare a stage as a run of these options, of the `candidates` alone if any; and its command line."""
+    job = prepare(resolve(options), machine)
     points = {c.point for c in candidates}
     if points:
         kept = [p for p in job.plan if p.case.mode == "ddp" and point_of(p) in points]

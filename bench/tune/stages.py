@@ -109,7 +109,7 @@ class Tuning:
         return self._request.reuse or self.out / CALIBRATION
 
     def _measure(self, options: Mapping[str, str], candidates: Sequence[Candidate]) -> None:
-        job, arguments = stage_job(options, candidates)
+        job, arguments = stage_job(options, candidates, self._job.machine)
         rank = Rank(
             job,
             arguments,

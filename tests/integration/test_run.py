@@ -195,7 +195,7 @@ def test_a_model_that_raises_fails_its_run_without_a_number(tmp_path: Path) -> N
     )
     rows = (tmp_path / "run" / "cases.csv").read_text().splitlines()[1:]
     assert len(rows) == 2
-    assert all("failed,ValueError: no such luck" in row for row in rows)
+    assert all("/broken.py:4, in forward)" in row and "ValueError: no such luck (" in row for row in rows)
 
 
 BAD = [

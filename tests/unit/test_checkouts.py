@@ -67,9 +67,12 @@ def test_the_built_in_models_are_compared_in_ddp_benchs_own_checkout_alone(
     commit(theirs, {"a": ""})
     neither.mkdir()
     monkeypatch.setattr(checkouts, "ROOT", own)
-    for here in (own, own / "bench", neither):
+    for here in (own, own / "bench"):
         monkeypatch.chdir(here)
         assert own_repository() == own
+    monkeypatch.chdir(neither)
+    with pytest.raises(UsageError, match="do not change here; name a workload"):
+        own_repository()
     monkeypatch.chdir(theirs)
     with pytest.raises(UsageError, match=r"do not change with the commits of .*theirs; name a workload"):
         own_repository()

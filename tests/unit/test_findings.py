@@ -514,6 +514,9 @@ def following(*by: Comparison, cases: tuple[Row, ...] = (), **settings: Any) -> 
 UNUSED = {"status": "failed", "reason": "ProofError: give --find-unused-parameters on, which searches …"}
 
 
+ROUNDS_20 = {"num_rounds": 20}
+
+
 def test_a_mode_that_failed_is_mended_before_anything_is_tried_again() -> None:
     by = over(DDP, DP, 1.5, 1.7)
     assert concluded(SINGLE, DP, DDP, by=(by,)).next_step is not None
@@ -521,7 +524,10 @@ def test_a_mode_that_failed_is_mended_before_anything_is_tried_again() -> None:
     assert made.verdicts
     assert made.next_step is None
     some = concluded(SINGLE, DP, DDP, CAP_1 | FAILED, by=(by,))
-    assert some.next_step is not None, "DDP itself was measured"
+    assert some.next_step is None, "a run with a failed case is no baseline"
+    wide = over(DDP, DP, 1 / 1.1, 1.1)
+    open_yet = concluded(SINGLE, DP | ROUNDS_20, DDP | ROUNDS_20, CAP_1 | FAILED, by=(wide,))
+    assert open_yet.next_step is not None, "DDP itself was measured, its answer is open"
 
 
 def test_ddp_that_waits_for_unused_parameters_is_measured_again_with_the_search() -> None:
@@ -534,9 +540,6 @@ def test_ddp_that_waits_for_unused_parameters_is_measured_again_with_the_search(
         assert "without gradient" in step.why
         assert ("fsdp" in getattr(options, "modes", "")) == (len(others) == 1), "what failed is left out"
     assert concluded(SINGLE, DDP | UNUSED).next_step is not None, "though nothing else was measured"
-
-
-ROUNDS_20 = {"num_rounds": 20}
 
 
 def test_an_open_answer_goes_on_for_as_long_as_its_width_needs() -> None:

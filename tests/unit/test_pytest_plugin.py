@@ -56,11 +56,19 @@ STEADY = (
 )
 
 
-def test_the_times_are_those_of_one_step(pytester: pytest.Pytester) -> None:
-    session(pytester, STEADY).assert_outcomes(passed=1)
+RISING = """
+from itertools import count
+def test_it(train_step_benchmark):
+    seconds = count()
+    train_step_benchmark(lambda: let_pass(next(seconds)), warmup=0, steps=5, rounds=4)
+"""
+
+
+def test_a_time_is_the_mean_of_the_steps_of_a_block(pytester: pytest.Pytester) -> None:
+    """The calls take 0, 1, 2, … s, so the blocks of five begin with 0 + 1 + 2 + 3 + 4 s."""
+    session(pytester, RISING, "-W", "ignore").assert_outcomes(passed=1)
     found = stats(pytester)
-    assert found["data"] == [3.0] * 4
-    assert found["median"] == 3.0
+    assert found["data"] == [2.0, 7.0, 12.0, 17.0]
     assert found["steps_per_round"] == 5
 
 

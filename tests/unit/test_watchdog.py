@@ -113,15 +113,15 @@ def test_an_error_after_which_no_rank_can_go_on_is_not_waited_with(monkeypatch: 
 
 
 def test_the_tracebacks_of_all_ranks_that_raised_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two raised, one waits for them: who raised first is the cause, and who waits is none."""
+    """Two raised, one waits for them: who told of it first is the cause, and who waits is none."""
     monkeypatch.setattr(module, "ERROR_GRACE_S", 1.0)
-    process = process_name(os.getpid())
-    made, lost = guard(*(Peer(rank, host_name(), 0, process) for rank in (1, 2)))
-    made.arm("a block", 1000.0)
+    peers = [Peer(rank, host_name(), 0, "") for rank in (1, 2)]
+    made, lost = guard(*peers)
+    others = {rank: Watchdog(Meeting("meeting", rank, made._peers)) for rank in (2, 1)}
+    for one in (made, *others.values()):
+        one.arm("a block", 1000.0)
     for rank, place in ((2, "net.py:6, in late"), (1, "net.py:9, in other")):
-        made._rank = rank
-        made.tell("failed", "ValueError: late bug", place=place, traceback=f"Traceback of {rank}\n")
-    made._rank = 0
+        others[rank].tell("failed", "ValueError: late bug", place=place, traceback=f"Traceback of {rank}\n")
     found = lost.get(timeout=LIMIT_S)
     assert found.reason == "ValueError: late bug (net.py:6, in late; rank 2)"
     assert found.ranks == {
@@ -129,5 +129,6 @@ def test_the_tracebacks_of_all_ranks_that_raised_are_kept(monkeypatch: pytest.Mo
         1: "raised\nTraceback of 1\n",
         2: "raised\nTraceback of 2\n",
     }
-    made.arm("the next block", 1000.0)
-    made.close()
+    for one in (made, *others.values()):
+        one.arm("the next block", 1000.0)
+        one.close()
