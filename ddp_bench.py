@@ -66,7 +66,7 @@ def _is_given(module: str) -> bool:
 
 def _swap() -> None:
     """Exchange the modules of the given names in `sys.modules` with those aside: ours with the user's."""
-    found = {name: module for name, module in sys.modules.items() if _is_given(name)}
+    found = {name: module for name, module in list(sys.modules.items()) if _is_given(name)}
     for name in found:
         del sys.modules[name]
     sys.modules.update(_STATE.aside)
@@ -164,7 +164,7 @@ def install() -> None:
     """Make `bench`, `models` and `report` ours in this process; ours that are loaded already load again."""
     if _STATE.is_installed:
         return
-    for name in [name for name in sys.modules if _is_given(name)]:
+    for name in [name for name in list(sys.modules) if _is_given(name)]:
         del sys.modules[name]
     sys.modules.update(_STATE.aside)
     _STATE.is_installed, _STATE.given, _STATE.aside = True, set(), {}
@@ -180,7 +180,7 @@ def give_names() -> list[str]:
         return []
     with _STATE.lock:
         taken = {name for name in NAMES if name not in _STATE.given and theirs(name) is not None}
-        for name in [name for name in sys.modules if name.partition(".")[0] in taken]:
+        for name in [name for name in list(sys.modules) if name.partition(".")[0] in taken]:
             _STATE.aside[name] = sys.modules.pop(name)
         _STATE.given |= taken
     return sorted(_STATE.given)

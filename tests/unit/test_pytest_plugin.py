@@ -149,6 +149,7 @@ def test_the_project_of_a_user_keeps_its_own_packages(
     for name in ("bench", "models", "report"):
         (pytester.mkpydir(name) / "mine.py").write_text("VALUE = 1\n")
     imports = "\n".join(f"import {name}.mine" for name in ("bench", "models", "report"))
+    imports += "\nimport sys\nassert 'bench.pytest_plugin' not in sys.modules"
     pytester.makepyfile(f"{imports}\n{STEADY.replace('let_pass(3.0)', 'models.mine.VALUE')}")
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(pytester.path), str(ROOT)]))
