@@ -105,7 +105,7 @@ def _check_any(asked: Sequence[Prediction]) -> None:
     """Raise UsageError, with the reason of the last, where nothing that was asked for may be shown."""
     if asked and all(p.reason for p in asked):
         last = asked[-1]
-        which = f" (so for {last.scenario.num_devices} devices, and for none of the others)"
+        which = f" (for {last.scenario.num_devices} devices; the others are refused for such reasons, too)"
         raise UsageError(f"{last.reason}{which if len(asked) > 1 else ''}")
 
 

@@ -28,6 +28,7 @@ from bench.findings.wording import (
     mode_label,
     number,
     per_second,
+    plural,
     settings_label,
     text,
     unit_of_cases,
@@ -78,7 +79,7 @@ def print_summary(
     if (cases["device_type"] == "cpu").any():
         print(CPU_STAND_IN)
     print(
-        f"{timing['rounds']} rounds in {duration(timing['measuring_s'])} of measuring, "
+        f"{plural(timing['rounds'], 'round')} in {duration(timing['measuring_s'])} of measuring, "
         f"{duration(timing['total_s'])} in all with {timing['startup_s']:.0f} s of start-up and preparation, "
         f"{timing['timed_share_pct']:.0f}% in timed steps; ended: {timing['stopped_because']}"
     )

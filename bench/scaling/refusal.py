@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from bench.cli import command, speaker
 from bench.stats import Interval
 
 MOST_HALF_WIDTH = 0.5
@@ -58,8 +59,8 @@ def remedy(width: float, *, error_pct: float) -> str:
         return f"{off}; calibrate on a quieter machine"
     times = (min(width, 1e9) / MOST_HALF_WIDTH) ** 2
     if times > MOST_TIMES:
-        return "calibrate on a quieter machine; python -m bench.doctor says what disturbs it"
-    return f"calibrate longer with bench.run --calibrate, {times:.1f} times the --max-time or --rounds"
+        return f"calibrate on a quieter machine; {command('doctor')} says what disturbs it"
+    return f"calibrate longer with {speaker('run')} --calibrate, {times:.1f} times the --max-time or --rounds"
 
 
 def _half_width(figure: Interval) -> float:

@@ -66,7 +66,7 @@ def test_the_terminal_says_the_unit(tokens: Path, tmp_path: Path, capsys: pytest
     found = load_run(tokens)
     conclusion = conclude(tmp_path, found.manifest, found.cases, found.blocks, comparisons_of_run(found))
     warned = cautions(found.cases, found.blocks, target=0.001)
-    timing = {"rounds": 12, "total_s": 9.0, "startup_s": 1.0, "timed_share_pct": 90.0}
+    timing = {"rounds": 12, "total_s": 9.0, "measuring_s": 7.0, "startup_s": 1.0, "timed_share_pct": 90.0}
     timing |= {"stopped_because": "rounds done"}
     print_summary(found.cases, conclusion, warned, timing, tokens / "report.html")
     said = capsys.readouterr().out + " ".join(f"{one.text} {one.advice}" for one in warned)
