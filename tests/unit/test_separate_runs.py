@@ -119,10 +119,9 @@ def test_a_clear_regression_of_steady_runs_is_one_and_says_that_it_is_not_interl
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == NOT_INTERLEAVED
     assert "the runs were not interleaved" in lines[-1]
-    assert (
-        "REF being the baseline's commit, in the folder that the runs were started in: python -m bench.gate --interleave REF -- "
-        in "\n".join(lines)
-    )
+    whole = "\n".join(lines)
+    assert "REF being the baseline's commit, in the folder that the runs were started in: " in whole
+    assert ": python -m bench.gate --interleave REF -- " in whole
     assert main([str(base), str(slow), "--markdown"]) == 1
     assert NOT_INTERLEAVED in capsys.readouterr().out.replace("&#39;", "'")
 
