@@ -151,21 +151,19 @@ def test_however_it_is_imported_the_commits_are_compared(way: str, tmp_path: Pat
 @pytest.mark.parametrize("way", ["an installed copy", "outside of the repository"])
 def test_the_same_file_on_both_sides_is_refused(way: str, tmp_path: Path, environment: Path) -> None:
     project, elsewhere = tmp_path / "mynet", tmp_path / "elsewhere"
+    commit(elsewhere, {"a": ""})
+    commit(elsewhere, {"a": "b"})
     files = {"mynet/net.py": NET.format(products=1), "mynet/__init__.py": "", "pyproject.toml": FLAT}
     commit(project, files)
     if way == "an installed copy":
         install(environment, project)
-        commit(elsewhere, {"a": ""})
-        commit(elsewhere, {"a": "b"})
-        folder, fix, path = elsewhere, "pip install -e", list[Path]()
+        python, path, fix = str(environment), list[Path](), "pip install -e"
     else:
         (tmp_path / "aside" / "mynet").mkdir(parents=True)
         (tmp_path / "aside" / "mynet" / "net.py").write_text(NET.format(products=1))
-        commit(elsewhere, {"a": ""})
-        commit(elsewhere, {"a": "b"})
-        folder, fix, path = elsewhere, "outside of the repository", [tmp_path / "aside"]
+        python, path, fix = sys.executable, [tmp_path / "aside"], "outside of the repository"
     run = ["--workload", "mynet.net:make", *RUN, "--rounds", "3"]
-    code, _, said = gate(folder, "HEAD~1", *run, python=environment, path=path)
+    code, _, said = gate(elsewhere, "HEAD~1", *run, python=python, path=path)
     assert code == ExitCode.USAGE, said
     assert len(said.strip().splitlines()) == 1
     assert "both sides load" in said
