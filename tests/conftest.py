@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,6 +20,8 @@ from bench.results.store import RunData, load_run
 pytest_plugins = ["selection", "fuzzing"]
 
 Ranks = Callable[[str, int], list[Any]]
+
+os.environ.pop("GITHUB_ACTIONS", None)  # what tests run has no part in the summary of the tests' own job
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench import cli
+from bench import cli, github
 from bench.cluster.process import interrupted_by_signals
 from bench.cluster.scratch import scratch_folder
 from bench.console import Console
@@ -133,6 +133,8 @@ def _main(given: list[str]) -> int:
         interleaved=options.interleave is not None,
     )
     on_cpu = any(c.row.get("device_type") == "cpu" for run in (first, second) for c in run.cases)
+    if not options.quiet:
+        github.show(gate_output.annotations(gate), lambda: gate_output.markdown(gate, on_cpu=on_cpu))
     with cli.to_reader():
         if options.json:
             print(gate_output.as_json(gate, on_cpu=on_cpu))

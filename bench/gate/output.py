@@ -16,6 +16,7 @@ from bench.findings.separate_runs import NOT_INTERLEAVED, UNKNOWN_REF
 from bench.findings.wording import CPU_STAND_IN, rate
 from bench.gate.compare import FAMILY_CONFIDENCE, Comparison, Gate
 from bench.gate.runs import OF_THE_MODEL
+from bench.github import Annotation
 from bench.text import markdown as markdown_text
 from bench.text import visible
 
@@ -122,6 +123,15 @@ def markdown(gate: Gate, *, on_cpu: bool) -> str:
     lines += ["", f"| {' | '.join(HEADINGS)} |", f"|{' --- |' * len(HEADINGS)}"]
     lines += [f"| {' | '.join(markdown_text(cell) for cell in cells(c))} |" for c in gate.comparisons]
     return "\n".join([*lines, "", *(f"{markdown_text(line)}\n" for line in notes(gate, on_cpu=on_cpu))])
+
+
+def annotations(gate: Gate) -> list[Annotation]:
+    """What GitHub shows above the log: an error for each regression, a warning where nothing was decided."""
+    title = speaker("gate")
+    if gate.exit_code == ExitCode.NOT_COMPARABLE:
+        return [Annotation("warning", title, verdict(gate))]
+    bad = [*gate.having("regressed"), *gate.having("missing")] if gate.exit_code == ExitCode.FAILED else []
+    return [Annotation("error", f"{title}: {c.verdict}", _named(c)) for c in bad]
 
 
 def as_json(gate: Gate, *, on_cpu: bool) -> str:

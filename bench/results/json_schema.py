@@ -126,6 +126,8 @@ def manifest() -> Schema:
                 ),
                 "ddp-bench's own checkout; empty outside one",
             ),
+            "ddp_bench": _said(_object({"version": TEXT}), "the version that measured"),
+            "workload": _said(_object(_CODE), "the user's code, with --workload"),
             "environment": _said(_object({**own, **machine}), "the first rank's host"),
             "hosts": _said(_table(_object(machine)), "every host, by name"),
             "model": _said(_object(_MODEL, ("num_params", "gradient_bytes")), "what was trained"),
@@ -190,6 +192,16 @@ def gate() -> Schema:
         "threshold": _said(_or_null(NUMBER), "the change that matters, a fraction"),
         "num_rounds": _said(_or_null(_list(COUNT)), "rounds of the baseline and of the candidate"),
     }
+    comparison["units"] = _said(_list(TEXT), "what throughput counts, in the baseline and the candidate")
+    comparison["suspected"] = _said(
+        FLAG, "a regression by its rounds, but the runs themselves changed as much"
+    )
+    side = _object({"workload": _object(_CODE), "ddp_bench": _object({"version": TEXT}), "git": _object({})})
+    code = {
+        "identical": _said(_or_null(FLAG), "whether both imported the same code; null: not recorded"),
+        "baseline": side,
+        "candidate": side,
+    }
     difference = {
         "name": _said(TEXT, "the condition"),
         "baseline": TEXT,
@@ -202,6 +214,10 @@ def gate() -> Schema:
         "sentence": _said(TEXT, "the verdict and what decided it"),
         "interval_confidence": _said(NUMBER, "of each single interval, a fraction"),
         "cpu_stand_in": _said(FLAG, "whether devices were CPU cores"),
+        "code": _said(_all_required(_object(code)), "which code was measured"),
+        "interleaved": _said(FLAG, "whether both sides took turns on one machine"),
+        "interleave_command": _said(_or_null(TEXT), "the command that measures both in turns"),
+        "model_change": _said(_or_null(TEXT), "how the candidate's model differs"),
         "differences": _list(_all_required(_object(difference))),
         "only_in_candidate": _said(_list(TEXT), "cases that were not gated"),
         "comparisons": _said(_list(_all_required(_object(comparison))), "worst first"),
@@ -265,6 +281,16 @@ _RANK = {
     "pid": COUNT,
     "gpu": _said(_or_null(TEXT), "UUID of its GPU"),
     "bound_cores": _said(TEXT, "the cores that it was kept on, such as 0-15,64; may be empty"),
+}
+_CODE = {
+    "spec": _said(TEXT, "--workload"),
+    "file": _said(TEXT, "of the workload, below the top of its repository, or where it is imported from"),
+    "sha256": _said(TEXT, "of that file"),
+    "code_sha256": _said(TEXT, "of all files that were imported from there"),
+    "repository": _said(TEXT, "its name; absent outside of one"),
+    "origin": _said(_or_null(TEXT), "where it was cloned from"),
+    "commit": TEXT,
+    "dirty": _said(FLAG, "whether tracked files had uncommitted changes"),
 }
 _TIMING = {
     "startup_s": _said(NUMBER, "from the command to the first case", unit="s"),

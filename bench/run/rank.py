@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 
+from bench import github
 from bench.cli import speaker, to_reader
 from bench.cluster.devices import SeenGpus, this_machine
 from bench.cluster.meeting import host_name
@@ -246,6 +247,7 @@ def _conclude(
         print(f"{speaker()}: {missing}", file=sys.stderr)
     # The report is a separate package that never imports torch; only a finished run reaches for it.
     from report import build  # noqa: PLC0415
+    from report.build import write_markdown  # noqa: PLC0415
 
     page = build([folder], folder / "report.html")
     after_startup_s = before_s + startup.since_s()
@@ -263,6 +265,9 @@ def _conclude(
             print_summary(cases, conclusion, found, timing, page)
     recorder.close(stopped_because)
     missing_modes = why_not_measured(cases, job.settings.modes)
+    if not quiet:
+        wrong = [github.Annotation("error", speaker(), reason) for reason in missing_modes]
+        github.show(wrong, lambda: write_markdown([folder], None))
     if missing_modes:
         print_not_measured(folder, missing_modes)
     return ExitCode.NOT_MEASURED if missing_modes else ExitCode.OK

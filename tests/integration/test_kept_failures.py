@@ -65,12 +65,14 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def measure(project: Path, *arguments: str, bug_on: str = "") -> subprocess.CompletedProcess[str]:
+def measure(
+    project: Path, *arguments: str, bug_on: str = "", env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     """`bench.run` in the user's folder; the ranks in `bug_on` have the bug."""
     return subprocess.run(
         [sys.executable, "-m", "bench.run", *arguments],
         cwd=project,
-        env={**os.environ, "BUG_ON": bug_on, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "BUG_ON": bug_on, "PYTHONPATH": str(ROOT), **(env or {})},
         capture_output=True,
         text=True,
         timeout=280,
@@ -99,12 +101,23 @@ class Failed:
 
 @pytest.fixture(scope="module")
 def failed(project: Path) -> Failed:
-    done = measure(project, "--workload", "net:Net", "--modes", "dp,ddp", *SWEEP, "--out", OUT, bug_on="01")
+    arguments = ("--workload", "net:Net", "--modes", "dp,ddp", *SWEEP, "--out", OUT)
+    in_ci = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(project / "summary.md")}
+    done = measure(project, *arguments, bug_on="01", env=in_ci)
     cases = load_run(project / OUT).cases.set_index("mode")
     names = {mode: failure_file(cases.loc[mode, "case_id"]) for mode in ("dp", "ddp")}
     return Failed(
         project, done, cases, {mode: (project / OUT / name).read_text() for mode, name in names.items()}
     )
+
+
+def test_in_ci_each_failed_mode_is_annotated_and_the_job_has_a_summary(failed: Failed) -> None:
+    commands = [line for line in failed.done.stderr.splitlines() if line.startswith("::")]
+    assert [re.search(r"\b(dp|ddp)\b", line)[0] for line in commands] == ["dp", "ddp"]  # type: ignore[index]
+    assert all(line.startswith("::error title=bench.run::") for line in commands)
+    summary = (failed.project / "summary.md").read_text(encoding="utf-8")
+    assert "late bug" in summary
+    assert "<summary>Not measured" in summary
 
 
 def test_a_failed_case_keeps_its_tracebacks(failed: Failed) -> None:

@@ -12,7 +12,7 @@ from commands import ROOT
 
 LAYERS = (
     ("errors", "text", "stats", "estimate", "layout", "parent_death", "sysfs", "credentials", "ddp_bench"),
-    ("cli", "settings", "console", "conditions", "gpus", "clock_reasons", "plan", "provenance"),
+    ("cli", "settings", "console", "github", "conditions", "gpus", "clock_reasons", "plan", "provenance"),
     ("models", "modes", "results"),
     ("measure", "findings", "scaling", "cluster"),
     ("predict", "recovery", "report", "pytest_plugin"),

@@ -1,0 +1,134 @@
+"""The step of action.yml: gates the checked-out commit against its base, comments on the pull request.
+
+Its inputs are environment variables, which action.yml explains. Exits with the gate's exit code.
+Runs with Python's standard library alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+VERDICTS = {0: "pass", 1: "regression", 3: "undecided", 4: "not measured"}
+"""By exit code of the gate; any other is an error."""
+
+USAGE = 2
+"""The gate's exit code for a mistake."""
+
+MOST_CHARACTERS = 65_000
+"""GitHub refuses a comment of more than 65,536."""
+
+
+def main() -> int:
+    """Gate, leave the outputs of the step, comment; the gate's exit code."""
+    out = Path(os.environ["OUT"])
+    out.mkdir(parents=True, exist_ok=True)
+    workload = os.environ.get("WORKLOAD", "")
+    of_run = [*(["--workload", workload] if workload else []), *os.environ["RUN"].split()]
+    code, said = gate(of_run, out / "sides")
+    (out / "gate.md").write_text(said, encoding="utf-8")
+    verdict = VERDICTS.get(code, "error")
+    with Path(os.environ["GITHUB_OUTPUT"]).open("a", encoding="utf-8") as outputs:
+        outputs.write(f"verdict={verdict}\nexit-code={code}\n")
+    number = pull_request()
+    if os.environ.get("COMMENT") == "true" and number is not None:
+        nothing = f"### ddp-bench gate: {verdict}\n\nNothing was compared; the log of the job says why."
+        comment(number, marker(of_run), said or nothing)
+    return code
+
+
+def gate(of_run: list[str], sides: Path) -> tuple[int, str]:
+    """Measure HEAD and its base in turns: the exit code, and the result as Markdown."""
+    base = os.environ.get("BASE") or first_parent()
+    commit = None if base is None else commit_of(base)
+    if commit is None:
+        wrong = f"the clone lacks the base commit {base or ''}; give actions/checkout fetch-depth: 2"
+        print(f"::error title=ddp-bench gate::{wrong}, or name another base")
+        return USAGE, ""
+    how = ["--threshold", os.environ["THRESHOLD"], "--markdown", "--out", str(sides)]
+    whole = ["ddp-bench", "gate", "--interleave", commit, *how, *os.environ.get("GATE", "").split()]
+    done = subprocess.run([*whole, "--", *of_run], stdout=subprocess.PIPE, text=True, check=False)
+    print(done.stdout)
+    return done.returncode, done.stdout
+
+
+def first_parent() -> str | None:
+    """The first parent of HEAD, which a shallow clone knows by name only; None where it has none."""
+    lines = git("cat-file", "-p", "HEAD").splitlines()
+    return next((line.removeprefix("parent ") for line in lines if line.startswith("parent ")), None)
+
+
+def commit_of(reference: str) -> str | None:
+    """The commit of a reference, fetched from origin where the clone lacks it; None where that fails."""
+    try:
+        return git("rev-parse", "--quiet", "--verify", f"{reference}^{{commit}}")
+    except subprocess.CalledProcessError:
+        pass
+    try:
+        git("fetch", "--quiet", "--no-tags", "--depth", "1", "origin", reference)
+        return git("rev-parse", "FETCH_HEAD")
+    except subprocess.CalledProcessError:
+        return None
+
+
+def git(*arguments: str) -> str:
+    """What git prints."""
+    return subprocess.check_output(["git", *arguments], text=True).strip()
+
+
+def pull_request() -> int | None:
+    """The number of the pull request that the job runs for; None for other events."""
+    event = json.loads(Path(os.environ["GITHUB_EVENT_PATH"]).read_text(encoding="utf-8"))
+    number: int | None = event.get("pull_request", {}).get("number")
+    return number
+
+
+def marker(of_run: list[str]) -> str:
+    """What the comment begins with, unseen: the next gate of this job with these arguments replaces it."""
+    of_job = [os.environ["GITHUB_WORKFLOW"], os.environ["GITHUB_JOB"], *of_run]
+    return f"<!-- ddp-bench gate {hashlib.sha256(' '.join(of_job).encode()).hexdigest()[:16]} -->"
+
+
+def comment(number: int, first_line: str, text: str) -> None:
+    """Write the comment, or write it anew; a token that may not is no error, the job's summary has it all."""
+    of_issue = f"repos/{os.environ['GITHUB_REPOSITORY']}/issues"
+    body = {"body": f"{first_line}\n{text}"[:MOST_CHARACTERS]}
+    try:
+        for page in range(1, 100):
+            found = api("GET", f"{of_issue}/{number}/comments?per_page=100&page={page}")
+            for one in found:
+                if one["body"].startswith(first_line):
+                    api("PATCH", f"{of_issue}/comments/{one['id']}", body)
+                    return
+            if len(found) < 100:
+                break
+        api("POST", f"{of_issue}/{number}/comments", body)
+    except urllib.error.URLError as error:
+        print(f"no comment was written, the job's summary has the result: {error}", file=sys.stderr)
+
+
+def api(method: str, path: str, content: dict[str, str] | None = None) -> Any:
+    """An answer of GitHub's API. Raises URLError."""
+    request = urllib.request.Request(  # noqa: S310 - the runner names the API
+        f"{os.environ['GITHUB_API_URL']}/{path}",
+        data=None if content is None else json.dumps(content).encode(),
+        headers={
+            "Authorization": f"Bearer {os.environ['TOKEN']}",
+            "Accept": "application/vnd.github+json",
+            "X-GitHub-Api-Version": "2022-11-28",
+        },
+        method=method,
+    )
+    with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
+        return json.load(answer)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,200 @@
+"""The GitHub Action: the steps of action.yml, run as GitHub would on a project with a slower commit."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from commands import ROOT
+from made_project import NET, RUN, commit, git
+
+from bench.errors import ExitCode
+
+ACTION = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
+
+
+class GitHub(ThreadingHTTPServer):
+    """The part of GitHub's API that deals with comments; a token other than `may-write` may not."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.comments: list[dict[str, Any]] = [{"id": 1, "body": "Nice!"}]
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: GitHub
+
+    def do_GET(self) -> None:
+        assert self.path.startswith("/repos/me/mynet/issues/7/comments?")
+        self._answer(self.server.comments if "page=1" in self.path.split("&") else [])
+
+    def do_POST(self) -> None:
+        assert self.path == "/repos/me/mynet/issues/7/comments"
+        if self._may_write():
+            self.server.comments.append({"id": len(self.server.comments) + 1, **self._content()})
+            self._answer(self.server.comments[-1])
+
+    def do_PATCH(self) -> None:
+        if self._may_write():
+            number = int(self.path.removeprefix("/repos/me/mynet/issues/comments/"))
+            self.server.comments[number - 1].update(self._content())
+            self._answer(self.server.comments[number - 1])
+
+    def _may_write(self) -> bool:
+        allowed = self.headers["Authorization"] == "Bearer may-write"
+        if not allowed:
+            self.send_error(403, "Resource not accessible by integration")
+        return allowed
+
+    def _content(self) -> dict[str, str]:
+        found: dict[str, str] = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        return found
+
+    def _answer(self, content: object) -> None:
+        body = json.dumps(content).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *arguments: object) -> None:
+        """The test's output is no server's log."""
+
+
+@pytest.fixture
+def github() -> Iterator[GitHub]:
+    with GitHub() as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+class Job:
+    """A job of a pull request in a clone of depth 1, as actions/checkout makes it."""
+
+    def __init__(self, origin: Path, folder: Path, github: GitHub) -> None:
+        folder.mkdir()
+        self.checkout, self.temp = folder / "checkout", folder / "temp"
+        self.temp.mkdir()
+        git(folder, "clone", "--quiet", "--depth", "1", origin.as_uri(), str(self.checkout))
+        self.outputs, self.summary, self.event = (folder / name for name in ("outputs", "summary", "event"))
+        self.outputs.touch()
+        self.event.write_text(json.dumps({"pull_request": {"number": 7}}))
+        self.environment = {
+            **os.environ,
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "GITHUB_ACTIONS": "true",
+            "GITHUB_ACTION_PATH": str(ROOT),
+            "GITHUB_API_URL": f"http://127.0.0.1:{github.server_port}",
+            "GITHUB_REPOSITORY": "me/mynet",
+            "GITHUB_WORKFLOW": "ci",
+            "GITHUB_JOB": "gate",
+            "GITHUB_EVENT_PATH": str(self.event),
+            "GITHUB_OUTPUT": str(self.outputs),
+            "GITHUB_STEP_SUMMARY": str(self.summary),
+        }
+
+    def gate(self, *, may_write: bool = True, **given: str) -> subprocess.CompletedProcess[str]:
+        """Run the action's step `gate` with these inputs, and a token that may write or not."""
+        inputs = {name: str(one.get("default", "")) for name, one in ACTION["inputs"].items()}
+        assert not (unknown := {name.replace("_", "-") for name in given} - set(inputs)), unknown
+        inputs |= {name.replace("_", "-"): value for name, value in given.items()}
+        inputs["token"] = "may-write" if may_write else "may-read"
+        (step,) = (step for step in ACTION["runs"]["steps"] if step.get("id") == "gate")
+
+        def resolved(text: str) -> str:
+            known = {"runner.temp": str(self.temp), **{f"inputs.{name}": inputs[name] for name in inputs}}
+            return re.sub(r"\$\{\{ ([\w.-]+) \}\}", lambda found: known[found[1]], text)
+
+        return subprocess.run(
+            ["bash", "-e", "-o", "pipefail", "-c", resolved(step["run"])],
+            cwd=self.checkout / resolved(step["working-directory"]),
+            env={**self.environment, **{name: resolved(value) for name, value in step["env"].items()}},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+
+def test_a_slower_commit_ends_with_1_and_is_named_in_comment_summary_and_annotation(
+    tmp_path: Path, github: GitHub
+) -> None:
+    project = tmp_path / "mynet"
+    commit(project, {"net.py": NET.format(products=30)})
+    head = commit(project, {"net.py": NET.format(products=240)})
+    job = Job(project, tmp_path / "job", github)
+    done = job.gate(workload="net:make", run=" ".join([*RUN, "--rounds", "8"]), gate="--launches 1")
+    assert done.returncode == ExitCode.FAILED, done.stderr
+    assert set(job.outputs.read_text().splitlines()) == {"verdict=regression", "exit-code=1"}
+    (annotation,) = (line for line in done.stderr.splitlines() if line.startswith("::"))
+    title = "ddp-bench gate%3A regressed"
+    assert re.fullmatch(rf"::error title={title}::single-n1\S* throughput .* images/s -> .*", annotation)
+    kind, said = github.comments[0], github.comments[1]["body"]
+    assert kind["body"] == "Nice!"
+    assert f"{head[:7]}" in said
+    assert "| regressed |" in said
+    assert said.partition("\n")[2].strip() == job.summary.read_text().strip()
+    kept = job.temp / "ddp-bench"
+    assert (kept / "gate.md").read_text() in said + "\n"
+    for side in ("baseline", "candidate"):
+        assert (kept / "sides" / "launch1" / side / "report.html").is_file()
+
+    # The next push: what was said is replaced, and a mistake is not the candidate's fault.
+    again = Job(project, tmp_path / "again", github)
+    run = " ".join([*RUN, "--rounds", "8"])
+    assert again.gate(workload="net:make", run=run, gate="--launches 0").returncode == 2
+    assert set(again.outputs.read_text().splitlines()) == {"verdict=error", "exit-code=2"}
+    assert len(github.comments) == 2
+    assert "Nothing was compared" in github.comments[1]["body"]
+
+
+def test_equal_code_passes_though_the_token_may_not_comment(tmp_path: Path, github: GitHub) -> None:
+    """A pull request from a fork has such a token."""
+    project = tmp_path / "mynet"
+    commit(project, {"net.py": NET.format(products=1)})
+    base = commit(project, {"notes": ""})
+    commit(project, {"notes": "more"})
+    job = Job(project, tmp_path / "job", github)
+    run = " ".join([*RUN, "--rounds", "3"])
+    done = job.gate(
+        workload="net:make", run=run, base=base, gate="--launches 1", threshold="90%", may_write=False
+    )
+    # A busy machine may leave it undecided; it must not be called a change.
+    verdicts = {ExitCode.OK: "pass", ExitCode.NOT_COMPARABLE: "undecided"}
+    assert done.returncode in verdicts, done.stderr
+    assert "this is an A/A comparison" in done.stderr
+    assert "no comment was written, the job's summary has the result: HTTP Error 403" in done.stderr
+    assert [one["body"] for one in github.comments] == ["Nice!"]
+    assert f"### ddp-bench gate: {verdicts[ExitCode(done.returncode)]}" in job.summary.read_text()
+
+
+def test_a_base_that_cannot_be_fetched_is_a_mistake(tmp_path: Path, github: GitHub) -> None:
+    project = tmp_path / "mynet"
+    commit(project, {"net.py": NET.format(products=1)})
+    job = Job(project, tmp_path / "job", github)
+    first = job.gate(workload="net:make")
+    other = job.gate(workload="net:make", base="no-such-branch")
+    for done in (first, other):
+        assert done.returncode == ExitCode.USAGE
+        assert "fetch-depth" in done.stdout
+        assert "Traceback" not in done.stderr
+    assert len(github.comments) == 2
+
+
+def test_the_action_installs_this_tree_and_keeps_what_the_gate_left() -> None:
+    install, _, keep = ACTION["runs"]["steps"]
+    assert install["run"] == 'python -m pip install --quiet "$GITHUB_ACTION_PATH"'
+    assert keep["if"] == "always()"
+    assert keep["with"]["path"] == "${{ runner.temp }}/${{ inputs.artifact }}"
+    used = set(re.findall(r"inputs\.([\w-]+)", (ROOT / "action.yml").read_text(encoding="utf-8")))
+    assert used == set(ACTION["inputs"])
