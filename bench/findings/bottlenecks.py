@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 import pandas as pd
+from scipy.stats import binom
 
-from bench.findings.wording import bits_per_s, link_name, number, place, ranged, short, text, truth
+from bench.findings.wording import bits_per_s, link_name, number, place, plural, ranged, short, text, truth
 from bench.layout import BucketLayout
 from bench.results.aggregate import typical_of
 from bench.results.comparisons import default_of
@@ -23,6 +24,9 @@ SKEW_SHARE = 0.05
 
 OFTEN = 0.75
 """Share of the rounds in which a rank has to be the slowest to be named."""
+
+BY_CHANCE = 0.05
+"""Nor is a rank named that would be the slowest so often among equal ones with more than this probability."""
 
 
 def scaling_loss(cases: pd.DataFrame, ddp: pd.DataFrame, blocks: pd.DataFrame) -> list[str]:
@@ -94,8 +98,12 @@ def slow_rank(ddp: pd.DataFrame, blocks: pd.DataFrame) -> list[str]:
     often, rounds = int((slowest["rank"] == rank).sum()), len(slowest)
     share = 100 * row["rank_skew_ms"] / row["step_ms_p50"]
     apart = f"{ranged(row, 'rank_skew_ms', 'ms')} per step ({share:.0f}% of it)"
-    if often < OFTEN * rounds or rounds < 3:
+    num_ranks = own["rank"].nunique()
+    by_chance = min(num_ranks * binom.sf(often - 1, rounds, 1 / num_ranks), 1.0)
+    if often < OFTEN * rounds or by_chance > BY_CHANCE:
         said = f"Ranks: on {place(row)} the slowest rank's own work takes {apart} longer than the fastest's, "
+        if often == rounds:
+            return [f"{said}in all of {plural(rounds, 'round')}: too few to say whether it stays so."]
         return [f"{said}but it is not always the same rank: the machine is unsteady."]
     hosts = own.loc[own["rank"] == rank, "host"].dropna()
     host = f" on {hosts.iloc[0]}" if len(hosts) else ""

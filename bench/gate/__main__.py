@@ -134,7 +134,7 @@ def _main(given: list[str]) -> int:
     )
     on_cpu = any(c.row.get("device_type") == "cpu" for run in (first, second) for c in run.cases)
     if not options.quiet:
-        github.show(gate_output.annotations(gate), lambda: gate_output.markdown(gate, on_cpu=on_cpu))
+        github.show(gate_output.annotations_of(gate), lambda: gate_output.markdown(gate, on_cpu=on_cpu))
     with cli.to_reader():
         if options.json:
             print(gate_output.as_json(gate, on_cpu=on_cpu))

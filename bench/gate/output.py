@@ -125,7 +125,7 @@ def markdown(gate: Gate, *, on_cpu: bool) -> str:
     return "\n".join([*lines, "", *(f"{markdown_text(line)}\n" for line in notes(gate, on_cpu=on_cpu))])
 
 
-def annotations(gate: Gate) -> list[Annotation]:
+def annotations_of(gate: Gate) -> list[Annotation]:
     """What GitHub shows above the log: an error for each regression, a warning where nothing was decided."""
     title = speaker("gate")
     if gate.exit_code == ExitCode.NOT_COMPARABLE:

@@ -32,7 +32,9 @@ Asked = Sequence[Sequence[Prediction]]
 
 CSV_COLUMNS = (
     *("num_devices", "bucket_cap_mb", "step_ms_p50", "step_ms_low", "step_ms_high"),
-    *("images_per_s", "efficiency", "exposed_comm_ms"),
+    *("images_per_s", "images_per_s_low", "images_per_s_high"),
+    *("efficiency", "efficiency_low", "efficiency_high"),
+    *("exposed_comm_ms", "exposed_comm_ms_low", "exposed_comm_ms_high"),
     *("network", "unit", "reason"),
 )
 
@@ -110,7 +112,7 @@ def show(predictions: Sequence[Prediction]) -> None:
     several = len({network_name(p) for p in predictions}) > 1
     for name in (
         *(("network",) if several else ()),
-        "GPUs",
+        "devices",
         "cap MiB",
         "buckets",
         "step ms",
@@ -269,15 +271,11 @@ def _cap(p: Prediction) -> str:
 
 
 def _row(p: Prediction) -> tuple[Any, ...]:
-    step, exposed = p.step_ms, p.shown_exposed_ms
-    if p.reason:
-        named = (p.scenario.num_devices, str(p.scenario.bucket_cap_mb))
-        return (*named, *[None] * 6, network_name(p), p.unit, p.reason)
-    return (
-        *(p.scenario.num_devices, str(p.scenario.bucket_cap_mb), step.estimate, step.low, step.high),
-        *(p.images_per_s.estimate, p.efficiency.estimate),
-        *(exposed.estimate if exposed is not None else None, network_name(p), p.unit, ""),
-    )
+    named = (p.scenario.num_devices, str(p.scenario.bucket_cap_mb))
+    found = (p.step_ms, p.images_per_s, p.efficiency, p.shown_exposed_ms)
+    shown = [None if p.reason else one for one in found]
+    figures = [(None,) * 3 if one is None else (one.estimate, one.low, one.high) for one in shown]
+    return (*named, *(value for figure in figures for value in figure), network_name(p), p.unit, p.reason)
 
 
 def _cell(value: Any) -> str:

@@ -74,6 +74,8 @@ def print_summary(
         kept = page.parent / failure_file(str(row["case_id"]))
         more = f"; {shown(kept)}" if kept.is_file() else ""
         print(visible(f"{row['case_id']}: {row['status']}: {row['reason']}{more}"))
+    for line in _not_measured(cases):
+        print(visible(line))
     if bool(cases.loc[cases["status"] == "ok", "oversubscribed"].any()):
         print("* more devices than there are: they share cores or GPUs")
     if (cases["device_type"] == "cpu").any():
@@ -89,6 +91,17 @@ def print_summary(
     for caution in [c for c in cautions if c.kind not in SAID_BY_THE_ANSWERS][:MOST_CAUTIONS]:
         print(f"Caution, {caution.kind}: {caution.text}.")
     print(f"Report: {page}")
+
+
+def _not_measured(cases: pd.DataFrame) -> list[str]:
+    """Say which cases were skipped, and why; a line per reason. On one device most are the plain module."""
+    skipped = cases[(cases["status"] == "skipped") & (cases["num_devices"] > 1)]
+    lines = []
+    for reason, of_reason in skipped.groupby("reason", sort=False):
+        first, *others = of_reason["case_id"]
+        more = f" and {plural(len(others), 'other case')}" if others else ""
+        lines.append(f"{first}{more}: skipped: {reason}")
+    return lines
 
 
 def print_not_measured(folder: Path, reasons: Sequence[str]) -> None:

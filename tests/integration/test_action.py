@@ -19,6 +19,7 @@ from commands import ROOT
 from made_project import NET, RUN, commit, git
 
 from bench.errors import ExitCode
+from bench.results.store import load_run
 
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
 
@@ -130,7 +131,8 @@ def test_a_slower_commit_ends_with_1_and_is_named_in_comment_summary_and_annotat
     tmp_path: Path, github: GitHub
 ) -> None:
     project = tmp_path / "mynet"
-    commit(project, {"net.py": NET.format(products=30)})
+    others = {f"{name}/__init__.py": "raise SystemExit('not ours')" for name in ("bench", "models", "report")}
+    base = commit(project, {"net.py": NET.format(products=30), **others})
     head = commit(project, {"net.py": NET.format(products=240)})
     job = Job(project, tmp_path / "job", github)
     done = job.gate(workload="net:make", run=" ".join([*RUN, "--rounds", "8"]), gate="--launches 1")
@@ -146,8 +148,10 @@ def test_a_slower_commit_ends_with_1_and_is_named_in_comment_summary_and_annotat
     assert said.partition("\n")[2].strip() == job.summary.read_text().strip()
     kept = job.temp / "ddp-bench"
     assert (kept / "gate.md").read_text() in said + "\n"
-    for side in ("baseline", "candidate"):
-        assert (kept / "sides" / "launch1" / side / "report.html").is_file()
+    for side, of_side in {"baseline": base, "candidate": head}.items():
+        folder = kept / "sides" / "launch1" / side
+        assert load_run(folder).manifest["workload"]["commit"] == of_side
+        assert of_side in (folder / "report.html").read_text(encoding="utf-8")
 
     # The next push: what was said is replaced, and a mistake is not the candidate's fault.
     again = Job(project, tmp_path / "again", github)
@@ -158,24 +162,33 @@ def test_a_slower_commit_ends_with_1_and_is_named_in_comment_summary_and_annotat
     assert "Nothing was compared" in github.comments[1]["body"]
 
 
-def test_equal_code_passes_though_the_token_may_not_comment(tmp_path: Path, github: GitHub) -> None:
-    """A pull request from a fork has such a token."""
+@pytest.mark.campaign
+def test_equal_code_is_no_regression(tmp_path: Path, github: GitHub) -> None:
     project = tmp_path / "mynet"
     commit(project, {"net.py": NET.format(products=1)})
     base = commit(project, {"notes": ""})
     commit(project, {"notes": "more"})
     job = Job(project, tmp_path / "job", github)
     run = " ".join([*RUN, "--rounds", "3"])
-    done = job.gate(
-        workload="net:make", run=run, base=base, gate="--launches 1", threshold="90%", may_write=False
-    )
+    done = job.gate(workload="net:make", run=run, base=base, gate="--launches 1", threshold="90%")
     # A busy machine may leave it undecided; it must not be called a change.
     verdicts = {ExitCode.OK: "pass", ExitCode.NOT_COMPARABLE: "undecided"}
     assert done.returncode in verdicts, done.stderr
     assert "this is an A/A comparison" in done.stderr
+    assert "A/A comparison" in github.comments[1]["body"]
+    assert f"### ddp-bench gate: {verdicts[ExitCode(done.returncode)]}" in job.summary.read_text()
+
+
+def test_a_token_that_may_not_comment_is_no_error(tmp_path: Path, github: GitHub) -> None:
+    """A pull request from a fork has such a token."""
+    project = tmp_path / "mynet"
+    commit(project, {"net.py": NET.format(products=1)})
+    commit(project, {"notes": ""})
+    job = Job(project, tmp_path / "job", github)
+    done = job.gate(workload="net:make", gate="--launches 0", may_write=False)
+    assert done.returncode == ExitCode.USAGE
     assert "no comment was written, the job's summary has the result: HTTP Error 403" in done.stderr
     assert [one["body"] for one in github.comments] == ["Nice!"]
-    assert f"### ddp-bench gate: {verdicts[ExitCode(done.returncode)]}" in job.summary.read_text()
 
 
 def test_a_base_that_cannot_be_fetched_is_a_mistake(tmp_path: Path, github: GitHub) -> None:

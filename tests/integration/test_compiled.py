@@ -97,6 +97,7 @@ def test_ddp_is_proven_under_every_way_of_optimising_it(ranks: Any) -> None:
     assert 0 < max(found[0]) < 1e-12
 
 
+@pytest.mark.campaign
 def test_a_case_without_a_compiler_is_skipped_and_the_others_measured(tmp_path: Path) -> None:
     """Found before anything is built, whatever the compiler left in its cache before."""
     out = tmp_path / "run"

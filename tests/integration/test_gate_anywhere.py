@@ -35,6 +35,7 @@ IN_SRC = SETUP.format(packages='packages = ["mynet"]\npackage-dir = {"" = "src"}
 """Setuptools makes a .pth file of it."""
 
 
+@pytest.mark.campaign
 def test_a_slower_commit_of_a_users_project_is_a_regression(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

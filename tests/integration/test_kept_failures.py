@@ -152,6 +152,7 @@ def test_a_mode_that_failed_ends_the_run_with_4_and_is_said_last(failed: Failed)
     ]
 
 
+@pytest.mark.campaign
 def test_a_rank_that_waits_for_one_that_raised_is_not_the_cause(failed: Failed) -> None:
     """On `--resume` only rank 1 has the bug, which DP does not use: DP is measured, DDP fails once more."""
     again = measure(failed.project, *RESUME, bug_on="1")

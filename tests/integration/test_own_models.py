@@ -111,6 +111,7 @@ def are_proven(cases: pd.DataFrame, modes: set[str]) -> None:
     assert (cases["update_error"] < 1e-3).all()
 
 
+@pytest.mark.campaign
 def test_a_cnn_of_a_callable(tmp_path: Path) -> None:
     cases = cases_of(tmp_path, "cnn", "--modes", "dp,ddp,fsdp", "--image-size", "8", "--passes", "none")
     are_proven(cases, {"single", "dp", "ddp", "fsdp"})

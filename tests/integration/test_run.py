@@ -119,6 +119,7 @@ def test_the_summary_and_the_page(real_run: RealRun) -> None:
     assert any(line.startswith("Too few rounds on 2 CPU cores to compare DDP") for line in lines)
     assert any(line.startswith("Next, ") and "--resume" in line for line in lines)
     assert any("bucket_cap_mb" in line for line in lines)
+    assert any("skipped: same bucket layout as ddp-n2" in line for line in lines)
     assert "CPU core standing in for a GPU" in real_run.stdout
     assert "preparing" in real_run.stderr
     assert "<svg" in (run.path / "report.html").read_text(encoding="utf-8")

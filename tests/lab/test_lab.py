@@ -46,7 +46,7 @@ def test_a_transfer_takes_the_time_that_the_link_demands(
     "starter",
     [
         ("python",),
-        ("torchrun",),
+        pytest.param(("torchrun",), marks=pytest.mark.campaign),
         pytest.param(("bash", "-c", 'torchrun "$0" "$@"'), marks=pytest.mark.campaign),
     ],
     ids=["script", "torchrun", "torchrun in a shell"],
