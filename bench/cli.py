@@ -37,11 +37,19 @@ LEAST_DURATION_S = 0.1
 _DURATION_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
 
 
+UNRECOGNIZED = "unrecognized arguments: "
+"""What argparse says of words that it knows nothing of."""
+
+
 class Parser(argparse.ArgumentParser):
     """A command line that raises UsageError instead of leaving the process."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise UsageError, which names the command's help."""
+        """Raise UsageError, which names the command's help, and the option that was meant."""
+        if message.startswith(UNRECOGNIZED):
+            word = message.removeprefix(UNRECOGNIZED).partition(" ")[0].partition("=")[0]
+            near = difflib.get_close_matches(word, self._option_string_actions, n=1)
+            message += f"; did you mean {near[0]}?" if near else ""
         raise UsageError(f"{message}; see {self.prog} --help")
 
 

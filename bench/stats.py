@@ -190,6 +190,36 @@ def ratio_of_estimates(
     return Interval(ratio, ratio * math.exp(-min(down, 300.0)), ratio * math.exp(min(up, 300.0)))
 
 
+def ratio_of_runs(
+    fits: tuple[Interval | None, Interval | None],
+    rounds: tuple[Sequence[float], Sequence[float]],
+    *,
+    confidence: float = 0.95,
+) -> tuple[Interval, Interval]:
+    """Divide the same figure of two separate runs: by their rounds alone, and with the change of the runs.
+
+    The estimate is the quotient of what each run fitted. The interval covers that of the fits and that of
+    the medians over rounds: where two ways to sum up a run disagree, neither is evidence of a change. Where
+    a figure is not above 0, medians alone are divided.
+
+    Args:
+        fits: numerator and denominator with their intervals of 95%.
+        rounds: one figure per round of each, in the same unit and the order of the rounds.
+        confidence: coverage of the intervals, a fraction.
+    """
+    fitted = ratio_of_estimates(*fits, confidence=confidence)
+    ways = [ratio_of_medians(*rounds, confidence=confidence)]
+    ways += [] if fitted is None else [fitted]
+    wider = [with_change_of_runs(ratio, *rounds, confidence=confidence) for ratio in ways]
+    return _covering(ways), _covering(wider)
+
+
+def _covering(ratios: Sequence[Interval]) -> Interval:
+    """The last of some ratios with an interval that covers those of all that have one."""
+    low = np.fmin.reduce([ratio.low for ratio in ratios])
+    return Interval(ratios[-1].estimate, float(low), float(np.fmax.reduce([ratio.high for ratio in ratios])))
+
+
 def variance_between(groups: Sequence[Sequence[float]]) -> float:
     """Variance between the medians of groups beyond that of the values in them; 0 where there is none.
 

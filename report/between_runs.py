@@ -13,7 +13,7 @@ from bench.results.aggregate import images_per_s_by_round
 from bench.results.comparisons import EQUAL, FASTER, SLOWER, Comparison, margin_of
 from bench.results.round_times import ByRound
 from bench.results.store import RunData
-from bench.stats import ratio_of_estimates, with_change_of_runs
+from bench.stats import ratio_of_runs
 from report.model import Following
 from report.select import WorkloadCases, records
 
@@ -71,18 +71,16 @@ def _compared(
     run: MeasuredRun, first: MeasuredRun, name: str, *, margin: float, confidence: float
 ) -> Comparison | None:
     row, reference = run.rows[name], first.rows[name]
-    ratio = ratio_of_estimates(
-        estimate(row, "images_per_s"), estimate(reference, "images_per_s"), confidence=confidence
-    )
-    if ratio is None:
-        return None
     ids = [text(r["case_id"]) for r in (row, reference)]
     ours, theirs = (
         [rate for _, rate in sorted(one.rounds.get(case_id, {}).items())]
         for one, case_id in zip((run, first), ids, strict=True)
     )
-    widened = with_change_of_runs(ratio, ours, theirs, confidence=confidence)
-    return Comparison(ids[0], ids[1], widened, margin, min(len(ours), len(theirs)))
+    fits = estimate(row, "images_per_s"), estimate(reference, "images_per_s")
+    if any(fit is None or fit.estimate <= 0 for fit in fits):
+        return None
+    _, ratio = ratio_of_runs(fits, (ours, theirs), confidence=confidence)
+    return Comparison(ids[0], ids[1], ratio, margin, min(len(ours), len(theirs)))
 
 
 def findings(group: Sequence[MeasuredRun], found: Sequence[Mapping[str, Comparison]]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pandas as pd
-from scipy.stats import binom
+import scipy
 
 from bench.findings.wording import bits_per_s, link_name, number, place, plural, ranged, short, text, truth
 from bench.layout import BucketLayout
@@ -99,7 +99,7 @@ def slow_rank(ddp: pd.DataFrame, blocks: pd.DataFrame) -> list[str]:
     share = 100 * row["rank_skew_ms"] / row["step_ms_p50"]
     apart = f"{ranged(row, 'rank_skew_ms', 'ms')} per step ({share:.0f}% of it)"
     num_ranks = own["rank"].nunique()
-    by_chance = min(num_ranks * binom.sf(often - 1, rounds, 1 / num_ranks), 1.0)
+    by_chance = min(num_ranks * scipy.stats.binom.sf(often - 1, rounds, 1 / num_ranks), 1.0)
     if often < OFTEN * rounds or by_chance > BY_CHANCE:
         said = f"Ranks: on {place(row)} the slowest rank's own work takes {apart} longer than the fastest's, "
         if often == rounds:

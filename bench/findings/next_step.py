@@ -32,9 +32,12 @@ WORTH_TUNING = 0.05
 CARRIED = (
     *("arch", "workload", "batch_size", "image_size", "precision", *STEP_DEFAULTS, "data", "data_workers"),
     "prefetch",
-    *("scaling", "seed", "device"),
+    *("scaling", "seed", "device", "find_unused_parameters"),
 )
-"""Settings that say what trains; a next command about the same training repeats them."""
+"""Settings that say what trains; a next command about the same training repeats them.
+
+Without a search for unused parameters some models do not train under DDP.
+"""
 
 
 LOOKS_FOR_UNUSED = "--find-unused-parameters on"

@@ -83,6 +83,12 @@ def parser() -> cli.Parser:
         help="gate speed-up and efficiency alone: they compare across machines",
     )
     how.add_argument(
+        "--strict",
+        action="store_true",
+        help="end with 3 where anything is inconclusive; without it a gate passes if something was decided "
+        "and nothing regressed",
+    )
+    how.add_argument(
         "--allow-missing", action="store_true", help="pass though cases of the baseline are missing"
     )
     how.add_argument(
@@ -115,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(given: list[str]) -> int:
     split = given.index("--") if "--" in given else len(given)
-    options = parser().parse_args(given[:split])
+    options = _options(given[:split], has_run="--" in given)
     if options.save_baseline is not None:
         return _save(options, given[split:])
     thresholds = read_thresholds(options.threshold, options.config)
@@ -131,6 +137,7 @@ def _main(given: list[str]) -> int:
         allow_missing=options.allow_missing,
         allow_changed_model=options.allow_changed_model,
         interleaved=options.interleave is not None,
+        strict=options.strict,
     )
     on_cpu = any(c.row.get("device_type") == "cpu" for run in (first, second) for c in run.cases)
     if not options.quiet:
@@ -143,6 +150,17 @@ def _main(given: list[str]) -> int:
         elif not options.quiet:
             _print(gate, on_cpu=on_cpu)
     return gate.exit_code
+
+
+def _options(given: Sequence[str], *, has_run: bool) -> argparse.Namespace:
+    made = parser()
+    options, unknown = made.parse_known_args(given)
+    if unknown and options.interleave is not None and not has_run:
+        example = cli.command("gate", "--interleave", options.interleave, "--", *unknown[:1])
+        raise UsageError(f"{cli.UNRECOGNIZED}{unknown[0]}; those of bench.run stand behind --: {example} …")
+    if unknown:
+        made.error(f"{cli.UNRECOGNIZED}{' '.join(unknown)}")
+    return options
 
 
 def read_thresholds(default: str, config: Path | None = None) -> dict[str, float]:

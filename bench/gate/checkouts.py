@@ -261,6 +261,6 @@ def _git(top: Path, *arguments: str, why: str) -> str:
     except (OSError, subprocess.SubprocessError) as error:
         raise UsageError(f"--interleave: git cannot be run here: {error}") from None
     if done.returncode != 0:
-        said = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        raise UsageError(f"--interleave: {why}: {said}; name a commit, a branch or a tag")
+        said = "".join(f": {line}" for line in done.stderr.strip().splitlines()[-1:])
+        raise UsageError(f"--interleave: {why}{said}; name a commit, a branch or a tag")
     return done.stdout

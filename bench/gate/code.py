@@ -23,9 +23,16 @@ class Code:
 
     @property
     def is_identical(self) -> bool | None:
-        """Whether both imported files of the same content; None where a manifest does not tell."""
-        ours, theirs = (part(side, "workload").get("code_sha256") for side in (self.baseline, self.candidate))
-        return None if ours is None or theirs is None else ours == theirs
+        """Whether both imported files of the same content; None where a manifest does not tell.
+
+        Built-in models are code of ddp-bench: a commit of it without changes.
+        """
+        if not any(part(side, "workload") for side in (self.baseline, self.candidate)):
+            ours, theirs = (part(side, "git") for side in (self.baseline, self.candidate))
+            known = all(state.get("commit") and state.get("dirty") is False for state in (ours, theirs))
+            return ours["commit"] == theirs["commit"] if known else None
+        hashes = [part(side, "workload").get("code_sha256") for side in (self.baseline, self.candidate)]
+        return None if None in hashes else hashes[0] == hashes[1]
 
     def lines(self) -> list[str]:
         """The two workloads' commits, whether their code is the same, and ddp-bench's; none without them."""

@@ -22,7 +22,7 @@ from bench.gate.launches import launch_ratio, typical_sides
 from bench.gate.runs import SWEPT, GateCase, GateRun, model_change, run_differences
 from bench.results.round_times import ByRound
 from bench.settings import IMAGES
-from bench.stats import Interval, ratio_of_medians, with_change_of_runs
+from bench.stats import Interval, ratio_of_medians, ratio_of_runs
 
 MIN_ROUNDS = 3
 """Fewer rounds say nothing of their own spread."""
@@ -33,8 +33,14 @@ FAMILY_CONFIDENCE = 0.98
 DEFAULT_THRESHOLD = 0.05
 """Share of change that matters where nothing else is said."""
 
+SAME_CODE = "both runs measured the same code under the same conditions: the machine changed"
+"""Why a slow-down is none of the code."""
+
 VERDICTS = ("regressed", "missing", "not comparable", "inconclusive", "unchanged", "improved")
 """Worst first."""
+
+DECIDED = ("improved", "unchanged")
+"""Verdicts with which a gate can pass."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,12 +147,14 @@ def compare(
     allow_missing: bool = False,
     allow_changed_model: bool = False,
     interleaved: bool = False,
+    strict: bool = False,
 ) -> Gate:
     """Gate `candidate` against `baseline`; `thresholds` gives the share allowed for every metric.
 
     `interleaved` runs took turns on one machine: their rounds are compared in pairs, and what differs between
     them is what is being tested, so it does not block. Of others the intervals hold how much each run changed
-    within itself, too. Throughput in different units is never compared.
+    within itself, too. Throughput in different units is never compared. A `strict` gate does not pass while
+    anything is inconclusive.
 
     Raises NotComparableError where no case is common to both or one has too few rounds, UsageError where the
     baseline measured nothing.
@@ -164,6 +172,7 @@ def compare(
     for run, cases in ((baseline, [ours for ours, _ in both_ok]), (candidate, [c for _, c in both_ok])):
         require_rounds(run, cases)
     differing = run_differences(baseline, candidate, pairs, allow_changed_model=allow_changed_model)
+    code = Code(baseline.manifest, candidate.manifest, interleaved=interleaved)
     blocked = "" if ratios_only else _obstacle(pairs, differing, interleaved=interleaved)
     metrics = [metric for metric in METRICS if not (ratios_only and metric.absolute)]
     wanted = [(a, b, metric) for a, b in both_ok for metric in metrics if _is_compared(a, b, metric)]
@@ -183,17 +192,19 @@ def compare(
         )
         for a, b, metric in wanted
     ]
+    if code.is_identical and not differing and not interleaved:
+        found = [_of_the_machine(comparison) for comparison in found]
     matched = {theirs.case_id for _, theirs in pairs}
     return Gate(
         differences=differing,
         model_change=model_change(baseline.manifest, candidate.manifest),
         comparisons=tuple(sorted(found, key=_badness)),
         confidence=confidence,
-        code=Code(baseline.manifest, candidate.manifest, interleaved=interleaved),
+        code=code,
         interleaved=interleaved,
         interleave_command="" if interleaved else interleave_command(baseline.manifest, candidate.manifest),
         only_in_candidate=tuple(c.case_id for c in candidate.cases if c.ok and c.case_id not in matched),
-        exit_code=_exit_code(found, blocked=bool(blocked), allow_missing=allow_missing),
+        exit_code=_exit_code(found, blocked=bool(blocked), allow_missing=allow_missing, strict=strict),
     )
 
 
@@ -242,25 +253,39 @@ def _compare(
         return judged(replace(measured, baseline=baseline, candidate=candidate), ratio)
     if not metric.repeated:
         return judged(measured, Interval(after[0] / before[0], math.nan, math.nan))
-    return _separate(judged, measured, before, after, confidence)
+    fits = theirs.fitted.get(metric.name), ours.fitted.get(metric.name)
+    return _separate(judged, measured, (after, before), fits, confidence)
 
 
 def _separate(
     judged: Callable[[Comparison, Interval], Comparison],
     measured: Comparison,
-    before: ByRound,
-    after: ByRound,
+    rounds: tuple[ByRound, ByRound],
+    fits: tuple[Interval | None, Interval | None],
     confidence: float,
 ) -> Comparison:
-    """Judge two runs by their rounds, and by how much each run changed within itself."""
-    right, left = ([value for _, value in sorted(rounds.items())] for rounds in (after, before))
-    ratio = ratio_of_medians(right, left, confidence=confidence)
-    by_rounds = judged(measured, ratio)
-    whole = judged(measured, with_change_of_runs(ratio, right, left, confidence=confidence))
+    """Judge two runs by what each fitted over its rounds, and by how much each changed within itself.
+
+    `rounds` and `fits` are of the candidate and the baseline.
+    """
+    left, right = ([value for _, value in sorted(by_round.items())] for by_round in rounds)
+    if all(fit is not None and fit.estimate > 0 for fit in fits):
+        candidate, baseline = (None if fit is None else fit.estimate for fit in fits)
+        measured = replace(measured, baseline=baseline, candidate=candidate)
+    by_rounds, whole = (
+        judged(measured, r) for r in ratio_of_runs(fits, (left, right), confidence=confidence)
+    )
     if whole.verdict != "inconclusive" or by_rounds.verdict not in ("regressed", "improved"):
         return whole
     suspected = by_rounds.verdict == "regressed"
     return replace(whole, reason="the runs themselves changed as much", suspected=suspected)
+
+
+def _of_the_machine(comparison: Comparison) -> Comparison:
+    """Two runs of the same code under the same conditions: what got slower is the machine."""
+    if comparison.verdict != "regressed" or not (comparison.metric and comparison.metric.repeated):
+        return comparison
+    return replace(comparison, verdict="inconclusive", reason=SAME_CODE, suspected=True)
 
 
 def _judged(measured: Comparison, ratio: Interval, *, metric: Metric, threshold: float) -> Comparison:
@@ -326,16 +351,16 @@ def _badness(comparison: Comparison) -> tuple[int, float]:
     return VERDICTS.index(comparison.verdict), -worse
 
 
-def _exit_code(found: Sequence[Comparison], *, blocked: bool, allow_missing: bool) -> ExitCode:
+def _exit_code(found: Sequence[Comparison], *, blocked: bool, allow_missing: bool, strict: bool) -> ExitCode:
     if blocked:
         return ExitCode.NOT_COMPARABLE
     verdicts = {c.verdict for c in found}
     if "regressed" in verdicts or ("missing" in verdicts and not allow_missing):
         return ExitCode.FAILED
-    if any(c.suspected for c in found):
+    if any(c.suspected for c in found) or (strict and "inconclusive" in verdicts):
         return ExitCode.NOT_COMPARABLE
     # Equal memory alone, or nothing but intervals too wide to say anything, is no pass.
-    decided = any(c.verdict in ("improved", "unchanged") for c in found if c.metric and c.metric.repeated)
+    decided = any(c.verdict in DECIDED for c in found if c.metric and c.metric.repeated)
     return ExitCode.OK if decided else ExitCode.NOT_COMPARABLE
 
 

@@ -14,7 +14,7 @@ from bench.cli import speaker, to_json
 from bench.errors import ExitCode
 from bench.findings.separate_runs import NOT_INTERLEAVED, UNKNOWN_REF
 from bench.findings.wording import CPU_STAND_IN, rate
-from bench.gate.compare import FAMILY_CONFIDENCE, Comparison, Gate
+from bench.gate.compare import DECIDED, FAMILY_CONFIDENCE, SAME_CODE, Comparison, Gate
 from bench.gate.runs import OF_THE_MODEL
 from bench.github import Annotation
 from bench.text import markdown as markdown_text
@@ -54,13 +54,13 @@ def notes(gate: Gate, *, on_cpu: bool) -> list[str]:
     lines = []
     if any(c.ratio is not None for c in gate.comparisons):
         lines.append(
-            f"ratio: candidate / baseline, medians over rounds, {100 * gate.confidence:.4g}% intervals "
+            f"ratio: candidate / baseline, {100 * gate.confidence:.4g}% intervals "
             f"({100 * FAMILY_CONFIDENCE:g}% for all together); "
             + (
-                "rounds compared in pairs: the two sides took turns on one machine; baseline and candidate "
-                "are those of a typical round."
+                "median of rounds compared in pairs: the two sides took turns on one machine; baseline and "
+                "candidate are those of a typical round."
                 if gate.interleaved
-                else "they hold how much each run changed within itself."
+                else "of the figures in cases.csv; they hold how much each run changed within itself."
             )
         )
     if gate.model_change:
@@ -69,7 +69,11 @@ def notes(gate: Gate, *, on_cpu: bool) -> list[str]:
         lines.append("peak memory: one reading per run, compared exactly, no interval.")
     if gate.only_in_candidate:
         lines.append(f"only in the candidate, not gated: {', '.join(gate.only_in_candidate)}")
-    if gate.interleave_command and any(c.ratio is not None for c in gate.comparisons):
+    if (
+        gate.interleave_command
+        and not gate.code.is_identical
+        and any(c.ratio is not None for c in gate.comparisons)
+    ):
         unknown = f" {UNKNOWN_REF} " in gate.interleave_command
         where = f", {UNKNOWN_REF} being the baseline's commit" if unknown else ""
         lines.append(
@@ -100,12 +104,15 @@ def verdict(gate: Gate) -> str:
         return f"{head}the runs share no metric that could be gated"
     suspected = [c for c in gate.comparisons if c.suspected]
     if word(gate) == "undecided" and suspected:
-        return (
-            f"{head}{_named(suspected[0])}, but {suspected[0].reason}; {', '.join(counts)}; measure both in "
-            "turns, with --interleave"
+        return f"{head}{_named(suspected[0])}, but {suspected[0].reason}; {', '.join(counts)}; " + (
+            "measure again"
+            if suspected[0].reason == SAME_CODE
+            else "measure both in turns, with --interleave"
         )
     if word(gate) == "undecided":
-        return f"{head}{', '.join(counts)}: nothing could be decided; {_longer(gate)}"
+        decided = any(c.verdict in DECIDED and c.metric and c.metric.repeated for c in gate.comparisons)
+        nothing = "" if decided else ": nothing could be decided"
+        return f"{head}{', '.join(counts)}{nothing}; {_longer(gate)}"
     worst = gate.comparisons[0]
     lead = f"{_named(worst)}; " if gate.exit_code == ExitCode.FAILED else ""
     if lead and not gate.interleaved and worst.metric is not None:
@@ -226,6 +233,8 @@ def _longer(gate: Gate) -> str:
             wanted.append(math.ceil(min(c.num_rounds) * narrower**2))
     most = max(wanted, default=0)
     if not 0 < most <= MOST_ROUNDS:
-        return "measure both on a quieter machine and with more --rounds"
+        return f"measure on a quieter machine and with more --rounds{' behind --' * gate.interleaved}"
     num_rounds = max(most, 10)
+    if gate.interleaved:
+        return f"measure with up to about --rounds {num_rounds} behind --"
     return f"measure both with up to about {num_rounds} rounds (bench.run --rounds {num_rounds})"

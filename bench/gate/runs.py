@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,16 @@ import pandas as pd
 from bench.conditions import UNKNOWN, Difference, Question, differences, part
 from bench.errors import UsageError
 from bench.findings.wording import count, finite, mib, plain, rounded
-from bench.results.aggregate import images_per_s_by_round, step_ms_by_round, units_per_step
+from bench.results.aggregate import (
+    fitted_columns,
+    images_per_s_by_round,
+    step_ms_by_round,
+    typical_of,
+    units_per_step,
+)
 from bench.results.archive import opened
 from bench.results.comparisons import compile_mode
-from bench.results.round_times import ByRound
+from bench.results.round_times import ByRound, RoundTimes
 from bench.results.schema import IDENTITY, SCHEMA_VERSION
 from bench.results.store import RunData, load_run
 from bench.settings import (
@@ -32,6 +38,7 @@ from bench.settings import (
     RANK_PER_DEVICE,
     STEP_DEFAULTS,
 )
+from bench.stats import Interval
 
 SWEPT = ("mode", "num_devices", "compile", *DDP_AXES, *PIPELINE_AXES)
 """Columns that may differ between the cases of one run; together they name a case within it."""
@@ -47,6 +54,9 @@ PLANNED = tuple(
 
 SEEN = ("device_name", "link")
 """Known only of cases that were measured."""
+
+FITTED = ("images_per_s", "speedup", "efficiency", "exposed_comm_ms")
+"""Columns that a run fits over all its rounds, with intervals."""
 
 NEEDED = {
     "cases.csv": (
@@ -78,6 +88,8 @@ class GateCase:
     """Within-round ratio to `single`; empty for `single` itself."""
     exposed_comm_ms: ByRound
     peak_mem_mib: float | None
+    fitted: Mapping[str, Interval] = field(default_factory=dict)
+    """The repeated metrics as `cases.csv` has them, of one fit over all rounds, by column."""
 
     @property
     def ok(self) -> bool:
@@ -129,6 +141,7 @@ def checked(run: RunData) -> GateRun:
     timed, no_sync = step_ms_by_round(used, "timed"), step_ms_by_round(used, "no_sync")
     rows = cases.astype(object).to_dict("records")
     singles = {compile_mode(row): str(row["case_id"]) for row in rows if row["mode"] == "single"}
+    fits = _fits(rows, blocks, units_per_step(cases), singles)
     visits = blocks.drop_duplicates(["case_id", "phase", "round"])["case_id"].value_counts()
     made = []
     for row in rows:
@@ -145,11 +158,38 @@ def checked(run: RunData) -> GateRun:
             else {r: rates[r] / single[r] for r in rates if r in single},
             exposed_comm_ms={r: ms - local[r] for r, ms in timed.get(case_id, {}).items() if r in local},
             peak_mem_mib=_peak_mem_mib(row),
+            fitted={name: found for name in FITTED if (found := fits.get(case_id, {}).get(name)) is not None},
         )
         if case.ok:
             _check_rounds(where, case, row, int(visits.get(case_id, 0)))
         made.append(case)
     return GateRun(run.path, run.manifest, tuple(made))
+
+
+def _fits(
+    rows: Sequence[Mapping[Any, Any]],
+    blocks: pd.DataFrame,
+    units: Mapping[str, int],
+    singles: Mapping[str, str],
+) -> dict[str, dict[str, Interval]]:
+    """What one fit of all rounds says of every measured case, by case and column."""
+    typical = typical_of(RoundTimes.of(blocks))
+    found = {}
+    for row in rows:
+        case_id = str(row["case_id"])
+        if row["status"] == "ok" and typical.has((case_id, "timed")):
+            single = singles.get(compile_mode(row), "")
+            found[case_id] = fitted_columns(
+                typical,
+                case_id,
+                single,
+                units=units,
+                num_devices=int(row["num_devices"]),
+                num_rounds=0 if pd.isna(row["num_rounds"]) else int(row["num_rounds"]),
+            )
+            if row["mode"] == "single":
+                del found[case_id]["speedup"], found[case_id]["efficiency"]
+    return found
 
 
 def _peak_mem_mib(row: Mapping[Any, Any]) -> float | None:

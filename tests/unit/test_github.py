@@ -35,7 +35,7 @@ def test_a_regression_is_an_error_and_the_table_is_in_the_summary(
     commands = told.err.splitlines()
     assert len(commands) == len(regressed) > 1
     assert all(line.startswith("::error title=bench.gate%3A regressed::ddp-n2-") for line in commands)
-    assert any("exposed communication 25.10 ms -> 56.38 ms" in line for line in commands)
+    assert any("exposed communication 25.04 ms -> 56.30 ms" in line for line in commands)
     text = summary.read_text(encoding="utf-8")
     assert text.startswith("of an earlier step\n### bench.gate: regression")
     assert text.count("| regressed |") == len(regressed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -59,11 +60,12 @@ def _part(module: str) -> str:
     return module.removeprefix("bench.").split(".")[0]
 
 
-def _imports(module: str, *, deferred: bool) -> set[str]:
+@cache
+def _imports(module: str, *, deferred: bool) -> frozenset[str]:
     """What a module imports, as modules; `deferred` counts what its functions import."""
     tree = ast.parse(FILES[module].read_text(encoding="utf-8"))
     nodes = ast.walk(tree) if deferred else iter(tree.body)
-    return {name for node in nodes for name in _named(node)}
+    return frozenset(name for node in nodes for name in _named(node))
 
 
 def _named(node: ast.AST) -> Iterator[str]:

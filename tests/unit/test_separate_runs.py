@@ -18,30 +18,34 @@ from bench.findings.separate_runs import NOT_INTERLEAVED, interleave_command
 from bench.gate import output as gate_output
 from bench.gate.__main__ import main
 from bench.gate.compare import METRICS, compare
-from bench.gate.runs import read_run
+from bench.gate.runs import FITTED, GateCase, read_run
+from bench.results.store import load_run
 from bench.run.__main__ import settings_of
-from bench.stats import Interval, ratio_of_medians, with_change_of_runs
+from bench.stats import Interval, ratio_of_runs, with_change_of_runs
 
 FIVE = {metric.name: 0.05 for metric in METRICS}
 TUNED = ROOT / "results" / "samples" / "tune"
 
 
 @cache
-def single_rates(run: Path) -> tuple[str, tuple[float, ...]]:
-    """The model of a sample, and its images/s by round on one device, which no link slows."""
-    (single,) = (case for case in read_run(run).cases if case.row["mode"] == "single")
-    return single.row["arch"], tuple(single.images_per_s.values())
+def single(run: Path) -> GateCase:
+    """What a sample measured on one device, which no link slows."""
+    (found,) = (case for case in read_run(run).cases if case.row["mode"] == "single")
+    return found
 
 
 def test_runs_of_the_same_code_are_seldom_a_change() -> None:
     """Oracle: the same plain model on the same machine, hours apart; the truth of every pair is 1."""
-    runs = [single_rates(path.parent) for path in sorted(TUNED.glob("*/sweep/manifest.json"))]
-    pairs = [(a, b) for (model, a), (other, b) in combinations(runs, 2) if model == other]
+    runs = [single(path.parent) for path in sorted(TUNED.glob("*/sweep/manifest.json"))]
+    pairs = [(a, b) for a, b in combinations(runs, 2) if a.row["arch"] == b.row["arch"]]
     by_rounds, whole = 0, 0
     for before, after in pairs:
-        ratio = ratio_of_medians(after, before, confidence=0.98)
-        wider = with_change_of_runs(ratio, after, before, confidence=0.98)
-        assert wider.low <= ratio.low < wider.estimate == ratio.estimate < ratio.high <= wider.high
+        fits = after.fitted["images_per_s"], before.fitted["images_per_s"]
+        rounds = [*after.images_per_s.values()], [*before.images_per_s.values()]
+        ratio, wider = ratio_of_runs(fits, rounds, confidence=0.98)
+        assert ratio.low < wider.estimate == ratio.estimate < ratio.high
+        assert wider.low <= ratio.low * (1 + 1e-9)
+        assert wider.high >= ratio.high * (1 - 1e-9)
         by_rounds += abs(ratio.estimate - 1) > 0.05 and ratio.excludes(1)
         whole += abs(ratio.estimate - 1) > 0.05 and wider.excludes(1)
     assert len(pairs) == 39
@@ -124,6 +128,63 @@ def test_a_clear_regression_of_steady_runs_is_one_and_says_that_it_is_not_interl
     assert ": python -m bench.gate --interleave REF -- " in whole
     assert main([str(base), str(slow), "--markdown"]) == 1
     assert NOT_INTERLEAVED in capsys.readouterr().out.replace("&#39;", "'")
+
+
+CLEAN = {"git": {"commit": "0123456789abcdef", "dirty": False}}
+
+
+@pytest.mark.parametrize(
+    ("now", "code"),
+    [
+        (CLEAN, 3),
+        ({"git": {"commit": "fedcba9876543210", "dirty": False}}, 1),
+        ({"git": {**CLEAN["git"], "dirty": True}}, 1),
+        ({**CLEAN, "versions": {"torch": "2.16.0", "python": "3.12.1"}}, 1),
+    ],
+    ids=["same", "other commit", "uncommitted changes", "other torch"],
+)
+def test_the_same_code_under_the_same_conditions_is_no_regression(
+    now: dict[str, Any], code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = write_run(tmp_path / "base", LONG, **CLEAN)
+    slow = write_run(tmp_path / "slow", loaded(LONG, 0.43), **now)
+    ratios_only = ["--ratios-only"] * ("versions" in now)
+    assert main([str(base), str(slow), *ratios_only]) in (code, 0 if ratios_only else code)
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert ("the machine changed" in last) == (code == 3)
+
+
+def test_figures_of_separate_runs_are_those_of_the_runs_own_tables(tmp_path: Path) -> None:
+    """Medians of rounds contradict each other where single and DDP have other good rounds."""
+    rng = np.random.default_rng(3)
+    steps: Steps = {
+        key: [ms * float(rng.choice([1.0, 1.7])) for ms in series] for key, series in LONG.items()
+    }
+    base, same = (read_run(write_run(tmp_path / name, steps)) for name in ("a", "b"))
+    cases = load_run(tmp_path / "a").cases.set_index("case_id")
+    gate = compare(base, same, thresholds=FIVE)
+    compared = [c for c in gate.comparisons if c.metric is not None and c.metric.name in FITTED[:3]]
+    assert len(compared) == 7
+    for c in compared:
+        assert c.metric is not None
+        assert c.baseline == c.candidate == pytest.approx(cases.loc[c.case_id, c.metric.name])
+        assert c.ratio is not None
+        assert c.ratio.estimate == 1
+    by_name = {(c.case_id, c.metric.name): c for c in compared if c.metric is not None}
+    for (case_id, name), c in by_name.items():
+        if name == "efficiency":
+            speedup = by_name[case_id, "speedup"]
+            assert c.baseline == pytest.approx(speedup.baseline / 2)
+            assert (c.ratio.low, c.ratio.high) == pytest.approx((speedup.ratio.low, speedup.ratio.high))
+
+
+def test_a_strict_gate_does_not_pass_while_anything_is_open(tmp_path: Path) -> None:
+    wild = {**LONG, ("ddp", 2): [ms * (1, 3)[i % 2] for i, ms in enumerate(LONG["ddp", 2])]}
+    base, same = (str(write_run(tmp_path / name, wild)) for name in ("a", "b"))
+    assert main([base, same]) == 0
+    assert main([base, same, "--strict"]) == 3
+    steady = [str(write_run(tmp_path / name, LONG, no_sync_ms=60.0)) for name in ("c", "d")]
+    assert main([*steady, "--strict"]) == 0
 
 
 def test_runs_in_turns_need_no_such_line() -> None:
