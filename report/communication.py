@@ -6,9 +6,20 @@ from dataclasses import replace
 
 import pandas as pd
 
-from bench.findings.wording import TIMES, Row, case_label, device_noun, finite, plural, ranged, text
+from bench.findings.wording import (
+    TIMES,
+    Row,
+    case_label,
+    device_noun,
+    finite,
+    hidden_share,
+    plural,
+    ranged,
+    text,
+    with_interval,
+)
 from report.fields import NAME, Field, interval, table
-from report.model import Table
+from report.model import Table, TableColumn
 from report.select import records
 
 _APART_PCT = 10
@@ -27,8 +38,11 @@ _COLUMNS: tuple[tuple[Field, str], ...] = (
         "the step minus the same step without synchronising, in the same round: time that communication adds",
     ),
     (
-        interval("Hidden", "hidden_pct", "%"),
-        "100 x (1 - exposed / alone); negative where it adds more than it takes alone",
+        (TableColumn("Hidden (%)", "number"), lambda row: with_interval(hidden_share(row), "")),
+        (
+            "100 x (1 - exposed / alone); negative where it adds more than it takes alone; "
+            "empty where it is not known to 50 points"
+        ),
     ),
     (
         interval("Overlap, trace", "overlap_trace_pct", "%"),
@@ -95,8 +109,8 @@ def _disagreement(ddp: pd.DataFrame) -> tuple[str, ...]:
 
 
 def _gap_pct(row: Row) -> float:
-    trace, hidden = finite(row["overlap_trace_pct"]), finite(row["hidden_pct"])
-    return 0.0 if trace is None or hidden is None else trace - hidden
+    trace, hidden = finite(row["overlap_trace_pct"]), hidden_share(row)
+    return 0.0 if trace is None or hidden is None else trace - hidden.estimate
 
 
 def _numbers(row: Row) -> str:

@@ -14,6 +14,7 @@ from bench.findings.wording import (
     compile_label,
     ddp_call,
     estimate,
+    hidden_share,
     mode_label,
     mode_name,
     own_devices,
@@ -254,7 +255,7 @@ def _listed(names: Sequence[str]) -> str:
 
 def _communication(row: Row) -> Verdict | None:
     """What communication adds to DDP's step, and how much of it is hidden."""
-    exposed, hidden = (estimate(row, name) for name in ("exposed_comm_ms", "hidden_pct"))
+    exposed, hidden = estimate(row, "exposed_comm_ms"), hidden_share(row)
     step = estimate(row, "step_ms") or estimate(row, "step_ms_p50")  # schema 1 has the median alone
     if exposed is None or step is None:
         return None
@@ -278,6 +279,8 @@ def _communication(row: Row) -> Verdict | None:
     elif hidden is not None:
         sentence += f"; {hidden.estimate:.0f}% {between(hidden, 0)} of it is hidden"
         label = f"{hidden.estimate:.0f}% is hidden"
+    elif estimate(row, "hidden_pct") is not None:
+        sentence += "; how much of it is hidden is not known to 50 percentage points"
     return Verdict(COMMUNICATION, RESOLVED, f"{sentence}.", label=label)
 
 

@@ -53,6 +53,10 @@ def truth(value: Any) -> bool:
     return not pd.isna(value) and bool(value)
 
 
+MOST_HIDDEN_WIDTH_PCT = 100.0
+"""A wider interval holds both that all is hidden and that none is."""
+
+
 def estimate(row: Row, column: str) -> Interval | None:
     """Return a measured cell with its interval, NaN where unknown; None where nothing was measured."""
     value, *ends = (finite(row.get(f"{column}{end}")) for end in ("", "_low", "_high"))
@@ -60,6 +64,12 @@ def estimate(row: Row, column: str) -> Interval | None:
         return None
     low, high = (math.nan if end is None else end for end in ends)
     return Interval(value, low, high)
+
+
+def hidden_share(row: Row) -> Interval | None:
+    """Return which share of communication is hidden, in percent; None where it is not known to 50 points."""
+    found = estimate(row, "hidden_pct")
+    return None if found is None or found.high - found.low > MOST_HIDDEN_WIDTH_PCT else found
 
 
 def number(value: float | None, digits: int = 3, *, largest: float | None = None) -> str:

@@ -25,6 +25,7 @@ from bench.findings.wording import (
     duration,
     estimate,
     finite,
+    hidden_share,
     mode_label,
     number,
     per_second,
@@ -175,7 +176,7 @@ def case_table(cases: pd.DataFrame) -> Table:
 
 
 def _ranged(row: dict[Any, Any], name: str, factor: float, digits: int | None) -> str:
-    found = estimate(row, name)
+    found = hidden_share(row) if name == "hidden_pct" else estimate(row, name)
     if found is None:
         return ""
     if digits is None:

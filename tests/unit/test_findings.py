@@ -311,6 +311,14 @@ UNTOLD = ", about what it takes alone: whether any is hidden is unresolved."
         ),
         (exposing(11, 13), RESOLVED, "Communication adds 12 ms (11-13), 12% of the step."),
         (
+            exposing(11, 13) | hiding(-40, 120),
+            RESOLVED,
+            (
+                "Communication adds 12 ms (11-13), 12% of the step; how much of it is hidden is not known to "
+                "50 percentage points."
+            ),
+        ),
+        (
             exposing(-2, 4),
             EQUAL,
             "Communication adds 1.0 ms (-2.0 to 4.0) to the step of DDP on 2 GPUs: not told from nothing.",
