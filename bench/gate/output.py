@@ -69,11 +69,8 @@ def notes(gate: Gate, *, on_cpu: bool) -> list[str]:
         lines.append("peak memory: one reading per run, compared exactly, no interval.")
     if gate.only_in_candidate:
         lines.append(f"only in the candidate, not gated: {', '.join(gate.only_in_candidate)}")
-    if (
-        gate.interleave_command
-        and not gate.code.is_identical
-        and any(c.ratio is not None for c in gate.comparisons)
-    ):
+    is_worth_it = gate.differences or not gate.code.is_identical
+    if gate.interleave_command and is_worth_it and any(c.ratio is not None for c in gate.comparisons):
         unknown = f" {UNKNOWN_REF} " in gate.interleave_command
         where = f", {UNKNOWN_REF} being the baseline's commit" if unknown else ""
         lines.append(

@@ -194,7 +194,7 @@ def gate() -> Schema:
     }
     comparison["units"] = _said(_list(TEXT), "what throughput counts, in the baseline and the candidate")
     comparison["suspected"] = _said(
-        FLAG, "a regression by its rounds, but the runs themselves changed as much"
+        FLAG, "a regression by its rounds that may be the machine's; reason says why"
     )
     side = _object({"workload": _object(_CODE), "ddp_bench": _object({"version": TEXT}), "git": _object({})})
     code = {

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.cli import Parser, command, guarded, speaker
+from bench.cli import Parser, command, guarded, speaker, to_reader
 from bench.cluster.process import is_first, is_rank, leave, ranks_environment
 from bench.errors import AgreedError, ExitCode, UsageError
 from bench.run.fork_server import ForkServer
@@ -148,7 +148,8 @@ def _run(
             return ExitCode.OK
     prepared = job.prepare(settings)
     if how["dry_run"]:
-        job.print_plan(prepared)
+        with to_reader():
+            job.print_plan(prepared)
         return ExitCode.OK
     if not is_rank():
         return job.launch_here(prepared, arguments, resume=resume, began_s=began_s, forks=server)

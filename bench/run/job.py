@@ -25,7 +25,7 @@ from bench.cluster.process import is_first, is_rank
 from bench.cluster.ranks import RankInfo, agreed, allowed_cores, gpus_by_rank
 from bench.console import format_s
 from bench.errors import UsageError
-from bench.findings.wording import devices, plural, samples_noun, short
+from bench.findings.wording import devices, plural, samples_noun, short, workload_parts
 from bench.gpus import gpus
 from bench.layout import BucketCaps
 from bench.measure.timed import AUTOCAST_DTYPES, probe
@@ -42,6 +42,7 @@ from bench.run.fork_server import ForkServer
 from bench.run.launch import launch
 from bench.run.schedule import expected_half_width
 from bench.settings import GpuKind, ResolvedSettings, Settings, with_device_defaults
+from bench.text import visible
 from models.data import check_folder
 from models.operators import forward_costs
 from models.profile import profile_workload
@@ -118,7 +119,9 @@ def print_plan(job: Job) -> None:
     width = max(len(p.case.case_id) for p in job.plan)
     here = devices(job.machine.devices_per_node, job.machine.device_type)
     noun = samples_noun(asdict(job.plan[0].case))
-    print(f"{len(job.plan)} cases, {len(runnable)} to measure, on {here}:")
+    of_single = job.plan[0].case
+    trained = workload_parts({**of_single.stored(), "unit": of_single.unit}, of_single.batch_per_device)
+    print(visible(f"{len(job.plan)} cases, {len(runnable)} to measure, on {here}; {', '.join(trained)}:"))
     for p in job.plan:
         what = f"skipped: {p.skip_reason}" if p.skip_reason else f"place {place[p.case.case_id]} in round 1"
         more = ", oversubscribed" if p.oversubscribed and not p.skip_reason else ""

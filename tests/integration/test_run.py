@@ -273,6 +273,8 @@ def test_dry_run_prints_the_plan_and_writes_nothing(
     assert main([*arguments, "--dry-run", "--out", str(out)]) == 0
     text = capsys.readouterr().out
     assert text.startswith("6 cases, 5 to measure")
+    assert "; resnet20, 32 " in text.splitlines()[0]
+    assert " px, 8 images per device, weak scaling, fp32:" in text.splitlines()[0]
     assert "skipped: DataParallel on one device is the plain module" in text
     assert "place 1 in round 1" in text
     assert "Expected time: about" in text
