@@ -29,6 +29,7 @@ from bench.results.comparisons import compile_mode
 from bench.results.round_times import ByRound, RoundTimes
 from bench.results.schema import IDENTITY, SCHEMA_VERSION
 from bench.results.store import RunData, load_run
+from bench.results.tables import readable
 from bench.settings import (
     COMM_HOOKS,
     DDP_AXES,
@@ -141,7 +142,8 @@ def checked(run: RunData) -> GateRun:
     timed, no_sync = step_ms_by_round(used, "timed"), step_ms_by_round(used, "no_sync")
     rows = cases.astype(object).to_dict("records")
     singles = {compile_mode(row): str(row["case_id"]) for row in rows if row["mode"] == "single"}
-    fits = _fits(rows, blocks, units_per_step(cases), singles)
+    with readable(run.path / "blocks.csv"):
+        fits = _fits(rows, blocks.assign(detail=None), units_per_step(cases), singles)
     visits = blocks.drop_duplicates(["case_id", "phase", "round"])["case_id"].value_counts()
     made = []
     for row in rows:

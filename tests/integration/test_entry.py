@@ -44,7 +44,7 @@ def test_help_names_every_command_on_a_line_of_its_own(without_torch: dict[str, 
     [
         (["rum"], "ddp-bench: error: unknown command 'rum'; did you mean 'run'? known: run, tune, "),
         ([], "ddp-bench: error: name a command: run, tune, "),
-        (["--verson"], "ddp-bench: error: unrecognized arguments: --verson; see ddp-bench --help"),
+        (["--verson"], "ddp-bench: error: unrecognized arguments: --verson; did you mean --version?"),
         (["run", "--gpu", "x"], "ddp-bench run: error: "),
         (["tune", "--gpuz", "2"], "ddp-bench tune: error: unrecognized arguments"),
         (["report", "nowhere"], "ddp-bench report: error: nowhere"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -49,8 +50,12 @@ def gate_process(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def copy(run: Path, folder: Path, *, num_copies: int = 1, slower: float = 1.0) -> str:
-    """The run under another name, its rounds repeated, every time of it longer by one factor."""
+    """The run under another name, its rounds repeated; a slower one is of another commit."""
     shutil.copytree(run, folder)
+    if slower > 1:
+        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        manifest["git"] = {"commit": "0123456789abcdef", "dirty": False}
+        (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     blocks = pd.read_csv(folder / "blocks.csv", dtype="string", keep_default_na=False)
     blocks["block_ms"] = (blocks["block_ms"].astype(float) * slower).map("{:.10g}".format)
     rounds = blocks["round"].astype(int)

@@ -25,21 +25,24 @@ SECTION = (ROOT / "README.md").read_text(encoding="utf-8").split("## Your own mo
 CPU = torch.device("cpu")
 
 
-def block(language: str) -> str:
-    (found,) = re.findall(rf"```{language}\n(.*?)```", SECTION, re.DOTALL)
-    return str(found)
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", SECTION, re.DOTALL)
 
 
 @pytest.fixture
 def workload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workload:
     (file,) = re.findall(r"in `(\w+)\.py`", SECTION)
-    (tmp_path / f"{file}.py").write_text(block("python"))
+    (source,) = blocks("python")
+    (tmp_path / f"{file}.py").write_text(source)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", sys.path[:])
     monkeypatch.delitem(sys.modules, file, raising=False)
-    command = shlex.split(block("bash"))
-    assert command[:3] == ["python", "-m", "bench.run"]
-    return load_workload(parser().parse_args(command[3:]).workload, 32)
+    run, gate = (shlex.split(command) for command in blocks("bash"))
+    assert run[:3] == ["python", "-m", "bench.run"]
+    assert gate[:6] == ["python", "-m", "bench.gate", "--interleave", "main", "--"]
+    measured = [parser().parse_args(arguments).workload for arguments in (run[3:], gate[6:])]
+    assert measured[0] == measured[1]
+    return load_workload(measured[0], 32)
 
 
 def test_its_model_is_proven_and_trains(workload: Workload) -> None:
