@@ -13,7 +13,6 @@ from bench.lab import namespaces
 
 @pytest.mark.lab
 @pytest.mark.campaign
-@pytest.mark.smoke
 def test_one_gigabit_link_shows_what_buckets_hide(tmp_path: Path) -> None:
     try:
         namespaces.require_support()
