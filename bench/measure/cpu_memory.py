@@ -8,11 +8,11 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from torch import _C
 from torch._C._autograd import _disable_profiler, _enable_profiler, _prepare_profiler, _profiler_enabled
-from torch._C._profiler import RecordScope, _EventType, _ExtraFields_Allocation
+from torch._C._profiler import RecordScope, _EventType
 from torch.autograd import profiler
 
 NO_OPERATORS = {RecordScope.STATIC_RUNTIME_OP}
@@ -52,9 +52,10 @@ class CpuMemory:
         """End; whatever happened within, nothing is recorded from here."""
         if self._ledger is None:
             return
-        blocks: list[_ExtraFields_Allocation] = []
+        blocks: list[Allocation] = []
         try:
-            blocks = _allocations(_disable_profiler().experimental_event_tree())
+            recorded = _disable_profiler()
+            blocks = _allocations(recorded.experimental_event_tree())
             self.peak_bytes = _peak(blocks)
         except Exception:  # noqa: BLE001 - as above
             self.peak_bytes = None
@@ -102,11 +103,28 @@ def _record_allocations() -> None:
     enable(wanted.config(), wanted.kineto_activities, NO_OPERATORS)
 
 
-def _allocations(events: Iterable[Any]) -> list[_ExtraFields_Allocation]:
-    """What the allocator gave (size > 0) and took back, in order; shared memory, of no total, is left out."""
+class Allocation(NamedTuple):
+    """A block that the allocator gave, or took back."""
+
+    address: int
+    num_bytes: int
+    """Above 0 where it was given, below where it was taken back."""
+    total_bytes: int
+    """In use from then on."""
+
+
+def _allocations(events: Iterable[Any]) -> list[Allocation]:
+    """What the allocator gave and took back, in order; shared memory, of no total, is left out.
+
+    Copied while the events live: what torch gives as `typed` points into its event and does not keep it.
+    """
     found = sorted(_flat(events), key=lambda event: event.start_time_ns)
-    blocks = [event.typed[1] for event in found if event.typed[0] == _EventType.Allocation]
-    return [block for block in blocks if block.total_allocated]
+    blocks = []
+    for event in found:
+        kind, fields = event.typed
+        if kind == _EventType.Allocation and fields.total_allocated:
+            blocks.append(Allocation(fields.ptr, fields.alloc_size, fields.total_allocated))
+    return blocks
 
 
 def _flat(events: Iterable[Any]) -> Iterator[Any]:
@@ -115,16 +133,16 @@ def _flat(events: Iterable[Any]) -> Iterator[Any]:
         yield from _flat(event.children)
 
 
-def _peak(blocks: Sequence[_ExtraFields_Allocation]) -> int | None:
+def _peak(blocks: Sequence[Allocation]) -> int | None:
     if not blocks:
         return None
-    before = blocks[0].total_allocated - blocks[0].alloc_size
-    return max(block.total_allocated for block in blocks) - before
+    before = blocks[0].total_bytes - blocks[0].num_bytes
+    return max(block.total_bytes for block in blocks) - before
 
 
-def _in_use(blocks: Iterable[_ExtraFields_Allocation]) -> set[int]:
+def _in_use(blocks: Iterable[Allocation]) -> set[int]:
     """Where blocks were given and not taken back, as far as profiled threads tell."""
     found: set[int] = set()
     for block in blocks:
-        (found.add if block.alloc_size > 0 else found.discard)(block.ptr)
+        (found.add if block.num_bytes > 0 else found.discard)(block.address)
     return found
