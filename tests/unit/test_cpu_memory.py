@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes.util
+import gc
 import threading
+import weakref
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from torch._C._profiler import _EventType
 from torch.autograd import _profiler_enabled
 from torch.nn import functional
 
@@ -134,3 +137,27 @@ def test_a_profiler_that_runs_already_is_left_alone() -> None:
         torch.zeros(3).add(1)
     assert memory.peak_bytes is None
     assert "aten::add" in {event.name for event in theirs.events() or ()}
+
+
+class Fields:
+    """As torch's: they point into their event, and are not to be read once it has gone."""
+
+    def __init__(self, event: Event, num_bytes: int) -> None:
+        self._event, self._num_bytes = weakref.ref(event), num_bytes
+
+    def __getattr__(self, name: str) -> int:
+        assert self._event() is not None, "read after its event had gone"
+        return {"ptr": 4096, "alloc_size": self._num_bytes, "total_allocated": 100 + self._num_bytes}[name]
+
+
+class Event:
+    def __init__(self, start_time_ns: int, num_bytes: int) -> None:
+        self.start_time_ns, self.children = start_time_ns, list[Event]()
+        self.typed = (_EventType.Allocation, Fields(self, num_bytes))
+
+
+def test_what_was_allocated_outlives_torchs_events() -> None:
+    blocks = cpu_memory._allocations(Event(time, 8 - time) for time in (2, 1))
+    gc.collect()
+    assert [tuple(block) for block in blocks] == [(4096, 7, 107), (4096, 6, 106)]
+    assert cpu_memory._peak(blocks) == 7
