@@ -8,8 +8,8 @@ from typing import Any
 
 from bench.conditions import Manifest
 from bench.findings.wording import finite, text
-from bench.results.aggregate import fitted_columns, typical_of, units_per_step
-from bench.results.comparisons import Comparison, compile_mode, over_default
+from bench.results.aggregate import fits_of_cases, typical_of, units_per_step
+from bench.results.comparisons import Comparison, over_default
 from bench.results.round_times import RoundTimes
 from bench.results.schema import CASES, SCHEMA_VERSION, typed_frame
 from bench.results.store import RunData
@@ -18,6 +18,9 @@ from bench.stats import Interval
 from report.select import records
 
 Cells = dict[Any, Any]
+
+ALWAYS = ("step_ms", "images_per_s", "speedup", "efficiency")
+"""Columns that a run gets though its own version had none; the others only where it measured them."""
 
 _NOTE = (
     "This run is of an earlier version: its numbers were computed anew from blocks.csv, and can differ a "
@@ -53,22 +56,12 @@ def _put_ratios(rows: Sequence[Cells], comparisons: Sequence[Comparison]) -> Non
 
 
 def _put_steps(rows: Sequence[Cells], typical: Typical, units: Mapping[str, int]) -> None:
-    ok = [row for row in rows if row["status"] == "ok" and typical.has((text(row["case_id"]), "timed"))]
-    singles = {compile_mode(row): text(row["case_id"]) for row in ok if row["mode"] == "single"}
-    for row in ok:
-        case_id, single = text(row["case_id"]), singles.get(compile_mode(row), "")
-        fitted = fitted_columns(
-            typical,
-            case_id,
-            single,
-            units=units,
-            num_devices=int(row["num_devices"]),
-            num_rounds=int(row["num_rounds"] or 0),
-        )
-        known = {name for name in fitted if finite(row[name]) is not None}
-        kept = {"speedup", "efficiency"} if case_id == single or not single else set()
-        for name in ({"step_ms", "images_per_s", "speedup", "efficiency"} | known) - kept:
-            _put(row, name, fitted[name])
+    found = fits_of_cases(rows, typical, units)
+    for row in rows:
+        fitted = found.get(text(row["case_id"]), {})
+        for name, value in fitted.items():
+            if name in ALWAYS or finite(row[name]) is not None:
+                _put(row, name, value)
 
 
 def _put(row: Cells, name: str, found: Interval) -> None:

@@ -18,7 +18,7 @@ from bench.conditions import UNKNOWN, Difference, Question, differences, part
 from bench.errors import UsageError
 from bench.findings.wording import count, finite, mib, plain, rounded
 from bench.results.aggregate import (
-    fitted_columns,
+    fits_of_cases,
     images_per_s_by_round,
     step_ms_by_round,
     typical_of,
@@ -138,12 +138,13 @@ def checked(run: RunData) -> GateRun:
     _check_blocks(where, cases, blocks, used)
     if not run.longest_only:
         _check_ranks(where, cases, used)
-    throughput = images_per_s_by_round(used, units_per_step(cases))
+    units = units_per_step(cases)
+    throughput = images_per_s_by_round(used, units)
     timed, no_sync = step_ms_by_round(used, "timed"), step_ms_by_round(used, "no_sync")
     rows = cases.astype(object).to_dict("records")
     singles = {compile_mode(row): str(row["case_id"]) for row in rows if row["mode"] == "single"}
     with readable(run.path / "blocks.csv"):
-        fits = _fits(rows, blocks.assign(detail=None), units_per_step(cases), singles)
+        fits = fits_of_cases(rows, typical_of(RoundTimes.of(blocks.assign(detail=None))), units)
     visits = blocks.drop_duplicates(["case_id", "phase", "round"])["case_id"].value_counts()
     made = []
     for row in rows:
@@ -166,32 +167,6 @@ def checked(run: RunData) -> GateRun:
             _check_rounds(where, case, row, int(visits.get(case_id, 0)))
         made.append(case)
     return GateRun(run.path, run.manifest, tuple(made))
-
-
-def _fits(
-    rows: Sequence[Mapping[Any, Any]],
-    blocks: pd.DataFrame,
-    units: Mapping[str, int],
-    singles: Mapping[str, str],
-) -> dict[str, dict[str, Interval]]:
-    """What one fit of all rounds says of every measured case, by case and column."""
-    typical = typical_of(RoundTimes.of(blocks))
-    found = {}
-    for row in rows:
-        case_id = str(row["case_id"])
-        if row["status"] == "ok" and typical.has((case_id, "timed")):
-            single = singles.get(compile_mode(row), "")
-            found[case_id] = fitted_columns(
-                typical,
-                case_id,
-                single,
-                units=units,
-                num_devices=int(row["num_devices"]),
-                num_rounds=0 if pd.isna(row["num_rounds"]) else int(row["num_rounds"]),
-            )
-            if row["mode"] == "single":
-                del found[case_id]["speedup"], found[case_id]["efficiency"]
-    return found
 
 
 def _peak_mem_mib(row: Mapping[Any, Any]) -> float | None:

@@ -13,7 +13,16 @@ import pandas as pd
 from bench.estimate import MIN_ROUNDS
 from bench.layout import BucketLayout
 from bench.plan import Case, Planned
-from bench.results.comparisons import ONE, Comparison, compared, margin_of, of_table, over_default, pairs_of
+from bench.results.comparisons import (
+    ONE,
+    Comparison,
+    compared,
+    compile_mode,
+    margin_of,
+    of_table,
+    over_default,
+    pairs_of,
+)
 from bench.results.round_times import ByRound, RoundTimes
 from bench.results.schema import BUCKETS, CASES, typed_frame
 from bench.results.steady import steady
@@ -193,6 +202,32 @@ def fitted_columns(
         "exposed_comm_ms": typical.exposed_ms(case_id),
         "hidden_pct": typical.hidden_pct(case_id) if num_rounds >= MIN_ROUNDS else UNKNOWN,
     }
+
+
+def fits_of_cases(
+    rows: Iterable[Mapping[Any, Any]], typical: Typical, units: Mapping[str, int]
+) -> dict[str, dict[str, Interval]]:
+    """The columns that a run's fit gives of its measured cases, by case id; `rows` are of cases.csv.
+
+    Speed-up and efficiency are left out of `single`, and where there is none.
+    """
+    ok = [row for row in rows if row["status"] == "ok" and typical.has((str(row["case_id"]), "timed"))]
+    singles = {compile_mode(row): str(row["case_id"]) for row in ok if row["mode"] == "single"}
+    found = {}
+    for row in ok:
+        case_id, single = str(row["case_id"]), singles.get(compile_mode(row), "")
+        num_rounds = 0 if pd.isna(row["num_rounds"]) else int(row["num_rounds"])
+        fitted = fitted_columns(
+            typical,
+            case_id,
+            single,
+            units=units,
+            num_devices=int(row["num_devices"]),
+            num_rounds=num_rounds,
+        )
+        left_out = ("speedup", "efficiency") if single in ("", case_id) else ()
+        found[case_id] = {name: value for name, value in fitted.items() if name not in left_out}
+    return found
 
 
 def _cap_mib(case: Case) -> float | None:
