@@ -29,8 +29,9 @@ def is_open(descriptor):
 told = {"pid": os.getpid(), "session": os.getsid(0), "forked": "decimal" in sys.modules,
         "descriptors": [number for number in range(100) if is_open(number)],
         "RANK": os.environ.get("RANK"), "main": __name__, "argv": sys.argv[1:]}
-(folder / "part").write_text(json.dumps(told))
-(folder / "part").rename(folder / f"told{os.environ.get('RANK', '')}.json")
+part = folder / f"part{os.environ.get('RANK', '')}"
+part.write_text(json.dumps(told))
+part.rename(part.with_name(part.name.replace("part", "told") + ".json"))
 if deed == "wait":
     time.sleep(120)
 elif deed == "signal":
@@ -38,6 +39,8 @@ elif deed == "signal":
 elif deed == "exit":
     sys.exit(int(sys.argv[3]))
 """
+
+PROXIES: list[subprocess.Popen[str]] = []
 
 
 @pytest.fixture
@@ -57,11 +60,17 @@ def server(ranks: Path) -> Iterator[ForkServer]:
     with fork_server(["decimal"], {"CHOSEN": "yes"}) as made:
         assert made is not None
         yield made
+        while PROXIES:  # a failed test leaves them running
+            proxy = PROXIES.pop()
+            proxy.kill()
+            proxy.wait()
 
 
 def start(server: ForkServer, folder: Path, *deed: str, rank: int = 0) -> subprocess.Popen[str]:
     command: Sequence[str] = server.proxy(["-m", "a_rank", deed[0], str(folder), *deed[1:]])
-    return subprocess.Popen([sys.executable, *command], env=os.environ | {"RANK": str(rank)}, text=True)
+    proxy = subprocess.Popen([sys.executable, *command], env=os.environ | {"RANK": str(rank)}, text=True)
+    PROXIES.append(proxy)
+    return proxy
 
 
 def told(folder: Path, rank: int = 0) -> dict[str, object]:
