@@ -37,7 +37,8 @@ def workload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workload:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", sys.path[:])
     monkeypatch.delitem(sys.modules, file, raising=False)
-    run, gate = (shlex.split(command) for command in blocks("bash"))
+    (commands,) = blocks("bash")
+    run, gate = map(shlex.split, commands.splitlines())
     assert run[:3] == ["python", "-m", "bench.run"]
     assert gate[:6] == ["python", "-m", "bench.gate", "--interleave", "main", "--"]
     measured = [parser().parse_args(arguments).workload for arguments in (run[3:], gate[6:])]
