@@ -17,9 +17,8 @@ import pandas as pd
 
 from bench import cli
 from bench.conditions import part
+from bench.findings.cautions import run_cautions
 from bench.findings.findings import conclude
-from bench.findings.links import link_cautions
-from bench.findings.stability import cautions, target_of
 from bench.findings.wording import unit_of_cases
 from bench.gate.compare import DEFAULT_THRESHOLD, METRICS
 from bench.gate.compare import compare as gate_of
@@ -29,7 +28,6 @@ from bench.results import store
 from bench.results.aggregate import comparisons_of_run
 from bench.results.units import units_of
 from bench.run.summary import summary_json
-from bench.settings import IMAGES
 
 COMPARISON_COLUMNS = {
     "case_id": "string",
@@ -67,8 +65,7 @@ class Run(store.RunData):
     def summary(self) -> dict[str, Any]:
         """What `bench.run --json` prints of the run: answers, findings, cautions, timing, cases."""
         conclusion = conclude(self.path, self.manifest, self.cases, self.blocks, comparisons_of_run(self))
-        found = cautions(self.cases, self.blocks, target=target_of(part(self.manifest, "settings")))
-        found += link_cautions(self.manifest, self.cases)
+        found = run_cautions(self.manifest, self.cases, self.blocks)
         timing = dict(part(self.manifest, "timing"))
         whole: dict[str, Any] = json.loads(summary_json(self.path, self.cases, conclusion, found, timing))
         return whole
@@ -111,10 +108,8 @@ def compare(
         ratios_only=ratios_only,
         allow_missing=allow_missing,
     )
-    cases = [case for run in (first, second) for case in run.cases]
-    on_cpu = any(case.row.get("device_type") == "cpu" for case in cases)
-    whole: dict[str, Any] = json.loads(as_json(gate, on_cpu=on_cpu))
-    units = units_of(cases[0].unit if cases else IMAGES)
+    whole: dict[str, Any] = json.loads(as_json(gate))
+    units = units_of(first.cases[0].unit)
     rows = [_row(found, units) for found in whole.pop("comparisons")]
     columns = COMPARISON_COLUMNS.items()
     frame = pd.DataFrame({name: pd.Series([row[name] for row in rows], dtype=kind) for name, kind in columns})

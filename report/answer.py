@@ -9,10 +9,7 @@ import pandas as pd
 
 from bench.conditions import Manifest, part
 from bench.findings.answers import CAP, COMMUNICATION, RESOLVED, WRAPPER, Verdict
-from bench.findings.caution import Caution
 from bench.findings.findings import Conclusion
-from bench.findings.links import link_cautions
-from bench.findings.stability import cautions, target_of
 from bench.findings.wording import (
     CPU_STAND_IN,
     about,
@@ -127,12 +124,6 @@ def following(conclusion: Conclusion) -> Following | None:
     """Return the command to run next, which is complete."""
     step = conclusion.next_step
     return None if step is None else Following(step.why, step.command)
-
-
-def stability(manifest: Manifest, cases: pd.DataFrame, blocks: pd.DataFrame) -> list[Caution]:
-    """Return what speaks against trusting the rounds, and what the machine's links lack."""
-    found = cautions(cases, blocks, target=target_of(part(manifest, "settings")))
-    return [*found, *link_cautions(manifest, cases)]
 
 
 def warnings(cases: pd.DataFrame) -> tuple[str, ...]:

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.conditions import Manifest, machine_kind
-from bench.findings.separate_runs import UNKNOWN_REF, interleave_command
+from bench.findings.separate_runs import UNKNOWN_REF, interleave_command, took_turns
 from bench.findings.wording import Row, between, case_label, estimate, finite, plural, text, times, truth
 from bench.results.aggregate import images_per_s_by_round
 from bench.results.comparisons import EQUAL, FASTER, SLOWER, Comparison, margin_of
 from bench.results.round_times import ByRound
 from bench.results.store import RunData
-from bench.stats import ratio_of_runs
+from bench.stats import paired_ratio, ratio_of_runs
 from report.model import Following
 from report.select import WorkloadCases, records
 
@@ -51,6 +51,11 @@ def measured_run(run: RunData, title: str, style: str, workload: WorkloadCases) 
     return MeasuredRun(title, style, workload, run.manifest, rounds, rows)
 
 
+def in_turns(group: Sequence[MeasuredRun]) -> bool:
+    """Whether these runs were measured together by `bench.gate --interleave`."""
+    return took_turns([run.manifest for run in group])
+
+
 def ratios(group: Sequence[MeasuredRun]) -> list[dict[str, Comparison]]:
     """Return for every run but the first its cases over those of the first, by name; all hold at once."""
     first, *others = group
@@ -72,15 +77,17 @@ def _compared(
 ) -> Comparison | None:
     row, reference = run.rows[name], first.rows[name]
     ids = [text(r["case_id"]) for r in (row, reference)]
-    ours, theirs = (
-        [rate for _, rate in sorted(one.rounds.get(case_id, {}).items())]
-        for one, case_id in zip((run, first), ids, strict=True)
-    )
+    ours, theirs = (one.rounds.get(case_id, {}) for one, case_id in zip((run, first), ids, strict=True))
     fits = estimate(row, "images_per_s"), estimate(reference, "images_per_s")
     if any(fit is None or fit.estimate <= 0 for fit in fits):
         return None
-    _, ratio = ratio_of_runs(fits, (ours, theirs), confidence=confidence)
-    return Comparison(ids[0], ids[1], ratio, margin, min(len(ours), len(theirs)))
+    if in_turns([first, run]):
+        ratio = paired_ratio(ours, theirs, confidence=confidence)
+    else:
+        left, right = ([rate for _, rate in sorted(rounds.items())] for rounds in (ours, theirs))
+        _, ratio = ratio_of_runs(fits, (left, right), confidence=confidence)
+    num_rounds = min(len(ours), len(theirs))
+    return Comparison(ids[0], ids[1], ratio, margin, num_rounds) if ratio.estimate > 0 else None
 
 
 def findings(group: Sequence[MeasuredRun], found: Sequence[Mapping[str, Comparison]]) -> list[str]:
@@ -130,7 +137,7 @@ def _listed(pairs: Sequence[tuple[str, Comparison]]) -> str:
 
 def following(group: Sequence[MeasuredRun]) -> Following | None:
     """Return the command that measures two runs of one kind of machine in turns."""
-    if len(group) != 2 or len({str(machine_kind(run.manifest)) for run in group}) > 1:
+    if len(group) != 2 or in_turns(group) or len({str(machine_kind(run.manifest)) for run in group}) > 1:
         return None
     first, other = group
     command = interleave_command(first.manifest, other.manifest)

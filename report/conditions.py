@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from bench.conditions import Manifest, Question, conditions_of, gpus_of, part, variables_of
+from bench.findings.cautions import load_shares
 from bench.findings.wording import (
     TIMES,
     Row,
@@ -138,6 +139,7 @@ def _run(manifest: Manifest) -> tuple[Fact, ...]:
                 ("total time", duration(finite(timing.get("total_s")))),
                 ("start-up", duration(finite(timing.get("startup_s")))),
                 ("share of time measured", quantity(finite(timing.get("timed_share_pct")), "%")),
+                ("cores used by others", _load(manifest)),
                 ("rounds", timing.get("rounds")),
                 ("stopped because", timing.get("stopped_because")),
                 ("seed", manifest.get("seed")),
@@ -146,6 +148,12 @@ def _run(manifest: Manifest) -> tuple[Fact, ...]:
         ),
         *_facts((("plan", manifest.get("plan_hash")), ("command", command)), code=True),
     )
+
+
+def _load(manifest: Manifest) -> str:
+    """Say how much of the ranks' cores others used during the rounds, of the machine with the most."""
+    shares = load_shares(manifest)
+    return f"{100 * shares.busy:.0f}%, other guests {100 * shares.steal:.0f}%" if shares else ""
 
 
 def _schema(manifest: Manifest) -> str:

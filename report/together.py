@@ -20,7 +20,7 @@ from bench.findings.wording import (
 from bench.results.comparisons import Comparison
 from bench.results.store import RunData
 from report import caps
-from report.between_runs import MeasuredRun, findings, following, measured_run, ratios
+from report.between_runs import MeasuredRun, findings, following, in_turns, measured_run, ratios
 from report.devices import BARS, LOG_FROM, by_devices, device_ticks, hollow_note
 from report.drawings import MOST_RUNS, Chart, Panel, Point, Series, Tick
 from report.model import Section, Table, TableColumn
@@ -28,7 +28,7 @@ from report.select import WorkloadCases, records
 
 _MODES = ("dp", "ddp")
 _HOW = (
-    "Each run has its colour, mark and line. Runs were not measured in turns, so what differs between them, "
+    "Each run has its colour, mark and line. What differs between runs that were not measured in turns, "
     "below, and the time of day, can cause a difference. "
 )
 _NOTE = "The same cases of every run, beside each other."
@@ -36,8 +36,15 @@ _UNLIKE = "The runs do not measure the same work, so only ratios compare: "
 _UNITS_DIFFER = "Throughputs are not comparable, because the runs count different units: "
 _TABLE_NOTE = (
     "Throughput with its 95% interval over rounds, of cases that several runs measured, and its ratio to the "
-    "first run's. The intervals of the ratios hold all at once, and hold how much each run changed within "
-    "itself; a change of the machine between the runs may be larger."
+    "first run's. The intervals of the ratios hold all at once"
+)
+_SEPARATE = (
+    ", and hold how much each run changed within itself; a change of the machine between the runs may be "
+    "larger."
+)
+_IN_TURNS = (
+    ". The runs were measured in turns, so the ratio is the median of those within rounds, where the machine "
+    "did the same to both; it may differ from the quotient of the throughputs."
 )
 
 
@@ -83,7 +90,7 @@ def section(
         figures=tuple(figure for figures in drawn for figure in figures),
         tables=tuple(tables),
         findings=tuple(said),
-        warnings=(NOT_INTERLEAVED,) if said else (),
+        warnings=(NOT_INTERLEAVED,) if said and not all(map(in_turns, groups)) else (),
         following=following(groups[0]) if said and len(groups) == 1 else None,
     )
 
@@ -257,7 +264,8 @@ def _table(group: Sequence[MeasuredRun], found: Sequence[Mapping[str, Comparison
             for name in (f"{title} ({per_second(unit)})", f"{title} / {first} ({TIMES})")
         ),
     )
-    return Table("Throughput side by side", _TABLE_NOTE, columns, rows) if rows else None
+    note = _TABLE_NOTE + (_IN_TURNS if in_turns(group) else _SEPARATE)
+    return Table("Throughput side by side", note, columns, rows) if rows else None
 
 
 def _cells(rows: Sequence[Row | None], found: Sequence[Comparison | None]) -> list[str]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pandas as pd
 
+from bench.findings.cautions import run_cautions
 from bench.findings.findings import conclude
 from bench.findings.wording import plain, plural, text, without_stand_in
 from bench.results.aggregate import comparisons_of_run, typical_of
@@ -130,8 +131,7 @@ def _run_view(
         cards=answer.cards(conclusion.verdicts),
         following=answer.following(conclusion),
         cautions=tuple(
-            Fact(caution.kind, caution.sentence)
-            for caution in answer.stability(run.manifest, cases, run.blocks)
+            Fact(caution.kind, caution.sentence) for caution in run_cautions(run.manifest, cases, run.blocks)
         ),
         notes=(*(without_stand_in(note) for note in conclusion.notes), *older.notes(run)),
         figures=tuple(main),

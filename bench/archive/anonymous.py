@@ -16,9 +16,9 @@ from bench.results.schema import FILES
 from bench.text import csv_cell, csv_text
 
 KEPT = (
-    *("schema_version", "name", "run_id", "preset", "created_utc", "settings", "seed", "plan_hash"),
-    *("versions", "ddp_bench", "git", "workload", "environment", "hosts", "model", "ranks", "link"),
-    *("timing", "roofline", "restarts"),
+    *("schema_version", "name", "run_id", "interleaved_id", "preset", "created_utc", "settings", "seed"),
+    *("plan_hash", "versions", "ddp_bench", "git", "workload", "environment", "hosts", "model"),
+    *("ranks", "link", "timing", "load", "roofline", "restarts"),
 )
 """Keys of a manifest that an archive keeps: not the command, nor who resumed the run from where."""
 

@@ -8,6 +8,8 @@ machine does in that minute meets them all.
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import os
 import random
 import select
 import socket
@@ -22,6 +24,15 @@ TURNS_ENV = "BENCH_TURNS"
 
 ASK, GRANT, DONE = b"?", b"!", b"."
 """All that is ever sent. A checkout of another version must understand it: it does not change."""
+
+
+def interleaved_id() -> str | None:
+    """Name the turn server that this process was told of; None without one.
+
+    Alike in the runs that it serves, and in no others: its folder has a random name.
+    """
+    path = os.environ.get(TURNS_ENV)
+    return None if path is None else hashlib.sha256(path.encode()).hexdigest()[:12]
 
 
 class TurnClient:

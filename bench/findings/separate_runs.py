@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench.cli import command
@@ -17,6 +17,12 @@ UNKNOWN_REF = "REF"
 
 LEFT_OUT = {"out", "name", "sustain", "trace", "calibrate", "allreduce_curve"}
 """Settings that are not repeated: the gate decides on folders, and compares nothing of the others."""
+
+
+def took_turns(runs: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether these manifests are of runs that `bench.gate --interleave` measured together."""
+    ids = {manifest.get("interleaved_id") for manifest in runs}
+    return len(ids) == 1 and None not in ids
 
 
 def interleave_command(baseline: Mapping[str, Any], candidate: Mapping[str, Any]) -> str:

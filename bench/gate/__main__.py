@@ -139,16 +139,15 @@ def _main(given: list[str]) -> int:
         interleaved=options.interleave is not None,
         strict=options.strict,
     )
-    on_cpu = any(c.row.get("device_type") == "cpu" for run in (first, second) for c in run.cases)
     if not options.quiet:
-        github.show(gate_output.annotations_of(gate), lambda: gate_output.markdown(gate, on_cpu=on_cpu))
+        github.show(gate_output.annotations_of(gate), lambda: gate_output.markdown(gate))
     with cli.to_reader():
         if options.json:
-            print(gate_output.as_json(gate, on_cpu=on_cpu))
+            print(gate_output.as_json(gate))
         elif options.markdown:
-            print(gate_output.markdown(gate, on_cpu=on_cpu))
+            print(gate_output.markdown(gate))
         elif not options.quiet:
-            _print(gate, on_cpu=on_cpu)
+            _print(gate)
     return gate.exit_code
 
 
@@ -258,12 +257,12 @@ def from_any_folder(arguments: Sequence[str], settings: Settings) -> list[str]:
     return whole
 
 
-def _print(gate: Gate, *, on_cpu: bool) -> None:
+def _print(gate: Gate) -> None:
     for line in gate_output.conditions(gate):
         print(line)
     if gate.comparisons:
         cli.print_table(gate_output.table(gate))
-    for line in gate_output.notes(gate, on_cpu=on_cpu):
+    for line in gate_output.notes(gate):
         print(line)
     print(gate_output.verdict(gate))
 

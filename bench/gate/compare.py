@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from bench.conditions import Difference
 from bench.errors import ExitCode, NotComparableError, UsageError
-from bench.findings.separate_runs import interleave_command
+from bench.findings.separate_runs import interleave_command, took_turns
 from bench.gate.code import Code
 from bench.gate.launches import launch_ratio, typical_sides
 from bench.gate.runs import SWEPT, GateCase, GateRun, model_change, run_differences
@@ -108,6 +108,8 @@ class Gate:
     """Of each single interval."""
     code: Code
     """Which code was compared."""
+    on_cpu: bool
+    """Whether CPU cores stood in for GPUs in any case."""
     interleaved: bool
     """Whether the two runs took turns on one machine."""
     interleave_command: str
@@ -151,14 +153,15 @@ def compare(
 ) -> Gate:
     """Gate `candidate` against `baseline`; `thresholds` gives the share allowed for every metric.
 
-    `interleaved` runs took turns on one machine: their rounds are compared in pairs, and what differs between
-    them is what is being tested, so it does not block. Of others the intervals hold how much each run changed
-    within itself, too. Throughput in different units is never compared. A `strict` gate does not pass while
-    anything is inconclusive.
+    `interleaved` runs, or those whose manifests say so, took turns on one machine: their rounds are compared
+    in pairs, and what differs between them is what is being tested, so it does not block. Of others the
+    intervals hold how much each run changed within itself, too. Throughput in different units is never
+    compared. A `strict` gate does not pass while anything is inconclusive.
 
     Raises NotComparableError where no case is common to both or one has too few rounds, UsageError where the
     baseline measured nothing.
     """
+    interleaved = interleaved or took_turns([baseline.manifest, candidate.manifest])
     joined = join(baseline, candidate)
     if not joined:
         raise UsageError(f"{baseline.path} has no case with status ok; it cannot be a baseline")
@@ -201,6 +204,7 @@ def compare(
         comparisons=tuple(sorted(found, key=_badness)),
         confidence=confidence,
         code=code,
+        on_cpu=any(case.row.get("device_type") == "cpu" for case in (*baseline.cases, *candidate.cases)),
         interleaved=interleaved,
         interleave_command="" if interleaved else interleave_command(baseline.manifest, candidate.manifest),
         only_in_candidate=tuple(c.case_id for c in candidate.cases if c.ok and c.case_id not in matched),

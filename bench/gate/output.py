@@ -49,7 +49,7 @@ def conditions(gate: Gate) -> list[str]:
     return [visible(line) for line in (*first, *gate.code.lines(), *differing)]
 
 
-def notes(gate: Gate, *, on_cpu: bool) -> list[str]:
+def notes(gate: Gate) -> list[str]:
     """How to read the table."""
     lines = []
     if any(c.ratio is not None for c in gate.comparisons):
@@ -77,7 +77,7 @@ def notes(gate: Gate, *, on_cpu: bool) -> list[str]:
             f"to tell the code from the machine{where}, in the folder that the runs were started in: "
             f"{gate.interleave_command}"
         )
-    return [*lines, f"{CPU_STAND_IN}."] if on_cpu else lines
+    return [*lines, f"{CPU_STAND_IN}."] if gate.on_cpu else lines
 
 
 def word(gate: Gate) -> str:
@@ -120,13 +120,13 @@ def verdict(gate: Gate) -> str:
     return f"{head}{lead}{', '.join(counts)}{more if gate.exit_code == ExitCode.OK else ''}"
 
 
-def markdown(gate: Gate, *, on_cpu: bool) -> str:
+def markdown(gate: Gate) -> str:
     """The same for a job summary or a pull-request comment."""
     lines = [f"### {speaker('gate')}: {markdown_text(verdict(gate))}", ""]
     lines += [f"- {markdown_text(line)}" for line in conditions(gate)]
     lines += ["", f"| {' | '.join(HEADINGS)} |", f"|{' --- |' * len(HEADINGS)}"]
     lines += [f"| {' | '.join(markdown_text(cell) for cell in cells(c))} |" for c in gate.comparisons]
-    return "\n".join([*lines, "", *(f"{markdown_text(line)}\n" for line in notes(gate, on_cpu=on_cpu))])
+    return "\n".join([*lines, "", *(f"{markdown_text(line)}\n" for line in notes(gate))])
 
 
 def annotations_of(gate: Gate) -> list[Annotation]:
@@ -138,14 +138,14 @@ def annotations_of(gate: Gate) -> list[Annotation]:
     return [Annotation("error", f"{title}: {c.verdict}", _named(c)) for c in bad]
 
 
-def as_json(gate: Gate, *, on_cpu: bool) -> str:
+def as_json(gate: Gate) -> str:
     """Everything, for a program; what is unknown or unbounded is null."""
     content = {
         "verdict": word(gate),
         "exit_code": gate.exit_code,
         "sentence": verdict(gate),
         "interval_confidence": gate.confidence,
-        "cpu_stand_in": on_cpu,
+        "cpu_stand_in": gate.on_cpu,
         "code": gate.code.as_dict(),
         "interleaved": gate.interleaved,
         "interleave_command": gate.interleave_command or None,

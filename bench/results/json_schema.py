@@ -112,6 +112,7 @@ def manifest() -> Schema:
             ),
             "name": _said(TEXT, "of the run, by --name"),
             "run_id": _said(TEXT, "names the run, whatever becomes of its folder"),
+            "interleaved_id": _said(TEXT, "alike in the two runs that a gate measured in turns"),
             "preset": _said(_or_null(TEXT), "--preset"),
             "created_utc": _said({**TEXT, "format": "date-time"}, "when the run began"),
             "argv": _said(_list(TEXT), "the command's arguments"),
@@ -135,6 +136,7 @@ def manifest() -> Schema:
             "link": _said(_or_null(TEXT), "rate of the link between the hosts of a lab, such as 1gbit"),
             "timing": _said(_object(_TIMING), "how long the run took; absent while it goes on"),
             "roofline": _said(_list(_object(_RATES)), "what the devices reach by themselves"),
+            "load": _said(_list(_object(_LOAD)), "use of the ranks' cores by others, per machine"),
             "restarts": _said(COUNT, "how often the ranks were started again"),
             "doctor": _said(_or_null(_object({})), "of an archive: what bench.doctor said before the run"),
             "resumed": _said(_list(_object({})), "one for each --resume: when, command, commit, host"),
@@ -301,6 +303,12 @@ _TIMING = {
     "total_s": _said(NUMBER, "from the command to the end", unit="s"),
     "timed_share_pct": _said(NUMBER, "share of the time after start-up in timed steps", unit="%"),
 }
+_LOAD = {
+    "cores": _said(COUNT, "cores on which ranks may run"),
+    "others": _said(NUMBER, "mean number of them that other programs used"),
+    "steal": _said(NUMBER, "mean number of them that the hypervisor gave to other guests"),
+}
+
 _RATES = {
     "num_devices": COUNT,
     "rank": COUNT,

@@ -233,6 +233,10 @@ class Recorder:
         """What the devices reach by themselves, for the manifest."""
         self.write_manifest({**self.manifest(), "roofline": rows})
 
+    def set_load(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """What else used the cores while the rounds were measured, for the manifest."""
+        self.write_manifest({**self.manifest(), "load": rows})
+
     def close(self, because: str) -> None:
         """Write why the run ended, and close its files."""
         with self._writing():

@@ -23,6 +23,7 @@ from bench.cluster.messages import may_be_sent
 from bench.cluster.numa import is_narrowed
 from bench.cluster.process import is_first, is_rank
 from bench.cluster.ranks import RankInfo, agreed, allowed_cores, gpus_by_rank
+from bench.cluster.turns import interleaved_id
 from bench.console import format_s
 from bench.errors import UsageError
 from bench.findings.wording import devices, plural, samples_noun, short, workload_parts
@@ -169,6 +170,7 @@ def new_manifest(
     return {
         "name": job.settings.name,
         "run_id": uuid.uuid4().hex[:12],
+        **({} if (interleaved := interleaved_id()) is None else {"interleaved_id": interleaved}),
         "preset": job.settings.preset,
         "created_utc": datetime.now(UTC).isoformat(timespec="seconds"),
         "argv": list(arguments),

@@ -23,9 +23,8 @@ from bench.cluster.process import is_first
 from bench.cluster.ranks import Cluster, PeerLostError, RankInfo, check_alike, described_host, gpus_by_rank
 from bench.console import Console
 from bench.errors import ExitCode, UsageError, UserCodeError
+from bench.findings.cautions import run_cautions
 from bench.findings.findings import conclude
-from bench.findings.links import link_cautions
-from bench.findings.stability import cautions, target_of
 from bench.findings.uncertainty import why_not_measured
 from bench.measure.calibration import trainable
 from bench.measure.clock import float32_precision
@@ -256,8 +255,7 @@ def _conclude(
     recorder.write_manifest(manifest)
     blocks = recorder.blocks()
     conclusion = conclude(folder, manifest, cases, blocks, recorder.comparisons)
-    found = cautions(cases, blocks, target=target_of(manifest["settings"]))
-    found += link_cautions(manifest, cases)
+    found = run_cautions(manifest, cases, blocks)
     with to_reader():
         if as_json:
             print(summary_json(folder, cases, conclusion, found, timing))

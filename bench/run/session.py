@@ -9,10 +9,13 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
 
+from bench.cluster.load import LoadReading, other_loads, read_load
+from bench.cluster.turns import interleaved_id
 from bench.measure.memory import release_cache, release_memory
 from bench.measure.telemetry import sampled
 from bench.plan import equal_layout_reason, round_order
@@ -62,6 +65,7 @@ class Session(Blocks):
         gc.freeze()
         self._measure_curves()
         self._count_earlier()
+        before = self._cluster.gather(read_load())
         num_rounds = self._earlier.last_round
         if self._settings.rounds is not None:
             for round_index in range(1, num_rounds + 1):
@@ -70,6 +74,7 @@ class Session(Blocks):
             num_rounds += 1
             self._measure_round(num_rounds)
             self._drop_named_cases(num_rounds)
+        self._note_load(before)
         # A profiler may leave steps slower behind: whatever is profiled on a GPU comes last.
         self._sustain()
         self._trace_last()
@@ -81,6 +86,12 @@ class Session(Blocks):
         if self._telemetry is not None:
             self._telemetry.close()
         return reason
+
+    def _note_load(self, before: Sequence[LoadReading | None]) -> None:
+        """Record what else used the cores during the rounds; of runs in turns it is mostly the other run."""
+        after = self._cluster.gather(read_load())
+        if self._recorder is not None and interleaved_id() is None:
+            self._recorder.set_load([asdict(load) for load in other_loads(before, after)])
 
     def _reason_to_stop(self, num_rounds: int) -> str:
         """Why to measure no more after so many rounds; empty while the run goes on."""

@@ -90,8 +90,8 @@ def test_every_form_of_output_tells_the_commits() -> None:
     gate = compare(runs[0], runs[1], thresholds={metric.name: 0.05 for metric in METRICS})
     line = "workload: mynet aaaaaaa -> bbbbbbb"
     assert output.conditions(gate)[1] == line, "below that the runs were not interleaved"
-    assert f"- {line}" in html.unescape(output.markdown(gate, on_cpu=True))
-    code = json.loads(output.as_json(gate, on_cpu=True))["code"]
+    assert f"- {line}" in html.unescape(output.markdown(gate))
+    code = json.loads(output.as_json(gate))["code"]
     assert code["identical"] is True
     assert [code[name]["workload"]["commit"] for name in ("baseline", "candidate")] == ["a" * 40, "b" * 40]
     assert code["baseline"]["ddp_bench"] == {"version": "0.1.0"}

@@ -306,9 +306,9 @@ def test_a_changed_model_is_compared_on_request_and_the_change_named() -> None:
         ("gradient bytes", False),
     ]
     change = "model changed: 11.7M \N{RIGHTWARDS ARROW} 11.9M parameters (+1.8%)"
-    assert f"{change}." in gate_output.notes(allowed, on_cpu=False)
-    assert "11.7M \N{RIGHTWARDS ARROW} 11.9M parameters" in gate_output.markdown(allowed, on_cpu=False)
-    assert json.loads(gate_output.as_json(allowed, on_cpu=False))["model_change"] == change
+    assert f"{change}." in gate_output.notes(allowed)
+    assert "11.7M \N{RIGHTWARDS ARROW} 11.9M parameters" in gate_output.markdown(allowed)
+    assert json.loads(gate_output.as_json(allowed))["model_change"] == change
 
 
 def test_only_the_model_may_change_and_only_from_one_known_to_another() -> None:

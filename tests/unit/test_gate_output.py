@@ -132,7 +132,7 @@ def test_markdown_is_a_table_and_foreign_text_stays_text(
         candidate, cases=tuple(replace(c, row={**c.row, "reason": nasty}) for c in candidate.cases)
     )
     gate = compare(made, candidate, thresholds=FIVE)
-    text = gate_output.markdown(gate, on_cpu=False)
+    text = gate_output.markdown(gate)
     assert {line.count("|") for line in text.splitlines() if line.startswith("|")} == {9}
     for breakout in ("<img", "@someone", "](", "http://", "`", "*e*", "www.", "\x1b", "\n# c"):
         assert breakout not in text

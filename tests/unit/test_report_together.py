@@ -157,6 +157,21 @@ def test_the_headline_names_the_faster_run_its_cases_and_ratios() -> None:
     assert equal == "No difference above 5% between new and old in 2 of 2 cases."
 
 
+def test_runs_that_took_turns_are_divided_round_by_round() -> None:
+    """A machine four times as slow in half of the rounds leaves the ratio within a round alone."""
+    paces = (1.0, 0.25)
+    both = [long_run(f, n, paces=paces, interleaved_id="abc") for f, n in ((1.0, "old"), (1.1, "new"))]
+    together = page(both).together
+    assert together is not None
+    assert (together.warnings, together.following) == ((), None)
+    (faster,) = together.findings
+    assert faster.startswith("new is faster than old in 2 of 2 cases: ")
+    assert "1.10\N{MULTIPLICATION SIGN} (1.10\N{EN DASH}1.10)" in faster
+    assert "in turns, so the ratio is the median" in together.tables[0].note
+    third = long_run(1.1, "third", paces=paces)
+    assert "Not interleaved" in page([*both, third]).together.warnings[0]
+
+
 def test_a_machine_that_changes_within_a_run_is_not_called_the_faster_run() -> None:
     steady, restless = long_run(1.0, "old"), long_run(1.25, "new", paces=(0.7, 1.3, 0.8, 1.2))
     (sentence,) = said(steady, restless)

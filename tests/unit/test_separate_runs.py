@@ -109,10 +109,26 @@ def test_a_machine_that_changes_by_itself_leaves_it_undecided() -> None:
     assert {c.verdict for c in gate.comparisons if c not in rates} == {"unchanged"}
     assert gate.exit_code == 3, "though speed-up and efficiency are known to be unchanged"
     assert gate_output.conditions(gate)[0] == NOT_INTERLEAVED
-    assert "bench.gate --interleave 0123456789ab -- " in gate_output.notes(gate, on_cpu=False)[-1]
+    assert "bench.gate --interleave 0123456789ab -- " in gate_output.notes(gate)[-2]
+    assert "standing in for a GPU" in gate_output.notes(gate)[-1]
     last = gate_output.verdict(gate)
     assert last.startswith("undecided: ")
     assert "the runs themselves changed as much" in last
+
+
+def test_runs_that_took_turns_are_compared_round_by_round_in_their_folders_too() -> None:
+    """The machine of the test above meets both sides: the code's 0.90x is found to a percent."""
+    base = loaded(LONG, 0.75, 0.35, 0.55, 0.4)
+    slow: Steps = {key: [ms / 0.9 for ms in series] for key, series in base.items()}
+    together = [made_run(steps, interleaved_id="abc") for steps in (base, slow)]
+    gate = compare(*together, thresholds=FIVE)
+    rates = [c for c in gate.comparisons if c.metric is not None and c.metric.name == "images_per_s"]
+    assert {c.verdict for c in rates} == {"regressed"}
+    assert all(c.ratio is not None and abs(c.ratio.estimate - 0.9) < 0.01 for c in rates)
+    said = [*gate_output.conditions(gate), *gate_output.notes(gate), gate_output.verdict(gate)]
+    assert not any("nterleave" in line for line in said)
+    for others in ({"interleaved_id": "abd"}, {}):
+        assert not compare(together[0], made_run(slow, **others), thresholds=FIVE).interleaved
 
 
 def test_a_clear_regression_of_steady_runs_is_one_and_says_that_it_is_not_interleaved(
@@ -189,9 +205,9 @@ def test_a_strict_gate_does_not_pass_while_anything_is_open(tmp_path: Path) -> N
 
 def test_runs_in_turns_need_no_such_line() -> None:
     gate = compare(made_run(LONG), made_run(LONG), thresholds=FIVE, interleaved=True)
-    said = [*gate_output.conditions(gate), *gate_output.notes(gate, on_cpu=False), gate_output.verdict(gate)]
+    said = [*gate_output.conditions(gate), *gate_output.notes(gate), gate_output.verdict(gate)]
     assert not [line for line in said if "ot interleaved" in line or "--interleave" in line]
-    assert json.loads(gate_output.as_json(gate, on_cpu=False))["interleave_command"] is None
+    assert json.loads(gate_output.as_json(gate))["interleave_command"] is None
 
 
 @pytest.mark.parametrize("run", ["cpu-lab-1gbit-2hosts", "predictions/resnet18-2hosts/1gbit"])

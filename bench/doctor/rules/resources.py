@@ -6,18 +6,17 @@ import math
 
 from bench.doctor.readings import Cpu, Disk, HostReadings, Memory
 from bench.doctor.rules import SEVERITY, Finding, Status, figures, gib, graded, judged, unknown
+from bench.findings.cautions import MOST_BUSY, MOST_STEAL
 
 CORES_PER_GPU = 2
 """A rank on a GPU keeps one core busy launching kernels, and NCCL's proxy thread beside it (NCCL user guide,
 "Environment variables": the proxy progresses network and shared-memory transfers from the CPU)."""
 
-BUSY_CAUTION, BUSY_BAD = 0.05, 0.25
-"""Share of the cores that other programs use while every core stands in for a device. 5% is the gate's
-default threshold: a load of that size can pass for a regression; 25% is five times it."""
+BUSY_BAD = 0.25
+"""Share of the cores in other programs: five times the gate's default threshold."""
 
-STEAL_CAUTION, STEAL_BAD = 0.02, 0.10
-"""Share of time the hypervisor gave to other guests (proc(5), "steal"). 2% is `--precision-target`'s
-default, so such a share is as large as the interval wanted; 10% is twice the gate's default threshold."""
+STEAL_BAD = 0.10
+"""Share of time that went to other guests: twice the gate's default threshold."""
 
 SELF_SCALING_DRIVERS = ("intel_pstate", "amd-pstate-epp", "amd_pstate_epp")
 """Drivers whose "powersave" still follows the load (Linux admin-guide/pm, intel_pstate and amd-pstate, active
@@ -161,7 +160,7 @@ def load(machine: HostReadings) -> Finding:
     if machine.num_gpus:
         status = _room(cpu.allowed - busy, machine.num_gpus)
     else:
-        status = graded(cpu.busy_share, caution=BUSY_CAUTION, bad=BUSY_BAD)
+        status = graded(cpu.busy_share, caution=MOST_BUSY, bad=BUSY_BAD)
     if status == "ok" and cpu.load_1min is not None and cpu.load_1min > cpu.allowed:
         status = "caution"
     return judged(name, status, text, "stop other programs (top shows them), or wait")
@@ -174,7 +173,7 @@ def steal(cpu: Cpu) -> Finding:
     ever = cpu.steal_share_since_boot
     text = f"{cpu.steal_share:.1%} over {figures(cpu.sample_s or 0)} s"
     text += "" if ever is None else f", {ever:.1%} since start-up"
-    status = graded(max(cpu.steal_share, ever or 0.0), caution=STEAL_CAUTION, bad=STEAL_BAD)
+    status = graded(max(cpu.steal_share, ever or 0.0), caution=MOST_STEAL, bad=STEAL_BAD)
     text += "" if status == "ok" else ": other virtual machines take this one's cores"
     return judged(
         "steal", status, text, "use a dedicated or larger machine, or more rounds; compare by ratios only"

@@ -1,0 +1,74 @@
+"""Everything that speaks against trusting a run, most general first."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pandas as pd
+
+from bench.cli import command
+from bench.conditions import Manifest, part
+from bench.findings.caution import Caution
+from bench.findings.links import link_cautions
+from bench.findings.stability import cautions, target_of
+from bench.findings.wording import finite
+
+MOST_BUSY = 0.05
+"""Share of the cores that other programs may use while every core stands in for a device. 5% is the gate's
+default threshold: a load of that size can pass for a regression."""
+
+MOST_STEAL = 0.02
+"""Share of time that the hypervisor may give to other guests (proc(5), "steal"): as large as the default of
+`--precision-target`."""
+
+
+class LoadShares(NamedTuple):
+    """What others used of the cores of a run's ranks during the rounds; fractions."""
+
+    busy: float
+    """Other programs."""
+    steal: float
+    """Other guests of the hypervisor."""
+
+
+def load_shares(manifest: Manifest) -> LoadShares | None:
+    """Return the largest shares of any machine of a run; None where the manifest does not tell."""
+    told = manifest.get("load")
+    loads = [load for load in told if isinstance(load, dict)] if isinstance(told, list) else []
+    shares = [
+        LoadShares(*((finite(load.get(name)) or 0.0) / cores for name in ("others", "steal")))
+        for load in loads
+        if (cores := finite(load.get("cores"))) is not None and cores > 0
+    ]
+    return LoadShares(*map(max, zip(*shares, strict=True))) if shares else None
+
+
+def run_cautions(manifest: Manifest, cases: pd.DataFrame, blocks: pd.DataFrame) -> list[Caution]:
+    """Return what to know before trusting a run, of its files."""
+    return [
+        *other_load(manifest, cases),
+        *cautions(cases, blocks, target=target_of(part(manifest, "settings"))),
+        *link_cautions(manifest, cases),
+    ]
+
+
+def other_load(manifest: Manifest, cases: pd.DataFrame) -> list[Caution]:
+    """Return a caution where other programs or guests used cores that stand in for devices."""
+    shares = load_shares(manifest)
+    if shares is None or not (cases["device_type"] == "cpu").any():
+        return []
+    busy, steal = (f"{100 * share:.0f}%" for share in shares)
+    said = [
+        f"other programs used {busy} of the cores" if shares.busy > MOST_BUSY else "",
+        f"the hypervisor gave {steal} of their time to other guests" if shares.steal > MOST_STEAL else "",
+    ]
+    if not any(said):
+        return []
+    return [
+        Caution(
+            kind="other load",
+            text=f"{' and '.join(filter(None, said))} during the rounds: steps are longer than on an idle "
+            "machine, and vary more",
+            advice=f"stop other programs, or use a dedicated machine; {command('doctor')} shows the load",
+        )
+    ]
