@@ -196,6 +196,8 @@ def _amount(c: Comparison, value: float | None, unit: str) -> str:
 def _ratio(c: Comparison) -> str:
     if c.ratio is None:
         return ""
+    if math.isinf(c.ratio.low) and math.isinf(c.ratio.high):
+        return "no ratio"
     estimate = f"{c.ratio.estimate:.3f}x" if math.isfinite(c.ratio.estimate) else "no ratio"
     if math.isnan(c.ratio.low):
         return estimate
@@ -204,7 +206,7 @@ def _ratio(c: Comparison) -> str:
 
 def _bound(value: float) -> str:
     if math.isinf(value):
-        return "-inf" if value < 0 else "inf"
+        return "no bound"
     return ">99" if value > 99 else "<-99" if value < -99 else f"{value:.3f}"
 
 

@@ -1,6 +1,7 @@
 """What a gate prints: conditions before numbers, the verdict last, nothing that breaks out of its cell."""
 
 import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from gate_runs import STEADY, failed, made_run, plan, write_run
 from bench.gate import output as gate_output
 from bench.gate.__main__ import main
 from bench.gate.compare import METRICS, compare
+from bench.stats import Interval
 
 FIVE = {metric.name: 0.05 for metric in METRICS}
 SLOW = {**STEADY, ("ddp", 2): [ms * 1.25 for ms in STEADY["ddp", 2]]}
@@ -139,3 +141,17 @@ def test_markdown_is_a_table_and_foreign_text_stays_text(
     assert "&#60;img src" in text
     assert "\n" not in gate_output.verdict(gate)
     assert "\x1b" not in gate_output.verdict(gate)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "shown"),
+    [
+        (Interval(0.926, 0.9, 0.95), "0.926x [0.900, 0.950]"),
+        (Interval(0.926, -math.inf, math.inf), "no ratio"),
+        (Interval(math.inf, 1.2, math.inf), "no ratio [1.200, no bound]"),
+        (Interval(1.5, math.nan, math.nan), "1.500x"),
+    ],
+)
+def test_a_ratio_that_nothing_bounds_is_not_shown_as_a_figure(ratio: Interval, shown: str) -> None:
+    found = compare(made_run(STEADY), made_run(STEADY), thresholds=FIVE).comparisons[0]
+    assert shown in gate_output.cells(replace(found, ratio=ratio))
