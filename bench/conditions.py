@@ -1,45 +1,19 @@
-"""The conditions of a run: read from this machine, and compared between two runs or hosts.
+"""The conditions of a run, compared between two runs or hosts; `machine` and `gpus` read them.
 
 `conditions_of` is the one table of what has to be the same for which question.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import math
-import os
-import platform
 import re
-import subprocess
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from importlib import metadata
-from pathlib import Path
 from typing import Any, TypeAlias
 
-import psutil
-import pynvml
-
-from bench import sysfs
-from bench.credentials import HIDDEN, is_credential
-
-PACKAGES = ("torch", "torchvision", "numpy", "pandas", "scipy", "matplotlib")
 ANALYSIS_PACKAGES = ("pandas", "scipy", "matplotlib")
 """They evaluate what was measured, and take no part in a step."""
-
-ENV_PREFIXES = (
-    *("CUDA_", "DDP_", "GLIBC_", "GLOO_", "GOMP_", "KMP_"),
-    *("MALLOC_", "MKL_", "NCCL_", "OMP_", "PYTORCH_", "TORCH_"),
-    *("CUBLAS_", "CUDNN_", "DNNL_", "LD_PRELOAD", "NVIDIA_TF32_OVERRIDE", "ONEDNN_", "OPENBLAS_"),
-    *("TORCHDYNAMO_", "TORCHINDUCTOR_", "TRITON_"),
-)
-"""Beginnings of the names of environment variables that change how fast a step is."""
-
-UNLIMITED = "unlimited"
-"""Stands in a manifest where a container has no limit; null is what could not be read."""
 
 INTERNAL_ENV_PREFIX = "BENCH_"
 """The suite's own variables, such as a start time: no conditions. Earlier versions recorded them."""
@@ -84,153 +58,10 @@ class Difference:
     blocking: bool
 
 
-def versions() -> dict[str, str]:
-    """Versions of Python, the packages and what torch was built with."""
-    import torch  # noqa: PLC0415 - seconds, which not every command has to pay
-
-    found = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    if torch.version.cuda:
-        found["cuda"] = torch.version.cuda
-    if torch.cuda.is_available():
-        found["cudnn"] = str(torch.backends.cudnn.version())
-        found["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
-    return found
-
-
-def machine(host: str, root: Path = Path("/")) -> dict[str, Any]:
-    """Host, processor, memory, topology, and how the kernel runs them; its GPUs are told by `bench.gpus`.
-
-    `root` is where /proc and /sys are found.
-    """
-    return {
-        "host": host,
-        "os": platform.platform(),
-        "cpu_model": cpu_model(),
-        "num_cores": psutil.cpu_count(logical=True),
-        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-        "topology": topology(),
-        **kernel_settings(root),
-        "env": environment(),
-    }
-
-
-def kernel_settings(root: Path) -> dict[str, Any]:
-    """What the kernel is told that changes how fast a step is; None for what cannot be read."""
-    governors, limit_bytes = sysfs.governors(root), sysfs.memory_limit_bytes(root)
-    limit_gib = None if limit_bytes is None else _limit(limit_bytes / 2**30)
-    quota = sysfs.cpu_quota(root)
-    return {
-        "governors": None if governors is None else list(governors),
-        "huge_pages": sysfs.huge_pages(root),
-        "cgroup": {
-            "cpu_quota_cores": None if quota is None else _limit(quota),
-            "memory_limit_gib": limit_gib,
-            "cpuset": sysfs.cpuset(root),
-        },
-    }
-
-
-def _limit(value: float) -> float | str:
-    return UNLIMITED if math.isinf(value) else round(value, 3)
-
-
-def environment() -> dict[str, str]:
-    """The environment variables that change how fast a step is, by name; credentials are left out."""
-    found = {name: value for name, value in sorted(os.environ.items()) if name.startswith(ENV_PREFIXES)}
-    return {name: HIDDEN if is_credential(name, value) else value for name, value in found.items()}
-
-
 def variables_of(environment: Manifest) -> dict[str, Any]:
     """The environment variables of a manifest's `environment`, without the suite's own."""
     listed = part(environment, "env").items()
     return {name: value for name, value in listed if not name.startswith(INTERNAL_ENV_PREFIX)}
-
-
-def cpu_model() -> str:
-    """The processor's name."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
-
-
-@contextlib.contextmanager
-def nvml_devices() -> Iterator[list[Any]]:
-    """Open NVML and yield a handle of every GPU; raises NVMLError, also where there is no driver.
-
-    NVML counts GPUs that a cgroup keeps from this process, as Slurm does, and those that fell off the bus,
-    too; CUDA does not, nor do we.
-    """
-    pynvml.nvmlInit()
-    try:
-        yield list(_handles())
-    finally:
-        ask_nvml("nvmlShutdown")
-
-
-def _handles() -> Iterator[Any]:
-    """Every GPU that NVML opens. Raises NVMLError where it opens none, unless it is not permitted to."""
-    found, broken = 0, None
-    for index in range(pynvml.nvmlDeviceGetCount()):
-        try:
-            yield pynvml.nvmlDeviceGetHandleByIndex(index)
-            found += 1
-        except pynvml.NVMLError as error:
-            broken = broken if error.value == pynvml.NVML_ERROR_NO_PERMISSION else error
-    if broken is not None and not found:
-        raise broken
-
-
-def ask_nvml(names: str, *arguments: Any) -> Any:
-    """The answer of the first of these functions (`new|old`) that gives one; None where this GPU has none."""
-    for name in names.split("|"):
-        try:
-            return getattr(pynvml, name)(*arguments)
-        except (pynvml.NVMLError, AttributeError, ctypes.ArgumentError, OSError, ValueError):
-            continue
-    return None
-
-
-def visible(setting: str | None, names: Sequence[Sequence[str]]) -> list[int]:
-    """Find the GPUs that CUDA_VISIBLE_DEVICES leaves, by their places in `names`.
-
-    `names` are the UUIDs of every GPU, its own and those of its MIG slices, in NVML's order: CUDA shares it
-    for equal GPUs. The setting lists indices or beginnings of UUIDs, ended by the first that is not there
-    (CUDA programming guide). Where it names slices that NVML does not, all GPUs are taken.
-    """
-    if setting is None:
-        return list(range(len(names)))
-    chosen: list[int] = []
-    for word in (part.strip() for part in setting.split(",")):
-        match = [i for i, own in enumerate(names) if str(i) == word or _is_named(word, own)]
-        if len(match) != 1:
-            break
-        chosen += match
-    if not chosen and setting.strip().startswith("MIG-"):
-        return list(range(len(names)))
-    return sorted(set(chosen))
-
-
-def _is_named(word: str, names: Sequence[str]) -> bool:
-    return word.startswith(("GPU-", "MIG-")) and any(name.startswith(word) for name in names)
-
-
-def topology() -> str | None:
-    """`nvidia-smi topo -m`, how GPUs, NICs and sockets are joined; None without it."""
-    try:
-        done = subprocess.run(
-            ["nvidia-smi", "topo", "-m"], capture_output=True, text=True, timeout=30, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()
 
 
 def differences(then: Manifest, now: Manifest, question: Question) -> list[Difference]:
@@ -331,6 +162,30 @@ def machine_name(environment: Manifest) -> str:
     """Name a machine by a manifest's `environment`, as calibrations do: processor, cores, number of GPUs."""
     num_gpus = len(gpus_of(environment) or ())
     return f"{environment.get('cpu_model', '')} x {environment.get('num_cores', '')}, {num_gpus} GPUs"
+
+
+def visible(setting: str | None, names: Sequence[Sequence[str]]) -> list[int]:
+    """Find the GPUs that CUDA_VISIBLE_DEVICES leaves, by their places in `names`.
+
+    `names` are the UUIDs of every GPU, its own and those of its MIG slices, in NVML's order: CUDA shares it
+    for equal GPUs. The setting lists indices or beginnings of UUIDs, ended by the first that is not there
+    (CUDA programming guide). Where it names slices that NVML does not, all GPUs are taken.
+    """
+    if setting is None:
+        return list(range(len(names)))
+    chosen: list[int] = []
+    for word in (part.strip() for part in setting.split(",")):
+        match = [i for i, own in enumerate(names) if str(i) == word or _is_named(word, own)]
+        if len(match) != 1:
+            break
+        chosen += match
+    if not chosen and setting.strip().startswith("MIG-"):
+        return list(range(len(names)))
+    return sorted(set(chosen))
+
+
+def _is_named(word: str, names: Sequence[str]) -> bool:
+    return word.startswith(("GPU-", "MIG-")) and any(name.startswith(word) for name in names)
 
 
 def gpus_of(environment: Manifest) -> list[Any] | None:

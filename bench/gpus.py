@@ -5,15 +5,17 @@ CUDA, NVML and the files in /dev number GPUs each in an order of its own: a UUID
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import pynvml
 
-from bench.conditions import ask_nvml, nvml_devices, visible
+from bench.conditions import visible
 
 PATHS = {10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 """nvmlGpuTopologyLevel_t of nvml.h in the words of `nvidia-smi topo -m`."""
@@ -118,3 +120,40 @@ def _gpu(handle: Any) -> dict[str, Any]:
         "max_sm_clock_mhz": ask_nvml("nvmlDeviceGetMaxClockInfo", handle, pynvml.NVML_CLOCK_SM),
     }
     return {name: fact for name, fact in facts.items() if fact is not None}
+
+
+@contextlib.contextmanager
+def nvml_devices() -> Iterator[list[Any]]:
+    """Open NVML and yield a handle of every GPU; raises NVMLError, also where there is no driver.
+
+    NVML counts GPUs that a cgroup keeps from this process, as Slurm does, and those that fell off the bus,
+    too; CUDA does not, nor do we.
+    """
+    pynvml.nvmlInit()
+    try:
+        yield list(_handles())
+    finally:
+        ask_nvml("nvmlShutdown")
+
+
+def _handles() -> Iterator[Any]:
+    """Every GPU that NVML opens. Raises NVMLError where it opens none, unless it is not permitted to."""
+    found, broken = 0, None
+    for index in range(pynvml.nvmlDeviceGetCount()):
+        try:
+            yield pynvml.nvmlDeviceGetHandleByIndex(index)
+            found += 1
+        except pynvml.NVMLError as error:
+            broken = broken if error.value == pynvml.NVML_ERROR_NO_PERMISSION else error
+    if broken is not None and not found:
+        raise broken
+
+
+def ask_nvml(names: str, *arguments: Any) -> Any:
+    """The answer of the first of these functions (`new|old`) that gives one; None where this GPU has none."""
+    for name in names.split("|"):
+        try:
+            return getattr(pynvml, name)(*arguments)
+        except (pynvml.NVMLError, AttributeError, ctypes.ArgumentError, OSError, ValueError):
+            continue
+    return None

@@ -4,160 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
-import math
 import random
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from bench.errors import UsageError
-from bench.layout import BucketCaps
-from bench.settings import (
-    COMPARATORS,
+from bench.axes import (
     DDP_AXES,
     DDP_DEFAULTS,
     DDP_OPTIMIZER,
-    DDP_SETTINGS,
-    IMAGES,
-    LATER_DEFAULTS,
     PIPELINE_AXES,
-    PIPELINE_SETTINGS,
-    PYTHON_REDUCER,
-    RANK_PER_DEVICE,
-    STAGED,
     STEP_DEFAULTS,
-    DdpSettings,
-    PipelineSettings,
-    ResolvedSettings,
-    StepSettings,
     stored,
 )
-
-GRAPH_MODES = ("reduce-overhead", "max-autotune")
-"""Modes of torch.compile that replay CUDA graphs, by torch._inductor.list_mode_options."""
-
-HALF_HOOKS = ("fp16", "bf16")
-"""Communication hooks that send two bytes for every gradient element of four."""
-
-
-_UNIT_DEFAULTS = {"unit": IMAGES, "units_per_sample": 1}
-
-
-def wire_share(comm_hook: str) -> float:
-    """Tell the share of fp32 gradients' bytes that a hook sends."""
-    return 0.5 if comm_hook in HALF_HOOKS else 1.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case(DdpSettings, PipelineSettings, StepSettings):
-    """One point of the sweep: every setting that defines what is measured."""
-
-    mode: str
-    num_devices: int
-    arch: str
-    image_size: int | None
-    batch_per_device: int
-    scaling: str
-    precision: str
-    data: str
-    device_type: str
-    backend: str = ""
-    unit: str = IMAGES
-    """What its throughput counts; a name for people, so no part of `case_id`."""
-    units_per_sample: int = 1
-
-    @property
-    def global_batch(self) -> int:
-        """Samples, which are rows of the batch, per optimizer step over all devices."""
-        return self.batch_per_device * self.num_devices * self.accumulate
-
-    @property
-    def units_per_step(self) -> int:
-        """What an optimizer step trains over all devices, counted in `unit`."""
-        return self.global_batch * self.units_per_sample
-
-    @property
-    def num_ranks(self) -> int:
-        """Processes that it takes: one for every device, or one for all."""
-        return self.num_devices if self.mode in RANK_PER_DEVICE else 1
-
-    @property
-    def num_batches(self) -> int:
-        """Parts of the batch that ranks load, one each; stages of a pipeline all load the whole."""
-        return self.num_devices if self.mode in ("ddp", "fsdp") else 1
-
-    @property
-    def num_micro_batches(self) -> int:
-        """Parts that pass the stages one after another: of `partition` the whole batch is one."""
-        return self.micro_batches if self.mode == "pipeline" else 1
-
-    @property
-    def is_staged(self) -> bool:
-        """Whether each device has some of the layers."""
-        return self.mode in STAGED
-
-    @property
-    def communicates(self) -> bool:
-        """Whether its ranks all-reduce gradients in buckets."""
-        return self.mode == "ddp" and self.num_devices > 1
-
-    @property
-    def has_python_reducer(self) -> bool:
-        """Whether DDP's all-reduces are part of a compiled backward, without DDP's own reducer."""
-        return self.optimize_ddp == PYTHON_REDUCER
-
-    @property
-    def unmeasured(self) -> set[str]:
-        """Passes that would be wrong of it, by its settings.
-
-        PowerSGD's messages are not the buckets. Hooks would have a compiled backward compiled anew.
-        """
-        found = {"comm"} if self.comm_hook == "powersgd" else set()
-        if self.has_python_reducer:
-            found |= {"comm", "anatomy", "trace", "calibration"}
-        on = [setting for setting in DDP_SETTINGS if getattr(self, setting.name) != setting.default]
-        return found.union(*(setting.metadata["unmeasured"] for setting in on))
-
-    @property
-    def apart_from_cap(self) -> tuple[object, ...]:
-        """Equal for cases that differ in nothing but the bucket cap."""
-        return tuple(item for item in self.stored().items() if item[0] != "bucket_cap_mb")
-
-    @property
-    def impl(self) -> str:
-        """`cpu_standin` where DataParallel's stages run on CPU cores, else `torch`."""
-        return "cpu_standin" if self.mode == "dp" and self.device_type == "cpu" else "torch"
-
-    @property
-    def case_id(self) -> str:
-        """Readable name plus a hash of `stored`: the same settings give the same id everywhere."""
-        settings = {name: value for name, value in self.stored().items() if name != "unit"}
-        digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:6]
-        parts = [self.mode, f"n{self.num_devices}"]
-        of_mode = {"ddp": DDP_SETTINGS, "pipeline": PIPELINE_SETTINGS}
-        for setting in of_mode.get(self.mode, ()):
-            value, short = getattr(self, setting.name), setting.metadata["short"]
-            if value != setting.default or setting.name == "bucket_cap_mb":
-                parts.append(short if isinstance(value, bool) else f"{short}{value}".replace("/", "_"))
-        return "-".join([*parts, digest])
-
-    def stored(self) -> dict[str, Any]:
-        """Every setting as journals hold it and `case_id` counts it; a mode without buckets has no cap.
-
-        A setting that came later only where it is not the default: runs of before it keep their ids.
-        """
-        later = LATER_DEFAULTS | _UNIT_DEFAULTS
-        plain = {name for name, default in later.items() if getattr(self, name) == default}
-        names = [*(f.name for f in fields(self) if f.name not in DDP_AXES), *DDP_AXES]
-        values = {name: stored(getattr(self, name)) for name in names if name not in plain}
-        return values if self.mode == "ddp" else values | {"bucket_cap_mb": ""}
-
-    @classmethod
-    def of_stored(cls, values: Mapping[str, Any]) -> Case:
-        """The case that a journal holds. Raises UsageError for a bucket cap that is none."""
-        return cls(**{**values, "bucket_cap_mb": BucketCaps.parse(values.get("bucket_cap_mb") or "default")})
+from bench.case import GRAPH_MODES, Case
+from bench.errors import UsageError
+from bench.layout import BucketCaps
+from bench.settings import COMPARATORS, IMAGES, RANK_PER_DEVICE, ResolvedSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -415,51 +279,3 @@ def round_order(num_cases: int, *, seed: int, round_index: int) -> list[int]:
 def plan_hash(plan: Sequence[Planned]) -> str:
     """Identifies the sweep: equal for equal cases in equal order."""
     return hashlib.sha256("\n".join(p.case.case_id for p in plan).encode()).hexdigest()[:12]
-
-
-LEAST_WARMUP_S = 2.0
-"""Of a case on a GPU, where there is time: its clock rises with load, and its allocator settles."""
-
-WARMUP_SHARE = 0.1
-"""Share of the time limit that all of these together take at most."""
-
-
-def least_warmup_s(plan: Sequence[Planned], settings: ResolvedSettings) -> float:
-    """Least seconds that each case of a plan warms up; 0 on CPU cores, where a few steps are enough."""
-    if settings.device != "cuda":
-        return 0.0
-    runnable = sum(p.skip_reason is None for p in plan)
-    limit = math.inf if settings.max_time is None else settings.max_time
-    return min(LEAST_WARMUP_S, WARMUP_SHARE * limit / max(runnable, 1))
-
-
-def step_s_of(planned: Planned, *, step_s: float, single_batch: int) -> float:
-    """Expected seconds of a step of a case, from those of `single_batch` samples on one device.
-
-    Ranks that share a device are taken to run one after the other; communication is not counted.
-    """
-    sharing = planned.case.num_devices if planned.oversubscribed else 1
-    return step_s * planned.case.batch_per_device * planned.case.accumulate * sharing / single_batch
-
-
-def timed_block_s(planned: Planned, settings: ResolvedSettings, *, step_s: float, single_batch: int) -> float:
-    """Expected seconds of a timed block of a case; arguments as of `step_s_of`."""
-    own_s = step_s_of(planned, step_s=step_s, single_batch=single_batch)
-    return settings.steps_per_block(own_s) * own_s
-
-
-def estimate_s(
-    plan: Sequence[Planned], *, step_s: float, single_batch: int, settings: ResolvedSettings
-) -> float:
-    """Expected seconds of measuring, from one measured step of `single_batch` samples on one device.
-
-    Without communication (`step_s_of`), so a lower bound, cut off at the time limit.
-    """
-    run = [p for p in plan if not p.skip_reason]
-    least = least_warmup_s(plan, settings)
-    warmup = sum(max(5 * step_s_of(p, step_s=step_s, single_batch=single_batch), least) for p in run)
-    per_round = sum(timed_block_s(p, settings, step_s=step_s, single_batch=single_batch) for p in run)
-    limit = math.inf if settings.max_time is None else settings.max_time
-    wanted = math.inf if settings.rounds is None else warmup + settings.rounds * per_round
-    # The first round is always finished.
-    return max(warmup + per_round, min(wanted, limit))

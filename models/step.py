@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from bench.settings import StepSettings
+from bench.axes import StepSettings
 from models.workload import Workload, images_in, make_batch
 
 MOST_GRAPHS = 256

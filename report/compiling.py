@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pandas as pd
 
+from bench.axes import PYTHON_REDUCER
 from bench.findings.wording import TIMES, Row, text, with_interval
 from bench.results.comparisons import Comparison, over_eager
-from bench.settings import PYTHON_REDUCER
 from report.fields import CASE, Field, table, value, whole
 from report.model import Table, TableColumn
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from bench.axes import STEP_DEFAULTS
 from bench.conditions import Manifest, Question, conditions_of, gpus_of, part, variables_of
 from bench.findings.cautions import load_shares
 from bench.findings.wording import (
@@ -27,7 +28,7 @@ from bench.findings.wording import (
     units_per_sample,
 )
 from bench.results.schema import READS
-from bench.settings import IMAGES, STEP_DEFAULTS
+from bench.settings import IMAGES
 from report.model import Fact, Group, Table, TableColumn
 
 _RANK_COLUMNS = ("rank", "host", "local_rank", "device", "device_name", "bound_cores", "link")

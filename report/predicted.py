@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
+from bench.axes import DDP_DEFAULTS
 from bench.cli import command
 from bench.findings.wording import (
     cap_label,
@@ -25,7 +26,6 @@ from bench.scaling.calibration import differences
 from bench.scaling.document import Line, Mark, Predictions
 from bench.scaling.measured import ddp_cases, identity
 from bench.scaling.validate import error_sizes
-from bench.settings import DDP_DEFAULTS
 from bench.stats import Interval
 from report.devices import LOG_FROM, device_ticks, marked
 from report.drawings import MOST_RUNS, Chart, Panel, Point, Series

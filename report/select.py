@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
+from bench.axes import DDP_DEFAULTS, STEP_DEFAULTS
 from bench.findings.wording import (
     Row,
     compile_label,
@@ -23,7 +24,6 @@ from bench.findings.wording import (
 from bench.plan import equal_layout
 from bench.results.comparisons import Comparison, compile_mode
 from bench.results.typical import Typical
-from bench.settings import DDP_DEFAULTS, STEP_DEFAULTS
 from bench.stats import Interval
 
 _SOURCES = {"device": "synthetic {} on the device", "host": "synthetic {} from the host"}

@@ -29,6 +29,7 @@ from coverage import CoverageData
 
 TARGETS = (
     "bench/stats.py",
+    "bench/case.py",
     "bench/plan.py",
     "bench/scaling/timeline.py",
     "bench/scaling/buckets.py",

@@ -10,8 +10,8 @@ import torch
 
 from bench.cluster.meeting import host_name
 from bench.cluster.messages import may_be_sent
-from bench.conditions import machine
 from bench.gpus import gpus, pairs
+from bench.machine import machine
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,9 @@ from bench.cluster.devices import SeenGpus, gpu_of, gpu_uuid, seen_gpus
 from bench.cluster.meeting import COLLECTIVE_TIMEOUT, host_name, meet
 from bench.cluster.messages import decode, encode, may_be_sent
 from bench.cluster.numa import bind, near_cores
-from bench.conditions import Question, needed, versions
+from bench.conditions import Question, needed
 from bench.errors import AgreedError, ExitCode, UsageError
+from bench.machine import versions
 from bench.modes import Place
 from bench.modes.base import pin
 from bench.provenance import own_git_state

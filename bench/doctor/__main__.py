@@ -15,7 +15,6 @@ from rich.table import Table
 from rich.text import Text
 
 from bench.cli import Parser, command, duration_s, guarded, positive_int, print_table, to_json, to_reader
-from bench.conditions import environment
 from bench.doctor.readings import HostReadings
 from bench.doctor.readings.nvml import read_gpus
 from bench.doctor.readings.software import read_software
@@ -25,6 +24,7 @@ from bench.doctor.rules.gpu import gpu_findings
 from bench.doctor.rules.libraries import library_findings
 from bench.doctor.rules.resources import resource_findings
 from bench.errors import ExitCode, UsageError
+from bench.machine import environment
 from bench.text import visible
 from ddp_bench import load
 

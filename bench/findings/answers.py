@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
+from bench.axes import DDP_KINDS
 from bench.estimate import MIN_ROUNDS
 from bench.findings.wording import (
     Row,
@@ -38,7 +39,6 @@ from bench.results.comparisons import (
     compile_mode,
     default_of,
 )
-from bench.settings import DDP_KINDS
 from bench.stats import Interval
 
 WRAPPER, CAP, COMMUNICATION = "wrapper", "DDP settings", "communication"

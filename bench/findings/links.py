@@ -8,12 +8,12 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
+from bench.case import wire_share
 from bench.cli import command
 from bench.conditions import Manifest, part
 from bench.findings.caution import Caution
 from bench.findings.wording import Row, estimate, finite, text
 from bench.layout import BucketLayout
-from bench.plan import wire_share
 from bench.results.aggregate import bus_gb
 from bench.stats import Interval
 

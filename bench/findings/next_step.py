@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from bench.axes import STEP_DEFAULTS
 from bench.cli import command
 from bench.conditions import part
 from bench.estimate import MIN_ROUNDS
@@ -18,7 +19,7 @@ from bench.findings.uncertainty import failed_modes
 from bench.findings.wording import about, text
 from bench.results.comparisons import OPEN, Comparison, margin_of
 from bench.results.recorder import resume_command
-from bench.settings import STEP_DEFAULTS, as_options, options_of
+from bench.settings import as_options, options_of
 from bench.text import visible
 
 MOST_S = 7200.0

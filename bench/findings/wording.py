@@ -9,9 +9,10 @@ from typing import Any
 
 import pandas as pd
 
+from bench.axes import DDP_AXES, DDP_DEFAULTS, STEP_SETTINGS
 from bench.layout import BucketCaps
 from bench.results.comparisons import compile_mode
-from bench.settings import DDP_AXES, DDP_DEFAULTS, IMAGES, STEP_SETTINGS
+from bench.settings import IMAGES
 from bench.stats import Interval
 
 Row = Mapping[Any, Any] | pd.Series

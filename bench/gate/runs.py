@@ -14,6 +14,7 @@ from typing import Any
 
 import pandas as pd
 
+from bench.axes import COMM_HOOKS, DDP_AXES, DDP_DEFAULTS, PIPELINE_AXES, STEP_DEFAULTS
 from bench.conditions import UNKNOWN, Difference, Question, differences, part
 from bench.errors import UsageError
 from bench.findings.wording import count, finite, mib, plain, rounded
@@ -30,15 +31,7 @@ from bench.results.round_times import ByRound, RoundTimes
 from bench.results.schema import IDENTITY, SCHEMA_VERSION
 from bench.results.store import RunData, load_run
 from bench.results.tables import readable
-from bench.settings import (
-    COMM_HOOKS,
-    DDP_AXES,
-    DDP_DEFAULTS,
-    IMAGES,
-    PIPELINE_AXES,
-    RANK_PER_DEVICE,
-    STEP_DEFAULTS,
-)
+from bench.settings import IMAGES, RANK_PER_DEVICE
 from bench.stats import Interval
 
 SWEPT = ("mode", "num_devices", "compile", *DDP_AXES, *PIPELINE_AXES)

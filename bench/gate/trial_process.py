@@ -13,11 +13,13 @@ from collections.abc import Callable
 
 import torch
 
+from bench.case import Case
 from bench.measure.clock import float32_precision, make_clock
 from bench.measure.timed import Trainer, run_block
 from bench.modes import Place, build_mode
-from bench.plan import Case, Machine, expand
-from bench.settings import Settings, with_device_defaults
+from bench.plan import Machine, expand
+from bench.resolve import with_device_defaults
+from bench.settings import Settings
 from models.data import open_source
 from models.registry import default_image_size, resnet_workload
 from models.step import as_set, placed

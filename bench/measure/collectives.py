@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
+from bench.case import HALF_HOOKS
 from bench.measure.clock import Clock
 from bench.measure.hold import hold, rehearse
 from bench.measure.timed import BlockTimes, no_gc, run_block
-from bench.plan import HALF_HOOKS
 
 CURVE_BYTES = tuple(4096 * 4**i for i in range(9))
 """4 KiB to 256 MiB."""

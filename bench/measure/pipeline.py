@@ -11,10 +11,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from bench.case import Case
 from bench.measure.anatomy import Moments
 from bench.measure.timed import BlockTimes, Trainer, no_gc
 from bench.modes.pipeline import PipelineMode
-from bench.plan import Case
 from bench.scaling.pipeline import bubble_share
 from models.workload import Batch
 

@@ -23,8 +23,7 @@ from typing import Any
 import pynvml
 
 from bench.clock_reasons import THROTTLING, ClockReason, clock_reasons
-from bench.conditions import ask_nvml, nvml_devices
-from bench.gpus import is_mig
+from bench.gpus import ask_nvml, is_mig, nvml_devices
 
 INTERVAL_S = 0.05
 """Between two samples: twenty in a block of a second, and little work for the driver."""

@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 
+from bench.case import Case
 from bench.cluster.process import end_all, ended_with_us
 from bench.measure.timed import BlockTimes
 from bench.modes import Place, devices_of
-from bench.plan import Case
 from bench.results.gpu_load import GPUS
 from bench.settings import Settings
 from ddp_bench import own_command

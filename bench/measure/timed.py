@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bench.case import Case
 from bench.measure.clock import Clock, float32_precision, make_clock
 from bench.modes import Mode
 from bench.modes.base import SingleMode
-from bench.plan import Case
 from models.data import BatchSource, open_source
 from models.step import placed
 from models.workload import Batch, Workload, loss_function, make_module

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch.distributed as dist
 from torch import nn
 
+from bench.case import Case
 from bench.modes.base import Mode, Place, SingleMode, Stages, Unsupported, devices_of
 from bench.modes.compiled import require_compiler
 from bench.modes.ddp import DistributedMode
 from bench.modes.dp import DataParallelMode
-from bench.plan import Case
 
 __all__ = ["Mode", "Place", "Stages", "Unsupported", "build_mode", "devices_of", "require_compiler"]
 

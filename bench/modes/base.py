@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from bench.case import Case
 from bench.layout import BucketLayout
-from bench.plan import Case
 from models.workload import Batch, Loss
 
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import torch
 
+from bench.case import Case
 from bench.modes.base import Unsupported
-from bench.plan import Case
 
 # Importing the compiler takes seconds, which eager cases do without.
 # ruff: noqa: PLC0415

@@ -16,10 +16,10 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersg
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from bench.case import Case
 from bench.layout import BucketLayout
 from bench.modes.base import Mode, Place, Unsupported
 from bench.modes.compiled import built_for, compiles_as
-from bench.plan import Case
 
 if TYPE_CHECKING:
     from bench.modes.zero import ShardedOptimizer

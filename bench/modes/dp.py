@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bench.case import Case
 from bench.modes.base import Mode, Place, devices_of, pin
-from bench.plan import Case
 from models.nested import chunk, describe, join, leaves_of, map_tensors, rows, tensors_of, with_tensors
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from bench import cli
+from bench.case import HALF_HOOKS
 from bench.errors import ExitCode, UsageError
 from bench.layout import BucketCaps
-from bench.plan import HALF_HOOKS
 from bench.predict import output as predict_output
 from bench.predict.source import Source, read_network, read_source
 from bench.results.store import RunData, load_run

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from bench.axes import DDP_AXES, LATER_DEFAULTS, PIPELINE_AXES
+from bench.case import Case
 from bench.estimate import MIN_ROUNDS
 from bench.layout import BucketLayout
-from bench.plan import Case, Planned
+from bench.plan import Planned
 from bench.results.comparisons import (
     ONE,
     Comparison,
@@ -28,7 +30,7 @@ from bench.results.schema import BUCKETS, CASES, typed_frame
 from bench.results.steady import steady
 from bench.results.store import RunData
 from bench.results.typical import FITTED, UNKNOWN, Typical
-from bench.settings import DDP_AXES, LATER_DEFAULTS, PIPELINE_AXES, RANK_PER_DEVICE
+from bench.settings import RANK_PER_DEVICE
 from bench.stats import Interval, median_interval, paired_ratio
 
 SHARES = ("overlap_trace_pct", "overlap_window_pct", "dp_device0_pct")

@@ -9,10 +9,11 @@ from typing import Any
 
 import pandas as pd
 
+from bench.axes import DDP_AXES, DDP_DEFAULTS
 from bench.conditions import part
 from bench.estimate import MIN_ROUNDS
 from bench.results.typical import Typical
-from bench.settings import DDP_AXES, DDP_DEFAULTS, IMAGES, MARGINS
+from bench.settings import IMAGES, MARGINS
 from bench.stats import Interval
 
 FASTER, SLOWER, EQUAL, UNRESOLVED, TOO_FEW = ANSWERS = (

@@ -16,9 +16,10 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from bench.case import Case
 from bench.errors import UsageError
 from bench.layout import BucketLayout
-from bench.plan import Case, Planned
+from bench.plan import Planned
 from bench.results.disk import (
     MOST_JSON_BYTES,
     MOST_LINE,

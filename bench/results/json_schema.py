@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from bench.conditions import UNLIMITED
+from bench.machine import UNLIMITED
 from bench.results.comparisons import ANSWERS
 from bench.results.schema import FILES, MOST, SCHEMA_VERSION, Column
 from bench.results.units import unit_of

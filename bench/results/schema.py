@@ -15,16 +15,8 @@ from typing import Any
 import pandas as pd
 
 from bench import cli
-from bench.settings import (
-    DDP_SETTINGS,
-    IMAGES,
-    MODES,
-    MOST_DEVICES,
-    MOST_UNITS,
-    PIPELINE_SETTINGS,
-    PRECISIONS,
-    STEP_SETTINGS,
-)
+from bench.axes import DDP_SETTINGS, PIPELINE_SETTINGS, STEP_SETTINGS
+from bench.settings import IMAGES, MODES, MOST_DEVICES, MOST_UNITS, PRECISIONS
 
 SCHEMA_VERSION = 2
 """Of the files as a whole; a folder of a later one is refused.

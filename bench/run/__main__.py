@@ -10,12 +10,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.axes import DDP_AXES, PIPELINE_AXES, STEP_DEFAULTS
 from bench.cli import Parser, command, guarded, speaker, to_reader
 from bench.cluster.process import is_first, is_rank, leave, ranks_environment
 from bench.errors import AgreedError, ExitCode, UsageError
+from bench.resolve import PRESETS, resolve
 from bench.run.fork_server import ForkServer
 from bench.run.forks import forks
-from bench.settings import DDP_AXES, PIPELINE_AXES, PRESETS, STEP_DEFAULTS, Settings, options_of, resolve
+from bench.settings import Settings, options_of
 from ddp_bench import load
 
 NOT_SETTINGS = ("preset", "config", "resume", "dry_run", "quiet", "json")

@@ -10,12 +10,13 @@ from typing import TypeVar
 from bench.cluster.ranks import Cluster, RankInfo
 from bench.cluster.turns import TURNS_ENV, TurnClient
 from bench.console import Console
+from bench.expected_time import least_warmup_s
 from bench.measure.clock import make_clock
 from bench.measure.memory import release_memory
 from bench.measure.telemetry import FAILED, Telemetry
 from bench.measure.timed import BlockTimes
 from bench.modes.base import UnusedParametersError
-from bench.plan import Planned, least_warmup_s
+from bench.plan import Planned
 from bench.recovery.attempt import Report, failure_in
 from bench.recovery.failures import preparing_s, turn_s
 from bench.recovery.lockstep import Lockstep

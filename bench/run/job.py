@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from bench import conditions, plan
+from bench import plan
 from bench.cli import command, speaker
 from bench.cluster.devices import SeenGpus, num_gpus, seen_gpus, this_machine
 from bench.cluster.meeting import host_name
@@ -26,15 +26,18 @@ from bench.cluster.ranks import RankInfo, agreed, allowed_cores, gpus_by_rank
 from bench.cluster.turns import interleaved_id
 from bench.console import format_s
 from bench.errors import UsageError
+from bench.expected_time import estimate_s
 from bench.findings.wording import devices, plural, samples_noun, short, workload_parts
 from bench.gpus import gpus
 from bench.layout import BucketCaps
+from bench.machine import versions
 from bench.measure.timed import AUTOCAST_DTYPES, probe
 from bench.plan import Machine, Planned
 from bench.provenance import known, own_git_state, own_version, workload_code
 from bench.recovery.failures import STARTED_ENV
 from bench.recovery.reopen import check_same, has_nothing_left, manifest_of, settings_of
 from bench.recovery.watchdog import meet_and_watch
+from bench.resolve import GpuKind, with_device_defaults
 from bench.results import store
 from bench.results.journal import read
 from bench.results.store import FolderLock
@@ -42,7 +45,7 @@ from bench.run import sustain
 from bench.run.fork_server import ForkServer
 from bench.run.launch import launch
 from bench.run.schedule import expected_half_width
-from bench.settings import GpuKind, ResolvedSettings, Settings, with_device_defaults
+from bench.settings import ResolvedSettings, Settings
 from bench.text import visible
 from models.data import check_folder
 from models.operators import forward_costs
@@ -131,7 +134,7 @@ def print_plan(job: Job) -> None:
     first = dataclasses.replace(job.plan[0].case, compile="off")
     steps_ms = probe(job.workload, first, torch.device(job.machine.device_type))
     step_s = median(steps_ms) / 1000
-    expected = plan.estimate_s(
+    expected = estimate_s(
         job.plan, step_s=step_s, single_batch=job.plan[0].case.global_batch, settings=job.settings
     )
     steps = plural(job.settings.steps_per_block(step_s), "step")
@@ -178,7 +181,7 @@ def new_manifest(
         "settings": job.settings.stored(),
         "seed": job.settings.seed,
         "plan_hash": plan.plan_hash(job.plan),
-        "versions": conditions.versions(),
+        "versions": versions(),
         "ddp_bench": known({"version": own_version()}),
         "git": own_git_state(),
         **({} if job.settings.workload is None else {"workload": workload_code(job.settings.workload)}),
@@ -225,7 +228,7 @@ def launch_here(
             given += ["--out", str(out)]  # every rank gets the one folder
     else:
         out = resume
-        now = {"plan_hash": plan.plan_hash(job.plan), "versions": conditions.versions()}
+        now = {"plan_hash": plan.plan_hash(job.plan), "versions": versions()}
         seen = [seen_gpus(0)] if job.machine.device_type == "cuda" else []
         check_same(out, manifest_of(out), now | {"environment": this_machine(seen)})
         FolderLock(out).release()

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
+from bench.case import Case
 from bench.measure.anatomy import bucket_ready_ms, run_anatomy
 from bench.measure.calibration import run_calibration
 from bench.measure.clock import Clock
@@ -15,7 +16,7 @@ from bench.measure.telemetry import Telemetry, gpus_of
 from bench.measure.timed import BlockTimes, Trainer, run_block
 from bench.measure.trace import run_trace
 from bench.modes import Place
-from bench.plan import Case, Planned, is_base
+from bench.plan import Planned, is_base
 from bench.results.recorder import Block
 from bench.run.prepare import LiveCase
 from bench.run.sustain import blocks_left, is_sustained

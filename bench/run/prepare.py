@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from bench.case import Case
 from bench.cluster.messages import may_be_sent
 from bench.cluster.ranks import Cluster, RankInfo
 from bench.conditions import prefetches
@@ -20,7 +21,7 @@ from bench.measure.compiling import Compilation, CompileWatch
 from bench.measure.memory import DeviceMemory, MemoryWatch, release_memory
 from bench.measure.timed import BlockTimes, Trainer, run_block
 from bench.modes import Mode, Place, build_mode, devices_of, require_compiler
-from bench.plan import Case, Planned
+from bench.plan import Planned
 from bench.results.schema import LEAST
 from bench.run.proof import Prover
 from bench.run.reference import split_of

@@ -21,13 +21,13 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
+from bench.case import Case
 from bench.cluster.ranks import Cluster
 from bench.errors import UsageError
 from bench.measure.clock import float32_precision
 from bench.modes import Mode, Place, Stages, build_mode
 from bench.modes.base import gradients_of
 from bench.modes.ddp import why_ddp_waits
-from bench.plan import Case
 from bench.recovery.attempt import report_of
 from bench.run.reference import Reference, split_of, switch_off
 from bench.run.stages import Splitter

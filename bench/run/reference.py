@@ -18,8 +18,8 @@ from torch.func import functional_call
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.checkpoint import checkpoint
 
+from bench.case import Case
 from bench.measure.timed import AUTOCAST_DTYPES, autocast_of
-from bench.plan import Case
 from models.data import BatchSource, open_source
 from models.nested import chunk, join, map_tensors
 from models.step import with_plain_optimizer

@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy.special import stdtrit
 
+from bench.case import Case
 from bench.estimate import MIN_ROUNDS
-from bench.plan import Case, Planned, timed_block_s
+from bench.expected_time import timed_block_s
+from bench.plan import Planned
 from bench.recovery.reopen import Completion
 from bench.results.comparisons import Comparison
 from bench.results.recorder import Recorder

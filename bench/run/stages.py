@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from bench.case import Case
 from bench.measure.split import balanced, layer_costs_ms
 from bench.measure.timed import AUTOCAST_DTYPES
 from bench.modes import Place, Stages, Unsupported
-from bench.plan import Case
 from bench.run.together import together
 from models.workload import Workload, is_pair_of_tensors, layers_of, make_batch
 

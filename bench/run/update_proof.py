@@ -14,10 +14,10 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
+from bench.case import Case
 from bench.findings.wording import short
 from bench.measure.memory import release_memory
 from bench.measure.timed import Trainer
-from bench.plan import Case
 from bench.recovery.attempt import is_out_of_gpu_memory
 from bench.run.proof import ProofError, Prover, loaded
 from bench.run.reference import Weights, difference, norm, switch_off, weights_of

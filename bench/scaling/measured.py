@@ -10,11 +10,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from bench.case import wire_share
 from bench.conditions import machine_name
 from bench.errors import UsageError
 from bench.findings.wording import step_labels, unit_of, units_per_sample
 from bench.layout import BucketLayout
-from bench.plan import wire_share
 from bench.results.aggregate import step_ms_by_round
 from bench.results.store import RunData
 from bench.scaling.calibration import AllReduceTimes, Identity, Samples

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from bench.case import HALF_HOOKS, wire_share
 from bench.errors import UsageError
 from bench.layout import PYTORCH_CAPS, BucketCaps
-from bench.plan import HALF_HOOKS, wire_share
 from bench.scaling.calibration import AllReduceTimes, Calibration
 from bench.scaling.cost import CostBand, CostCurve, at_ranks, hierarchical, measured_curve, tree_steps
 from bench.scaling.networks import NetworkModel

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from bench.case import HALF_HOOKS
 from bench.findings.wording import units_per_sample
 from bench.layout import BucketCaps
-from bench.plan import HALF_HOOKS
 from bench.results.store import RunData
 from bench.scaling.calibration import Calibration
 from bench.scaling.measured import ddp_cases, single_steps

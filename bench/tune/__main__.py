@@ -14,9 +14,10 @@ from bench.cli import Parser, command, guarded, to_json, to_reader
 from bench.cluster.process import is_first, is_rank, leave, ranks_environment
 from bench.errors import AgreedError
 from bench.recovery.failures import RESTART_EXIT_CODE
+from bench.resolve import resolve
 from bench.run.fork_server import ForkServer
 from bench.run.forks import forks
-from bench.settings import options_of, resolve
+from bench.settings import options_of
 from ddp_bench import load, own_command
 
 if TYPE_CHECKING:

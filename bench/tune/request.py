@@ -9,11 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.axes import DDP_AXES
 from bench.errors import UsageError
 from bench.layout import BucketCaps
 from bench.plan import Machine, Planned
+from bench.resolve import resolve
 from bench.run.job import Job, prepare
-from bench.settings import DDP_AXES, Settings, resolve
+from bench.settings import Settings
 from bench.tune.candidates import Axes, Candidate
 
 STAGES = CALIBRATION, PROOF = "calibration", "proof"

@@ -21,6 +21,7 @@ from bench.console import Console
 from bench.errors import AgreedError, ExitCode, UsageError
 from bench.findings.wording import short, step_labels
 from bench.layout import BucketCaps
+from bench.machine import versions
 from bench.predict.source import load_calibration
 from bench.recovery.failures import RESTART_EXIT_CODE
 from bench.recovery.watchdog import START_LIMIT_S, meet_and_watch
@@ -153,7 +154,7 @@ class Tuning:
             precision=case.precision,
             device_type=case.device_type,
             device_name=info.device_name,
-            torch=conditions.versions().get("torch", ""),
+            torch=versions().get("torch", ""),
             host=conditions.machine_name(this_machine(self._seen)),
             link=info.link,
             step=", ".join(step_labels(asdict(case))[1:]),

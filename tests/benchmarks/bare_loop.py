@@ -17,11 +17,11 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from bench.case import Case
 from bench.cluster.ranks import Cluster
 from bench.findings.wording import own_devices
 from bench.measure.timed import Trainer
 from bench.modes import build_mode
-from bench.plan import Case
 from bench.results.journal import read
 from bench.results.store import load_run
 from models.data import open_source

@@ -18,7 +18,7 @@ from bench.cluster.ranks import Cluster
 from bench.measure.clock import make_clock
 from bench.measure.timed import Trainer, run_block
 from bench.modes import build_mode
-from bench.plan import Case
+from bench.case import Case
 from models.data import open_source
 from models.registry import resnet_workload
 from torch.nn import functional

@@ -10,10 +10,11 @@ import pytest
 
 from bench.layout import BucketCaps
 from bench.plan import Machine, Planned, expand
+from bench.resolve import with_device_defaults
 from bench.results.aggregate import Outcome, case_rows
 from bench.results.schema import BLOCKS, typed_frame
 from bench.results.store import RunWriter, claim
-from bench.settings import Settings, with_device_defaults
+from bench.settings import Settings
 from report import build
 
 MACHINE = Machine(device_type="cpu", devices_per_node=8)

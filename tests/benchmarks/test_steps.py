@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from bench.case import Case
 from bench.measure.timed import Trainer
 from bench.modes import Place, build_mode
-from bench.plan import Case
 from models.data import open_source
 from models.registry import resnet_workload
 
@@ -47,7 +47,7 @@ from bench.cluster.ranks import Cluster
 from bench.measure.clock import make_clock
 from bench.measure.timed import Trainer, run_block
 from bench.modes import build_mode
-from bench.plan import Case
+from bench.case import Case
 from models.data import open_source
 from models.registry import resnet_workload
 cluster = Cluster("cpu")

@@ -9,13 +9,15 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from bench.case import Case
 from bench.layout import BucketLayout
-from bench.plan import Case, Machine, Planned, expand
+from bench.plan import Machine, Planned, expand
+from bench.resolve import PRESETS, resolve, with_device_defaults
 from bench.results.aggregate import Outcome, allreduce_rows, bucket_rows, case_rows
 from bench.results.disk import replace_file
 from bench.results.schema import BLOCKS, SCHEMA_VERSION, typed_frame
 from bench.results.store import MANIFEST, RunWriter
-from bench.settings import PRESETS, Settings, resolve, with_device_defaults
+from bench.settings import Settings
 
 LAYOUTS = {
     "default": [2052000, 28852224, 15853824],

@@ -25,9 +25,10 @@ from bench.gate import __main__ as gate
 from bench.gate.__main__ import read_thresholds
 from bench.lab import __main__ as lab
 from bench.lab import namespaces
+from bench.resolve import resolve
 from bench.run import __main__ as run
 from bench.run import job
-from bench.settings import options_of, resolve
+from bench.settings import options_of
 from report import __main__ as report_command
 
 NAMES = [setting.name for setting in options_of()]

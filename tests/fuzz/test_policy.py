@@ -18,12 +18,13 @@ import pytest
 from commands import ROOT
 
 from bench.recovery.reopen import Completion
+from bench.resolve import with_device_defaults
 from bench.results.comparisons import FASTER, SLOWER, Comparison, compared
 from bench.results.round_times import RoundTimes
 from bench.results.tables import load_blocks
 from bench.results.typical import Typical
 from bench.run.schedule import StopRule, is_look, resting_cases
-from bench.settings import Settings, with_device_defaults
+from bench.settings import Settings
 
 MARGIN = 0.05
 MOST_ROUNDS = 80

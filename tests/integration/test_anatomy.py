@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
+from bench.case import Case
 from bench.measure.anatomy import _dp_stages, bucket_ready_ms, run_anatomy
 from bench.measure.timed import Trainer, no_gc
 from bench.modes import Place, build_mode
 from bench.modes.dp import HostDataParallel
-from bench.plan import Case
 from models.data import open_source
 from models.registry import resnet_workload
 
@@ -110,7 +110,7 @@ from bench.measure.anatomy import bucket_ready_ms, run_anatomy
 from bench.measure.timed import Trainer
 from bench.measure.trace import run_trace
 from bench.modes import build_mode
-from bench.plan import Case
+from bench.case import Case
 from models.data import open_source
 from models.registry import resnet_workload
 cluster = Cluster("cpu")

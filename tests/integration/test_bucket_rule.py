@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from bench.case import Case
 from bench.layout import BucketCaps, BucketLayout
 from bench.modes.ddp import DistributedMode, Place
-from bench.plan import Case
 from bench.scaling.buckets import assign_cap, bucket_bytes
 from models.registry import resnet_workload
 

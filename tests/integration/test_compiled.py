@@ -10,9 +10,9 @@ import torch
 from commands import SMALL, bench_run
 from test_proof import DDP_PROOF
 
+from bench.case import Case
 from bench.measure.compiling import CompileWatch
 from bench.modes import Unsupported, require_compiler
-from bench.plan import Case
 from bench.results.store import load_run
 
 CASE = """
@@ -26,7 +26,7 @@ torch._inductor.compile_fx.compile_fx = lambda graph, inputs, **_: aot_eager(gra
 from bench.cluster.ranks import Cluster
 from bench.measure.compiling import CompileWatch
 from bench.modes import build_mode
-from bench.plan import Case
+from bench.case import Case
 from models.step import placed
 cluster = Cluster("cpu")
 group = cluster.group(2, "gloo")

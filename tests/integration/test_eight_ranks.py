@@ -26,13 +26,13 @@ from bench.plan import Machine, expand
 from bench.recovery import lockstep
 from bench.recovery.failures import Failure
 from bench.recovery.reopen import open_run
+from bench.resolve import resolve, with_device_defaults
 from bench.results.store import RunData, load_run
 from bench.run import prepare
 from bench.run.job import Job
 from bench.run.proof import Prover
 from bench.run.session import Session
 from bench.run.update_proof import UpdateError
-from bench.settings import resolve, with_device_defaults
 from models.registry import resnet_workload
 
 NUM_RANKS = 8

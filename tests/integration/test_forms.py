@@ -15,7 +15,7 @@ from bench.scaling.pipeline import operations
 
 COMMON = """
 from bench.cluster.ranks import Cluster
-from bench.plan import Case
+from bench.case import Case
 from bench.run.proof import ProofError, Prover
 from models.registry import resnet_workload
 from models.workload import loss_function

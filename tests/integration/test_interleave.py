@@ -16,8 +16,8 @@ from commands import ROOT, SMALL
 from bench.errors import ExitCode, UsageError
 from bench.gate.__main__ import main
 from bench.gate.checkouts import Checkout, both_checkouts, worktree
+from bench.resolve import resolve
 from bench.results.store import load_run
-from bench.settings import resolve
 
 SLOW = """
 import os, time, torch

@@ -19,10 +19,10 @@ from torch import nn
 from torch.nn import functional
 from bench.cluster.ranks import Cluster
 from bench.measure.clock import make_clock
-from bench.plan import Case
+from bench.case import Case
 from bench.run.prepare import LiveCase, prepare
 from bench.run.proof import Prover
-from bench.settings import resolve, with_device_defaults
+from bench.resolve import resolve, with_device_defaults
 from models.workload import Workload
 cluster = Cluster("cpu")
 workload = Workload(

@@ -16,14 +16,14 @@ from torch.nn import functional
 from torch.nn.parallel import scatter_gather
 from torchvision.models import resnet18
 
+from bench.case import Case
 from bench.modes import Place, build_mode, devices_of
 from bench.modes.dp import CudaDataParallel, HostDataParallel
-from bench.plan import Case
 
 COMMON = """
 from bench.cluster.ranks import Cluster
 from bench.modes import build_mode
-from bench.plan import Case
+from bench.case import Case
 from torch.nn import functional
 from torchvision.models import resnet18
 cluster = Cluster("cpu")

@@ -12,11 +12,11 @@ import torch
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
+from bench.case import Case
 from bench.errors import UsageError
 from bench.modes import Place, Unsupported
 from bench.modes.ddp import OF_TORCH_2_15
 from bench.modes.dp import HostDataParallel
-from bench.plan import Case
 from bench.run import proof
 from bench.run.proof import ProofError, Prover, fingerprint
 from models.registry import resnet_workload
@@ -80,7 +80,7 @@ def test_a_prefix_in_the_state_dict_is_caught(monkeypatch: pytest.MonkeyPatch) -
 
 DDP_PROOF = """
 from bench.cluster.ranks import Cluster
-from bench.plan import Case
+from bench.case import Case
 from bench.run import proof
 from bench.run.proof import ProofError, Prover
 from models.registry import resnet_workload
@@ -484,10 +484,11 @@ from bench.cluster.ranks import Cluster
 from bench.measure.clock import HostClock
 from bench.measure.timed import Trainer
 from bench.modes.ddp import DistributedMode
-from bench.plan import Case
+from bench.case import Case
 from bench.run.prepare import LiveCase, prepare
 from bench.run.proof import ProofError, Prover
-from bench.settings import Settings, with_device_defaults
+from bench.resolve import with_device_defaults
+from bench.settings import Settings
 from models.registry import resnet_workload
 from models.step import as_set
 from models.workload import make_module

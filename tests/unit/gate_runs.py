@@ -12,10 +12,11 @@ import numpy as np
 from bench.gate.runs import GateCase, GateRun
 from bench.layout import BucketCaps
 from bench.plan import Machine, Planned, expand
+from bench.resolve import with_device_defaults
 from bench.results.aggregate import Outcome, case_rows
 from bench.results.schema import BLOCKS, typed_frame
 from bench.results.store import RunWriter, claim
-from bench.settings import Settings, with_device_defaults
+from bench.settings import Settings
 
 Steps = Mapping[tuple[str, int], Sequence[float]]
 

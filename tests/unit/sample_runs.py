@@ -9,7 +9,8 @@ from pathlib import Path
 import pandas as pd
 from commands import ROOT
 
-from bench.plan import Case, Planned
+from bench.case import Case
+from bench.plan import Planned
 from bench.results.aggregate import Outcome, case_rows, comparisons_of_run
 from bench.results.comparisons import Comparison
 from bench.results.round_times import RoundTimes

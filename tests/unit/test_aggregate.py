@@ -10,6 +10,7 @@ from scipy import stats as scipy_stats
 
 from bench.layout import BucketLayout
 from bench.plan import Machine, expand
+from bench.resolve import with_device_defaults
 from bench.results.aggregate import (
     Outcome,
     allreduce_rows,
@@ -20,7 +21,7 @@ from bench.results.aggregate import (
     worst_half_width,
 )
 from bench.results.schema import BLOCKS, typed_frame
-from bench.settings import Settings, with_device_defaults
+from bench.settings import Settings
 
 SETTINGS = with_device_defaults(
     Settings.of_stored({"gpus": (1, 2), "bucket_cap_mb": ("default", "1")}),

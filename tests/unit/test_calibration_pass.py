@@ -14,12 +14,12 @@ from fake_gpu import DEVICE, FakeGpu, forbid_cuda
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.case import Case
 from bench.errors import UsageError
 from bench.layout import BucketCaps, BucketLayout
 from bench.measure import calibration, collectives
 from bench.measure.clock import make_clock
 from bench.measure.collectives import BucketReplay
-from bench.plan import Case
 from bench.results.schema import ALLREDUCE, BLOCKS, BUCKETS, CASES, typed_frame
 from bench.results.store import RunData
 from bench.scaling.buckets import assign_cap, bucket_bytes

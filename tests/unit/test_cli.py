@@ -9,8 +9,8 @@ import pytest
 from commands import ROOT
 
 from bench import cli
-from bench.conditions import ENV_PREFIXES
 from bench.errors import AgreedError, ExitCode, GaveUpError, NotComparableError, UsageError, UserCodeError
+from bench.machine import ENV_PREFIXES
 from ddp_bench import TYPED_ENV
 
 WITHOUT_TORCH = """

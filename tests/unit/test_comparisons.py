@@ -15,6 +15,7 @@ from sample_runs import SAMPLES, comparisons, name_of, rebuilt, sample
 from test_aggregate import DRIFTING, IDS, PLAN, frames
 
 from bench.plan import Machine, equal_layout_reason, expand
+from bench.resolve import resolve, with_device_defaults
 from bench.results.aggregate import Outcome, case_rows, comparisons_of, comparisons_of_run
 from bench.results.comparisons import (
     ANSWERS,
@@ -36,7 +37,7 @@ from bench.results.round_times import RoundTimes
 from bench.results.schema import CASES, COMPARISONS, typed_frame
 from bench.results.store import RunWriter, claim, load_run
 from bench.results.typical import Typical
-from bench.settings import Settings, resolve, with_device_defaults
+from bench.settings import Settings
 from bench.stats import Interval
 
 NAN = math.nan

@@ -9,18 +9,9 @@ from typing import Any
 
 import pytest
 
-from bench.conditions import (
-    UNKNOWN,
-    Question,
-    differences,
-    environment,
-    kernel_settings,
-    machine,
-    machine_kind,
-    machine_name,
-    needed,
-)
+from bench.conditions import UNKNOWN, Question, differences, machine_kind, machine_name, needed
 from bench.doctor.readings.system import read_cpu, read_memory
+from bench.machine import environment, kernel_settings, machine
 
 HOSTS, RESUME, GATE = Question
 

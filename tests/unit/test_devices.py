@@ -24,9 +24,10 @@ from bench.cluster.devices import SeenGpus, gpu_of, seen_gpus, this_machine
 from bench.cluster.numa import is_narrowed, near_cores
 from bench.gpus import GpuPair
 from bench.plan import Machine, expand
+from bench.resolve import with_device_defaults
 from bench.run import job
 from bench.run.job import as_seen
-from bench.settings import Settings, with_device_defaults
+from bench.settings import Settings
 
 MORE_CORES = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 
@@ -136,7 +137,7 @@ import types
 import torch.cuda
 from bench.cluster.process import is_rank
 from bench.run import job
-from bench.settings import resolve
+from bench.resolve import resolve
 
 rank = int(os.environ["RANK"])
 gpu = types.SimpleNamespace(uuid=f"{SEES[rank]:036d}", major=9, minor=0, total_memory=80 * 2**30)

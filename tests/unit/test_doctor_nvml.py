@@ -83,7 +83,7 @@ def two_a100(states: int = 12) -> dict[str, Callable[..., Any]]:
 
 def test_gpus_as_nvml_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = Nvml(two_a100())
-    monkeypatch.setattr(conditions, "pynvml", fake)
+    monkeypatch.setattr(gpus, "pynvml", fake)
     for slot, node in (("0000:a7:00.0", "1\n"), ("0000:b7:00.0", "-1\n")):
         folder = tmp_path / "sys/bus/pci/devices" / slot
         folder.mkdir(parents=True)
@@ -106,7 +106,7 @@ def test_gpus_as_nvml_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_gpu_that_supports_no_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = ("nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex")
-    monkeypatch.setattr(conditions, "pynvml", Nvml({name: two_a100()[name] for name in kept}))
+    monkeypatch.setattr(gpus, "pynvml", Nvml({name: two_a100()[name] for name in kept}))
     driver = nvml.read_gpus(Path("/"), {})
     assert driver.gpus == (nvml.Gpu(index=0), nvml.Gpu(index=1))
     assert driver.pairs == (GpuPair(first=0, second=1),)
@@ -114,7 +114,7 @@ def test_a_gpu_that_supports_no_reading(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_what_a_manifest_keeps_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conditions, "pynvml", Nvml(two_a100()))
+    monkeypatch.setattr(gpus, "pynvml", Nvml(two_a100()))
     first, second = gpus.gpus()
     assert first == {
         "uuid": "GPU-a1234567",
@@ -143,7 +143,7 @@ def test_no_driver_is_not_a_broken_driver(
         raise pynvml.NVMLError(code)
 
     where = "nvmlDeviceGetHandleByIndex" if code == pynvml.NVML_ERROR_GPU_IS_LOST else "nvmlInit"
-    monkeypatch.setattr(conditions, "pynvml", Nvml({**two_a100(), where: fail}))
+    monkeypatch.setattr(gpus, "pynvml", Nvml({**two_a100(), where: fail}))
     driver = nvml.read_gpus(Path("/"), {})
     assert driver.gpus == known
     assert gpus.gpus() == []
@@ -173,7 +173,7 @@ def test_visible_devices(setting: str | None, chosen: list[int]) -> None:
 def two(monkeypatch: pytest.MonkeyPatch) -> dict[str, Callable[..., Any]]:
     """NVML's answers of the two A100, to be changed."""
     answers = two_a100()
-    monkeypatch.setattr(conditions, "pynvml", Nvml(answers))
+    monkeypatch.setattr(gpus, "pynvml", Nvml(answers))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return answers
 
@@ -244,5 +244,5 @@ def test_a_gpu_that_fell_off_the_bus_hides_no_other(monkeypatch: pytest.MonkeyPa
             raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
         return whole["nvmlDeviceGetHandleByIndex"](index) if "nvmlDeviceGetHandleByIndex" in whole else index
 
-    monkeypatch.setattr(conditions, "pynvml", Nvml({**whole, "nvmlDeviceGetHandleByIndex": handle}))
+    monkeypatch.setattr(gpus, "pynvml", Nvml({**whole, "nvmlDeviceGetHandleByIndex": handle}))
     assert len(gpus.gpus()) == 1

@@ -23,8 +23,9 @@ from bench.recovery.failures import (
     progress_of,
     written,
 )
+from bench.resolve import with_device_defaults
 from bench.results.journal import Journal, Settled, State
-from bench.settings import ResolvedSettings, Settings, with_device_defaults
+from bench.settings import ResolvedSettings, Settings
 
 TERM, KILL, SEGV = -signal.SIGTERM, -signal.SIGKILL, -signal.SIGSEGV
 

@@ -19,12 +19,13 @@ from bench.findings.next_step import NextStep, next_step
 from bench.findings.uncertainty import why_not_measured
 from bench.findings.wording import TIMES
 from bench.gate.__main__ import parser as gate_parser
+from bench.resolve import resolve
 from bench.results.aggregate import comparisons_of_run
 from bench.results.comparisons import EQUAL, FASTER, SLOWER, TOO_FEW, UNRESOLVED, Comparison
 from bench.results.schema import BLOCKS, CASES, typed_frame
 from bench.run.__main__ import parser as run_parser
 from bench.run.__main__ import settings_of
-from bench.settings import Settings, resolve
+from bench.settings import Settings
 from bench.stats import Interval
 from bench.tune.__main__ import parser as tune_parser
 

@@ -12,9 +12,10 @@ from report_runs import case, dashed, measured, run
 from bench.findings.gpu_load import throttled, unequal_clocks
 from bench.findings.stability import cautions
 from bench.plan import Machine, Planned, expand
+from bench.resolve import with_device_defaults
 from bench.results.aggregate import Outcome, case_rows
 from bench.results.schema import BLOCKS, CASES, typed_frame
-from bench.settings import Settings, with_device_defaults
+from bench.settings import Settings
 from report.model import Table
 from report.view import page
 

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from bench.case import Case
 from bench.errors import UsageError
 from bench.layout import BucketCaps, BucketLayout
-from bench.plan import Case, Planned
+from bench.plan import Planned
 from bench.recovery.close import finish
 from bench.results.journal import JOURNAL, Journal, read
 from bench.results.recorder import Recorder

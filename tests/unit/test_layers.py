@@ -13,7 +13,10 @@ from commands import ROOT
 
 LAYERS = (
     ("errors", "text", "stats", "estimate", "layout", "parent_death", "sysfs", "credentials", "ddp_bench"),
-    ("cli", "settings", "console", "github", "conditions", "gpus", "clock_reasons", "plan", "provenance"),
+    (
+        *("cli", "axes", "settings", "resolve", "console", "github", "machine", "conditions", "gpus"),
+        *("clock_reasons", "case", "plan", "expected_time", "provenance"),
+    ),
     ("models", "modes", "results"),
     ("measure", "findings", "scaling", "cluster"),
     ("predict", "recovery", "report", "pytest_plugin"),

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import nn
 
+from bench.case import Case
 from bench.cluster.messages import decode, encode
 from bench.measure.memory import DeviceMemory, MemoryWatch, release_memory
-from bench.plan import Case
 from bench.run.prepare import LiveCase, Prepared, facts_of
 from bench.run.session import Session
 

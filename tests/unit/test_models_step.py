@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from bench.settings import StepSettings
+from bench.axes import StepSettings
 from models.registry import resnet_workload
 from models.step import as_set, has_fused_optimizer, placed, takes_images
 from models.workload import Workload, make_batch, make_module

@@ -4,21 +4,21 @@ from typing import Any
 
 import pytest
 
+from bench.case import Case
 from bench.errors import UsageError
+from bench.expected_time import estimate_s, least_warmup_s
 from bench.plan import (
-    Case,
     Machine,
     Planned,
     equal_layout,
     equal_layout_reason,
-    estimate_s,
     expand,
-    least_warmup_s,
     plan_hash,
     round_order,
     world_size,
 )
-from bench.settings import ResolvedSettings, Settings, resolve, with_device_defaults
+from bench.resolve import resolve, with_device_defaults
+from bench.settings import ResolvedSettings, Settings
 
 CORES_2 = Machine(device_type="cpu", devices_per_node=2)
 ONE_GPU = Machine(device_type="cuda", devices_per_node=1)

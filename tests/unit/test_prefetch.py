@@ -16,8 +16,8 @@ import models.data
 from bench.conditions import prefetches
 from bench.errors import UsageError
 from bench.plan import Machine, expand
+from bench.resolve import resolve, with_device_defaults
 from bench.run import prepare
-from bench.settings import resolve, with_device_defaults
 from models.data import BatchSource, PrefetchSource, open_source
 from models.registry import resnet_workload
 from models.workload import Batch

@@ -11,9 +11,9 @@ import pytest
 import torch
 from commands import ROOT
 
+from bench.case import Case
 from bench.measure.timed import Trainer
 from bench.modes import Place, build_mode
-from bench.plan import Case
 from bench.run.__main__ import parser
 from bench.run.proof import Prover
 from models.data import open_source

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bench.plan import Case
+from bench.case import Case
 from bench.run.reference import Reference, Split, difference, norm, split_of
 from models.data import open_source
 from models.step import as_set

@@ -11,10 +11,10 @@ import matplotlib as mpl
 import pytest
 from report_runs import blocks, case, dashed, run, usual_cases
 
+from bench.axes import DDP_DEFAULTS
 from bench.errors import UsageError
 from bench.results.schema import CASES
 from bench.results.store import RunWriter
-from bench.settings import DDP_DEFAULTS
 from report import build
 from report.__main__ import main
 

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from report_runs import case, dashed, run, usual_cases
 
+from bench.axes import DDP_DEFAULTS
 from bench.findings.findings import conclude
 from bench.findings.wording import CPU_STAND_IN, TIMES
 from bench.results.aggregate import comparisons_of_run
-from bench.settings import DDP_DEFAULTS
 from bench.text import visible
 from report import caps, devices
 from report.drawings import Chart, Forest, Panel, Point, Series, Tick

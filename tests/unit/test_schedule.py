@@ -14,6 +14,7 @@ import scipy
 from bench.estimate import MIN_ROUNDS
 from bench.plan import Machine, Planned, expand
 from bench.recovery.reopen import Completion
+from bench.resolve import with_device_defaults
 from bench.results.comparisons import Comparison
 from bench.run.phases import fixed_phases
 from bench.run.schedule import (
@@ -28,7 +29,7 @@ from bench.run.schedule import (
     is_look,
     resting_cases,
 )
-from bench.settings import ResolvedSettings, Settings, with_device_defaults
+from bench.settings import ResolvedSettings, Settings
 from bench.stats import Interval
 
 MACHINE = Machine(device_type="cpu", devices_per_node=2)

@@ -13,6 +13,7 @@ from commands import SMALL
 from bench.plan import Machine, Planned, expand
 from bench.recovery.failures import PATIENCE
 from bench.recovery.reopen import MAY_CHANGE
+from bench.resolve import resolve, with_device_defaults
 from bench.results.aggregate import Outcome, case_rows, comparisons_of
 from bench.results.round_times import CaseTimes, RoundTimes
 from bench.results.schema import PHASES
@@ -31,7 +32,7 @@ from bench.run.sustain import (
     limit_s,
     next_steps,
 )
-from bench.settings import ResolvedSettings, Settings, resolve, with_device_defaults
+from bench.settings import ResolvedSettings, Settings
 
 MACHINE = Machine(device_type="cpu", devices_per_node=2)
 

@@ -17,17 +17,19 @@ import psutil
 import pytest
 import torch
 
+from bench.case import Case
 from bench.cluster.messages import decode, encode
 from bench.measure import telemetry
 from bench.measure.telemetry import FAILED, Telemetry, sampled
 from bench.measure.timed import BlockTimes
 from bench.modes import Place
-from bench.plan import Case, Machine, Planned, expand
+from bench.plan import Machine, Planned, expand
+from bench.resolve import with_device_defaults
 from bench.results.aggregate import Outcome, case_rows
 from bench.results.schema import BLOCKS, typed_frame
 from bench.run.phases import block_rows, work_of
 from bench.run.session import Session
-from bench.settings import Settings, with_device_defaults
+from bench.settings import Settings
 
 FIRST, SECOND = "11111111-aaaa-4bbb-8ccc-0123456789ab", "22222222-aaaa-4bbb-8ccc-0123456789ab"
 """UUIDs as `str(torch.cuda.get_device_properties(i).uuid)` writes them."""

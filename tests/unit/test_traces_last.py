@@ -21,11 +21,12 @@ from bench.modes import Place
 from bench.plan import Machine, Planned, expand, plan_hash
 from bench.recovery.lockstep import Report
 from bench.recovery.reopen import RankHello, open_run
+from bench.resolve import with_device_defaults
 from bench.results.recorder import Block
 from bench.run import blocks, session
 from bench.run.phases import AFTER_ROUNDS, unfinished
 from bench.run.prepare import LiveCase
-from bench.settings import ResolvedSettings, Settings, with_device_defaults
+from bench.settings import ResolvedSettings, Settings
 
 
 class BrokenOffError(Exception):
@@ -115,6 +116,7 @@ def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
                 place=Place(rank=0, local_rank=0, device=device, cores=(0,)),
                 is_first=True,
                 from_first=lambda value: value,
+                gather=lambda value: [value],
             ),
             job=SimpleNamespace(settings=settings, plan=plan, workload=None),  # type: ignore[arg-type]
             infos=[RankInfo(r, "here", r, str(r), "a GPU", None) for r in range(4)],

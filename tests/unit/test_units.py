@@ -15,9 +15,9 @@ from report_runs import case, run
 from test_scaling_predict import SAMPLE, SMALL
 from token_runs import LENGTH, blocks_of, counted_in_tokens, language_model, token_plan, token_run
 
+from bench.case import Case
 from bench.errors import ExitCode, UsageError
 from bench.gate.compare import METRICS, compare
-from bench.plan import Case
 from bench.predict.output import write_csv
 from bench.predict.source import read_source
 from bench.results.aggregate import comparisons_of_run

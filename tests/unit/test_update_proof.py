@@ -10,6 +10,7 @@ import torch
 from test_reference import case_of
 from torch import nn
 
+from bench.axes import COMM_HOOKS
 from bench.modes.base import SingleMode, gradients_of
 from bench.run.proof import ProofError
 from bench.run.update_proof import (
@@ -22,7 +23,7 @@ from bench.run.update_proof import (
     UpdateError,
     judged,
 )
-from bench.settings import COMM_HOOKS, PRECISIONS
+from bench.settings import PRECISIONS
 
 
 def test_every_precision_and_hook_has_a_tolerance_below_what_faults_do() -> None:

@@ -13,10 +13,11 @@ from torch import nn
 
 from bench.layout import BucketCaps
 from bench.plan import Machine, Planned, expand
+from bench.resolve import with_device_defaults
 from bench.results.aggregate import Outcome, case_rows
 from bench.results.schema import BLOCKS, typed_frame
 from bench.results.store import RunWriter, claim
-from bench.settings import Settings, with_device_defaults
+from bench.settings import Settings
 from models.workload import Workload
 
 ROWS, LENGTH = 8, 512

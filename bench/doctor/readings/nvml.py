@@ -13,9 +13,9 @@ import pynvml
 
 from bench import sysfs
 from bench.clock_reasons import clock_reasons
-from bench.conditions import ask_nvml, nvml_devices, visible
+from bench.conditions import visible
 from bench.doctor.readings import Gpu, GpuProcess
-from bench.gpus import GpuPair, is_mig, names_of, pair
+from bench.gpus import GpuPair, ask_nvml, is_mig, names_of, nvml_devices, pair
 
 
 @dataclass(frozen=True, kw_only=True)

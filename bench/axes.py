@@ -1,0 +1,291 @@
+"""What a case can differ in from another: every setting of DDP, of the step and of a pipeline, once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import Field, dataclass, field, fields
+from typing import Any
+
+from bench import cli
+from bench.layout import PYTORCH_CAPS, BucketCaps
+
+SCHEDULES = ("gpipe", "1f1b")
+NO, YES = False, True
+COMM_HOOKS = ("none", "fp16", "bf16", "powersgd")
+COMPILE_MODES = ("off", "default", "reduce-overhead", "max-autotune")
+DDP_OPTIMIZER, PYTHON_REDUCER = "ddp_optimizer", "python_reducer"
+
+
+def _compile_modes(text: str) -> tuple[str, ...]:
+    """Modes of torch.compile, `off` before the others: it is what they are compared with."""
+    named = cli.choice(("on", *COMPILE_MODES))
+    modes = cli.csv(lambda part: "default" if named(part) == "on" else part)(text)
+    return tuple(sorted(modes, key=lambda mode: mode != "off"))
+
+
+def _axis(
+    default: Any,
+    parse: Callable[[str], Any],
+    meaning: str,
+    metavar: str,
+    *,
+    column: str,
+    short: str,
+    **more: Any,
+) -> Any:
+    facts = {"parse": parse, "help": meaning, "metavar": metavar, "column": column, "short": short}
+    return field(
+        default=default, metadata=facts | {"kind": "argument", "unmeasured": (), "later": False} | more
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DdpSettings:
+    """One value of every DDP setting that a run may vary; the defaults are DDP's own.
+
+    A field declares a setting: its option and parser, its column of cases.csv, and what stands for it in the
+    id of a case where it is not the default. `Settings` has a field of the same name, with values to measure.
+    One that came `later` counts in ids only where it is not the default: those of earlier runs hold.
+    Its `kind` is `argument` (of DDP's constructor, by this name), `training` (it changes the training itself,
+    not only its speed) or `other`. Where it is not the default the passes `unmeasured` are left out: they
+    would be wrong.
+    """
+
+    bucket_cap_mb: BucketCaps = _axis(  # noqa: RUF009 - a field
+        PYTORCH_CAPS,
+        BucketCaps.parse,
+        "DDP bucket caps, MiB; default, a number, or a list per bucket as 1/25",
+        "CAP,…",
+        column="`default`, a number of MiB, `0`, or a `/`-separated list per bucket",
+        short="cap",
+    )
+    gradient_as_bucket_view: bool = _axis(
+        NO,
+        cli.switch,
+        "DDP: gradients are views of the buckets",
+        "on,off",
+        column="DDP setting",
+        short="view",
+    )
+    static_graph: bool = _axis(
+        NO, cli.switch, "DDP: the graph never changes", "on,off", column="DDP setting", short="static"
+    )
+    find_unused_parameters: bool = _axis(
+        NO,
+        cli.switch,
+        "DDP: search for parameters without gradient",
+        "on,off",
+        column="DDP setting",
+        short="unused",
+    )
+    skip_all_reduce_unused_params: bool = _axis(
+        NO,
+        cli.switch,
+        "DDP: send no bucket of parameters without gradient (needs --find-unused-parameters on)",
+        "on,off",
+        column="DDP setting; with it no `comm_ms`: not every bucket is sent",
+        short="skip",
+        unmeasured=("comm", "calibration"),
+        later=True,
+    )
+    batched_grad_copy: bool = _axis(
+        NO,
+        cli.switch,
+        "DDP: copy all gradients of a bucket at once (torch 2.15)",
+        "on,off",
+        column="DDP setting of torch 2.15",
+        short="batched",
+        later=True,
+    )
+    lazy_bucket_allocation: bool = _axis(
+        NO,
+        cli.switch,
+        "DDP: allocate buckets as they become ready (torch 2.15)",
+        "on,off",
+        column="DDP setting of torch 2.15",
+        short="lazy",
+        later=True,
+    )
+    delay_all_reduce: int = _axis(
+        0,
+        cli.whole_number,
+        "DDP: send the last N layers apart, when the backward ends (delay_all_reduce_named_params)",
+        "N,…",
+        column="last layers that are sent apart, also under `no_sync`: no `comm_ms`, no `exposed_comm_ms`",
+        short="delay",
+        kind="other",
+        unmeasured=("no_sync", "comm", "calibration"),
+        later=True,
+    )
+    ddp_mixed_precision: str = _axis(
+        "none",
+        cli.choice(("none", "bf16")),
+        "DDP: its own copies of parameters and gradients in bf16 (GPUs only)",
+        "DTYPE,…",
+        column="DDP's own mixed precision, or `none`; with it no `comm_ms` and no `exposed_comm_ms`",
+        short="mp",
+        kind="training",
+        unmeasured=("no_sync", "comm", "calibration"),
+        later=True,
+    )
+    zero_optimizer: bool = _axis(
+        NO,
+        cli.switch,
+        "DDP: ranks share the optimizer's state (ZeRO-1, ZeroRedundancyOptimizer)",
+        "on,off",
+        column="whether ranks share the optimizer's state (ZeRO-1); no `comm_ms`: parameters are sent too",
+        short="zero",
+        kind="other",
+        unmeasured=("comm", "calibration"),
+        later=True,
+    )
+    sync_buffers: bool = _axis(
+        YES,
+        cli.switch,
+        "DDP: broadcast buffers in the forward",
+        "on,off",
+        column="whether DDP broadcasts buffers in the forward",
+        short="nobuf",
+        kind="training",
+    )
+    sync_batchnorm: bool = _axis(
+        NO,
+        cli.switch,
+        "DDP: convert to SyncBatchNorm (GPUs only)",
+        "on,off",
+        column="whether BatchNorm was converted to SyncBatchNorm",
+        short="syncbn",
+        kind="training",
+    )
+    comm_hook: str = _axis(
+        "none",
+        cli.choice(COMM_HOOKS),
+        "DDP: gradient compression",
+        "HOOK,…",
+        column="DDP communication hook: `none`, `fp16`, `bf16` or `powersgd`",
+        short="",
+        kind="training",
+    )
+    accumulate: int = _axis(
+        1,
+        cli.positive_int,
+        "DDP: micro-batches per synchronisation",
+        "K,…",
+        column="micro-batches per optimizer step; gradients synchronise on the last",
+        short="acc",
+        kind="training",
+    )
+    optimize_ddp: str = _axis(
+        DDP_OPTIMIZER,
+        cli.choice((DDP_OPTIMIZER, "no_optimization", PYTHON_REDUCER)),
+        "compiled DDP: ddp_optimizer splits the graph at buckets, no_optimization does not; python_reducer: "
+        "its all-reduces are compiled (experimental)",
+        "WAY,…",
+        column="compiled DDP: `ddp_optimizer`, `no_optimization` or `python_reducer`",
+        short="",
+        later=True,
+    )
+
+
+def _of_step(
+    default: Any, parse: Callable[[str], Any], meaning: str, metavar: str, *, column: str, label: str
+) -> Any:
+    facts = {"parse": parse, "help": meaning, "metavar": metavar, "column": column, "label": label}
+    return field(default=default, metadata=facts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSettings:
+    """How a step is computed, all but `compile` the same in a run; the defaults are those of plain PyTorch.
+
+    A field declares a setting as those of `DdpSettings` do, with what names it on the page. `Settings` has a
+    field of the same name, where None means "by device".
+    """
+
+    channels_last: bool = _of_step(
+        NO,
+        cli.switch,
+        "images and weights in memory format channels_last (GPU on, CPU off)",
+        "on|off",
+        column="whether images and weights are in memory format channels_last",
+        label="channels_last",
+    )
+    fused_optimizer: bool = _of_step(
+        NO,
+        cli.switch,
+        "the optimizer's fused kernels (GPU on where it has them, CPU off)",
+        "on|off",
+        column="whether the optimizer runs its fused kernels",
+        label="fused optimizer",
+    )
+    cudnn_benchmark: bool = _of_step(
+        NO,
+        cli.switch,
+        "let cuDNN time its algorithms and take the fastest",
+        "on|off",
+        column="whether cuDNN chose its algorithms by timing them",
+        label="cuDNN benchmark",
+    )
+    compile: str = _of_step(
+        "off",
+        _compile_modes,
+        "torch.compile: off, on (default), reduce-overhead (CUDA graphs), max-autotune; several are compared",
+        "off,on",
+        column="mode of torch.compile, or `off`",
+        label="compiled",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineSettings:
+    """One value of every setting of the mode `pipeline` that a run may vary; declared as those of DDP."""
+
+    pipeline_schedule: str = _axis(
+        "gpipe",
+        cli.choice(SCHEDULES),
+        "pipeline: order of the micro-batches' forwards and backwards",
+        "NAME,…",
+        column="pipeline: order of forwards and backwards, `gpipe` or `1f1b`",
+        short="",
+        later=True,
+    )
+    micro_batches: int = _axis(
+        4,
+        cli.positive_int,
+        "pipeline: micro-batches of a step",
+        "M,…",
+        column="pipeline: micro-batches of a step",
+        short="m",
+        later=True,
+    )
+
+
+PIPELINE_SETTINGS: tuple[Field[Any], ...] = fields(PipelineSettings)
+PIPELINE_AXES = tuple(setting.name for setting in PIPELINE_SETTINGS)
+
+STEP_SETTINGS: tuple[Field[Any], ...] = fields(StepSettings)
+STEP_DEFAULTS: dict[str, Any] = {setting.name: setting.default for setting in STEP_SETTINGS}
+
+DDP_SETTINGS: tuple[Field[Any], ...] = fields(DdpSettings)
+DDP_AXES = tuple(setting.name for setting in DDP_SETTINGS)
+"""Names of the DDP settings, in the order of case ids and columns."""
+
+DDP_KINDS: dict[str, str] = {setting.name: setting.metadata["kind"] for setting in DDP_SETTINGS}
+
+
+def stored(value: Any) -> Any:
+    """A setting's value as manifests, journals and tables hold it: bucket caps are text."""
+    if isinstance(value, tuple):
+        return tuple(map(stored, value))
+    return str(value) if isinstance(value, BucketCaps) else value
+
+
+DDP_DEFAULTS: dict[str, Any] = {setting.name: stored(setting.default) for setting in DDP_SETTINGS}
+"""DDP as its constructor makes it without arguments, as cases.csv holds it."""
+
+LATER_DEFAULTS: dict[str, Any] = STEP_DEFAULTS | {
+    setting.name: setting.default
+    for setting in (*DDP_SETTINGS, *PIPELINE_SETTINGS)
+    if setting.metadata["later"]
+}
+"""Settings that count in the id of a case only where they are not the default."""

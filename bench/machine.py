@@ -1,0 +1,111 @@
+"""Reads what this machine is: versions, processor, memory, kernel settings, environment variables."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from bench import sysfs
+from bench.credentials import HIDDEN, is_credential
+
+PACKAGES = ("torch", "torchvision", "numpy", "pandas", "scipy", "matplotlib")
+
+ENV_PREFIXES = (
+    *("CUDA_", "DDP_", "GLIBC_", "GLOO_", "GOMP_", "KMP_"),
+    *("MALLOC_", "MKL_", "NCCL_", "OMP_", "PYTORCH_", "TORCH_"),
+    *("CUBLAS_", "CUDNN_", "DNNL_", "LD_PRELOAD", "NVIDIA_TF32_OVERRIDE", "ONEDNN_", "OPENBLAS_"),
+    *("TORCHDYNAMO_", "TORCHINDUCTOR_", "TRITON_"),
+)
+"""Beginnings of the names of environment variables that change how fast a step is."""
+
+UNLIMITED = "unlimited"
+"""Stands in a manifest where a container has no limit; null is what could not be read."""
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python, the packages and what torch was built with."""
+    import torch  # noqa: PLC0415 - seconds, which not every command has to pay
+
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    if torch.version.cuda:
+        found["cuda"] = torch.version.cuda
+    if torch.cuda.is_available():
+        found["cudnn"] = str(torch.backends.cudnn.version())
+        found["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
+    return found
+
+
+def machine(host: str, root: Path = Path("/")) -> dict[str, Any]:
+    """Host, processor, memory, topology, and how the kernel runs them; its GPUs are told by `bench.gpus`.
+
+    `root` is where /proc and /sys are found.
+    """
+    return {
+        "host": host,
+        "os": platform.platform(),
+        "cpu_model": cpu_model(),
+        "num_cores": psutil.cpu_count(logical=True),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "topology": topology(),
+        **kernel_settings(root),
+        "env": environment(),
+    }
+
+
+def kernel_settings(root: Path) -> dict[str, Any]:
+    """What the kernel is told that changes how fast a step is; None for what cannot be read."""
+    governors, limit_bytes = sysfs.governors(root), sysfs.memory_limit_bytes(root)
+    limit_gib = None if limit_bytes is None else _limit(limit_bytes / 2**30)
+    quota = sysfs.cpu_quota(root)
+    return {
+        "governors": None if governors is None else list(governors),
+        "huge_pages": sysfs.huge_pages(root),
+        "cgroup": {
+            "cpu_quota_cores": None if quota is None else _limit(quota),
+            "memory_limit_gib": limit_gib,
+            "cpuset": sysfs.cpuset(root),
+        },
+    }
+
+
+def _limit(value: float) -> float | str:
+    return UNLIMITED if math.isinf(value) else round(value, 3)
+
+
+def environment() -> dict[str, str]:
+    """The environment variables that change how fast a step is, by name; credentials are left out."""
+    found = {name: value for name, value in sorted(os.environ.items()) if name.startswith(ENV_PREFIXES)}
+    return {name: HIDDEN if is_credential(name, value) else value for name, value in found.items()}
+
+
+def cpu_model() -> str:
+    """The processor's name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def topology() -> str | None:
+    """`nvidia-smi topo -m`, how GPUs, NICs and sockets are joined; None without it."""
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", "topo", "-m"], capture_output=True, text=True, timeout=30, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

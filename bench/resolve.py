@@ -1,0 +1,127 @@
+"""From what a user gives to the settings of a run: layers of text, then the defaults of the device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from bench import cli
+from bench.axes import NO
+from bench.errors import UsageError
+from bench.settings import LEAST_BLOCK_S, MARGINS, ResolvedSettings, Settings, as_text, options_of
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "quick": {"arch": "resnet20", "batch_size": 32, "max_time": "30s", "bucket_cap_mb": "default,0.25"},
+    "ddp-paper": {
+        "modes": "ddp",
+        "sweep": "star",
+        "bucket_cap_mb": "default,0,1,5,10,25,50,100",
+        "accumulate": "1,2,4,8",
+        "allreduce_curve": True,
+        "max_time": "8m",
+    },
+    "full": {"precision_target": "1%", "max_time": "30m", "bucket_cap_mb": "default,1,5,10,25,50,100"},
+}
+
+
+def resolve(
+    command_line: Mapping[str, Any], *, preset: str | None = None, config: Path | None = None
+) -> Settings:
+    """Settings from all layers; `command_line` maps field names to text.
+
+    Defaults, then the preset, then the TOML file, then the command line; later layers win.
+
+    Raises UsageError that names the layer, the key and the fix.
+    """
+    if preset is not None and preset not in PRESETS:
+        raise UsageError(f"unknown preset {preset!r}; {cli.did_you_mean(preset, PRESETS)}")
+    layers: list[tuple[str, Mapping[str, Any]]] = []
+    if preset is not None:
+        layers.append((f"preset {preset}: ", PRESETS[preset]))
+    if config is not None:
+        layers.append((f"{config}: ", cli.read_toml(config)))
+    layers.append(("", command_line))
+    known = {f.name: f for f in options_of()}
+    values: dict[str, Any] = {}
+    for where, layer in layers:
+        for raw_key, raw in layer.items():
+            key = raw_key.replace("-", "_")
+            if key not in known:
+                raise UsageError(f"{where}unknown key {raw_key!r}; {cli.did_you_mean(key, known)}")
+            values[key] = cli.named(key, known[key].metadata["parse"], as_text(raw), where=where)
+        if "workload" in layer:
+            values.pop("arch", None) if "arch" not in layer else None
+    return Settings(**values, preset=preset, caps_given="bucket_cap_mb" in values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuKind:
+    """What the defaults of a run on GPUs follow from: the least of those that are visible."""
+
+    capability: tuple[int, int]
+    """CUDA compute capability, such as (9, 0)."""
+    memory_gib: float
+
+
+BATCH_BY_MEMORY = ((60.0, 256), (30.0, 128), (14.0, 64), (0.0, 32))
+"""GiB of a GPU from which on so many images are the default: ResNet-50 at 224 pixels takes 45 MB for each in
+bf16, and twice that in fp32, beside a dozen cases of 0.4 GB that stay in memory."""
+
+
+def with_device_defaults(
+    settings: Settings, *, device_type: str, num_local_devices: int, gpu: GpuKind | None = None
+) -> ResolvedSettings:
+    """Fill what depends on the device: a CPU gets minutes of ResNet-18, a GPU a ResNet-50 as it is trained.
+
+    On a `gpu` of compute capability 8 and newer that is bf16, channels_last, a fused optimizer and a batch by
+    memory; on older ones fp16, or fp32 where there are no tensor cores (below 7).
+    """
+    on_cpu = device_type == "cpu"
+    arch = settings.arch
+    if arch is None and settings.workload is None:
+        arch = "resnet18" if on_cpu else "resnet50"
+    counts = settings.gpus or _counts(num_local_devices, with_all=not on_cpu)
+    precision = settings.precision or ("fp32" if gpu is None else _precision(gpu))
+    by_device: dict[str, Any] = {
+        "precision": precision,
+        "channels_last": gpu is not None,
+        "fused_optimizer": gpu is not None and precision != "fp16" and "fsdp" not in settings.modes,
+        "cudnn_benchmark": NO,
+        "compile": ("off",),
+        "margin": MARGINS[device_type],
+    }
+    asked = {f.name: getattr(settings, f.name) for f in fields(settings)}
+    decided = {name: default if asked[name] is None else asked[name] for name, default in by_device.items()}
+    decided |= {
+        "device": device_type,
+        "backend": ("gloo" if on_cpu else "nccl") if settings.backend == "auto" else settings.backend,
+        "gpus": counts,
+        "arch": arch,
+        "batch_size": settings.batch_size or _batch_size(settings, counts, gpu),
+        "max_time": settings.max_time or (None if settings.rounds else 200.0 if on_cpu else 600.0),
+        "steps": settings.steps or 1,
+    }
+    if settings.least_block_s is None:
+        decided["least_block_s"] = 0.0 if on_cpu or settings.steps else LEAST_BLOCK_S
+    return ResolvedSettings(**asked | decided)
+
+
+def _counts(num_devices: int, *, with_all: bool) -> tuple[int, ...]:
+    """Powers of two, `with_all` devices at the end: six GPUs are 1, 2, 4 and 6."""
+    powers = {2**i for i in range(num_devices.bit_length()) if 2**i <= num_devices}
+    return tuple(sorted(powers | ({num_devices} if with_all and num_devices else set()))) or (1,)
+
+
+def _precision(gpu: GpuKind) -> str:
+    major, _ = gpu.capability
+    return "bf16" if major >= 8 else "fp16" if major == 7 else "fp32"
+
+
+def _batch_size(settings: Settings, counts: Iterable[int], gpu: GpuKind | None) -> int:
+    """By memory; under strong scaling the next batch that divides over all device counts."""
+    size = 16 if gpu is None else next(size for least, size in BATCH_BY_MEMORY if gpu.memory_gib >= least)
+    step = math.lcm(*counts) if settings.scaling == "strong" else 1
+    return -(-size // step) * step
