@@ -8,20 +8,8 @@ from itertools import pairwise
 
 import pandas as pd
 
-from bench.findings.wording import (
-    Row,
-    cap_label,
-    case_label,
-    estimate,
-    finite,
-    mib,
-    plural,
-    quantity,
-    ranged,
-    text,
-    truth,
-    with_interval,
-)
+from bench.findings.numbers import finite, mib, plural, quantity, with_interval
+from bench.findings.wording import Row, cap_label, case_label, estimate, ranged, text, truth
 from report.drawings import Bar, Bars, Bucket, Part, Timeline, Track
 from report.select import WorkloadCases, at_headline, by_mode, headline_count, records, step_time, unshared
 

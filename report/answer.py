@@ -10,17 +10,8 @@ import pandas as pd
 from bench.conditions import Manifest, part
 from bench.findings.answers import CAP, COMMUNICATION, RESOLVED, WRAPPER, Verdict
 from bench.findings.findings import Conclusion
-from bench.findings.wording import (
-    CPU_STAND_IN,
-    about,
-    device_noun,
-    finite,
-    plain,
-    plural,
-    text,
-    truth,
-    without_stand_in,
-)
+from bench.findings.numbers import about, finite, plain, plural
+from bench.findings.wording import CPU_STAND_IN, device_noun, text, truth, without_stand_in
 from bench.results.comparisons import EQUAL, FASTER, SLOWER
 from bench.text import visible
 from report.model import Card, Following

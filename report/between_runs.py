@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.conditions import Manifest, machine_kind
+from bench.findings.numbers import between, finite, plural, times
 from bench.findings.separate_runs import UNKNOWN_REF, interleave_command, took_turns
-from bench.findings.wording import Row, between, case_label, estimate, finite, plural, text, times, truth
+from bench.findings.wording import Row, case_label, estimate, text, truth
 from bench.results.aggregate import images_per_s_by_round
 from bench.results.comparisons import EQUAL, FASTER, SLOWER, Comparison, margin_of
 from bench.results.round_times import ByRound

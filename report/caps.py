@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from bench.findings.wording import Row, cap_label, finite, text, with_interval
+from bench.findings.numbers import finite, with_interval
+from bench.findings.wording import Row, cap_label, text
 from report.devices import BARS, hollow_note, marked, on_devices
 from report.drawings import Chart, Panel, Point, Series, Tick
 from report.select import WorkloadCases, records, step_time, usual_settings

@@ -6,18 +6,8 @@ from dataclasses import replace
 
 import pandas as pd
 
-from bench.findings.wording import (
-    TIMES,
-    Row,
-    case_label,
-    device_noun,
-    finite,
-    hidden_share,
-    plural,
-    ranged,
-    text,
-    with_interval,
-)
+from bench.findings.numbers import TIMES, finite, plural, with_interval
+from bench.findings.wording import Row, case_label, device_noun, hidden_share, ranged, text
 from report.fields import NAME, Field, interval, table
 from report.model import Table, TableColumn
 from report.select import records

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pandas as pd
 
 from bench.axes import PYTHON_REDUCER
-from bench.findings.wording import TIMES, Row, text, with_interval
+from bench.findings.numbers import TIMES, with_interval
+from bench.findings.wording import Row, text
 from bench.results.comparisons import Comparison, over_eager
 from report.fields import CASE, Field, table, value, whole
 from report.model import Table, TableColumn

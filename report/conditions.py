@@ -11,22 +11,8 @@ import pandas as pd
 from bench.axes import STEP_DEFAULTS
 from bench.conditions import Manifest, Question, conditions_of, gpus_of, part, variables_of
 from bench.findings.cautions import load_shares
-from bench.findings.wording import (
-    TIMES,
-    Row,
-    count,
-    duration,
-    finite,
-    link_name,
-    mib,
-    plain,
-    quantity,
-    samples_noun,
-    singular,
-    text,
-    unit_of,
-    units_per_sample,
-)
+from bench.findings.numbers import TIMES, count, duration, finite, mib, plain, quantity, singular
+from bench.findings.wording import Row, link_name, samples_noun, text, unit_of, units_per_sample
 from bench.results.schema import READS
 from bench.settings import IMAGES
 from report.model import Fact, Group, Table, TableColumn

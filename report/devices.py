@@ -4,23 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from bench.findings.numbers import TIMES, finite, per_second, plural, quantity, rate, with_interval
 from bench.findings.wording import (
-    TIMES,
     Row,
     case_label,
     device_noun,
     estimate,
-    finite,
-    per_second,
-    plural,
-    quantity,
-    rate,
     settings_label,
     short_mode,
     text,
     truth,
     unit_of,
-    with_interval,
 )
 from bench.results.comparisons import Comparison
 from bench.results.typical import Typical

@@ -6,19 +6,16 @@ from collections.abc import Callable, Sequence
 
 import pandas as pd
 
+from bench.findings.numbers import count, finite, number, with_interval
 from bench.findings.wording import (
     Row,
     case_label,
-    count,
     device_noun,
     estimate,
-    finite,
-    number,
     settings_label,
     short_mode,
     text,
     truth,
-    with_interval,
 )
 from bench.stats import Interval
 from report.model import Hyperlink, Table, TableColumn

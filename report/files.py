@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from bench.findings.wording import mib, number
+from bench.findings.numbers import mib, number
 from bench.results.disk import read_bytes
 from bench.results.store import FAILURES
 from bench.scaling.document import Predictions

@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 
 from bench.findings.answers import headline
-from bench.findings.wording import Row, between, plural, settings_label, short_mode, text, times, truth
+from bench.findings.numbers import between, plural, times
+from bench.findings.wording import Row, settings_label, short_mode, text, truth
 from bench.results.comparisons import Comparison, default_of, over_default
 from report.drawings import Forest, Ratio
 from report.select import WorkloadCases, records

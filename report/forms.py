@@ -6,23 +6,8 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from bench.findings.wording import (
-    TIMES,
-    Row,
-    case_name,
-    estimate,
-    finite,
-    number,
-    per_second,
-    plural,
-    quantity,
-    rate,
-    settings_label,
-    short_mode,
-    text,
-    times,
-    unit_of_cases,
-)
+from bench.findings.numbers import TIMES, finite, number, per_second, plural, quantity, rate, times
+from bench.findings.wording import Row, case_name, estimate, settings_label, short_mode, text, unit_of_cases
 from bench.settings import COMPARATORS, STAGED
 from report.devices import BARS, LOG_FROM, device_ticks, hollow_note, marked
 from report.drawings import Chart, Panel, Point, Series

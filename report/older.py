@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from bench.conditions import Manifest
-from bench.findings.wording import finite, text
+from bench.findings.numbers import finite
+from bench.findings.wording import text
 from bench.results.aggregate import fits_of_cases, typical_of, units_per_step
 from bench.results.comparisons import Comparison, over_default
 from bench.results.round_times import RoundTimes

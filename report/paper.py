@@ -9,21 +9,8 @@ from dataclasses import replace
 import pandas as pd
 
 from bench.conditions import part
-from bench.findings.wording import (
-    TIMES,
-    Row,
-    case_label,
-    estimate,
-    finite,
-    link_name,
-    mib,
-    plain,
-    plural,
-    ranged,
-    short,
-    text,
-    with_interval,
-)
+from bench.findings.numbers import TIMES, finite, mib, plain, plural, short, with_interval
+from bench.findings.wording import Row, case_label, estimate, link_name, ranged, text
 from bench.results.comparisons import Comparison
 from bench.results.store import RunData
 from bench.results.typical import Typical

@@ -7,20 +7,8 @@ from statistics import median
 
 from bench.axes import DDP_DEFAULTS
 from bench.cli import command
-from bench.findings.wording import (
-    cap_label,
-    count,
-    device_noun,
-    estimate,
-    link_name,
-    number,
-    per_second,
-    plural,
-    quantity,
-    settings,
-    text,
-    with_interval,
-)
+from bench.findings.numbers import count, number, per_second, plural, quantity, with_interval
+from bench.findings.wording import cap_label, device_noun, estimate, link_name, settings, text
 from bench.results.store import RunData
 from bench.scaling.calibration import differences
 from bench.scaling.document import Line, Mark, Predictions

@@ -8,7 +8,8 @@ import pandas as pd
 
 from bench.conditions import Manifest, part
 from bench.findings.links import bus_gb_per_s
-from bench.findings.wording import Row, estimate, finite, unit_of, units_per_sample
+from bench.findings.numbers import finite
+from bench.findings.wording import Row, estimate, unit_of, units_per_sample
 from bench.settings import IMAGES
 from report.select import records
 

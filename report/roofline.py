@@ -10,7 +10,8 @@ from statistics import median
 import pandas as pd
 
 from bench.conditions import Manifest, part
-from bench.findings.wording import TIMES, Row, estimate, finite, per_second, text, truth, unit_of_cases
+from bench.findings.numbers import TIMES, finite, per_second
+from bench.findings.wording import Row, estimate, text, truth, unit_of_cases
 from bench.stats import Interval
 from report.fields import NAME, Field, interval, table, value
 from report.model import Table

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
+from bench.findings.numbers import finite, number, plural, quantity
 from bench.findings.stability import pace
-from bench.findings.wording import Row, case_label, finite, number, plural, quantity, text
+from bench.findings.wording import Row, case_label, text
 from bench.results.aggregate import images_per_s_by_round, units_per_step
 from bench.results.round_times import ByRound
 from report.drawings import BoxPlot, Chart, Panel, Point, Series, StepTimes, Tick

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 import pandas as pd
 
 from bench.axes import DDP_DEFAULTS, STEP_DEFAULTS
+from bench.findings.numbers import finite
 from bench.findings.wording import (
     Row,
     compile_label,
     device_noun,
     estimate,
-    finite,
     own_devices,
     samples_noun,
     text,

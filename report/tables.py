@@ -8,22 +8,8 @@ from dataclasses import replace
 
 import pandas as pd
 
-from bench.findings.wording import (
-    MIB,
-    TIMES,
-    Row,
-    estimate,
-    finite,
-    number,
-    per_second,
-    plural,
-    settings_label,
-    short_mode,
-    singular,
-    text,
-    unit_of_cases,
-    with_interval,
-)
+from bench.findings.numbers import MIB, TIMES, finite, number, per_second, plural, singular, with_interval
+from bench.findings.wording import Row, estimate, settings_label, short_mode, text, unit_of_cases
 from bench.layout import BucketLayout
 from bench.results.comparisons import Comparison
 from bench.results.store import failure_file

@@ -5,18 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from bench.findings.numbers import TIMES, per_second, plural, with_interval
 from bench.findings.separate_runs import NOT_INTERLEAVED
-from bench.findings.wording import (
-    TIMES,
-    Row,
-    cap_label,
-    estimate,
-    per_second,
-    plural,
-    short_mode,
-    text,
-    with_interval,
-)
+from bench.findings.wording import Row, cap_label, estimate, short_mode, text
 from bench.results.comparisons import Comparison
 from bench.results.store import RunData
 from report import caps

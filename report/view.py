@@ -10,7 +10,8 @@ import pandas as pd
 
 from bench.findings.cautions import run_cautions
 from bench.findings.findings import conclude
-from bench.findings.wording import plain, plural, text, without_stand_in
+from bench.findings.numbers import plain, plural
+from bench.findings.wording import text, without_stand_in
 from bench.results.aggregate import comparisons_of_run, typical_of
 from bench.results.comparisons import Comparison
 from bench.results.round_times import RoundTimes

@@ -10,15 +10,8 @@ import pandas as pd
 
 from bench.conditions import gpus_of, part
 from bench.errors import UsageError
-from bench.findings.wording import (
-    count,
-    link_name,
-    own_devices,
-    plain,
-    ranged,
-    unit_of_cases,
-    workload_parts,
-)
+from bench.findings.numbers import count, plain
+from bench.findings.wording import link_name, own_devices, ranged, unit_of_cases, workload_parts
 from bench.results.archive import SUFFIX
 from bench.results.store import MANIFEST, RunData, load_run, write_output
 from bench.text import markdown

@@ -8,7 +8,8 @@ from typing import Any
 
 from bench.conditions import Manifest, part
 from bench.errors import UsageError
-from bench.findings.wording import CPU_STAND_IN, estimate, finite, place, stand_in, text, unit_of
+from bench.findings.numbers import finite
+from bench.findings.wording import CPU_STAND_IN, estimate, place, stand_in, text, unit_of
 from bench.results.aggregate import step_ms_by_round
 from bench.results.comparisons import compile_mode
 from bench.results.round_times import ByRound

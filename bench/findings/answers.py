@@ -9,9 +9,9 @@ import pandas as pd
 
 from bench.axes import DDP_KINDS
 from bench.estimate import MIN_ROUNDS
+from bench.findings.numbers import between, percent, short, times
 from bench.findings.wording import (
     Row,
-    between,
     compile_label,
     ddp_call,
     estimate,
@@ -19,14 +19,11 @@ from bench.findings.wording import (
     mode_label,
     mode_name,
     own_devices,
-    percent,
     place,
     setting_names,
     settings,
-    short,
     short_mode,
     text,
-    times,
 )
 from bench.results.comparisons import (
     EQUAL,

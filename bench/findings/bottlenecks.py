@@ -7,7 +7,8 @@ import math
 import pandas as pd
 import scipy
 
-from bench.findings.wording import bits_per_s, link_name, number, place, plural, ranged, short, text, truth
+from bench.findings.numbers import number, plural, short
+from bench.findings.wording import bits_per_s, link_name, place, ranged, text, truth
 from bench.layout import BucketLayout
 from bench.results.aggregate import typical_of
 from bench.results.comparisons import default_of

@@ -10,8 +10,8 @@ from bench.cli import command
 from bench.conditions import Manifest, part
 from bench.findings.caution import Caution
 from bench.findings.links import link_cautions
+from bench.findings.numbers import finite
 from bench.findings.stability import cautions, target_of
-from bench.findings.wording import finite
 
 MOST_BUSY = 0.05
 """Share of the cores that other programs may use while every core stands in for a device. 5% is the gate's

@@ -8,7 +8,8 @@ import pandas as pd
 
 from bench.estimate import MIN_ROUNDS
 from bench.findings.answers import Verdict
-from bench.findings.wording import Row, about, between, compile_label, finite, mode_name, place, times
+from bench.findings.numbers import about, between, finite, times
+from bench.findings.wording import Row, compile_label, mode_name, place
 from bench.results.comparisons import (
     EQUAL,
     FASTER,

@@ -13,8 +13,9 @@ from bench.findings.answers import Verdict, by_compile_label, headline, verdicts
 from bench.findings.bottlenecks import link_limit, scaling_loss, slow_rank
 from bench.findings.compiled import compile_verdicts
 from bench.findings.next_step import NextStep, next_step
+from bench.findings.numbers import rate
 from bench.findings.uncertainty import unmeasured
-from bench.findings.wording import estimate, mode_label, place, rate, unit_of
+from bench.findings.wording import estimate, mode_label, place, unit_of
 from bench.results.comparisons import Comparison
 from bench.text import visible
 

@@ -7,7 +7,8 @@ import pandas as pd
 from bench.cli import command
 from bench.clock_reasons import FAULTS
 from bench.findings.caution import Caution
-from bench.findings.wording import plural, text
+from bench.findings.numbers import plural
+from bench.findings.wording import text
 
 MOST_THROTTLED_PCT = 5.0
 """Share of samples with clocks held down below which nothing is said.

@@ -12,7 +12,8 @@ from bench.case import wire_share
 from bench.cli import command
 from bench.conditions import Manifest, part
 from bench.findings.caution import Caution
-from bench.findings.wording import Row, estimate, finite, text
+from bench.findings.numbers import finite
+from bench.findings.wording import Row, estimate, text
 from bench.layout import BucketLayout
 from bench.results.aggregate import bus_gb
 from bench.stats import Interval

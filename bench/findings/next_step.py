@@ -15,8 +15,9 @@ from bench.cli import command
 from bench.conditions import part
 from bench.estimate import MIN_ROUNDS
 from bench.findings.answers import Verdict, by_compile_label, headline
+from bench.findings.numbers import about
 from bench.findings.uncertainty import failed_modes
-from bench.findings.wording import about, text
+from bench.findings.wording import text
 from bench.results.comparisons import OPEN, Comparison, margin_of
 from bench.results.recorder import resume_command
 from bench.settings import as_options, options_of

@@ -20,16 +20,8 @@ import scipy
 from bench.cli import command, speaker
 from bench.findings.caution import Caution
 from bench.findings.gpu_load import throttled, unequal_clocks
-from bench.findings.wording import (
-    TIMES,
-    estimate,
-    finite,
-    own_devices,
-    per_second,
-    plural,
-    rate,
-    unit_of_cases,
-)
+from bench.findings.numbers import TIMES, finite, per_second, plural, rate
+from bench.findings.wording import estimate, own_devices, unit_of_cases
 from bench.results.aggregate import images_per_s_by_round, units_per_step
 from bench.results.round_times import ByRound, RoundTimes
 

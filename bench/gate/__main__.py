@@ -18,8 +18,9 @@ from bench.gate import baseline
 from bench.gate import output as gate_output
 from bench.gate.checkouts import both_checkouts, planned_code
 from bench.gate.code import check_one_code
-from bench.gate.compare import DEFAULT_THRESHOLD, METRICS, Gate, compare
+from bench.gate.compare import Gate, compare
 from bench.gate.interleave import measure_in_turns
+from bench.gate.judge import DEFAULT_THRESHOLD, METRICS
 from bench.gate.launches import DEFAULT_LAUNCHES, merged
 from bench.gate.runs import GateRun, read_run
 from bench.results.store import check_claimable

@@ -8,92 +8,22 @@ there. Bonferroni rather than Holm, because then the interval shown is the inter
 
 from __future__ import annotations
 
-import functools
 import math
-import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bench.conditions import Difference
 from bench.errors import ExitCode, NotComparableError, UsageError
 from bench.findings.separate_runs import interleave_command, took_turns
 from bench.gate.code import Code
-from bench.gate.launches import launch_ratio, typical_sides
+from bench.gate.judge import DECIDED, METRICS, MIN_ROUNDS, VERDICTS, Comparison, compare_metric, is_compared
 from bench.gate.runs import SWEPT, GateCase, GateRun, model_change, run_differences
-from bench.results.round_times import ByRound
-from bench.settings import IMAGES
-from bench.stats import Interval, ratio_of_medians, ratio_of_runs
-
-MIN_ROUNDS = 3
-"""Fewer rounds say nothing of their own spread."""
 
 FAMILY_CONFIDENCE = 0.98
 """Of all intervals of a gate together; half of the rest, 1%, lies on the side of a regression."""
 
-DEFAULT_THRESHOLD = 0.05
-"""Share of change that matters where nothing else is said."""
-
 SAME_CODE = "both runs measured the same code under the same conditions: the machine changed"
 """Why a slow-down is none of the code."""
-
-VERDICTS = ("regressed", "missing", "not comparable", "inconclusive", "unchanged", "improved")
-"""Worst first."""
-
-DECIDED = ("improved", "unchanged")
-"""Verdicts with which a gate can pass."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Metric:
-    """A column of cases.csv in which one direction is better."""
-
-    name: str
-    label: str
-    higher_is_better: bool
-    absolute: bool = False
-    """Whether it depends on the machine; a ratio inside one run does so less."""
-    repeated: bool = True
-    """Whether every round gives one; otherwise it is compared exactly, without an interval."""
-    least_change: float = 0.0
-    """Differences below this, in its own unit, are none."""
-
-
-METRICS = (
-    Metric(name="images_per_s", label="throughput", higher_is_better=True, absolute=True),
-    Metric(name="speedup", label="speed-up", higher_is_better=True),
-    Metric(name="efficiency", label="efficiency", higher_is_better=True),
-    Metric(name="exposed_comm_ms", label="exposed communication", higher_is_better=False, absolute=True),
-    Metric(
-        name="peak_mem_mib",
-        label="peak memory",
-        higher_is_better=False,
-        absolute=True,
-        repeated=False,
-        least_change=1.0,  # MiB: allocators and the C library round by about as much
-    ),
-)
-"""What a gate looks at in every case."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """One metric of one case; without a metric, the whole case. Estimates are in the metric's unit."""
-
-    case_id: str
-    stand_in: bool
-    metric: Metric | None
-    verdict: str
-    reason: str = ""
-    baseline: float | None = None
-    candidate: float | None = None
-    units: tuple[str, str] = (IMAGES, IMAGES)
-    """What throughput counts in the baseline and in the candidate; the same where it is compared."""
-    ratio: Interval | None = None
-    """Candidate / baseline; without ends where nothing was repeated (peak memory)."""
-    threshold: float | None = None
-    num_rounds: tuple[int, int] | None = None
-    suspected: bool = False
-    """Whether its rounds alone would make it a regression, but the runs themselves changed as much."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,13 +108,13 @@ def compare(
     code = Code(baseline.manifest, candidate.manifest, interleaved=interleaved)
     blocked = "" if ratios_only else _obstacle(pairs, differing, interleaved=interleaved)
     metrics = [metric for metric in METRICS if not (ratios_only and metric.absolute)]
-    wanted = [(a, b, metric) for a, b in both_ok for metric in metrics if _is_compared(a, b, metric)]
+    wanted = [(a, b, metric) for a, b in both_ok for metric in metrics if is_compared(a, b, metric)]
     # Efficiency is speed-up over a constant: the two are one piece of evidence, counted once.
     evidence = sum(metric.repeated and metric.name != "efficiency" for _, _, metric in wanted)
     confidence = 1 - (1 - FAMILY_CONFIDENCE) / max(evidence, 1)
     found = [_missing(ours, theirs) for ours, theirs in joined if theirs is None or not theirs.ok]
     found += [
-        _compare(
+        compare_metric(
             a,
             b,
             metric,
@@ -223,98 +153,11 @@ def _obstacle(
     return "measured under other conditions" if blocking else ""
 
 
-def _compare(
-    ours: GateCase,
-    theirs: GateCase,
-    metric: Metric,
-    *,
-    confidence: float,
-    threshold: float,
-    blocked: str,
-    interleaved: bool,
-) -> Comparison:
-    before, after = _values(ours, metric), _values(theirs, metric)
-    measured = Comparison(
-        case_id=ours.case_id,
-        stand_in="cpu_standin" in (ours.row.get("impl"), theirs.row.get("impl")),
-        metric=metric,
-        verdict="",
-        baseline=statistics.median(before.values()),
-        candidate=statistics.median(after.values()) if after else None,
-        units=(ours.unit, theirs.unit),
-        threshold=threshold,
-        num_rounds=(len(before), len(after)),
-    )
-    if blocked:
-        return replace(measured, verdict="not comparable", reason=blocked)
-    if not after:
-        return replace(measured, verdict="missing", reason="not measured in the candidate")
-    if metric.repeated and (fewest := min(len(before), len(after))) < MIN_ROUNDS:
-        return replace(measured, verdict="not comparable", reason=f"{fewest} rounds, needs {MIN_ROUNDS}")
-    judged = functools.partial(_judged, metric=metric, threshold=threshold)
-    if interleaved and metric.repeated:
-        ratio, (candidate, baseline) = _in_turns(after, before, confidence)
-        return judged(replace(measured, baseline=baseline, candidate=candidate), ratio)
-    if not metric.repeated:
-        return judged(measured, Interval(after[0] / before[0], math.nan, math.nan))
-    fits = theirs.fitted.get(metric.name), ours.fitted.get(metric.name)
-    return _separate(judged, measured, (after, before), fits, confidence)
-
-
-def _separate(
-    judged: Callable[[Comparison, Interval], Comparison],
-    measured: Comparison,
-    rounds: tuple[ByRound, ByRound],
-    fits: tuple[Interval | None, Interval | None],
-    confidence: float,
-) -> Comparison:
-    """Judge two runs by what each fitted over its rounds, and by how much each changed within itself.
-
-    `rounds` and `fits` are of the candidate and the baseline.
-    """
-    left, right = ([value for _, value in sorted(by_round.items())] for by_round in rounds)
-    if all(fit is not None and fit.estimate > 0 for fit in fits):
-        candidate, baseline = (None if fit is None else fit.estimate for fit in fits)
-        measured = replace(measured, baseline=baseline, candidate=candidate)
-    by_rounds, whole = (
-        judged(measured, r) for r in ratio_of_runs(fits, (left, right), confidence=confidence)
-    )
-    if whole.verdict != "inconclusive" or by_rounds.verdict not in ("regressed", "improved"):
-        return whole
-    suspected = by_rounds.verdict == "regressed"
-    return replace(whole, reason="the runs themselves changed as much", suspected=suspected)
-
-
 def _of_the_machine(comparison: Comparison) -> Comparison:
     """Two runs of the same code under the same conditions: what got slower is the machine."""
     if comparison.verdict != "regressed" or not (comparison.metric and comparison.metric.repeated):
         return comparison
     return replace(comparison, verdict="inconclusive", reason=SAME_CODE, suspected=True)
-
-
-def _judged(measured: Comparison, ratio: Interval, *, metric: Metric, threshold: float) -> Comparison:
-    verdict = judge(ratio, higher_is_better=metric.higher_is_better, threshold=threshold)
-    before, after = measured.baseline, measured.candidate
-    if before is not None and after is not None and abs(after - before) < metric.least_change:
-        verdict = "unchanged"
-    return replace(measured, verdict=verdict, reason=_why(verdict, ratio, threshold, metric), ratio=ratio)
-
-
-def _in_turns(
-    numerator: ByRound, denominator: ByRound, confidence: float
-) -> tuple[Interval, tuple[float, float]]:
-    """The ratio of runs that took turns, and what it is of, with that quotient.
-
-    Rounds are compared in pairs; where figures are not positive, such as exposed communication, unpaired.
-    """
-    values = [*numerator.values()], [*denominator.values()]
-    if min(map(min, values)) > 0:
-        ratio = launch_ratio(numerator, denominator, confidence=confidence)
-        if math.isfinite(ratio.estimate):
-            return ratio, typical_sides(numerator, denominator, ratio.estimate)
-    else:
-        ratio = ratio_of_medians(*values, confidence=confidence)
-    return ratio, (statistics.median(values[0]), statistics.median(values[1]))
 
 
 def _missing(ours: GateCase, theirs: GateCase | None) -> Comparison:
@@ -366,42 +209,3 @@ def _exit_code(found: Sequence[Comparison], *, blocked: bool, allow_missing: boo
     # Equal memory alone, or nothing but intervals too wide to say anything, is no pass.
     decided = any(c.verdict in DECIDED for c in found if c.metric and c.metric.repeated)
     return ExitCode.OK if decided else ExitCode.NOT_COMPARABLE
-
-
-def _is_compared(ours: GateCase, theirs: GateCase, metric: Metric) -> bool:
-    """Whether the baseline has the metric; a candidate that keeps no count of memory lost nothing."""
-    return bool(_values(ours, metric)) and (metric.repeated or bool(_values(theirs, metric)))
-
-
-def _values(case: GateCase, metric: Metric) -> ByRound:
-    """One figure per round, in the metric's unit; empty where the case does not have it."""
-    if metric.name == "peak_mem_mib":
-        return {} if case.peak_mem_mib is None else {0: case.peak_mem_mib}
-    if metric.name == "efficiency":
-        return {r: ratio / int(case.row["num_devices"]) for r, ratio in case.speedup.items()}
-    by_round: ByRound = getattr(case, metric.name)
-    return by_round
-
-
-def judge(ratio: Interval, *, higher_is_better: bool, threshold: float) -> str:
-    """`regressed`, `improved`, `unchanged` or `inconclusive`, for candidate / baseline with its interval.
-
-    Without ends (nothing was repeated) the ratio is taken as exact.
-    """
-    exact = math.isnan(ratio.low)
-    change = ratio.estimate - 1
-    if abs(change) > threshold and (exact or ratio.excludes(1.0)):
-        return "improved" if (change > 0) == higher_is_better else "regressed"
-    low, high = (ratio.estimate, ratio.estimate) if exact else (ratio.low, ratio.high)
-    return "unchanged" if low >= 1 - threshold and high <= 1 + threshold else "inconclusive"
-
-
-def _why(verdict: str, ratio: Interval, threshold: float, metric: Metric) -> str:
-    """Why a verdict of `judge` is what it is; empty where that is plain."""
-    if verdict != "inconclusive":
-        return "" if metric.repeated else "one reading, no interval"
-    if math.isinf(ratio.high):
-        return "the baseline cannot be told from 0"
-    if ratio.excludes(1.0):
-        return f"a change, but not clearly beyond {100 * threshold:g}%"
-    return "the interval is too wide"

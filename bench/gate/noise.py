@@ -10,8 +10,9 @@ import numpy as np
 import scipy
 
 from bench.cli import command, to_json
-from bench.findings.wording import about
-from bench.gate.compare import DEFAULT_THRESHOLD, FAMILY_CONFIDENCE, judge
+from bench.findings.numbers import about
+from bench.gate.compare import FAMILY_CONFIDENCE
+from bench.gate.judge import DEFAULT_THRESHOLD, judge
 from bench.gate.launches import LAUNCH, launch_ratio, side_by_side
 from bench.gate.power import Launch, TrialStep
 from bench.stats import Interval, median_interval, paired_ratio

@@ -12,9 +12,11 @@ from rich.text import Text
 
 from bench.cli import speaker, to_json
 from bench.errors import ExitCode
+from bench.findings.numbers import rate
 from bench.findings.separate_runs import NOT_INTERLEAVED, UNKNOWN_REF
-from bench.findings.wording import CPU_STAND_IN, rate
-from bench.gate.compare import DECIDED, FAMILY_CONFIDENCE, SAME_CODE, Comparison, Gate
+from bench.findings.wording import CPU_STAND_IN
+from bench.gate.compare import FAMILY_CONFIDENCE, SAME_CODE, Gate
+from bench.gate.judge import DECIDED, Comparison
 from bench.gate.runs import OF_THE_MODEL
 from bench.github import Annotation
 from bench.text import markdown as markdown_text

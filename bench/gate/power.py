@@ -10,7 +10,8 @@ import scipy
 
 from bench.cli import to_json
 from bench.errors import ExitCode
-from bench.gate.compare import DEFAULT_THRESHOLD, METRICS, compare
+from bench.gate.compare import compare
+from bench.gate.judge import DEFAULT_THRESHOLD, METRICS
 from bench.gate.launches import DEFAULT_LAUNCHES, merged
 from bench.gate.runs import GateCase, GateRun
 from bench.results.round_times import ByRound

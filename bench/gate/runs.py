@@ -17,7 +17,7 @@ import pandas as pd
 from bench.axes import COMM_HOOKS, DDP_AXES, DDP_DEFAULTS, PIPELINE_AXES, STEP_DEFAULTS
 from bench.conditions import UNKNOWN, Difference, Question, differences, part
 from bench.errors import UsageError
-from bench.findings.wording import count, finite, mib, plain, rounded
+from bench.findings.numbers import count, finite, mib, plain, rounded
 from bench.results.aggregate import (
     fits_of_cases,
     images_per_s_by_round,

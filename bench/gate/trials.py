@@ -17,7 +17,7 @@ from bench.cluster.process import huge_pages_env
 from bench.console import Console
 from bench.errors import UsageError
 from bench.gate import noise, power
-from bench.gate.compare import DEFAULT_THRESHOLD
+from bench.gate.judge import DEFAULT_THRESHOLD
 from bench.gate.launches import DEFAULT_LAUNCHES
 from bench.gate.noise import Noise, noise_of
 from bench.gate.power import Launch, Rate, TrialStep, rates, trials_of

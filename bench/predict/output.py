@@ -15,7 +15,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from bench.cli import print_table
-from bench.findings.wording import CPU_STAND_IN, per_second, short, with_interval
+from bench.findings.numbers import per_second, short, with_interval
+from bench.findings.wording import CPU_STAND_IN
 from bench.predict.source import Source
 from bench.results.store import write_output
 from bench.scaling.calibration import Calibration

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from bench.cluster.ranks import Cluster
-from bench.findings.wording import plural
+from bench.findings.numbers import plural
 from bench.measure.memory import release_memory
 from bench.measure.roofline import DeviceMeter
 from bench.plan import Planned

@@ -27,7 +27,8 @@ from bench.cluster.turns import interleaved_id
 from bench.console import format_s
 from bench.errors import UsageError
 from bench.expected_time import estimate_s
-from bench.findings.wording import devices, plural, samples_noun, short, workload_parts
+from bench.findings.numbers import plural, short
+from bench.findings.wording import devices, samples_noun, workload_parts
 from bench.gpus import gpus
 from bench.layout import BucketCaps
 from bench.machine import versions

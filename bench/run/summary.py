@@ -17,23 +17,16 @@ from rich.table import Table
 from bench.cli import print_table, speaker, to_json
 from bench.findings.caution import Caution
 from bench.findings.findings import Conclusion
+from bench.findings.numbers import MIB, between, duration, finite, number, per_second, plural, with_interval
 from bench.findings.wording import (
     CPU_STAND_IN,
-    MIB,
-    between,
     compile_label,
-    duration,
     estimate,
-    finite,
     hidden_share,
     mode_label,
-    number,
-    per_second,
-    plural,
     settings_label,
     text,
     unit_of_cases,
-    with_interval,
     workload_parts,
 )
 from bench.layout import BucketLayout

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bench.case import Case
-from bench.findings.wording import short
+from bench.findings.numbers import short
 from bench.measure.memory import release_memory
 from bench.measure.timed import Trainer
 from bench.recovery.attempt import is_out_of_gpu_memory

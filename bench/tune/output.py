@@ -11,7 +11,8 @@ from rich import box
 from rich.table import Table
 
 from bench.cli import print_table
-from bench.findings.wording import CPU_STAND_IN, short
+from bench.findings.numbers import short
+from bench.findings.wording import CPU_STAND_IN
 from bench.stats import Interval
 from bench.tune.answer import LEAST_GAIN, Answer, Measured
 from bench.tune.candidates import Candidate

@@ -19,7 +19,8 @@ from bench.cluster.messages import may_be_sent
 from bench.cluster.ranks import Cluster, agreed, gpus_by_rank
 from bench.console import Console
 from bench.errors import AgreedError, ExitCode, UsageError
-from bench.findings.wording import short, step_labels
+from bench.findings.numbers import short
+from bench.findings.wording import step_labels
 from bench.layout import BucketCaps
 from bench.machine import versions
 from bench.predict.source import load_calibration

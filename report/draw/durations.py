@@ -9,7 +9,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from bench.findings.wording import quantity
+from bench.findings.numbers import quantity
 from report.draw.palette import (
     COMMUNICATION,
     EXPOSED,

@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from bench.findings.wording import between, times
+from bench.findings.numbers import between, times
 from report.draw.palette import BAND, GRID, INK, MUTED, PAPER, SERIES, canvas_of, printable, tipped
 from report.drawings import Forest, Ratio
 

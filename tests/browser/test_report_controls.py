@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from bench.findings.wording import TIMES
+from bench.findings.numbers import TIMES
 from bench.results.store import load_run
 from report.__main__ import main
 

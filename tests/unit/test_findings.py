@@ -16,8 +16,8 @@ from sample_runs import SAMPLES, comparisons, name_of, rebuilt, sample
 from bench.findings.answers import CAP, COMMUNICATION, RESOLVED, WRAPPER, Verdict, headline, verdicts
 from bench.findings.findings import Conclusion, conclude, notes
 from bench.findings.next_step import NextStep, next_step
+from bench.findings.numbers import TIMES
 from bench.findings.uncertainty import why_not_measured
-from bench.findings.wording import TIMES
 from bench.gate.__main__ import parser as gate_parser
 from bench.resolve import resolve
 from bench.results.aggregate import comparisons_of_run

@@ -5,19 +5,8 @@ import math
 import pandas as pd
 import pytest
 
-from bench.findings.wording import (
-    TIMES,
-    count,
-    duration,
-    finite,
-    link_name,
-    mib,
-    number,
-    plain,
-    plural,
-    quantity,
-    ranged,
-)
+from bench.findings.numbers import TIMES, count, duration, finite, mib, number, plain, plural, quantity
+from bench.findings.wording import link_name, ranged
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ from bench import stats
 from bench.errors import NotComparableError, UsageError
 from bench.gate import output as gate_output
 from bench.gate.__main__ import main
-from bench.gate.compare import METRICS, Gate, compare, judge
+from bench.gate.compare import Gate, compare
+from bench.gate.judge import METRICS, judge
 from bench.gate.runs import model_change
 from bench.stats import Interval
 

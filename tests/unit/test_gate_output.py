@@ -11,7 +11,8 @@ from gate_runs import STEADY, failed, made_run, plan, write_run
 
 from bench.gate import output as gate_output
 from bench.gate.__main__ import main
-from bench.gate.compare import METRICS, compare
+from bench.gate.compare import compare
+from bench.gate.judge import METRICS
 from bench.stats import Interval
 
 FIVE = {metric.name: 0.05 for metric in METRICS}

@@ -16,7 +16,7 @@ from jsonschema import Draft202012Validator
 from bench import load_run
 from bench.errors import UsageError
 from bench.gate import __main__ as gate
-from bench.gate.compare import VERDICTS
+from bench.gate.judge import VERDICTS
 from bench.results.json_schema import documents
 from bench.results.schema import FILES, JSON_SCHEMAS, SCHEMA_VERSION
 from report.__main__ import main as report

@@ -8,7 +8,8 @@ import pytest
 from gate_runs import Steps, made_run
 
 from bench.gate import output as gate_output
-from bench.gate.compare import METRICS, compare
+from bench.gate.compare import compare
+from bench.gate.judge import METRICS
 from bench.gate.launches import LAUNCH, launch_ratio, merged, typical_sides
 from bench.gate.runs import GateCase, GateRun
 from bench.stats import paired_ratio

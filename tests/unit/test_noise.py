@@ -11,7 +11,8 @@ import pytest
 
 from bench.doctor import __main__ as doctor
 from bench.gate import noise, trials
-from bench.gate.compare import DEFAULT_THRESHOLD, FAMILY_CONFIDENCE, judge
+from bench.gate.compare import FAMILY_CONFIDENCE
+from bench.gate.judge import DEFAULT_THRESHOLD, judge
 from bench.gate.launches import LAUNCH, launch_ratio
 from bench.gate.noise import FEWEST_ROUNDS, Noise, noise_of
 from bench.gate.power import Launch, TrialStep

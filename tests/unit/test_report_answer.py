@@ -9,7 +9,7 @@ import pytest
 from report_runs import case, communicating, dashed, measured, run, timed, usual_cases
 
 from bench.findings.answers import CAP, COMMUNICATION, RESOLVED, WRAPPER, Verdict, verdicts
-from bench.findings.wording import between
+from bench.findings.numbers import between
 from bench.results.comparisons import EQUAL, FASTER, SLOWER, TOO_FEW, UNRESOLVED, Comparison
 from bench.results.schema import SCHEMA_VERSION
 from bench.stats import Interval

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from report_runs import case, dashed, run, timed, usual_cases
 
-from bench.findings.wording import TIMES
+from bench.findings.numbers import TIMES
 from bench.results.aggregate import typical_of
 from bench.results.comparisons import Comparison
 from bench.results.round_times import RoundTimes

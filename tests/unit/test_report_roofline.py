@@ -9,7 +9,7 @@ import torch
 from report_runs import case, dashed, run
 from sample_runs import SAMPLES, name_of, sample
 
-from bench.findings.wording import TIMES
+from bench.findings.numbers import TIMES
 from report.model import Table
 from report.roofline import DENSE_PEAKS
 from report.view import page

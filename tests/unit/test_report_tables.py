@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from report_runs import case, communicating, dashed, measured, run
 
-from bench.findings.wording import TIMES
+from bench.findings.numbers import TIMES
 from report.communication import communication
 from report.model import Table
 from report.select import workloads

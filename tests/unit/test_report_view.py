@@ -8,7 +8,8 @@ from report_runs import case, dashed, run, usual_cases
 
 from bench.axes import DDP_DEFAULTS
 from bench.findings.findings import conclude
-from bench.findings.wording import CPU_STAND_IN, TIMES
+from bench.findings.numbers import TIMES
+from bench.findings.wording import CPU_STAND_IN
 from bench.results.aggregate import comparisons_of_run
 from bench.text import visible
 from report import caps, devices

@@ -17,7 +17,8 @@ from gate_runs import STEADY, Steps, made_run, write_run
 from bench.findings.separate_runs import NOT_INTERLEAVED, interleave_command
 from bench.gate import output as gate_output
 from bench.gate.__main__ import main
-from bench.gate.compare import METRICS, compare
+from bench.gate.compare import compare
+from bench.gate.judge import METRICS
 from bench.gate.runs import FITTED, GateCase, read_run
 from bench.results.store import load_run
 from bench.run.__main__ import settings_of

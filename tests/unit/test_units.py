@@ -17,7 +17,8 @@ from token_runs import LENGTH, blocks_of, counted_in_tokens, language_model, tok
 
 from bench.case import Case
 from bench.errors import ExitCode, UsageError
-from bench.gate.compare import METRICS, compare
+from bench.gate.compare import compare
+from bench.gate.judge import METRICS
 from bench.predict.output import write_csv
 from bench.predict.source import read_source
 from bench.results.aggregate import comparisons_of_run

@@ -17,8 +17,9 @@ from test_scaling_predict import SAMPLE
 from token_runs import LENGTH, counted_in_tokens, token_run
 
 from bench.findings.findings import conclude
+from bench.findings.numbers import rate, short, singular, with_interval
 from bench.findings.stability import cautions
-from bench.findings.wording import rate, short, singular, with_interval, workload_parts
+from bench.findings.wording import workload_parts
 from bench.gate import __main__ as gate_command
 from bench.plan import Planned
 from bench.predict import __main__ as predict_command
