@@ -10,6 +10,7 @@ import pandas as pd
 
 from bench.findings.numbers import finite, mib, plural, quantity, with_interval
 from bench.findings.wording import Row, cap_label, case_label, estimate, ranged, text, truth
+from bench.stats import Interval
 from report.drawings import Bar, Bars, Bucket, Part, Timeline, Track
 from report.select import WorkloadCases, at_headline, by_mode, headline_count, records, step_time, unshared
 
@@ -44,8 +45,9 @@ _HOW_DP = (
 )
 _HOW_TIMELINE = (
     "Time runs to the right from the start of the backward; a row is a bucket, in the order of all-reduce, "
-    "with its size. All-reduces are medians over traced steps, of the rank that finishes last; the profiler "
-    "slows them a little, so how much a step waits is said by the answer above, from timed steps."
+    "with its size. All-reduces are medians over traced blocks, with intervals from three blocks on, of the "
+    "rank that finishes last; the profiler slows them a little, so how much a step waits is said by the "
+    "answer above, from timed steps."
 )
 _HOW_READY = (
     " DDP launches a bucket once it and all before it are ready. Right of the dashed line all gradients are "
@@ -227,7 +229,7 @@ def _ascends(moments: Sequence[float]) -> bool:
 def without_readiness(track: Track) -> Track:
     """Return the track with its all-reduces alone, which are all of the same steps."""
     bare = tuple(replace(bucket, ready_ms=None, launch_ms=None) for bucket in track.buckets)
-    return replace(track, buckets=bare, compute_end_ms=None)
+    return replace(track, buckets=bare, compute_end=None)
 
 
 def _chosen_roles(cases: pd.DataFrame, buckets: pd.DataFrame) -> list[tuple[Row, str]]:
@@ -259,25 +261,28 @@ def _track(rows: pd.DataFrame, role: str) -> tuple[str, Track]:
     last = rows.groupby("rank")[["done_ms", "ready_ms"]].max()
     by = "done_ms" if last["done_ms"].notna().any() else "ready_ms"
     rank = last[by].idxmax()
+    own = records(rows[rows["rank"] == rank].sort_values("bucket"))
     buckets = tuple(
         Bucket(
             mib(finite(row["bytes"])),
             *(finite(row[name]) for name in ("ready_ms", "launch_ms", "start_ms", "done_ms")),
         )
-        for row in records(rows[rows["rank"] == rank].sort_values("bucket"))
+        for row in own
     )
-    ready = [b.ready_ms for b in buckets if b.ready_ms is not None]
-    done = [b.done_ms for b in buckets if b.done_ms is not None]
-    compute_end, end = max(ready, default=None), max(done, default=None)
-    return f"{rank}", Track(f"{role} (rank {rank})", buckets, compute_end, end)
+    return f"{rank}", Track(f"{role} (rank {rank})", buckets, _last(own, "ready_ms"), _last(own, "done_ms"))
+
+
+def _last(buckets: Sequence[Row], moment: str) -> Interval | None:
+    known = [found for row in buckets if (found := estimate(row, moment)) is not None]
+    return max(known, key=lambda found: found.estimate, default=None)
 
 
 def _track_finding(track: Track) -> str:
     said = []
-    if track.compute_end_ms is not None:
-        said.append(f"the last gradient is ready after {quantity(track.compute_end_ms, 'ms')}")
-    if track.end_ms is not None:
+    if track.compute_end is not None:
+        said.append(f"the last gradient is ready after {with_interval(track.compute_end, 'ms')}")
+    if track.end is not None:
         count = len(track.buckets)
         which = "its all-reduce" if count == 1 else f"the last of {plural(count, 'all-reduce')}"
-        said.append(f"{which} is done after {quantity(track.end_ms, 'ms')}")
+        said.append(f"{which} is done after {with_interval(track.end, 'ms')}")
     return ", ".join(said)

@@ -173,8 +173,19 @@ class Track:
 
     title: str
     buckets: tuple[Bucket, ...]
-    compute_end_ms: float | None
-    end_ms: float | None
+    compute_end: Interval | None
+    """In ms, as the other."""
+    end: Interval | None
+
+    @property
+    def compute_end_ms(self) -> float | None:
+        """When the last gradient is ready."""
+        return None if self.compute_end is None else self.compute_end.estimate
+
+    @property
+    def end_ms(self) -> float | None:
+        """When the last all-reduce is done."""
+        return None if self.end is None else self.end.estimate
 
     @property
     def is_drawable(self) -> bool:

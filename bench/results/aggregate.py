@@ -243,22 +243,22 @@ def _slowdown(timed: ByRound, anatomy: ByRound) -> dict[str, float]:
 
 
 def bucket_rows(layouts: Mapping[str, BucketLayout], blocks: pd.DataFrame | RoundTimes) -> pd.DataFrame:
-    """buckets.csv: every bucket of every DDP case and rank, its moments as medians over rounds."""
+    """buckets.csv: every bucket of every DDP case and rank, its moments as medians over blocks."""
     times = blocks if isinstance(blocks, RoundTimes) else RoundTimes.of(blocks)
     rows = []
     for case_id, layout in sorted(layouts.items()):
-        for rank, medians in sorted(times.of_case(case_id).bucket_moments().items()):
-            rows += _buckets(case_id, rank, layout, medians)
+        for rank, by_block in sorted(times.of_case(case_id).bucket_moments().items()):
+            rows += _buckets(case_id, rank, layout, by_block)
     return typed_frame(rows, BUCKETS)
 
 
 def _buckets(
-    case_id: str, rank: int, layout: BucketLayout, medians: Mapping[str, Any]
+    case_id: str, rank: int, layout: BucketLayout, by_block: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    moments = dict(medians)
+    moments = dict(by_block)
     if "ready_ms" in moments:
         # DDP launches a bucket once it and every bucket before it is ready (reducer.cpp).
-        moments["launch_ms"] = np.maximum.accumulate(moments["ready_ms"])
+        moments["launch_ms"] = np.maximum.accumulate(moments["ready_ms"], axis=1)
     return [
         {
             "case_id": case_id,
@@ -266,7 +266,11 @@ def _buckets(
             "bucket": index,
             "bytes": num_bytes,
             "num_params": len(layout.parameters[index]) if layout.parameters else None,
-            **{name: round(float(values[index]), 4) for name, values in moments.items()},
+            **{
+                column: round(value, 4)
+                for name, values in moments.items()
+                for column, value in _median(values[:, index]).columns(name).items()
+            },
         }
         for index, num_bytes in enumerate(layout.num_bytes)
     ]

@@ -116,17 +116,15 @@ class CaseTimes:
         steps = np.frombuffer(self.steps_ms, dtype=np.float32)
         return float(f"{np.percentile(steps, percent):.6g}") if steps.size else math.nan
 
-    def bucket_moments(self) -> dict[int, dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]]]:
-        """By rank and name: the median over blocks for each bucket."""
+    def bucket_moments(self) -> dict[int, dict[str, np.ndarray[tuple[int, int], np.dtype[np.float64]]]]:
+        """By rank and name: a row for each block, a column for each bucket."""
         rows: dict[int, dict[str, list[Any]]] = {}
         for name, blocks in self.moments.items():
             for ranks, figures in blocks:
                 for rank, values in zip(ranks, figures, strict=True):
                     rows.setdefault(rank, {}).setdefault(name, []).append(values)
         return {
-            rank: {
-                name: np.median(np.array(found, dtype=np.float64), axis=0) for name, found in names.items()
-            }
+            rank: {name: np.array(found, dtype=np.float64) for name, found in names.items()}
             for rank, names in rows.items()
         }
 

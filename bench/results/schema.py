@@ -342,12 +342,10 @@ BUCKETS: tuple[Column, ...] = (
     _count("bucket", "index in all-reduce order, from 0", first=0),
     _count("bytes", "gradient bytes in the bucket"),
     _count("num_params", "parameters in the bucket"),
-    Column("ready_ms", "float", "last gradient ready, since the start of the backward, median over steps"),
-    Column(
-        "launch_ms", "float", "all-reduce launched: DDP does so once this bucket and all before it are ready"
-    ),
-    Column("start_ms", "float", "all-reduce taken up by gloo or NCCL, from the trace, median over steps"),
-    Column("done_ms", "float", "all-reduce done, from the trace, median over steps"),
+    *_interval("ready_ms", "last gradient ready, since the start of the backward, from the anatomy pass"),
+    *_interval("launch_ms", "all-reduce launched: DDP does so once this bucket and all before it are ready"),
+    *_interval("start_ms", "all-reduce taken up by gloo or NCCL, from the trace pass"),
+    *_interval("done_ms", "all-reduce done, from the trace pass"),
 )
 
 ALLREDUCE: tuple[Column, ...] = (

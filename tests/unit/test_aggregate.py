@@ -285,6 +285,16 @@ def test_buckets_are_launched_once_all_before_them_are_ready() -> None:
     assert found["num_params"].tolist() == [1, 2, 3] * 2
     assert found["ready_ms"].tolist() == [22.0, 10.0, 40.0, 22.0, 10.0, 41.0]
     assert found["launch_ms"].tolist() == [22.0, 22.0, 40.0, 22.0, 22.0, 41.0]
+    assert (found["ready_ms_low"] <= found["ready_ms"]).all()
+    low, high = found[["ready_ms_low", "ready_ms_high"]].iloc[0]
+    assert low < 21.0, "wider than the three blocks"
+    assert high > 23.0
+    assert found["launch_ms_high"].iloc[1] == found["ready_ms_high"].iloc[0]
+    assert found["ready_ms_high"].iloc[1] == 10.0, "alike in all blocks"
+    assert found[["start_ms", "done_ms", "done_ms_low"]].isna().all(axis=None), "nothing was traced"
+    few = bucket_rows({IDS[key]: layout}, typed_frame(rows[:4], BLOCKS))
+    assert few["ready_ms"].notna().all()
+    assert few[["ready_ms_low", "launch_ms_high"]].isna().all(axis=None), "two blocks give no interval"
     unknown = bucket_rows({IDS[key]: BucketLayout((400, 800, 1200), ())}, typed_frame(rows, BLOCKS))
     assert unknown["num_params"].isna().all()
 

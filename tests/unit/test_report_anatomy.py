@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ from commands import ROOT
 from report_runs import PHASES, bucket, case, communicating, dashed, measured, run
 
 from bench.results.store import load_run
+from bench.stats import Interval
 from report.anatomy import breakdown, is_causal, one_step
 from report.draw.figures import svg
 from report.drawings import Bars, Bucket, Part, Timeline, Track
@@ -168,8 +170,8 @@ def test_a_step_is_drawn_on_the_rank_that_finishes_last() -> None:
         Track(
             "cap default (rank 1)",
             (Bucket("1.00 MiB", 12.0, 12.0, 13.0, 70.0), Bucket("3.00 MiB", 55.0, 55.0, 70.0, 85.0)),
-            55.0,
-            85.0,
+            Interval(55.0, math.nan, math.nan),
+            Interval(85.0, math.nan, math.nan),
         ),
     )
     assert figure.caption == (
@@ -177,6 +179,16 @@ def test_a_step_is_drawn_on_the_rank_that_finishes_last() -> None:
         "2 all-reduces is done after 85.0 ms."
     )
     assert figure.caption in figure.alt
+
+
+def test_moments_of_several_blocks_are_told_with_their_intervals() -> None:
+    ends = {"ready_ms_low": 50.0, "ready_ms_high": 60.0, "done_ms_low": 80.0, "done_ms_high": 99.0}
+    figure = drawn([DEFAULT], [bucket(DEFAULT, 0, 55.0, 55.0, 70.0, 85.0) | ends])
+    assert figure is not None
+    assert figure.caption.endswith(
+        "the last gradient is ready after 55.0 (50.0\N{EN DASH}60.0) ms, its all-reduce is done after "
+        "85.0 (80.0\N{EN DASH}99.0) ms."
+    )
 
 
 def test_default_best_and_single_bucket_are_chosen_once_each() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 from xml.etree import ElementTree as ET
 
@@ -8,6 +9,7 @@ import pytest
 from PIL import Image
 from report_runs import case, paper_like, run, usual_cases
 
+from bench.stats import Interval
 from report.build import render
 from report.draw.chart import draw_chart
 from report.draw.durations import draw_boxes
@@ -98,15 +100,14 @@ def test_every_colour_of_a_drawing_is_a_variable_of_the_page_in_both_schemes() -
 
 
 def test_track_with_two_hundred_buckets_is_drawn_at_a_bounded_height() -> None:
+    end = Interval(20.0, math.nan, math.nan)
     few, many = (
         Timeline(
             key="k",
             title="t",
             caption="c",
             how_to_read="h",
-            tracks=(
-                Track("a", tuple(Bucket("1 MiB", i, i, i, i + 1.0) for i in range(n)), float(n), n + 1.0),
-            ),
+            tracks=(Track("a", tuple(Bucket("1 MiB", i, i, i, i + 1.0) for i in range(n)), end, end),),
         )
         for n in (20, 200)
     )
