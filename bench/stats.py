@@ -7,9 +7,13 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import scipy
+
+Figures: TypeAlias = np.ndarray[tuple[int], np.dtype[np.float64]]
+Samples: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.float64]]
 
 RESAMPLES = 2000
 
@@ -70,21 +74,39 @@ def median_interval(values: Sequence[float], *, confidence: float = 0.95) -> Int
         values: one figure per round, any unit; NaN among them makes the result NaN.
         confidence: coverage of the interval, a fraction.
     """
-    sample = np.sort(np.asarray(values, dtype=float))
-    if sample.size == 0 or math.isnan(sample[-1]):
+    sample = np.asarray(values, dtype=float)
+    if sample.size == 0:
         return Interval(math.nan, math.nan, math.nan)
-    estimate = float(np.median(sample))
-    if sample.size == 1:
-        return Interval(estimate, math.nan, math.nan)
-    if _coverage(1, sample.size) < confidence:
-        return Interval(estimate, *_widened(float(sample[0]), float(sample[-1]), sample.size, confidence))
-    place, weight = _order_place(sample.size, confidence)
-    (outer_low, inner_low), (inner_high, outer_high) = sample[place - 1 : place + 1], sample[-place - 1 :][:2]
-    low, high = (
-        float(outer + weight * (inner - outer))
-        for outer, inner in ((outer_low, inner_low), (outer_high, inner_high))
-    )
-    return Interval(estimate, low, high)
+    (found,) = median_intervals(sample[:, np.newaxis], confidence=confidence)
+    return found
+
+
+def median_intervals(samples: Samples, *, confidence: float = 0.95) -> list[Interval]:
+    """`median_interval` of every column.
+
+    Args:
+        samples: a row for each round, at least one, and a column for each figure.
+        confidence: coverage of each interval by itself, a fraction.
+    """
+    ordered = np.sort(samples, axis=0)
+    three = np.full((3, ordered.shape[1]), math.nan)
+    known = ~np.isnan(ordered[-1])
+    # Of figures near the largest float the ends are infinite.
+    with np.errstate(all="ignore"):
+        three[0] = np.median(ordered, axis=0)
+        if len(ordered) > 1:
+            three[1:, known] = _ends(ordered[:, known], confidence)
+    return [Interval(*column) for column in three.T.tolist()]
+
+
+def _ends(ordered: Samples, confidence: float) -> tuple[Figures, Figures]:
+    size = len(ordered)
+    if _coverage(1, size) < confidence:
+        return _widened(ordered[0], ordered[-1], size, confidence)
+    place, weight = _order_place(size, confidence)
+    outer_low, inner_low = ordered[place - 1 : place + 1]
+    inner_high, outer_high = ordered[-place - 1 :][:2]
+    return outer_low + weight * (inner_low - outer_low), outer_high + weight * (inner_high - outer_high)
 
 
 @functools.cache
@@ -102,17 +124,23 @@ def _order_place(size: int, confidence: float) -> tuple[int, float]:
     return place, (size - place) * share / (place + (size - 2 * place) * share)
 
 
-def _widened(lowest: float, highest: float, size: int, confidence: float) -> tuple[float, float]:
-    t_wanted, t_range = (
-        float(scipy.stats.t.ppf((1 + covered) / 2, size - 1)) for covered in (confidence, _coverage(1, size))
-    )
-    if lowest <= 0:
-        middle, half = (lowest + highest) / 2, (highest - lowest) / 2 * t_wanted / t_range
-        return middle - half, middle + half
-    middle, half = math.sqrt(lowest) * math.sqrt(highest), math.log(highest / lowest) / 2 * t_wanted / t_range
-    # Beyond exp(300) a float may overflow; such an interval says nothing anyway.
-    factor = math.exp(min(half, 300.0))
-    return middle / factor, middle * factor
+def _widened(lowest: Figures, highest: Figures, size: int, confidence: float) -> tuple[Figures, Figures]:
+    t_wanted, t_range = (_t_of(covered, size) for covered in (confidence, _coverage(1, size)))
+    half = (highest - lowest) / 2 * t_wanted / t_range
+    low, high = (lowest + highest) / 2 - half, (lowest + highest) / 2 + half
+    positive = lowest > 0
+    if positive.any():
+        least, most = lowest[positive], highest[positive]
+        middle, half = np.sqrt(least) * np.sqrt(most), np.log(most / least) / 2 * t_wanted / t_range
+        # Beyond exp(300) a float may overflow; such an interval says nothing anyway.
+        factor = np.exp(np.minimum(half, 300.0))
+        low[positive], high[positive] = middle / factor, middle * factor
+    return low, high
+
+
+@functools.cache
+def _t_of(confidence: float, size: int) -> float:
+    return float(scipy.stats.t.ppf((1 + confidence) / 2, size - 1))
 
 
 def paired_ratio(

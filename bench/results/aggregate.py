@@ -31,7 +31,7 @@ from bench.results.steady import steady
 from bench.results.store import RunData
 from bench.results.typical import FITTED, UNKNOWN, Typical
 from bench.settings import RANK_PER_DEVICE
-from bench.stats import Interval, median_interval, paired_ratio
+from bench.stats import Interval, Samples, median_interval, median_intervals, paired_ratio
 
 SHARES = ("overlap_trace_pct", "overlap_window_pct", "dp_device0_pct")
 """Columns that cannot leave 0-100, nor can their intervals."""
@@ -259,6 +259,7 @@ def _buckets(
     if "ready_ms" in moments:
         # DDP launches a bucket once it and every bucket before it is ready (reducer.cpp).
         moments["launch_ms"] = np.maximum.accumulate(moments["ready_ms"], axis=1)
+    intervals = {name: _medians(values) for name, values in moments.items()}
     return [
         {
             "case_id": case_id,
@@ -268,8 +269,8 @@ def _buckets(
             "num_params": len(layout.parameters[index]) if layout.parameters else None,
             **{
                 column: round(value, 4)
-                for name, values in moments.items()
-                for column, value in _median(values[:, index]).columns(name).items()
+                for name, found in intervals.items()
+                for column, value in found[index].columns(name).items()
             },
         }
         for index, num_bytes in enumerate(layout.num_bytes)
@@ -340,6 +341,12 @@ def _median(values: Collection[float]) -> Interval:
     """Return the median, with an interval from three values on: that of two may span anything."""
     found = median_interval(list(values))
     return found if len(values) > 2 else Interval(found.estimate, math.nan, math.nan)
+
+
+def _medians(samples: Samples) -> list[Interval]:
+    """Return the same for every column of an array of a row per block."""
+    found = median_intervals(samples)
+    return found if len(samples) > 2 else [Interval(one.estimate, math.nan, math.nan) for one in found]
 
 
 def worst_half_width(rows: pd.DataFrame) -> float:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from bench.stats import Interval, median_interval, paired_ratio
+from bench.stats import Interval, median_interval, median_intervals, paired_ratio
 
 
 def test_no_value_and_one_value_have_no_interval() -> None:
@@ -127,3 +127,15 @@ def test_an_interval_excludes_what_lies_outside_and_not_its_own_ends() -> None:
 
 def test_a_missing_round_makes_the_whole_unknown() -> None:
     assert math.isnan(median_interval([1.0, math.nan, 2.0]).estimate)
+
+
+@pytest.mark.parametrize("num_rounds", [1, 2, 5, 6, 30])
+def test_columns_have_the_intervals_that_they_have_alone(num_rounds: int) -> None:
+    rng = np.random.default_rng(num_rounds)
+    samples = rng.lognormal(0, 1, (num_rounds, 4)) * [1.0, 1e-9, 1e200, 1.0]
+    samples[:, 1] -= np.median(samples[:, 1])
+    samples[0, 3] = np.nan
+    together = median_intervals(samples, confidence=0.99)
+    alone = [median_interval(column, confidence=0.99) for column in samples.T]
+    assert repr(together) == repr(alone)
+    assert [math.isnan(found.low) for found in together] == [num_rounds == 1] * 3 + [True]
