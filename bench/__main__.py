@@ -37,7 +37,6 @@ def parser() -> Parser:
         description="Measure data-parallel training in PyTorch.",
         epilog="COMMAND --help lists the options of a command.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     made.add_argument("--version", action="store_true", help="print the versions of ddp-bench and torch")
     group = made.add_argument_group("commands")

@@ -42,7 +42,14 @@ UNRECOGNIZED = "unrecognized arguments: "
 
 
 class Parser(argparse.ArgumentParser):
-    """A command line that raises UsageError instead of leaving the process."""
+    """A command line that raises UsageError instead of leaving the process.
+
+    Options are written out: an abbreviation in a script would break with the next option.
+    """
+
+    def __init__(self, **more: Any) -> None:
+        """As argparse's."""
+        super().__init__(allow_abbrev=False, **more)
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError, which names the command's help, and the option that was meant."""

@@ -118,7 +118,6 @@ def parse(argv: Sequence[str]) -> LabOptions:
         usage="%(prog)s --hosts N --rate RATE [options] -- COMMAND [args...]",
         description=_in_the_form_typed(__doc__ or ""),
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("--hosts", required=True, metavar="N", help="number of hosts, 2 to 64")
     parser.add_argument(

@@ -205,6 +205,7 @@ BAD = [
     (["--modes", "ddp,fsdp2"], "did you mean 'fsdp'"),
     (["--arch", "resnet19"], "resnet1"),
     (["--preset", "quik"], "did you mean 'quick'"),
+    (["--mode", "ddp"], "unrecognized arguments: --mode ddp; did you mean --modes?"),
     (["--gpus", "0"], "at least 1"),
     (["--gpus", "-1"], "at least 1"),
     (["--gpus", "a"], "at least 1"),
