@@ -188,6 +188,13 @@ def sha256(file: Path) -> str | None:
         return None
 
 
+def not_found(module: str, folder: Path) -> str:
+    """Say that no such module can be imported from a folder, and what would help."""
+    if module.endswith(".py"):
+        return f"{module!r} is a file; name the module: {module.removesuffix('.py').replace('/', '.')}"
+    return f"no module {module!r} found from {folder}; run where it lies, or install its package"
+
+
 def code_sha256(files: Iterable[Path], root: Path) -> str:
     """One SHA-256 of the content and names, relative to `root`, of several files."""
     lines = sorted(f"{sha256(file)}  {os.path.relpath(file, root)}\n" for file in set(files))

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from bench.errors import UsageError, UserCodeError
+from bench.provenance import not_found
 from bench.settings import IMAGES
 from ddp_bench import give_names
 from models.checks import checked
@@ -158,8 +159,7 @@ def _import(name: str) -> ModuleType:
     except (Exception, SystemExit) as exc:
         missing = exc.name if isinstance(exc, ModuleNotFoundError) else None
         if missing is not None and f"{name}.".startswith(f"{missing}."):
-            message = f"no module {missing!r} found from {folder}; run where it lies, or install its package"
-            raise UsageError(message) from None
+            raise UsageError(not_found(missing, Path(folder))) from None
         hint = "; there, write from ddp_bench import Workload" if _wants_ours(exc, given) else ""
         raise UserCodeError(f"module {name} cannot be imported: {one_line(exc)}{hint}") from exc
 
@@ -191,7 +191,8 @@ def _num_classes(module: nn.Module, spec: str, image_size: int) -> int:
             logits = module.eval()(torch.zeros(shape))
     except Exception as exc:
         raise UserCodeError(
-            f"the module of {spec} raised on images of shape {shape}: {one_line(exc)}"
+            f"the module of {spec} raised on images of shape {shape}: {one_line(exc)}; one that takes "
+            "something else needs a Workload, with batches of its own (README, Your own model)"
         ) from exc
     if not isinstance(logits, Tensor):
         raise UsageError(

@@ -245,7 +245,7 @@ def _chosen_roles(cases: pd.DataFrame, buckets: pd.DataFrame) -> list[tuple[Row,
     chosen: dict[str, tuple[Row, list[str]]] = {}
     for row, what in (
         (default, ""),
-        (best, "shortest median step" if len(rows) > 1 else ""),
+        (best, "shortest step" if len(rows) > 1 else ""),
         (single, "one bucket"),
     ):
         if row is not None:

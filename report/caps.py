@@ -95,7 +95,7 @@ def _finding(marks: ByCap) -> str:
     beside = (
         "" if default is None or best == "default" else f", default {with_interval(default.interval, 'ms')}"
     )
-    return f"shortest median at {cap_label(best)}, {with_interval(marks[best].interval, 'ms')}{beside}"
+    return f"shortest step at {cap_label(best)}, {with_interval(marks[best].interval, 'ms')}{beside}"
 
 
 def _equal_caps(workload: WorkloadCases, cap: str) -> str:

@@ -29,13 +29,19 @@ def _against_default(row: Row) -> str:
     return "1, the default" if is_reference else with_interval(found)
 
 
+MOST_UNKNOWN_COST_PCT = 25.0
+"""Of the step: a cost that may be larger is no noise."""
+
+
 def _cost(row: Row) -> str:
     """Write what instruments cost, which cannot be less than nothing."""
     found = estimate(row, "anatomy_slowdown_pct")
     if found is None:
         return ""
-    least = found.estimate if math.isnan(found.low) else found.low
-    return with_interval(found) if least > 0 else "below the noise"
+    least, most = (found.estimate if math.isnan(end) else end for end in (found.low, found.high))
+    if least > 0:
+        return with_interval(found)
+    return "below the noise" if most <= MOST_UNKNOWN_COST_PCT else "not known"
 
 
 def _off_by(column: str) -> Callable[[Row], str]:

@@ -191,7 +191,7 @@ def _caps(group: Sequence[MeasuredRun], key: str, device: str) -> Chart | None:
     said = [
         f"{panel.title}: "
         + "; ".join(
-            f"{series.label} has its shortest median at {_best(series, order)}" for series in panel.series
+            f"{series.label} has its shortest step at {_best(series, order)}" for series in panel.series
         )
         for panel in panels
     ]

@@ -220,10 +220,12 @@ def _settings(rows: Mapping[str, Row], comparisons: Sequence[Comparison]) -> Ver
         widest = max(unresolved, key=lambda c: c.half_width)
         others = [named[c.case_id] for c in unresolved if c is not widest]
         equal = [named[c.case_id] for c in comparisons if c.answer == EQUAL]
+        behind = [named[c.case_id] for c in comparisons if c.answer == SLOWER]
         said = f"{subject}: unresolved, so keep {standing}; {named[widest.case_id]} has "
         said += f"{times(widest.ratio.estimate)} its rate, "
         said += f"anywhere from {times(widest.ratio.low)} to {times(widest.ratio.high)}."
         said += f" Unresolved too: {_listed(others)}." if others else ""
+        said += f" Slower: {_listed(behind)}." if behind else ""
         said += f" No difference above {_margin(widest)}: {_listed(equal)}." if equal else ""
         return Verdict(CAP, UNRESOLVED, said, "", tuple(comparisons))
     few = [named[c.case_id] for c in comparisons if c.answer == TOO_FEW]

@@ -66,13 +66,13 @@ def next_step(
     """Say what would answer what is open, or what comes after it.
 
     None where nothing was measured, or a mode failed: what is to be mended first is in the reasons. A run
-    with failed cases is no baseline.
+    with failed cases is no baseline. None of a side of an interleaved gate: the gate says what comes next.
     """
     settings = part(manifest, "settings")
     failed = cases[cases["mode"].isin(failed_modes(cases, cases["mode"].unique()))]
     if any(LOOKS_FOR_UNUSED in text(reason) for reason in failed.loc[failed["mode"] == "ddp", "reason"]):
         return _with_unused_parameters(settings, set(failed["mode"]) - {"ddp"})
-    if not verdicts or not failed.empty:
+    if not verdicts or not failed.empty or manifest.get("interleaved_id"):
         return None
     if any(verdict.is_open for verdict in verdicts):
         return _more(folder, manifest, cases, comparisons)

@@ -48,7 +48,7 @@ def why_not_measured(cases: pd.DataFrame, modes: Iterable[str]) -> list[str]:
     for mode in failed_modes(cases, dict.fromkeys(modes if has_any else (*modes, "single"))):
         row = _failed(cases[cases["mode"] == mode]).iloc[0]
         status = "" if row["status"] == "failed" else f"{row['status']}: "
-        found.append(f"every {mode} case failed: {status}{text(row['reason'])}")
+        found.append(f"every case of {mode} failed: {status}{text(row['reason'])}")
     if found or has_any:
         return found
     return [

@@ -1,4 +1,4 @@
-"""Gate a run against a baseline: exit 0 pass, 1 regression, 2 bad input, 3 not comparable, 4 not measured."""
+"""Gate a run against a baseline: 0 pass, 1 regression, 2 bad input, 3 undecided, 4 not measured."""
 
 from __future__ import annotations
 
@@ -204,6 +204,10 @@ def _runs(options: argparse.Namespace, rest: Sequence[str]) -> tuple[GateRun, Ga
     if len(options.runs) != 2 or rest or options.python or options.out or options.launches:
         raise UsageError(f"name two results folders, or --interleave REF; see {cli.command('gate')} --help")
     first, second = options.runs
+    for path in options.runs:
+        sides = [path / "baseline", path / "candidate"]
+        if all(side.is_dir() for side in sides):
+            raise UsageError(f"{path} holds both runs of a launch; name {sides[0]} {sides[1]}")
     if first == Path(AUTO):
         first = baseline.find(second, options.baselines)
     runs = read_run(first), read_run(second)

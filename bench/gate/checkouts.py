@@ -29,6 +29,7 @@ from bench.provenance import (
     import_root,
     is_own,
     is_tracked,
+    not_found,
     repository_of,
     repository_with,
     run_git,
@@ -155,10 +156,7 @@ def repository_to_compare(workload: str) -> Path:
     here = Path.cwd()
     file = source_of(module)
     if file is None:
-        raise UsageError(
-            f"--workload {workload}: no module {module!r} found from {here}; run where it lies, or install "
-            "its package"
-        )
+        raise UsageError(f"--workload {workload}: {not_found(module, here)}")
     if any(file.is_relative_to(ROOT / package) for package in NAMES):
         raise UsageError(f"--workload {workload} is ddp-bench's own; leave it out to compare its commits")
     top = repository_with(file.resolve()) or repository_of(here)

@@ -60,7 +60,7 @@ def notes(gate: Gate) -> list[str]:
             f"({100 * FAMILY_CONFIDENCE:g}% for all together); "
             + (
                 "median of rounds compared in pairs: the two sides took turns on one machine; baseline and "
-                "candidate are those of a typical round."
+                "candidate are of a typical round of both, not what each run has by itself on its page."
                 if gate.interleaved
                 else "of the figures in cases.csv; they hold how much each run changed within itself."
             )

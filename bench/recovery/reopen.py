@@ -15,7 +15,7 @@ from typing import Any
 from bench.cli import command
 from bench.cluster.meeting import host_name
 from bench.cluster.messages import may_be_sent
-from bench.conditions import Question, differences
+from bench.conditions import Question, differences, part
 from bench.errors import GaveUpError, NotComparableError, UsageError
 from bench.findings.uncertainty import why_not_measured
 from bench.plan import Planned
@@ -30,6 +30,7 @@ from bench.settings import Settings
 MAY_CHANGE = ("rounds", "max_time", "precision_target", "sustain", "case_timeout")
 """Settings that `--resume` takes anew: how long to measure, not what is measured."""
 
+_HASH = "code_sha256"
 CODE = "workload"
 """The setting that names code to import: the user says it again, a folder alone is not believed."""
 
@@ -111,13 +112,14 @@ def open_run(
         assert folder is not None  # noqa: S101 - one of the two is set here
         lock = FolderLock(folder)
         recorder = Recorder.reopen(folder)
+        code = _code_of(recorder, manifest)
         if earlier is not None:
             _check_worth_it(recorder, settings)
             notes = _settle_fault(recorder, hellos)
             _check_devices(recorder.manifest(), manifest)
         else:
             _retry_failed_cases(recorder)
-        manifest = _carried_on(recorder.manifest(), manifest, resumed=earlier is None)
+        manifest = _carried_on(recorder.manifest(), manifest, resumed=earlier is None) | code
         recorder.write_manifest(manifest)
     attempt = {
         "run_id": run_id,
@@ -126,6 +128,22 @@ def open_run(
     }
     recorder.journal.write({"attempt": attempt}, sync=True)
     return Opened(recorder, lock, _progress_so_far(recorder, notes))
+
+
+def _code_of(recorder: Recorder, now: Mapping[str, Any]) -> dict[str, Any]:
+    """The workload's code that a manifest is to hold: as it is now, where nothing has been timed yet.
+
+    Raises NotComparableError where blocks of other code have been.
+    """
+    then, here = (part(manifest, CODE) for manifest in (recorder.manifest(), now))
+    if not any(phase == "timed" for _, phase, _ in recorder.measured()):
+        return {CODE: here} if here else {}
+    if None not in (old := then.get(_HASH), new := here.get(_HASH)) and old != new:
+        raise NotComparableError(
+            f"{recorder.folder}: the workload's code has changed since its first cases were measured; start "
+            "anew, or go back to the code as it was"
+        )
+    return {}
 
 
 def _earlier(folder: Path | None, run_id: str) -> Path | None:

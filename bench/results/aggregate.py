@@ -247,7 +247,7 @@ def bucket_rows(layouts: Mapping[str, BucketLayout], blocks: pd.DataFrame | Roun
     times = blocks if isinstance(blocks, RoundTimes) else RoundTimes.of(blocks)
     rows = []
     for case_id, layout in sorted(layouts.items()):
-        for rank, by_block in sorted(times.of_case(case_id).bucket_moments().items()):
+        for rank, by_block in sorted(times.of_case(case_id).bucket_moments(len(layout.num_bytes)).items()):
             rows += _buckets(case_id, rank, layout, by_block)
     return typed_frame(rows, BUCKETS)
 

@@ -21,6 +21,7 @@ import pandas as pd
 
 from bench.results.gpu_load import GPUS, GpuLoad
 from bench.results.schema import CASES
+from bench.stats import Samples
 
 ByRound: TypeAlias = dict[int, float]
 Row: TypeAlias = Mapping[str, Any]
@@ -116,12 +117,14 @@ class CaseTimes:
         steps = np.frombuffer(self.steps_ms, dtype=np.float32)
         return float(f"{np.percentile(steps, percent):.6g}") if steps.size else math.nan
 
-    def bucket_moments(self) -> dict[int, dict[str, np.ndarray[tuple[int, int], np.dtype[np.float64]]]]:
-        """By rank and name: a row for each block, a column for each bucket."""
+    def bucket_moments(self, num_buckets: int) -> dict[int, dict[str, Samples]]:
+        """By rank and name: a row for each block, a column for each bucket; other layouts are left out."""
         rows: dict[int, dict[str, list[Any]]] = {}
         for name, blocks in self.moments.items():
             for ranks, figures in blocks:
                 for rank, values in zip(ranks, figures, strict=True):
+                    if len(values) != num_buckets:
+                        continue
                     rows.setdefault(rank, {}).setdefault(name, []).append(values)
         return {
             rank: {name: np.array(found, dtype=np.float64) for name, found in names.items()}

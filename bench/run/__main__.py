@@ -88,7 +88,8 @@ def settings_of(arguments: Sequence[str], *, decided: Sequence[str] = ()) -> Set
     options = vars(parser().parse_args(list(arguments)))
     for name in decided:
         if options.get(name):
-            raise UsageError(f"leave --{name.replace('_', '-')} out: this command decides that itself")
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(f"remove {option} from the arguments of bench.run: this command decides on it")
     return _resolved(options, _how(options))
 
 

@@ -82,8 +82,11 @@ def print_summary(
     print()
     for sentence in conclusion.sentences:
         print(sentence)
-    for caution in [c for c in cautions if c.kind not in SAID_BY_THE_ANSWERS][:MOST_CAUTIONS]:
+    unsaid = [c for c in cautions if c.kind not in SAID_BY_THE_ANSWERS]
+    for caution in unsaid[:MOST_CAUTIONS]:
         print(f"Caution, {caution.kind}: {caution.text}.")
+    if len(unsaid) > MOST_CAUTIONS:
+        print(f"More cautions on the page: {', '.join(c.kind for c in unsaid[MOST_CAUTIONS:])}.")
     print(f"Report: {page}")
 
 

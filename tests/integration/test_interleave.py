@@ -67,7 +67,7 @@ def test_a_side_that_could_not_measure_a_mode_says_why(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A gate of what one side could not measure is no regression, and no mistake in the command either."""
-    reason = "every ddp case failed: ValueError: late bug (net.py:6, in late)"
+    reason = "every case of ddp failed: ValueError: late bug (net.py:6, in late)"
     fails = f"import sys; print({'bench.run: error: ' + reason!r}, file=sys.stderr); sys.exit(4)"
 
     def start(checkout: Checkout, *_: object) -> subprocess.Popen[str]:

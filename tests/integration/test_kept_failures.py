@@ -148,7 +148,8 @@ def test_a_mode_that_failed_ends_the_run_with_4_and_is_said_last(failed: Failed)
     where, *why = done.stderr.splitlines()[-3:]
     assert where == f"bench.run: tracebacks of all ranks: {OUT}/failures"
     assert why == [
-        f"bench.run: error: every {mode} case failed: {cases.loc[mode, 'reason']}" for mode in ("dp", "ddp")
+        f"bench.run: error: every case of {mode} failed: {cases.loc[mode, 'reason']}"
+        for mode in ("dp", "ddp")
     ]
 
 
@@ -159,9 +160,9 @@ def test_a_rank_that_waits_for_one_that_raised_is_not_the_cause(failed: Failed) 
     assert again.returncode == ExitCode.NOT_MEASURED, again.stderr[-4000:]
     last = again.stderr.splitlines()[-1]
     assert last.startswith(
-        f"bench.run: error: every ddp case failed: ValueError: late bug (net.py:{AT}; rank 1)"
+        f"bench.run: error: every case of ddp failed: ValueError: late bug (net.py:{AT}; rank 1)"
     )
-    assert "every dp case" not in again.stderr
+    assert "every case of dp" not in again.stderr
     assert failed.kept_now("dp") == failed.kept["dp"]
     assert failed.kept_now("ddp").startswith(failed.kept["ddp"])
     added = failed.kept_now("ddp").removeprefix(failed.kept["ddp"])
@@ -193,3 +194,28 @@ def test_parameters_that_a_step_does_not_use_are_named(project: Path) -> None:
     command = summary["next"]["command"].split()
     assert command[:3] == ["python", "-m", "bench.run"]
     assert "--find-unused-parameters" in command
+
+
+def test_a_run_goes_on_with_no_other_code_than_it_began_with(project: Path) -> None:
+    code, kept = project / "net.py", project / "results" / "kept"
+    began = measure(project, "--workload", "net:Net", "--modes", "single", *SWEEP, "--out", str(kept))
+    assert began.returncode == 0, began.stderr[-4000:]
+    before = {
+        file.name: file.read_bytes() for file in kept.iterdir() if file.is_file() and file.name != ".lock"
+    }
+    resume = ("--resume", str(kept), "--workload", "net:Net", "--rounds", "6", "--quiet")
+    code.write_text(f"{NET}\n# another version\n")
+    try:
+        refused = measure(project, *resume)
+    finally:
+        code.write_text(NET)
+    assert refused.returncode == ExitCode.NOT_COMPARABLE == 3, refused.stderr[-4000:]
+    (line,) = [line for line in refused.stderr.splitlines() if line.startswith("bench.run: ")]
+    assert line.startswith("bench.run: not comparable: ")
+    assert line.endswith(
+        "the workload's code has changed since its first cases were measured; start anew, or go back to the "
+        "code as it was"
+    )
+    assert {name: (kept / name).read_bytes() for name in before} == before
+    assert measure(project, *resume).returncode == 0
+    assert load_run(kept).cases["num_rounds"].tolist() == [6]

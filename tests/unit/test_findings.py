@@ -234,6 +234,12 @@ def test_an_open_cap_is_unresolved_with_the_widest_interval() -> None:
     )
 
 
+def test_a_cap_that_is_slower_is_named_beside_one_that_is_open() -> None:
+    verdict = caps(over(CAP_1, DDP, 0.9, 1.1), over(CAP_25, DDP, 0.7, 0.8))
+    assert verdict.answer == UNRESOLVED
+    assert said(verdict).endswith("anywhere from 0.90x to 1.10x. Slower: bucket_cap_mb=25.")
+
+
 def test_caps_of_too_few_rounds() -> None:
     few = [over(row, DDP, NAN, NAN, num_rounds=3) for row in (CAP_1, CAP_25)]
     verdict = caps(*few)
@@ -421,8 +427,8 @@ SKIPPED = {"status": "skipped", "reason": "the plain module"}
         ([SINGLE, DP, DDP], []),
         ([SINGLE, DP, DDP, CAP_1 | FAILED], []),
         ([SINGLE, DP | SKIPPED, DDP], []),
-        ([SINGLE, DP, DDP | FAILED], [f"every ddp case failed: {FAILED['reason']}"]),
-        ([SINGLE, DP, DDP | FAILED, CAP_1 | SKIPPED], [f"every ddp case failed: {FAILED['reason']}"]),
+        ([SINGLE, DP, DDP | FAILED], [f"every case of ddp failed: {FAILED['reason']}"]),
+        ([SINGLE, DP, DDP | FAILED, CAP_1 | SKIPPED], [f"every case of ddp failed: {FAILED['reason']}"]),
         (
             [
                 SINGLE,
@@ -430,12 +436,15 @@ SKIPPED = {"status": "skipped", "reason": "the plain module"}
                 DDP | {**FAILED, "status": "timeout"},
             ],
             [
-                "every dp case failed: oom: out of memory",
-                f"every ddp case failed: timeout: {FAILED['reason']}",
+                "every case of dp failed: oom: out of memory",
+                f"every case of ddp failed: timeout: {FAILED['reason']}",
             ],
         ),
         ([SINGLE | FAILED, DP, DDP], []),
-        ([SINGLE | FAILED, DP | SKIPPED, DDP | SKIPPED], [f"every single case failed: {FAILED['reason']}"]),
+        (
+            [SINGLE | FAILED, DP | SKIPPED, DDP | SKIPPED],
+            [f"every case of single failed: {FAILED['reason']}"],
+        ),
         ([SINGLE | SKIPPED, DDP | SKIPPED], ["nothing was measured: the plain module"]),
     ],
 )
@@ -527,6 +536,19 @@ UNUSED = {"status": "failed", "reason": "ProofError: give --find-unused-paramete
 
 
 ROUNDS_20 = {"num_rounds": 20}
+
+
+def test_a_side_of_an_interleaved_gate_is_not_gone_on_with() -> None:
+    """Resumed, it would measure the code as it stands, whatever the side's was."""
+    data = run((SINGLE, DP, DDP), timed_blocks=[])
+    wide = (over(DDP, DP, 1 / 1.1, 1.1),)
+    alone = {"settings": {}, "timing": {"measuring_s": 100.0}}
+    proposed = [
+        conclude(Path("x"), manifest, data.cases, data.blocks, wide).next_step
+        for manifest in (alone, alone | {"interleaved_id": "abc"})
+    ]
+    assert proposed[0] is not None
+    assert proposed[1] is None
 
 
 def test_a_mode_that_failed_is_mended_before_anything_is_tried_again() -> None:

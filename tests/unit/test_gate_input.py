@@ -130,7 +130,7 @@ def test_what_the_gate_decides_is_not_for_the_runs(
 ) -> None:
     assert main(["--interleave", ".", "--", *option]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert f"leave {option[0]} out" in line
+    assert f"remove {option[0]} from the arguments of bench.run" in line
 
 
 def test_a_good_folder_comes_as_it_is(tmp_path: Path) -> None:

@@ -202,14 +202,12 @@ def test_default_best_and_single_bucket_are_chosen_once_each() -> None:
     assert figure is not None
     assert [track.title for track in figure.tracks] == [
         "cap default (rank 0)",
-        "cap 25 MiB, shortest median step (rank 0)",
+        "cap 25 MiB, shortest step (rank 0)",
         "cap 100 MiB, one bucket (rank 0)",
     ]
     same = drawn([DEFAULT, one | {"images_per_s": 500.0}], rows)
     assert same is not None
-    assert [track.title for track in same.tracks][1:] == [
-        "cap 100 MiB, shortest median step, one bucket (rank 0)"
-    ]
+    assert [track.title for track in same.tracks][1:] == ["cap 100 MiB, shortest step, one bucket (rank 0)"]
 
 
 def test_largest_count_with_devices_of_its_own_is_drawn() -> None:

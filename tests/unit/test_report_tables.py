@@ -159,10 +159,16 @@ def test_communication_that_adds_more_than_it_takes_alone_hides_less_than_nothin
 
 
 @pytest.mark.parametrize(
-    ("low", "cost"), [(-40.0, "below the noise"), (-1.0, "below the noise"), (4.0, dashed("8.0 (4.0--12.0)"))]
+    ("low", "width", "cost"),
+    [
+        (-40.0, 8.0, "below the noise"),
+        (-1.0, 8.0, "below the noise"),
+        (4.0, 8.0, dashed("8.0 (4.0--12.0)")),
+        (-1.0, 80.0, "not known"),
+    ],
 )
-def test_instruments_never_cost_less_than_nothing(low: float, cost: str) -> None:
-    ends = {"": low + 4, "_low": low, "_high": low + 8}
+def test_instruments_never_cost_less_than_nothing(low: float, width: float, cost: str) -> None:
+    ends = {"": low + width / 2, "_low": low, "_high": low + width}
     row = communicating(2, 200.0) | {f"anatomy_slowdown_pct{end}": value for end, value in ends.items()}
     table = next(t for t in page([run([row])]).runs[0].tables if t.title == "Where the step goes")
     assert table.rows[0][-1] == cost

@@ -68,7 +68,7 @@ def test_caps_have_a_panel_per_count_that_several_runs_swept(three: Page) -> Non
     assert panel.title == "DDP, 2 GPUs"
     assert [tick.label for tick in figure.ticks] == ["default", "1", "25"]
     assert marks(panel.series[2])[2] == (2, 200)
-    assert "other box has its shortest median at 25 MiB, 200" in figure.caption
+    assert "other box has its shortest step at 25 MiB, 200" in figure.caption
 
 
 def test_table_sets_equal_cases_beside_each_other(three: Page) -> None:

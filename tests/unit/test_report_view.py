@@ -89,7 +89,7 @@ def test_bucket_figure_has_a_panel_where_caps_can_be_compared() -> None:
     ]
     assert (marks[2].low, marks[2].high) == (pytest.approx(100 / 1.01), pytest.approx(100 / 0.99))
     assert figure.caption == dashed(
-        "2 GPUs: shortest median at 25 MiB, 100 (99--101) ms, default 111 (110--112) ms."
+        "2 GPUs: shortest step at 25 MiB, 100 (99--101) ms, default 111 (110--112) ms."
     )
 
 
@@ -104,7 +104,7 @@ def test_of_many_caps_the_best_and_an_even_choice_are_drawn() -> None:
     assert [p.x for p in marks] == [float(i) for i in range(13)]
     assert min(marks, key=lambda p: p.y).x == labels.index("77")
     assert "Of 201 caps 13 are drawn" in figure.how_to_read
-    assert figure.caption.startswith("2 GPUs: shortest median at 77 MiB")
+    assert figure.caption.startswith("2 GPUs: shortest step at 77 MiB")
 
 
 def test_tables_of_the_usual_run() -> None:

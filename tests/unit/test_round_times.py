@@ -73,7 +73,8 @@ def test_it_says_of_every_block_what_pandas_says_of_all_rows() -> None:
 def test_details_are_medians_over_ranks_and_moments_those_of_every_block() -> None:
     case = RoundTimes(BLOCKS_MADE).of_case("b")
     assert case.details == {"compute_slowdown": pytest.approx(dict.fromkeys((1, 2, 3), 51.5 / 40))}
-    assert np.median(case.bucket_moments()[3]["ready_ms"], axis=0).tolist() == [4.0, 2.0]
+    assert np.median(case.bucket_moments(2)[3]["ready_ms"], axis=0).tolist() == [4.0, 2.0]
+    assert case.bucket_moments(3) == {}, "of another layout"
 
 
 def test_a_frame_in_any_order_gives_the_same() -> None:
@@ -89,7 +90,7 @@ def test_a_case_without_blocks_has_nothing() -> None:
     case = RoundTimes().of_case("a")
     assert case.slowest_rank() is None
     assert np.isnan(case.percentile_ms(50))
-    assert case.bucket_moments() == {}
+    assert case.bucket_moments(2) == {}
 
 
 def test_a_file_read_block_by_block_gives_the_same_times(tmp_path: Path) -> None:

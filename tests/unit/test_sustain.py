@@ -272,7 +272,7 @@ def test_rounds_comparisons_and_the_fit_know_nothing_of_it() -> None:
 def test_it_is_a_phase_and_an_option_that_a_gate_decides_against(capsys: pytest.CaptureFixture[str]) -> None:
     assert PHASES[-1] == "sustained"
     assert resolve({"sustain": "5m"}).sustain == 300
-    with pytest.raises(Exception, match="leave --sustain out"):
+    with pytest.raises(Exception, match="remove --sustain from"):
         settings_of(["--sustain", "5m"], decided=("sustain",))
     assert main([*SMALL, "--sustain", "soon"]) == 2
     assert "'soon' is not a duration" in capsys.readouterr().err

@@ -16,6 +16,7 @@ from sample_runs import SAMPLES, sample
 from test_scaling_predict import SAMPLE
 from token_runs import LENGTH, counted_in_tokens, token_run
 
+from bench.findings.caution import Caution
 from bench.findings.findings import conclude
 from bench.findings.numbers import rate, short, singular, with_interval
 from bench.findings.stability import cautions
@@ -70,7 +71,12 @@ def test_the_terminal_says_the_unit(tokens: Path, tmp_path: Path, capsys: pytest
     timing = {"rounds": 12, "total_s": 9.0, "measuring_s": 7.0, "startup_s": 1.0, "timed_share_pct": 90.0}
     timing |= {"stopped_because": "rounds done"}
     print_summary(found.cases, conclusion, warned, timing, tokens / "report.html")
-    said = capsys.readouterr().out + " ".join(f"{one.text} {one.advice}" for one in warned)
+    printed = capsys.readouterr().out
+    assert "More cautions" not in printed
+    third = [*warned, Caution(kind="a third", text="said on the page", advice="read it")]
+    print_summary(found.cases, conclusion, third, timing, tokens / "report.html")
+    assert "More cautions on the page: a third.\n" in capsys.readouterr().out
+    said = printed + " ".join(f"{one.text} {one.advice}" for one in warned)
     assert_speaks_of_tokens(said)
     assert "8 samples of 512 tokens per device" in said
     assert {"two levels", "wide intervals", "steady rate"} <= {one.kind for one in warned}
