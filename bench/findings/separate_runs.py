@@ -20,9 +20,13 @@ LEFT_OUT = {"out", "name", "sustain", "trace", "calibrate", "allreduce_curve"}
 
 
 def took_turns(runs: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether these manifests are of runs that `bench.gate --interleave` measured together."""
-    ids = {manifest.get("interleaved_id") for manifest in runs}
-    return len(ids) == 1 and None not in ids
+    """Whether these manifests are of runs that `bench.gate --interleave` measured together, and of no more.
+
+    A run that was gone on with later has rounds beyond those in turns.
+    """
+    ids = [manifest.get("interleaved_id") for manifest in runs]
+    together = isinstance(ids[0], str) and all(one == ids[0] for one in ids)
+    return together and not any(manifest.get("resumed") for manifest in runs)
 
 
 def interleave_command(baseline: Mapping[str, Any], candidate: Mapping[str, Any]) -> str:

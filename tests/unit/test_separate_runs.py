@@ -128,8 +128,10 @@ def test_runs_that_took_turns_are_compared_round_by_round_in_their_folders_too()
     assert all(c.ratio is not None and abs(c.ratio.estimate - 0.9) < 0.01 for c in rates)
     said = [*gate_output.conditions(gate), *gate_output.notes(gate), gate_output.verdict(gate)]
     assert not any("nterleave" in line for line in said)
-    for others in ({"interleaved_id": "abd"}, {}):
+    for others in ({"interleaved_id": "abd"}, {}, {"interleaved_id": "abc", "resumed": [{"utc": ""}]}):
         assert not compare(together[0], made_run(slow, **others), thresholds=FIVE).interleaved
+    damaged = [made_run(steps, interleaved_id=["abc"]) for steps in (base, slow)]
+    assert not compare(*damaged, thresholds=FIVE).interleaved
 
 
 def test_a_clear_regression_of_steady_runs_is_one_and_says_that_it_is_not_interleaved(

@@ -1,0 +1,185 @@
+"""The command that is proposed after a run: why, and that it can be pasted."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from finding_cases import CAP_1, DDP, DP, FAILED, NAN, SINGLE, concluded, exposing, over
+from report_runs import Row, case, measured, run
+from sample_runs import SAMPLES, comparisons, name_of, rebuilt, sample
+
+from bench.findings.answers import WRAPPER
+from bench.findings.findings import conclude
+from bench.findings.next_step import NextStep, next_step
+from bench.gate.__main__ import parser as gate_parser
+from bench.resolve import resolve
+from bench.results.comparisons import Comparison
+from bench.run.__main__ import parser as run_parser
+from bench.run.__main__ import settings_of
+from bench.settings import Settings
+from bench.tune.__main__ import parser as tune_parser
+
+
+def parsed(step: NextStep | None) -> tuple[str, Any]:
+    """The module of a command and what its own parser makes of the rest."""
+    assert step is not None
+    python, dash_m, module, *rest = shlex.split(step.command)
+    assert (python, dash_m) == ("python", "-m")
+    if module == "bench.doctor":
+        assert rest == []
+        return module, None
+    parser = {"bench.run": run_parser, "bench.tune": tune_parser, "bench.gate": gate_parser}[module]
+    return module, parser().parse_args(rest)
+
+
+def following(*by: Comparison, cases: tuple[Row, ...] = (), **settings: Any) -> tuple[NextStep, str, Any]:
+    step = concluded(*(cases or (SINGLE, DP, DDP)), by=by, **settings).next_step
+    assert step is not None
+    return step, *parsed(step)
+
+
+UNUSED = {"status": "failed", "reason": "ProofError: give --find-unused-parameters on, which searches …"}
+
+
+ROUNDS_20 = {"num_rounds": 20}
+
+
+def test_a_side_of_an_interleaved_gate_is_not_gone_on_with() -> None:
+    """Resumed, it would measure the code as it stands, whatever the side's was."""
+    data = run((SINGLE, DP, DDP), timed_blocks=[])
+    wide = (over(DDP, DP, 1 / 1.1, 1.1),)
+    alone = {"settings": {}, "timing": {"measuring_s": 100.0}}
+    proposed = [
+        conclude(Path("x"), manifest, data.cases, data.blocks, wide).next_step
+        for manifest in (alone, alone | {"interleaved_id": "abc"})
+    ]
+    assert proposed[0] is not None
+    assert proposed[1] is None
+
+
+def test_a_mode_that_failed_is_mended_before_anything_is_tried_again() -> None:
+    by = over(DDP, DP, 1.5, 1.7)
+    assert concluded(SINGLE, DP, DDP, by=(by,)).next_step is not None
+    made = concluded(SINGLE, DP, DDP, case("fsdp", 2, **FAILED), by=(by,))
+    assert made.verdicts
+    assert made.next_step is None
+    some = concluded(SINGLE, DP, DDP, CAP_1 | FAILED, by=(by,))
+    assert some.next_step is None, "a run with a failed case is no baseline"
+    wide = over(DDP, DP, 1 / 1.1, 1.1)
+    open_yet = concluded(SINGLE, DP | ROUNDS_20, DDP | ROUNDS_20, CAP_1 | FAILED, by=(wide,))
+    assert open_yet.next_step is not None, "DDP itself was measured, its answer is open"
+
+
+def test_ddp_that_waits_for_unused_parameters_is_measured_again_with_the_search() -> None:
+    asked = Settings(workload="net:model", modes=("dp", "ddp", "fsdp"), gpus=(2,))
+    settings: dict[str, Any] = json.loads(json.dumps(asked.stored()))  # as in a manifest
+    for others in ((DP,), (DP, case("fsdp", 2, **FAILED))):
+        step, module, options = following(cases=(SINGLE, *others, DDP | UNUSED), **settings)
+        assert module == "bench.run"
+        assert (options.find_unused_parameters, options.workload) == ("on", "net:model")
+        assert "without gradient" in step.why
+        assert ("fsdp" in getattr(options, "modes", "")) == (len(others) == 1), "what failed is left out"
+    assert concluded(SINGLE, DDP | UNUSED).next_step is not None, "though nothing else was measured"
+
+
+def test_an_open_answer_goes_on_for_as_long_as_its_width_needs() -> None:
+    """A half-width of log(1.1) has to become log(1.05) / 2: four times, so 15 times as long."""
+    wide = over(DDP, DP, 1 / 1.1, 1.1)
+    step, module, given = following(wide, cases=(SINGLE, DP | ROUNDS_20, DDP | ROUNDS_20))
+    assert module == "bench.run"
+    assert given.resume == Path("results/made run")
+    needed_s = 100 * (math.log(1.1) / (math.log(1.05) / 2)) ** 2
+    assert needed_s <= 60 * int(given.max_time.rstrip("m")) < needed_s + 60
+    assert step.why.endswith(" in all, would settle what is unresolved, to 5%")
+
+
+def test_with_fixed_rounds_it_names_rounds() -> None:
+    wide = over(DDP, DP, 1 / 1.1, 1.1)
+    _, _, given = following(wide, cases=(SINGLE, DP | ROUNDS_20, DDP | ROUNDS_20), rounds=20)
+    assert int(given.rounds) == math.ceil(20 * (math.log(1.1) / (math.log(1.05) / 2)) ** 2)
+    assert not hasattr(given, "max_time")
+
+
+def test_too_few_rounds_ask_for_ten() -> None:
+    few = over(DDP, DP, NAN, NAN, num_rounds=2)
+    two = {"num_rounds": 2}
+    step, _, given = following(few, cases=(SINGLE, DP | two, DDP | two), rounds=2)
+    assert (given.rounds, step.why) == ("10", "10 rounds give intervals")
+    _, _, given = following(few, cases=(SINGLE, DP | two, DDP | two))
+    assert given.max_time == "9m", "100 s gave two rounds"
+
+
+def test_a_noise_that_would_take_hours_is_a_case_for_the_doctor() -> None:
+    step, module, _ = following(over(DDP, DP, 0.3, 3.0))
+    assert module == "bench.doctor"
+    assert "telling 5% apart would take" in step.why
+
+
+def test_exposed_communication_is_worth_tuning() -> None:
+    row = DDP | exposing(11, 13) | measured(step_ms=100.0)
+    of_training = {"arch": "resnet34", "batch_size": "8", "seed": "3", "find_unused_parameters": "on"}
+    settings = resolve({**of_training, "margin": "2%"}).stored()
+    _, module, given = following(over(row, DP, 1.2, 1.3), cases=(SINGLE, DP, row), **settings)
+    assert module == "bench.tune"
+    assert given.gpus == "2"
+    assert {name: getattr(given, name) for name in of_training} == of_training
+
+
+def test_a_run_with_an_answer_is_worth_keeping() -> None:
+    _, module, given = following(over(DDP, DP, 1.2, 1.3))
+    assert module == "bench.gate"
+    assert given.save_baseline == Path("results/made run")
+    row = DDP | exposing(1, 2) | measured(step_ms=100.0)
+    assert following(over(row, DP, 1.2, 1.3), cases=(SINGLE, DP, row))[1] == "bench.gate"
+
+
+def test_the_step_of_a_schema_1_run_is_known_too() -> None:
+    row = DDP | exposing(11, 13) | {"step_ms_p50": 100.0}
+    assert following(over(row, DP, 1.2, 1.3), cases=(SINGLE, DP, row))[1] == "bench.tune"
+
+
+def test_with_nothing_to_compare_the_speed_up_says_how_much_more() -> None:
+    """Known to ±1%, and a margin of 1%: the half-width has to be halved."""
+    close = case("ddp", 2, 100.0, num_rounds=20)
+    step, module, given = following(cases=(SINGLE, close), margin=0.01)
+    assert module == "bench.run"
+    factor = (math.log(1.01 / 0.99) / math.log(1.01)) ** 2
+    assert given.max_time == f"{math.ceil(factor * 100 / 60)}m"
+    assert step.why.endswith(" in all, would settle what is unresolved, to 1%")
+
+
+def test_a_case_that_came_late_asks_for_ten_rounds_of_its_own() -> None:
+    few = over(DDP, DP, NAN, NAN, num_rounds=2)
+    _, _, given = following(few, cases=(SINGLE | {"num_rounds": 40}, DP | ROUNDS_20, DDP | {"num_rounds": 2}))
+    assert given.max_time == "9m"
+
+
+def test_ten_rounds_that_take_hours_are_still_the_next_step() -> None:
+    data = run([SINGLE, DP, DDP], timed_blocks=[])
+    few = over(DDP, DP, NAN, NAN, num_rounds=2)
+    manifest = {"settings": {}, "timing": {"measuring_s": 3600.0}}
+    made = conclude(Path("x"), manifest, data.cases, data.blocks, [few])
+    assert parsed(made.next_step)[1].max_time == "300m"
+
+
+@pytest.mark.parametrize("path", SAMPLES, ids=name_of)
+@pytest.mark.parametrize("as_of", ["then", "now"])
+def test_every_sample_is_concluded_and_its_next_command_runs_when_pasted(path: Path, as_of: str) -> None:
+    run_, by = sample(path), comparisons(path)
+    cases = run_.cases if as_of == "then" else rebuilt(path)
+    made = conclude(path, run_.manifest, cases, run_.blocks, by)
+    assert {verdict.question for verdict in made.verdicts} >= {WRAPPER}
+    assert not re.search(r"nan|None|<NA>|\binf\b", " ".join(made.sentences))
+    assert len(made.sentences) <= 10
+    module, given = parsed(made.next_step)
+    if module == "bench.run":
+        assert given.resume == path
+        arguments = shlex.split(made.next_step.command)[3:] if made.next_step else []
+        assert settings_of(arguments)
+    assert next_step(path, run_.manifest, cases, by, []) is None
