@@ -204,6 +204,12 @@ def gpus_of(environment: Manifest) -> list[Any] | None:
     return [listed[i] for i in visible(setting, [()] * len(listed))]
 
 
+def code_of_workload(manifest: Manifest) -> str | None:
+    """The SHA-256 of the user's code that a run imported; None without such code, or where it is not told."""
+    found = part(manifest, "workload").get("code_sha256")
+    return found if isinstance(found, str) else None
+
+
 def part(manifest: Manifest, name: str) -> Manifest:
     """A part of a manifest that should be a table; empty where it is missing or something else."""
     found = manifest.get(name)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.conditions import Manifest, part
+from bench.conditions import Manifest, code_of_workload, part
 from bench.errors import UsageError
 
 SHORT = 7
@@ -31,7 +31,7 @@ class Code:
             ours, theirs = (part(side, "git") for side in (self.baseline, self.candidate))
             known = all(state.get("commit") and state.get("dirty") is False for state in (ours, theirs))
             return ours["commit"] == theirs["commit"] if known else None
-        hashes = [part(side, "workload").get("code_sha256") for side in (self.baseline, self.candidate)]
+        hashes = [code_of_workload(side) for side in (self.baseline, self.candidate)]
         return None if None in hashes else hashes[0] == hashes[1]
 
     def lines(self) -> list[str]:
@@ -62,7 +62,7 @@ class Code:
 
 def check_one_code(launches: Sequence[Manifest]) -> None:
     """Raise UsageError where the launches of a side measured different code: it was edited meanwhile."""
-    hashes = {part(manifest, "workload").get("code_sha256") for manifest in launches}
+    hashes = {code_of_workload(manifest) for manifest in launches}
     if len(hashes) > 1:
         raise UsageError(
             "the workload's code was changed while it was measured; leave its files alone and measure again"

@@ -15,7 +15,7 @@ from typing import Any
 from bench.cli import command
 from bench.cluster.meeting import host_name
 from bench.cluster.messages import may_be_sent
-from bench.conditions import Question, differences, part
+from bench.conditions import Question, code_of_workload, differences
 from bench.errors import GaveUpError, NotComparableError, UsageError
 from bench.findings.uncertainty import why_not_measured
 from bench.plan import Planned
@@ -30,7 +30,6 @@ from bench.settings import Settings
 MAY_CHANGE = ("rounds", "max_time", "precision_target", "sustain", "case_timeout")
 """Settings that `--resume` takes anew: how long to measure, not what is measured."""
 
-_HASH = "code_sha256"
 CODE = "workload"
 """The setting that names code to import: the user says it again, a folder alone is not believed."""
 
@@ -135,10 +134,10 @@ def _code_of(recorder: Recorder, now: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises NotComparableError where blocks of other code have been.
     """
-    then, here = (part(manifest, CODE) for manifest in (recorder.manifest(), now))
     if not any(phase == "timed" for _, phase, _ in recorder.measured()):
-        return {CODE: here} if here else {}
-    if None not in (old := then.get(_HASH), new := here.get(_HASH)) and old != new:
+        return {CODE: now[CODE]} if CODE in now else {}
+    hashes = {code_of_workload(manifest) for manifest in (recorder.manifest(), now)} - {None}
+    if len(hashes) > 1:
         raise NotComparableError(
             f"{recorder.folder}: the workload's code has changed since its first cases were measured; start "
             "anew, or go back to the code as it was"

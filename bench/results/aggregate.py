@@ -338,15 +338,18 @@ def _columns(name: str, interval: Interval) -> dict[str, float]:
 
 
 def _median(values: Collection[float]) -> Interval:
-    """Return the median, with an interval from three values on: that of two may span anything."""
-    found = median_interval(list(values))
-    return found if len(values) > 2 else Interval(found.estimate, math.nan, math.nan)
+    """Return the median, with an interval where there are enough values for one."""
+    return _of_enough(median_interval(list(values)), len(values))
 
 
 def _medians(samples: Samples) -> list[Interval]:
     """Return the same for every column of an array of a row per block."""
-    found = median_intervals(samples)
-    return found if len(samples) > 2 else [Interval(one.estimate, math.nan, math.nan) for one in found]
+    return [_of_enough(found, len(samples)) for found in median_intervals(samples)]
+
+
+def _of_enough(found: Interval, num_values: int) -> Interval:
+    """Leave the interval out below three values: that of two may span anything."""
+    return found if num_values > 2 else Interval(found.estimate, math.nan, math.nan)
 
 
 def worst_half_width(rows: pd.DataFrame) -> float:
