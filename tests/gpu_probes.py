@@ -1,0 +1,306 @@
+"""What a GPU has to show that no run of the suite shows by itself; `tests/on_gpu.py` starts these.
+
+`python tests/gpu_probes.py NAME` prints one JSON line per figure. Without a GPU the same code runs small on a
+CPU core, and what needs CUDA says "skipped: no GPU". A probe that raises says so and the next one goes on.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.profiler import ProfilerActivity, profile
+
+from bench.measure.clock import float32_precision, make_clock
+from bench.measure.hold import hold, rehearse
+from bench.measure.timed import Trainer, run_block
+from bench.modes import Place
+from bench.modes.base import SingleMode
+from bench.run.job import prepare
+from bench.run.proof import Prover
+from bench.settings import Settings
+from bench.stats import paired_ratio
+from models import Workload
+from models.data import open_source
+from models.step import placed
+from models.workload import make_module
+
+HAS_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda", 0) if HAS_GPU else torch.device("cpu")
+NO_GPU = {"skipped": "no GPU"}
+SMALL: dict[str, Any] = {"arch": "resnet20", "batch_size": 4, "image_size": 32, "device": "cpu"}
+"""Settings of a machine without a GPU."""
+TURNS = 20 if HAS_GPU else 3
+STEPS = 5 if HAS_GPU else 1
+ASSERTS_AFTER_S = 12.0 if HAS_GPU else 4.0
+"""Since the first forward of a process: its cases are prepared by then, and rounds under way."""
+
+
+def say(name: str, **figures: Any) -> None:
+    print(json.dumps({"probe": name, **figures}), flush=True)
+
+
+def trainer_of(**settings: Any) -> tuple[Trainer, str]:
+    """The suite's step of `single`, with its defaults for this device; the trainer and its precision."""
+    job = prepare(Settings(modes=("single",), **(settings if HAS_GPU else SMALL | settings)))
+    case = job.plan[0].case
+    module = placed(make_module(job.workload), case, DEVICE)
+    source = open_source(
+        job.workload,
+        data="device",
+        batch_size=case.global_batch,
+        rank=0,
+        world_size=1,
+        device=DEVICE,
+        seed=0,
+    )
+    return Trainer(case, SingleMode(module), job.workload, source), case.precision
+
+
+def step_ms(step: Callable[[], None], *, lead_in: int = 2) -> float:
+    return run_block(step, STEPS, make_clock(DEVICE), lead_in=lead_in).block_ms / STEPS
+
+
+def versions() -> None:
+    """What is installed, and which GPU this is."""
+    names = ("torch", "torchvision", "pandas", "matplotlib", "scipy", "rich", "jinja2", "psutil", "pynvml")
+    found = {}
+    for name in (*names, "packaging", "pytest_benchmark"):
+        try:
+            found[name] = str(getattr(importlib.import_module(name), "__version__", "?"))
+        except ImportError as error:
+            found[name] = f"missing: {error}"
+    say("versions", python=sys.version.split()[0], cores=os.cpu_count(), **found)
+    if HAS_GPU:
+        facts = torch.cuda.get_device_properties(0)
+        say(
+            "gpu",
+            name=facts.name,
+            gib=round(facts.total_memory / 2**30, 1),
+            capability=f"{facts.major}.{facts.minor}",
+            cuda=torch.version.cuda,
+            cudnn=torch.backends.cudnn.version(),
+            nccl=".".join(map(str, torch.cuda.nccl.version())),
+        )
+
+
+def events() -> None:
+    """CUDA events against the wall clock, over the same steps."""
+    trainer, _ = trainer_of()
+    step_ms(trainer.step)
+    ratios = []
+    for _ in range(TURNS):
+        _synchronize()
+        began_s = time.perf_counter()
+        by_clock_ms = run_block(trainer.step, STEPS, make_clock(DEVICE)).block_ms
+        ratios.append(by_clock_ms / (1000 * (time.perf_counter() - began_s)))
+    say("events over wall clock", median=statistics.median(ratios), least=min(ratios), most=max(ratios))
+
+
+def hold_length() -> None:
+    """How long a hold lasts against what was asked, and what small kernels take behind one and without."""
+    if not HAS_GPU:
+        return say("hold", **NO_GPU)
+    small = torch.zeros(1024, device=DEVICE)
+
+    def work() -> None:
+        for _ in range(100):
+            small.add_(1)
+
+    queue_ms = rehearse(work, DEVICE)
+    for wanted_ms in (1.0, 10.0, 100.0):
+        clock = make_clock(DEVICE)
+        clock.begin()
+        hold(wanted_ms, DEVICE)
+        clock.mark()
+        say("hold", queue_ms=wanted_ms, lasted_ms=clock.read_ms()[0])
+    free_ms = run_block(work, 1, make_clock(DEVICE)).block_ms
+    clock = make_clock(DEVICE)
+    hold(queue_ms, DEVICE)
+    clock.begin()
+    work()
+    clock.mark()
+    return say("100 small kernels", queue_ms=queue_ms, free_ms=free_ms, behind_a_hold_ms=clock.read_ms()[0])
+
+
+def proof_dtype() -> None:
+    """In which type the proof of the default model runs, and how long its first gradient takes."""
+    job = prepare(Settings(modes=("single",), **({} if HAS_GPU else SMALL)))
+    place = Place(rank=0, local_rank=0, device=DEVICE, cores=(0,))
+    prover = Prover(job.workload, make_module(job.workload), place, seed=0)
+    began_s = time.perf_counter()
+    say("proof", dtype=str(prover.dtype), why=prover.why_float32, seconds=time.perf_counter() - began_s)
+
+
+def allocations() -> None:
+    """What each of the first steps asks the driver for."""
+    if not HAS_GPU:
+        return say("allocations", **NO_GPU)
+    trainer, _ = trainer_of()
+    found = []
+    for _ in range(10):
+        before = torch.cuda.memory_stats().get("num_device_alloc", 0)
+        run_block(trainer.step, 1, make_clock(DEVICE))
+        found.append(torch.cuda.memory_stats().get("num_device_alloc", 0) - before)
+    return say("allocations", by_step=found)
+
+
+def dp_on_one_gpu() -> None:
+    """`nn.DataParallel` of two replicas on one GPU, under bf16 autocast: types and gradients."""
+    if not HAS_GPU:
+        return say("dp", **NO_GPU)
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 900, 10)).to(DEVICE)
+    images, labels = torch.randn(8, 3, 32, 32, device=DEVICE), torch.arange(8, device=DEVICE)
+    found: dict[str, Any] = {}
+    for name, model in (("plain", plain), ("dp", nn.DataParallel(plain, device_ids=[0, 0]))):
+        plain.zero_grad(set_to_none=True)
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            outputs = model(images)
+            cross_entropy(outputs, labels).backward()
+        found[name] = (str(outputs.dtype), torch.cat([p.grad.flatten() for p in plain.parameters()]))
+    (dtype, reference), (dp_dtype, gradient) = found["plain"], found["dp"]
+    error = float((gradient - reference).norm() / reference.norm())
+    return say("dp", plain_dtype=dtype, dp_dtype=dp_dtype, gradient_error=error)
+
+
+def pieces() -> None:
+    for one in (events, hold_length, proof_dtype, allocations, dp_on_one_gpu):
+        guarded(one)
+
+
+def profiler() -> None:
+    """Steps before and after a profile, in one process."""
+    trainer, _ = trainer_of()
+    step_ms(trainer.step)
+    before = [step_ms(trainer.step) for _ in range(TURNS)]
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if HAS_GPU else [])]
+    with profile(activities=activities):
+        run_block(trainer.step, 1, make_clock(DEVICE))
+    after = [step_ms(trainer.step) for _ in range(TURNS)]
+    ratio = statistics.median(after) / statistics.median(before)
+    say("after over before a profile", ratio=ratio, before_ms=before, after_ms=after)
+
+
+def bare() -> None:
+    """A loop as a user writes it and the suite's own step, in turns."""
+    trainer, precision = trainer_of()
+    inputs, labels = trainer._fetch()
+    model = trainer.mode.module
+    autocast = torch.autocast(DEVICE.type, dtype=torch.bfloat16, enabled=precision == "bf16")
+    optimizer = trainer.optimizer
+
+    def loop() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        with autocast:
+            loss = cross_entropy(model(inputs), labels)
+        loss.backward()
+        optimizer.step()
+
+    with float32_precision(precision, DEVICE):
+        pairs = [(step_ms(loop), step_ms(trainer.step)) for _ in range(TURNS)]
+    loop_ms, suite_ms = (dict(enumerate(times)) for times in zip(*pairs, strict=True))
+    found = paired_ratio(loop_ms, suite_ms)
+    say(
+        "bare loop",
+        suite_rate_over_loop=[found.low, found.estimate, found.high],
+        images_per_s=1000 * len(inputs) / statistics.median(suite_ms.values()),
+        batch=len(inputs),
+        precision=precision,
+    )
+
+
+def matrix() -> None:
+    """Matrix rate by size and by warm-up."""
+    for size in (2048, 4096, 8192, 16384) if HAS_GPU else (256,):
+        factors = [torch.randn(size, size, device=DEVICE, dtype=torch.bfloat16) for _ in range(2)]
+        product = torch.empty_like(factors[0])
+        for warm_up_s in (0.0, 0.1, 0.5, 2.0) if HAS_GPU else (0.0,):
+            time.sleep(1.0 if HAS_GPU else 0.0)  # the clock falls meanwhile
+
+            def multiply() -> None:
+                torch.mm(factors[0], factors[1], out=product)  # noqa: B023 - called within this turn
+
+            until_s = time.perf_counter() + warm_up_s
+            while time.perf_counter() < until_s:
+                multiply()
+                _synchronize()
+            ms = statistics.median(run_block(multiply, 20, make_clock(DEVICE)).steps_ms)
+            say("matrix", size=size, warm_up_s=warm_up_s, tflop_per_s=2 * size**3 / ms / 1e9)
+
+
+def defaults() -> None:
+    """Precision, memory format and fused optimizer, all combinations in turns in one process."""
+    wanted = [
+        {"precision": precision, "channels_last": channels_last, "fused_optimizer": fused}
+        for precision in (("fp32", "tf32", "bf16") if HAS_GPU else ("fp32", "bf16"))
+        for channels_last in (False, True)
+        for fused in (False, True)
+    ]
+    trainers = [(settings, *trainer_of(**settings)) for settings in wanted]
+    times: list[list[float]] = [[] for _ in trainers]
+    until_s = time.perf_counter() + (180.0 if HAS_GPU else 0.0)
+    while time.perf_counter() < until_s or len(times[0]) < 3:
+        for found, (_, trainer, precision) in zip(times, trainers, strict=True):
+            with float32_precision(precision, DEVICE):
+                found.append(step_ms(trainer.step))
+    for found, (settings, trainer, _) in zip(times, trainers, strict=True):
+        rate = 1000 * len(trainer._fetch()[0]) / statistics.median(found)
+        say("defaults", **settings, images_per_s=rate, step_ms=found)
+
+
+class Asserting(nn.Linear):
+    """Fails once, in the first of a row of processes: an index out of range, which breaks a GPU."""
+
+    began_s = 0.0
+
+    def forward(self, images: Tensor) -> Tensor:
+        Asserting.began_s = Asserting.began_s or time.monotonic()
+        if time.monotonic() > Asserting.began_s + ASSERTS_AFTER_S and _is_first_time():
+            table = torch.zeros(4, device=images.device)
+            return super().forward(images.flatten(1)) + table[torch.tensor([7], device=images.device)]
+        return super().forward(images.flatten(1))
+
+
+def _is_first_time() -> bool:
+    """Whether no process before has asked, as a file in the current folder tells."""
+    try:
+        Path("has-asserted").touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _images(batch_size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    return torch.randn(batch_size, 3, 8, 8, generator=generator), torch.zeros(batch_size, dtype=torch.long)
+
+
+asserting = Workload(name="asserting", module=lambda: Asserting(192, 4), batch=_images, image_size=8)
+
+
+def _synchronize() -> None:
+    if HAS_GPU:
+        torch.cuda.synchronize()
+
+
+def guarded(work: Callable[[], None]) -> None:
+    try:
+        work()
+    except Exception as error:  # noqa: BLE001 - the next probe is worth as much
+        say(work.__name__, raised=f"{type(error).__name__}: {error}", at=traceback.format_exc(limit=-3))
+
+
+if __name__ == "__main__":
+    known = (versions, pieces, profiler, bare, matrix, defaults)
+    guarded({one.__name__: one for one in known}[sys.argv[1]])

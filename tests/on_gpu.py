@@ -1,0 +1,238 @@
+"""Uses a GPU that is lent for minutes: `python tests/on_gpu.py STAGE`, where STAGE is 1, 2 or 3.
+
+Stage 1 asks whether the suite works there, stage 2 whether its numbers are right, stage 3 which defaults are
+fastest. A stage is a list of commands, one after another, each with a time limit and in a process group of
+its own. What fails or hangs costs itself alone; what no longer fits into the stage's time is skipped. After
+every command `$OUT/stageN.jsonl` has one more line and `$OUT/stageN.tar.gz` all logs and results so far; the
+table comes last. Standard library only; what is run needs the suite's own packages, and no network.
+
+On a machine without a GPU, `--rehearse` runs the same commands on CPU cores with small models and limits;
+those that need CUDA answer "skipped: no GPU".
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+STAGE_S = 9.5 * 60
+"""Of a stage: a lease runs commands of ten minutes at most."""
+REHEARSED_S = 45.0
+"""Limit of one command in a rehearsal."""
+GRACE_S = 5.0
+"""Between SIGTERM and SIGKILL, and least time that is worth beginning a command."""
+LAST_LINES = 12
+ARCHIVE_BYTES = 15 * 2**20
+"""Of the archive at most; larger ones do not come back. Traces are left out first."""
+SMALL = ("--device", "cpu", "--arch", "resnet20", "--image-size", "32", "--batch-size", "4", "--max-time")
+PYTHON = sys.executable
+
+
+@dataclass(frozen=True)
+class Item:
+    """One command: what it is called, how long it may take, and what a rehearsal puts behind it."""
+
+    name: str
+    limit_s: float
+    command: tuple[str, ...]
+    rehearsal: tuple[str, ...] | None = ()
+    """None: it needs CUDA."""
+
+
+def run(name: str, limit_s: float, *arguments: str, small: tuple[str, ...] | None = (*SMALL, "3s")) -> Item:
+    """`bench.run` into a folder of its own; `{work}` is the stage's."""
+    command = (PYTHON, "-m", "bench.run", *arguments, "--out", f"{{work}}/{name}")
+    return Item(name, limit_s, command, small)
+
+
+def probe(name: str, limit_s: float) -> Item:
+    """One of `tests/gpu_probes.py`, which knows by itself what a machine without a GPU can show."""
+    return Item(name, limit_s, (PYTHON, str(ROOT / "tests" / "gpu_probes.py"), name))
+
+
+DDP_ALONE = ("--modes", "ddp", "--gpus", "1", "--max-time", "60s")
+
+STAGES: dict[int, tuple[Item, ...]] = {
+    1: (
+        Item("nvidia-smi", 20, ("nvidia-smi",), None),
+        probe("versions", 60),
+        Item("doctor", 60, (PYTHON, "-m", "bench.doctor", "--json"), ()),
+        run("first", 150, "--modes", "dp,ddp", "--gpus", "1", "--max-time", "60s", "--trace", "on"),
+        probe("pieces", 90),
+        run(
+            "gloo",
+            210,
+            *("--backend", "gloo", "--modes", "ddp", "--gpus", "1,2", "--batch-size", "64", "--calibrate"),
+            *("--allreduce-curve", "--trace", "on", "--max-time", "90s"),
+        ),
+        run("oom", 90, "--modes", "ddp", "--gpus", "1", "--batch-size", "20000", "--max-time", "30s"),
+        run(
+            "assert",
+            90,
+            *("--workload", "gpu_probes:asserting", "--modes", "ddp", "--gpus", "1", "--batch-size", "32"),
+            *("--max-time", "40s", "--case-timeout", "30s"),
+            small=("--device", "cpu", "--max-time", "8s"),
+        ),
+    ),
+    2: (
+        run("aa1", 120, *DDP_ALONE),
+        run("aa2", 120, *DDP_ALONE),
+        Item("gate", 30, (PYTHON, "-m", "bench.gate", "{work}/aa1", "{work}/aa2")),
+        run("telemetry-off", 120, *DDP_ALONE, "--telemetry", "off"),
+        probe("profiler", 90),
+        probe("bare", 90),
+        probe("matrix", 60),
+    ),
+    3: (
+        probe("defaults", 300),
+        run(
+            "compile",
+            150,
+            *("--modes", "single", "--compile", "off,on", "--max-time", "75s"),
+            small=(*SMALL, "3s", "--dry-run"),  # on a CPU it takes a minute
+        ),
+        run("prefetch-on", 60, *DDP_ALONE[:4], "--data", "host", "--prefetch", "on", "--max-time", "20s"),
+        run("prefetch-off", 60, *DDP_ALONE[:4], "--data", "host", "--prefetch", "off", "--max-time", "20s"),
+    ),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a stage; 0 when it came to its end, whatever became of its commands."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("stage", type=int, choices=STAGES)
+    parser.add_argument("--rehearse", action="store_true", help="on CPU cores, small")
+    asked = parser.parse_args(arguments)
+    out = Path(os.environ.get("OUT", "on-gpu")).resolve()
+    work = out.parent / f"{out.name}-work" / f"stage{asked.stage}"
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    out.mkdir(parents=True, exist_ok=True)
+    rows = []
+    with (out / f"stage{asked.stage}.jsonl").open("w") as log:
+        for row in results(STAGES[asked.stage], work, rehearse=asked.rehearse):
+            rows.append(row)
+            log.write(json.dumps(row) + "\n")
+            log.flush()
+            shutil.copyfile(log.name, work / "stage.jsonl")
+            archive(work, out / f"stage{asked.stage}.tar.gz")
+            print(line_of(row), flush=True)
+    print("\n".join(table(rows)), flush=True)
+    return 0
+
+
+def results(items: Sequence[Item], work: Path, *, rehearse: bool) -> Iterator[dict[str, Any]]:
+    """What became of each command, in turn."""
+    began_s = time.monotonic()
+    for number, item in enumerate(items, start=1):
+        left_s = STAGE_S - (time.monotonic() - began_s)
+        limit_s = min(item.limit_s, REHEARSED_S) if rehearse else item.limit_s
+        row: dict[str, Any] = {"item": item.name, "limit_s": limit_s, "rc": None, "seconds": None}
+        if rehearse and item.rehearsal is None:
+            yield row | {"last": ["skipped: no GPU"]}
+        elif left_s < limit_s:
+            yield row | {"last": [f"skipped: {left_s:.0f} s are left"]}
+        else:
+            more = item.rehearsal if rehearse and item.rehearsal else ()
+            command = [part.replace("{work}", str(work)) for part in (*item.command, *more)]
+            yield row | done(command, limit_s, work / f"{number:02}-{item.name}.log", work / item.name)
+
+
+def done(command: Sequence[str], limit_s: float, log: Path, results_folder: Path) -> dict[str, Any]:
+    """Run one command to its end or its limit: return code, seconds, last lines, rows by status."""
+    began_s = time.monotonic()
+    paths = [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUNBUFFERED": "1"}
+    with log.open("w", errors="replace") as output:
+        try:
+            process = subprocess.Popen(
+                command,
+                cwd=log.parent,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            return {"rc": 127, "seconds": 0.0, "last": [str(error)]}
+        rc: int | None = None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            rc = process.wait(limit_s)
+        _end(process)
+    last = log.read_text(errors="replace").splitlines()[-LAST_LINES:]
+    if rc is None:
+        last.append(f"ended at its limit of {limit_s:.0f} s")
+    return {
+        "rc": 124 if rc is None else rc,
+        "seconds": round(time.monotonic() - began_s, 1),
+        "last": last,
+        "cases": cases_of(results_folder),
+    }
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the command's whole process group, whether or not the command itself has ended."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE_S)
+
+
+def cases_of(folder: Path) -> dict[str, int]:
+    """Rows of a run's cases.csv by status; empty for what is no run."""
+    try:
+        with (folder / "cases.csv").open(newline="") as file:
+            return dict(Counter(row["status"] for row in csv.DictReader(file)))
+    except (OSError, KeyError):
+        return {}
+
+
+def archive(work: Path, target: Path) -> None:
+    """Everything in `work`, without traces and then without the largest files where it is too large."""
+    files = sorted((p for p in work.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    plain = [p for p in files if "traces" not in p.parts]
+    part = target.with_suffix(".part")
+    for chosen in (files, plain, *(plain[:-count] for count in (1, 2, 4, 8, 16))):
+        with tarfile.open(part, "w:gz") as tar:
+            for path in sorted(chosen):
+                tar.add(path, path.relative_to(work))
+        if part.stat().st_size <= ARCHIVE_BYTES:
+            break
+    part.replace(target)
+
+
+def line_of(row: dict[str, Any]) -> str:
+    """One line of the table."""
+    rc = "-" if row["rc"] is None else str(row["rc"])
+    seconds = "-" if row["seconds"] is None else f"{row['seconds']:.1f}"
+    cases = ", ".join(f"{count} {status}" for status, count in row.get("cases", {}).items())
+    said = cases or next((line.strip() for line in reversed(row["last"]) if line.strip()), "")
+    return f"{row['item']:<14} {row['limit_s']:>7.0f} {rc:>4} {seconds:>8}  {said[:70]}"
+
+
+def table(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """All rows under their heading, and the time that they took."""
+    total_s = sum(row["seconds"] or 0.0 for row in rows)
+    heading = f"{'item':<14} {'limit s':>7} {'rc':>4} {'seconds':>8}  rows of cases.csv, or the last line"
+    return ["", heading, *map(line_of, rows), f"{total_s:.0f} s in all"]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

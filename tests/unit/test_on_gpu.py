@@ -1,0 +1,101 @@
+import json
+import os
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import on_gpu
+import psutil
+import pytest
+from on_gpu import PYTHON, STAGES, Item, main, results
+
+from bench.errors import UsageError
+from bench.run.__main__ import settings_of
+
+RUNS = [item for items in STAGES.values() for item in items if "bench.run" in item.command]
+
+
+def item(code: str, limit_s: float = 60, name: str = "one") -> Item:
+    return Item(name, limit_s, (sys.executable, "-c", code))
+
+
+def test_what_fails_hangs_or_is_not_there_costs_itself_alone(tmp_path: Path) -> None:
+    hang = "import subprocess, sys, time; subprocess.Popen(['sleep', '987']); print('up'); time.sleep(99)"
+    items = (
+        item("raise SystemExit('bad')"),
+        item(hang, limit_s=1),
+        Item("absent", 60, ("/no/such/program",)),
+        item("print('fine')"),
+    )
+    found = list(results(items, tmp_path, rehearse=False))
+    assert [row["rc"] for row in found] == [1, 124, 127, 0]
+    assert found[0]["last"] == ["bad"]
+    assert found[1]["last"][0] == "up"
+    assert found[3]["last"] == ["fine"]
+    assert not [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "987"]]
+
+
+def test_what_no_longer_fits_is_skipped_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(on_gpu, "STAGE_S", 30)
+    found = list(results([item("", limit_s=29), item("", limit_s=31)], tmp_path, rehearse=False))
+    assert [row["rc"] for row in found] == [0, None]
+    assert found[1]["last"][0].startswith("skipped: ")
+
+
+def test_each_command_leaves_a_line_and_the_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = "open('{work}/%s/cases.csv', 'w').write('case_id,status\\na,ok\\nb,failed\\n')"
+    make = "import os; os.makedirs('{work}/%s', exist_ok=True); "
+    items = tuple(item((make + write) % (name, name), name=name) for name in ("first", "second"))
+    monkeypatch.setitem(STAGES, 1, (*items, Item("nvidia-smi", 20, ("nvidia-smi",), None)))
+    monkeypatch.setenv("OUT", str(tmp_path / "out"))
+    assert main(["1", "--rehearse"]) == 0
+    rows = [json.loads(line) for line in (tmp_path / "out" / "stage1.jsonl").read_text().splitlines()]
+    assert [(row["item"], row["rc"]) for row in rows] == [("first", 0), ("second", 0), ("nvidia-smi", None)]
+    assert rows[0]["cases"] == {"ok": 1, "failed": 1}
+    with tarfile.open(tmp_path / "out" / "stage1.tar.gz") as tar:
+        assert {"first/cases.csv", "second/cases.csv", "01-first.log"} <= set(tar.getnames())
+
+
+def test_an_archive_that_is_too_large_leaves_traces_out_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(on_gpu, "ARCHIVE_BYTES", 20_000)
+    for name, size in (("traces/a", 30_000), ("large", 25_000), ("small", 10)):
+        (tmp_path / "work" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "work" / name).write_bytes(os.urandom(size))
+    on_gpu.archive(tmp_path / "work", tmp_path / "out.tar.gz")
+    with tarfile.open(tmp_path / "out.tar.gz") as tar:
+        assert tar.getnames() == ["small"]
+
+
+@pytest.mark.parametrize("planned", RUNS, ids=lambda planned: planned.name)
+def test_every_run_of_a_stage_is_a_command_line_that_the_suite_takes(planned: Item) -> None:
+    arguments = planned.command[3:]
+    assert planned.command[:3] == (PYTHON, "-m", "bench.run")
+    asked = settings_of(arguments)
+    assert asked.max_time is not None
+    with pytest.raises(UsageError):
+        settings_of([*arguments, "--no-such-option"])
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_rehearsal_on_cpu_cores_runs_every_command(
+    stage: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OUT", str(tmp_path / "out"))
+    began_s = time.monotonic()
+    assert main([str(stage), "--rehearse"]) == 0
+    print(capsys.readouterr().out, f"{time.monotonic() - began_s:.0f} s")
+    rows = [json.loads(line) for line in (tmp_path / "out" / f"stage{stage}.jsonl").read_text().splitlines()]
+    by_name = {row.pop("item"): row for row in rows}
+    undecided = {"gate": 3}  # three rounds say nothing
+    assert {name: row["rc"] for name, row in by_name.items()} == {
+        one.name: None if one.rehearsal is None else undecided.get(one.name, 0) for one in STAGES[stage]
+    }
+    assert not [row["last"] for row in rows if '"raised"' in " ".join(row["last"])]
+    if stage == 1:
+        assert by_name["first"]["cases"] == {"ok": 2, "skipped": 1}
+        assert by_name["assert"]["cases"] == {"ok": 1, "failed": 1}
