@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from scipy.sparse.csgraph import connected_components
 from scipy.special import stdtr, stdtrit
 
 from bench.stats import Interval
@@ -29,6 +30,8 @@ _TUNING = 1.345
 """Huber's: 95% of the mean's efficiency under normal noise."""
 _SCALE_PRIOR = 10
 """A column's own noise scale counts as its visits, that of all columns as so many."""
+_LEAST_SCALE = 0.01
+"""Of a column's noise, in mean absolute residuals: no column is taken to be exact."""
 _CAUTION = 1.0
 """Standard errors by which a correlation is taken larger than estimated."""
 _ROUND_PRIOR, _ROUND_PRIOR_WEIGHT = 0.5, 10
@@ -152,6 +155,8 @@ def fit(step_ms: Array) -> TwoWayFit:
     used = np.flatnonzero(np.isfinite(x).any(axis=0))
     x, num_columns = x[:, used], step_ms.shape[1]
     seen = np.isfinite(x)
+    if connected_components(seen.T @ seen)[0] > 1:
+        raise ValueError("some cases share no round with the others")
     visits = seen.sum(axis=0)
     location, effect, scale = _start(x, seen)
     for _ in range(100):
@@ -175,8 +180,6 @@ def fit(step_ms: Array) -> TwoWayFit:
     hessian = np.diag(local.sum(axis=0)) - (local / local.sum(axis=1, keepdims=True)).T @ local
     unit = local.sum(axis=0) / steep.sum()
     hessian = hessian + np.mean(steep) * np.outer(np.ones(len(unit)), unit)
-    if np.linalg.cond(hessian * np.outer(scale, scale)) > 1e10:
-        raise ValueError("some cases share no round with the others")
     score = np.clip(residual / scale, -_TUNING, _TUNING) / scale
     score = score - local / local.sum(axis=1, keepdims=True) * score.sum(axis=1, keepdims=True)
     of_case = np.linalg.solve(hessian, score.T).T
@@ -214,7 +217,8 @@ def _start(x: Array, seen: npt.NDArray[np.bool_]) -> tuple[Array, Array, Array]:
     own, common = 1.4826 * loss * np.nanmedian(absolute, axis=0), 1.4826 * loss * np.nanmedian(absolute)
     visits = seen.sum(axis=0)
     scale = np.sqrt((visits * own**2 + _SCALE_PRIOR * common**2) / (visits + _SCALE_PRIOR))
-    return location, effect, np.maximum(scale, 1e-6)
+    # In a table of three rounds most residuals may be 0, and so their median.
+    return location, effect, np.maximum(scale, max(_LEAST_SCALE * float(np.nanmean(absolute)), 1e-6))
 
 
 def _weights(residual: Array, scale: Array, seen: npt.NDArray[np.bool_]) -> Array:

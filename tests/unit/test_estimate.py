@@ -129,6 +129,32 @@ def test_columns_without_a_common_round_compare_with_nothing() -> None:
         fit(step_ms)
 
 
+def test_a_full_table_of_three_rounds_is_fitted_however_they_scatter() -> None:
+    # Most residuals of its median polish are 0: its noise must not be taken for none.
+    step_ms = np.array([[1.1059, 7.707, 1.3002], [1.1589, 5.8147, 1.5902], [1.4016, 3.5958, 2.0552]])
+    found = fit(step_ms)
+    assert (step_ms.min(axis=0) <= np.exp(found.log_ms)).all()
+    assert (np.exp(found.log_ms) <= step_ms.max(axis=0)).all()
+
+
+@pytest.mark.parametrize("trials", [300, pytest.param(10_000, marks=pytest.mark.campaign)])
+def test_a_full_table_is_never_refused_and_its_intervals_hold(trials: int) -> None:
+    rng = np.random.default_rng(1)
+    held = []
+    for _ in range(trials):
+        num_rounds, num_columns, sd = rng.integers(3, 11), rng.integers(2, 11), rng.uniform(0.05, 1)
+        true = rng.standard_normal(num_columns)
+        noise = sd * rng.standard_normal((num_rounds, num_columns))
+        found = fit(np.exp(true + noise + sd * rng.standard_normal((num_rounds, 1))))
+        assert np.isfinite(found.log_ms).all()
+        pairs = [difference(column, 0) for column in range(1, num_columns)]
+        for column, interval in enumerate(found.intervals(pairs), start=1):
+            assert math.isnan(interval.low) == (num_rounds < MIN_ROUNDS)
+            if num_rounds >= MIN_ROUNDS:
+                held.append(interval.low <= true[column] - true[0] <= interval.high)
+    assert np.mean(held) >= 0.95
+
+
 def test_one_column_is_its_geometric_mean() -> None:
     step_ms = table(30, 1)
     found = fit(step_ms)
