@@ -85,7 +85,7 @@ STAGES: dict[int, tuple[Item, ...]] = {
             "assert",
             90,
             *("--workload", "gpu_probes:asserting", "--modes", "ddp", "--gpus", "1", "--batch-size", "32"),
-            *("--max-time", "40s", "--case-timeout", "30s"),
+            *("--max-time", "40s", "--precision-target", "0.001%", "--case-timeout", "30s"),
             small=("--device", "cpu", "--max-time", "8s"),
         ),
     ),

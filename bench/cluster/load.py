@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -44,6 +45,17 @@ class OtherLoad:
     """Cores' worth of time in programs that are no rank."""
     steal: float
     """Cores' worth of time that the hypervisor gave to other guests."""
+    seconds: float
+    """Between the readings."""
+
+    def after(self, earlier: Mapping[str, Any]) -> OtherLoad:
+        """The mean of this and of what an earlier part of the run was told, as a manifest has it."""
+        share = self.seconds / (self.seconds + earlier["seconds"])
+        others, steal = (
+            round(share * now + (1 - share) * earlier[name], 3)
+            for name, now in (("others", self.others), ("steal", self.steal))
+        )
+        return OtherLoad(self.cores, others, steal, round(self.seconds + earlier["seconds"], 1))
 
 
 def read_load() -> LoadReading | None:
@@ -90,4 +102,4 @@ def _of_machine(pairs: Sequence[tuple[LoadReading, LoadReading]]) -> OtherLoad:
     own = sum(now.own_s - then.own_s for then, now in pairs) / elapsed_s
     others = mean(first.busy_s, last.busy_s) - own
     steal = mean(first.steal_s, last.steal_s)
-    return OtherLoad(len(cores), round(max(others, 0.0), 3), round(max(steal, 0.0), 3))
+    return OtherLoad(len(cores), round(max(others, 0.0), 3), round(max(steal, 0.0), 3), round(elapsed_s, 1))

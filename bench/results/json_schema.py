@@ -307,6 +307,7 @@ _LOAD = {
     "cores": _said(COUNT, "cores on which ranks may run"),
     "others": _said(NUMBER, "mean number of them that other programs used"),
     "steal": _said(NUMBER, "mean number of them that the hypervisor gave to other guests"),
+    "seconds": _said(NUMBER, "of all rounds, those of earlier attempts included"),
 }
 
 _RATES = {

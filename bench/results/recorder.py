@@ -229,13 +229,9 @@ class Recorder:
         with self._writing():
             self._writer.write_manifest(manifest)
 
-    def set_rates(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """What the devices reach by themselves, for the manifest."""
-        self.write_manifest({**self.manifest(), "roofline": rows})
-
-    def set_load(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """What else used the cores while the rounds were measured, for the manifest."""
-        self.write_manifest({**self.manifest(), "load": rows})
+    def tell(self, **facts: Any) -> None:
+        """Put what was measured of the devices by themselves into the manifest."""
+        self.write_manifest({**self.manifest(), **facts})
 
     def close(self, because: str) -> None:
         """Write why the run ended, and close its files."""

@@ -14,6 +14,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from bench.case import Case
+from bench.console import format_s
 from bench.estimate import MIN_ROUNDS
 from bench.expected_time import timed_block_s
 from bench.plan import Planned
@@ -39,8 +40,11 @@ SHARES = {"no_sync": 0.15, "comm": 0.03, "instrumented": 0.05, "calibration": 0.
 
 INSTRUMENTED = ("anatomy", "trace")
 
-LEAST_VISITS = {"no_sync": 2 * MIN_ROUNDS, "comm": 2 * MIN_ROUNDS}
+LEAST_VISITS = {"no_sync": 2 * MIN_ROUNDS, "comm": 2 * MIN_ROUNDS, "calibration": MIN_ROUNDS}
 """Visits that these phases get beyond their share, where steps are long: fewer give no or a wide interval."""
+
+CALIBRATION_STEPS = 20
+"""A visit of the calibration pass takes about as long as so many steps; once measured, what it took."""
 
 TIMED_SHARE = 0.55
 """Share of the measuring time that timed steps took where all kinds of blocks were due; for a forecast."""
@@ -72,18 +76,24 @@ class Schedule:
     """Seconds of blocks by kind: the keys of `SHARES`, and `timed`."""
     visits: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Blocks by case and phase."""
+    took_s: dict[tuple[str, str], float] = field(default_factory=dict)
+    """Seconds of the last of them."""
 
     def add(self, case_id: str, phase: str, seconds: float, *, oversubscribed: bool) -> None:
         """Count a block of a round that was measured."""
-        if phase == "sustained":
+        if phase in ("warmup", "sustained"):
             return
         self.spent_s[_kind(phase, oversubscribed=oversubscribed)] += seconds
         self.visits[case_id, phase] += 1
+        self.took_s[case_id, phase] = seconds
 
     def round(
         self, live: Sequence[Visitable], round_index: int, *, resting: Collection[str] = frozenset()
     ) -> dict[int, list[str]]:
-        """The phases of every case to be visited in a round, by its place in the plan."""
+        """The phases of every case to be visited in a round, by its place in the plan.
+
+        Every case begins with timed blocks alone, as many as an interval takes, whatever they cost.
+        """
         if self.settings.rounds is not None:
             return {
                 one.index: fixed_phases(
@@ -104,13 +114,47 @@ class Schedule:
             ("calibration", own, 1),
         ):
             phases = INSTRUMENTED if kind == "instrumented" else (kind,)
-            wanted = [(one, phase) for phase in phases for one in cases if phase in self._passes(one.case)]
+            wanted = [
+                (one, phase)
+                for phase in phases
+                for one in cases
+                if self._has_enough(one) and phase in self._passes(one.case)
+            ]
             for one, phase in self._affordable(wanted, kind, per_round=most):
                 chosen.setdefault(one.index, []).append(phase)
-        for one in self._shared([one for one in live if one not in own]):
+        shared = [one for one in live if one not in own]
+        chosen |= {one.index: ["timed"] for one in shared if not self._has_enough(one)}
+        for one in self._shared([one for one in shared if self._has_enough(one)]):
             chosen[one.index] = self._passes_of_shared(one.case)
         seed = f"{self.settings.seed}/{round_index}"
         return {index: shuffled(phases, f"{seed}/{index}") for index, phases in chosen.items()}
+
+    def shortage(self, live: Sequence[Visitable], left_s: float) -> str:
+        """Say that the time left gives no intervals, and what would; empty where it is enough."""
+        if self.settings.rounds is not None:
+            return ""
+        round_s = sum(self._expected_s(one, "timed") for one in live)
+        open_s = sum(self._expected_s(one, "timed") for one in live if not self._has_enough(one))
+        calibration_s = LEAST_VISITS["calibration"] * sum(
+            self._expected_s(one, "calibration")
+            for one in live
+            if is_calibrated(one.case, self.settings) and not self.visits[one.case.case_id, "calibration"]
+        )
+        needed_s = MIN_ROUNDS * open_s + calibration_s
+        if needed_s <= left_s:
+            return ""
+        longest = max(live, key=lambda one: self._expected_s(one, "timed"))
+        calibrated = " and a calibration" if calibration_s else ""
+        return (
+            f"The time is too short: {format_s(left_s)} are left after preparation, and intervals take "
+            f"{MIN_ROUNDS} rounds{calibrated}, about {format_s(needed_s)}; give "
+            f"a longer --max-time or fewer cases ({longest.case.case_id} takes "
+            f"{100 * self._expected_s(longest, 'timed') / round_s:.0f}% of a round)"
+        )
+
+    def _has_enough(self, one: Visitable) -> bool:
+        """Whether its timed blocks are enough for an interval."""
+        return self.visits[one.case.case_id, "timed"] >= MIN_ROUNDS
 
     def _passes(self, case: Case) -> list[str]:
         """What is measured of a case beside timed steps, within the rounds."""
@@ -143,7 +187,7 @@ class Schedule:
         found: list[tuple[Visitable, str]] = []
         by_visits = sorted(wanted, key=lambda pair: self.visits[pair[0].case.case_id, pair[1]])
         for one, phase in by_visits[:per_round]:
-            cost_s = one.step_s * self.steps_of(phase, one.step_s)
+            cost_s = self._expected_s(one, phase)
             if not self._is_due(one, phase) and spent_s + cost_s > SHARES[kind] * (total_s + cost_s):
                 break
             spent_s, total_s = spent_s + cost_s, total_s + cost_s
@@ -157,13 +201,20 @@ class Schedule:
 
     def _shared(self, shared: Sequence[Visitable]) -> list[Visitable]:
         """All cases that share devices, where their share of the time allows a visit to each."""
-        cost_s = sum(one.step_s * self.steps_of("timed", one.step_s) * 2 for one in shared)
+        cost_s = sum(2 * self._expected_s(one, "timed") for one in shared)
         total_s = sum(self.spent_s.values())
         affordable = self.spent_s["shared"] + cost_s <= SHARES["shared"] * (total_s + cost_s)
         return list(shared) if affordable else []
 
+    def _expected_s(self, one: Visitable, phase: str) -> float:
+        """Seconds of the next block of a phase: those of the last one, or else by the case's step."""
+        steps = self.steps_of(phase, one.step_s)
+        return self.took_s.get((one.case.case_id, phase), steps * one.step_s)
+
     def steps_of(self, phase: str, step_s: float) -> int:
         """Steps that a block of a phase is expected to take of a case whose step takes so many seconds."""
+        if phase == "calibration":
+            return CALIBRATION_STEPS
         return self.settings.steps_per_block(step_s) if phase in ("timed", "no_sync") else 1
 
 

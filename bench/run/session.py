@@ -65,6 +65,7 @@ class Session(Blocks):
         gc.freeze()
         self._measure_curves()
         self._count_earlier()
+        self._say_if_too_short()
         before = self._cluster.gather(read_load())
         num_rounds = self._earlier.last_round
         if self._settings.rounds is not None:
@@ -74,7 +75,7 @@ class Session(Blocks):
             num_rounds += 1
             self._measure_round(num_rounds)
             self._drop_named_cases(num_rounds)
-        self._note_load(before)
+        self._note_load(before, num_rounds)
         # A profiler may leave steps slower behind: whatever is profiled on a GPU comes last.
         self._sustain()
         self._trace_last()
@@ -87,11 +88,16 @@ class Session(Blocks):
             self._telemetry.close()
         return reason
 
-    def _note_load(self, before: Sequence[LoadReading | None]) -> None:
+    def _note_load(self, before: Sequence[LoadReading | None], num_rounds: int) -> None:
         """Record what else used the cores during the rounds; of runs in turns it is mostly the other run."""
         after = self._cluster.gather(read_load())
-        if self._recorder is not None and interleaved_id() is None:
-            self._recorder.set_load([asdict(load) for load in other_loads(before, after)])
+        measured = num_rounds > self._earlier.last_round
+        if self._recorder is None or interleaved_id() is not None or not measured:
+            return
+        loads, earlier = other_loads(before, after), self._recorder.manifest().get("load") or []
+        if len(earlier) == len(loads):
+            loads = [load.after(was) for load, was in zip(loads, earlier, strict=True)]
+        self._recorder.tell(load=[asdict(load) for load in loads])
 
     def _reason_to_stop(self, num_rounds: int) -> str:
         """Why to measure no more after so many rounds; empty while the run goes on."""
@@ -100,7 +106,10 @@ class Session(Blocks):
         return self._cluster.from_first(self._stop_rule.reason(num_rounds))
 
     def _measure_rates(self) -> None:
-        """Measure the devices by themselves, while no case needs their memory."""
+        """Measure the devices by themselves, while no case needs their memory, unless it was done before."""
+        recorder = self._recorder
+        if self._cluster.from_first(recorder is not None and bool(recorder.manifest().get("roofline"))):
+            return
         self._next_turn()
         found = measure_rates(
             self._lockstep,
@@ -110,8 +119,8 @@ class Session(Blocks):
             limit_s=preparing_s(self._settings),
             say=self._console.note,
         )
-        if self._recorder is not None:
-            self._recorder.set_rates(found)
+        if recorder is not None:
+            recorder.tell(roofline=found)
 
     def _prepare_cases(self) -> None:
         torch.manual_seed(self._settings.seed)
@@ -196,8 +205,18 @@ class Session(Blocks):
         """The phases of every case that is visited in this round, on rank 0."""
         if self._recorder is None:
             return {}
-        live = [Visitable(one.index, one.case, one.oversubscribed, one.step_s) for one in self._live]
-        return self._schedule.round(live, round_index, resting=self._resting)
+        return self._schedule.round(self._visitable(), round_index, resting=self._resting)
+
+    def _visitable(self) -> list[Visitable]:
+        return [Visitable(one.index, one.case, one.oversubscribed, one.step_s) for one in self._live]
+
+    def _say_if_too_short(self) -> None:
+        """Before the rounds, say where preparation has left too little time for intervals."""
+        left_s = self._stop_rule.left_s()
+        if self._recorder is None or left_s is None or not self._live:
+            return
+        if short := self._schedule.shortage(self._visitable(), left_s):
+            self._console.note(short)
 
     def _say_what_can_be_told(self, recorder: Recorder) -> None:
         """After two looks, or the only one: what differences the time given can tell here."""

