@@ -67,11 +67,11 @@ class Workload:
     ones, a dict as keyword arguments. With `batch_loss` the batch is any nesting of tuples, lists and dicts.
     Every tensor has `batch_size` rows in dimension 0; None, numbers and strings may stand beside them."""
     loss: Callable[[Any, Any], Tensor] = functional.cross_entropy
-    """Maps outputs and targets to a scalar: the mean over rows of equal weight.
+    """Maps outputs and targets to a scalar, best the mean over rows of equal weight.
 
     DDP averages the means of the ranks. Where a loss masks tokens and divides by the number of those that are
-    left, the rows of a rank with few of them weigh more: DDP's gradient is then not that of `single`, and its
-    proof fails. Average within each row first, then over the rows."""
+    left, the rows of a rank with few of them weigh more: DDP's gradient is then not that of `single`, and a
+    caution says so. Average within each row first, then over the rows, and they are the same."""
     batch_loss: Callable[[Callable[..., Any], Batch], Tensor] | None = None
     """Maps model and batch to the same scalar, instead of `loss`, for a batch of any shape.
 

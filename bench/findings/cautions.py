@@ -10,7 +10,7 @@ from bench.cli import command
 from bench.conditions import Manifest, part
 from bench.findings.caution import Caution
 from bench.findings.links import link_cautions
-from bench.findings.numbers import finite
+from bench.findings.numbers import finite, short
 from bench.findings.stability import cautions, target_of
 
 MOST_BUSY = 0.05
@@ -20,6 +20,10 @@ default threshold: a load of that size can pass for a regression."""
 MOST_STEAL = 0.02
 """Share of time that the hypervisor may give to other guests (proc(5), "steal"): as large as the default of
 `--precision-target`."""
+
+
+MOST_SPLIT_EFFECT = 1e-2
+"""More of `split_effect` is no rounding: float32 leaves 1e-3 at most."""
 
 
 class LoadShares(NamedTuple):
@@ -47,8 +51,25 @@ def run_cautions(manifest: Manifest, cases: pd.DataFrame, blocks: pd.DataFrame) 
     """Return what to know before trusting a run, of its files."""
     return [
         *other_load(manifest, cases),
+        *unequal_weights(cases),
         *cautions(cases, blocks, target=target_of(part(manifest, "settings"))),
         *link_cautions(manifest, cases),
+    ]
+
+
+def unequal_weights(cases: pd.DataFrame) -> list[Caution]:
+    """Return a caution where modes train differently: the loss is no mean over rows of equal weight."""
+    largest = finite(cases["split_effect"].max())
+    if largest is None or largest <= MOST_SPLIT_EFFECT:
+        return []
+    return [
+        Caution(
+            kind="unequal weights",
+            text="the loss is no mean over rows of equal weight: its mean over the devices' parts of a batch "
+            f"has a gradient up to {short(100 * largest, 2)}% off that of the whole; so modes train "
+            "differently",
+            advice="compare their speed, not their losses; or average within each row first, then over rows",
+        )
     ]
 
 

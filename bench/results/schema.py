@@ -178,7 +178,17 @@ IDENTITY: tuple[Column, ...] = (
 """What a case is: known before it is measured, equal when it is measured again."""
 
 MEASURED: tuple[Column, ...] = (
-    Column("gradient_error", "float", "of the proof: gradients against the plain module's, relative"),
+    Column(
+        "gradient_error",
+        "float",
+        "of the proof: gradients against the plain module's of the same parts of a batch, relative",
+    ),
+    Column(
+        "split_effect",
+        "float",
+        "of the proof: gradient of the parts into which the case splits a batch against that of the whole, "
+        "relative; rounding alone where the loss is a mean over rows of equal weight",
+    ),
     Column(
         "update_error",
         "float",

@@ -25,6 +25,7 @@ from bench.plan import Planned
 from bench.results.schema import LEAST
 from bench.run.proof import Prover
 from bench.run.reference import split_of
+from bench.run.together import together
 from bench.run.update_proof import NOT_TOLD, PROOF_STEPS, FirstSteps, UpdateError, prove_update
 from bench.settings import Settings
 from models.data import BatchSource, PrefetchSource, open_source
@@ -82,8 +83,10 @@ class Prepared:
     compilation: Compilation | None = None
     """None for an eager case."""
     gradient_error: float | None = None
+    split_effect: float | None = None
+    """Of the loss, told by rank 0: see `Prover.split_effect`."""
     update: UpdateError = NOT_TOLD
-    """Told, as the error before it, by rank 0."""
+    """Told by rank 0."""
 
 
 may_be_sent(Prepared, DeviceMemory, UpdateError)
@@ -97,6 +100,7 @@ def prepare(
     require_compiler(case, place.device)
     stages = prover.splitter.stages(case, live.group)
     gradient_error = prover.prove(case, live.group, stages)
+    split_effect = together(place, live.group, lambda: prover.split_effect(case), elsewhere=None)
     release_memory(place.device)  # torch before 2.15 leaves cycles, which would count as other cases'
     with MemoryWatch(_watched(case, place)) as watch:
         compiling = None if case.compile == "off" else CompileWatch()
@@ -104,7 +108,7 @@ def prepare(
         equal = prover.equal_replicas
         mode = build_mode(case, module, place, live.group, equal_replicas=equal, stages=stages)
         live.trainer = _trainer(case, mode, prover.workload, _source(case, prover, settings))
-        first = FirstSteps(case, live.trainer, keeps=place.rank == 0)
+        first = FirstSteps(case, live.trainer, keeps=place.rank == 0, kinds=prover.switched_off)
         with mode.compiles_as_asked():
             first_ms = [*_step_ms(live.trainer, clock)]
             first.after_step()
@@ -121,7 +125,7 @@ def prepare(
     live.trainer.check_loss()
     live.layout = mode.bucket_layout()
     mode.settle()
-    return Prepared(warmup, memory, compilation, gradient_error, update)
+    return Prepared(warmup, memory, compilation, gradient_error, split_effect, update)
 
 
 def facts_of(live: LiveCase, first: RankInfo, found: Sequence[Prepared]) -> dict[str, Any]:
@@ -136,6 +140,7 @@ def facts_of(live: LiveCase, first: RankInfo, found: Sequence[Prepared]) -> dict
         "device_name": first.device_name,
         "link": first.link,
         "gradient_error": _cell(found[0].gradient_error),
+        "split_effect": _cell(found[0].split_effect),
         "update_error": _cell(found[0].update.error),
         **_memory_columns([prepared.memory for prepared in found], live.case.mode),
     }

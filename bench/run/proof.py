@@ -1,8 +1,9 @@
 """The first proof before timing: every mode computes the gradients that one device would.
 
-One seeded global batch, batch-norm statistics frozen and dropout off, in float64 where the model allows:
-the averaged gradients of the mode must equal those of the plain module, and its state dict must load into
-one. `bench/run/update_proof.py` has the second one, of the steps that are timed.
+One seeded global batch, batch-norm statistics frozen and random numbers off, in float64 where the model
+allows: the averaged gradients of the mode must equal the mean of those that the plain module has of the same
+parts of the batch, and its state dict must load into one. `bench/run/update_proof.py` has the second one,
+of the steps that are timed.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import copy
 import functools
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ from bench.modes import Mode, Place, Stages, build_mode
 from bench.modes.base import gradients_of
 from bench.modes.ddp import why_ddp_waits
 from bench.recovery.attempt import report_of
-from bench.run.reference import Reference, split_of, switch_off
+from bench.run.reference import Reference, Split, drawing_kinds, losses, split_of, switch_off
 from bench.run.stages import Splitter
 from bench.run.together import together
 from models.nested import chunk, map_tensors, tensors_of
@@ -52,11 +53,6 @@ long sums cost some."""
 
 TOLERANCES_BY_DTYPE = {torch.float64: 0.0, torch.float32: FLOAT32_TOLERANCE}
 """What a model's own arithmetic may cost, by the coarsest type in it; of 16 bits, `BF16_TOLERANCE`."""
-
-OF_EQUAL_WEIGHT = (
-    "the loss must be a mean over rows of equal weight, and the mean of the ranks' losses is another; where"
-    " it masks tokens, average within each row first"
-)
 
 
 class ProofError(RuntimeError):
@@ -84,13 +80,20 @@ class Prover:
     def __post_init__(self) -> None:
         """Nothing is known yet."""
         self._loss = loss_function(self.workload)
-        self._references: dict[int, Tensor] = {}
+        self._references: dict[Split, Tensor] = {}
         self.splitter = Splitter(self.workload, self.template, self.place, self.seed)
 
     @functools.cached_property
     def reference(self) -> Reference:
         """What a case's parameters have to be after its first steps."""
-        return Reference(self.workload, self.template, self.place.device, self.seed, self.data_workers)
+        return Reference(
+            self.workload,
+            self.template,
+            self.place.device,
+            self.seed,
+            self.data_workers,
+            self.switched_off,
+        )
 
     @property
     def dtype(self) -> torch.dtype | None:
@@ -115,11 +118,9 @@ class Prover:
         return None, self._gradient_in(None)
 
     @functools.cached_property
-    def is_random(self) -> bool:
-        """Whether the model draws random numbers other than by modules for dropout."""
-        dtype, gradient = self._first
-        noise = TOLERANCES["none"] if dtype == torch.float64 else FLOAT32_TOLERANCE
-        return bool((self._gradient_in(dtype) - gradient).norm() > noise * gradient.norm())
+    def switched_off(self) -> tuple[type[nn.Module], ...]:
+        """Types of the modules that draw random numbers, beside those for dropout; off in both proofs."""
+        return drawing_kinds(lambda: self._gradient_in(self.dtype))
 
     def prove(self, case: Case, group: dist.ProcessGroup | None, stages: Stages | None = None) -> float:
         """Relative gradient error ‖g - g_single‖ / ‖g_single‖ of this case.
@@ -133,8 +134,7 @@ class Prover:
             return self._prove(case, group, stages)
 
     def _prove(self, case: Case, group: dist.ProcessGroup | None, stages: Stages | None) -> float:
-        total = ROWS_PER_DEVICE * case.num_devices * case.accumulate * case.num_micro_batches
-        batch = self._batch(total, self.dtype)
+        batch = self._batch(_proven_split(case).num_rows, self.dtype)
         module, equal = self._module(self.dtype), self.equal_replicas
         mode = build_mode(case, module, self.place, group, equal_replicas=equal, stages=stages)
         try:
@@ -149,37 +149,38 @@ class Prover:
 
         def compare() -> float:
             loaded(self.template, state)
-            return self._compare(case, _flat(gradients), batch, total)
+            return self._compare(case, _flat(gradients), batch)
 
         return together(self.place, group, compare, elsewhere=0.0, error=ProofError)
 
-    def _compare(self, case: Case, gradient: Tensor, batch: Batch, total: int) -> float:
-        if total not in self._references:
-            self._references[total] = self._plain_gradient(batch)
-        error = _off(gradient, self._references[total])
+    def _compare(self, case: Case, gradient: Tensor, batch: Batch) -> float:
+        error = _off(gradient, self._plain_gradient(_proven_split(case), batch))
         allowed = TOLERANCES[case.comm_hook] if case.ddp_mixed_precision == "none" else BF16_TOLERANCE
         if self.dtype != torch.float64 or not error <= allowed:
             allowed = max(allowed, TOLERANCES_BY_DTYPE.get(self._coarsest_dtype, BF16_TOLERANCE))
         if not error <= allowed:
             raise ProofError(
                 f"gradients differ from those of single by {error:.2g} (relative; at most {allowed:.0e}"
-                f"{self._less()}){self._of_loss(case, gradient, batch, allowed)}"
+                f"{self._less()})"
             )
         return error
+
+    def split_effect(self, case: Case) -> float:
+        """How far the gradient of the case's parts of a batch is from that of all rows at once, relative.
+
+        Of a loss that is a mean over rows of equal weight it is rounding. To be asked where `prove` compared.
+        """
+        split = _proven_split(case)
+        whole = Split(1, split.num_rows)
+        return _off(
+            *(self._plain_gradient(one, self._batch(split.num_rows, self.dtype)) for one in (split, whole))
+        )
 
     def _less(self) -> str:
         """Why the tolerance is not that of float64."""
         if not self.why_float32:
             return ""
         return f"; in {'float32' if self.dtype else 'its own dtype'}, for in float64: {self.why_float32}"
-
-    def _of_loss(self, case: Case, gradient: Tensor, batch: Batch, allowed: float) -> str:
-        """Say so where the mode is right and the loss is none whose mean over ranks is that over rows."""
-        split = split_of(case)
-        micro_batches = chunk(batch, split.accumulate)
-        parts = [part for one in micro_batches for part in chunk(one, split.num_sources * split.num_chunks)]
-        mean = torch.stack([self._plain_gradient(part) for part in parts]).mean(0)
-        return f": {OF_EQUAL_WEIGHT}" if _off(gradient, mean) <= allowed else ""
 
     @functools.cached_property
     def _coarsest_dtype(self) -> torch.dtype:
@@ -206,25 +207,30 @@ class Prover:
             with mode.no_sync() if i < case.accumulate - 1 else contextlib.nullcontext():
                 mode.train(own, loss)
 
-    def _plain_gradient(self, batch: Batch) -> Tensor:
-        module = self._module(self.dtype)
-        self._freeze(module)
-        return self._gradient(module, batch)
+    def _plain_gradient(self, split: Split, batch: Batch) -> Tensor:
+        """The mean of the plain module's gradients over the parts that `split` makes of the batch."""
+        if split not in self._references:
+            module = self._module(self.dtype)
+            self._freeze(module)
+            for micro_batch in chunk(batch, split.accumulate):
+                batches = chunk(micro_batch, split.num_sources)
+                for loss in losses(self._loss, module, batches, split):
+                    check_loss(self.workload, loss)
+                    (loss / (split.num_losses * split.accumulate)).backward()
+            self._references[split] = _flat(gradients_of(module))
+        return self._references[split]
 
     def _gradient_in(self, dtype: torch.dtype | None) -> Tensor:
         module = self._module(dtype)
         switch_off(module, _BatchNorm)
-        return self._gradient(module, self._batch(ROWS_PER_DEVICE, dtype))
-
-    def _gradient(self, module: nn.Module, batch: Batch) -> Tensor:
-        loss = self._loss(module, batch)
+        loss = self._loss(module, self._batch(ROWS_PER_DEVICE, dtype))
         check_loss(self.workload, loss)
         loss.backward()
         return _flat(gradients_of(module))
 
     def _freeze(self, module: nn.Module) -> None:
-        """Freeze batch norm and switch dropout off; all in evaluation where that leaves random numbers."""
-        switch_off(module, nn.Module if self.is_random else _BatchNorm)
+        """Freeze batch norm and switch off what draws random numbers."""
+        switch_off(module, _BatchNorm, *self.switched_off)
 
     def _module(self, dtype: torch.dtype | None) -> nn.Module:
         return copy.deepcopy(self.template).to(device=self.place.device, dtype=dtype)
@@ -252,6 +258,13 @@ class _DtypesSeen(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         self.dtypes |= {one.dtype for one in tensors_of(result) if one.requires_grad}
         return result
+
+
+def _proven_split(case: Case) -> Split:
+    """How a case splits the batch of its proof."""
+    split = split_of(case)
+    whole = ROWS_PER_DEVICE * case.num_devices * case.num_micro_batches
+    return replace(split, batch_size=whole // split.num_sources)
 
 
 def _off(gradient: Tensor, reference: Tensor) -> float:

@@ -8,14 +8,17 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
-from collections.abc import Iterator, Sequence
+import random
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils.checkpoint import checkpoint
 
 from bench.case import Case
@@ -23,7 +26,7 @@ from bench.measure.timed import AUTOCAST_DTYPES, autocast_of
 from models.data import BatchSource, open_source
 from models.nested import chunk, join, map_tensors
 from models.step import with_plain_optimizer
-from models.workload import Batch, Workload, loss_function
+from models.workload import Batch, Loss, Workload, loss_function
 
 Weights = dict[str, Tensor]
 """Trainable parameters, or what was added to them, by name, on the host."""
@@ -48,6 +51,11 @@ class Split:
     """Whether one forward sees the micro-batch of all ranks, as SyncBatchNorm does."""
     gathered: bool = False
     """Whether one loss sees what came of all chunks, as DataParallel gathers it."""
+
+    @property
+    def num_rows(self) -> int:
+        """Of a step, over all ranks."""
+        return self.batch_size * self.num_sources * self.accumulate
 
     @property
     def num_forwards(self) -> int:
@@ -84,6 +92,8 @@ class Reference:
     """Of the batches."""
     num_workers: int = 0
     """Loader processes of every rank, with a folder of images: the augmentation depends on them."""
+    switched_off: tuple[type[nn.Module], ...] = ()
+    """Kinds of modules in evaluation beside dropout: those that draw random numbers."""
 
     def __post_init__(self) -> None:
         """Nothing is known yet."""
@@ -109,7 +119,7 @@ class Reference:
 
     def _train(self, case: Case, scales: Sequence[float], *, again: bool) -> Weights:
         module = copy.deepcopy(self.template).to(self.device)
-        switch_off(module)
+        switch_off(module, *self.switched_off)
         if again:
             _perturb(module)
         start = weights_of(module)
@@ -130,18 +140,14 @@ class Reference:
     def _add_gradients(
         self, case: Case, module: nn.Module, batches: Sequence[Batch], scale: float, *, again: bool
     ) -> None:
-        """Forward and backward of what each loss sees, the first one last: its buffers stay, as DDP's do."""
-        split = split_of(case)
-        model = _Gathered(module, split.num_chunks) if split.gathered else module
-        buffers = list(module.buffers())
-        before = [buffer.clone() for buffer in buffers]
-        for part in reversed(_parts(batches, split)):
-            with torch.no_grad():
-                for buffer, was in zip(buffers, before, strict=True):
-                    buffer.copy_(was)
+        """Forward and backward of what each loss sees."""
+
+        def loss_of(model: Any, part: Batch) -> Tensor:
             batch = map_tensors(lambda tensor: (tensor.flip(0) if again else tensor).to(self.device), part)
             with autocast_of(case):
-                loss = self._loss(model, batch)
+                return self._loss(model, batch)
+
+        for loss in losses(loss_of, module, batches, split_of(case)):
             (loss / case.accumulate * scale).backward()
 
     @contextlib.contextmanager
@@ -165,14 +171,57 @@ class Reference:
             yield sources
 
 
+def losses(loss: Loss, module: nn.Module, batches: Sequence[Batch], split: Split) -> Iterator[Tensor]:
+    """Give each loss of a micro-batch in turn, of what every rank has fetched; their mean is trained on.
+
+    All begin with the same buffers, and the first rank comes last: its buffers stay, as DDP's do.
+    """
+    model = _Gathered(module, split.num_chunks) if split.gathered else module
+    buffers = list(module.buffers())
+    before = [buffer.clone() for buffer in buffers]
+    for part in reversed(_parts(batches, split)):
+        with torch.no_grad():
+            for buffer, was in zip(buffers, before, strict=True):
+                buffer.copy_(was)
+        yield loss(model, part)
+
+
 def switch_off(module: nn.Module, *kinds: type[nn.Module]) -> list[nn.Module]:
-    """Put dropout, and modules of `kinds`, into evaluation; those that were in training."""
+    """Put dropout, and modules of `kinds`, into evaluation, not their parts; those that were in training."""
     # Attention drops weights without a module for it.
     off = (_DropoutNd, nn.MultiheadAttention, *kinds)
     found = [m for m in module.modules() if isinstance(m, off) and m.training]
     for part in found:
-        part.eval()
+        part.training = False
     return found
+
+
+def drawing_kinds(forward: Callable[[], object]) -> tuple[type[nn.Module], ...]:
+    """Types of the modules that draw random numbers in `forward`, but for those of which a part does.
+
+    Told by the generators' states: gradients of two forwards may be equal by chance.
+    """
+    found: list[type[nn.Module]] = []
+    entered: list[tuple[object, int]] = []
+
+    def enter(*_: object) -> None:
+        entered.append((_generators(), len(found)))
+
+    def leave(module: nn.Module, *_: object) -> None:
+        before, num_found = entered.pop()
+        if len(found) == num_found and _generators() != before:
+            found.append(type(module))
+
+    with register_module_forward_pre_hook(enter), register_module_forward_hook(leave):
+        forward()
+    return tuple(dict.fromkeys(found))
+
+
+def _generators() -> object:
+    """The states of the generators that a model may draw from."""
+    of_torch = [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else [])]
+    of_numpy = repr(np.random.get_state())  # noqa: NPY002 - the one that models draw from
+    return [state.numpy().tobytes() for state in of_torch], random.getstate(), of_numpy
 
 
 def weights_of(module: nn.Module) -> Weights:

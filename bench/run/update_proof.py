@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from bench.case import Case
 from bench.findings.numbers import short
@@ -57,14 +58,16 @@ NOT_TOLD = UpdateError()
 
 
 class FirstSteps:
-    """Watches the first steps of a case's warm-up on one rank; dropout is off meanwhile."""
+    """Watches the first steps of a case's warm-up on one rank; what draws random numbers is off meanwhile."""
 
-    def __init__(self, case: Case, trainer: Trainer, *, keeps: bool) -> None:
-        """`keeps` on the rank that compares."""
+    def __init__(
+        self, case: Case, trainer: Trainer, *, keeps: bool, kinds: Sequence[type[nn.Module]] = ()
+    ) -> None:
+        """`keeps` on the rank that compares; `kinds` of modules are off beside dropout."""
         self.trainer = trainer
         self._keeps = keeps
         self._most = PROOF_STEPS if case.comm_hook == "powersgd" else math.inf
-        self.switched_off = switch_off(trainer.mode.module)
+        self.switched_off = switch_off(trainer.mode.module, *kinds)
         self.scales: tuple[float, ...] = (trainer.loss_scale,)
         self.state: dict[str, Any] | None = None
         """What the parameters were then; empty where nothing is kept."""
@@ -80,9 +83,9 @@ class FirstSteps:
             self.end()
 
     def end(self) -> None:
-        """Put dropout back."""
+        """Put back what was switched off."""
         for part in self.switched_off:
-            part.train()
+            part.training = True
 
     @property
     def num_taken(self) -> int:

@@ -89,9 +89,9 @@ workload = resnet_workload("resnet20", 32)
 torch.manual_seed(0)
 prover = Prover(workload, workload.module(), cluster.place, 0)
 group = cluster.group(2, "gloo")
+base = dict(mode="ddp", num_devices=2, arch="resnet20", image_size=32, batch_per_device=2, scaling="weak",
+            precision="fp32", data="device", device_type="cpu", backend="gloo", bucket_cap_mb="default")
 def error(**settings):
-    base = dict(mode="ddp", num_devices=2, arch="resnet20", image_size=32, batch_per_device=2, scaling="weak",
-                precision="fp32", data="device", device_type="cpu", backend="gloo", bucket_cap_mb="default")
     return prover.prove(Case.of_stored({**base, **settings}), group)
 """
 
@@ -272,6 +272,19 @@ class Random(Net):
     def forward(self, ids, mask=None):
         out, x = super().forward(ids, mask)
         return functional.dropout(out, 0.5, self.training), x
+class DropPath(nn.Module):
+    def forward(self, x):
+        if not self.training:
+            return x
+        kept = x.new_empty(len(x), *[1] * (x.ndim - 1)).bernoulli_(0.9)
+        return x * kept / 0.9
+class Paths(Net):
+    def __init__(self):
+        super().__init__()
+        self.drop = DropPath()
+    def forward(self, ids, mask=None):
+        out, x = super().forward(ids, mask)
+        return self.drop(out) + out, x
 class Upcast(Net):
     def forward(self, ids, mask=None):
         x = self.words(ids)
@@ -329,7 +342,9 @@ report({
     "in bf16": outcome(InBf16),
     "upcast": outcome(Upcast),
     "of bf16": outcome(OfBf16),
+    "paths": [outcome(Paths) for _ in range(4)],
     "tokens": outcome(Net, by_name | {"batch_loss": of_tokens}),
+    "its effect": cluster.is_first and prover.split_effect(Case.of_stored(base)),
 })
 cluster.close()
 """,
@@ -337,9 +352,11 @@ cluster.close()
     )[0]
     for exact in ("named", "accumulated", "pair", "random", "in bf16"):
         assert found[exact] < 1e-12, exact
-    assert 1e-9 < found["upcast"] < 1e-6, "float32's rounding, and no more"
+    assert found["upcast"] < 1e-6, "float32's rounding, and no more"
     assert found["of bf16"] < 0.1
-    assert "the loss must be a mean over rows of equal weight" in found["tokens"]
+    assert max(found["paths"]) < 1e-12
+    assert found["tokens"] < 1e-12, "DDP takes the mean of the ranks' gradients of any loss"
+    assert found["its effect"] > 0.01, "which is not that of the whole batch"
 
 
 class ForFloat32(torch.nn.Linear):
@@ -413,9 +430,9 @@ def test_the_proof_is_without_tf32_whatever_the_run_uses(monkeypatch: pytest.Mon
         yield
         seen.append("as before")
 
-    gradient = Prover._gradient
+    gradient = Prover._plain_gradient
     monkeypatch.setattr(proof, "float32_precision", noted)
-    monkeypatch.setattr(Prover, "_gradient", lambda *given: seen.append("gradient") or gradient(*given))
+    monkeypatch.setattr(Prover, "_plain_gradient", lambda *given: seen.append("gradient") or gradient(*given))
     prover_for(None).prove(CASE, None)
     assert [seen[0], seen[-1]] == ["fp32", "as before"]
     assert set(seen[1:-1]) == {"gradient"}

@@ -23,7 +23,7 @@ SAMPLE = ROOT / "results" / "samples" / "cpu-lab-1gbit-2hosts"
 PURE = {
     *("rank", "slowest_rank", "position", "round", "bucket", "delay_all_reduce"),
     *("speedup", "efficiency", "compute_slowdown", "vs_ddp_default", "ratio", "margin"),
-    *("gradient_error", "update_error", "dp_device0_mem_ratio", "units_per_sample"),
+    *("gradient_error", "split_effect", "update_error", "dp_device0_mem_ratio", "units_per_sample"),
 }
 """Numbers without a unit: indices and ratios."""
 

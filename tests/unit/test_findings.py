@@ -10,6 +10,7 @@ import pytest
 from finding_cases import CAP_1, DDP, DP, FAILED, SINGLE, concluded
 from report_runs import Row, case, measured, run, timed, usual_cases
 
+from bench.findings.cautions import run_cautions
 from bench.findings.findings import conclude, notes
 from bench.findings.uncertainty import why_not_measured
 from bench.results.aggregate import comparisons_of_run
@@ -111,6 +112,13 @@ def linked(comm_ms: float, own_ms: tuple[tuple[float, float], ...] = (), **more:
     ]
     data = run([SINGLE, ddp], timed_blocks=blocks)
     return notes(data.cases, data.blocks)
+
+
+@pytest.mark.parametrize(("effect", "warned"), [(1e-4, False), (0.3, True), (None, False)])
+def test_modes_that_train_differently_are_a_caution(effect: float | None, *, warned: bool) -> None:
+    made = run([case("single", 1, 100.0), case("ddp", 2, 190.0, split_effect=effect)])
+    kinds = [one.kind for one in run_cautions(made.manifest, made.cases, made.blocks)]
+    assert ("unequal weights" in kinds) == warned
 
 
 def test_communication_slower_than_its_link_is_said() -> None:
