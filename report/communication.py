@@ -17,11 +17,12 @@ _NAMED = 6
 _COLUMNS: tuple[tuple[Field, str], ...] = (
     (
         interval("Communication alone", "comm_ms", "ms"),
-        "all-reduce of the recorded bucket sizes back to back, with no compute beside it",
+        "what a step sends, DDP's buffers and then its buckets, back to back with no compute beside it",
     ),
+    (interval("Buffers", "buffers_ms", "ms"), "the part of it that broadcasts DDP's buffers"),
     (
         interval("Bus bandwidth", "bus_gb_per_s", "GB/s"),
-        "bytes of the buckets / communication alone x 2 (n - 1) / n, as nccl-tests defines it",
+        "bytes of the buckets / their part of communication alone x 2 (n - 1) / n, as nccl-tests defines it",
     ),
     (
         interval("Exposed", "exposed_comm_ms", "ms"),

@@ -70,11 +70,12 @@ def link_cautions(manifest: Manifest, cases: pd.DataFrame) -> list[Caution]:
 def bus_gb_per_s(row: Row) -> Interval | None:
     """Return the bus bandwidth of a case's buckets alone in 10^9 bytes/s, as nccl-tests defines it."""
     alone, ranks = estimate(row, "comm_ms"), finite(row["num_devices"])
-    layout = BucketLayout.of_cell(row["bucket_bytes"])
-    if alone is None or layout is None or not ranks or not alone.estimate > 0:
+    layout, buffers_ms = BucketLayout.of_cell(row["bucket_bytes"]), finite(row["buffers_ms"]) or 0.0
+    if alone is None or layout is None or not ranks or not alone.estimate > buffers_ms:
         return None
+    of_buckets = Interval(*(ms - buffers_ms for ms in (alone.estimate, alone.low, alone.high)))
     sent = wire_share(text(row["comm_hook"])) * sum(layout.num_bytes)
-    return alone.inverted(1000 * bus_gb(sent, int(ranks)))
+    return of_buckets.inverted(1000 * bus_gb(sent, int(ranks)))
 
 
 def _all_nvlink(pairs: Iterable[Manifest]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -12,7 +12,7 @@ import torch.distributed as dist
 from bench.case import HALF_HOOKS
 from bench.measure.clock import Clock
 from bench.measure.hold import hold, rehearse
-from bench.measure.timed import BlockTimes, no_gc, run_block
+from bench.measure.timed import BlockTimes, no_gc
 
 CURVE_BYTES = tuple(4096 * 4**i for i in range(9))
 """4 KiB to 256 MiB."""
@@ -67,12 +67,22 @@ class BucketReplay:
         for work in self.launch():
             work.wait()
 
-    def measured(self, clock: Clock) -> BlockTimes:
-        """Time the communication of one step; every rank of the group calls this together."""
-        queue_ms = rehearse(self.step, self.device)
+    def measured(self, clock: Clock, first: Callable[[], None] | None = None) -> BlockTimes:
+        """Time the communication of one step; every rank of the group calls this together.
+
+        `first` is what the step sends before its buckets, DDP's buffers; the detail has its `buffers_ms`.
+        """
+        parts = [self.step] if first is None else [first, self.step]
+        queue_ms = sum(rehearse(part, self.device) for part in parts)
         with no_gc():
             self.align(queue_ms)
-            return run_block(self.step, 1, clock)
+            clock.begin()
+            for part in parts:
+                part()
+                clock.mark()
+            parts_ms = clock.read_ms()
+        detail = {} if first is None else {"buffers_ms": round(parts_ms[0], 4)}
+        return BlockTimes(sum(parts_ms), (sum(parts_ms),), detail)
 
 
 @functools.lru_cache(maxsize=1)

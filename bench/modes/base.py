@@ -75,6 +75,9 @@ class Mode(ABC):
     module: nn.Module
     """The plain module inside."""
 
+    broadcast_buffers: Callable[[], None] | None = None
+    """Does what a step sends before its gradients; None where it sends nothing more."""
+
     @abstractmethod
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         """Within it, a backward leaves gradients local to the rank."""

@@ -69,6 +69,8 @@ class DistributedMode(Mode):
                 **_constructor_settings(case),
                 **delayed,
             )
+        if self.ddp.will_sync_module_buffers():
+            self.broadcast_buffers = self.ddp._sync_buffers  # noqa: SLF001 - as its forward does
         if case.comm_hook != "none":
             _register_hook(self.ddp, case.comm_hook, group)
 

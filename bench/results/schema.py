@@ -230,7 +230,12 @@ MEASURED: tuple[Column, ...] = (
     *_interval("backward_ms", "backward per step, from the anatomy pass; includes exposed communication"),
     *_interval("optimizer_ms", "optimizer step and `zero_grad`, from the anatomy pass"),
     *_interval("data_ms", "fetching the batch, from the anatomy pass"),
-    *_interval("comm_ms", "all-reduce of the recorded bucket sizes back to back, no compute, per step"),
+    *_interval(
+        "comm_ms", "what a step sends back to back, no compute: DDP's buffers, then the recorded bucket sizes"
+    ),
+    *_interval(
+        "buffers_ms", "the part of `comm_ms` that broadcasts DDP's buffers; empty where it sends none"
+    ),
     *_interval("no_sync_step_ms", "step time of the same case under `no_sync`: the compute"),
     *_interval("exposed_comm_ms", "step minus step under `no_sync`: time communication adds"),
     *_interval("hidden_pct", "100 x (1 - exposed / comm); below 0 where it adds more than it takes alone"),

@@ -166,7 +166,7 @@ def _work(
         step = trainer.local_step if phase == "no_sync" else trainer.step
         return lambda: run_block(step, steps, clock, lead_in=0 if phase == "sustained" else lead_in)
     if phase == "comm":
-        return lambda: _replay(live, place, clock)
+        return lambda: _replay(live, trainer, place, clock)
     if phase == "anatomy":
         return lambda: _anatomy(live, trainer, place)
     if phase == "calibration":
@@ -175,10 +175,10 @@ def _work(
     return lambda: run_trace(trainer, TRACE_STEPS, place.device, sizes, group=group, keep=settings.trace)
 
 
-def _replay(live: LiveCase, place: Place, clock: Clock) -> BlockTimes:
+def _replay(live: LiveCase, trainer: Trainer, place: Place, clock: Clock) -> BlockTimes:
     assert live.layout is not None  # noqa: S101 - a case that communicates has buckets
     replay = BucketReplay(live.layout.num_bytes, live.case.comm_hook, live.group, place.device)
-    return replay.measured(clock)
+    return replay.measured(clock, first=trainer.mode.broadcast_buffers)
 
 
 def _calibration(live: LiveCase, trainer: Trainer, place: Place, clock: Clock) -> BlockTimes:

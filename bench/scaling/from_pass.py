@@ -23,7 +23,14 @@ from bench.results.store import RunData
 from bench.scaling.buckets import assign_cap, bucket_bytes
 from bench.scaling.calibration import Calibration, Parameter, Samples
 from bench.scaling.cost import measured_curve
-from bench.scaling.measured import allreduce_times, ddp_cases, identity, rank_steps, single_steps
+from bench.scaling.measured import (
+    allreduce_times,
+    bucket_ms_by_round,
+    ddp_cases,
+    identity,
+    rank_steps,
+    single_steps,
+)
 from bench.scaling.slowest_rank import RankSpread, typical_ms
 from bench.scaling.timeline import Slowdown, make_work, simulate
 from bench.scaling.validate import held_out, model_error_pct
@@ -200,9 +207,8 @@ def _with_residual(found: Calibration, run: RunData) -> Calibration:
 def _residual_ms(found: Calibration, run: RunData, case: Mapping[str, Any]) -> Samples:
     """Measure by round what a case's step takes beyond the simulated one."""
     case_id = str(case["case_id"])
-    timed, comm, local = (
-        step_ms_by_round(run.blocks, phase).get(case_id, {}) for phase in ("timed", "comm", "no_sync")
-    )
+    timed, local = (step_ms_by_round(run.blocks, phase).get(case_id, {}) for phase in ("timed", "no_sync"))
+    comm = bucket_ms_by_round(run, case_id)
     sizes = [p.num_bytes for p in found.parameters]
     caps = BucketCaps.parse(str(case["bucket_cap_mb"]))
     layout = assign_cap(sizes, caps, kinds=[p.kind for p in found.parameters])

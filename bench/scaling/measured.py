@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ from bench.errors import UsageError
 from bench.findings.wording import step_labels, unit_of, units_per_sample
 from bench.layout import BucketLayout
 from bench.results.aggregate import step_ms_by_round
+from bench.results.round_times import ByRound
 from bench.results.store import RunData
 from bench.scaling.calibration import AllReduceTimes, Identity, Samples
 from bench.scaling.cost import measured_curve
@@ -106,7 +108,7 @@ def allreduce_times(run: RunData, case: Mapping[str, Any]) -> AllReduceTimes:
     The curve is taken once and in one go, the buckets in every round: what held the network up just then
     is no part of any step. Raises UsageError where the run has neither.
     """
-    replay = step_ms_by_round(run.blocks, "comm").get(str(case["case_id"]), {})
+    replay = bucket_ms_by_round(run, str(case["case_id"]))
     sizes = BucketLayout.parse(str(case["bucket_bytes"])).num_bytes
     sent = [size * wire_share(str(case["comm_hook"])) for size in sizes]
     num_ranks, backend = int(case["num_devices"]), str(case["backend"])
@@ -129,6 +131,15 @@ def allreduce_times(run: RunData, case: Mapping[str, Any]) -> AllReduceTimes:
             f"{run.path}: {case['case_id']} has no communication measured by itself; measure it again"
         )
     return AllReduceTimes(num_ranks=num_ranks, backend=backend, points=points)
+
+
+def bucket_ms_by_round(run: RunData, case_id: str) -> ByRound:
+    """Give what the all-reduces of a case's buckets took by themselves: the replay less DDP's buffers."""
+    blocks = run.blocks[(run.blocks["case_id"] == case_id) & (run.blocks["phase"] == "comm")]
+    details = [json.loads(text) if isinstance(text, str) else {} for text in blocks["detail"]]
+    buffers_ms = [float(detail.get("buffers_ms", 0.0)) for detail in details]
+    of_buckets = blocks.assign(block_ms=blocks["block_ms"] - buffers_ms)
+    return step_ms_by_round(of_buckets, "comm").get(case_id, {})
 
 
 def reconciled(points: Points, sizes: Sequence[float], total_ms: float) -> Points:

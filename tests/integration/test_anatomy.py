@@ -367,3 +367,44 @@ cluster.close()
         2,
     )
     assert max(found) < 1000, "a second is what the other rank was late"
+
+
+def test_communication_alone_holds_the_buffers_that_a_step_broadcasts(ranks: Any) -> None:
+    found = ranks(
+        RANKS
+        + """
+from dataclasses import replace
+import torch
+from bench.case import Case
+from bench.measure.clock import make_clock
+from bench.measure.collectives import BucketReplay
+from bench.modes import build_mode
+from models.registry import resnet_workload
+group, device = cluster.group(2, "gloo"), cluster.place.device
+sent = []
+broadcast = torch.distributed._broadcast_coalesced
+def counted(group, tensors, *rest):
+    sent.extend(tensor.nbytes for tensor in tensors)
+    return broadcast(group, tensors, *rest)
+details = {}
+for sync in (True, False):
+    case = Case.of_stored(dict(mode="ddp", num_devices=2, arch="resnet20", image_size=32, batch_per_device=2,
+        scaling="weak", precision="fp32", data="device", device_type="cpu", backend="gloo",
+        bucket_cap_mb="default", sync_buffers=sync))
+    mode = build_mode(case, resnet_workload("resnet20", 32).module(), cluster.place, group)
+    torch.distributed._broadcast_coalesced = counted
+    replay = BucketReplay([4000], "none", group, device)
+    times = replay.measured(make_clock(device), first=mode.broadcast_buffers)
+    torch.distributed._broadcast_coalesced = broadcast
+    details["on" if sync else "off"] = times.detail.get("buffers_ms"), times.block_ms
+buffers = sum(buffer.nbytes for buffer in mode.module.buffers())
+report([details, sum(sent), buffers])
+cluster.close()
+""",
+        2,
+    )
+    for details, sent, buffers in found:
+        assert sent == buffers > 0
+        part, whole = details["on"]
+        assert 0 < part < whole
+        assert details["off"][0] is None
