@@ -16,7 +16,16 @@ from bench.conditions import Difference
 from bench.errors import ExitCode, NotComparableError, UsageError
 from bench.findings.separate_runs import interleave_command, took_turns
 from bench.gate.code import Code
-from bench.gate.judge import DECIDED, METRICS, MIN_ROUNDS, VERDICTS, Comparison, compare_metric, is_compared
+from bench.gate.judge import (
+    DECIDED,
+    METRICS,
+    MIN_ROUNDS,
+    VERDICTS,
+    Comparison,
+    compare_metric,
+    is_compared,
+    values,
+)
 from bench.gate.runs import SWEPT, GateCase, GateRun, model_change, run_differences
 
 FAMILY_CONFIDENCE = 0.98
@@ -45,6 +54,8 @@ class Gate:
     interleave_command: str
     """The command that measures the two in turns; empty where they did."""
     only_in_candidate: tuple[str, ...]
+    only_in_baseline: tuple[str, ...]
+    """What the candidate's passes left out of cases that are compared."""
     exit_code: ExitCode
 
     def having(self, verdict: str) -> list[Comparison]:
@@ -109,6 +120,9 @@ def compare(
     blocked = "" if ratios_only else _obstacle(pairs, differing, interleaved=interleaved)
     metrics = [metric for metric in METRICS if not (ratios_only and metric.absolute)]
     wanted = [(a, b, metric) for a, b in both_ok for metric in metrics if is_compared(a, b, metric)]
+    left_out = [
+        (a, m) for a, b in both_ok for m in metrics if m.repeated and values(a, m) and not values(b, m)
+    ]
     # Efficiency is speed-up over a constant: the two are one piece of evidence, counted once.
     evidence = sum(metric.repeated and metric.name != "efficiency" for _, _, metric in wanted)
     confidence = 1 - (1 - FAMILY_CONFIDENCE) / max(evidence, 1)
@@ -138,6 +152,7 @@ def compare(
         interleaved=interleaved,
         interleave_command="" if interleaved else interleave_command(baseline.manifest, candidate.manifest),
         only_in_candidate=tuple(c.case_id for c in candidate.cases if c.ok and c.case_id not in matched),
+        only_in_baseline=tuple(f"{metric.label} of {case.case_id}" for case, metric in left_out),
         exit_code=_exit_code(found, blocked=bool(blocked), allow_missing=allow_missing, strict=strict),
     )
 

@@ -8,11 +8,11 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from bench.gate.launches import launch_ratio, typical_sides
+from bench.gate.launches import launch_median, launch_ratio, typical_sides
 from bench.gate.runs import GateCase
 from bench.results.round_times import ByRound
 from bench.settings import IMAGES
-from bench.stats import Interval, ratio_of_medians, ratio_of_runs
+from bench.stats import Interval, ratio_of_runs
 
 MIN_ROUNDS = 3
 """Fewer rounds say nothing of their own spread."""
@@ -95,22 +95,20 @@ def compare_metric(
     `blocked` says why figures must not be compared. Figures of `interleaved` runs are divided round by round,
     those of others as each run fitted them, with how much each run changed within itself.
     """
-    before, after = _values(ours, metric), _values(theirs, metric)
+    before, after = values(ours, metric), values(theirs, metric)
     measured = Comparison(
         case_id=ours.case_id,
         stand_in="cpu_standin" in (ours.row.get("impl"), theirs.row.get("impl")),
         metric=metric,
         verdict="",
         baseline=statistics.median(before.values()),
-        candidate=statistics.median(after.values()) if after else None,
+        candidate=statistics.median(after.values()),
         units=(ours.unit, theirs.unit),
         threshold=threshold,
         num_rounds=(len(before), len(after)),
     )
     if blocked:
         return replace(measured, verdict="not comparable", reason=blocked)
-    if not after:
-        return replace(measured, verdict="missing", reason="not measured in the candidate")
     if metric.repeated and (fewest := min(len(before), len(after))) < MIN_ROUNDS:
         return replace(measured, verdict="not comparable", reason=f"{fewest} rounds, needs {MIN_ROUNDS}")
     judged = functools.partial(_judged, metric=metric, threshold=threshold)
@@ -160,24 +158,26 @@ def _in_turns(
 ) -> tuple[Interval, tuple[float, float]]:
     """The ratio of runs that took turns, and what it is of, with that quotient.
 
-    Rounds are compared in pairs; where figures are not positive, such as exposed communication, unpaired.
+    Rounds are compared in pairs, as quotients; where figures are not positive, such as exposed communication,
+    as differences in parts of the denominator's median.
     """
-    values = [*numerator.values()], [*denominator.values()]
-    if min(map(min, values)) > 0:
+    figures = [*numerator.values()], [*denominator.values()]
+    if min(map(min, figures)) > 0:
         ratio = launch_ratio(numerator, denominator, confidence=confidence)
-        if math.isfinite(ratio.estimate):
-            return ratio, typical_sides(numerator, denominator, ratio.estimate)
-    else:
-        ratio = ratio_of_medians(*values, confidence=confidence)
-    return ratio, (statistics.median(values[0]), statistics.median(values[1]))
+        return ratio, typical_sides(numerator, denominator, ratio.estimate)
+    median = statistics.median(figures[1])
+    differences = {r: numerator[r] - denominator[r] for r in numerator.keys() & denominator.keys()}
+    found, unit = launch_median(differences, confidence=confidence), abs(median) or math.nan
+    ratio = Interval(*(1 + end / unit for end in (found.estimate, found.low, found.high)))
+    return ratio, (median + found.estimate, median)
 
 
 def is_compared(ours: GateCase, theirs: GateCase, metric: Metric) -> bool:
-    """Whether the baseline has the metric; a candidate that keeps no count of memory lost nothing."""
-    return bool(_values(ours, metric)) and (metric.repeated or bool(_values(theirs, metric)))
+    """Whether both runs measured it: a pass that one of them left out says nothing of its speed."""
+    return bool(values(ours, metric)) and bool(values(theirs, metric))
 
 
-def _values(case: GateCase, metric: Metric) -> ByRound:
+def values(case: GateCase, metric: Metric) -> ByRound:
     """One figure per round, in the metric's unit; empty where the case does not have it."""
     if metric.name == "peak_mem_mib":
         return {} if case.peak_mem_mib is None else {0: case.peak_mem_mib}

@@ -17,7 +17,7 @@ import scipy
 
 from bench.gate.runs import GateCase, GateRun
 from bench.results.round_times import ByRound
-from bench.stats import Interval, paired_ratio, variance_between
+from bench.stats import Interval, median_interval, variance_between
 
 DEFAULT_LAUNCHES = 3
 """Of a gate run where nothing else is said: the fewest from which a spread between launches can be told."""
@@ -60,16 +60,22 @@ def side_by_side(launches: Sequence[ByRound]) -> ByRound:
 def launch_ratio(
     numerator: Mapping[int, float], denominator: Mapping[int, float], *, confidence: float
 ) -> Interval:
-    """Median of the within-round ratios of all launches; its interval holds the spread between them too.
+    """Median of the within-round ratios of all launches."""
+    rounds = numerator.keys() & denominator.keys()
+    return launch_median({r: numerator[r] / denominator[r] for r in rounds}, confidence=confidence)
 
-    The normal interval of the spread between launches (`variance_between`) is added in quadrature to that of
-    the rounds. Few launches know it roughly: where they differ by more than their rounds do, a 95%
-    interval of three covers 87%, of five 89% (simulated); `bench.doctor --power` tests the gate as a whole.
+
+def launch_median(by_round: Mapping[int, float], *, confidence: float) -> Interval:
+    """Median over the rounds of all launches; its interval holds the spread between launches too.
+
+    The normal interval of that spread (`variance_between`) is added in quadrature to that of the rounds. Few
+    launches know it roughly: where they differ by more than their rounds do, a 95% interval of three covers
+    87%, of five 89% (simulated); `bench.doctor --power` tests the gate as a whole.
     """
-    pooled = paired_ratio(numerator, denominator, confidence=confidence)
+    pooled = median_interval([*by_round.values()], confidence=confidence)
     launches: dict[int, list[float]] = {}
-    for r in sorted(numerator.keys() & denominator.keys()):
-        launches.setdefault(r // LAUNCH, []).append(numerator[r] / denominator[r])
+    for r in sorted(by_round):
+        launches.setdefault(r // LAUNCH, []).append(by_round[r])
     if len(launches) < 2 or math.isnan(pooled.low):
         return pooled
     between = variance_between([*launches.values()])

@@ -71,6 +71,8 @@ def notes(gate: Gate) -> list[str]:
         lines.append("peak memory: one reading per run, compared exactly, no interval.")
     if gate.only_in_candidate:
         lines.append(f"only in the candidate, not gated: {', '.join(gate.only_in_candidate)}")
+    if gate.only_in_baseline:
+        lines.append(f"not measured in the candidate, not gated: {', '.join(gate.only_in_baseline)}")
     is_worth_it = gate.differences or not gate.code.is_identical
     if gate.interleave_command and is_worth_it and any(c.ratio is not None for c in gate.comparisons):
         unknown = f" {UNKNOWN_REF} " in gate.interleave_command

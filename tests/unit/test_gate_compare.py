@@ -149,14 +149,22 @@ def test_the_reference_of_every_ratio_failing_takes_the_ratios_with_it() -> None
     base = made_run(STEADY)
     broken = failed(base, "single-n1")
     broken = replace(broken, cases=tuple(replace(c, speedup={}) for c in broken.cases))
-    missing = {
-        (c.case_id, c.metric.name if c.metric else "")
-        for c in compare(base, broken, thresholds=FIVE).having("missing")
+    gate = compare(base, broken, thresholds=FIVE)
+    assert [(c.case_id, c.metric) for c in gate.having("missing")] == [("single-n1", None)]
+    assert gate.exit_code == 1
+    assert set(gate.only_in_baseline) == {
+        f"{metric} of {case}" for case in ("dp-n2", "ddp-n2") for metric in ("speed-up", "efficiency")
     }
-    assert missing == {
-        ("single-n1", ""),
-        *((case, metric) for case in ("dp-n2", "ddp-n2") for metric in ("speedup", "efficiency")),
-    }
+
+
+def test_a_pass_that_the_candidate_left_out_is_a_note_and_no_regression() -> None:
+    base, candidate = made_run(STEADY), made_run(STEADY)
+    candidate = replace(candidate, cases=tuple(replace(c, exposed_comm_ms={}) for c in candidate.cases))
+    gate = compare(base, candidate, thresholds=FIVE)
+    assert gate.exit_code == 0
+    assert gate.only_in_baseline == ("exposed communication of ddp-n2",)
+    assert any("exposed communication of ddp-n2" in note for note in gate_output.notes(gate))
+    assert compare(candidate, base, thresholds=FIVE).exit_code == 0
 
 
 OTHER = {

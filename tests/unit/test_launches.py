@@ -1,6 +1,7 @@
 """Several launches as one comparison: rounds kept apart, the spread between launches inside the interval."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ from gate_runs import Steps, made_run
 
 from bench.gate import output as gate_output
 from bench.gate.compare import compare
-from bench.gate.judge import METRICS
+from bench.gate.judge import METRICS, compare_metric
 from bench.gate.launches import LAUNCH, launch_ratio, merged, typical_sides
 from bench.gate.runs import GateCase, GateRun
 from bench.stats import paired_ratio
@@ -65,6 +66,29 @@ def test_the_interval_holds_the_spread_between_launches(num_launches: int, cover
         inside_rounds_alone += rounds.low <= 1 <= rounds.high
     assert inside / trials >= covered, "few launches know their spread roughly"
     assert inside_rounds_alone / trials <= 0.75
+
+
+def false_verdicts(trials: int, *, disturbed: bool) -> int:
+    """Verdicts on exposed communication of equal code, of launches that differ; with a round below 0 or none."""
+    rng, found = np.random.default_rng(0), 0
+    metric = next(m for m in METRICS if m.name == "exposed_comm_ms")
+    for _ in range(trials):
+        sides = []
+        for _ in range(2):
+            bias = rng.normal(0, 1.5, 3)
+            rounds = {i * LAUNCH + r: 20 + bias[i] + rng.normal(0, 2) for i in range(3) for r in range(20)}
+            sides.append(replace(run_of({1: 5.0}).cases[0], exposed_comm_ms=rounds))
+        if disturbed:
+            sides[0].exposed_comm_ms[5] = -3.0  # type: ignore[index]
+        more = {"confidence": 0.995, "threshold": 0.05, "blocked": "", "interleaved": True}
+        found += compare_metric(*sides, metric, **more).verdict in ("regressed", "improved")  # type: ignore[arg-type]
+    return found
+
+
+@pytest.mark.parametrize("trials", [100, pytest.param(1000, marks=pytest.mark.campaign)])
+def test_a_disturbed_round_below_zero_brings_no_false_verdicts(trials: int) -> None:
+    usual = false_verdicts(trials, disturbed=False)
+    assert false_verdicts(trials, disturbed=True) <= usual + 0.04 * trials
 
 
 def drifting(seed: int) -> tuple[Steps, Steps]:
