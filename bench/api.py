@@ -64,7 +64,14 @@ class Run(store.RunData):
     @cached_property
     def summary(self) -> dict[str, Any]:
         """What `bench.run --json` prints of the run: answers, findings, cautions, timing, cases."""
-        conclusion = conclude(self.path, self.manifest, self.cases, self.blocks, comparisons_of_run(self))
+        conclusion = conclude(
+            self.path,
+            self.manifest,
+            self.cases,
+            self.blocks,
+            comparisons_of_run(self),
+            resumable=self.resumable,
+        )
         found = run_cautions(self.manifest, self.cases, self.blocks)
         timing = dict(part(self.manifest, "timing"))
         whole: dict[str, Any] = json.loads(summary_json(self.path, self.cases, conclusion, found, timing))
@@ -99,7 +106,9 @@ def compare(
 
     Raises UsageError for what is no run, NotComparableError where no case is in both.
     """
-    share = cli.named("threshold", cli.fraction, str(threshold))
+    # As digits: 1e-05 is how Python writes a small number.
+    written = threshold if isinstance(threshold, str) else f"{threshold:.15f}".rstrip("0").rstrip(".")
+    share = cli.named("threshold", cli.fraction, written)
     first, second = (read_run(_path(run)) for run in (baseline, candidate))
     gate = gate_of(
         first,

@@ -104,7 +104,7 @@ def _run_view(
     price: float | None,
 ) -> RunView:
     cases = run.cases
-    conclusion = conclude(run.path, run.manifest, cases, run.blocks, comparisons)
+    conclusion = conclude(run.path, run.manifest, cases, run.blocks, comparisons, resumable=run.resumable)
     measured = workloads(cases)
     several = len(measured) > 1
     named = [w.cases.assign(workload=w.name if several else "") for w in measured]

@@ -36,12 +36,16 @@ from bench.results.comparisons import (
     compile_mode,
     default_of,
 )
+from bench.settings import MARGINS
 from bench.stats import Interval
 
 WRAPPER, CAP, COMMUNICATION = "wrapper", "DDP settings", "communication"
 
 RESOLVED = "resolved"
 """Answer of a question that compares nothing."""
+
+LITTLE_EXPOSED = 0.05
+"""Share of the step below which exposed communication counts as none."""
 
 _NAMED = 3
 """Cases that a sentence names."""
@@ -62,6 +66,8 @@ class Verdict:
     comparisons: tuple[Comparison, ...] = ()
     label: str = ""
     """The answer in a few words, where `answer` does not say it."""
+    excess: float | None = None
+    """Half its interval over the half that would settle it, where no comparison tells that."""
     of: str = ""
     """The cases that it speaks of, by `compile_label`, where a run has several modes of torch.compile."""
 
@@ -76,7 +82,9 @@ class Verdict:
         return self.answer in OPEN
 
 
-def verdicts(cases: pd.DataFrame, comparisons: Sequence[Comparison]) -> list[Verdict]:
+def verdicts(
+    cases: pd.DataFrame, comparisons: Sequence[Comparison], *, margin: float = MARGINS["cpu"]
+) -> list[Verdict]:
     """Answer what the run allows, at the largest device count that the cases have for themselves.
 
     By mode of torch.compile where there are several: each is a workload of its own.
@@ -84,7 +92,7 @@ def verdicts(cases: pd.DataFrame, comparisons: Sequence[Comparison]) -> list[Ver
     return [
         replace(verdict, of=label)
         for label, group in by_compile_label(cases)
-        for verdict in _verdicts(group, comparisons)
+        for verdict in _verdicts(group, comparisons, margin)
     ]
 
 
@@ -97,14 +105,14 @@ def by_compile_label(cases: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     return [(compile_label(name), cases[[mode == name for mode in modes]]) for name in names]
 
 
-def _verdicts(cases: pd.DataFrame, comparisons: Sequence[Comparison]) -> list[Verdict]:
+def _verdicts(cases: pd.DataFrame, comparisons: Sequence[Comparison], margin: float) -> list[Verdict]:
     here = headline(cases)
     if here.empty:
         return []
     rows = {str(row["case_id"]): row for _, row in here.iterrows()}
     known = [c for c in comparisons if c.case_id in rows and c.reference_id in rows]
     default = default_of(here.to_dict("records"))
-    wrapper = _wrapper(rows, [c for c in known if rows[c.reference_id]["mode"] == "dp"], default)
+    wrapper = _wrapper(rows, [c for c in known if rows[c.reference_id]["mode"] == "dp"], default, margin)
     settings_verdict = _settings(
         rows, [c for c in known if rows[c.case_id]["mode"] == rows[c.reference_id]["mode"] == "ddp"]
     )
@@ -125,11 +133,11 @@ def headline(cases: pd.DataFrame) -> pd.DataFrame:
 
 
 def _wrapper(
-    rows: Mapping[str, Row], comparisons: Sequence[Comparison], default: str | None
+    rows: Mapping[str, Row], comparisons: Sequence[Comparison], default: str | None, margin: float
 ) -> Verdict | None:
     if not comparisons:
         only = rows[default] if default else next(iter(rows.values()))
-        return _alone(only)
+        return _alone(only, margin)
     (one,) = comparisons[:1]
     ddp, dp = rows[one.case_id], rows[one.reference_id]
     where, other, ratio = place(ddp), mode_label(dp), one.ratio
@@ -158,7 +166,7 @@ def _wrapper(
     return Verdict(WRAPPER, one.answer, sentence, paste.get(winner, ""), (one,))
 
 
-def _alone(row: Row) -> Verdict | None:
+def _alone(row: Row, margin: float) -> Verdict | None:
     speedup = estimate(row, "speedup")
     if speedup is None:
         return None
@@ -167,6 +175,8 @@ def _alone(row: Row) -> Verdict | None:
         answer = TOO_FEW
     elif speedup.excludes(1.0):
         answer = FASTER if speedup.low > 1 else SLOWER
+    elif 1 / (1 + margin) <= speedup.low and speedup.high <= 1 + margin:
+        answer = EQUAL
     said = f"{mode_name(row)} on {place(row)} trains {times(speedup.estimate)} as fast as one device"
     slower = ": one device alone is faster" if answer == SLOWER else ""
     return Verdict(WRAPPER, answer, f"{said} {between(speedup)}{_of_ideal(row)}{slower}.")
@@ -264,8 +274,11 @@ def _communication(row: Row) -> Verdict | None:
     added = _ms(exposed)
     if exposed.low <= 0 <= exposed.high:
         sentence = f"Communication adds {added} to the step of DDP on {place(row)}: not told from nothing."
-        answer = EQUAL if exposed.high < 0.05 * step.estimate else UNRESOLVED
-        return Verdict(COMMUNICATION, answer, sentence)
+        little = LITTLE_EXPOSED * step.estimate
+        answer = EQUAL if exposed.high < little else UNRESOLVED
+        # It settles where the interval leaves out 0, or ends below what is little.
+        settled = max(abs(exposed.estimate), little - exposed.estimate)
+        return Verdict(COMMUNICATION, answer, sentence, excess=(exposed.high - exposed.low) / 2 / settled)
     sentence, label = f"Communication adds {added}, {share:.0f}% of the step", f"adds {_plain_ms(exposed)}"
     alone = estimate(row, "comm_ms")
     if hidden is not None and hidden.estimate < 0:

@@ -16,7 +16,7 @@ from bench.findings.next_step import NextStep, next_step
 from bench.findings.numbers import rate
 from bench.findings.uncertainty import unmeasured
 from bench.findings.wording import estimate, mode_label, place, unit_of
-from bench.results.comparisons import Comparison
+from bench.results.comparisons import Comparison, margin_of
 from bench.text import visible
 
 
@@ -45,10 +45,15 @@ def conclude(
     cases: pd.DataFrame,
     blocks: pd.DataFrame,
     comparisons: Sequence[Comparison],
+    *,
+    resumable: bool = True,
 ) -> Conclusion:
-    """Conclude a run from its files in `folder`."""
-    found = (*verdicts(cases, comparisons), *compile_verdicts(cases, comparisons))
-    following = next_step(folder, manifest, cases, comparisons, found)
+    """Conclude a run from its files in `folder`; `resumable` where its journal is among them."""
+    found = (
+        *verdicts(cases, comparisons, margin=margin_of(manifest)),
+        *compile_verdicts(cases, comparisons),
+    )
+    following = next_step(folder, manifest, cases, comparisons, found, resumable=resumable)
     return Conclusion(found, tuple(notes(cases, blocks)), following)
 
 

@@ -15,7 +15,7 @@ from bench.cli import command
 from bench.conditions import part
 from bench.estimate import MIN_ROUNDS
 from bench.findings.answers import Verdict, by_compile_label, headline
-from bench.findings.numbers import about
+from bench.findings.numbers import about, finite
 from bench.findings.uncertainty import failed_modes
 from bench.findings.wording import text
 from bench.results.comparisons import OPEN, Comparison, margin_of
@@ -62,11 +62,14 @@ def next_step(
     cases: pd.DataFrame,
     comparisons: Sequence[Comparison],
     verdicts: Sequence[Verdict],
+    *,
+    resumable: bool = True,
 ) -> NextStep | None:
     """Say what would answer what is open, or what comes after it.
 
     None where nothing was measured, or a mode failed: what is to be mended first is in the reasons. A run
     with failed cases is no baseline. None of a side of an interleaved gate: the gate says what comes next.
+    A folder without its journal, such as a baseline, is not `resumable`: its command begins anew.
     """
     settings = part(manifest, "settings")
     failed = cases[cases["mode"].isin(failed_modes(cases, cases["mode"].unique()))]
@@ -75,7 +78,9 @@ def next_step(
     if not verdicts or not failed.empty or manifest.get("interleaved_id"):
         return None
     if any(verdict.is_open for verdict in verdicts):
-        return _more(folder, manifest, cases, comparisons)
+        again = command("run", *as_options(settings, _ALL_BUT_WHERE - {"rounds", "max_time"}))
+        begin = resume_command(folder) if resumable else visible(again)
+        return _more(begin, manifest, cases, comparisons, [one for one in verdicts if one.is_open])
     here = headline(by_compile_label(cases)[0][1])
     ddp = here[(here["mode"] == "ddp") & here["exposed_comm_ms"].notna()]
     num_devices = int(here["num_devices"].iloc[0])
@@ -107,19 +112,26 @@ def _eager_of_several(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _more(
-    folder: Path, manifest: Mapping[str, Any], cases: pd.DataFrame, comparisons: Sequence[Comparison]
+    begin: str,
+    manifest: Mapping[str, Any],
+    cases: pd.DataFrame,
+    comparisons: Sequence[Comparison],
+    verdicts: Sequence[Verdict],
 ) -> NextStep:
-    """Go on with the run for as long as the widest comparison needs."""
-    spent_s = float(part(manifest, "timing").get("measuring_s") or LEAST_S)
+    """Go on, with the command that `begin`s so, for as long as the widest of what is open needs."""
+    spent_s = finite(part(manifest, "timing").get("measuring_s")) or LEAST_S
     margin = margin_of(manifest)
     rounds = int(cases["num_rounds"].fillna(0).max() or 0)
-    unsettled = [one for one in comparisons if one.answer in OPEN] or comparisons
-    width = max((one.half_width for one in unsettled), default=_width_of_speedups(cases))
-    if math.isinf(width):
+    unsettled = [one for one in comparisons if one.answer in OPEN]
+    wanted = math.log1p(margin) / 2
+    excess = [one.half_width / wanted for one in unsettled]
+    excess += [one.excess for one in verdicts if one.excess is not None]
+    widest = max(excess, default=_width_of_speedups(cases) / wanted)
+    if math.isinf(widest):
         fewest = min((one.num_rounds for one in unsettled if math.isinf(one.half_width)), default=rounds)
         factor, why = max(ENOUGH_ROUNDS / max(fewest, 1), 1.1), f"{ENOUGH_ROUNDS} rounds give intervals"
     else:
-        factor = max((width / (math.log1p(margin) / 2)) ** 2, 1.1)
+        factor = max(widest**2, 1.1)
         more, whole = about((factor - 1) * spent_s), about(factor * spent_s)
         why = f"about {more} more, {whole} in all, would settle what is unresolved, to {100 * margin:g}%"
         if factor * spent_s > MOST_S:
@@ -129,7 +141,7 @@ def _more(
         more = f"--rounds {math.ceil(rounds * factor)}"
     else:
         more = f"--max-time {math.ceil(max(factor * spent_s, LEAST_S) / 60)}m"
-    return NextStep(why, f"{resume_command(folder)} {more}")
+    return NextStep(why, f"{begin} {more}")
 
 
 def _width_of_speedups(cases: pd.DataFrame) -> float:

@@ -173,9 +173,9 @@ class Journal:
     def write(self, line: Mapping[str, Any], *, sync: bool = False) -> None:
         """Append a line. Raises OSError."""
         text = json.dumps(line, separators=(",", ":"), default=str)
+        self._append(text + "\n", sync=sync)
         # Round trip: the state must be the one that a reader will find.
         self.state.take(json.loads(text))
-        self._append(text + "\n", sync=sync)
 
     def _append(self, text: str, *, sync: bool = False) -> None:
         descriptor = open_regular(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)

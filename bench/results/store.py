@@ -61,6 +61,8 @@ class RunData:
     comparisons: pd.DataFrame = field(default_factory=lambda: typed_frame([], FILES["comparisons.csv"]))
     longest_only: bool = False
     """Whether `blocks` has only the longest rank of each block: all of them would not fit into memory."""
+    resumable: bool = True
+    """Whether its journal is there; baselines and archives have none."""
 
 
 def failure_file(case_id: str) -> str:
@@ -281,6 +283,7 @@ def _load(path: Path) -> RunData:
         read_table(path / "allreduce.csv", FILES["allreduce.csv"]),
         read_table(path / "comparisons.csv", FILES["comparisons.csv"]),
         longest_only=is_large(path / "blocks.csv"),
+        resumable=(path / JOURNAL).is_file(),
     )
 
 

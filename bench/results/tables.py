@@ -26,11 +26,13 @@ _PIECE_ROWS = 50_000
 
 _BLOCK = ["case_id", "phase", "round"]
 
+_TRUTHS: dict[str, bool] = {"true": True, "false": False}
+
 _READERS: dict[str, Callable[[str], Any]] = {
     "text": lambda cell: csv_text(cell) or None,
     "int": lambda cell: int(cell) if cell else None,
     "float": lambda cell: float(cell) if cell else None,
-    "bool": lambda cell: {"True": True, "False": False, "": None}[cell],
+    "bool": lambda cell: _TRUTHS[cell.lower()] if cell else None,
 }
 
 
@@ -76,7 +78,11 @@ def _typed(raw: pd.DataFrame, column: Column) -> pd.Series[Any]:
         raw = raw.assign(**{column.name: pd.Series(pd.NA, raw.index, dtype="string")})
     values = raw[column.name]
     if column.kind == "bool":
-        return values.map({"True": True, "False": False}).astype("boolean")
+        found = values.str.lower().map(_TRUTHS)
+        if (odd := found.isna() & values.notna()).any():
+            at = int(odd.to_numpy().argmax())
+            raise ValueError(f"{column.name} is not True or False (line {raw.index[at] + 2})")
+        return found.astype("boolean")
     if column.kind in ("int", "float"):
         return pd.to_numeric(values).astype("Int64" if column.kind == "int" else "float64")
     return values.map(csv_text, na_action="ignore").astype("string")

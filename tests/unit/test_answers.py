@@ -123,11 +123,20 @@ def test_without_dp_it_is_compared_with_one_device() -> None:
     slow = found(SINGLE, case("ddp", 2, 80.0))[WRAPPER]
     assert slow.answer == SLOWER
     assert slow.sentence.endswith("of ideal scaling: one device alone is faster.")
-    assert found(SINGLE, case("ddp", 2, 100.0))[WRAPPER].answer == UNRESOLVED
+    assert found(SINGLE, case("ddp", 2, 100.0))[WRAPPER].answer == EQUAL
     few = {"speedup_low": None, "speedup_high": None, "efficiency_low": None, "efficiency_high": None}
     verdict = found(SINGLE, case("ddp", 2, 160.0, **few))[WRAPPER]
     assert verdict.answer == TOO_FEW
     assert "1.60x as fast as one device (too few rounds for an interval), 80% of ideal" in said(verdict)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "answer"), [(0.97, 1.03, EQUAL), (0.97, 1.06, UNRESOLVED), (1.01, 1.03, FASTER)]
+)
+def test_a_mode_alone_is_equal_to_one_device_within_the_margin(low: float, high: float, answer: str) -> None:
+    alone = case("ddp", 2, 100.0, speedup=(low + high) / 2, speedup_low=low, speedup_high=high)
+    (found,) = [one for one in verdicts(typed_frame([SINGLE, alone], CASES), []) if one.question == WRAPPER]
+    assert found.answer == answer
 
 
 def test_dp_alone_is_compared_with_one_device_too() -> None:

@@ -69,7 +69,7 @@ def test_the_interval_holds_the_spread_between_launches(num_launches: int, cover
 
 
 def false_verdicts(trials: int, *, disturbed: bool) -> int:
-    """Verdicts on exposed communication of equal code, of launches that differ; with a round below 0 or none."""
+    """Verdicts on exposed communication of equal code, in launches that differ."""
     rng, found = np.random.default_rng(0), 0
     metric = next(m for m in METRICS if m.name == "exposed_comm_ms")
     for _ in range(trials):

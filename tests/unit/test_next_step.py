@@ -99,6 +99,26 @@ def test_an_open_answer_goes_on_for_as_long_as_its_width_needs() -> None:
     assert step.why.endswith(" in all, would settle what is unresolved, to 5%")
 
 
+def test_an_open_communication_takes_the_time_that_its_own_interval_needs() -> None:
+    """Exposed 1 (-5 to 7) ms of a step of 100: half of 6 has to become 4, for it to end below 5."""
+    ddp = DDP | ROUNDS_20 | exposing(-5, 7) | measured(step_ms=100.0)
+    known = over(DDP, DP, 1.5, 1.51)
+    _, module, given = following(known, cases=(SINGLE, DP | ROUNDS_20, ddp))
+    assert module == "bench.run"
+    assert given.max_time == f"{math.ceil(100 * (6 / 4) ** 2 / 60)}m"
+
+
+def test_a_folder_without_its_journal_begins_anew() -> None:
+    data = run((SINGLE, DP | ROUNDS_20, DDP | ROUNDS_20), timed_blocks=[])
+    wide = (over(DDP, DP, 1 / 1.1, 1.1),)
+    manifest = {"settings": {"batch_size": 8}, "timing": {"measuring_s": "x"}}
+    found = conclude(Path("x"), manifest, data.cases, data.blocks, wide, resumable=False).next_step
+    module, given = parsed(found)
+    assert module == "bench.run"
+    assert given.batch_size == "8"
+    assert given.resume is None
+
+
 def test_with_fixed_rounds_it_names_rounds() -> None:
     wide = over(DDP, DP, 1 / 1.1, 1.1)
     _, _, given = following(wide, cases=(SINGLE, DP | ROUNDS_20, DDP | ROUNDS_20), rounds=20)

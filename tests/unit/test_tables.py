@@ -2,12 +2,15 @@ import json
 import os
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from bench.errors import UsageError
 from bench.results import tables
 from bench.results.disk import read_json
+from bench.results.schema import CASES
 from bench.results.store import RunWriter, claim, load_run
+from bench.results.tables import read_table
 
 
 def refused(path: Path, reading: object, **limits: int) -> str:
@@ -29,6 +32,16 @@ def test_json_too_deep_too_long_or_broken_is_refused(tmp_path: Path) -> None:
     assert "not valid JSON" in refused(path, read_json)
     path.write_text(json.dumps("x" * 1000))
     assert "too large" in refused(path, read_json, most_bytes=1000)
+
+
+def test_a_boolean_is_read_however_it_is_written_and_nothing_else_passes_for_one(tmp_path: Path) -> None:
+    columns = tuple(c for c in CASES if c.name in ("case_id", "oversubscribed"))
+    path = tmp_path / "cases.csv"
+    path.write_text("case_id,oversubscribed\na,true\nb,False\nc,\n")
+    assert read_table(path, columns)["oversubscribed"].tolist() == [True, False, pd.NA]
+    path.write_text("case_id,oversubscribed\na,yes\n")
+    with pytest.raises(UsageError, match="oversubscribed is not True or False"):
+        read_table(path, columns)
 
 
 def test_a_pipe_cannot_hang_a_reader(tmp_path: Path) -> None:
