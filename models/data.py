@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from bench.errors import UsageError
+from bench.errors import RAISED_BY_USERS, UsageError
 from models.nested import map_tensors, tensors_of
 from models.profile import num_outputs
 from models.workload import Batch, Workload, is_pair_of_tensors, make_batch
@@ -99,7 +99,7 @@ class PrefetchSource:
         try:
             with torch.cuda.stream(self._stream):
                 return self._source.next()
-        except Exception as error:  # noqa: BLE001 - raised in its turn
+        except RAISED_BY_USERS as error:  # raised in its turn
             return error
 
     def close(self) -> None:
