@@ -29,6 +29,12 @@ COLLECTIVE_TIMEOUT = timedelta(days=1)
 MEETING_LIMIT_S = 600.0
 """A rank gives up waiting for the others then: allocations and slow file systems can take minutes."""
 
+AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+"""Torch's agent sets it to `True` for ranks that it has opened the store for: then who opened it may be gone."""
+
+CONNECT_LIMIT = timedelta(seconds=10)
+"""A store that is open already answers sooner."""
+
 POLL_S = 0.02
 """Between two looks at the store, in seconds."""
 
@@ -68,7 +74,9 @@ def meet() -> Meeting:
     where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     with _limited(where) as late:
         try:
-            store, rank, world_size = next(rendezvous("env://"))
+            is_open = os.environ.get(AGENT_STORE) == "True"
+            limit = {"timeout": CONNECT_LIMIT} if is_open else {}
+            store, rank, world_size = next(rendezvous("env://", **limit))
             late[:] = ["rank 0"] if rank else ["another rank"]
             meeting = _present(store, rank, world_size, late)
             dist.init_process_group(
