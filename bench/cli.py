@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import errno
+import io
 import json
 import math
 import os
@@ -13,10 +15,9 @@ import stat
 import sys
 import tomllib
 import traceback
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TextIO, TypeVar
 
 from rich.console import Console
 from rich.table import Table
@@ -85,8 +86,9 @@ def guarded(name: str, work: Callable[[], int], *, silent: type[UsageError] | No
     Errors of the class `silent` are not printed: another rank prints the same.
     """
     before, _Current.name = _Current.name, name
+    _keep_outputs()
     try:
-        return work()
+        return _all_written(work()) if silent is None else work()
     except UsageError as error:
         if silent is None or not isinstance(error, silent):
             if isinstance(error, UserCodeError):
@@ -99,15 +101,48 @@ def guarded(name: str, work: Callable[[], int], *, silent: type[UsageError] | No
         _Current.name = before
 
 
-@contextmanager
-def to_reader() -> Iterator[None]:
-    """Print within; once the reader of a pipe has gone, as `head` does, the rest goes nowhere."""
-    try:
-        yield
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # Python would complain once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+class _Descriptor(io.FileIO):
+    """Where an output goes: what cannot be written is lost, and the command goes on."""
+
+    lost: OSError | None = None
+
+    def write(self, content: Any) -> int:
+        try:
+            return super().write(content)
+        except OSError as error:
+            self.lost = error
+            return len(content)
+
+
+class _Output(io.TextIOWrapper):
+    """Standard output or error of a command; what a user's code closes is not this one."""
+
+    def __init__(self, given: TextIO | None) -> None:
+        if given is None:  # closed by who started the command
+            self.end = _Descriptor(os.devnull, "w")
+        else:
+            given.flush()
+            self.end = _Descriptor(os.dup(given.fileno()), "w")
+        encoding = None if given is None else given.encoding
+        super().__init__(io.BufferedWriter(self.end), encoding, "replace", line_buffering=True)
+
+    def close(self) -> None:
+        self.flush()
+
+
+def _keep_outputs() -> None:
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is getattr(sys, f"__{name}__"):
+            setattr(sys, name, _Output(getattr(sys, name)))
+
+
+def _all_written(code: int) -> int:
+    """`code`; raises UsageError where standard output did not take all. Its reader may leave, as `head`."""
+    sys.stdout.flush()
+    lost = sys.stdout.end.lost if isinstance(sys.stdout, _Output) else None
+    if lost is not None and lost.errno != errno.EPIPE:
+        raise UsageError(f"standard output cannot be written: {lost.strerror}; write it to another place")
+    return code
 
 
 def print_table(table: Table) -> None:

@@ -30,7 +30,7 @@ MEETING_LIMIT_S = 600.0
 """A rank gives up waiting for the others then: allocations and slow file systems can take minutes."""
 
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
-"""Torch's agent sets it to `True` for ranks that it has opened the store for: then who opened it may be gone."""
+"""`True` where torch's agent has opened the store before it started the ranks; else one of them opens it."""
 
 CONNECT_LIMIT = timedelta(seconds=10)
 """A store that is open already answers sooner."""
@@ -75,8 +75,8 @@ def meet() -> Meeting:
     with _limited(where) as late:
         try:
             is_open = os.environ.get(AGENT_STORE) == "True"
-            limit = {"timeout": CONNECT_LIMIT} if is_open else {}
-            store, rank, world_size = next(rendezvous("env://", **limit))
+            limit = CONNECT_LIMIT if is_open else COLLECTIVE_TIMEOUT
+            store, rank, world_size = next(rendezvous("env://", timeout=limit))
             late[:] = ["rank 0"] if rank else ["another rank"]
             meeting = _present(store, rank, world_size, late)
             dist.init_process_group(

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 from bench import github
-from bench.cli import speaker, to_reader
+from bench.cli import speaker
 from bench.cluster.devices import SeenGpus, this_machine
 from bench.cluster.meeting import host_name
 from bench.cluster.process import is_first
@@ -256,11 +256,10 @@ def _conclude(
     blocks = recorder.blocks()
     conclusion = conclude(folder, manifest, cases, blocks, recorder.comparisons)
     found = run_cautions(manifest, cases, blocks)
-    with to_reader():
-        if as_json:
-            print(summary_json(folder, cases, conclusion, found, timing))
-        elif not quiet:
-            print_summary(cases, conclusion, found, timing, page)
+    if as_json:
+        print(summary_json(folder, cases, conclusion, found, timing))
+    elif not quiet:
+        print_summary(cases, conclusion, found, timing, page)
     recorder.close(stopped_because)
     missing_modes = why_not_measured(cases, job.settings.modes)
     if not quiet:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.cli import Parser, command, guarded, to_json, to_reader
+from bench.cli import Parser, command, guarded, to_json
 from bench.cluster.process import is_first, is_rank, leave, ranks_environment
 from bench.errors import AgreedError
 from bench.recovery.failures import RESTART_EXIT_CODE
@@ -130,11 +130,10 @@ def _tune(
     if answer is not None:
         from bench.tune.output import as_json, show  # noqa: PLC0415
 
-        with to_reader():
-            if how["json"]:
-                print(to_json({"results": str(tuning.out), **as_json(answer)}))
-            else:
-                show(answer, tuning.out, device_type=job.machine.device_type)
+        if how["json"]:
+            print(to_json({"results": str(tuning.out), **as_json(answer)}))
+        else:
+            show(answer, tuning.out, device_type=job.machine.device_type)
     return 0
 
 
