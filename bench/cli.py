@@ -139,9 +139,10 @@ def _keep_outputs() -> None:
 def _all_written(code: int) -> int:
     """`code`; raises UsageError where standard output did not take all. Its reader may leave, as `head`."""
     sys.stdout.flush()
-    lost = sys.stdout.end.lost if isinstance(sys.stdout, _Output) else None
-    if lost is not None and lost.errno != errno.EPIPE:
-        raise UsageError(f"standard output cannot be written: {lost.strerror}; write it to another place")
+    if isinstance(sys.stdout, _Output):
+        lost, sys.stdout.end.lost = sys.stdout.end.lost, None  # said once
+        if lost is not None and lost.errno != errno.EPIPE:
+            raise UsageError(f"standard output cannot be written: {lost.strerror}; write it to another place")
     return code
 
 

@@ -140,9 +140,9 @@ def test_a_mode_that_failed_ends_the_run_with_4_and_is_said_last(failed: Failed)
     assert done.returncode == ExitCode.NOT_MEASURED == 4, done.stderr[-4000:]
     for mode in failed.kept:
         path = f"{OUT}/{failure_file(cases.loc[mode, 'case_id'])}"
-        said = f"{cases.loc[mode, 'case_id']}: failed: {cases.loc[mode, 'reason']}; {path}"
-        assert said in done.stdout.splitlines()
-        assert said in done.stderr.splitlines()
+        case_id, reason = cases.loc[mode, ["case_id", "reason"]]
+        assert f"{case_id}: failed: {path}" in done.stdout.splitlines()
+        assert f"{case_id}: failed: {reason}; {path}" in done.stderr.splitlines()
         page = (failed.project / OUT / "report.html").read_text(encoding="utf-8")
         assert f'<a href="./{path.removeprefix(f"{OUT}/")}">' in page
     where, *why = done.stderr.splitlines()[-3:]

@@ -168,15 +168,20 @@ report([said, cluster.gather((1, (cluster.rank,), {{2: b"x"}})) == [(1, (r,), {{
 
 
 LONG = """
+import torch
 from bench.cluster.ranks import FIRST_BYTES, Cluster
 cluster = Cluster("cpu")
 lengths = [(0, 0), (FIRST_BYTES, 1), (3, 5 * FIRST_BYTES)]
-report([cluster.gather("x" * pair[cluster.rank]) == ["x" * n for n in pair] for pair in lengths])
+torch.set_default_device("meta")
+found = [cluster.gather("x" * pair[cluster.rank]) == ["x" * n for n in pair] for pair in lengths]
+report([*found, cluster.from_first("y" * 9 if cluster.is_first else None) == "y" * 9])
 """
 
 
-def test_messages_of_any_length_arrive_whole(ranks: Ranks) -> None:
-    assert ranks(LONG, 2) == [[True] * 3] * 2
+def test_messages_of_any_length_arrive_whole_whatever_the_default_device(
+    ranks: Ranks,
+) -> None:
+    assert ranks(LONG, 2) == [[True] * 4] * 2
 
 
 def test_ranks_send_data_that_runs_no_code(ranks: Ranks, tmp_path: Path) -> None:
