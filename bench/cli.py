@@ -35,7 +35,7 @@ MOST_TOML_BYTES = 2**20
 LEAST_DURATION_S = 0.1
 """Shortest duration that an option takes: nothing that is measured here is done sooner."""
 
-_DURATION_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
+_DURATION_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 UNRECOGNIZED = "unrecognized arguments: "
@@ -231,8 +231,10 @@ def switch(text: str) -> bool:
 
 
 def duration_s(text: str) -> float:
-    """`90s`, `10m` or `1.5h`, in seconds; a bare number is seconds."""
-    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]+)?)([smh]?)", text)
+    """`90s`, `10m` or `1.5h`, in seconds. A bare number could be seconds or minutes and is refused."""
+    if re.fullmatch(r"[0-9]+(\.[0-9]+)?", text):
+        raise UsageError(f"{text!r} has no unit; write {text}s or {text}m")
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]+)?)([smh])", text)
     seconds = float(match[1]) * _DURATION_S[match[2]] if match else 0.0
     if seconds < LEAST_DURATION_S:
         raise UsageError(
