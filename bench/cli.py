@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.errors import ExitCode, UsageError, UserCodeError
+from bench.text import visible
 from ddp_bench import TYPED_ENV
 
 T = TypeVar("T")
@@ -66,7 +67,15 @@ def command(name: str = "", *arguments: str) -> str:
     typed = os.environ.get(TYPED_ENV)
     module = "report" if name == "report" else f"bench.{name}".rstrip(".")
     words = [*typed.split(), *filter(None, [name])] if typed else ["python", "-m", module]
-    return shlex.join([*words, *arguments])
+    return " ".join(quoted(word) for word in (*words, *arguments))
+
+
+def quoted(word: str) -> str:
+    """A word as the shell takes it; one with control characters in `$''`, on one line."""
+    if word.isprintable():
+        return shlex.quote(word)
+    escaped = visible(word.replace("\\", "\\\\").replace("'", "\\'"))
+    return f"$'{escaped}'"
 
 
 class _Current:

@@ -169,5 +169,13 @@ def test_commands_are_named_in_the_form_that_the_user_typed(
     assert cli.speaker() == before
 
 
+@pytest.mark.parametrize("word", ["plain", "a b", "two\nlines", "it's\ta \\x0a\x1b"])
+def test_a_command_is_pasted_on_one_line_whatever_its_words_hold(word: str) -> None:
+    quoted = cli.quoted(word)
+    assert quoted.isprintable()
+    done = subprocess.run(["bash", "-c", f"printf %s {quoted}"], capture_output=True, text=True, check=True)
+    assert done.stdout == word
+
+
 def test_the_form_of_a_command_is_no_condition_of_a_run() -> None:
     assert not TYPED_ENV.startswith(ENV_PREFIXES)
