@@ -139,7 +139,7 @@ def open_source(
     classes.
     """
     if data in ("device", "host"):
-        generator = torch.Generator().manual_seed(_mix(seed, rank))
+        generator = torch.Generator().manual_seed(mixed(seed, rank))
         pool_size = 1 if data == "device" else _POOL_SIZE
         pool = [make_batch(workload, batch_size=batch_size, generator=generator) for _ in range(pool_size)]
         return DeviceSource(pool[0], device) if data == "device" else HostSource(pool, device)
@@ -187,6 +187,6 @@ def check_folder(folder: Path) -> int:
     return check(folder)
 
 
-def _mix(seed: int, rank: int) -> int:
+def mixed(seed: int, rank: int) -> int:
     """One 64-bit seed of two numbers. Their sum would give rank 1 of seed 0 the data of rank 0 of seed 1."""
     return int.from_bytes(hashlib.blake2b(f"{seed} {rank}".encode(), digest_size=8).digest())
