@@ -89,7 +89,7 @@ def meet() -> Meeting:
         except (RuntimeError, ValueError) as error:
             if "EADDRINUSE" in str(error) or "address already in use" in str(error):
                 raise UsageError(f"{where} is already in use; choose another port with MASTER_PORT") from None
-            first = str(error).strip().splitlines()[0]
+            first = str(error).strip().partition("\n")[0] or type(error).__name__
             raise UsageError(
                 f"the ranks cannot meet at {where}: {first}; check MASTER_ADDR and the network"
             ) from None
