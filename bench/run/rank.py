@@ -245,8 +245,7 @@ def _conclude(
     if missing is not None:
         print(f"{speaker()}: {missing}", file=sys.stderr)
     # The report is a separate package that never imports torch; only a finished run reaches for it.
-    from report import build  # noqa: PLC0415
-    from report.build import write_markdown  # noqa: PLC0415
+    from report.build import build, write_markdown  # noqa: PLC0415
 
     page = build([folder], folder / "report.html")
     after_startup_s = before_s + startup.since_s()

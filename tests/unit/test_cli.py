@@ -22,6 +22,13 @@ sys.argv = [sys.argv[1], "--nonsense\\x1b[31m"]
 runpy.run_module(sys.argv[0], run_name="__main__")
 """
 
+HELPS = """
+import runpy, sys
+sys.modules.update(dict.fromkeys(["torch", "pandas", "scipy"]))  # an import of them fails
+sys.argv = [sys.argv[1], "--help"]
+runpy.run_module(sys.argv[0], run_name="__main__")
+"""
+
 COMMANDS = (*(f"bench.{name}" for name in ("run", "gate", "doctor", "lab", "predict", "tune")), "report")
 
 
@@ -58,6 +65,12 @@ def test_an_error_becomes_a_line_and_its_exit_code(
     assert capsys.readouterr().err == (f"bench.x: {label}: x\n" if label else "")
     assert cli.guarded("x", work, silent=UsageError) == code
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("command", ["bench.run", "bench.doctor", "bench.lab", "bench.tune", "report"])
+def test_help_takes_no_second_of_imports(command: str) -> None:
+    done = subprocess.run([sys.executable, "-c", HELPS, command], cwd=ROOT, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_a_mistake_in_the_users_code_shows_where(capsys: pytest.CaptureFixture[str]) -> None:

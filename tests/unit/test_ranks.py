@@ -37,5 +37,5 @@ def test_ranks_that_cannot_meet_for_no_reason_given_are_told_so(monkeypatch: pyt
         raise RuntimeError
 
     monkeypatch.setattr(meeting, "rendezvous", fails)
-    with pytest.raises(UsageError, match="cannot meet at .*: RuntimeError"):
+    with pytest.raises(UsageError, match=r"cannot meet at .*: RuntimeError"):
         meeting.meet.__wrapped__()
