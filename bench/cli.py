@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import errno
+import io
 import json
 import math
 import os
@@ -13,15 +15,15 @@ import stat
 import sys
 import tomllib
 import traceback
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TextIO, TypeVar
 
 from rich.console import Console
 from rich.table import Table
 
 from bench.errors import ExitCode, UsageError, UserCodeError
+from bench.text import visible
 from ddp_bench import TYPED_ENV
 
 T = TypeVar("T")
@@ -34,7 +36,7 @@ MOST_TOML_BYTES = 2**20
 LEAST_DURATION_S = 0.1
 """Shortest duration that an option takes: nothing that is measured here is done sooner."""
 
-_DURATION_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
+_DURATION_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 UNRECOGNIZED = "unrecognized arguments: "
@@ -65,7 +67,15 @@ def command(name: str = "", *arguments: str) -> str:
     typed = os.environ.get(TYPED_ENV)
     module = "report" if name == "report" else f"bench.{name}".rstrip(".")
     words = [*typed.split(), *filter(None, [name])] if typed else ["python", "-m", module]
-    return shlex.join([*words, *arguments])
+    return " ".join(quoted(word) for word in (*words, *arguments))
+
+
+def quoted(word: str) -> str:
+    """A word as the shell takes it; one with control characters in `$''`, on one line."""
+    if word.isprintable():
+        return shlex.quote(word)
+    escaped = visible(word.replace("\\", "\\\\").replace("'", "\\'"))
+    return f"$'{escaped}'"
 
 
 class _Current:
@@ -85,8 +95,9 @@ def guarded(name: str, work: Callable[[], int], *, silent: type[UsageError] | No
     Errors of the class `silent` are not printed: another rank prints the same.
     """
     before, _Current.name = _Current.name, name
+    _keep_outputs()
     try:
-        return work()
+        return _all_written(work()) if silent is None else work()
     except UsageError as error:
         if silent is None or not isinstance(error, silent):
             if isinstance(error, UserCodeError):
@@ -99,15 +110,49 @@ def guarded(name: str, work: Callable[[], int], *, silent: type[UsageError] | No
         _Current.name = before
 
 
-@contextmanager
-def to_reader() -> Iterator[None]:
-    """Print within; once the reader of a pipe has gone, as `head` does, the rest goes nowhere."""
-    try:
-        yield
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # Python would complain once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+class _Descriptor(io.FileIO):
+    """Where an output goes: what cannot be written is lost, and the command goes on."""
+
+    lost: OSError | None = None
+
+    def write(self, content: Any) -> int:
+        try:
+            return super().write(content)
+        except OSError as error:
+            self.lost = error
+            return len(content)
+
+
+class _Output(io.TextIOWrapper):
+    """Standard output or error of a command; what a user's code closes is not this one."""
+
+    def __init__(self, given: TextIO | None) -> None:
+        if given is None:  # closed by who started the command
+            self.end = _Descriptor(os.devnull, "w")
+        else:
+            given.flush()
+            self.end = _Descriptor(os.dup(given.fileno()), "w")
+        encoding = None if given is None else given.encoding
+        super().__init__(io.BufferedWriter(self.end), encoding, "replace", line_buffering=True)
+
+    def close(self) -> None:
+        self.flush()
+
+
+def _keep_outputs() -> None:
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is getattr(sys, f"__{name}__"):
+            setattr(sys, name, _Output(getattr(sys, name)))
+
+
+def _all_written(code: int) -> int:
+    """`code`; raises UsageError where standard output did not take all. Its reader may leave, as `head`."""
+    sys.stdout.flush()
+    if isinstance(sys.stdout, _Output):
+        lost, sys.stdout.end.lost = sys.stdout.end.lost, None  # said once
+        if lost is not None and lost.errno != errno.EPIPE:
+            raise UsageError(f"standard output cannot be written: {lost.strerror}; write it to another place")
+    return code
 
 
 def print_table(table: Table) -> None:
@@ -195,8 +240,10 @@ def switch(text: str) -> bool:
 
 
 def duration_s(text: str) -> float:
-    """`90s`, `10m` or `1.5h`, in seconds; a bare number is seconds."""
-    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]+)?)([smh]?)", text)
+    """`90s`, `10m` or `1.5h`, in seconds. A bare number could be seconds or minutes and is refused."""
+    if re.fullmatch(r"[0-9]+(\.[0-9]+)?", text):
+        raise UsageError(f"{text!r} has no unit; write {text}s or {text}m")
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]+)?)([smh])", text)
     seconds = float(match[1]) * _DURATION_S[match[2]] if match else 0.0
     if seconds < LEAST_DURATION_S:
         raise UsageError(

@@ -42,6 +42,10 @@ class UserCodeError(UsageError):
     """The user's own code raised; its traceback (the cause) is shown above the message."""
 
 
+RAISED_BY_USERS = (Exception, SystemExit)
+"""What a user's code may raise: a model that calls `sys.exit(0)` is no success."""
+
+
 class AgreedError(UsageError):
     """Every rank of the job raises it; the first rank alone prints it."""
 

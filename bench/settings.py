@@ -211,7 +211,7 @@ class Settings:
         """The settings that a manifest holds. Raises UsageError for a value that no option gives."""
         own = {"caps_given": cli.switch, "least_block_s": float}
         parsers = {f.name: f.metadata.get("parse", own.get(f.name, str)) for f in fields(cls)}
-        given = {n: as_text(v) for n, v in values.items() if v is not None}
+        given = {n: _stored_text(v, parsers.get(n)) for n, v in values.items() if v is not None}
         found: dict[str, Any] = {n: cli.named(n, parsers[n], text) for n, text in given.items()}
         return cls(**found)
 
@@ -250,8 +250,13 @@ def as_options(stored_settings: Mapping[str, Any], names: Iterable[str]) -> list
         value = stored_settings.get(setting.name)
         usual = plain.get(setting.name) if setting.default is None else stored(setting.default)
         if setting.name in names and value is not None and as_text(value) != as_text(usual):
-            found += [f"--{setting.name.replace('_', '-')}", as_text(value)]
+            found += [f"--{setting.name.replace('_', '-')}", _stored_text(value, setting.metadata["parse"])]
     return found
+
+
+def _stored_text(raw: Any, parse: object) -> str:
+    """A stored value as its option takes it: durations are stored in seconds."""
+    return as_text(raw) + ("s" if parse is cli.duration_s and isinstance(raw, int | float) else "")
 
 
 def as_text(raw: Any) -> str:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from bench.errors import UsageError
+from bench.errors import RAISED_BY_USERS, UsageError
 from models.nested import describe, map_tensors
 from models.workload import (
     EXPECTED,
@@ -80,7 +80,7 @@ def _check_forward(workload: Workload, module: nn.Module, batch: Batch) -> None:
 def _check_optimizer(workload: Workload, module: nn.Module) -> None:
     try:
         made = workload.optimizer(list(module.parameters()))
-    except Exception:  # noqa: BLE001 - it may want parameters on a GPU; training will show its error
+    except RAISED_BY_USERS:  # it may want parameters on a GPU; training will show its error
         return
     if not isinstance(made, Optimizer):
         raise wrong_result(workload, "optimizer", made)
@@ -92,7 +92,7 @@ def _try_loss(workload: Workload, module: nn.Module, batch: Batch) -> None:
         with warnings.catch_warnings(action="ignore"), torch.device("meta"):
             on_meta = map_tensors(lambda tensor: tensor.to("meta"), batch)
             loss: Any = loss_function(workload)(module.to("meta"), on_meta)
-    except Exception:  # noqa: BLE001 - a user's model may refuse the meta device in any way; the proof looks too
+    except RAISED_BY_USERS:  # a user's model may refuse the meta device in any way; the proof looks too
         return
     check_loss(workload, loss)
 

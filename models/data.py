@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from bench.errors import UsageError
+from bench.errors import RAISED_BY_USERS, UsageError
 from models.nested import map_tensors, tensors_of
 from models.profile import num_outputs
 from models.workload import Batch, Workload, is_pair_of_tensors, make_batch
@@ -99,7 +99,7 @@ class PrefetchSource:
         try:
             with torch.cuda.stream(self._stream):
                 return self._source.next()
-        except Exception as error:  # noqa: BLE001 - raised in its turn
+        except RAISED_BY_USERS as error:  # raised in its turn
             return error
 
     def close(self) -> None:
@@ -139,7 +139,7 @@ def open_source(
     classes.
     """
     if data in ("device", "host"):
-        generator = torch.Generator().manual_seed(_mix(seed, rank))
+        generator = torch.Generator().manual_seed(mixed(seed, rank))
         pool_size = 1 if data == "device" else _POOL_SIZE
         pool = [make_batch(workload, batch_size=batch_size, generator=generator) for _ in range(pool_size)]
         return DeviceSource(pool[0], device) if data == "device" else HostSource(pool, device)
@@ -187,6 +187,6 @@ def check_folder(folder: Path) -> int:
     return check(folder)
 
 
-def _mix(seed: int, rank: int) -> int:
+def mixed(seed: int, rank: int) -> int:
     """One 64-bit seed of two numbers. Their sum would give rank 1 of seed 0 the data of rank 0 of seed 1."""
     return int.from_bytes(hashlib.blake2b(f"{seed} {rank}".encode(), digest_size=8).digest())

@@ -26,6 +26,7 @@ from torchvision.datasets.folder import (
 
 from bench.errors import UsageError
 from bench.parent_death import end_with
+from models.data import mixed
 from models.workload import Batch, Workload, in_format, one_line
 
 MAX_CHECKED = 1000
@@ -149,7 +150,7 @@ class FolderSource:
             drop_last=True,
             persistent_workers=num_workers > 0,
             worker_init_fn=_worker_start() if num_workers else None,
-            generator=torch.Generator().manual_seed(seed + rank),
+            generator=torch.Generator().manual_seed(mixed(seed, rank)),
         )
         self._device = device
         self._batches = _epochs(loader, sampler)

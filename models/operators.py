@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from bench.errors import RAISED_BY_USERS
 from models.nested import map_tensors
 from models.workload import Workload, loss_function, make_batch
 
@@ -56,7 +57,7 @@ def forward_costs(
     try:
         with warnings.catch_warnings(action="ignore"), torch.random.fork_rng(devices=[]):
             return _counted(workload, batch_size, autocast)
-    except Exception:  # noqa: BLE001 - a user's model may refuse the meta device in any way
+    except RAISED_BY_USERS:  # a user's model may refuse the meta device in any way
         return ()
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from bench.errors import RAISED_BY_USERS
 from models.nested import map_tensors
 from models.operators import unfused_encoders
 from models.workload import Batch, Workload, arguments_of, make_batch, make_module
@@ -65,11 +66,11 @@ def _forward(workload: Workload) -> _Forward:
             with warnings.catch_warnings(action="ignore"), torch.device("meta"):
                 on_meta = map_tensors(lambda tensor: tensor.to("meta"), batch)
                 return _count(workload, workload.module(), on_meta)
-        except Exception:  # noqa: BLE001 - a user's model may refuse the meta device in any way
+        except RAISED_BY_USERS:  # a user's model may refuse the meta device in any way
             module = make_module(workload)
         try:
             return _count(workload, module, batch)
-        except Exception:  # noqa: BLE001 - training will show the user's error; the sizes are still known
+        except RAISED_BY_USERS:  # training will show the user's error; the sizes are still known
             return _Forward(module)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bench.errors import UsageError, UserCodeError
+from bench.errors import RAISED_BY_USERS, UsageError, UserCodeError
 from bench.provenance import not_found
 from bench.settings import IMAGES
 from ddp_bench import give_names
@@ -156,7 +156,7 @@ def _import(name: str) -> ModuleType:
         return importlib.import_module(name)
     except UsageError:
         raise  # a Workload says itself what it lacks
-    except (Exception, SystemExit) as exc:
+    except RAISED_BY_USERS as exc:
         missing = exc.name if isinstance(exc, ModuleNotFoundError) else None
         if missing is not None and f"{name}.".startswith(f"{missing}."):
             raise UsageError(not_found(missing, Path(folder))) from None
@@ -180,7 +180,7 @@ def _call(function: Any, spec: str) -> object:
         return function()
     except UsageError:
         raise  # as in _import
-    except Exception as exc:
+    except RAISED_BY_USERS as exc:
         raise UserCodeError(f"{spec} cannot be called: {one_line(exc)}") from exc
 
 
@@ -189,7 +189,7 @@ def _num_classes(module: nn.Module, spec: str, image_size: int) -> int:
     try:
         with torch.no_grad():
             logits = module.eval()(torch.zeros(shape))
-    except Exception as exc:
+    except RAISED_BY_USERS as exc:
         raise UserCodeError(
             f"the module of {spec} raised on images of shape {shape}: {one_line(exc)}; one that takes "
             "something else needs a Workload, with batches of its own (README, Your own model)"

@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from bench.axes import StepSettings
+from bench.errors import RAISED_BY_USERS
 from models.workload import Workload, images_in, make_batch
 
 MOST_GRAPHS = 256
@@ -52,7 +53,7 @@ def has_fused_optimizer(workload: Workload) -> bool:
     """Whether the workload's optimizer can run fused kernels, as far as one tried on a parameter tells."""
     try:
         return _fusible(workload.optimizer([nn.Parameter(torch.zeros(1))]))
-    except Exception:  # noqa: BLE001 - an optimizer that wants the model's own parameters
+    except RAISED_BY_USERS:  # an optimizer that wants the model's own parameters
         return False
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import SGD, Optimizer
 
-from bench.errors import UsageError, UserCodeError
+from bench.errors import RAISED_BY_USERS, UsageError, UserCodeError
 from bench.settings import MOST_UNITS
 from models.nested import describe, leaves_of, map_tensors, tensors_of
 
@@ -162,7 +162,7 @@ def make_module(workload: Workload) -> nn.Module:
     """
     try:
         module = workload.module()
-    except Exception as exc:
+    except RAISED_BY_USERS as exc:
         raise UserCodeError(
             f"the module of workload {workload.name} cannot be made: {one_line(exc)}"
         ) from exc
@@ -178,7 +178,7 @@ def make_batch(workload: Workload, *, batch_size: int, generator: torch.Generato
     """
     try:
         batch = workload.batch(batch_size, generator)
-    except Exception as exc:
+    except RAISED_BY_USERS as exc:
         raise UserCodeError(
             f"workload {workload.name} cannot make a batch of {batch_size}: {one_line(exc)}"
         ) from exc

@@ -9,9 +9,7 @@ from pathlib import Path
 
 from bench.cli import Parser, command, guarded, named, price
 from bench.errors import ExitCode, UsageError
-from bench.results.archive import is_archive
 from ddp_bench import load
-from report.build import build, write_markdown, write_pdf, write_png
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -70,6 +68,9 @@ def _parser() -> Parser:
 
 
 def _write(arguments: argparse.Namespace) -> str:
+    # Pandas and scipy take a second to import, which --help does without.
+    from report.build import build, write_markdown, write_pdf, write_png  # noqa: PLC0415
+
     runs, out, predictions = arguments.runs, arguments.out, arguments.predictions
     given = arguments.price_per_device_hour
     hourly = None if given is None else named("price_per_device_hour", price, given)
@@ -94,6 +95,8 @@ def _page(runs: Sequence[Path], out: Path | None) -> Path:
         return out
     if len(runs) > 1:
         raise UsageError(f"{len(runs)} runs make one page of their own; say where with --out FILE")
+    from bench.results.archive import is_archive  # noqa: PLC0415 - see _write
+
     (run,) = runs
     return run.with_suffix(".html") if is_archive(run) else run / "report.html"
 

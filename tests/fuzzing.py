@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,15 @@ HOSTILE_TEXT = st.one_of(
 def bounded(num_examples: int) -> Callable[[Any], Any]:
     """A quarter of `num_examples`; with the profile `thorough` ten times as many as `num_examples`."""
     return settings(max_examples=max(num_examples * settings.default.max_examples // (4 * QUICK_EXAMPLES), 1))
+
+
+def mutated(content: bytes, seed: int) -> bytes:
+    """`content` with one to four bytes changed, or cut short, as the seed has it."""
+    chance = random.Random(seed)  # noqa: S311 - a seeded choice
+    changed = bytearray(content)
+    for _ in range(chance.randint(1, 4)):
+        changed[chance.randrange(len(changed))] = chance.randrange(256)
+    return bytes(changed[: chance.randrange(len(changed))] if chance.random() < 0.1 else changed)
 
 
 class Reached(BaseException):

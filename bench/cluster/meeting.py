@@ -29,6 +29,12 @@ COLLECTIVE_TIMEOUT = timedelta(days=1)
 MEETING_LIMIT_S = 600.0
 """A rank gives up waiting for the others then: allocations and slow file systems can take minutes."""
 
+AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+"""`True` where torch's agent has opened the store before it started the ranks; else one of them opens it."""
+
+CONNECT_LIMIT = timedelta(seconds=10)
+"""A store that is open already answers sooner."""
+
 POLL_S = 0.02
 """Between two looks at the store, in seconds."""
 
@@ -68,7 +74,9 @@ def meet() -> Meeting:
     where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     with _limited(where) as late:
         try:
-            store, rank, world_size = next(rendezvous("env://"))
+            is_open = os.environ.get(AGENT_STORE) == "True"
+            limit = CONNECT_LIMIT if is_open else COLLECTIVE_TIMEOUT
+            store, rank, world_size = next(rendezvous("env://", timeout=limit))
             late[:] = ["rank 0"] if rank else ["another rank"]
             meeting = _present(store, rank, world_size, late)
             dist.init_process_group(
@@ -81,7 +89,7 @@ def meet() -> Meeting:
         except (RuntimeError, ValueError) as error:
             if "EADDRINUSE" in str(error) or "address already in use" in str(error):
                 raise UsageError(f"{where} is already in use; choose another port with MASTER_PORT") from None
-            first = str(error).strip().splitlines()[0]
+            first = str(error).strip().partition("\n")[0] or type(error).__name__
             raise UsageError(
                 f"the ranks cannot meet at {where}: {first}; check MASTER_ADDR and the network"
             ) from None

@@ -155,6 +155,7 @@ def end_all(processes: Sequence[subprocess.Popen[str]], *, within_s: float) -> N
             process.wait(max(0.0, deadline_s - time.monotonic()))
         except subprocess.TimeoutExpired:
             process.kill()
+            process.wait()
 
 
 FIRST_PORT, NUM_PORTS = 20_000, 10_000

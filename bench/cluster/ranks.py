@@ -92,12 +92,13 @@ def _all_gather(own: bytes, num_bytes: int) -> list[tuple[int, bytes]]:
 def from_first(value: T | None) -> T:
     """Rank 0's `value`, on every rank. Values are as `messages.encode` takes them."""
     is_source = dist.get_rank() == 0
-    message = torch.frombuffer(bytearray(encode(value)), dtype=torch.uint8) if is_source else torch.empty(0)
-    length = torch.tensor([len(message)])
+    content = bytearray(encode(value)) if is_source else bytearray(1)
+    message = torch.frombuffer(content, dtype=torch.uint8)
+    length = torch.tensor([len(message)], device="cpu")  # a workload may set another default device
     with _peers():
         dist.broadcast(length, src=0)
         if not is_source:
-            message = torch.empty(int(length), dtype=torch.uint8)
+            message = torch.empty(int(length), dtype=torch.uint8, device="cpu")
         dist.broadcast(message, src=0)
     found: T = decode(message.numpy().tobytes())
     return found

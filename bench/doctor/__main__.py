@@ -14,7 +14,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from bench.cli import Parser, command, duration_s, guarded, positive_int, print_table, to_json, to_reader
+from bench.cli import Parser, command, duration_s, guarded, positive_int, print_table, to_json
 from bench.doctor.readings import HostReadings
 from bench.doctor.readings.nvml import read_gpus
 from bench.doctor.readings.software import read_software
@@ -88,13 +88,12 @@ def _main(argv: Sequence[str] | None) -> int:
     found = diagnose(machine)
     grave = worst(finding.status for finding in found)
     shown = [f for f in found if not options.quiet or f.status in ("caution", "bad")]
-    with to_reader():
-        if options.json:
-            print(as_json(machine, shown, grave))
-        else:
-            show(shown)
-            if not options.quiet:
-                print(summary(found))
+    if options.json:
+        print(as_json(machine, shown, grave))
+    else:
+        show(shown)
+        if not options.quiet:
+            print(summary(found))
     return ExitCode.FAILED if grave == "bad" else ExitCode.OK
 
 

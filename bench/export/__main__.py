@@ -88,8 +88,7 @@ def _main(argv: Sequence[str] | None) -> int:
     asked = _options(options, name)
     text = FORMATS[name].export(load_run(options.run), asked)
     if options.out is None:
-        with cli.to_reader():
-            print(text)
+        print(text)
     else:
         write_output(options.out, lambda part: part.write_text(f"{text}\n", encoding="utf-8"), option="--out")
     if name == "github-action":

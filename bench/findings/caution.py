@@ -4,6 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+MOST_BUSY = 0.05
+"""Share of the cores that other programs may use while every core stands in for a device. 5% is the gate's
+default threshold: a load of that size can pass for a regression."""
+
+MOST_STEAL = 0.02
+"""Share of time that the hypervisor may give to other guests (proc(5), "steal"): as large as the default of
+`--precision-target`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Caution:

@@ -8,18 +8,10 @@ import pandas as pd
 
 from bench.cli import command
 from bench.conditions import Manifest, part
-from bench.findings.caution import Caution
+from bench.findings.caution import MOST_BUSY, MOST_STEAL, Caution
 from bench.findings.links import link_cautions
 from bench.findings.numbers import finite, short
 from bench.findings.stability import cautions, target_of
-
-MOST_BUSY = 0.05
-"""Share of the cores that other programs may use while every core stands in for a device. 5% is the gate's
-default threshold: a load of that size can pass for a regression."""
-
-MOST_STEAL = 0.02
-"""Share of time that the hypervisor may give to other guests (proc(5), "steal"): as large as the default of
-`--precision-target`."""
 
 
 MOST_SPLIT_EFFECT = 1e-2

@@ -40,17 +40,18 @@ def failed_modes(cases: pd.DataFrame, modes: Iterable[str]) -> list[str]:
 def why_not_measured(cases: pd.DataFrame, modes: Iterable[str]) -> list[str]:
     """Say of each of `modes` without a measured case why its first failed; of a run without any, too.
 
-    Empty where every mode has a measured case, or only skipped ones beside those of another mode.
+    Modes with one reason share a sentence. Empty where every mode has a measured case, or only skipped ones
+    beside those of another mode.
     """
     has_any = bool((cases["status"] == "ok").any())
-    found = []
+    told: dict[str, list[str]] = {}
     # Without a number of any mode, the reference that nobody named may be the cause.
     for mode in failed_modes(cases, dict.fromkeys(modes if has_any else (*modes, "single"))):
         row = _failed(cases[cases["mode"] == mode]).iloc[0]
         status = "" if row["status"] == "failed" else f"{row['status']}: "
-        found.append(f"every case of {mode} failed: {status}{text(row['reason'])}")
-    if found or has_any:
-        return found
+        told.setdefault(f"{status}{text(row['reason'])}", []).append(mode)
+    if told or has_any:
+        return [f"every case of {' and '.join(of)} failed: {why}" for why, of in told.items()]
     return [
         f"nothing was measured: {text(cases['reason'].iloc[0])}" if len(cases) else "nothing was measured"
     ]

@@ -142,13 +142,12 @@ def _main(given: list[str]) -> int:
     )
     if not options.quiet:
         github.show(gate_output.annotations_of(gate), lambda: gate_output.markdown(gate))
-    with cli.to_reader():
-        if options.json:
-            print(gate_output.as_json(gate))
-        elif options.markdown:
-            print(gate_output.markdown(gate))
-        elif not options.quiet:
-            _print(gate)
+    if options.json:
+        print(gate_output.as_json(gate))
+    elif options.markdown:
+        print(gate_output.markdown(gate))
+    elif not options.quiet:
+        _print(gate)
     return gate.exit_code
 
 

@@ -225,7 +225,7 @@ def report(noise: Noise, step: TrialStep) -> str:
     if is_bad(noise):
         lines.append(
             f"bad: a gate at {100 * DEFAULT_THRESHOLD:g}% would call A against A {noise.verdict}; see what "
-            f"disturbs with {command('doctor')}, then measure longer with --noise --seconds 120"
+            f"disturbs with {command('doctor')}, then measure longer with --noise --seconds 120s"
         )
     return "\n".join(lines)
 

@@ -48,7 +48,8 @@ def run(job: HostJob) -> int:
     except SignalException as stopped:
         return 128 + int(stopped.sigval)
     except (RendezvousError, DistError) as error:
-        print(f"the hosts lost each other: {str(error).splitlines()[0]}", file=sys.stderr)
+        why = str(error).partition("\n")[0] or type(error).__name__
+        print(f"the hosts lost each other: {why}", file=sys.stderr)
         return 1
     in_order = sorted(failures.items(), key=lambda item: item[1].timestamp)
     for rank, failure in in_order:

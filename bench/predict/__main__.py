@@ -96,8 +96,7 @@ def _main(argv: Sequence[str] | None) -> int:
     document = predict_output.document(source, curves, groups, validated, changed)
     if options.out is not None:
         predict_output.write_json(options.out, predict_output.as_json(document, groups))
-    with cli.to_reader():
-        _show(options, document, groups)
+    _show(options, document, groups)
     return ExitCode.OK
 
 

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from bench.cluster.messages import may_be_sent
-from bench.errors import UsageError, UserCodeError
+from bench.errors import RAISED_BY_USERS, UsageError, UserCodeError
 from bench.measure.timed import BlockTimes, NonFiniteLossError
 from bench.modes import Unsupported
 from bench.modes.base import UnusedParametersError
@@ -87,7 +87,7 @@ def attempt(work: Callable[[], Any] | None) -> Report:
         return _with_traceback(error)
     except UsageError:
         raise
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a model raises fails its case alone
+    except RAISED_BY_USERS as error:  # whatever a model raises fails its case alone
         return _with_traceback(error)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
@@ -12,7 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from bench.cli import command
+from bench.cli import command, quoted
 from bench.cluster.meeting import host_name
 from bench.cluster.messages import may_be_sent
 from bench.conditions import Question, code_of_workload, differences
@@ -306,7 +305,7 @@ def _check_workload(folder: Path, stored: str | None, given: str | None) -> None
     if stored is not None and given is None:
         raise UsageError(
             f"--resume {folder}: it trains a workload, which is code; name it again if you trust it: "
-            f"--workload {shlex.quote(stored)}"
+            f"--workload {quoted(stored)}"
         )
     if stored != given:
         raise NotComparableError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import stat
+import struct
 import tempfile
 import zipfile
 import zlib
@@ -28,6 +29,12 @@ MOST_ARCHIVE_BYTES = 64 * 2**20
 
 MOST_UNPACKED_BYTES = 256 * 2**20
 """Of all members together: more is no archive of ours, or would fill the disk."""
+
+DAMAGED = (
+    *(zipfile.BadZipFile, zlib.error, struct.error),
+    *(ArithmeticError, EOFError, LookupError, OSError, RuntimeError, ValueError),
+)
+"""What zipfile raises for a file that is no whole archive: a wrong offset, name or length, or a password."""
 
 _PREFIX = "unpacked-ddp-bench-"
 """Of temporary folders. `bench.cluster.scratch` removes those of its prefix that nobody holds locked."""
@@ -86,12 +93,16 @@ def unpacked(path: Path) -> dict[str, bytes]:
             _check(path, infos)
             # Nothing longer than its header says is read, and nothing by a name that is not known.
             return {info.filename: file.read(info) for info in infos}
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, RuntimeError) as error:
+    except UsageError:
+        raise
+    except DAMAGED as error:
         raise UsageError(f"{path} is no archive of a run, or damaged: {error}; fetch it again") from None
 
 
 def _check(path: Path, infos: list[zipfile.ZipInfo]) -> None:
     names = [info.filename for info in infos]
+    if {info.compress_type for info in infos} - {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
+        raise UsageError(f"{path} is no archive of a run: it is packed in another way; name another file")
     strange = [name for name in names if name not in MEMBERS]
     if strange:
         raise UsageError(f"{path} is no archive of a run: it holds {strange[0]!r}; name another file")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.axes import DDP_AXES, PIPELINE_AXES, STEP_DEFAULTS
-from bench.cli import Parser, command, guarded, speaker, to_reader
+from bench.cli import Parser, command, guarded, speaker
 from bench.cluster.process import is_first, is_rank, leave, ranks_environment
 from bench.errors import AgreedError, ExitCode, UsageError
 from bench.resolve import PRESETS, resolve
@@ -151,8 +151,7 @@ def _run(
             return ExitCode.OK
     prepared = job.prepare(settings)
     if how["dry_run"]:
-        with to_reader():
-            job.print_plan(prepared)
+        job.print_plan(prepared)
         return ExitCode.OK
     if not is_rank():
         return job.launch_here(prepared, arguments, resume=resume, began_s=began_s, forks=server)

@@ -94,7 +94,8 @@ def prepare(asked: Settings, machine: Machine | None = None) -> Job:
     settings = with_device_defaults(asked, device_type=device_type, num_local_devices=num_devices, gpu=gpu)
     _check_precision(settings)
     workload = _workload(settings)
-    if settings.data not in ("device", "host"):
+    # A launcher of ours has checked the folder for its ranks.
+    if settings.data not in ("device", "host") and STARTED_ENV not in os.environ:
         check_folder(Path(settings.data))
     # Launched ranks meet here: what one of them alone can refuse comes before.
     machine = machine or _machine(device_type, num_devices)

@@ -126,8 +126,12 @@ def _attempts(
                 forks.end_ranks()
         codes = {rank: failure.exitcode for rank, failure in failures.items()}
         if not codes:
-            cut = [part for part in folders if (part / JOURNAL).is_file() and not read(part).ended]
-            return (ExitCode.NOT_MEASURED, "the ranks ended before the run did") if cut else (ExitCode.OK, "")
+            ended = [read(part).ended for part in folders if (part / JOURNAL).is_file()]
+            if not ended:
+                print(f"{speaker()}: error: the ranks ended before the run began", file=sys.stderr)
+            if ended and all(ended):
+                return ExitCode.OK, ""
+            return ExitCode.NOT_MEASURED, "the ranks ended before the run did"
         if not is_restartable(codes):
             return next(c for c in codes.values() if not is_restartable({0: c})), STOPPED_BY_ERROR
         progress.append([progress_in(folder) for folder in folders])

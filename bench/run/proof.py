@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 
 from bench.case import Case
 from bench.cluster.ranks import Cluster
-from bench.errors import UsageError
+from bench.errors import RAISED_BY_USERS, UsageError
 from bench.measure.clock import float32_precision
 from bench.modes import Mode, Place, Stages, build_mode
 from bench.modes.base import gradients_of
@@ -110,7 +110,7 @@ class Prover:
         for dtype in (torch.float64, torch.float32):
             try:
                 return dtype, self._gradient_in(dtype)
-            except Exception as error:
+            except RAISED_BY_USERS as error:
                 found = report_of(error)
                 if isinstance(error, UsageError) or found.status == "oom" or found.restart:
                     raise

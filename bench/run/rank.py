@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 from bench import github
-from bench.cli import speaker, to_reader
+from bench.cli import speaker
 from bench.cluster.devices import SeenGpus, this_machine
 from bench.cluster.meeting import host_name
 from bench.cluster.process import is_first
@@ -245,8 +245,7 @@ def _conclude(
     if missing is not None:
         print(f"{speaker()}: {missing}", file=sys.stderr)
     # The report is a separate package that never imports torch; only a finished run reaches for it.
-    from report import build  # noqa: PLC0415
-    from report.build import write_markdown  # noqa: PLC0415
+    from report.build import build, write_markdown  # noqa: PLC0415
 
     page = build([folder], folder / "report.html")
     after_startup_s = before_s + startup.since_s()
@@ -256,11 +255,10 @@ def _conclude(
     blocks = recorder.blocks()
     conclusion = conclude(folder, manifest, cases, blocks, recorder.comparisons)
     found = run_cautions(manifest, cases, blocks)
-    with to_reader():
-        if as_json:
-            print(summary_json(folder, cases, conclusion, found, timing))
-        elif not quiet:
-            print_summary(cases, conclusion, found, timing, page)
+    if as_json:
+        print(summary_json(folder, cases, conclusion, found, timing))
+    elif not quiet:
+        print_summary(cases, conclusion, found, timing, page)
     recorder.close(stopped_because)
     missing_modes = why_not_measured(cases, job.settings.modes)
     if not quiet:

@@ -8,6 +8,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
+from bench.errors import RAISED_BY_USERS
 from bench.modes import Place
 from bench.recovery.attempt import ELSEWHERE
 
@@ -31,7 +32,7 @@ def together(
     if place.rank == 0:
         try:
             found = work()
-        except Exception as raised:  # noqa: BLE001 - raised again once the others know
+        except RAISED_BY_USERS as raised:  # raised again once the others know
             failure = raised
     if _is_told(failure is not None, place, group):
         raise failure or error(ELSEWHERE)

@@ -10,10 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.cli import Parser, command, guarded, to_json, to_reader
+from bench.cli import Parser, command, guarded, to_json
 from bench.cluster.process import is_first, is_rank, leave, ranks_environment
 from bench.errors import AgreedError
-from bench.recovery.failures import RESTART_EXIT_CODE
 from bench.resolve import resolve
 from bench.run.fork_server import ForkServer
 from bench.run.forks import forks
@@ -120,6 +119,7 @@ def _tune(
         if request.reuse is not None:
             load_calibration(request.reuse)  # a folder that cannot be used is refused before ranks start
         return _launch(request, job, arguments, began_s=began_s, server=server)
+    from bench.recovery.failures import RESTART_EXIT_CODE  # noqa: PLC0415
     from bench.tune.stages import Tuning  # noqa: PLC0415
 
     try:
@@ -130,11 +130,10 @@ def _tune(
     if answer is not None:
         from bench.tune.output import as_json, show  # noqa: PLC0415
 
-        with to_reader():
-            if how["json"]:
-                print(to_json({"results": str(tuning.out), **as_json(answer)}))
-            else:
-                show(answer, tuning.out, device_type=job.machine.device_type)
+        if how["json"]:
+            print(to_json({"results": str(tuning.out), **as_json(answer)}))
+        else:
+            show(answer, tuning.out, device_type=job.machine.device_type)
     return 0
 
 

@@ -15,7 +15,7 @@ from bench.results.aggregate import Outcome, case_rows
 from bench.results.schema import BLOCKS, typed_frame
 from bench.results.store import RunWriter, claim
 from bench.settings import Settings
-from report import build
+from report.build import build
 
 MACHINE = Machine(device_type="cpu", devices_per_node=8)
 

@@ -32,7 +32,7 @@ def campaigns(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Campaign]:
     made = {name: Campaign(tmp_path_factory.mktemp(name)) for name in ("stopped", "alone")}
 
     def run(name: str, deeds: list[Deed], timeout_s: int) -> None:
-        made[name].start(*deeds, more=("--case-timeout", str(timeout_s)))
+        made[name].start(*deeds, more=("--case-timeout", f"{timeout_s}s"))
         made[name].start()
 
     with ThreadPoolExecutor() as pool:

@@ -17,6 +17,9 @@ from commands import ROOT
 from PIL import Image
 
 from bench.errors import UsageError
+from bench.recovery.failures import STARTED_ENV
+from bench.run import job
+from bench.settings import Settings
 from models.data import BatchSource, check_folder, open_source
 from models.folder import MAX_CHECKED, list_images
 from models.registry import resnet_workload
@@ -124,6 +127,27 @@ def test_every_colour_mode_becomes_rgb(tmp_path: Path, name: str, mode: str) -> 
     _paint(tmp_path / name, 200, mode=mode)
     assert check_folder(tmp_path) == 1
     assert _open(tmp_path, batch_size=1).next()[0].shape == (1, 3, 8, 8)
+
+
+def test_neighbouring_seeds_and_ranks_do_not_share_augmentations(tmp_path: Path) -> None:
+    for number in range(4):
+        Image.linear_gradient("L").convert("RGB").save(tmp_path / f"{number}.png")
+    made = [
+        _open(tmp_path, seed=seed, rank=rank, world_size=2, num_workers=1).next()[0]
+        for seed, rank in ((0, 1), (1, 0))
+    ]
+    assert not torch.equal(*made)
+
+
+def test_ranks_leave_it_to_their_launcher_to_check_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bad.png").write_text("no image")
+    asked = Settings(arch="resnet20", modes=("single",), gpus=(1,), device="cpu", data=str(tmp_path))
+    with pytest.raises(UsageError, match="cannot read image"):
+        job.prepare(asked)
+    monkeypatch.setenv(STARTED_ENV, "1.0")
+    assert job.prepare(asked).settings.data == str(tmp_path)
 
 
 def test_check_folder_counts_images(tmp_path: Path) -> None:

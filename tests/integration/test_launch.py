@@ -55,7 +55,7 @@ def test_what_the_ranks_inherit_is_not_left_behind(
             program=("-m", "shows_environment"),
             forks=forks,
         )
-    assert code == 0
+    assert code == ExitCode.NOT_MEASURED  # no journal tells of a run that ended
     shown = sorted(capfd.readouterr().out.splitlines())
     forked = server == "forks"
     assert shown == [
@@ -91,10 +91,9 @@ import os, sys, torch
 class Model(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.inner, self.steps = torch.nn.Linear(3 * 8 * 8, 10), 0
+        self.inner = torch.nn.Linear(3 * 8 * 8, 10)
     def forward(self, images):
-        self.steps += images.dtype == torch.float32
-        if self.steps > 6:
+        if self.training:
             {deed}
         return self.inner(images.flatten(1))
 def model():

@@ -194,7 +194,7 @@ def test_a_model_that_raises_fails_its_run_without_a_number(tmp_path: Path) -> N
     )
     assert done.returncode == 4
     assert done.stderr.splitlines()[-1].startswith(
-        "bench.run: error: every case of single failed: ValueError: no such"
+        "bench.run: error: every case of ddp and single failed: ValueError: no such"
     )
     rows = (tmp_path / "run" / "cases.csv").read_text().splitlines()[1:]
     assert len(rows) == 2

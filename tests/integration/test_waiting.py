@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from commands import python
 
 from bench.cluster.meeting import host_name
 from bench.errors import ExitCode
@@ -40,6 +41,22 @@ def test_a_rank_that_never_comes_is_named(ranks: Ranks, tmp_path: Path) -> None:
     said = (tmp_path / "0.txt").read_text()
     assert codes == [ExitCode.USAGE, 0], said
     assert "bench.run: error: rank 1 did not come to 127.0.0.1:" in said
+
+
+ALONE = """
+import datetime
+from bench.cluster import meeting
+assert meeting.CONNECT_LIMIT <= datetime.timedelta(seconds=10)
+meeting.CONNECT_LIMIT /= 10
+meeting.meet()
+"""
+
+
+def test_a_rank_whose_launcher_is_gone_does_not_wait_for_it() -> None:
+    """Torch's own limit for a store that nobody opens is five minutes."""
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "RANK": "0", "WORLD_SIZE": "2"}
+    done = python("-c", ALONE, env={**where, "TORCHELASTIC_USE_AGENT_STORE": "True"}, timeout_s=100)
+    assert "UsageError: the ranks cannot meet at 127.0.0.1:1" in done.stderr
 
 
 STUCK_AT_THE_START = """
@@ -151,15 +168,20 @@ report([said, cluster.gather((1, (cluster.rank,), {{2: b"x"}})) == [(1, (r,), {{
 
 
 LONG = """
+import torch
 from bench.cluster.ranks import FIRST_BYTES, Cluster
 cluster = Cluster("cpu")
 lengths = [(0, 0), (FIRST_BYTES, 1), (3, 5 * FIRST_BYTES)]
-report([cluster.gather("x" * pair[cluster.rank]) == ["x" * n for n in pair] for pair in lengths])
+torch.set_default_device("meta")
+found = [cluster.gather("x" * pair[cluster.rank]) == ["x" * n for n in pair] for pair in lengths]
+report([*found, cluster.from_first("y" * 9 if cluster.is_first else None) == "y" * 9])
 """
 
 
-def test_messages_of_any_length_arrive_whole(ranks: Ranks) -> None:
-    assert ranks(LONG, 2) == [[True] * 3] * 2
+def test_messages_of_any_length_arrive_whole_whatever_the_default_device(
+    ranks: Ranks,
+) -> None:
+    assert ranks(LONG, 2) == [[True] * 4] * 2
 
 
 def test_ranks_send_data_that_runs_no_code(ranks: Ranks, tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ H100 = Gpu(
     processes=(),
     busy_pct=0,
     used_mib=4,
+    total_mib=81559,
     sm_clock_mhz=345,
     max_sm_clock_mhz=1980,
     clock_reasons=frozenset({ClockReason.IDLE}),
@@ -142,7 +143,7 @@ def laptop() -> HostReadings:
 
 
 def container() -> HostReadings:
-    """Eight visible cores and 64 GiB, of which the container may use 2.5 and 3; Docker's default /dev/shm."""
+    """Of eight cores and 64 GiB 2.5 and 3 may be used; Docker's default /dev/shm; a disk that is full."""
     box = laptop()
     return replace(
         box,
@@ -155,6 +156,7 @@ def container() -> HostReadings:
             shm_total_bytes=64 * 2**20,
             shm_free_bytes=64 * 2**20,
         ),
+        disk=replace(box.disk, free_bytes=50 * 2**20),
     )
 
 

@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 import schemas
 from commands import ROOT
+from fuzzing import mutated
 from gate_runs import MANIFEST, STEADY, write_run
 
 from bench import compare, load_run
@@ -20,7 +21,9 @@ from bench.archive import __main__ as archive
 from bench.archive.anonymous import cleaner, without_paths
 from bench.archive.table import page
 from bench.cluster.scratch import remove_abandoned
-from bench.errors import UsageError
+from bench.errors import ExitCode, UsageError
+from bench.export.__main__ import main as export
+from bench.gate.__main__ import main as gate
 from bench.gate.baseline import save
 from bench.results.archive import MEMBERS, opened, packed, unpacked
 from report.__main__ import main as report
@@ -290,6 +293,28 @@ def test_what_strangers_made_is_refused(content: bytes, said: str, tmp_path: Pat
         load_run(tmp_path / "in" / "a.zip")
     assert said in str(caught.value)
     assert [path.name for path in tmp_path.rglob("*.csv")] == []
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA])
+def test_of_400_mutated_archives_each_is_whole_or_refused_in_one_line(method: int, tmp_path: Path) -> None:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", method) as file:
+        file.writestr("manifest.json", "{}" * 20)
+        file.writestr("cases.csv", "case_id,status\n" * 20)
+    path = tmp_path / "a.zip"
+    told = []
+    for seed in range(400):
+        path.write_bytes(mutated(content.getvalue(), seed))
+        try:
+            unpacked(path)
+        except UsageError as error:
+            told.append(str(error))
+    assert len(told) > 200
+    assert all(str(path) in line and "\n" not in line for line in told)
+    path.write_bytes(content.getvalue())
+    if method == zipfile.ZIP_LZMA:
+        commands = [(report, []), (gate, [str(path)]), (export, ["--format", "pytorch"])]
+        assert {main([str(path), *more]) for main, more in commands} == {ExitCode.USAGE}
 
 
 def test_a_file_twice_and_a_bomb_are_refused(tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from commands import ROOT
@@ -17,6 +19,13 @@ WITHOUT_TORCH = """
 import runpy, sys
 sys.modules["torch"] = None  # an import of it fails
 sys.argv = [sys.argv[1], "--nonsense\\x1b[31m"]
+runpy.run_module(sys.argv[0], run_name="__main__")
+"""
+
+HELPS = """
+import runpy, sys
+sys.modules.update(dict.fromkeys(["torch", "pandas", "scipy"]))  # an import of them fails
+sys.argv = [sys.argv[1], "--help"]
 runpy.run_module(sys.argv[0], run_name="__main__")
 """
 
@@ -58,6 +67,12 @@ def test_an_error_becomes_a_line_and_its_exit_code(
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize("command", ["bench.run", "bench.doctor", "bench.lab", "bench.tune", "report"])
+def test_help_takes_no_second_of_imports(command: str) -> None:
+    done = subprocess.run([sys.executable, "-c", HELPS, command], cwd=ROOT, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_a_mistake_in_the_users_code_shows_where(capsys: pytest.CaptureFixture[str]) -> None:
     def work() -> int:
         try:
@@ -71,26 +86,76 @@ def test_a_mistake_in_the_users_code_shows_where(capsys: pytest.CaptureFixture[s
     assert said[-1] == "bench.x: error: your model raised"
 
 
-def test_a_reader_that_has_gone_does_not_change_the_exit_code() -> None:
-    script = """
-import sys
-from bench.cli import guarded, to_reader
+WRITES = """
+import os, sys
+from bench.cli import guarded
 def work():
-    with to_reader():
-        for _ in range(100_000):
-            print("line")
+    if "closes" in sys.argv:
+        sys.stderr.close()
+        os.closerange(1, 3)
+    for _ in range(100_000 if "much" in sys.argv else 1):
+        print("line ±1")
+    print("progress ±1", file=sys.stderr)
     return 1
 sys.exit(guarded("x", work))
 """
+
+
+@pytest.mark.parametrize(
+    ("where", "written", "code"),
+    [
+        ("> out 2> err", ("line ±1\n", "progress ±1\n"), 1),
+        ("closes > out 2> err", ("line ±1\n", "progress ±1\n"), 1),
+        ("> out 2> /dev/full", ("line ±1\n", ""), 1),
+        ("> out 2>&-", ("line ±1\n", ""), 1),
+        (">&- 2> err", ("", "progress ±1\n"), 1),
+        (
+            "> /dev/full 2> err",
+            ("", "progress ±1\nbench.x: error: standard output cannot be written: No space left on device"),
+            2,
+        ),
+    ],
+)
+def test_an_output_that_takes_nothing_ends_no_work(
+    where: str, written: tuple[str, str], code: int, tmp_path: Path
+) -> None:
+    """Nor does one that the work closes."""
+    command = f"{sys.executable} -c '{WRITES}' {where}"
+    done = subprocess.run(
+        ["sh", "-c", command], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False
+    )
+    found = [(tmp_path / name).read_text() if (tmp_path / name).exists() else "" for name in ("out", "err")]
+    assert done.returncode == code
+    assert found[0] == written[0]
+    assert found[1].startswith(written[1])
+    assert "Traceback" not in found[1]
+
+
+def test_an_output_of_ascii_alone_gets_other_characters_replaced() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WRITES],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (1, b"line ?1\n", b"progress ?1\n")
+
+
+def test_a_reader_that_has_gone_does_not_change_the_exit_code() -> None:
     writer = subprocess.Popen(
-        [sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", WRITES, "much"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     assert writer.stdout is not None
     assert writer.stderr is not None
-    assert writer.stdout.readline() == "line\n"
+    assert writer.stdout.readline() == "line ±1\n"
     writer.stdout.close()
     assert writer.wait() == 1
-    assert writer.stderr.read() == ""
+    assert writer.stderr.read() == "progress ±1\n"
     writer.stderr.close()
 
 
@@ -115,6 +180,14 @@ def test_commands_are_named_in_the_form_that_the_user_typed(
     cli.guarded("tune", lambda: seen.append(cli.speaker()) or 0)  # type: ignore[func-returns-value]
     assert seen == [said], "whatever says something while tune runs says it as tune"
     assert cli.speaker() == before
+
+
+@pytest.mark.parametrize("word", ["plain", "a b", "two\nlines", "it's\ta \\x0a\x1b"])
+def test_a_command_is_pasted_on_one_line_whatever_its_words_hold(word: str) -> None:
+    quoted = cli.quoted(word)
+    assert quoted.isprintable()
+    done = subprocess.run(["bash", "-c", f"printf %s {quoted}"], capture_output=True, text=True, check=True)
+    assert done.stdout == word
 
 
 def test_the_form_of_a_command_is_no_condition_of_a_run() -> None:

@@ -71,6 +71,10 @@ SKIPPED = {"status": "skipped", "reason": "the plain module"}
                 f"every case of ddp failed: timeout: {FAILED['reason']}",
             ],
         ),
+        (
+            [SINGLE, DP | FAILED, DDP | FAILED],
+            [f"every case of dp and ddp failed: {FAILED['reason']}"],
+        ),
         ([SINGLE | FAILED, DP, DDP], []),
         (
             [SINGLE | FAILED, DP | SKIPPED, DDP | SKIPPED],

@@ -199,6 +199,7 @@ def test_a_target_of_the_wrong_kind(write: WriteModule, source: str, message: st
     ("source", "message"),
     [
         ("def make(): raise KeyError('x')", "user.net:make cannot be called: KeyError: 'x'"),
+        ("def make(): raise SystemExit(0)", "user.net:make cannot be called: SystemExit: 0"),
         ("def make(): return nn.Linear(5, 2)", r"raised on images of shape \(2, 3, 6, 6\): RuntimeError"),
         (
             WORKLOAD.replace("nn.Linear(4, 2)", "nn.Linear(4)"),

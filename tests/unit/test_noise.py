@@ -137,15 +137,15 @@ def test_equal_sides_that_a_gate_would_tell_apart_are_bad(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(trials, "measure_noise", wrong)
-    assert doctor.main(["--noise", "--seconds", "2", "--quiet"]) == 1
+    assert doctor.main(["--noise", "--seconds", "2s", "--quiet"]) == 1
     assert capsys.readouterr().out.splitlines()[-1].startswith("bad: a gate at 5% would call A against A")
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        *(["--seconds", "9"], ["--noise", "--seconds", "soon"], ["--noise", "--power", "x.csv"]),
-        *(["--noise", "--trials", "3"], ["--power", "x.csv", "--seconds", "9"]),
+        *(["--seconds", "9s"], ["--noise", "--seconds", "soon"], ["--noise", "--power", "x.csv"]),
+        *(["--noise", "--trials", "3"], ["--power", "x.csv", "--seconds", "9s"]),
     ],
 )
 def test_a_wrong_command_line_is_a_usage_error(

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from bench.cluster.process import (
+    end_all,
     ended_with_us,
     host_names,
     huge_pages_env,
@@ -155,3 +156,16 @@ def test_unequal_nodes_are_refused() -> None:
     assert tasks_per_node("4(x2),1") == [4, 4, 1]
     with pytest.raises(UsageError, match="1 and 4 tasks"):
         ranks_environment({**STEP, "SLURM_STEP_TASKS_PER_NODE": "4(x2),1"})
+
+
+DEAF = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(99)"
+)
+
+
+def test_a_process_that_had_to_be_killed_has_ended_too() -> None:
+    with subprocess.Popen([sys.executable, "-c", DEAF], stdout=subprocess.PIPE, text=True) as deaf:
+        assert deaf.stdout is not None
+        assert deaf.stdout.readline()
+        end_all([deaf], within_s=0.0)
+        assert deaf.returncode == -signal.SIGKILL

@@ -1,9 +1,10 @@
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
+from bench.cluster import meeting
 from bench.cluster.ranks import check_alike
-from bench.errors import AgreedError
+from bench.errors import AgreedError, UsageError
 
 
 def host(name: str, *, torch: str = "2.15.0", seed: int = 0) -> dict[str, Any]:
@@ -29,3 +30,12 @@ def test_every_difference_is_listed() -> None:
     assert "a: --seed 0, b and 1 more: --seed 1" in text
     assert "batch" not in text
     assert "\n" not in text
+
+
+def test_ranks_that_cannot_meet_for_no_reason_given_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> NoReturn:
+        raise RuntimeError
+
+    monkeypatch.setattr(meeting, "rendezvous", fails)
+    with pytest.raises(UsageError, match=r"cannot meet at .*: RuntimeError"):
+        meeting.meet.__wrapped__()

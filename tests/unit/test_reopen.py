@@ -162,7 +162,7 @@ def test_ranks_of_a_run_that_ended_without_a_mode_are_not_started_in_vain(
             fail_case(recorder, index, Failure("failed", "ValueError: late bug", {0: "raised\nTraceback"}))
     recorder.close("no case is left to measure")
     with pytest.raises(
-        GaveUpError, match="changes nothing: every case of ddp failed: ValueError: late bug"
+        GaveUpError, match="changes nothing: every case of ddp and single failed: ValueError: late bug"
     ) as caught:
         opened("job-7", monkeypatch, restarts=1)
     assert caught.value.exit_code == 4

@@ -15,8 +15,8 @@ from bench.axes import DDP_DEFAULTS
 from bench.errors import UsageError
 from bench.results.schema import CASES
 from bench.results.store import RunWriter
-from report import build
 from report.__main__ import main
+from report.build import build
 
 HOSTILE = (
     "<script>alert(1)</script>\"'><img src=x onerror=alert(2)> =cmd|'/C calc'!A0 $\\frac{$ &amp; \x1b[31m 火"

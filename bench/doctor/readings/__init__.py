@@ -137,6 +137,7 @@ class Gpu:
     processes: tuple[GpuProcess, ...] | None = None
     busy_pct: int | None = None
     used_mib: int | None = None
+    total_mib: int | None = None
     sm_clock_mhz: int | None = None
     max_sm_clock_mhz: int | None = None
     clock_reasons: frozenset[ClockReason] | None = None

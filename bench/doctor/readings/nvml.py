@@ -77,6 +77,7 @@ def _gpu(index: int, handle: Any, root: Path) -> Gpu:
         processes=_processes(handle),
         busy_pct=None if rates is None else int(rates.gpu),
         used_mib=None if memory is None else int(memory.used) // 2**20,
+        total_mib=None if memory is None else int(memory.total) // 2**20,
         sm_clock_mhz=ask_nvml("nvmlDeviceGetClockInfo", handle, nv.NVML_CLOCK_SM),
         max_sm_clock_mhz=ask_nvml("nvmlDeviceGetMaxClockInfo", handle, nv.NVML_CLOCK_SM),
         clock_reasons=clock_reasons(handle),

@@ -6,7 +6,8 @@ import math
 
 from bench.doctor.readings import Cpu, Disk, HostReadings, Memory
 from bench.doctor.rules import SEVERITY, Finding, Status, figures, gib, graded, judged, unknown
-from bench.findings.cautions import MOST_BUSY, MOST_STEAL
+from bench.findings.caution import MOST_BUSY, MOST_STEAL
+from bench.resolve import batch_for
 
 CORES_PER_GPU = 2
 """A rank on a GPU keeps one core busy launching kernels, and NCCL's proxy thread beside it (NCCL user guide,
@@ -33,11 +34,11 @@ gate's default threshold, and five times it."""
 SWAP_CAUTION_SHARE = 0.01
 """Swap in use, as a share of memory. Own rule: pages put away once do no harm; reading them back does."""
 
-SHM_BAD_BYTES = 64 * 2**20
+SHM_BYTES = 64 * 2**20
 """Docker's default size of /dev/shm (docker run reference, --shm-size), less than two batches."""
 
-BATCH_BYTES = 64 * 3 * 224 * 224 * 4
-"""`bench.run`'s default batch on a GPU, float32."""
+IMAGE_BYTES = 3 * 224 * 224 * 4
+"""Of `bench.run`'s default batch on a GPU, float32."""
 
 BATCHES_IN_FLIGHT = 2 * 2
 """`--data-workers` 2 times DataLoader's default prefetch_factor 2 (torch.utils.data)."""
@@ -255,17 +256,18 @@ def huge_pages(memory: Memory) -> Finding:
 
 
 def shared_memory(machine: HostReadings) -> Finding:
-    """Judge /dev/shm: DataLoader workers hand over batches in it, NCCL sends data through it."""
+    """Judge /dev/shm: DataLoader workers, which a run of `--data FOLDER` has, hand over batches in it."""
     free, total = machine.memory.shm_free_bytes, machine.memory.shm_total_bytes
     if free is None or total is None:
         return unknown("shared memory")
-    wanted = (machine.num_devices or 1) * BATCHES_IN_FLIGHT * BATCH_BYTES
+    least_mib = min((gpu.total_mib or 0 for gpu in machine.gpus or ()), default=0)
+    wanted = (machine.num_devices or 1) * BATCHES_IN_FLIGHT * batch_for(least_mib / 1024) * IMAGE_BYTES
     text = f"{gib(free)} free of {gib(total)}"
-    if free > max(wanted, SHM_BAD_BYTES):
+    if free > max(wanted, SHM_BYTES):
         return Finding("shared memory", "ok", text)
     return Finding(
         "shared memory",
-        "bad" if free <= SHM_BAD_BYTES else "caution",
+        "caution",
         f"{text}; loader workers with default batches fill {gib(wanted)}",
         f"docker run --shm-size={math.ceil(2 * wanted / 2**30)}g or --ipc=host; else --data-workers 0",
     )
