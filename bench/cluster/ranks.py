@@ -181,8 +181,11 @@ class Cluster:
         """The subgroup of the first `num_ranks` ranks; every rank of the job calls this together."""
         key = (num_ranks, backend)
         if key not in self._groups:
-            with waiting_for("the other ranks"):
+            try:
                 made = dist.new_group(list(range(num_ranks)), backend=backend, timeout=COLLECTIVE_TIMEOUT)
+            except RuntimeError as error:
+                # Other ranks may have it and wait in it: no rank can use this process group, or another.
+                raise dist.DistBackendError(str(error)) from error
             self._groups[key] = made if isinstance(made, dist.ProcessGroup) else None
         return self._groups[key]
 

@@ -78,9 +78,11 @@ class Blocks:
     def _prepare_case(self, index: int, planned: Planned, prover: Prover) -> None:
         """Prove, build and warm up a case on its ranks; it is live if that went well on all of them."""
         case = planned.case
-        group = self._cluster.group(case.num_ranks, case.backend) if case.backend else None
-        live = LiveCase(index, case, group, planned.oversubscribed)
+        live = LiveCase(index, case, None, planned.oversubscribed)
         takes_part = self._cluster.rank < case.num_ranks
+
+        def make_group() -> None:
+            live.group = self._cluster.group(case.num_ranks, case.backend)
 
         def work() -> Prepared:
             return prepare(
@@ -92,6 +94,10 @@ class Blocks:
             )
 
         self._next_turn()
+        if case.backend:
+            _, reports = self._run(live, "its process group", make_group, limit_s=preparing_s(self._settings))
+            if not self._all_well(live, reports):
+                return
         limit_s = preparing_s(self._settings, split_of(case).num_forwards * case.accumulate)
         wanted = work if takes_part else None
         started_s, reports = self._run(live, "its preparation", wanted, limit_s=limit_s)
