@@ -11,9 +11,10 @@ from bench.cluster.ranks import Cluster, RankInfo
 from bench.cluster.turns import TURNS_ENV, TurnClient
 from bench.console import Console
 from bench.expected_time import least_warmup_s
+from bench.measure import telemetry, trace
 from bench.measure.clock import make_clock
 from bench.measure.memory import release_memory
-from bench.measure.telemetry import FAILED, Telemetry
+from bench.measure.telemetry import Telemetry
 from bench.measure.timed import BlockTimes
 from bench.modes.base import UnusedParametersError
 from bench.plan import Planned
@@ -36,6 +37,9 @@ T = TypeVar("T")
 
 LAST_STEPS = 3
 """Steps at the end of the warm-up whose median says how long a step takes: one alone may be an outlier."""
+
+FAILED = {telemetry.FAILED: "GPU telemetry (--telemetry)", trace.FAILED: "trace"}
+"""What a block's detail may say it lacks; its case is measured all the same."""
 
 
 class Blocks:
@@ -65,7 +69,7 @@ class Blocks:
         self._stop_rule = StopRule(job.settings, recorder, self._rounds_s)
         self._schedule = Schedule(job.settings)
         self._telemetry: Telemetry | None = None
-        self._is_telemetry_failed = False
+        self._said_to_fail: set[str] = set()
         self._is_unproven_said = False
         self._live: list[LiveCase] = []
         """The cases that are still measured, in the plan's order, the same on every rank."""
@@ -182,8 +186,8 @@ class Blocks:
         for rank, block in times.items():
             if "trace" in block.detail:
                 self._recorder.add_trace(case_id, rank, block.detail["trace"])
-            if FAILED in block.detail:
-                self._say_telemetry_failed(rank, block.detail[FAILED])
+            for name in FAILED.keys() & block.detail.keys():
+                self._say_failed(name, rank, block.detail[name])
         seconds = self._lockstep.elapsed_s() - started_s
         self._schedule.add(case_id, phase, seconds, oversubscribed=live.oversubscribed)
         found = [(self._infos[rank].host, rank, block) for rank, block in times.items()]
@@ -214,8 +218,8 @@ class Blocks:
             )
             self._is_unproven_said = True
 
-    def _say_telemetry_failed(self, rank: int, why: str) -> None:
-        """Say once, whichever ranks it concerns, that columns stay empty from here."""
-        if not self._is_telemetry_failed:
-            self._console.note(f"No GPU telemetry from rank {rank} (--telemetry): {why}; the run goes on")
-        self._is_telemetry_failed = True
+    def _say_failed(self, name: str, rank: int, why: str) -> None:
+        """Say once, whichever cases and ranks it concerns, that columns stay empty."""
+        if name not in self._said_to_fail:
+            self._console.note(f"No {FAILED[name]} from rank {rank}: {why}; the run goes on")
+        self._said_to_fail.add(name)

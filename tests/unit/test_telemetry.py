@@ -19,7 +19,7 @@ import torch
 
 from bench.case import Case
 from bench.cluster.messages import decode, encode
-from bench.measure import telemetry
+from bench.measure import telemetry, trace
 from bench.measure.telemetry import FAILED, Telemetry, sampled
 from bench.measure.timed import BlockTimes
 from bench.modes import Place
@@ -335,12 +335,13 @@ def test_a_timed_block_is_over_before_anything_is_asked(mode: str, devices: list
     assert run("no_sync").detail == {}
 
 
-def test_a_run_says_once_that_telemetry_failed() -> None:
+@pytest.mark.parametrize("name", [telemetry.FAILED, trace.FAILED])
+def test_a_run_says_once_what_failed_without_a_case(name: str) -> None:
     session = Session.__new__(Session)
     said: list[str] = []
     session._console = SimpleNamespace(note=said.append)  # type: ignore[assignment]
-    session._is_telemetry_failed = False
+    session._said_to_fail = set()
     for rank in (2, 3):
-        session._say_telemetry_failed(rank, "NVML Shared Library Not Found")
+        session._say_failed(name, rank, "not found")
     (line,) = said
-    assert line.startswith("No GPU telemetry from rank 2 (--telemetry): NVML Shared Library Not Found;")
+    assert "from rank 2: not found;" in line
