@@ -23,7 +23,7 @@ from bench.measure.anatomy import PHASES, AnatomyTrainer, ready_hooks
 from bench.measure.clock import Clock, make_clock
 from bench.measure.collectives import BucketReplay
 from bench.measure.hold import MOST_QUEUED, rehearse
-from bench.measure.timed import BlockTimes, Trainer, no_gc, run_block
+from bench.measure.timed import BlockTimes, Trainer, lead_in, no_gc, run_block
 from models.workload import Workload, make_module
 
 LOOKS = 2
@@ -153,6 +153,7 @@ def trainable(workload: Workload) -> list[tuple[str, int, str]]:
 
 def _local_step(trainer: Trainer, layout: BucketLayout, device: torch.device) -> dict[str, Any]:
     anatomy = AnatomyTrainer(trainer, device)
+    lead_in(trainer.local_step, device)
     with no_gc(), ready_hooks(anatomy):
         looks = [anatomy.measured(anatomy.local_step)[:2] for _ in range(LOOKS)]
     count = sum(p.requires_grad for p in trainer.mode.module.parameters())

@@ -23,6 +23,10 @@ from models.workload import Batch, Workload, loss_function, make_module
 PROBE_MS, MOST_PROBED = 3000.0, 30
 """A probe of single takes about so long, and so many steps at most."""
 
+LEAD_IN_STEPS = {"cpu": 0, "cuda": 2}
+"""Untimed steps of a block by kind of device: a GPU that was idle raises its clock, fills its queue and gets
+its memory back from the driver."""
+
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -134,6 +138,12 @@ def run_block(step: Callable[[], None], num_steps: int, clock: Clock, *, lead_in
             clock.mark()
         steps_ms = clock.read_ms()
     return BlockTimes(sum(steps_ms), tuple(steps_ms))
+
+
+def lead_in(step: Callable[[], None], device: torch.device) -> None:
+    """Take the untimed steps that precede those that are looked into."""
+    for _ in range(LEAD_IN_STEPS[device.type]):
+        step()
 
 
 def probe(workload: Workload, case: Case, device: torch.device) -> list[float]:

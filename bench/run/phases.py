@@ -13,7 +13,7 @@ from bench.measure.calibration import run_calibration
 from bench.measure.clock import Clock
 from bench.measure.collectives import BucketReplay
 from bench.measure.telemetry import Telemetry, gpus_of
-from bench.measure.timed import BlockTimes, Trainer, run_block
+from bench.measure.timed import LEAD_IN_STEPS, BlockTimes, Trainer, run_block
 from bench.measure.trace import run_trace
 from bench.modes import Place
 from bench.plan import Planned, is_base
@@ -30,9 +30,6 @@ ANATOMY_STEPS = 2
 
 TRACE_STEPS = 1
 """Steps of a trace block: overlap within a step is what it is for, and a trace of each rank is large."""
-
-LEAD_IN_STEPS = {"cpu": 0, "cuda": 2}
-"""Untimed steps of a block by kind of device: a GPU that was idle raises its clock and fills its queue."""
 
 AFTER_ROUNDS = 0
 """The round of a trace that comes after all rounds: a run that is resumed for more of them has it already."""
