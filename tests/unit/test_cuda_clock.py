@@ -18,7 +18,8 @@ from bench.measure.anatomy import run_anatomy
 from bench.measure.clock import HostClock, make_clock
 from bench.measure.collectives import CURVE_BYTES, IN_A_ROW, ROW_BYTES, BucketReplay, allreduce_ms
 from bench.measure.timed import Trainer, run_block
-from bench.modes.base import SingleMode
+from bench.modes.base import Place, SingleMode
+from bench.run import phases
 
 CPU = torch.device("cpu")
 MIB = 2**20
@@ -171,3 +172,33 @@ def test_what_looks_into_steps_leaves_out_those_that_wait_for_memory(monkeypatch
     assert anatomy.steps_ms == (FORWARD_MS, FORWARD_MS)
     looked = calibration._local_step(trainer_on(gpu, module), BucketLayout((8,)), DEVICE)
     assert looked["forward_ms"] == FORWARD_MS
+
+
+@pytest.mark.parametrize(
+    ("asking", "elsewhere", "blocks", "told"),
+    [(0, 0, 1, 0), (2, 0, 1, 0), (3, 0, 2, 0), (99, 0, 3, 3), (0, 1, 3, 0)],
+)
+def test_a_block_whose_steps_ask_for_memory_only_leads_in(
+    monkeypatch: pytest.MonkeyPatch, asking: int, elsewhere: int, blocks: int, told: int
+) -> None:
+    """`asking` first steps ask the driver for memory; on another rank of the case, some in every block."""
+    FakeGpu(monkeypatch, launch_ms=0.0)
+    taken: list[int] = []
+    stats = {"num_device_alloc": 5}
+
+    def step() -> None:
+        stats["num_device_alloc"] += len(taken) < asking
+        taken.append(1)
+
+    mode = SimpleNamespace(compiles_as_asked=contextlib.nullcontext)
+    trainer = SimpleNamespace(step=step, mode=mode, check_loss=lambda: None)
+    case, group = SimpleNamespace(mode="ddp"), object() if elsewhere else None
+    live: Any = SimpleNamespace(trainer=trainer, case=case, layout=None, step_s=0.01, group=group)
+    settings: Any = SimpleNamespace(steps_per_block=lambda _: 3)
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda gpu: dict(stats) if gpu == 1 else {})
+    monkeypatch.setattr(phases, "longest", lambda own, *_: (max(*own, elsewhere),))
+    place = Place(rank=1, local_rank=1, device=DEVICE, cores=(0,))
+    work = phases.work_of("timed", live, settings, place, make_clock(DEVICE))
+    assert work is not None
+    assert work().detail == {"device_allocs": told}
+    assert len(taken) == 5 * blocks
