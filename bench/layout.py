@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from bench.errors import UsageError
@@ -65,6 +65,14 @@ class BucketLayout:
 
     num_bytes: tuple[int, ...]
     parameters: tuple[tuple[int, ...], ...] = ()
+    element_bytes: tuple[int, ...] = field(default=(), compare=False)
+    """Of one gradient in each bucket; empty where the type is not known, and then float32."""
+
+    @property
+    def float32_bytes(self) -> tuple[int, ...]:
+        """What the buckets would take in float32."""
+        of_each = self.element_bytes or (4,) * len(self.num_bytes)
+        return tuple(4 * size // one for size, one in zip(self.num_bytes, of_each, strict=True))
 
     @classmethod
     def parse(cls, text: str) -> BucketLayout:

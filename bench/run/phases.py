@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from bench.case import Case
+from bench.case import HALF_HOOKS, Case
 from bench.measure.anatomy import bucket_ready_ms, run_anatomy
 from bench.measure.calibration import longest, run_calibration
 from bench.measure.clock import Clock
@@ -193,7 +193,9 @@ def _settled(block: Work, group: Any, device: torch.device) -> BlockTimes:
 
 def _replay(live: LiveCase, place: Place, clock: Clock) -> BlockTimes:
     assert live.layout is not None  # noqa: S101 - a case that communicates has buckets
-    replay = BucketReplay(live.layout.num_bytes, live.case.comm_hook, live.group, place.device)
+    half = live.case.comm_hook in HALF_HOOKS
+    sizes = live.layout.float32_bytes if half else live.layout.num_bytes
+    replay = BucketReplay(sizes, live.case.comm_hook, live.group, place.device)
     return replay.measured(clock)
 
 
