@@ -108,8 +108,11 @@ class Blocks:
         if not self._all_well(live, reports):
             return
         found: dict[int, Prepared] = {rank: r.value for rank, r in enumerate(reports) if r.value is not None}
-        live.longest_step_s = max(ms for p in found.values() for ms in p.warmup.steps_ms) / 1000
-        live.step_s = max(median(p.warmup.steps_ms[-LAST_STEPS:]) for p in found.values()) / 1000
+        steps_ms = [prepared.warmup.steps_ms for prepared in found.values()]
+        slowest_ms = (
+            [max(map(max, steps_ms)), max(median(ms[-LAST_STEPS:]) for ms in steps_ms)] if found else None
+        )
+        live.longest_step_s, live.step_s = (ms / 1000 for ms in self._cluster.from_first(slowest_ms))
         if self._recorder is not None:
             self._say_unproven(case.case_id, found[0].update)
             facts = facts_of(live, self._infos[0], list(found.values()))
