@@ -65,14 +65,8 @@ class BucketLayout:
 
     num_bytes: tuple[int, ...]
     parameters: tuple[tuple[int, ...], ...] = ()
-    element_bytes: tuple[int, ...] = field(default=(), compare=False)
-    """Of one gradient in each bucket; empty where the type is not known, and then float32."""
-
-    @property
-    def float32_bytes(self) -> tuple[int, ...]:
-        """What the buckets would take in float32."""
-        of_each = self.element_bytes or (4,) * len(self.num_bytes)
-        return tuple(4 * size // one for size, one in zip(self.num_bytes, of_each, strict=True))
+    num_gradients: tuple[int, ...] = field(default=(), compare=False)
+    """Elements of each bucket; empty where their type is not known."""
 
     @classmethod
     def parse(cls, text: str) -> BucketLayout:

@@ -89,21 +89,6 @@ def _all_gather(own: bytes, num_bytes: int) -> list[tuple[int, bytes]]:
     return [(int.from_bytes(one[:_LENGTH_BYTES]), one[_LENGTH_BYTES:]) for one in found]
 
 
-def gather_to_first(told: T, more: Any) -> list[tuple[T, Any]]:
-    """Every rank's `told`, on every rank, and its `more` on rank 0; None elsewhere. In rank order."""
-    own = encode(more)
-    found = gather((told, len(own)))
-    longest = max(length for _, length in found)
-    sent = torch.frombuffer(bytearray(own.ljust(longest, b"\0")), dtype=torch.uint8)
-    received = [torch.empty_like(sent) for _ in found] if dist.get_rank() == 0 else None
-    with _peers():
-        dist.gather(sent, received)
-    if received is None:
-        return [(one, None) for one, _ in found]
-    pairs = zip(found, received, strict=True)
-    return [(one, decode(tensor.numpy().tobytes()[:length])) for (one, length), tensor in pairs]
-
-
 def from_first(value: T | None) -> T:
     """Rank 0's `value`, on every rank. Values are as `messages.encode` takes them."""
     is_source = dist.get_rank() == 0
@@ -215,7 +200,17 @@ class Cluster:
 
     def gather_to_first(self, told: T, more: Any) -> list[tuple[T, Any]]:
         """Every rank's `told`, on every rank, and its `more` on rank 0; None elsewhere. In rank order."""
-        return gather_to_first(told, more)
+        own = encode(more)
+        found = gather((told, len(own)))
+        longest = max(length for _, length in found)
+        sent = torch.frombuffer(bytearray(own.ljust(longest, b"\0")), dtype=torch.uint8)
+        received = [torch.empty_like(sent) for _ in found] if self.is_first else None
+        with _peers():
+            dist.gather(sent, received)
+        if received is None:
+            return [(one, None) for one, _ in found]
+        pairs = zip(found, received, strict=True)
+        return [(one, decode(tensor.numpy().tobytes()[:length])) for (one, length), tensor in pairs]
 
     def from_first(self, value: T | None) -> T:
         """Rank 0's `value`, on every rank."""

@@ -97,8 +97,7 @@ def run_trace(
 
     The detail holds `overlap_trace_pct`, and `start_ms` and `done_ms` of each bucket's all-reduce since the
     start of the backward (medians over steps; absent where the trace does not show one per bucket); with
-    `keep` also `trace`, the gzipped Chrome trace with the buckets drawn in. Of a trace that cannot be read it
-    holds why.
+    `keep` also `trace`, the gzipped Chrome trace with the buckets drawn in.
     """
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":

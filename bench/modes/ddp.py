@@ -124,7 +124,8 @@ class DistributedMode(Mode):
         trained = [p for p in self.module.parameters() if p.requires_grad]
         # A bucket has gradients of one type; buckets that were never rebuilt tell of no indices.
         firsts = [bucket[0] for bucket in parameters] or [0] * len(num_bytes)
-        return BucketLayout(num_bytes, parameters, tuple(trained[i].element_size() for i in firsts))
+        counts = (size // trained[i].element_size() for size, i in zip(num_bytes, firsts, strict=True))
+        return BucketLayout(num_bytes, parameters, tuple(counts))
 
     def settle(self) -> None:
         """Take DDP's logger, which synchronises the device, out of the timed steps."""

@@ -31,9 +31,7 @@ LOST = (
 ELSEWHERE = "rank 0 has the reason"
 """What the other ranks raise where the first one failed in what it did for all."""
 
-HOST_MEMORY = re.compile(
-    r"DefaultCPUAllocator: |[Cc]an(no|')t allocate memory|std::bad_alloc|Failed to malloc"
-)
+HOST_MEMORY = re.compile(r"CPUAllocator: |[Cc]an(no|')t allocate memory|std::bad_alloc|Failed to malloc")
 """Errors of PyTorch's CPU allocator, of the system, of C++ and of NCCL where they find no memory."""
 
 GPU_MEMORY = re.compile(
@@ -41,15 +39,13 @@ GPU_MEMORY = re.compile(
 )
 """Errors of PyTorch's CUDA allocator, the driver, cuBLAS, cuDNN and NCCL, by the texts in their libraries."""
 
-PERHAPS_GPU_MEMORY = re.compile(r"CUBLAS_STATUS_NOT_INITIALIZED|unable to find an engine", re.IGNORECASE)
+PERHAPS_GPU_MEMORY = re.compile(r"CUBLAS_STATUS_NOT_INITIALIZED|unable to find an engine")
 """What cuBLAS and cuDNN say where they find no memory for what they need, and of other faults."""
 
 LITTLE_FREE = 0.05
 """A GPU with less than this share free is full: a handle of cuBLAS and cuDNN's workspaces take as much."""
 
-BROKEN_GROUP = re.compile(
-    r"\bNCCL (communicator|[\w ]*(error|fail|time))|nccl[A-Z]\w*Error|/gloo/", re.IGNORECASE
-)
+BROKEN_GROUP = re.compile(r"(?i)\bNCCL (communicator|unique|[\w ]*(error|fail|time))|nccl[a-z]+Error|/gloo/")
 """A communicator that has failed once fails from then on. torch 2.15's NCCL backend says what failed, the
 one before it `NCCL error`; gloo names the file that raised."""
 

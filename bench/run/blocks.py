@@ -30,7 +30,7 @@ from bench.run.prepare import LiveCase, Prepared, facts_of, prepare
 from bench.run.proof import Prover
 from bench.run.reference import split_of
 from bench.run.schedule import Schedule, StopRule
-from bench.run.update_proof import PROOF_STEPS, UpdateError
+from bench.run.update_proof import PROOF_STEPS
 from bench.settings import ResolvedSettings
 
 T = TypeVar("T")
@@ -69,8 +69,7 @@ class Blocks:
         self._stop_rule = StopRule(job.settings, recorder, self._rounds_s)
         self._schedule = Schedule(job.settings)
         self._telemetry: Telemetry | None = None
-        self._said_to_fail: set[str] = set()
-        self._is_unproven_said = False
+        self._said: set[str] = set()
         self._live: list[LiveCase] = []
         """The cases that are still measured, in the plan's order, the same on every rank."""
         turns = TURNS_ENV in os.environ
@@ -108,13 +107,18 @@ class Blocks:
         if not self._all_well(live, reports):
             return
         found: dict[int, Prepared] = {rank: r.value for rank, r in enumerate(reports) if r.value is not None}
-        steps_ms = [prepared.warmup.steps_ms for prepared in found.values()]
-        slowest_ms = (
-            [max(map(max, steps_ms)), max(median(ms[-LAST_STEPS:]) for ms in steps_ms)] if found else None
-        )
-        live.longest_step_s, live.step_s = (ms / 1000 for ms in self._cluster.from_first(slowest_ms))
+        by_rank = [prepared.warmup.steps_ms for prepared in found.values()]
+        longest_ms = max(map(max, by_rank), default=0.0)
+        usual_ms = max((median(ms[-LAST_STEPS:]) for ms in by_rank), default=0.0)
+        slowest_ms = self._cluster.from_first((longest_ms, usual_ms))
+        live.longest_step_s, live.step_s = (ms / 1000 for ms in slowest_ms)
         if self._recorder is not None:
-            self._say_unproven(case.case_id, found[0].update)
+            if why_not := found[0].update.why_not:
+                line = (
+                    f"Parameters after {PROOF_STEPS} steps prove nothing of {case.case_id}: {why_not}; its "
+                )
+                more = "gradients are proven. So it is of every case without update_error"
+                self._say_once("unproven", line + more)
             facts = facts_of(live, self._infos[0], list(found.values()))
             self._recorder.set_outcome(index, "ok", facts=facts)
             self._recorder.set_layout(case.case_id, live.layout)
@@ -190,7 +194,8 @@ class Blocks:
             if "trace" in block.detail:
                 self._recorder.add_trace(case_id, rank, block.detail["trace"])
             for name in FAILED.keys() & block.detail.keys():
-                self._say_failed(name, rank, block.detail[name])
+                why = f"{block.detail[name]}; the run goes on"
+                self._say_once(name, f"No {FAILED[name]} from rank {rank}: {why}")
         seconds = self._lockstep.elapsed_s() - started_s
         self._schedule.add(case_id, phase, seconds, oversubscribed=live.oversubscribed)
         found = [(self._infos[rank].host, rank, block) for rank, block in times.items()]
@@ -212,17 +217,8 @@ class Blocks:
     def _show(self, what: str, position: int, total: int) -> None:
         self._console.progress(what, position, total, self._stop_rule.left_s())
 
-    def _say_unproven(self, case_id: str, update: UpdateError) -> None:
-        """Say once that a case is measured without the proof of its first steps."""
-        if update.why_not and not self._is_unproven_said:
-            self._console.note(
-                f"Parameters after {PROOF_STEPS} steps prove nothing of {case_id}: {update.why_not}; its "
-                "gradients are proven. So it is of every case without update_error"
-            )
-            self._is_unproven_said = True
-
-    def _say_failed(self, name: str, rank: int, why: str) -> None:
-        """Say once, whichever cases and ranks it concerns, that columns stay empty."""
-        if name not in self._said_to_fail:
-            self._console.note(f"No {FAILED[name]} from rank {rank}: {why}; the run goes on")
-        self._said_to_fail.add(name)
+    def _say_once(self, what: str, line: str) -> None:
+        """Say of the first case and rank what may concern many."""
+        if what not in self._said:
+            self._console.note(line)
+        self._said.add(what)

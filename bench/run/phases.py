@@ -193,8 +193,9 @@ def _settled(block: Work, group: Any, device: torch.device) -> BlockTimes:
 
 def _replay(live: LiveCase, place: Place, clock: Clock) -> BlockTimes:
     assert live.layout is not None  # noqa: S101 - a case that communicates has buckets
-    half = live.case.comm_hook in HALF_HOOKS
-    sizes = live.layout.float32_bytes if half else live.layout.num_bytes
+    sizes = live.layout.num_bytes
+    if live.case.comm_hook in HALF_HOOKS:
+        sizes = tuple(4 * count for count in live.layout.num_gradients)
     replay = BucketReplay(sizes, live.case.comm_hook, live.group, place.device)
     return replay.measured(clock)
 

@@ -336,12 +336,21 @@ def test_a_timed_block_is_over_before_anything_is_asked(mode: str, devices: list
 
 
 @pytest.mark.parametrize("name", [telemetry.FAILED, trace.FAILED])
-def test_a_run_says_once_what_failed_without_a_case(name: str) -> None:
-    session = Session.__new__(Session)
+def test_a_run_says_once_what_failed_and_keeps_the_block(name: str) -> None:
+    session: Any = Session.__new__(Session)
     said: list[str] = []
-    session._console = SimpleNamespace(note=said.append)  # type: ignore[assignment]
-    session._said_to_fail = set()
-    for rank in (2, 3):
-        session._say_failed(name, rank, "not found")
+    rows: list[Any] = []
+    session._console, session._said = SimpleNamespace(note=said.append), set()
+    session._earlier, session._infos = SimpleNamespace(measured=set()), [SimpleNamespace(host="here")] * 3
+    session._recorder, session._schedule = (
+        SimpleNamespace(add_block=rows.extend),
+        SimpleNamespace(add=lambda *_, **__: None),
+    )
+    session._lockstep = SimpleNamespace(elapsed_s=lambda: 1.0)
+    live: Any = SimpleNamespace(case=SimpleNamespace(case_id="a"), oversubscribed=False)
+    times = {rank: BlockTimes(2.0, (2.0,), {name: "not found"}) for rank in (1, 2)}
+    for round_index in (1, 2):
+        session._record(live, "trace", round_index, 0, 0.0, times)
     (line,) = said
-    assert "from rank 2: not found;" in line
+    assert "from rank 1: not found;" in line
+    assert len(rows) == 4
