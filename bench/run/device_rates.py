@@ -29,7 +29,7 @@ def measure_rates(
 
     A case on n devices is held against what those n devices reach together: cores that share a memory
     bus, and ranks that share a device, reach less than one of them alone. A count that fails on any rank
-    is left out, and `say` hears why: no case needs these rates. Rank 0 alone knows them.
+    is left out, and `say` hears why: no case needs these rates.
     """
     device = cluster.place.device
     meter = functools.cache(lambda: DeviceMeter(device, precision))
@@ -53,7 +53,7 @@ def measure_rates(
         reasons = [value for value in values if isinstance(value, str)]
         if reasons:
             say(f"{what} are not known: {reasons[0]}")
-        elif cluster.is_first:
+        elif None not in values:  # only rank 0 hears of them
             found += [
                 {"num_devices": num_devices, "rank": rank, **value} for rank, value in enumerate(values)
             ]
