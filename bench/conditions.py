@@ -109,6 +109,7 @@ def conditions_of(manifest: Manifest) -> list[Condition]:
         ("GPU driver", _distinct(gpus, "driver"), (HOSTS, RESUME), (GATE,)),
         ("torch", f"{versions['torch']}{cuda}" if versions.get("torch") else None, Question, ()),
         ("python", versions.get("python", NONE), (HOSTS, RESUME), (GATE,)),
+        ("NCCL backend", versions.get("nccl_backend", NONE), Question, ()),
         ("model parameters", model.get("num_params"), (GATE,), ()),
         ("gradient bytes", model.get("gradient_bytes"), (GATE,), ()),
         ("CPU governor", "/".join(map(str, governors)) if isinstance(governors, list) else None, (), (GATE,)),
@@ -126,7 +127,7 @@ def conditions_of(manifest: Manifest) -> list[Condition]:
         ("ddp-bench uncommitted changes", git.get("dirty", NONE), (HOSTS,), (GATE,)),
     ]
     for name, value in versions.items():
-        if name not in ("torch", "cuda", "python"):
+        if name not in ("torch", "cuda", "python", "nccl_backend"):
             rows.append((name, value, (RESUME,), () if name in ANALYSIS_PACKAGES else (GATE,)))
     rows += [(name, value, (), (GATE,)) for name, value in variables_of(machine).items()]
     for name, value in settings.items():

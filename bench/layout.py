@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from bench.errors import UsageError
@@ -65,6 +65,8 @@ class BucketLayout:
 
     num_bytes: tuple[int, ...]
     parameters: tuple[tuple[int, ...], ...] = ()
+    num_gradients: tuple[int, ...] = field(default=(), compare=False)
+    """Elements of each bucket; empty where their type is not known."""
 
     @classmethod
     def parse(cls, text: str) -> BucketLayout:

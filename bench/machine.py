@@ -44,6 +44,10 @@ def versions() -> dict[str, str]:
     if torch.cuda.is_available():
         found["cudnn"] = str(torch.backends.cudnn.version())
         found["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
+        # torch 2.15 has two and takes the newer one unless it is told not to.
+        has_newer = hasattr(torch.distributed, "ProcessGroupNCCL2")
+        newer = has_newer and os.environ.get("TORCH_DIST_USE_NCCL2") != "0"
+        found["nccl_backend"] = "nccl2" if newer else "nccl"
     return found
 
 

@@ -182,8 +182,11 @@ class Cluster:
         """The subgroup of the first `num_ranks` ranks; every rank of the job calls this together."""
         key = (num_ranks, backend)
         if key not in self._groups:
-            with waiting_for("the other ranks"):
+            try:
                 made = dist.new_group(list(range(num_ranks)), backend=backend, timeout=COLLECTIVE_TIMEOUT)
+            except RuntimeError as error:
+                # Other ranks may have it and wait in it: no rank can use this process group, or another.
+                raise dist.DistBackendError(str(error)) from error
             self._groups[key] = made if isinstance(made, dist.ProcessGroup) else None
         return self._groups[key]
 
@@ -195,6 +198,20 @@ class Cluster:
     def gather(self, value: T) -> list[T]:
         """Every rank's `value`, in rank order, on every rank."""
         return gather(value)
+
+    def gather_to_first(self, told: T, more: Any) -> list[tuple[T, Any]]:
+        """Every rank's `told`, on every rank, and its `more` on rank 0; None elsewhere. In rank order."""
+        own = encode(more)
+        found = gather((told, len(own)))
+        longest = max(length for _, length in found)
+        sent = torch.frombuffer(bytearray(own.ljust(longest, b"\0")), dtype=torch.uint8)
+        received = [torch.empty_like(sent) for _ in found] if self.is_first else None
+        with _peers():
+            dist.gather(sent, received)
+        if received is None:
+            return [(one, None) for one, _ in found]
+        pairs = zip(found, received, strict=True)
+        return [(one, decode(tensor.numpy().tobytes()[:length])) for (one, length), tensor in pairs]
 
     def from_first(self, value: T | None) -> T:
         """Rank 0's `value`, on every rank."""

@@ -13,7 +13,6 @@ from bench.findings.links import link_cautions
 from bench.findings.numbers import finite, short
 from bench.findings.stability import cautions, target_of
 
-
 MOST_SPLIT_EFFECT = 1e-2
 """More of `split_effect` is no rounding: float32 leaves 1e-3 at most."""
 

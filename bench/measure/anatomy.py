@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.measure.timed import BlockTimes, Trainer, no_gc
+from bench.measure.timed import BlockTimes, Trainer, lead_in, no_gc
 from bench.modes.ddp import NEVER, DistributedMode
 from bench.modes.dp import HostDataParallel
 from models.workload import Batch
@@ -128,6 +128,7 @@ def run_anatomy(trainer: Trainer, num_steps: int, device: torch.device, *, local
     steps: list[float] = []
     samples: dict[str, list[float]] = {}
     ready: dict[int, list[float]] = {}
+    lead_in(trainer.step, device)
     with (
         no_gc(),
         ready_hooks(anatomy),

@@ -23,7 +23,7 @@ from bench.measure.anatomy import PHASES, AnatomyTrainer, ready_hooks
 from bench.measure.clock import Clock, make_clock
 from bench.measure.collectives import BucketReplay
 from bench.measure.hold import MOST_QUEUED, rehearse
-from bench.measure.timed import BlockTimes, Trainer, no_gc, run_block
+from bench.measure.timed import BlockTimes, Trainer, lead_in, no_gc, run_block
 from models.workload import Workload, make_module
 
 LOOKS = 2
@@ -80,7 +80,7 @@ def _bursts(trainer: Trainer, replay: BucketReplay, clock: Clock) -> tuple[dict[
         core_s = time.process_time()
         once_ms = run_block(replay.step, by_itself, clock).block_ms / by_itself
         core_ms = 1000 * (time.process_time() - core_s) / by_itself
-    longest_step_ms, longest_once_ms = _longest((step.block_ms, once_ms), replay.group, device)
+    longest_step_ms, longest_once_ms = longest((step.block_ms, once_ms), replay.group, device)
     steps, replays = _burst(longest_step_ms, longest_once_ms, most_replays)
     queue_ms = steps * step_queue_ms + replays * once_queue_ms
     alone: list[BlockTimes] = []
@@ -153,6 +153,7 @@ def trainable(workload: Workload) -> list[tuple[str, int, str]]:
 
 def _local_step(trainer: Trainer, layout: BucketLayout, device: torch.device) -> dict[str, Any]:
     anatomy = AnatomyTrainer(trainer, device)
+    lead_in(trainer.local_step, device)
     with no_gc(), ready_hooks(anatomy):
         looks = [anatomy.measured(anatomy.local_step)[:2] for _ in range(LOOKS)]
     count = sum(p.requires_grad for p in trainer.mode.module.parameters())
@@ -187,10 +188,10 @@ def _copy_ms(module: torch.nn.Module, clock: Clock) -> float:
         return median(run_block(there_and_back, COPIES, clock).steps_ms) / 2
 
 
-def _longest(
+def longest(
     times_ms: Sequence[float], group: dist.ProcessGroup | None, device: torch.device
 ) -> tuple[float, ...]:
-    """Those of the slowest rank: all must launch the same all-reduces."""
+    """Each figure of the rank where it is largest: all ranks have to do the same."""
     slowest: Any = torch.tensor(times_ms, device=device)
     dist.all_reduce(slowest, dist.ReduceOp.MAX, group)
     return tuple(slowest.tolist())

@@ -73,6 +73,11 @@ def _risen(gpu: torch.device, allocated: int, reserved: int) -> DeviceMemory:
     return DeviceMemory(peak / 2**20, held / 2**20)
 
 
+def num_device_allocs(gpus: Sequence[int]) -> int:
+    """How often torch's allocator has asked the driver for memory of these GPUs; it waits for them."""
+    return sum(torch.cuda.memory_stats(gpu).get("num_device_alloc", 0) for gpu in gpus)
+
+
 def release_memory(device: torch.device) -> None:
     """Give back the memory of cases that are gone, on every GPU that this process has used.
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from bench.case import Case
 from bench.measure.anatomy import Moments
-from bench.measure.timed import BlockTimes, Trainer, no_gc
+from bench.measure.timed import BlockTimes, Trainer, lead_in, no_gc
 from bench.modes.pipeline import PipelineMode
 from bench.scaling.pipeline import bubble_share
 from models.workload import Batch
@@ -43,6 +43,7 @@ def run_pipeline_anatomy(
     steps: list[float] = []
     bubbles: list[tuple[float, float]] = []
     assert isinstance(trainer.mode, PipelineMode)  # noqa: S101 - as its case says
+    lead_in(trainer.step, device)
     with no_gc(), _marked(trainer.mode, moments) as (windows, chunks):
         for _ in range(num_steps):
             start = time.perf_counter_ns()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,14 +14,20 @@ from torch import Tensor
 
 from bench.case import Case
 from bench.measure.clock import Clock, float32_precision, make_clock
+from bench.measure.memory import num_device_allocs
 from bench.modes import Mode
 from bench.modes.base import SingleMode
+from bench.results.gpu_load import DEVICE_ALLOCS
 from models.data import BatchSource, open_source
 from models.step import placed
 from models.workload import Batch, Workload, loss_function, make_module
 
 PROBE_MS, MOST_PROBED = 3000.0, 30
 """A probe of single takes about so long, and so many steps at most."""
+
+LEAD_IN_STEPS = {"cpu": 0, "cuda": 2}
+"""Untimed steps of a block by kind of device: a GPU that was idle raises its clock, fills its queue and gets
+its memory back from the driver."""
 
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -123,17 +129,30 @@ class Trainer:
         self.mode.close()
 
 
-def run_block(step: Callable[[], None], num_steps: int, clock: Clock, *, lead_in: int = 0) -> BlockTimes:
-    """Run and time `num_steps` steps after `lead_in` untimed ones. The caller puts a barrier before it."""
+def run_block(
+    step: Callable[[], None], num_steps: int, clock: Clock, *, lead_in: int = 0, gpus: Sequence[int] = ()
+) -> BlockTimes:
+    """Run and time `num_steps` steps after `lead_in` untimed ones. The caller puts a barrier before it.
+
+    With `gpus` the detail tells how often the timed steps asked their driver for memory.
+    """
     with no_gc():
         for _ in range(lead_in):
             step()
+        before = num_device_allocs(gpus)
         clock.begin()
         for _ in range(num_steps):
             step()
             clock.mark()
         steps_ms = clock.read_ms()
-    return BlockTimes(sum(steps_ms), tuple(steps_ms))
+    detail = {DEVICE_ALLOCS: num_device_allocs(gpus) - before} if gpus else {}
+    return BlockTimes(sum(steps_ms), tuple(steps_ms), detail)
+
+
+def lead_in(step: Callable[[], None], device: torch.device) -> None:
+    """Take the untimed steps that precede those that are looked into."""
+    for _ in range(LEAD_IN_STEPS[device.type]):
+        step()
 
 
 def probe(workload: Workload, case: Case, device: torch.device) -> list[float]:

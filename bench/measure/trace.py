@@ -45,6 +45,9 @@ ANNOTATION = "user_annotation"
 LAUNCHES = ("cuda_runtime", "cuda_driver")
 """Its categories of calls that launch kernels: a kernel has the `correlation` of its launch."""
 
+FAILED = "trace_failed"
+"""In the detail of a block whose trace cannot be read: why."""
+
 _END_US = 1e18
 
 Event = Mapping[str, Any]
@@ -106,11 +109,14 @@ def run_trace(
         with profile(activities=activities) as profiler:
             _begin(trainer, device, group)
             times = run_block(traced.step, num_steps, make_clock(device))
-    with scratch_folder() as folder:
-        path = folder / "trace.json"
-        profiler.export_chrome_trace(str(path))
-        trace = read_json(path, most_bytes=MOST_TRACE_BYTES)
-    events = in_steps(spans_of(trace, "the profiler's trace"))
+    try:
+        with scratch_folder() as folder:
+            path = folder / "trace.json"
+            profiler.export_chrome_trace(str(path))
+            trace = read_json(path, most_bytes=MOST_TRACE_BYTES)
+        events = in_steps(spans_of(trace, "the profiler's trace"))
+    except UsageError as error:  # PyTorch wrote it: no mistake of the user's, and no case needs it
+        return BlockTimes(times.block_ms, times.steps_ms, {FAILED: str(error)})
     if device.type == "cuda" and not _kernels(events):
         events = []  # CUPTI was not to be had: the host's operators are not the GPU's work
     detail: dict[str, Any] = {}

@@ -121,10 +121,13 @@ class DistributedMode(Mode):
         rebuilt = bool(data.get("has_rebuilt_buckets"))
         sizes = str(data["rebuilt_bucket_sizes" if rebuilt else "bucket_sizes"])
         indices = str(data.get("rebuilt_per_bucket_param_indices", "")) if rebuilt else ""
-        return BucketLayout(
-            tuple(int(size) for size in sizes.split(",")),
-            tuple(tuple(int(i) for i in bucket.split()) for bucket in indices.split(",") if bucket.strip()),
-        )
+        num_bytes = tuple(int(size) for size in sizes.split(","))
+        parameters = tuple(tuple(map(int, bucket.split())) for bucket in indices.split(",") if bucket.strip())
+        trained = [p for p in self.module.parameters() if p.requires_grad]
+        # A bucket has gradients of one type; buckets that were never rebuilt tell of no indices.
+        firsts = [bucket[0] for bucket in parameters] or [0] * len(num_bytes)
+        counts = (size // trained[i].element_size() for size, i in zip(num_bytes, firsts, strict=True))
+        return BucketLayout(num_bytes, parameters, tuple(counts))
 
     def settle(self) -> None:
         """Take DDP's logger, which synchronises the device, out of the timed steps."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
@@ -35,6 +37,8 @@ class PipelineMode(Mode):
         own = stages.layers(module)[first : first + stages.by_device[place.rank]]
         self.wrapped = self.module = nn.Sequential(*own)
         self._names = _names_in(module, self.module)
+        self._whole = {name: value.to("meta") for name, value in module.state_dict().items()}
+        self._trained = [name for name, p in module.named_parameters() if p.requires_grad]
         self._group = group
         self._is_first = place.rank == 0
         self._is_last = place.rank == case.num_devices - 1
@@ -66,18 +70,23 @@ class PipelineMode(Mode):
 
     def gradients(self) -> dict[str, Tensor]:
         """Gradients of the whole model by parameter, from all stages, which call it together."""
-        return self._gathered(gradients_of(self.module))
+        return self._gathered(gradients_of(self.module), self._trained)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Weights of the whole model, gathered as `gradients` are."""
-        return self._gathered(self.module.state_dict())
+        return self._gathered(self.module.state_dict(), self._whole)
 
-    def _gathered(self, own: dict[str, Tensor]) -> dict[str, Tensor]:
-        named = {self._names[name]: value.cpu() for name, value in own.items()}
-        found: list[Any] = [None] * dist.get_world_size(self._group)
-        dist.all_gather_object(found, named, self._group)
-        device = self.stage.device
-        return {name: value.to(device) for part in found for name, value in part.items()}
+    def _gathered(self, own: dict[str, Tensor], names: Iterable[str]) -> dict[str, Tensor]:
+        """Tensors of the whole model, each from the one stage that has it: the sum of its bytes and zeros."""
+        named = {self._names[name]: value for name, value in own.items()}
+        found = {}
+        for name in names:
+            like = self._whole[name]
+            value = named[name] if name in named else torch.zeros_like(like, device=self.stage.device)
+            sent = value.detach().flatten().view(torch.uint8).clone()
+            dist.all_reduce(sent, group=self._group)
+            found[name] = sent.view(like.dtype).view(like.shape)
+        return found
 
     def _loss_of(self, outputs: Tensor, targets: Tensor) -> Tensor:
         assert self._loss is not None  # noqa: S101 - set before the schedule runs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,23 +24,30 @@ NO_GROUP = -1
 
 LOST = (
     *("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting"),
-    "ncclRemoteError",
+    *("remote process exited or there was a network error", "NCCL communicator was aborted"),
 )
 """Words of gloo's and NCCL's errors on ranks whose peer has died; that peer has the reason."""
 
 ELSEWHERE = "rank 0 has the reason"
 """What the other ranks raise where the first one failed in what it did for all."""
 
-HOST_MEMORY = re.compile(r"DefaultCPUAllocator: |[Cc]an(no|')t allocate memory|std::bad_alloc")
-"""Errors of PyTorch's CPU allocator, of the system and of C++ where they find no memory."""
+HOST_MEMORY = re.compile(r"CPUAllocator: |[Cc]an(no|')t allocate memory|std::bad_alloc|Failed to malloc")
+"""Errors of PyTorch's CPU allocator, of the system, of C++ and of NCCL where they find no memory."""
 
 GPU_MEMORY = re.compile(
     r"out of memory|_ALLOC(ATION)?_FAILED|Failed to CUDA (host )?[mc]?alloc", re.IGNORECASE
 )
 """Errors of PyTorch's CUDA allocator, the driver, cuBLAS, cuDNN and NCCL, by the texts in their libraries."""
 
-BROKEN_GROUP = re.compile(r"NCCL error|nccl[A-Z]\w*Error|/gloo/")
-"""A communicator that has failed once fails from then on; gloo names the file that raised."""
+PERHAPS_GPU_MEMORY = re.compile(r"CUBLAS_STATUS_NOT_INITIALIZED|unable to find an engine")
+"""What cuBLAS and cuDNN say where they find no memory for what they need, and of other faults."""
+
+LITTLE_FREE = 0.05
+"""A GPU with less than this share free is full: a handle of cuBLAS and cuDNN's workspaces take as much."""
+
+BROKEN_GROUP = re.compile(r"(?i)\bNCCL (communicator|unique|[\w ]*(error|fail|time))|nccl[a-z]+Error|/gloo/")
+"""A communicator that has failed once fails from then on. torch 2.15's NCCL backend says what failed, the
+one before it `NCCL error`; gloo names the file that raised."""
 
 BROKEN_CONTEXT = re.compile(r"(CUDA|HIP)( driver)? error")
 """After an illegal access or a device-side assert, every later call to the device fails in this process."""
@@ -137,7 +145,19 @@ def report_of(error: BaseException) -> Report:
 
 def is_out_of_gpu_memory(error: BaseException) -> bool:
     """Whether it says that a GPU, or the host memory that its driver locks, is full."""
-    return isinstance(error, torch.OutOfMemoryError) or bool(GPU_MEMORY.search(text_of(error)))
+    text = text_of(error)
+    if isinstance(error, torch.OutOfMemoryError) or GPU_MEMORY.search(text):
+        return True
+    return bool(PERHAPS_GPU_MEMORY.search(text)) and _is_a_gpu_full()
+
+
+def _is_a_gpu_full() -> bool:
+    """Whether one of the GPUs that this process uses has little left."""
+    with contextlib.suppress(RuntimeError):  # a broken device tells nothing
+        used = [i for i in range(torch.cuda.device_count()) if torch.cuda.memory_reserved(i)]
+        free = [torch.cuda.mem_get_info(i) for i in used]
+        return any(left < LITTLE_FREE * total for left, total in free)
+    return False
 
 
 def is_broken_by(error: BaseException) -> bool:

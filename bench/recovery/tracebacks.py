@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 
 MOST_CHARACTERS = 32_768
-"""Of one rank's traceback: some 300 frames. Every rank receives as much from each that failed."""
+"""Of one rank's traceback: some 300 frames. Rank 0 receives as much from each that failed."""
 
 HEAD_SHARE = 0.25
 """Of a traceback that is cut: what raised stands at its end."""

@@ -25,6 +25,7 @@ from bench.results.comparisons import (
     over_default,
     pairs_of,
 )
+from bench.results.gpu_load import DEVICE_ALLOCS
 from bench.results.round_times import ByRound, RoundTimes
 from bench.results.schema import BUCKETS, CASES, typed_frame
 from bench.results.steady import steady
@@ -135,6 +136,7 @@ def case_rows(
             row["slowest_rank"] = found.slowest_rank()
             for name, by_round in found.details.items():
                 row |= _columns(name, _median(by_round.values()))
+            row[DEVICE_ALLOCS] = sum(found.device_allocs) if found.device_allocs else None
             row |= found.gpu_load.columns(timed, units[case_id])
         if case_id in vs_default:
             row |= _columns("vs_ddp_default", vs_default[case_id])

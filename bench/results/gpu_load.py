@@ -16,6 +16,9 @@ ByRound: TypeAlias = dict[int, float]
 GPUS = "gpus"
 """In the detail of a timed block: by the beginning of a GPU's UUID, what it did."""
 
+DEVICE_ALLOCS = "device_allocs"
+"""In the detail of a block on GPUs: how often its timed steps asked their driver for memory."""
+
 TOGETHER: dict[str, Callable[[Iterable[float]], float]] = {
     "sm_clock_mhz": min,
     "power_w": sum,

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 import pandas as pd
 
-from bench.results.gpu_load import GPUS, GpuLoad
+from bench.results.gpu_load import DEVICE_ALLOCS, GPUS, GpuLoad
 from bench.results.schema import CASES
 from bench.stats import Samples
 
@@ -55,6 +55,8 @@ class CaseTimes:
     """Time of the longest rank over each `sustained` block, by its number."""
     details: dict[str, ByRound] = field(default_factory=dict)
     """Columns of cases.csv that blocks carry in their detail, medians over ranks."""
+    device_allocs: array[int] = field(default_factory=lambda: array("q"))
+    """Of each rank and block of steps on GPUs."""
     moments: dict[str, Moments] = field(default_factory=dict)
     """By name, for every block that has them: its ranks, and figures of shape (ranks, buckets)."""
     gpu_load: GpuLoad = field(default_factory=GpuLoad)
@@ -95,6 +97,7 @@ class CaseTimes:
                     gpus.append((row.get("host"), value))
                 elif name in _COLUMNS:
                     samples.setdefault(name, []).append(float(value))
+        self.device_allocs.extend(map(int, samples.pop(DEVICE_ALLOCS, ())))
         for name, values in samples.items():
             self.details.setdefault(name, {})[round_index] = float(np.median(values))
         if len(gpus) == num_ranks:

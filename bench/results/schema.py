@@ -262,6 +262,12 @@ MEASURED: tuple[Column, ...] = (
         "text",
         "as `peak_mem_mib`, of each of the case's devices in their order, `/`-separated",
     ),
+    _count(
+        "device_allocs",
+        "times that timed steps, `no_sync` and `--sustain` included, asked a GPU's driver for memory: of all "
+        "blocks and ranks; empty on a CPU",
+        first=0,
+    ),
     *_interval("sm_clock_mhz", "SM clock in timed blocks, of the slowest GPU of the case"),
     *_interval("power_w", "power in timed blocks, all GPUs of the case together"),
     *_interval("joules_per_image", "`power_w` x step / units of the step: per image for image models"),

@@ -11,9 +11,10 @@ from bench.cluster.ranks import Cluster, RankInfo
 from bench.cluster.turns import TURNS_ENV, TurnClient
 from bench.console import Console
 from bench.expected_time import least_warmup_s
+from bench.measure import telemetry, trace
 from bench.measure.clock import make_clock
 from bench.measure.memory import release_memory
-from bench.measure.telemetry import FAILED, Telemetry
+from bench.measure.telemetry import Telemetry
 from bench.measure.timed import BlockTimes
 from bench.modes.base import UnusedParametersError
 from bench.plan import Planned
@@ -29,13 +30,16 @@ from bench.run.prepare import LiveCase, Prepared, facts_of, prepare
 from bench.run.proof import Prover
 from bench.run.reference import split_of
 from bench.run.schedule import Schedule, StopRule
-from bench.run.update_proof import PROOF_STEPS, UpdateError
+from bench.run.update_proof import PROOF_STEPS
 from bench.settings import ResolvedSettings
 
 T = TypeVar("T")
 
 LAST_STEPS = 3
 """Steps at the end of the warm-up whose median says how long a step takes: one alone may be an outlier."""
+
+FAILED = {telemetry.FAILED: "GPU telemetry (--telemetry)", trace.FAILED: "trace"}
+"""What a block's detail may say it lacks; its case is measured all the same."""
 
 
 class Blocks:
@@ -65,8 +69,7 @@ class Blocks:
         self._stop_rule = StopRule(job.settings, recorder, self._rounds_s)
         self._schedule = Schedule(job.settings)
         self._telemetry: Telemetry | None = None
-        self._is_telemetry_failed = False
-        self._is_unproven_said = False
+        self._said: set[str] = set()
         self._live: list[LiveCase] = []
         """The cases that are still measured, in the plan's order, the same on every rank."""
         turns = TURNS_ENV in os.environ
@@ -78,9 +81,11 @@ class Blocks:
     def _prepare_case(self, index: int, planned: Planned, prover: Prover) -> None:
         """Prove, build and warm up a case on its ranks; it is live if that went well on all of them."""
         case = planned.case
-        group = self._cluster.group(case.num_ranks, case.backend) if case.backend else None
-        live = LiveCase(index, case, group, planned.oversubscribed)
+        live = LiveCase(index, case, None, planned.oversubscribed)
         takes_part = self._cluster.rank < case.num_ranks
+
+        def make_group() -> None:
+            live.group = self._cluster.group(case.num_ranks, case.backend)
 
         def work() -> Prepared:
             return prepare(
@@ -92,16 +97,28 @@ class Blocks:
             )
 
         self._next_turn()
+        if case.backend:
+            _, reports = self._run(live, "its process group", make_group, limit_s=preparing_s(self._settings))
+            if not self._all_well(live, reports):
+                return
         limit_s = preparing_s(self._settings, split_of(case).num_forwards * case.accumulate)
         wanted = work if takes_part else None
         started_s, reports = self._run(live, "its preparation", wanted, limit_s=limit_s)
         if not self._all_well(live, reports):
             return
         found: dict[int, Prepared] = {rank: r.value for rank, r in enumerate(reports) if r.value is not None}
-        live.longest_step_s = max(ms for p in found.values() for ms in p.warmup.steps_ms) / 1000
-        live.step_s = max(median(p.warmup.steps_ms[-LAST_STEPS:]) for p in found.values()) / 1000
+        by_rank = [prepared.warmup.steps_ms for prepared in found.values()]
+        longest_ms = max(map(max, by_rank), default=0.0)
+        usual_ms = max((median(ms[-LAST_STEPS:]) for ms in by_rank), default=0.0)
+        slowest_ms = self._cluster.from_first((longest_ms, usual_ms))
+        live.longest_step_s, live.step_s = (ms / 1000 for ms in slowest_ms)
         if self._recorder is not None:
-            self._say_unproven(case.case_id, found[0].update)
+            if why_not := found[0].update.why_not:
+                line = (
+                    f"Parameters after {PROOF_STEPS} steps prove nothing of {case.case_id}: {why_not}; its "
+                )
+                more = "gradients are proven. So it is of every case without update_error"
+                self._say_once("unproven", line + more)
             facts = facts_of(live, self._infos[0], list(found.values()))
             self._recorder.set_outcome(index, "ok", facts=facts)
             self._recorder.set_layout(case.case_id, live.layout)
@@ -176,8 +193,9 @@ class Blocks:
         for rank, block in times.items():
             if "trace" in block.detail:
                 self._recorder.add_trace(case_id, rank, block.detail["trace"])
-            if FAILED in block.detail:
-                self._say_telemetry_failed(rank, block.detail[FAILED])
+            for name in FAILED.keys() & block.detail.keys():
+                why = f"{block.detail[name]}; the run goes on"
+                self._say_once(name, f"No {FAILED[name]} from rank {rank}: {why}")
         seconds = self._lockstep.elapsed_s() - started_s
         self._schedule.add(case_id, phase, seconds, oversubscribed=live.oversubscribed)
         found = [(self._infos[rank].host, rank, block) for rank, block in times.items()]
@@ -199,17 +217,8 @@ class Blocks:
     def _show(self, what: str, position: int, total: int) -> None:
         self._console.progress(what, position, total, self._stop_rule.left_s())
 
-    def _say_unproven(self, case_id: str, update: UpdateError) -> None:
-        """Say once that a case is measured without the proof of its first steps."""
-        if update.why_not and not self._is_unproven_said:
-            self._console.note(
-                f"Parameters after {PROOF_STEPS} steps prove nothing of {case_id}: {update.why_not}; its "
-                "gradients are proven. So it is of every case without update_error"
-            )
-            self._is_unproven_said = True
-
-    def _say_telemetry_failed(self, rank: int, why: str) -> None:
-        """Say once, whichever ranks it concerns, that columns stay empty from here."""
-        if not self._is_telemetry_failed:
-            self._console.note(f"No GPU telemetry from rank {rank} (--telemetry): {why}; the run goes on")
-        self._is_telemetry_failed = True
+    def _say_once(self, what: str, line: str) -> None:
+        """Say of the first case and rank what may concern many."""
+        if what not in self._said:
+            self._console.note(line)
+        self._said.add(what)

@@ -53,7 +53,7 @@ def measure_rates(
         reasons = [value for value in values if isinstance(value, str)]
         if reasons:
             say(f"{what} are not known: {reasons[0]}")
-        else:
+        elif None not in values:  # only rank 0 hears of them
             found += [
                 {"num_devices": num_devices, "rank": rank, **value} for rank, value in enumerate(values)
             ]

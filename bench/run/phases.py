@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Container, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from bench.case import Case
+import torch
+
+from bench.case import HALF_HOOKS, Case
 from bench.measure.anatomy import bucket_ready_ms, run_anatomy
-from bench.measure.calibration import run_calibration
+from bench.measure.calibration import longest, run_calibration
 from bench.measure.clock import Clock
 from bench.measure.collectives import BucketReplay
 from bench.measure.telemetry import Telemetry, gpus_of
-from bench.measure.timed import BlockTimes, Trainer, run_block
+from bench.measure.timed import LEAD_IN_STEPS, BlockTimes, Trainer, run_block
 from bench.measure.trace import run_trace
 from bench.modes import Place
 from bench.plan import Planned, is_base
+from bench.results.gpu_load import DEVICE_ALLOCS
 from bench.results.recorder import Block
 from bench.run.prepare import LiveCase
 from bench.run.sustain import blocks_left, is_sustained
@@ -31,11 +35,11 @@ ANATOMY_STEPS = 2
 TRACE_STEPS = 1
 """Steps of a trace block: overlap within a step is what it is for, and a trace of each rank is large."""
 
-LEAD_IN_STEPS = {"cpu": 0, "cuda": 2}
-"""Untimed steps of a block by kind of device: a GPU that was idle raises its clock and fills its queue."""
-
 AFTER_ROUNDS = 0
 """The round of a trace that comes after all rounds: a run that is resumed for more of them has it already."""
+
+MOST_BLOCKS = 3
+"""Blocks whose steps still ask a GPU's driver for memory only lead in; after so many one counts as it is."""
 
 STEPS_ALONE = ("timed", "no_sync", "sustained")
 """Phases whose blocks are steps and nothing else; those of `sustained` follow each other without a pause."""
@@ -160,11 +164,13 @@ def _work(
     phase: str, live: LiveCase, trainer: Trainer, settings: ResolvedSettings, place: Place, clock: Clock
 ) -> Work:
     steps = settings.steps_per_block(live.step_s)
-    lead_in = LEAD_IN_STEPS[place.device.type]
     sizes = live.layout.num_bytes if live.layout is not None else ()
     if phase in STEPS_ALONE:
         step = trainer.local_step if phase == "no_sync" else trainer.step
-        return lambda: run_block(step, steps, clock, lead_in=0 if phase == "sustained" else lead_in)
+        gpus = gpus_of(live.case, place) if place.device.type == "cuda" else []
+        lead_in = 0 if phase == "sustained" else LEAD_IN_STEPS[place.device.type]
+        block = partial(run_block, step, steps, clock, lead_in=lead_in, gpus=gpus)
+        return partial(_settled, block, live.group, place.device) if lead_in else block
     if phase == "comm":
         return lambda: _replay(live, trainer, place, clock)
     if phase == "anatomy":
@@ -175,9 +181,22 @@ def _work(
     return lambda: run_trace(trainer, TRACE_STEPS, place.device, sizes, group=group, keep=settings.trace)
 
 
+def _settled(block: Work, group: Any, device: torch.device) -> BlockTimes:
+    """A block in which no rank of `group` (None: this one alone) asked for memory, or the last of some."""
+    for _ in range(MOST_BLOCKS - 1):
+        times = block()
+        asked = times.detail[DEVICE_ALLOCS]
+        if not (asked if group is None else longest((asked,), group, device)[0]):
+            return times
+    return block()
+
+
 def _replay(live: LiveCase, trainer: Trainer, place: Place, clock: Clock) -> BlockTimes:
     assert live.layout is not None  # noqa: S101 - a case that communicates has buckets
-    replay = BucketReplay(live.layout.num_bytes, live.case.comm_hook, live.group, place.device)
+    sizes = live.layout.num_bytes
+    if live.case.comm_hook in HALF_HOOKS:
+        sizes = tuple(4 * count for count in live.layout.num_gradients)
+    replay = BucketReplay(sizes, live.case.comm_hook, live.group, place.device)
     return replay.measured(clock, first=trainer.mode.broadcast_buffers)
 
 

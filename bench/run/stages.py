@@ -61,10 +61,11 @@ class Splitter:
 
     def _of_first(self, case: Case, group: dist.ProcessGroup | None) -> tuple[int, ...]:
         """What the first rank measured, on every rank."""
-        nothing: tuple[int, ...] = ()
-        found: list[Any] = [together(self.place, group, lambda: self._measured(case), elsewhere=nothing)]
-        dist.broadcast_object_list(found, group=group, group_src=0)
-        return tuple(found[0])
+        nothing = (0,) * case.num_devices
+        by_device = together(self.place, group, lambda: self._measured(case), elsewhere=nothing)
+        found = torch.tensor(by_device, device=self.place.device)
+        dist.broadcast(found, group=group, group_src=0)
+        return tuple(found.tolist())
 
     def _measured(self, case: Case) -> tuple[int, ...]:
         device = self.place.device

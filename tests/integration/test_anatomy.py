@@ -344,6 +344,45 @@ cluster.close()
     assert found[0] == {"none": [4000, 2048000], "fp16": [2000, 1024000], "bf16": [2000, 1024000]}
 
 
+def test_the_replay_sends_as_many_bytes_as_ddp_whatever_the_gradients_type(ranks: Any) -> None:
+    found = ranks(
+        RANKS
+        + """
+from types import SimpleNamespace
+from bench.measure.clock import make_clock
+from bench.run.phases import work_of
+moved = []
+all_reduce = dist.all_reduce
+def counted(tensor, *rest, **options):
+    moved.append(tensor.numel() * tensor.element_size())
+    return all_reduce(tensor, *rest, **options)
+dist.all_reduce = counted
+def both(dtype, hook):
+    case = Case.of_stored(dict(mode="ddp", num_devices=2, arch="a", image_size=8, batch_per_device=4,
+        scaling="weak", precision="fp32", data="device", device_type="cpu", backend="gloo", comm_hook=hook))
+    layers = torch.nn.Linear(30, 20), torch.nn.Linear(20, 10)
+    group = cluster.group(2, "gloo")
+    mode = build_mode(case, torch.nn.Sequential(*layers).to(dtype), cluster.place, group)
+    for _ in range(3):
+        moved.clear()
+        mode.wrapped(torch.ones(4, 30, dtype=dtype)).sum().backward()
+    sent, layout = sum(moved), mode.bucket_layout()
+    trainer = SimpleNamespace(mode=mode, check_loss=lambda: None)
+    live = SimpleNamespace(case=case, group=group, layout=layout, trainer=trainer, step_s=1.0)
+    settings = SimpleNamespace(steps_per_block=lambda step_s: 1)
+    moved.clear()
+    work_of("comm", live, settings, cluster.place, make_clock(cluster.place.device))()
+    return sent, moved[-1]
+report([both(dtype, hook) for dtype in (torch.bfloat16, torch.float32, torch.float64)
+        for hook in ("fp16", "bf16")])
+cluster.close()
+""",
+        2,
+    )
+    num_gradients = 30 * 20 + 20 + 20 * 10 + 10
+    assert found[0] == [[2 * num_gradients, 2 * num_gradients]] * 6
+
+
 def test_a_rank_slow_to_come_by_its_buffers_is_not_timed_as_communication(ranks: Any) -> None:
     found = ranks(
         RANKS

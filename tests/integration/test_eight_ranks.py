@@ -55,6 +55,9 @@ class FakeCluster:
     def gather(self, value: Any) -> list[Any]:
         return [value] * NUM_RANKS
 
+    def gather_to_first(self, told: Any, more: Any) -> list[tuple[Any, Any]]:
+        return [(told, more)] * NUM_RANKS
+
     def from_first(self, value: Any) -> Any:
         return value
 

@@ -41,6 +41,8 @@ def test_every_form_is_proven_to_rounding(ranks: Any) -> None:
         + """
 cases = [case("fsdp"), case("partition"), case("pipeline"), case("pipeline", micro_batches=2),
          case("pipeline", pipeline_schedule="1f1b")]
+for name in ("all_gather_object", "broadcast_object_list", "gather_object"):
+    setattr(dist, name, None)  # they unpickle what arrives
 report([error(c) for c in cases])
 cluster.close()
 """,

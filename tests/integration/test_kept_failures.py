@@ -217,3 +217,45 @@ def test_a_run_goes_on_with_no_other_code_than_it_began_with(project: Path) -> N
     assert {name: (kept / name).read_bytes() for name in before} == before
     assert measure(project, *resume).returncode == 0
     assert load_run(kept).cases["num_rounds"].tolist() == [6]
+
+
+NO_GROUP = """
+import os
+import torch
+
+made = torch.distributed.new_group
+
+
+def new_group(ranks, **more):
+    if len(ranks) == 2 and os.environ["RANK"] == "1":
+        raise RuntimeError("NCCL split failed: unhandled system error \\nNCCL Last Error: No space left")
+    return made(ranks, **more)
+
+
+torch.distributed.new_group = new_group
+
+
+def model():
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 8 * 8, 4))
+"""
+
+
+def test_a_process_group_that_one_rank_cannot_make_costs_its_case(tmp_path: Path) -> None:
+    """The other rank has come to wait in it."""
+    (tmp_path / "no_group.py").write_text(NO_GROUP)
+    out = tmp_path / "run"
+    arguments = ("--workload", "no_group:model", "--image-size", "8", "--batch-size", "8", "--device", "cpu")
+    sweep = ("--modes", "single,dp,ddp", "--gpus", "2", "--bucket-cap-mb", "default", "--rounds", "2")
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.run", *arguments, *sweep, "--passes", "none", "--out", str(out)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == ExitCode.NOT_MEASURED, done.stderr
+    cases = load_run(out).cases.set_index("mode")
+    assert dict(cases["status"]) == {"single": "ok", "dp": "ok", "ddp": "failed"}
+    assert "NCCL split failed: unhandled system error" in cases.loc["ddp", "reason"]

@@ -173,15 +173,39 @@ from bench.cluster.ranks import FIRST_BYTES, Cluster
 cluster = Cluster("cpu")
 lengths = [(0, 0), (FIRST_BYTES, 1), (3, 5 * FIRST_BYTES)]
 torch.set_default_device("meta")
-found = [cluster.gather("x" * pair[cluster.rank]) == ["x" * n for n in pair] for pair in lengths]
-report([*found, cluster.from_first("y" * 9 if cluster.is_first else None) == "y" * 9])
+texts = [["x" * n for n in pair] for pair in lengths]
+whole = [cluster.gather(pair[cluster.rank]) == pair for pair in texts]
+mores = [[more for _, more in cluster.gather_to_first(1, pair[cluster.rank])] for pair in texts]
+report([whole, [more == pair for more, pair in zip(mores, texts)]])
 """
 
 
-def test_messages_of_any_length_arrive_whole_whatever_the_default_device(
-    ranks: Ranks,
-) -> None:
-    assert ranks(LONG, 2) == [[True] * 4] * 2
+def test_messages_of_any_length_arrive_whole_whatever_the_default_device(ranks: Ranks) -> None:
+    assert ranks(LONG, 2) == [[[True] * 3, [True] * 3], [[True] * 3, [False] * 3]]
+
+
+VALUES = """
+from bench.cluster.ranks import Cluster
+from bench.recovery.lockstep import Lockstep
+cluster = Cluster("cpu")
+class Guard:
+    def arm(self, what, limit_s): pass
+    def tell(self, status, reason, **more): pass
+steps = Lockstep(cluster, Guard(), None, 0.0)
+def work():
+    if cluster.rank:
+        raise ValueError("no such sample")
+    return b"a trace" * 10_000
+_, reports = steps.run(0, "round 1 (trace)", work, limit_s=60)
+report([[r.status, r.reason, len(r.value or ""), "Traceback" in r.traceback] for r in reports])
+"""
+
+
+def test_what_a_block_measured_goes_to_the_first_rank_alone(ranks: Ranks) -> None:
+    reason = "ValueError: no such sample"
+    first, second = ranks(VALUES, 2)
+    assert first == [["ok", "", 70_000, False], ["failed", reason, 0, True]]
+    assert second == [["ok", "", 0, False], ["failed", reason, 0, False]]
 
 
 def test_ranks_send_data_that_runs_no_code(ranks: Ranks, tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ class FakeGpu:
         assert device == DEVICE
         return self.current
 
-    def synchronize(self, device: torch.device) -> None:
+    def synchronize(self, device: torch.device = DEVICE) -> None:
         assert device == DEVICE
         self.log.append("synchronize")
         self.now_ms = max(self.now_ms, self.current.free_ms, self.nccl.free_ms)
@@ -131,7 +131,8 @@ class FakeEvent:
         self._gpu = gpu
         self._at_ms = float("nan")
 
-    def record(self, stream: FakeStream) -> None:
+    def record(self, stream: FakeStream | None = None) -> None:
+        stream = stream or self._gpu.current
         self._gpu.log.append(f"record {stream.name}")
         self._at_ms = max(self._gpu.now_ms, stream.free_ms)
 

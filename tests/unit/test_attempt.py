@@ -27,6 +27,9 @@ NCCL = (
     "NCCL_DEBUG=INFO for details), NCCL version 2.27.5\nncclUnhandledCudaError: Call to CUDA function failed."
     "\nLast error:\n"
 )
+NCCL_2 = "NCCL AllReduce failed: {} \nNCCL Last Error: {}"
+"""As torch 2.15's own NCCL backend puts it; NCCL above as the one before does."""
+GONE = "remote process exited or there was a network error"
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]:4242"
 ACCELERATOR, BACKEND = torch.AcceleratorError, dist.DistBackendError
 
@@ -52,9 +55,57 @@ def test_a_full_gpu_costs_the_case_alone(error: RuntimeError) -> None:
     assert report_of(error) == Report("oom", GPU)
 
 
-@pytest.mark.parametrize("last", ["Cuda failure 2 'out of memory'", "Failed to CUDA calloc 6291456 bytes"])
-def test_nccl_without_gpu_memory_cannot_go_on(last: str) -> None:
-    assert report_of(BACKEND(NCCL + last)) == Report("oom", GPU, restart=True)
+@pytest.mark.parametrize(
+    ("last", "reason"),
+    [
+        ("Cuda failure 2 'out of memory'", GPU),
+        ("Failed to CUDA calloc async 6291456 bytes", GPU),
+        ("Failed to CUDA host alloc 4194304 bytes", GPU),
+        ("Failed to malloc 4096 bytes", HOST),
+    ],
+)
+def test_nccl_without_memory_cannot_go_on(last: str, reason: str) -> None:
+    for error in (BACKEND(NCCL + last), RuntimeError(NCCL_2.format("unhandled cuda error", last))):
+        assert report_of(error) == Report("oom", reason, restart=True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        NCCL.replace("unhandled cuda error", GONE).replace("ncclUnhandledCudaError", "ncclRemoteError"),
+        NCCL_2.format(GONE, "socketProgress: Connection closed by remote peer"),
+        "NCCL communicator was aborted on rank 1.",
+        "NCCL communicator was aborted after a previous error",
+    ],
+)
+def test_a_lost_rank_is_the_cause_not_the_one_that_misses_it(text: str) -> None:
+    found = report_of(RuntimeError(text))
+    assert (found.status, found.restart, found.is_cause) == ("failed", True, False)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
+        RuntimeError("FIND was unable to find an engine to execute this computation"),
+    ],
+    ids=str,
+)
+def test_what_may_be_a_full_gpu_is_one_where_little_is_free(
+    error: RuntimeError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tells_nothing(_: int) -> tuple[int, int]:
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    assert report_of(error).status == "failed", "no GPU is in use"
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: 2**30 * (index != 1))
+    for free_mib, status in ((9000, "failed"), (100, "oom")):
+        by_device = {0: (40000, 80000), 2: (free_mib, 80000)}
+        monkeypatch.setattr(torch.cuda, "mem_get_info", by_device.__getitem__)
+        assert report_of(error).status == status
+    monkeypatch.setattr(torch.cuda, "mem_get_info", tells_nothing)
+    assert report_of(error).status == "failed"
 
 
 @pytest.mark.parametrize(
@@ -101,6 +152,12 @@ def test_the_texts_of_the_installed_allocator() -> None:
             "RuntimeError: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm( handle, …",
         ),
         (BACKEND(NCCL + "Cuda failure 1 'invalid argument'"), f"DistBackendError: {NCCL.splitlines()[0]}"),
+        (
+            RuntimeError(NCCL_2.format("unhandled system error (run with NCCL_DEBUG=INFO for details)", "")),
+            "RuntimeError: NCCL AllReduce failed: unhandled system error (run with NCCL_DEBUG=INFO for …",
+        ),
+        (RuntimeError("NCCL operation timed out"), "RuntimeError: NCCL operation timed out"),
+        (RuntimeError("Failed to initialize NCCL communicator: invalid usage"), "RuntimeError: Failed to …"),
         (dist.DistNetworkError("The client socket has failed"), "DistNetworkError: The client socket has …"),
         (RuntimeError(GLOO), f"RuntimeError: {GLOO}"),
     ],

@@ -75,7 +75,7 @@ def gpu_bursts(
     """The bursts on a GPU whose compute (100 kernels) and communication share nothing."""
     gpu = FakeGpu(monkeypatch, launch_ms=0.03, comm_ms=comm_ms)
     trainer: Any = SimpleNamespace(local_step=lambda: [gpu.launch(kernel_ms) for _ in range(100)])
-    monkeypatch.setattr(calibration, "_longest", lambda times_ms, *_: times_ms)
+    monkeypatch.setattr(calibration, "longest", lambda times_ms, *_: times_ms)
     replay = BucketReplay([4096] * num_buckets, "none", None, DEVICE)
     return *calibration._bursts(trainer, replay, make_clock(DEVICE)), gpu
 
@@ -133,7 +133,7 @@ def test_on_a_cpu_the_bursts_are_what_they_were_and_ask_nothing_of_cuda(
     steps, sent = [], []
     forbid_cuda(monkeypatch)
     monkeypatch.setattr("torch.distributed.all_reduce", lambda bucket, **_: sent.append(bucket.numel()))
-    monkeypatch.setattr(calibration, "_longest", lambda *_: (10.0, 10.0))
+    monkeypatch.setattr(calibration, "longest", lambda *_: (10.0, 10.0))
     trainer: Any = SimpleNamespace(local_step=lambda: steps.append(len(sent)))
     device = torch.device("cpu")
     replay = BucketReplay([400, 800], "none", None, device)

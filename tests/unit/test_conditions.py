@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from bench.conditions import UNKNOWN, Question, differences, machine_kind, machine_name, needed
 from bench.doctor.readings.system import read_cpu, read_memory
-from bench.machine import environment, kernel_settings, machine
+from bench.machine import environment, kernel_settings, machine, versions
 
 HOSTS, RESUME, GATE = Question
 
@@ -54,6 +55,7 @@ TABLE: dict[str, tuple[Any, set[Question], set[Question]]] = {
     "versions.torch": ("2.11.0", {HOSTS, RESUME, GATE}, set()),
     "versions.cuda": ("12.8", {HOSTS, RESUME, GATE}, set()),
     "versions.python": ("3.13.0", {HOSTS, RESUME}, {GATE}),
+    "versions.nccl_backend": ("nccl2", {HOSTS, RESUME, GATE}, set()),
     "versions.scipy": ("1.14", {RESUME}, set()),
     "versions.numpy": ("2.4", {RESUME}, {GATE}),
     "environment.host": ("there", set(), {GATE}),
@@ -278,3 +280,21 @@ def test_variables_that_change_speed_are_recorded_and_no_others(monkeypatch: pyt
     assert speed <= set(found)
     assert "AWS_SECRET_ACCESS_KEY" not in found
     assert not [name for name in found if name.startswith("BENCH_")], "the suite's own are no conditions"
+
+
+@pytest.mark.parametrize("wanted", [None, "0", "1"])
+def test_which_nccl_backend_ran_is_told(wanted: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: what torch registers under the name."""
+    c10d = torch.distributed.distributed_c10d
+    monkeypatch.delenv("TORCH_DIST_USE_NCCL2", raising=False)
+    if wanted is not None:
+        monkeypatch.setenv("TORCH_DIST_USE_NCCL2", wanted)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91000)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 5))
+    monkeypatch.setattr(c10d.Backend, "_plugins", {})
+    newer = None
+    if hasattr(torch.distributed, "ProcessGroupNCCL2"):
+        c10d._register_builtin_nccl_backend()
+        newer = c10d.Backend._plugins["NCCL"].creator_fn is c10d._create_nccl2_process_group
+    assert versions()["nccl_backend"] == ("nccl2" if newer else "nccl")

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from fake_gpu import DEVICE, FakeGpu, forbid_cuda
 
-from bench.measure import collectives, hold
+from bench.layout import BucketLayout
+from bench.measure import calibration, collectives, hold
+from bench.measure.anatomy import run_anatomy
 from bench.measure.clock import HostClock, make_clock
 from bench.measure.collectives import CURVE_BYTES, IN_A_ROW, ROW_BYTES, BucketReplay, allreduce_ms
-from bench.measure.timed import run_block
+from bench.measure.timed import Trainer, run_block
+from bench.modes.base import Place, SingleMode
+from bench.run import phases
 
 CPU = torch.device("cpu")
 MIB = 2**20
@@ -136,3 +143,62 @@ def test_a_step_that_raised_leaves_nothing_in_the_clock_of_the_next_block() -> N
     with pytest.raises(MemoryError):
         run_block(fails, 1, clock)
     assert len(run_block(lambda: None, 2, clock).steps_ms) == 2
+
+
+ALLOCATING_MS, FORWARD_MS = 500.0, 7.0
+
+
+def trainer_on(gpu: FakeGpu, module: torch.nn.Module) -> Trainer:
+    """One whose first two forwards wait for memory that the driver has to find."""
+    forwards_ms = itertools.chain([ALLOCATING_MS] * 2, itertools.repeat(FORWARD_MS))
+
+    def loss(model: Any, batch: Any) -> torch.Tensor:
+        gpu.launch(next(forwards_ms))
+        return model(batch).sum()
+
+    trainer = Trainer.__new__(Trainer)
+    trainer.mode = SingleMode(module)
+    trainer.optimizer = torch.optim.SGD(module.parameters())
+    vars(trainer).update(_forward=module, _source=SimpleNamespace(next=lambda: torch.ones(1)), _loss=loss)
+    vars(trainer).update(_accumulate=1, _precision=contextlib.nullcontext(), _scaler=None, _num_steps=0)
+    return trainer
+
+
+def test_what_looks_into_steps_leaves_out_those_that_wait_for_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = torch.nn.Linear(1, 1)
+    gpu = FakeGpu(monkeypatch, launch_ms=0.0)
+    anatomy = run_anatomy(trainer_on(gpu, module), 2, DEVICE, local_steps=0)
+    assert anatomy.detail["forward_ms"] == FORWARD_MS
+    assert anatomy.steps_ms == (FORWARD_MS, FORWARD_MS)
+    looked = calibration._local_step(trainer_on(gpu, module), BucketLayout((8,)), DEVICE)
+    assert looked["forward_ms"] == FORWARD_MS
+
+
+@pytest.mark.parametrize(
+    ("asking", "elsewhere", "blocks", "told"),
+    [(0, 0, 1, 0), (2, 0, 1, 0), (3, 0, 2, 0), (99, 0, 3, 3), (0, 1, 3, 0)],
+)
+def test_a_block_whose_steps_ask_for_memory_only_leads_in(
+    monkeypatch: pytest.MonkeyPatch, asking: int, elsewhere: int, blocks: int, told: int
+) -> None:
+    """`asking` first steps ask the driver for memory; on another rank of the case, some in every block."""
+    FakeGpu(monkeypatch, launch_ms=0.0)
+    taken: list[int] = []
+    stats = {"num_device_alloc": 5}
+
+    def step() -> None:
+        stats["num_device_alloc"] += len(taken) < asking
+        taken.append(1)
+
+    mode = SimpleNamespace(compiles_as_asked=contextlib.nullcontext)
+    trainer = SimpleNamespace(step=step, mode=mode, check_loss=lambda: None)
+    case, group = SimpleNamespace(mode="ddp"), object() if elsewhere else None
+    live: Any = SimpleNamespace(trainer=trainer, case=case, layout=None, step_s=0.01, group=group)
+    settings: Any = SimpleNamespace(steps_per_block=lambda _: 3)
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda gpu: dict(stats) if gpu == 1 else {})
+    monkeypatch.setattr(phases, "longest", lambda own, *_: (max(*own, elsewhere),))
+    place = Place(rank=1, local_rank=1, device=DEVICE, cores=(0,))
+    work = phases.work_of("timed", live, settings, place, make_clock(DEVICE))
+    assert work is not None
+    assert work().detail == {"device_allocs": told}
+    assert len(taken) == 5 * blocks

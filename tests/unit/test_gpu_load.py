@@ -117,6 +117,17 @@ def test_what_is_unknown_of_one_gpu_is_unknown_of_all(other: dict[str, Any] | No
     assert alone["num_rounds"] == 1
 
 
+def test_what_steps_asked_the_driver_for_is_added_up() -> None:
+    """Over ranks and blocks of steps; a CPU tells nothing."""
+    blocks = [*rows("ddp", 1, None, None), *rows("ddp", 2, None, None), *rows("ddp", 2, None, None)]
+    assert pd.isna(row_of("ddp", blocks)["device_allocs"])
+    for block, count in zip(blocks, (0, 3, 0, 0, 1, 2), strict=True):
+        block["detail"] = json.dumps({"device_allocs": count})
+    for block in blocks[4:]:
+        block["phase"] = "no_sync"
+    assert row_of("ddp", blocks)["device_allocs"] == 6
+
+
 def under_load(mode: str = "single", n: int = 1, rate: float = 100.0, **more: Any) -> dict[str, Any]:
     averaged = {name: more.pop(name) for name in ("sm_clock_mhz", "power_w", "joules_per_image")}
     return case(mode, n, rate, **measured(**averaged), **more)

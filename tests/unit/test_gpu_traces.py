@@ -174,11 +174,15 @@ def test_gloo_on_a_gpu_runs_beside_kernels_alone() -> None:
 
 def traced(events: list[Event], monkeypatch: pytest.MonkeyPatch) -> tuple[BlockTimes, list[str]]:
     """A trace pass on a GPU whose profiler saw `events`, and what was done meanwhile."""
+    return traced_to(json.dumps({"schemaVersion": 1, "traceEvents": events}), monkeypatch)
+
+
+def traced_to(content: str, monkeypatch: pytest.MonkeyPatch) -> tuple[BlockTimes, list[str]]:
+    """The same where the profiler's file has this content."""
     done: list[str] = []
 
     def profile(**_: Any) -> nullcontext[Any]:
-        whole = json.dumps({"schemaVersion": 1, "traceEvents": events})
-        return nullcontext(SimpleNamespace(export_chrome_trace=lambda path: Path(path).write_text(whole)))
+        return nullcontext(SimpleNamespace(export_chrome_trace=lambda path: Path(path).write_text(content)))
 
     monkeypatch.setattr(trace, "profile", profile)
     monkeypatch.setattr(trace, "make_clock", lambda _: HostClock())
@@ -208,3 +212,14 @@ def test_a_trace_without_kernels_says_nothing_of_a_gpu(monkeypatch: pytest.Monke
     host = [e for e in GLOO_ON_A_GPU if e["cat"] in ("user_annotation", "cpu_op")]
     times, _ = traced(host, monkeypatch)
     assert set(times.detail) == {"trace"}
+
+
+@pytest.mark.parametrize(
+    "content", ['{"traceEvents": [{"ph": "X", "na', "", "[]", '{"traceEvents": [{"ph": "X"}]}']
+)
+def test_a_trace_that_cannot_be_read_costs_the_pass_its_detail_alone(
+    content: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times, done = traced_to(content, monkeypatch)
+    assert (len(times.steps_ms), set(times.detail)) == (1, {trace.FAILED})
+    assert done == ["wait", "warm-up", "counts"]

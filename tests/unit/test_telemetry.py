@@ -19,7 +19,7 @@ import torch
 
 from bench.case import Case
 from bench.cluster.messages import decode, encode
-from bench.measure import telemetry
+from bench.measure import telemetry, trace
 from bench.measure.telemetry import FAILED, Telemetry, sampled
 from bench.measure.timed import BlockTimes
 from bench.modes import Place
@@ -321,7 +321,7 @@ def test_a_timed_block_is_over_before_anything_is_asked(mode: str, devices: list
     all_of_them.mode = SimpleNamespace(compiles_as_asked=contextlib.nullcontext)
     how_many = 1 if mode == "single" else 2
     case = next(c for c in cases("cuda")[1] if (c.mode, c.num_devices) == (mode, how_many))
-    live: Any = SimpleNamespace(trainer=all_of_them, case=case, layout=None, step_s=0.01)
+    live: Any = SimpleNamespace(trainer=all_of_them, case=case, layout=None, step_s=0.01, group=None)
     settings: Any = SimpleNamespace(steps_per_block=lambda _: 2)
 
     def run(phase: str) -> BlockTimes:
@@ -332,15 +332,25 @@ def test_a_timed_block_is_over_before_anything_is_asked(mode: str, devices: list
     assert run("timed").detail == {"gpus": {}}
     block = ["step", "step", "mark", "step", "mark", "step", "mark", "read"]
     assert all_of_them.events == [*block, f"telemetry of {devices}", "loss"]
-    assert run("no_sync").detail == {}
+    assert run("no_sync").detail == {"device_allocs": 0}
 
 
-def test_a_run_says_once_that_telemetry_failed() -> None:
-    session = Session.__new__(Session)
+@pytest.mark.parametrize("name", [telemetry.FAILED, trace.FAILED])
+def test_a_run_says_once_what_failed_and_keeps_the_block(name: str) -> None:
+    session: Any = Session.__new__(Session)
     said: list[str] = []
-    session._console = SimpleNamespace(note=said.append)  # type: ignore[assignment]
-    session._is_telemetry_failed = False
-    for rank in (2, 3):
-        session._say_telemetry_failed(rank, "NVML Shared Library Not Found")
+    rows: list[Any] = []
+    session._console, session._said = SimpleNamespace(note=said.append), set()
+    session._earlier, session._infos = SimpleNamespace(measured=set()), [SimpleNamespace(host="here")] * 3
+    session._recorder, session._schedule = (
+        SimpleNamespace(add_block=rows.extend),
+        SimpleNamespace(add=lambda *_, **__: None),
+    )
+    session._lockstep = SimpleNamespace(elapsed_s=lambda: 1.0)
+    live: Any = SimpleNamespace(case=SimpleNamespace(case_id="a"), oversubscribed=False)
+    times = {rank: BlockTimes(2.0, (2.0,), {name: "not found"}) for rank in (1, 2)}
+    for round_index in (1, 2):
+        session._record(live, "trace", round_index, 0, 0.0, times)
     (line,) = said
-    assert line.startswith("No GPU telemetry from rank 2 (--telemetry): NVML Shared Library Not Found;")
+    assert "from rank 1: not found;" in line
+    assert len(rows) == 4

@@ -117,6 +117,7 @@ def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
                 is_first=True,
                 from_first=lambda value: value,
                 gather=lambda value: [value],
+                gather_to_first=lambda told, more: [(told, more)],
             ),
             job=SimpleNamespace(settings=settings, plan=plan, workload=None),  # type: ignore[arg-type]
             infos=[RankInfo(r, "here", r, str(r), "a GPU", None) for r in range(4)],
