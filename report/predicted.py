@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import median
 
 from bench.axes import DDP_DEFAULTS
 from bench.cli import command
 from bench.findings.numbers import count, number, per_second, plural, quantity, with_interval
-from bench.findings.wording import cap_label, device_noun, estimate, link_name, settings, text
+from bench.findings.wording import Row, cap_label, device_noun, estimate, link_name, settings, text
 from bench.results.store import RunData
-from bench.scaling.calibration import differences
+from bench.scaling.calibration import Identity, differences
 from bench.scaling.document import Line, Mark, Predictions
 from bench.scaling.measured import ddp_cases, identity
 from bench.scaling.validate import error_sizes
@@ -59,9 +60,11 @@ def section(run: RunData, predictions: Predictions, *, key: str) -> Section:
     by_cap = [[line for line in predictions.lines if line.bucket_cap_mb == cap][:MOST_RUNS] for cap in caps]
     made = (_predictions(predictions), _validation(predictions))
     by_cap = [drawn for lines in by_cap if (drawn := [line for line in lines if _shown(line)])]
+    networks = len({line.network for line in predictions.lines})
+    more = [f"Of {networks} networks the first {MOST_RUNS} are drawn."] if networks > MOST_RUNS else []
     return Section(
         title="On hardware you do not have",
-        notes=(_NOTE, *_unlike(run, predictions), *(() if made[0] else predictions.notes)),
+        notes=(_NOTE, *more, *_unlike(run, predictions), *(() if made[0] else predictions.notes)),
         figures=tuple(
             _figure(run, predictions, lines, name, f"{key}-{i}", several=len(caps) > 1)
             for i, lines in enumerate(by_cap, start=1)
@@ -160,8 +163,8 @@ def _measured(
     rows = [
         row
         for row in ddp_cases(run)
-        if not differences(identity(run, row), predictions.identity)
-        and (text(row["scaling"]), int(row["batch_per_device"])) == (line.scaling, line.batch_size)
+        if not differences(_of_any_batch(identity(run, row)), _of_any_batch(predictions.identity))
+        and (text(row["scaling"]), _batch_size(row)) == (line.scaling, line.batch_size)
         and not settings(row, usual)
     ]
     found = [(row, estimate(row, name)) for row in sorted(rows, key=lambda row: int(row["num_devices"]))]
@@ -170,6 +173,16 @@ def _measured(
         for row, value in found
         if value is not None
     )
+
+
+def _of_any_batch(found: Identity) -> Identity:
+    """Leave the batch out: under strong scaling it is another at every count, and lines tell theirs."""
+    return replace(found, batch_per_device=1)
+
+
+def _batch_size(row: Row) -> int:
+    """As a line has it: per device (weak) or in all (strong)."""
+    return int(row["batch_per_device"]) * (int(row["num_devices"]) if row["scaling"] == "strong" else 1)
 
 
 def _unlike(run: RunData, predictions: Predictions) -> list[str]:

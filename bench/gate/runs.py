@@ -171,7 +171,7 @@ def _peak_mem_mib(row: Mapping[Any, Any]) -> float | None:
 def _check_text(path: Path, columns: Iterable[str]) -> None:
     try:
         with path.open("rb") as file:
-            header = file.readline(_MOST_HEADER_BYTES).decode("utf-8", "replace").strip().split(",")
+            header = file.readline(_MOST_HEADER_BYTES).decode("utf-8-sig", "replace").strip().split(",")
             size = file.seek(0, os.SEEK_END)
             file.seek(max(size - 1, 0))
             last = file.read(1)

@@ -19,11 +19,11 @@ from bench.predict.source import Source, read_network, read_source
 from bench.results.store import RunData, load_run
 from bench.scaling.calibration import check_same
 from bench.scaling.document import Predictions
-from bench.scaling.measured import ddp_cases, identity
+from bench.scaling.measured import most_like
 from bench.scaling.networks import NETWORKS, NetworkModel, network
 from bench.scaling.predict import Prediction, predict
 from bench.scaling.scaling_limit import curve
-from bench.scaling.scenario import MeasuredNetwork, Scenario
+from bench.scaling.scenario import MeasuredNetwork, Scenario, as_calibrated
 from bench.scaling.validate import HeldOut, drift, held_out, model_error_pct
 from bench.settings import PRECISIONS
 from bench.stats import Interval
@@ -52,7 +52,7 @@ def parser() -> cli.Parser:
     add = made.add_argument_group("how they train").add_argument
     add("--bucket-cap-mb", default="default", metavar="CAPS", help="as in bench.run; several by comma")
     add("--batch-size", metavar="N", help="per device (weak) or global (strong); default as measured")
-    add("--scaling", default="weak", metavar="NAME", help="weak (default) or strong")
+    add("--scaling", metavar="NAME", help="weak or strong; default as measured")
     add("--comm-hook", default="none", metavar="NAME", help="none, fp16 or bf16: half the bytes on the wire")
     add("--accumulate", default="1", metavar="K", help="micro-batches per optimizer step (default 1)")
     add("--precision", metavar="NAME", help="checked against RUN's: a precision has to be measured")
@@ -84,6 +84,7 @@ def _main(argv: Sequence[str] | None) -> int:
     options = parser().parse_args(argv)
     scenarios = _scenarios(options)
     source = read_source(options.run, accept=options.accept)
+    scenarios = [[as_calibrated(source.calibration, one) for one in group] for group in scenarios]
     _check_precision(options, source)
     validated, changed = (None, None) if options.validate is None else _validated(options, source)
     error = None if validated is None else model_error_pct(validated)
@@ -154,7 +155,7 @@ def _scenarios(options: argparse.Namespace) -> list[list[Scenario]]:
                 nics_per_node=_whole(options, "nics_per_node"),
                 bucket_cap_mb=cap,
                 batch_per_device=_whole(options, "batch_size"),
-                scaling=cli.choice(("weak", "strong"))(options.scaling),
+                scaling="" if options.scaling is None else cli.choice(("weak", "strong"))(options.scaling),
                 comm_hook=cli.choice(("none", *HALF_HOOKS))(options.comm_hook),
                 accumulate=_parsed(options, "accumulate", cli.positive_int),
             )
@@ -209,8 +210,7 @@ def _checked_network(source: Source, run: RunData, *, accept: bool) -> NetworkMo
     Raises UsageError where anything else differs, unless `accept`.
     """
     calibrated, link = source.calibration.identity, None
-    if cases := ddp_cases(run):
-        found = identity(run, cases[0])
+    if found := most_like(run, calibrated):
         if found.link != calibrated.link and found.link is not None:
             # Another rate is what a prediction is for; everything else has to agree.
             link = network(f"link:{found.link}")

@@ -23,6 +23,7 @@ from bench.scaling.calibration import Calibration
 from bench.scaling.document import Predictions, line
 from bench.scaling.predict import BESIDE_OTHERS, Prediction
 from bench.scaling.scaling_limit import RULE, Curve, sentence
+from bench.scaling.scenario import Scenario, as_calibrated, batch_per_device
 from bench.scaling.validate import HeldOut, error_sizes
 from bench.settings import IMAGES
 from bench.stats import Interval
@@ -60,7 +61,6 @@ def document(
 ) -> Predictions:
     """Make the document behind `--json` and `--out`; `changed` is a drift beyond noise."""
     predictions = [p for group in asked for p in group]
-    batch = source.calibration.identity.batch_per_device
     return Predictions(
         identity=source.calibration.identity,
         fitted=source.fitted,
@@ -70,7 +70,7 @@ def document(
             line(
                 curve,
                 network=network_name(group[0]),
-                batch_size=group[0].scenario.batch_per_device or batch,
+                batch_size=as_calibrated(source.calibration, group[0].scenario).batch_per_device or 0,
                 verdict=verdict(source, curve, group[0]),
                 asked=group,
             )
@@ -109,7 +109,9 @@ def verdict(source: Source, curve: Curve, of: Prediction) -> str:
 
 def show(predictions: Sequence[Prediction]) -> None:
     """Print the table of predictions."""
-    table = Table(box=box.SIMPLE_HEAD, title="Predicted")
+    table = Table(
+        box=box.SIMPLE_HEAD, title=f"Predicted{_batch(predictions[0].scenario) if predictions else ''}"
+    )
     several = len({network_name(p) for p in predictions}) > 1
     for name in (
         *(("network",) if several else ()),
@@ -135,6 +137,11 @@ def show(predictions: Sequence[Prediction]) -> None:
             *((p.reason,) if refused else ()),
         )
     print_table(table)
+
+
+def _batch(scenario: Scenario) -> str:
+    of = "in all" if scenario.scaling == "strong" else "per device"
+    return f", {scenario.scaling} scaling, batch {scenario.batch_per_device} {of}"
 
 
 def _figures(p: Prediction) -> tuple[str, ...]:
@@ -179,7 +186,8 @@ def notes(
     calibration = source.calibration
     lines = [f"Calibration: {note}." for note in calibration.notes]
     lines += [f"Network: {text}." for text in dict.fromkeys(_network(p) for p in predictions)]
-    if any((p.scenario.batch_per_device or 0) != 0 or p.scenario.scaling == "strong" for p in predictions):
+    batch = calibration.identity.batch_per_device
+    if any(batch_per_device(calibration, p.scenario) != batch for p in predictions):
         lines.append("Compute is taken as proportional to the batch; a small batch on a GPU takes longer.")
     on_cores = calibration.identity.device_type == "cpu"
     if on_cores and any(p.scenario.elsewhere for p in predictions):

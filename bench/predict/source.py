@@ -13,7 +13,7 @@ from bench.results.disk import MOST_CALIBRATION_BYTES, MOST_JSON_BYTES, read_tex
 from bench.results.store import CALIBRATION, MANIFEST, load_run
 from bench.scaling.calibration import AllReduceTimes, Calibration, check_same
 from bench.scaling.from_pass import Trainable, calibration_of, residual_case
-from bench.scaling.measured import allreduce_of_run, ddp_cases, identity
+from bench.scaling.measured import allreduce_of_run, most_like
 from bench.scaling.nccl_log import parse_nccl_log
 from bench.scaling.networks import NetworkModel, network
 from bench.scaling.scenario import MeasuredNetwork
@@ -42,8 +42,8 @@ def read_source(folder: Path, *, accept: bool = False) -> Source:
     if not (folder / MANIFEST).exists():
         return Source(calibration)
     run = load_run(folder)
-    if cases := ddp_cases(run):
-        check_same(calibration.identity, identity(run, cases[0]), accept=accept)
+    if found := most_like(run, calibration.identity):
+        check_same(calibration.identity, found, accept=accept)
     fitted = residual_case(run, calibration.num_ranks)
     return Source(calibration, str(fitted["case_id"]) if fitted else None)
 

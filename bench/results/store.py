@@ -269,6 +269,8 @@ def _load(path: Path) -> RunData:
     if isinstance(version, int) and version > SCHEMA_VERSION:
         raise UsageError(f"{path} has schema {version}, this version {READS}; upgrade ddp-bench")
     cases = read_table(path / "cases.csv", FILES["cases.csv"])
+    if cases.empty and (path / "cases.csv").is_file():
+        raise UsageError(f"{path / 'cases.csv'} holds no case; restore the file, or measure again")
     twice = cases["case_id"].duplicated()
     if twice.any():
         name = cases["case_id"][twice].iloc[0]

@@ -110,6 +110,8 @@ class Calibration:
     single_step_ms: Samples = ()
     model_error_pct: float | None = None
     notes: tuple[str, ...] = ()
+    scaling: str = "weak"
+    """What the calibrated run held fixed: the batch per device, or (`strong`) in all."""
 
     @property
     def spread(self) -> RankSpread:
@@ -233,6 +235,6 @@ def _read(name: str, value: Any) -> Any:
         )
     if name == "notes":
         return tuple(map(str, value))
-    if name == "model_error_pct":
-        return None if value is None else float(value)
+    if name in ("scaling", "model_error_pct"):
+        return None if value is None else {"scaling": str}.get(name, float)(value)
     return int(value) if name in ("num_ranks", "num_nodes") else tuple(map(float, value))

@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 
 from bench.errors import UsageError
+from bench.findings.numbers import plural
 from bench.layout import BucketCaps, BucketLayout
 from bench.results.aggregate import step_ms_by_round
 from bench.results.store import RunData
@@ -36,6 +37,9 @@ from bench.scaling.timeline import Slowdown, make_work, simulate
 from bench.scaling.validate import held_out, model_error_pct
 
 PHASE = "calibration"
+
+LEAST_ROUNDS = 3
+"""Rounds of the pass: fewer say nothing of their own scatter, and intervals would be none."""
 
 Trainable = tuple[str, int, str]
 """A trainable parameter: name, bytes, kind."""
@@ -106,6 +110,11 @@ def calibration_of(run: RunData, trainable: Sequence[Trainable]) -> Calibration:
     blocks = run.blocks[run.blocks["case_id"] == case["case_id"]]
     where = f"{run.path}: {case['case_id']}"
     looked = _looked(blocks)
+    if (num_rounds := len(looked.by_round)) < LEAST_ROUNDS:
+        raise UsageError(
+            f"{where} was calibrated in {plural(num_rounds, 'round')}, and an interval takes {LEAST_ROUNDS}; "
+            "measure longer: --max-time, or --rounds"
+        )
     if not (blocks["phase"] == "no_sync").any():
         raise UsageError(f"{where} has no no_sync blocks; measure it again")
     local = rank_steps(blocks, "no_sync", PHASE)
@@ -137,6 +146,7 @@ def calibration_of(run: RunData, trainable: Sequence[Trainable]) -> Calibration:
         slowest_spread=spread.of_slowest,
         single_step_ms=single_steps(run, int(case["batch_per_device"]), identity(run, case).step),
         notes=(f"measured by the calibration pass on {case['case_id']}",),
+        scaling=str(case["scaling"]),
     )
     return _with_residual(found, run)
 

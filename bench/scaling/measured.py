@@ -19,7 +19,7 @@ from bench.layout import BucketLayout
 from bench.results.aggregate import step_ms_by_round
 from bench.results.round_times import ByRound
 from bench.results.store import RunData
-from bench.scaling.calibration import AllReduceTimes, Identity, Samples
+from bench.scaling.calibration import AllReduceTimes, Identity, Samples, differences
 from bench.scaling.cost import measured_curve
 
 COMMON_SD = 0.01
@@ -79,6 +79,15 @@ def identity(run: RunData, case: Mapping[str, Any]) -> Identity:
         unit=unit_of(case),
         units_per_sample=units_per_sample(case),
     )
+
+
+def most_like(run: RunData, wanted: Identity) -> Identity | None:
+    """Identify the DDP case of a run that differs least from `wanted`; None without one.
+
+    Under strong scaling the batch per device is another at every count.
+    """
+    found = [identity(run, case) for case in ddp_cases(run)]
+    return min(found, key=lambda one: len(differences(one, wanted)), default=None)
 
 
 def rank_steps(blocks: pd.DataFrame, *phases: str) -> dict[int, dict[int, list[float]]]:

@@ -241,17 +241,18 @@ def _outcome(calibration: Calibration, scenario: Scenario, inputs: _Inputs, batc
         scenario.bucket_cap_mb,
         kinds=[p.kind for p in calibration.parameters],
     )
-    size = batch / calibrated
-    alone = n == 1
+    size, alone, times = batch / calibrated, n == 1, scenario.accumulate
+
+    def step_of(micro: Compute) -> Compute:
+        before_ms = times * micro.before_ms + (times - 1) * micro.backward_ms
+        return Compute(
+            before_ms=size * before_ms, backward_ms=size * micro.backward_ms, after_ms=micro.after_ms
+        )
+
     # A rank's compute was measured beside other ranks, which may slow it; one device has no others.
-    quiet = inputs.single_ms / inputs.compute.total_ms if alone else 1.0
-    micro = inputs.compute.scaled(quiet)
-    own = Compute(
-        before_ms=size
-        * (micro.before_ms + (scenario.accumulate - 1) * (micro.before_ms + micro.backward_ms)),
-        backward_ms=size * micro.backward_ms,
-        after_ms=micro.after_ms,
-    )
+    by_itself = inputs.single_ms / inputs.compute.total_ms
+    quiet = by_itself if alone else 1.0
+    own, single = step_of(inputs.compute.scaled(quiet)), step_of(inputs.compute.scaled(by_itself))
     slowest = inputs.spread.factor(n)
     work = make_work(
         [p.num_bytes for p in calibration.parameters],
@@ -264,8 +265,8 @@ def _outcome(calibration: Calibration, scenario: Scenario, inputs: _Inputs, batc
     copy_ms, residual_ms = (0.0, 0.0) if alone else (inputs.copy_ms, inputs.residual_ms)
     step = simulate(work, compute, slowdown=inputs.slowdown, copy_ms=copy_ms, residual_ms=residual_ms)
     per_sample = calibration.identity.units_per_sample
-    units_per_s = batch * per_sample * n * scenario.accumulate * 1000 / step.step_ms
-    single = calibrated * per_sample * 1000 / inputs.single_ms
+    units_per_s = batch * per_sample * n * times * 1000 / step.step_ms
+    of_single = batch * per_sample * times * 1000 / single.total_ms
 
     def losses() -> Losses:
         without_copies = simulate(work, compute, slowdown=inputs.slowdown)
@@ -276,10 +277,10 @@ def _outcome(calibration: Calibration, scenario: Scenario, inputs: _Inputs, batc
             latency_ms=network_ms * latency,
             handling_ms=step.exposed_comm_ms - network_ms,
             rank_spread_ms=own.total_ms * (slowest - 1),
-            sharing_ms=own.total_ms - size * scenario.accumulate * inputs.single_ms,
+            sharing_ms=own.total_ms - single.total_ms,
         )
 
-    figures = (step.step_ms, units_per_s, units_per_s / n / single, step.exposed_comm_ms)
+    figures = (step.step_ms, units_per_s, units_per_s / n / of_single, step.exposed_comm_ms)
     measured = inputs.spread.factor(min(n, calibration.num_ranks))
     return _Outcome(step, figures, losses, own.total_ms * max(slowest - measured, 0.0))
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from bench.scaling.calibration import Calibration
 from bench.scaling.predict import Prediction, predict
-from bench.scaling.scenario import Scenario
+from bench.scaling.scenario import Scenario, as_calibrated
 
 LEAST_EFFICIENCY = 0.8
 RULE = f"Scaling breaks where predicted efficiency is first below {LEAST_EFFICIENCY:.0%}"
@@ -88,9 +88,10 @@ def sentence(found: Curve, *, where: str, device: str = "device") -> str:
 
 def _possible(calibration: Calibration, scenario: Scenario, most: int) -> list[int]:
     """List the device counts that can be predicted: all, or those that divide a global batch."""
+    scenario = as_calibrated(calibration, scenario)
     if scenario.scaling == "weak":
         return list(range(1, most + 1))
-    batch = scenario.batch_per_device or calibration.identity.batch_per_device
+    batch = scenario.batch_per_device or 0
     return [n for n in range(1, most + 1) if batch % n == 0]
 
 

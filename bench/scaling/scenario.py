@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bench.case import HALF_HOOKS, wire_share
 from bench.errors import UsageError
@@ -45,6 +45,7 @@ class Scenario:
     bucket_cap_mb: BucketCaps = PYTORCH_CAPS
     batch_per_device: int | None = None
     scaling: str = "weak"
+    """`weak`, `strong`, or as calibrated (empty), which `as_calibrated` fills in."""
     comm_hook: str = "none"
     accumulate: int = 1
 
@@ -53,7 +54,7 @@ class Scenario:
             raise UsageError(f"{self.num_devices} devices cannot be predicted; give 1 to {MOST_DEVICES}")
         if self.comm_hook not in ("none", *HALF_HOOKS):
             raise UsageError(f"--comm-hook {self.comm_hook} cannot be predicted; give none, fp16 or bf16")
-        if self.scaling not in ("weak", "strong"):
+        if self.scaling not in ("weak", "strong", ""):
             raise UsageError(f"unknown scaling {self.scaling!r}; give weak or strong")
         if self.accumulate < 1 or (self.gpus_per_node or 1) < 1 or (self.batch_per_device or 1) < 1:
             raise UsageError("--accumulate, --gpus-per-node and --batch-size start at 1")
@@ -69,12 +70,20 @@ class Scenario:
         return wire_share(self.comm_hook)
 
 
+def as_calibrated(calibration: Calibration, scenario: Scenario) -> Scenario:
+    """Fill in what a scenario does not name: scaling, and the batch per device (weak) or in all (strong)."""
+    scaling, batch = scenario.scaling or calibration.scaling, calibration.identity.batch_per_device
+    usual = batch * calibration.num_ranks if scaling == "strong" else batch
+    return replace(scenario, scaling=scaling, batch_per_device=scenario.batch_per_device or usual)
+
+
 def batch_per_device(calibration: Calibration, scenario: Scenario) -> int:
     """Count samples per device and micro-batch; strong scaling divides the batch size over the devices.
 
     Raises UsageError where it does not divide.
     """
-    batch = scenario.batch_per_device or calibration.identity.batch_per_device
+    scenario = as_calibrated(calibration, scenario)
+    batch = scenario.batch_per_device or 0
     if scenario.scaling == "weak":
         return batch
     if batch % scenario.num_devices:
@@ -135,8 +144,7 @@ def _per_node(scenario: Scenario) -> int:
     inside = scenario.intra is not None or (
         scenario.network is not None and scenario.network.level == "intra"
     )
-    alone = scenario.network is None or scenario.network.level == "intra"
-    return scenario.num_devices if inside and alone else 8 if inside else 1
+    return 8 if inside else 1
 
 
 def _nearest(allreduce: tuple[AllReduceTimes, ...], curves: dict[int, CostCurve], wanted: int) -> CostBand:

@@ -20,7 +20,7 @@ from bench.predict.source import load_calibration, read_source, save_calibration
 from bench.scaling.calibration import AllReduceTimes, Calibration, Identity, Parameter, check_same
 from bench.scaling.networks import network
 from bench.scaling.predict import predict
-from bench.scaling.scenario import Scenario
+from bench.scaling.scenario import Scenario, as_calibrated
 from models.registry import resnet_workload
 
 SAMPLE = ROOT / "results" / "samples" / "predictions" / "resnet18-2hosts" / "1gbit"
@@ -116,11 +116,42 @@ def test_accumulation_halves_the_communication_per_image() -> None:
     assert twice.images_per_s.estimate > once.images_per_s.estimate
 
 
+def test_strong_scaling_is_that_of_the_calibrated_run_with_its_global_batch() -> None:
+    strong = replace(SMALL, scaling="strong")
+    as_measured = predict(strong, as_calibrated(strong, Scenario(num_devices=2, scaling="")))
+    assert as_measured.scenario.batch_per_device == 64
+    assert as_measured.step_ms == predict(SMALL, Scenario(num_devices=2)).step_ms
+    four = as_calibrated(strong, Scenario(num_devices=4, scaling=""))
+    assert predict(strong, four).images_per_s.estimate * predict(
+        strong, four
+    ).step_ms.estimate == pytest.approx(64_000)
+    assert as_calibrated(SMALL, Scenario(num_devices=4, scaling="")).batch_per_device == 32
+    assert Calibration.from_json(strong.to_json()) == strong
+
+
+@pytest.mark.parametrize("batch", [2, 32, 500])
+def test_one_device_loses_nothing_whatever_its_batch(batch: int) -> None:
+    calibration = replace(SMALL, single_step_ms=(100.0, 101.0, 99.0))
+    alone = predict(calibration, Scenario(num_devices=1, batch_per_device=batch))
+    assert alone.efficiency.estimate == pytest.approx(1.0)
+    assert alone.losses.shares_pct() == []
+
+
+def test_beyond_a_node_of_eight_something_has_to_join_the_nodes() -> None:
+    inside = network("nvlink-h100", level="intra")
+    assert predict(SMALL, Scenario(num_devices=8, intra=inside)).step_ms.estimate > 0
+    for how in ({"intra": inside}, {"network": inside}):
+        with pytest.raises(UsageError, match="name what joins the nodes"):
+            predict(SMALL, Scenario(num_devices=64, **how))
+
+
 def test_a_half_precision_hook_is_never_slower_and_strong_scaling_divides_the_batch() -> None:
     plain, half = (predict(SMALL, Scenario(num_devices=8, comm_hook=hook)) for hook in ("none", "fp16"))
     assert half.step_ms.estimate < plain.step_ms.estimate
     strong = predict(SMALL, Scenario(num_devices=8, scaling="strong"))
-    assert strong.images_per_s.estimate == pytest.approx(32 * 1000 / strong.step_ms.estimate)
+    assert strong.images_per_s.estimate == pytest.approx(2 * 32 * 1000 / strong.step_ms.estimate), (
+        "of both ranks"
+    )
     with pytest.raises(UsageError, match="does not divide over 12"):
         predict(SMALL, Scenario(num_devices=12, scaling="strong"))
 
