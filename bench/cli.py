@@ -38,7 +38,6 @@ LEAST_DURATION_S = 0.1
 
 _DURATION_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
-
 UNRECOGNIZED = "unrecognized arguments: "
 """What argparse says of words that it knows nothing of."""
 

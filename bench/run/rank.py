@@ -98,7 +98,6 @@ class Rank:
                 traceback.print_exception(error.__cause__)
             print(f"{speaker()}: error: {error}", file=sys.stderr)
             finish_quietly(self._opened.recorder.folder, STOPPED_BY_ERROR, lock=self._opened.lock)
-            sys.stderr.flush()
             # Not through the interpreter's end: it would wait for ranks that wait for this one.
             os._exit(ExitCode.USAGE)
 
