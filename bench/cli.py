@@ -17,7 +17,7 @@ import tomllib
 import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NoReturn, TextIO, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from rich.console import Console
 from rich.table import Table
@@ -37,7 +37,6 @@ LEAST_DURATION_S = 0.1
 """Shortest duration that an option takes: nothing that is measured here is done sooner."""
 
 _DURATION_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
-
 
 UNRECOGNIZED = "unrecognized arguments: "
 """What argparse says of words that it knows nothing of."""
@@ -110,8 +109,8 @@ def guarded(name: str, work: Callable[[], int], *, silent: type[UsageError] | No
         _Current.name = before
 
 
-class _Descriptor(io.FileIO):
-    """Where an output goes: what cannot be written is lost, and the command goes on."""
+class _Output(io.FileIO):
+    """Where a command writes: what cannot be written is lost, and the work goes on."""
 
     lost: OSError | None = None
 
@@ -123,35 +122,28 @@ class _Descriptor(io.FileIO):
             return len(content)
 
 
-class _Output(io.TextIOWrapper):
-    """Standard output or error of a command; what a user's code closes is not this one."""
-
-    def __init__(self, given: TextIO | None) -> None:
-        if given is None:  # closed by who started the command
-            self.end = _Descriptor(os.devnull, "w")
-        else:
-            given.flush()
-            self.end = _Descriptor(os.dup(given.fileno()), "w")
-        encoding = None if given is None else given.encoding
-        super().__init__(io.BufferedWriter(self.end), encoding, "replace", line_buffering=True)
-
+class _Text(io.TextIOWrapper):
     def close(self) -> None:
-        self.flush()
+        self.flush()  # a user's code may close sys.stdout
 
 
 def _keep_outputs() -> None:
+    """Write to descriptors of our own, which nobody closes, and replace characters that an encoding lacks."""
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is getattr(sys, f"__{name}__"):
-            setattr(sys, name, _Output(getattr(sys, name)))
+        given = getattr(sys, name)
+        if given is getattr(sys, f"__{name}__"):
+            end = _Output(os.dup(given.fileno()) if given else os.devnull, "w")  # None: closed from the start
+            buffer, encoding = io.BufferedWriter(end), given.encoding if given else None
+            setattr(sys, name, _Text(buffer, encoding, "replace", line_buffering=True))
 
 
 def _all_written(code: int) -> int:
     """`code`; raises UsageError where standard output did not take all. Its reader may leave, as `head`."""
     sys.stdout.flush()
-    if isinstance(sys.stdout, _Output):
-        lost, sys.stdout.end.lost = sys.stdout.end.lost, None  # said once
-        if lost is not None and lost.errno != errno.EPIPE:
-            raise UsageError(f"standard output cannot be written: {lost.strerror}; write it to another place")
+    end = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
+    if isinstance(end, _Output) and end.lost is not None and end.lost.errno != errno.EPIPE:
+        why, end.lost = end.lost.strerror, None  # said once
+        raise UsageError(f"standard output cannot be written: {why}; write it to another place")
     return code
 
 

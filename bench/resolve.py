@@ -120,13 +120,8 @@ def _precision(gpu: GpuKind) -> str:
     return "bf16" if major >= 8 else "fp16" if major == 7 else "fp32"
 
 
-def batch_for(memory_gib: float) -> int:
-    """The default batch of a GPU with so much memory."""
-    return next(size for least, size in BATCH_BY_MEMORY if memory_gib >= least)
-
-
 def _batch_size(settings: Settings, counts: Iterable[int], gpu: GpuKind | None) -> int:
     """By memory; under strong scaling the next batch that divides over all device counts."""
-    size = 16 if gpu is None else batch_for(gpu.memory_gib)
+    size = 16 if gpu is None else next(size for least, size in BATCH_BY_MEMORY if gpu.memory_gib >= least)
     step = math.lcm(*counts) if settings.scaling == "strong" else 1
     return -(-size // step) * step

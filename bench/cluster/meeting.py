@@ -29,11 +29,8 @@ COLLECTIVE_TIMEOUT = timedelta(days=1)
 MEETING_LIMIT_S = 600.0
 """A rank gives up waiting for the others then: allocations and slow file systems can take minutes."""
 
-AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
-"""`True` where torch's agent has opened the store before it started the ranks; else one of them opens it."""
-
 CONNECT_LIMIT = timedelta(seconds=10)
-"""A store that is open already answers sooner."""
+"""A store that torch's agent has opened before it started the ranks answers sooner, or the agent is gone."""
 
 POLL_S = 0.02
 """Between two looks at the store, in seconds."""
@@ -74,7 +71,7 @@ def meet() -> Meeting:
     where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     with _limited(where) as late:
         try:
-            is_open = os.environ.get(AGENT_STORE) == "True"
+            is_open = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
             limit = CONNECT_LIMIT if is_open else COLLECTIVE_TIMEOUT
             store, rank, world_size = next(rendezvous("env://", timeout=limit))
             late[:] = ["rank 0"] if rank else ["another rank"]

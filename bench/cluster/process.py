@@ -89,7 +89,6 @@ def leave(code: int) -> NoReturn:
     if not is_rank():
         sys.exit(code)
     sys.stdout.flush()
-    sys.stderr.flush()
     os._exit(code)
 
 

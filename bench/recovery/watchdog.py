@@ -62,7 +62,7 @@ class Watchdog:
         self._peers = meeting.peers
         self._rank = meeting.own
         self._folder: Path | None = None
-        self._on_loss: OnLoss = _say_and_end
+        self._on_loss: OnLoss = say_and_end
         self._main = threading.get_ident()
         self._changed = threading.Condition()
         self._what = ""
@@ -77,10 +77,6 @@ class Watchdog:
     def report_to(self, on_loss: OnLoss, folder: Path | None = None) -> None:
         """On rank 0, let `on_loss` write down what is lost, and end; stacks go into `folder`."""
         self._on_loss, self._folder = on_loss, folder
-
-    def report_to_user(self) -> None:
-        """What is lost is said on standard error, and nothing is written down."""
-        self.report_to(_say_and_end)
 
     def arm(self, what: str, limit_s: float) -> None:
         """From now on `what` is under way, for at most `limit_s` seconds; microseconds."""
@@ -254,7 +250,8 @@ def meet_and_watch() -> Watchdog:
     return Watchdog(meet())
 
 
-def _say_and_end(failure: Failure) -> None:
+def say_and_end(failure: Failure) -> None:
+    """Say on standard error what is lost; nothing is written down."""
     print(f"{speaker()}: error: {failure.reason}", file=sys.stderr, flush=True)
     os._exit(RESTART_EXIT_CODE)
 

@@ -9,7 +9,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -57,7 +57,9 @@ def launch(
     Ranks that died start again and go on. Where no rank could, the files are brought up to date here.
     """
     folders = [folder / part for part in parts]
-    with interrupted_by_signals(), _nothing_left():
+    remove_abandoned()  # by commands that were killed before; at the end by ranks that are killed here
+    with ExitStack() as at_end, interrupted_by_signals():
+        at_end.callback(remove_abandoned)
         variables = rank_variables(os.environ, device_type)
         if forks is not None and forks.variables != variables:
             forks.close()  # another device than expected
@@ -83,16 +85,6 @@ def launch(
             for part in folders:
                 (finish_quietly if why == STOPPED_BY_ERROR else finish_and_say)(part, why)
     return code
-
-
-@contextmanager
-def _nothing_left() -> Iterator[None]:
-    """Remove the temporary folders of ranks that were killed here, and of commands that were before."""
-    remove_abandoned()
-    try:
-        yield
-    finally:
-        remove_abandoned()
 
 
 @contextmanager

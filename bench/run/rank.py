@@ -39,7 +39,7 @@ from bench.recovery.failures import (
 )
 from bench.recovery.lockstep import RestartError
 from bench.recovery.reopen import Opened, Progress, RankHello, check_same, fail_case, manifest_of, open_run
-from bench.recovery.watchdog import START_LIMIT_S, die_at_once, meet_and_watch, on_stop
+from bench.recovery.watchdog import START_LIMIT_S, die_at_once, meet_and_watch, on_stop, say_and_end
 from bench.run.job import Job, new_manifest
 from bench.run.session import CasesToDrop, Session
 from bench.run.summary import print_not_measured, print_summary, summary_json
@@ -98,7 +98,6 @@ class Rank:
                 traceback.print_exception(error.__cause__)
             print(f"{speaker()}: error: {error}", file=sys.stderr)
             finish_quietly(self._opened.recorder.folder, STOPPED_BY_ERROR, lock=self._opened.lock)
-            sys.stderr.flush()
             # Not through the interpreter's end: it would wait for ranks that wait for this one.
             os._exit(ExitCode.USAGE)
 
@@ -141,7 +140,7 @@ class Rank:
             cluster.close()
         else:
             # The other ranks wait for what the first one writes.
-            watchdog.report_to_user()
+            watchdog.report_to(say_and_end)
             watchdog.arm("writing the results", START_LIMIT_S)
         if opened is None:
             return ExitCode.OK

@@ -66,7 +66,6 @@ def print_summary(
     print(_workload(cases))
     for row in cases[~cases["status"].isin(["ok", "skipped"])].to_dict("records"):
         kept = page.parent / failure_file(str(row["case_id"]))
-        # Its reason was said when it failed, and stands among the answers.
         why = shown(kept) if kept.is_file() else row["reason"]
         print(visible(f"{row['case_id']}: {row['status']}: {why}"))
     for line in _not_measured(cases):

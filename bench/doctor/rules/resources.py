@@ -7,7 +7,7 @@ import math
 from bench.doctor.readings import Cpu, Disk, HostReadings, Memory
 from bench.doctor.rules import SEVERITY, Finding, Status, figures, gib, graded, judged, unknown
 from bench.findings.caution import MOST_BUSY, MOST_STEAL
-from bench.resolve import batch_for
+from bench.resolve import BATCH_BY_MEMORY
 
 CORES_PER_GPU = 2
 """A rank on a GPU keeps one core busy launching kernels, and NCCL's proxy thread beside it (NCCL user guide,
@@ -261,7 +261,8 @@ def shared_memory(machine: HostReadings) -> Finding:
     if free is None or total is None:
         return unknown("shared memory")
     least_mib = min((gpu.total_mib or 0 for gpu in machine.gpus or ()), default=0)
-    wanted = (machine.num_devices or 1) * BATCHES_IN_FLIGHT * batch_for(least_mib / 1024) * IMAGE_BYTES
+    batch = next(size for least_gib, size in BATCH_BY_MEMORY if least_mib >= 1024 * least_gib)
+    wanted = (machine.num_devices or 1) * BATCHES_IN_FLIGHT * batch * IMAGE_BYTES
     text = f"{gib(free)} free of {gib(total)}"
     if free > max(wanted, SHM_BYTES):
         return Finding("shared memory", "ok", text)
