@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import inspect
 import re
+import signal
 import sys
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -41,6 +44,9 @@ UNUSED_HEAD = "resnet18-aux"
 
 ARCHS: tuple[str, ...] = ("resnet20", *_TORCHVISION_ARCHS, UNUSED_HEAD)
 """Built-in architectures: ResNet-20 for 32x32 images, the others from torchvision, without weights."""
+
+LOADING_LIMIT_S = 300.0
+"""Time for importing a workload and making its first module: until then no watchdog looks."""
 
 _SPEC = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<name>[^\W\d]\w*)")
 
@@ -97,8 +103,33 @@ def load_workload(spec: str, image_size: int) -> Workload:
     without arguments that returns an `nn.Module` mapping images (N, 3, H, W) to logits (N, classes), which
     is then trained on synthetic images of `image_size` pixels.
 
-    Raises UserCodeError where the user's code raises, and UsageError for everything else that is wrong.
+    Raises UserCodeError where the user's code raises or takes longer than `LOADING_LIMIT_S`, UsageError for
+    everything else that is wrong.
     """
+    with _limited():
+        return _loaded(spec, image_size)
+
+
+@contextlib.contextmanager
+def _limited() -> Iterator[None]:
+    """Raise TimeoutError in what takes too long, where signals reach it: in the main thread."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        raise TimeoutError(f"not done after {LOADING_LIMIT_S:.0f} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, LOADING_LIMIT_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _loaded(spec: str, image_size: int) -> Workload:
     target = _resolve(spec)
     if isinstance(target, Workload):
         return checked(target)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from bench.errors import UsageError, UserCodeError
+from models import registry
 from models.registry import ARCHS, UNUSED_HEAD, default_image_size, load_workload, resnet_workload
 from models.workload import Workload
 
@@ -52,6 +53,16 @@ def test_the_auxiliary_head_alone_gets_no_gradient() -> None:
     workload.loss(module(inputs), targets).backward()
     without = [name for name, p in module.named_parameters() if p.grad is None]
     assert without == ["aux.0.weight", "aux.0.bias", "aux.2.weight", "aux.2.bias"]
+
+
+@pytest.mark.parametrize("source", ["import time; time.sleep(99)", "def make():\n    while True: pass"])
+def test_a_workload_that_hangs_ends_with_its_cause(
+    write: WriteModule, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    monkeypatch.setattr(registry, "LOADING_LIMIT_S", 0.2)
+    write(source)
+    with pytest.raises(UserCodeError, match="not done after 0 s"):
+        load_workload("user.net:make", 8)
 
 
 def test_batches_follow_the_generator() -> None:
