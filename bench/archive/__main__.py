@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from bench import cli
-from bench.archive import table
 from bench.archive.anonymous import aliases, clean_manifest, clean_table, cleaner, host_names, left_over
 from bench.archive.rules import check, doctor_summary
 from bench.errors import ExitCode, UsageError
-from bench.gate.baseline import ROOT, fingerprint
+from bench.gate.baseline import fingerprint
 from bench.gate.runs import read_run
 from bench.results.archive import MEMBERS, SUFFIX, opened, packed
 from bench.results.disk import MOST_TABLE_BYTES, read_bytes
@@ -33,7 +32,7 @@ def parser() -> cli.Parser:
         description=__doc__,
         epilog="The rules are in docs/baselines.md. An archive is read like a results folder.",
     )
-    made.add_argument("run", type=Path, nargs="?", metavar="RUN", help="results folder")
+    made.add_argument("run", type=Path, metavar="RUN", help="results folder")
     made.add_argument("--out", type=Path, metavar="FILE.zip", help="(default: by machine and run)")
     doctor = made.add_mutually_exclusive_group()
     doctor.add_argument(
@@ -43,9 +42,6 @@ def parser() -> cli.Parser:
         "--without-doctor", action="store_true", help="archive it though nobody looked at the machine"
     )
     made.add_argument("--host-names", action="store_true", help="keep the names of the hosts")
-    made.add_argument(
-        "--table", action="store_true", help=f"write README.md of {ROOT}, the table of all, instead"
-    )
     return made
 
 
@@ -55,15 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: Sequence[str] | None) -> int:
-    options = parser().parse_args(argv)
-    if options.table:
-        if options.run is not None:
-            raise UsageError("--table stands alone: it is of all archives")
-        print(table.write(ROOT))
-        return ExitCode.OK
-    if options.run is None:
-        raise UsageError(f"name a results folder; see {cli.command('archive')} --help")
-    print(_archive(options))
+    print(_archive(parser().parse_args(argv)))
     return ExitCode.OK
 
 
@@ -98,7 +86,7 @@ def _members(
     hosts = host_names(manifest, load_run(folder).blocks["host"].dropna().unique())
     names = {name: name for name in hosts} if host_names_kept else aliases(hosts)
     clean = cleaner(names, () if host_names_kept else _users())
-    whole = {**clean_manifest(manifest, names, clean), table.DOCTOR: doctor}
+    whole = {**clean_manifest(manifest, names, clean), "doctor": doctor}
     members = {MANIFEST: (json.dumps(whole, indent=2) + "\n").encode("utf-8")}
     for name in FILES:
         if (folder / name).is_file():

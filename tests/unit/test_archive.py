@@ -19,7 +19,6 @@ from gate_runs import MANIFEST, STEADY, write_run
 from bench import compare, load_run
 from bench.archive import __main__ as archive
 from bench.archive.anonymous import cleaner, without_paths
-from bench.archive.table import page
 from bench.cluster.scratch import remove_abandoned
 from bench.errors import ExitCode, UsageError
 from bench.export.__main__ import main as export
@@ -348,11 +347,6 @@ def test_names_are_found_as_words() -> None:
     assert clean("node7 lost 3 of NODE7.example.org") == "host0 lost 3 of host0"
     assert clean("crack rack-2 rack.") == "crack rack-2 host1."
     assert clean("al 10.0.0.7:29500") == "al (address):29500"
-
-
-def test_the_published_table_is_current() -> None:
-    written = (PUBLISHED / "README.md").read_text(encoding="utf-8")
-    assert page(PUBLISHED) == written, "run python -m bench.archive --table"
 
 
 @pytest.mark.parametrize("path", sorted(PUBLISHED.glob("*.zip")), ids=lambda path: path.name)
