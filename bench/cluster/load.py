@@ -50,12 +50,13 @@ class OtherLoad:
 
     def after(self, earlier: Mapping[str, Any]) -> OtherLoad:
         """The mean of this and of what an earlier part of the run was told, as a manifest has it."""
-        share = self.seconds / (self.seconds + earlier["seconds"])
+        total_s = self.seconds + (earlier.get("seconds") or 0.0)
+        share = self.seconds / total_s if total_s else 1.0
         others, steal = (
             round(share * now + (1 - share) * earlier[name], 3)
             for name, now in (("others", self.others), ("steal", self.steal))
         )
-        return OtherLoad(self.cores, others, steal, round(self.seconds + earlier["seconds"], 1))
+        return OtherLoad(self.cores, others, steal, round(total_s, 1))
 
 
 def read_load() -> LoadReading | None:

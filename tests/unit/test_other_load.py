@@ -47,6 +47,7 @@ def test_what_the_ranks_did_not_use_of_their_cores_others_did() -> None:
 def test_loads_of_two_attempts_are_weighed_by_their_time() -> None:
     earlier = asdict(OtherLoad(cores=2, others=0.1, steal=0.0, seconds=30.0))
     assert OtherLoad(2, 0.5, 0.2, 10.0).after(earlier) == OtherLoad(2, 0.2, 0.05, 40.0)
+    assert OtherLoad(2, 0.5, 0.2, 0.0).after(earlier | {"seconds": 0.0}).others == 0.5, "of no time at all"
 
 
 def test_where_a_rank_cannot_tell_nothing_is_told() -> None:
