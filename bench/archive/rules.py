@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.cli import command
+from bench.cli import command, speaker
 from bench.conditions import gpus_of, part
 from bench.errors import UsageError
 from bench.estimate import MIN_ROUNDS
@@ -21,22 +21,22 @@ def check(run: GateRun) -> None:
     """Raise UsageError with the first rule that a run breaks."""
     where, manifest = run.path, run.manifest
     if "stopped_because" not in part(manifest, "timing"):
-        raise UsageError(f"{where}: the run has not ended; finish it with bench.run --resume {where}")
+        raise UsageError(f"{where}: the run has not ended; finish it with {speaker('run')} --resume {where}")
     measured = [case for case in run.cases if case.ok]
     if not measured:
         raise UsageError(f"{where} has no case with status ok; there is nothing to archive")
     rounds = max(len(case.images_per_s) for case in measured)
     if rounds < LEAST_ROUNDS:
         raise UsageError(
-            f"{where} has {rounds} rounds, an archive needs at least {LEAST_ROUNDS}; go on with bench.run "
-            f"--resume {where} --rounds {LEAST_ROUNDS}"
+            f"{where} has {rounds} rounds, an archive needs at least {LEAST_ROUNDS}; go on with "
+            f"{speaker('run')} --resume {where} --rounds {LEAST_ROUNDS}"
         )
     for case in measured:
         # Cases that share devices are in few rounds, and say nothing about scaling.
         if case.row.get("oversubscribed") != "True" and len(case.images_per_s) < MIN_ROUNDS:
             raise UsageError(
                 f"{where}: {case.case_id} has {len(case.images_per_s)} rounds, an interval needs at least "
-                f"{MIN_ROUNDS}; go on with bench.run --resume {where} --rounds {LEAST_ROUNDS}"
+                f"{MIN_ROUNDS}; go on with {speaker('run')} --resume {where} --rounds {LEAST_ROUNDS}"
             )
     for name, owner in (("git", "ddp-bench"), ("workload", "the workload")):
         if part(manifest, name).get("dirty") is True:

@@ -9,8 +9,7 @@ MOST_BUSY = 0.05
 default threshold: a load of that size can pass for a regression."""
 
 MOST_STEAL = 0.02
-"""Share of time that the hypervisor may give to other guests (proc(5), "steal"): as large as the default of
-`--precision-target`."""
+"""Share of time that the hypervisor may give to other guests (proc(5), "steal")."""
 
 
 @dataclass(frozen=True, kw_only=True)

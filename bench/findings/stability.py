@@ -31,7 +31,7 @@ FALSE_ALARMS = 0.01
 """Share of runs with noise only in which a check speaks; the four that test then alarm in at most 4%."""
 
 MATTERS = 0.02
-"""Change of pace below which nothing is said: the default --precision-target."""
+"""Change of pace, a share, below which nothing is said."""
 
 FEWEST_ROUNDS = 5
 FEWEST_FOR_LEVELS = 10

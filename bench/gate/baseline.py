@@ -68,7 +68,7 @@ def save(run: Path, root: Path = ROOT) -> Path:
     folder = root / fingerprint(checked.manifest)
     if folder.exists():
         raise UsageError(f"{folder} is this machine's baseline already; remove it first to replace it")
-    check_claimable(folder)
+    check_claimable(folder, option="--baselines")
     folder.mkdir(parents=True)
     with opened(run) as files:
         for name in FILES:

@@ -240,4 +240,4 @@ def _longer(gate: Gate) -> str:
     num_rounds = max(most, 10)
     if gate.interleaved:
         return f"measure with up to about --rounds {num_rounds} behind --"
-    return f"measure both with up to about {num_rounds} rounds (bench.run --rounds {num_rounds})"
+    return f"measure both with up to about {num_rounds} rounds ({speaker('run')} --rounds {num_rounds})"

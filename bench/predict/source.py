@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.cli import speaker
 from bench.errors import UsageError
 from bench.results.disk import MOST_CALIBRATION_BYTES, MOST_JSON_BYTES, read_text, replace_file
 from bench.results.store import CALIBRATION, MANIFEST, load_run
@@ -37,7 +38,7 @@ def read_source(folder: Path, *, accept: bool = False) -> Source:
     folder's run, unless `accept`.
     """
     if not os.path.lexists(folder / CALIBRATION):
-        raise UsageError(f"{folder} has no {CALIBRATION}; measure a run with bench.run --calibrate")
+        raise UsageError(f"{folder} has no {CALIBRATION}; measure a run with {speaker('run')} --calibrate")
     calibration = load_calibration(folder)
     if not (folder / MANIFEST).exists():
         return Source(calibration)

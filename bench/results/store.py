@@ -85,22 +85,24 @@ def default_folder(*, host: str, name: str, root: Path = Path("results")) -> Pat
     return root / f"{stamp}-{safe_host}-{name}"
 
 
-def check_claimable(folder: Path) -> None:
-    """Raise UsageError if `folder` holds anything or cannot be written; leaves no trace."""
+def check_claimable(folder: Path, *, option: str = "--out") -> None:
+    """Raise UsageError if `folder`, of `option`, holds anything or cannot be written; leaves no trace."""
     for parent in folder.absolute().parents:
         if (parent / MANIFEST).is_file() and (parent / "cases.csv").is_file():
-            raise UsageError(f"--out {folder} is inside the results of {parent}; name a folder elsewhere")
+            raise UsageError(f"{option} {folder} is inside the results of {parent}; name a folder elsewhere")
     try:
         if folder.exists():
             if any(folder.iterdir()):
-                raise UsageError(f"--out {folder} already holds a run or other files; name a new folder")
+                raise UsageError(f"{option} {folder} already holds a run or other files; name a new folder")
             parent = folder
         else:
             parent = next(p for p in folder.absolute().parents if p.exists())
         with tempfile.TemporaryFile(dir=parent):
             pass
     except OSError as error:
-        raise UsageError(f"--out {folder} cannot be written: {error.strerror}; name another folder") from None
+        raise UsageError(
+            f"{option} {folder} cannot be written: {error.strerror}; name another folder"
+        ) from None
 
 
 def claim(folder: Path) -> Path:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from bench.cli import speaker
 from bench.errors import UsageError
 from bench.findings.numbers import plural
 from bench.layout import BucketCaps, BucketLayout
@@ -92,7 +93,7 @@ def calibrated_case(run: RunData) -> dict[str, Any]:
     found = _looked_into(run)
     if not found:
         raise UsageError(
-            f"{run.path} has no calibration blocks; run bench.run --calibrate on with 2 devices or more"
+            f"{run.path} has no calibration blocks; {speaker('run')} --calibrate with 2 devices or more"
         )
     return found[0]
 
