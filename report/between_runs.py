@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.conditions import Manifest, machine_kind
-from bench.findings.numbers import between, finite, plural, times
+from bench.findings.numbers import between, plural, times
 from bench.findings.separate_runs import UNKNOWN_REF, interleave_command, took_turns
 from bench.findings.wording import Row, case_label, estimate, text, truth
-from bench.results.aggregate import images_per_s_by_round
+from bench.results.aggregate import images_per_s_by_round, units_per_step
 from bench.results.comparisons import EQUAL, FASTER, SLOWER, Comparison, margin_of
 from bench.results.round_times import ByRound
 from bench.results.store import RunData
@@ -34,7 +34,7 @@ class MeasuredRun:
     workload: WorkloadCases
     manifest: Manifest
     rounds: Mapping[str, ByRound]
-    """Images per second by case id and round."""
+    """Units per second by case id and round."""
 
     rows: Mapping[str, Row]
     """Its cases by the name that is the same in every run."""
@@ -42,12 +42,7 @@ class MeasuredRun:
 
 def measured_run(run: RunData, title: str, style: str, workload: WorkloadCases) -> MeasuredRun:
     """Take what is compared of one workload of a run."""
-    batches = {
-        text(row["case_id"]): int(batch)
-        for row in records(workload.cases)
-        if (batch := finite(row["global_batch"])) is not None
-    }
-    rounds = images_per_s_by_round(run.blocks, batches) if batches else {}
+    rounds = images_per_s_by_round(run.blocks, units_per_step(workload.cases))
     rows = {case_label(row, workload.device): row for row in records(workload.cases)}
     return MeasuredRun(title, style, workload, run.manifest, rounds, rows)
 

@@ -95,9 +95,10 @@ def table(
     if not shown:
         return None
     kept = [i for i in range(len(fields)) if any(cells[i] for _, cells in shown)]
+    fixed = against is not None and len(shown) > MOST_REFERENCES
     return Table(
         title,
-        note,
+        f"{note} With more than {MOST_REFERENCES} rows the reference cannot be chosen." if fixed else note,
         columns=tuple(fields[i][0] for i in kept),
         rows=tuple(tuple(cells[i] for i in kept) for _, cells in shown),
         links=tuple(links(row) for row, _ in shown) if links is not None else (),

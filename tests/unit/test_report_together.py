@@ -6,10 +6,12 @@ from report_runs import Row, case, dashed, run, timed, usual_cases
 
 from bench.results.store import RunData
 from bench.stats import Interval, ratio_of_estimates
+from report.between_runs import measured_run
 from report.build import markdown, render
 from report.draw.palette import SERIES
 from report.drawings import MOST_RUNS, Chart, Series
 from report.model import Page
+from report.select import workloads
 from report.view import page
 
 
@@ -55,6 +57,20 @@ def test_throughput_has_a_panel_per_mode_and_a_series_per_run(three: Page) -> No
     assert dashed("DDP on 2 GPUs: new 198 (196--200) images/s, old 180") in figure.caption
     assert figure.caption in figure.alt
     assert "Hollow marks" in figure.how_to_read
+
+
+def test_rounds_are_counted_in_the_unit_of_the_rates_beside_them() -> None:
+    def rounds(**more: object) -> dict[str, dict[int, float]]:
+        data = run([row | more for row in usual_cases()])
+        (workload,) = workloads(data.cases)
+        return dict(measured_run(data, "one", "run1", workload).rounds)
+
+    samples, tokens = rounds(), rounds(unit="tokens", units_per_sample=100)
+    assert samples
+    assert tokens == {
+        case_id: {r: pytest.approx(100 * rate) for r, rate in by_round.items()}
+        for case_id, by_round in samples.items()
+    }
 
 
 def test_efficiency_compares_machines_of_different_speed(three: Page) -> None:
