@@ -28,7 +28,7 @@ def bench_tune(*arguments: str) -> subprocess.CompletedProcess[str]:
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     out = tmp_path_factory.mktemp("tune") / "out"
     axes = ("--gradient-as-bucket-view", "off,on")
-    done = bench_tune("--rounds", "2", "--steps", "2", *axes, "--json", "--out", str(out))
+    done = bench_tune("--rounds", "3", "--steps", "2", *axes, "--json", "--out", str(out))
     assert done.returncode == 0, done.stderr[-4000:]
     return out, json.loads(done.stdout)
 
@@ -51,7 +51,7 @@ def test_both_stages_are_ordinary_results_with_reports(tuned: Any) -> None:
     for stage in ("calibration", "proof"):
         run = load_run(out / stage)
         assert (run.cases["status"] == "ok").all(), run.cases["reason"].tolist()
-        assert (run.cases["num_rounds"] == 2).all()
+        assert (run.cases["num_rounds"] == 3).all()
         assert (out / stage / "report.html").stat().st_size > 10_000
     measured = run.cases[run.cases["mode"] == "ddp"]
     key = ["bucket_cap_mb", "gradient_as_bucket_view"]
@@ -73,7 +73,7 @@ def test_the_calibration_speaks_of_the_model_as_ddp_has_it(tuned: Any) -> None:
     assert 0 < ready[0] < ready[-1] <= max(found.backward_ms)
     assert min(*found.compute_slowdown, *found.comm_slowdown) >= 1
     assert found.allreduce[0].points[0][0] == 4096
-    assert len(found.residual_ms) == 2
+    assert len(found.residual_ms) == 3
     assert found.single_step_ms
 
 
@@ -127,7 +127,7 @@ def test_a_calibration_of_something_else_is_refused_with_the_difference(
 def test_a_calibration_is_used_again(tuned: Any, tmp_path: Path, more: tuple[str, ...]) -> None:
     calibrated, first = tuned
     out = tmp_path / "out"
-    how = ("--rounds", "2", "--steps", "2", "--json", "--out", str(out))
+    how = ("--rounds", "3", "--steps", "2", "--json", "--out", str(out))
     done = bench_tune("--calibration", str(calibrated / "calibration"), *more, *how)
     assert done.returncode == 0, done.stderr[-4000:]
     assert not (out / "calibration").exists(), "nothing is calibrated again"

@@ -8,7 +8,7 @@ from report_runs import case, communicating, dashed, measured, run
 from bench.findings.numbers import TIMES
 from bench.stats import Interval
 from report.communication import communication
-from report.fields import NAME, table, whole
+from report.fields import table, whole
 from report.model import Table
 from report.select import workloads
 from report.view import page
@@ -180,7 +180,7 @@ def test_instruments_never_cost_less_than_nothing(low: float, width: float, cost
 def test_a_table_says_where_its_reference_cannot_be_chosen(num_rows: int, *, chosen: bool) -> None:
     cases = run([case("ddp", 2, 100.0 + i, bucket_cap_mb=str(i + 1)) for i in range(num_rows)]).cases
     devices = [whole("Devices", "num_devices")]
-    made = table("Rates", "Note.", cases, NAME, devices, against=lambda *_: Interval(1.0, 1.0, 1.0))
+    made = table("Rates", "Note.", cases, (), devices, against=lambda *_: Interval(1.0, 1.0, 1.0))
     assert made is not None
     assert bool(made.against) == chosen
     assert ("cannot be chosen" in made.note) != chosen
