@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from bench.axes import COMM_HOOKS, DDP_AXES, DDP_DEFAULTS, PIPELINE_AXES, STEP_DEFAULTS
+from bench.axes import DDP_AXES, DDP_DEFAULTS, PIPELINE_AXES, STEP_DEFAULTS
 from bench.conditions import UNKNOWN, Difference, Question, differences, part
 from bench.errors import UsageError
 from bench.findings.numbers import count, finite, mib, plain, rounded
@@ -153,19 +153,13 @@ def checked(run: RunData) -> GateRun:
             if row["mode"] == "single"
             else {r: rates[r] / single[r] for r in rates if r in single},
             exposed_comm_ms={r: ms - local[r] for r, ms in timed.get(case_id, {}).items() if r in local},
-            peak_mem_mib=_peak_mem_mib(row),
+            peak_mem_mib=finite(row["peak_mem_mib"]),
             fitted={name: found for name in FITTED if (found := fits.get(case_id, {}).get(name)) is not None},
         )
         if case.ok:
             _check_rounds(where, case, row, int(visits.get(case_id, 0)))
         made.append(case)
     return GateRun(run.path, run.manifest, tuple(made))
-
-
-def _peak_mem_mib(row: Mapping[Any, Any]) -> float | None:
-    """None where every run has another: gloo's threads free what a hook compressed when they come to it."""
-    varies = row.get("device_type") == "cpu" and row.get("comm_hook") in COMM_HOOKS[1:]
-    return None if varies or pd.isna(row["peak_mem_mib"]) else float(row["peak_mem_mib"])
 
 
 def _check_text(path: Path, columns: Iterable[str]) -> None:

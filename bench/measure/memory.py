@@ -9,34 +9,28 @@ from __future__ import annotations
 import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
 import torch
-
-from bench.measure.cpu_memory import CpuMemory
 
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """MiB that a case takes at most on one device."""
+    """MiB that a case takes at most on one GPU."""
 
     peak_mib: float
     """In tensors."""
-    reserved_mib: float | None = None
-    """Held by torch's allocator: tensors, gaps between them, and what it keeps for the next. GPUs only."""
+    reserved_mib: float
+    """Held by torch's allocator: tensors, gaps between them, and what it keeps for the next."""
 
 
 class MemoryWatch:
     """How far memory rises above what is in use now, which belongs to other cases.
 
     What is reserved and not in use is given back first: a case that finds it there would not reserve its own.
-    GPUs count by themselves until `taken` asks; a CPU core is counted while the watch is entered.
     """
 
     def __init__(self, devices: Sequence[torch.device]) -> None:
         self._gpus = [device for device in devices if device.type == "cuda"]
-        self._core = CpuMemory() if any(device.type == "cpu" for device in devices) else None
         if self._gpus:
             torch.cuda.empty_cache()
         for gpu in self._gpus:
@@ -45,24 +39,8 @@ class MemoryWatch:
             (torch.cuda.memory_allocated(gpu), torch.cuda.memory_reserved(gpu)) for gpu in self._gpus
         ]
 
-    def __enter__(self) -> Self:
-        """Begin to count on a CPU core."""
-        if self._core is not None:
-            self._core.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """End there."""
-        if self._core is not None:
-            self._core.__exit__(kind, error, trace)
-
     def taken(self) -> tuple[DeviceMemory, ...]:
-        """What each device's memory rose by at most; empty where a CPU core's could not be counted."""
-        if self._core is not None:
-            peak = self._core.peak_bytes
-            return () if peak is None else (DeviceMemory(peak / 2**20),)
+        """What each GPU's memory rose by at most; empty on CPU cores, where torch does not count."""
         return tuple(_risen(gpu, *before) for gpu, before in zip(self._gpus, self._before, strict=True))
 
 

@@ -248,7 +248,7 @@ MEASURED: tuple[Column, ...] = (
     Column(
         "peak_mem_mib",
         "float",
-        "most memory in use by this case's tensors, worst device; empty for DP's stand-in on CPU cores",
+        "most memory in use by this case's tensors, worst device; empty on CPU cores",
         above=0,
     ),
     Column(

@@ -20,7 +20,7 @@ from bench.measure.clock import Clock
 from bench.measure.compiling import Compilation, CompileWatch
 from bench.measure.memory import DeviceMemory, MemoryWatch, release_memory
 from bench.measure.timed import BlockTimes, Trainer, run_block
-from bench.modes import Mode, Place, build_mode, devices_of, require_compiler
+from bench.modes import Mode, build_mode, devices_of, require_compiler
 from bench.plan import Planned
 from bench.results.schema import LEAST
 from bench.run.proof import Prover
@@ -102,20 +102,19 @@ def prepare(
     gradient_error = prover.prove(case, live.group, stages)
     split_effect = together(place, live.group, lambda: prover.split_effect(case), elsewhere=None)
     release_memory(place.device)  # torch before 2.15 leaves cycles, which would count as other cases'
-    with MemoryWatch(_watched(case, place)) as watch:
-        compiling = None if case.compile == "off" else CompileWatch()
-        module = placed(copy.deepcopy(prover.template), case, place.device)
-        equal = prover.equal_replicas
-        mode = build_mode(case, module, place, live.group, equal_replicas=equal, stages=stages)
-        live.trainer = _trainer(case, mode, prover.workload, _source(case, prover, settings))
-        first = FirstSteps(case, live.trainer, keeps=place.rank == 0, kinds=prover.switched_off)
-        with mode.compiles_as_asked():
-            first_ms = [*_step_ms(live.trainer, clock)]
-            first.after_step()
-            first_ms += _step_ms(live.trainer, clock)
-    first.after_step()  # the weights that it keeps are none of the case's memory
+    watch = MemoryWatch(devices_of(case, place))
+    compiling = None if case.compile == "off" else CompileWatch()
+    module = placed(copy.deepcopy(prover.template), case, place.device)
+    equal = prover.equal_replicas
+    mode = build_mode(case, module, place, live.group, equal_replicas=equal, stages=stages)
+    live.trainer = _trainer(case, mode, prover.workload, _source(case, prover, settings))
+    first = FirstSteps(case, live.trainer, keeps=place.rank == 0, kinds=prover.switched_off)
     live.layers_by_device = stages.by_device if stages is not None else ()
     with mode.compiles_as_asked():
+        first_ms = [*_step_ms(live.trainer, clock)]
+        first.after_step()
+        first_ms += _step_ms(live.trainer, clock)
+        first.after_step()
         warmup = _warm_up(live.trainer, first, first_ms, live.group, place.device, clock, least_warmup_s)
         compilation = None if compiling is None else compiling.taken()
         memory = watch.taken()
@@ -157,11 +156,6 @@ def facts_of(live: LiveCase, first: RankInfo, found: Sequence[Prepared]) -> dict
     return facts
 
 
-def _watched(case: Case, place: Place) -> Sequence[torch.device]:
-    """The devices whose memory can be told apart: DP's stand-in has all of its in one process."""
-    return [] if case.mode == "dp" and place.device.type == "cpu" else devices_of(case, place)
-
-
 def _cell(error: float | None) -> float | None:
     """An error as a file holds it: what is next to nothing is 0."""
     return 0.0 if error is not None and error < LEAST else error
@@ -173,8 +167,8 @@ def _memory_columns(by_rank: Sequence[Sequence[DeviceMemory]], mode: str) -> dic
     devices = [device for rank in by_rank for device in rank]
     peaks = [device.peak_mib for device in devices]
     columns: dict[str, Any] = {
-        "peak_mem_mib": max(peaks) or None,
-        "reserved_mem_mib": max(device.reserved_mib or 0.0 for device in devices) or None,
+        "peak_mem_mib": max(peaks),
+        "reserved_mem_mib": max(device.reserved_mib for device in devices),
         "mem_by_device_mib": "/".join(f"{mib:.1f}" for mib in peaks),
     }
     if mode == "dp" and any(peaks[1:]):

@@ -274,7 +274,7 @@ def test_peak_memory_is_exact(mib: float, verdict: str) -> None:
 
 
 def test_a_candidate_that_keeps_no_count_of_memory_lost_nothing() -> None:
-    """An older checkout does not count it on CPU cores."""
+    """An older checkout counted it on CPU cores."""
     run = made_run(STEADY)
     counted = replace(run, cases=tuple(replace(c, peak_mem_mib=512.0) for c in run.cases))
     for base, candidate in ((counted, run), (run, counted)):

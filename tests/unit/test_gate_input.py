@@ -144,15 +144,6 @@ def test_a_good_folder_comes_as_it_is(tmp_path: Path) -> None:
     assert run.cases[0].speedup == {}
 
 
-def test_memory_of_a_hook_on_gloo_is_not_compared(tmp_path: Path) -> None:
-    """It has another peak in every run; on GPUs it has not."""
-    run = write_run(tmp_path / "run", peak_mem_mib=512.0)
-    cell("cases.csv", "comm_hook", "fp16")(run)
-    assert [case.peak_mem_mib for case in read_run(run).cases] == [None, 512.0, 512.0]
-    cell("cases.csv", "device_type", "cuda")(run)
-    assert read_run(run).cases[0].peak_mem_mib == 512.0
-
-
 def test_figures_come_from_the_blocks_alone(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     before = read_run(run).cases
