@@ -32,7 +32,7 @@ from bench.settings import ResolvedSettings
 FIRST_LOOK = 10
 """Rounds before the first look at the widths; each later look comes after twice as many."""
 
-SHARES = {"no_sync": 0.15, "comm": 0.03, "instrumented": 0.05, "calibration": 0.2, "shared": 0.08}
+SHARES = {"no_sync": 0.15, "comm": 0.03, "instrumented": 0.05, "calibration": 0.2, "shared": 0.04}
 """Most of the measuring time that each kind of block may take; what is left is for timed steps.
 
 `shared` are all blocks of cases that share devices, which say nothing about scaling.
