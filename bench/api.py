@@ -21,7 +21,8 @@ from bench.findings.cautions import run_cautions
 from bench.findings.findings import conclude
 from bench.findings.wording import unit_of_cases
 from bench.gate.compare import compare as gate_of
-from bench.gate.judge import DEFAULT_THRESHOLD, METRICS
+from bench.gate.judge import METRICS
+from bench.gate.options import DEFAULT_THRESHOLD
 from bench.gate.output import as_json
 from bench.gate.runs import read_run
 from bench.results import store

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Mapping
@@ -116,7 +117,7 @@ class Case(DdpSettings, PipelineSettings, StepSettings):
         """`cpu_standin` where DataParallel's stages run on CPU cores, else `torch`."""
         return "cpu_standin" if self.mode == "dp" and self.device_type == "cpu" else "torch"
 
-    @property
+    @functools.cached_property
     def case_id(self) -> str:
         """Readable name plus a hash of `stored`: the same settings give the same id everywhere."""
         settings = {name: value for name, value in self.stored().items() if name != "unit"}

@@ -60,6 +60,8 @@ def page(
     titles = _titles(runs)
     comparisons = [comparisons_of_run(run) for run in runs]
     runs = [older.completed(run, found) for run, found in zip(runs, comparisons, strict=True)]
+    # One block of objects: pandas takes long for every row that is chosen of a hundred typed columns.
+    runs = [replace(run, cases=run.cases.astype(object)) for run in runs]
     views = tuple(
         _run_view(
             run, found, own, title, key=f"run{i}", predictions=predictions if i == 1 else None, price=price

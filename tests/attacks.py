@@ -147,7 +147,7 @@ def _options(draw: random.Random) -> Attack:
 @functools.cache
 def _parsers() -> dict[str, argparse.ArgumentParser]:
     from bench.doctor.__main__ import parser as doctor  # noqa: PLC0415
-    from bench.gate.__main__ import parser as gate  # noqa: PLC0415
+    from bench.gate.options import parser as gate  # noqa: PLC0415
     from bench.predict.__main__ import parser as predict  # noqa: PLC0415
     from bench.run.__main__ import parser as run  # noqa: PLC0415
     from bench.tune.__main__ import parser as tune  # noqa: PLC0415

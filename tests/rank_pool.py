@@ -42,6 +42,7 @@ def run_ranks(script: str, num_ranks: int, folder: Path) -> list[Any]:
         for rank in range(num_ranks)
     ]
     for process in started:
+        sys.audit("tests.rank")
         process.start()
     try:
         running = {process.sentinel for process in started}

@@ -1,8 +1,13 @@
-"""Which tests run and where: the campaign only where it is named, real processes one after another."""
+"""Which tests run and where: the campaign only where it is named, real processes one after another.
+
+What every change has to wait for is counted: processes that tests start, and seconds.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
+import time
 from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
@@ -16,6 +21,24 @@ FOLDERS_OF_PROCESSES = ("faults", "integration", "lab")
 
 MOST_WORKERS = 4
 LEFT_OUT = pytest.StashKey[int]()
+
+MOST_PROCESSES = 260
+"""That the tests of every change may start, ranks of scripts included."""
+
+LAST_RECORDED_S = 603
+"""What they took on two cores."""
+
+STARTS_A_PROCESS = frozenset({"subprocess.Popen", "os.fork", "os.posix_spawn", "tests.rank"})
+_STARTED: Counter[str] = Counter()
+_BEGAN_S = time.monotonic()
+
+
+def _count_processes(event: str, _arguments: tuple[Any, ...]) -> None:
+    if event in STARTS_A_PROCESS:
+        _STARTED[event] += 1
+
+
+sys.addaudithook(_count_processes)
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
@@ -55,21 +78,37 @@ def _is_left_out(config: pytest.Config, item: pytest.Item) -> bool:
 
 
 def pytest_testnodedown(node: Any) -> None:
-    """Take over what a worker left out; all of them collect the same."""
-    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", 0)
+    """Take over what a worker left out, of which all collect the same, and what it started."""
+    found = getattr(node, "workeroutput", {})
+    node.config.stash[LEFT_OUT] = found.get("left_out", 0)
+    _STARTED.update(found.get("started", {}))
+
+
+def pytest_sessionstart() -> None:
+    """Forget what pytest and its plugins have started."""
+    _STARTED.clear()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]:
-    """Say last what did not run, so that green never means untried."""
+    """Say last what did not run, so that green never means untried; fail where too much was started."""
     config = session.config
     if hasattr(config, "workeroutput"):
-        config.workeroutput["left_out"] = config.stash.get(LEFT_OUT, 0)
+        config.workeroutput |= {"left_out": config.stash.get(LEFT_OUT, 0), "started": dict(_STARTED)}
     yield
     terminal = config.pluginmanager.get_plugin("terminalreporter")
-    if terminal is not None and not hasattr(config, "workeroutput"):
-        skipped = [report.longrepr[2] for report in terminal.stats.get("skipped", [])]
-        terminal.write_line(not_run(config.stash.get(LEFT_OUT, 0), skipped))
+    if terminal is None or hasattr(config, "workeroutput"):
+        return
+    skipped = [report.longrepr[2] for report in terminal.stats.get("skipped", [])]
+    terminal.write_line(not_run(config.stash.get(LEFT_OUT, 0), skipped))
+    started, seconds = sum(_STARTED.values()), time.monotonic() - _BEGAN_S
+    if config.args == config.getini("testpaths") and not config.option.markexpr:
+        terminal.write_line(
+            f"Processes started: {started}, at most {MOST_PROCESSES}. Took {seconds:.0f} s, "
+            f"last recorded {LAST_RECORDED_S} s."
+        )
+        if started > MOST_PROCESSES:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def not_run(num_left_out: int, skip_reasons: list[str]) -> str:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bench import cli
 from bench.errors import ExitCode, UsageError
-from bench.export import bencher, github_action, nccl_tests, prometheus, pytest_benchmark, pytorch
-from bench.export.figures import METRICS, Options
-from bench.results.store import RunData, load_run, write_output
+from bench.export.options import METRICS, Options
 from ddp_bench import load
+
+if TYPE_CHECKING:
+    from bench.results.store import RunData
 
 
 @dataclass(frozen=True)
@@ -21,31 +24,28 @@ class Format:
     """A format that a run can be written in, and the options that change it."""
 
     meaning: str
-    export: Callable[[RunData, Options], str]
-    """Returns the text without its last line end."""
     takes: frozenset[str] = frozenset()
+
+    def export(self, name: str, run: RunData, options: Options) -> str:
+        """The text without its last line end; pandas and scipy take a second, so they are imported here."""
+        module = importlib.import_module(f"bench.export.{name.replace('-', '_')}")
+        text: str = module.export(run, options)
+        return text
 
 
 FORMATS = {
-    "pytorch": Format(
-        "records of PyTorch's OSS benchmark database, schema v3", pytorch.export, frozenset({"host_names"})
-    ),
-    "bencher": Format("Bencher Metric Format, for `bencher run --adapter json`", bencher.export),
-    "github-action": Format(
-        "custom JSON of github-action-benchmark, one metric", github_action.export, frozenset({"metric"})
-    ),
+    "pytorch": Format("records of PyTorch's OSS benchmark database, schema v3", frozenset({"host_names"})),
+    "bencher": Format("Bencher Metric Format, for `bencher run --adapter json`"),
+    "github-action": Format("custom JSON of github-action-benchmark, one metric", frozenset({"metric"})),
     "pytest-benchmark": Format(
-        "JSON for `pytest-benchmark compare`, in seconds per step",
-        pytest_benchmark.export,
-        frozenset({"host_names"}),
+        "JSON for `pytest-benchmark compare`, in seconds per step", frozenset({"host_names"})
     ),
-    "prometheus": Format("text exposition format 0.0.4, also valid OpenMetrics", prometheus.export),
+    "prometheus": Format("text exposition format 0.0.4, also valid OpenMetrics"),
     "nccl-tests": Format(
-        "allreduce.csv as all_reduce_perf's text, for `bench.predict --network`",
-        nccl_tests.export,
-        frozenset({"gpus"}),
+        "allreduce.csv as all_reduce_perf's text, for `bench.predict --network`", frozenset({"gpus"})
     ),
 }
+"""By the name of the module that writes it."""
 
 
 def parser() -> cli.Parser:
@@ -86,13 +86,15 @@ def _main(argv: Sequence[str] | None) -> int:
         raise UsageError(f"--format is missing; known: {', '.join(FORMATS)}")
     name = cli.named("format", cli.choice(FORMATS), options.format)
     asked = _options(options, name)
-    text = FORMATS[name].export(load_run(options.run), asked)
+    from bench.results.store import load_run, write_output  # noqa: PLC0415 - pandas takes a second
+
+    text = FORMATS[name].export(name, load_run(options.run), asked)
     if options.out is None:
         print(text)
     else:
         write_output(options.out, lambda part: part.write_text(f"{text}\n", encoding="utf-8"), option="--out")
     if name == "github-action":
-        print(f"For github-action-benchmark's tool: {github_action.tool(asked.metric)}", file=sys.stderr)
+        print(f"For github-action-benchmark's tool: {METRICS[asked.metric].tool}", file=sys.stderr)
     return ExitCode.OK
 
 

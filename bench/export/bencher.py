@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 from bench.cli import to_json
-from bench.export.figures import Figure, Options, measured_cases
+from bench.export.figures import Figure, measured_cases
+from bench.export.options import Options
 from bench.results.store import RunData
 
 MEASURES = {

@@ -8,6 +8,7 @@ from typing import Any
 
 from bench.conditions import Manifest, part
 from bench.errors import UsageError
+from bench.export.options import METRICS, Metric
 from bench.findings.numbers import finite
 from bench.findings.wording import CPU_STAND_IN, estimate, place, stand_in, text, unit_of
 from bench.results.aggregate import step_ms_by_round
@@ -17,41 +18,9 @@ from bench.results.schema import IDENTITY
 from bench.results.store import RunData
 from bench.stats import Interval
 
-
-@dataclass(frozen=True)
-class Metric:
-    """A column of cases.csv that other tools are given; they have to know which way is better."""
-
-    column: str
-    meaning: str
-    bigger_is_better: bool
-
-
-METRICS = {
-    metric.column: metric
-    for metric in (
-        Metric("images_per_s", "throughput of all devices", bigger_is_better=True),
-        Metric("step_ms", "one optimizer step of the slowest rank", bigger_is_better=False),
-        Metric("exposed_comm_ms", "time that communication adds to the step", bigger_is_better=False),
-        Metric("speedup", "throughput over that of one device without a wrapper", bigger_is_better=True),
-        Metric("peak_mem_mib", "most memory in use, worst device", bigger_is_better=False),
-    )
-}
-"""By column, in the order in which they are exported."""
-
 _UNITS = {"step_ms": "ms", "exposed_comm_ms": "ms", "speedup": "ratio", "peak_mem_mib": "MiB"}
 
 _NO_LABELS = {"case_id", "status", "reason"}
-
-
-@dataclass(frozen=True)
-class Options:
-    """What a user may ask for beside the format; each format takes some of it."""
-
-    host_names: bool = False
-    metric: str = "images_per_s"
-    """A column of `METRICS`."""
-    num_devices: int | None = None
 
 
 @dataclass(frozen=True)

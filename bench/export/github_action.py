@@ -6,13 +6,9 @@ import math
 
 from bench.cli import to_json
 from bench.errors import UsageError
-from bench.export.figures import METRICS, Figure, MeasuredCase, Options, measured_cases
+from bench.export.figures import Figure, MeasuredCase, measured_cases
+from bench.export.options import Options
 from bench.results.store import RunData
-
-
-def tool(metric: str) -> str:
-    """Name the action's `tool` for a column: of one file, bigger values or smaller values are better."""
-    return "customBiggerIsBetter" if METRICS[metric].bigger_is_better else "customSmallerIsBetter"
 
 
 def export(run: RunData, options: Options) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from bench.errors import UsageError
-from bench.export.figures import Options
+from bench.export.options import Options
 from bench.findings.wording import CPU_STAND_IN, text
 from bench.results.store import RunData
 from bench.text import visible

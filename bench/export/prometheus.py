@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 
 from bench.conditions import part
-from bench.export.figures import METRICS, MeasuredCase, Options, measured_cases
+from bench.export.figures import MeasuredCase, measured_cases
+from bench.export.options import METRICS, Options
 from bench.findings.wording import CPU_STAND_IN, text
 from bench.results.store import RunData
 from bench.text import visible

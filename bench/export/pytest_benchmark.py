@@ -9,7 +9,8 @@ import numpy as np
 from bench.cli import to_json
 from bench.conditions import part
 from bench.errors import UsageError
-from bench.export.figures import MeasuredCase, Options, commit_of, measured_cases
+from bench.export.figures import MeasuredCase, commit_of, measured_cases
+from bench.export.options import Options
 from bench.findings.wording import text
 from bench.results.store import RunData
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from bench.cli import to_json
 from bench.conditions import part
-from bench.export.figures import Figure, MeasuredCase, Options, commit_of, measured_cases
+from bench.export.figures import Figure, MeasuredCase, commit_of, measured_cases
+from bench.export.options import Options
 from bench.findings.numbers import finite
 from bench.findings.wording import text
 from bench.results.store import RunData

@@ -14,13 +14,12 @@ from bench.cli import command
 from bench.conditions import machine_kind
 from bench.errors import NotComparableError, UsageError
 from bench.gate.compare import require_rounds
+from bench.gate.options import BASELINES
 from bench.gate.runs import read_run
 from bench.results.archive import opened
 from bench.results.disk import replace_file
 from bench.results.schema import FILES
 from bench.results.store import MANIFEST, check_claimable
-
-ROOT = Path("results/baselines")
 
 _LONGEST_NAME = 40
 
@@ -41,7 +40,7 @@ def fingerprint(manifest: Mapping[str, Any]) -> str:
     return f"{readable}-torch{facts['torch'] or '-unknown'}-{digest}"
 
 
-def find(candidate: Path, root: Path = ROOT) -> Path:
+def find(candidate: Path, root: Path = BASELINES) -> Path:
     """The baseline of the machine that measured `candidate`.
 
     Raises NotComparableError with the command that makes one where there is none.
@@ -55,7 +54,7 @@ def find(candidate: Path, root: Path = ROOT) -> Path:
     return root / name
 
 
-def save(run: Path, root: Path = ROOT) -> Path:
+def save(run: Path, root: Path = BASELINES) -> Path:
     """Keep a run as its machine's baseline: its tables and its manifest, without traces and its own path.
 
     Raises UsageError where the run cannot serve as one or the machine has a baseline already.

@@ -17,9 +17,6 @@ from bench.stats import Interval, ratio_of_runs
 MIN_ROUNDS = 3
 """Fewer rounds say nothing of their own spread."""
 
-DEFAULT_THRESHOLD = 0.05
-"""Share of change that matters where nothing else is said."""
-
 VERDICTS = ("regressed", "missing", "not comparable", "inconclusive", "unchanged", "improved")
 """Worst first."""
 

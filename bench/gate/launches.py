@@ -19,9 +19,6 @@ from bench.gate.runs import GateCase, GateRun
 from bench.results.round_times import ByRound
 from bench.stats import Interval, median_interval, variance_between
 
-DEFAULT_LAUNCHES = 3
-"""Of a gate run where nothing else is said: the fewest from which a spread between launches can be told."""
-
 LAUNCH = 1_000_000
 """Added to the rounds of every further launch, so that no two launches share a round."""
 

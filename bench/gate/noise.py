@@ -12,8 +12,9 @@ import scipy
 from bench.cli import command, to_json
 from bench.findings.numbers import about
 from bench.gate.compare import FAMILY_CONFIDENCE
-from bench.gate.judge import DEFAULT_THRESHOLD, judge
+from bench.gate.judge import judge
 from bench.gate.launches import LAUNCH, launch_ratio, side_by_side
+from bench.gate.options import DEFAULT_THRESHOLD
 from bench.gate.power import Launch, TrialStep
 from bench.stats import Interval, median_interval, paired_ratio
 

@@ -11,8 +11,9 @@ import scipy
 from bench.cli import to_json
 from bench.errors import ExitCode
 from bench.gate.compare import compare
-from bench.gate.judge import DEFAULT_THRESHOLD, METRICS
-from bench.gate.launches import DEFAULT_LAUNCHES, merged
+from bench.gate.judge import METRICS
+from bench.gate.launches import merged
+from bench.gate.options import DEFAULT_LAUNCHES, DEFAULT_THRESHOLD
 from bench.gate.runs import GateCase, GateRun
 from bench.results.round_times import ByRound
 

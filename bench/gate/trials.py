@@ -17,9 +17,8 @@ from bench.cluster.process import huge_pages_env
 from bench.console import Console
 from bench.errors import UsageError
 from bench.gate import noise, power
-from bench.gate.judge import DEFAULT_THRESHOLD
-from bench.gate.launches import DEFAULT_LAUNCHES
 from bench.gate.noise import Noise, noise_of
+from bench.gate.options import DEFAULT_LAUNCHES, DEFAULT_THRESHOLD
 from bench.gate.power import Launch, Rate, TrialStep, rates, trials_of
 from bench.results.disk import read_bytes
 from bench.results.store import write_output

@@ -7,16 +7,21 @@ into `docs/schema/`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from bench import cli
 from bench.axes import DDP_SETTINGS, PIPELINE_SETTINGS, STEP_SETTINGS
 from bench.settings import IMAGES, MODES, MOST_DEVICES, MOST_UNITS, PRECISIONS
+
+FloatArray: TypeAlias = NDArray[np.float64]
+BoolArray: TypeAlias = NDArray[np.bool_]
 
 SCHEMA_VERSION = 2
 """Of the files as a whole; a folder of a later one is refused.
@@ -82,17 +87,18 @@ class Column:
             return bool(self.above < value <= self.most and (value == 0 or abs(value) >= LEAST))
         return not self.among or value in self.among
 
-    def refused(self, values: pd.Series[Any]) -> pd.Series[bool]:
-        """Whether each of the values of a typed column is one that it must not hold; NA is an empty cell."""
-        missing = values.isna()
+    def refused(self, values: Sequence[str] | FloatArray, missing: BoolArray) -> BoolArray:
+        """Whether each of the values of a column, numbers or texts, is one that it must not hold.
+
+        `missing` says which of them are empty cells.
+        """
+        bad = np.zeros(len(missing), dtype=bool)
         if self.kind in ("int", "float"):
-            good = (values > self.above) & (values <= self.most) & ((values == 0) | (values.abs() >= LEAST))
-            bad = ~good.astype("boolean").fillna(True)  # noqa: FBT003 - pandas'
+            found = np.asarray(values)
+            bad = ~((found > self.above) & (found <= self.most) & ((found == 0) | (abs(found) >= LEAST)))
         elif self.among:
-            bad = ~values.isin(self.among)
-        else:
-            bad = missing & False
-        return (bad & ~missing) | (missing & self.needed)
+            bad = np.array([value not in self.among for value in values], dtype=bool)
+        return (missing & self.needed) | (bad & ~missing)
 
 
 def _interval(
@@ -411,20 +417,18 @@ README = Path(__file__).resolve().parents[2] / "results" / "README.md"
 JSON_SCHEMAS = README.parents[1] / "docs" / "schema"
 """Explain them to programs."""
 
-_DTYPES = {"text": "string", "int": "Int64", "float": "float64", "bool": "boolean"}
+_DTYPES = {"text": "string", "int": "Int64", "bool": "boolean"}
+
+
+def typed(values: Sequence[Any], kind: str) -> Any:
+    """A column of a frame; None becomes NA."""
+    return np.array(values, dtype=np.float64) if kind == "float" else pd.array(values, dtype=_DTYPES[kind])
 
 
 def typed_frame(rows: Iterable[Mapping[str, Any]], columns: tuple[Column, ...]) -> pd.DataFrame:
     """Rows as a frame with the schema's columns and types; absent values become NA."""
     rows = list(rows)
-    data = {c.name: pd.Series([row.get(c.name) for row in rows], dtype=_DTYPES[c.kind]) for c in columns}
-    return pd.DataFrame(data)
-
-
-def with_defaults(frame: pd.DataFrame, columns: Iterable[Column]) -> pd.DataFrame:
-    """A typed frame whose empty cells are filled where the column has a default."""
-    defaults = {c.name: c.default for c in columns if c.default is not None}
-    return frame.fillna(defaults) if defaults else frame
+    return pd.DataFrame({c.name: typed([row.get(c.name) for row in rows], c.kind) for c in columns})
 
 
 def columns_table(columns: Iterable[Column]) -> str:

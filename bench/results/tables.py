@@ -8,18 +8,20 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
+import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any, TextIO
 
+import numpy as np
 import pandas as pd
 
 from bench.errors import UsageError
 from bench.results.disk import MOST_CSV_BYTES, MOST_LINE, MOST_TABLE_BYTES, open_text, read_bytes
 from bench.results.round_times import blocks
-from bench.results.schema import BLOCKS, Column, typed_frame, with_defaults
+from bench.results.schema import BLOCKS, BoolArray, Column, typed, typed_frame
 from bench.text import csv_text
 
 _PIECE_ROWS = 50_000
@@ -50,42 +52,73 @@ def read_table(path: Path, columns: tuple[Column, ...]) -> pd.DataFrame:
         return typed_frame([], columns)
     with readable(path):
         # In pieces, so that a file of nonsense ends here before all of it is in memory.
-        pieces = pd.read_csv(
-            io.BytesIO(content),
-            dtype="string",
-            keep_default_na=False,
-            na_values=[""],
-            chunksize=_PIECE_ROWS,
-        )
+        pieces = pd.read_csv(io.BytesIO(content), dtype=object, na_filter=False, chunksize=_PIECE_ROWS)
         return pd.concat([_checked(piece, columns) for piece in pieces])
 
 
 def _checked(raw: pd.DataFrame, columns: tuple[Column, ...]) -> pd.DataFrame:
-    made = {column.name: _typed(raw, column) for column in columns}
+    """Cells as texts become typed columns; by arrays, since pandas takes long for each of many columns."""
+    places, cells = {name: i for i, name in enumerate(raw.columns)}, raw.to_numpy()
     for column in columns:
-        bad = column.refused(made[column.name])
-        if bad.any():
-            at = int(bad.to_numpy().argmax())
-            cell = str(made[column.name].iloc[at])[:40]
-            raise ValueError(f"{column.name} is not {column.allowed} (line {raw.index[at] + 2}: {cell!r})")
-    return with_defaults(pd.DataFrame(made, index=raw.index), columns)
-
-
-def _typed(raw: pd.DataFrame, column: Column) -> pd.Series[Any]:
-    if column.name not in raw:
-        if column.needed:
+        if column.needed and column.name not in places:
             raise ValueError(f"it lacks the column {column.name}")
-        raw = raw.assign(**{column.name: pd.Series(pd.NA, raw.index, dtype="string")})
-    values = raw[column.name]
+    made = {
+        column.name: _typed(
+            [cell if isinstance(cell, str) else "" for cell in cells[:, places[column.name]]],
+            column,
+            raw.index,
+        )
+        if column.name in places
+        else _filled([None] * len(raw), column)
+        for column in columns
+    }
+    return pd.DataFrame(made, index=raw.index)
+
+
+def _typed(cells: Sequence[str], column: Column, lines: pd.Index[int]) -> Any:
+    missing = np.array([not cell for cell in cells], dtype=bool)
+    if missing.all() and not column.needed:
+        return _filled([None] * len(cells), column)
+
+    def refuse(bad: BoolArray, allowed: str) -> None:
+        if bad.any():
+            at = int(bad.argmax())
+            raise ValueError(f"{column.name} is not {allowed} (line {lines[at] + 2}: {cells[at][:40]!r})")
+
     if column.kind == "bool":
-        found = values.str.lower().map(_TRUTHS)
-        if (odd := found.isna() & values.notna()).any():
-            at = int(odd.to_numpy().argmax())
-            raise ValueError(f"{column.name} is not True or False (line {raw.index[at] + 2})")
-        return found.astype("boolean")
-    if column.kind in ("int", "float"):
-        return pd.to_numeric(values).astype("Int64" if column.kind == "int" else "float64")
-    return values.map(csv_text, na_action="ignore").astype("string")
+        truths = [_TRUTHS.get(cell.lower()) for cell in cells]
+        refuse(np.array([truth is None for truth in truths], dtype=bool) & ~missing, "True or False")
+        return _filled(truths, column)
+    if column.kind == "text":
+        texts = [csv_text(cell) or None for cell in cells]
+        missing = np.array([text is None for text in texts], dtype=bool)
+        refuse(column.refused(texts, missing), column.allowed)
+        return _filled(texts, column)
+    numbers = np.array([_number(cell) for cell in cells])
+    missing = np.isnan(numbers)
+    refuse(column.refused(numbers, missing), column.allowed)
+    if column.kind == "float":
+        return numbers
+    refuse(~missing & (numbers % 1 != 0), "a whole number")
+    return _filled([None if math.isnan(number) else int(number) for number in numbers.tolist()], column)
+
+
+def _number(cell: str) -> float:
+    """A cell of a column of numbers; NaN is an empty one, and infinity what is no number."""
+    if not cell:
+        return math.nan
+    try:
+        found = float(cell)
+    except ValueError:
+        found = math.nan
+    return math.inf if math.isnan(found) else found
+
+
+def _filled(values: Sequence[Any], column: Column) -> Any:
+    """A typed column, whose empty cells stand for its default where it has one."""
+    if column.default is not None:
+        values = [column.default if value is None else value for value in values]
+    return typed(values, column.kind)
 
 
 def is_large(path: Path) -> bool:

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import scipy
 
 from bench.scaling.timeline import Slowdown
 
@@ -99,6 +98,8 @@ def measured_curve(points: Iterable[tuple[int, Sequence[float]]]) -> CostCurve:
     if not medians or medians[-1][1] <= 0:
         return CostCurve()
     logs = np.log([max(ms, 1e-6) for _, ms in medians])
+    import scipy  # noqa: PLC0415 - the names of networks, in a --help, need none of it
+
     rising = np.exp(scipy.optimize.isotonic_regression(logs).x)
     return CostCurve(tuple((size, float(ms)) for (size, _), ms in zip(medians, rising, strict=True)))
 

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from bench.doctor import __main__ as doctor
 from bench.errors import UsageError
 from bench.gate import __main__ as gate
-from bench.gate.__main__ import read_thresholds
+from bench.gate.command import read_thresholds
 from bench.lab import __main__ as lab
 from bench.lab import namespaces
 from bench.resolve import resolve

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from commands import SMALL, bench_run
 
 from bench.modes.pipeline import PipelineMode
-from bench.results.store import load_run
 from bench.scaling.pipeline import operations
 
 COMMON = """
@@ -50,26 +47,6 @@ cluster.close()
     )
     assert all(isinstance(e, float) and e < 1e-12 for e in found[0]), found[0]
     assert max(found[0]) > 0, "sums in another order round otherwise"
-
-
-def test_a_run_of_every_form(tmp_path: Path) -> None:
-    sweep = ("--modes", "ddp,fsdp,pipeline,partition", "--gpus", "1,2", "--bucket-cap-mb", "default")
-    folder = tmp_path / "run"
-    done = bench_run(*SMALL, *sweep, "--rounds", "1", "--steps", "1", "--out", str(folder))
-    assert done.returncode == 0, done.stderr[-4000:]
-    run = load_run(folder)
-    cases = run.cases.set_index(["mode", "num_devices"])
-    skipped = cases[cases["status"] != "ok"]
-    assert list(skipped.index) == [("partition", 1), ("pipeline", 1)]
-    assert skipped["reason"].str.contains("plain module").all()
-    two = cases[cases["status"] == "ok"].xs(2, level="num_devices")
-    assert set(two["global_batch"]) == {16}
-    assert two["layers_by_device"].notna().to_dict() == {
-        "ddp": False, "fsdp": False, "partition": True, "pipeline": True
-    }  # fmt: skip
-    assert two.loc["partition", "bubble_of_stages_pct"] == pytest.approx(50)
-    assert run.blocks.groupby("case_id")["rank"].nunique()[two["case_id"]].eq(2).all()
-    assert "Forms of parallel training" in (folder / "report.html").read_text()
 
 
 def test_what_goes_wrong_in_a_form_is_caught(ranks: Any) -> None:

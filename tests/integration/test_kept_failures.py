@@ -178,6 +178,7 @@ def test_what_was_kept_outlasts_the_bug(failed: Failed) -> None:
     assert {mode: failed.kept_now(mode) for mode in failed.kept} == before
 
 
+@pytest.mark.campaign
 def test_parameters_that_a_step_does_not_use_are_named(project: Path) -> None:
     """Only the fifth step leaves them out: the proof has seen nothing of it."""
     done = measure(project, "--workload", "net:Sometimes", "--modes", "ddp", *SWEEP, "--json")
@@ -194,17 +195,14 @@ def test_parameters_that_a_step_does_not_use_are_named(project: Path) -> None:
     assert "--find-unused-parameters" in command
 
 
-def test_a_run_goes_on_with_no_other_code_than_it_began_with(project: Path) -> None:
-    code, kept = project / "net.py", project / "results" / "kept"
-    began = measure(project, "--workload", "net:Net", "--modes", "single", *SWEEP, "--out", str(kept))
-    assert began.returncode == 0, began.stderr[-4000:]
+def test_a_run_goes_on_with_no_other_code_than_it_began_with(failed: Failed) -> None:
+    code, kept = failed.project / "net.py", failed.project / OUT
     before = {
         file.name: file.read_bytes() for file in kept.iterdir() if file.is_file() and file.name != ".lock"
     }
-    resume = ("--resume", str(kept), "--workload", "net:Net", "--rounds", "6", "--quiet")
     code.write_text(f"{NET}\n# another version\n")
     try:
-        refused = measure(project, *resume)
+        refused = measure(failed.project, *RESUME, "--rounds", "6")
     finally:
         code.write_text(NET)
     assert refused.returncode == ExitCode.NOT_COMPARABLE == 3, refused.stderr[-4000:]
@@ -215,8 +213,6 @@ def test_a_run_goes_on_with_no_other_code_than_it_began_with(project: Path) -> N
         "code as it was"
     )
     assert {name: (kept / name).read_bytes() for name in before} == before
-    assert measure(project, *resume).returncode == 0
-    assert load_run(kept).cases["num_rounds"].tolist() == [6]
 
 
 NO_GROUP = """
@@ -240,6 +236,7 @@ def model():
 """
 
 
+@pytest.mark.campaign
 def test_a_process_group_that_one_rank_cannot_make_costs_its_case(tmp_path: Path) -> None:
     """The other rank has come to wait in it."""
     (tmp_path / "no_group.py").write_text(NO_GROUP)

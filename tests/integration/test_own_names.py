@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -20,18 +19,13 @@ def finished(command: list[str], folder: Path, **environment: str) -> subprocess
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("by", ["cwd", pytest.param("PYTHONPATH", marks=pytest.mark.campaign)])
-def test_a_run_trains_the_users_packages_and_writes_our_page(tmp_path: Path, by: str) -> None:
+@pytest.mark.campaign
+def test_packages_on_the_path_are_trained_too(tmp_path: Path) -> None:
     project = project_with(NAMES, tmp_path / "project")
     run = ("run", *SMALL, "--modes", "ddp", "--gpus", "1", "--rounds", "1", "--passes", "none")
-    path = os.pathsep.join([str(project), str(ROOT)]) if by == "PYTHONPATH" else str(ROOT)
+    path = os.pathsep.join([str(project), str(ROOT)])
     done = finished(own_command(*run, "--out", str(tmp_path / "run")), project, PYTHONPATH=path)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "<html" in (tmp_path / "run/report.html").read_text()
-    command = json.loads((tmp_path / "run/manifest.json").read_text())["command"]
-    assert command.count("--out") == 1
-    again = own_command("report", str(tmp_path / "run"), "--out", str(tmp_path / "page.html"))
-    assert finished(again, project, PYTHONPATH=path).returncode == 0
 
 
 @pytest.mark.campaign

@@ -7,6 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pandas as pd
+import pytest
 from commands import ROOT
 
 from bench.case import Case
@@ -18,9 +19,24 @@ from bench.results.store import RunData, load_run
 
 SAMPLES = sorted(path.parent for path in (ROOT / "results" / "samples").rglob("manifest.json"))
 
+_CHOSEN = (
+    "cpu-lab-1gbit-2hosts",
+    "predictions/resnet18-3hosts/4gbit",
+    "predictions/resnet50-2hosts-slow/1gbit",
+    "tune/resnet34-2hosts-200mbit/sweep",
+)
+"""The samples that every change is tested by: two, three hosts, calibrated, swept; the campaign takes all."""
+
 
 def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT / "results" / "samples"))
+
+
+CHOSEN = [path for path in SAMPLES if name_of(path) in _CHOSEN]
+EVERY_SAMPLE = [
+    pytest.param(path, id=name_of(path), marks=() if path in CHOSEN else pytest.mark.campaign)
+    for path in SAMPLES
+]
 
 
 @functools.cache

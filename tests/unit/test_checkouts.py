@@ -11,7 +11,7 @@ from made_project import commit, git
 
 from bench.errors import UsageError
 from bench.gate import checkouts
-from bench.gate.__main__ import from_any_folder, main
+from bench.gate.__main__ import main
 from bench.gate.checkouts import (
     Checkout,
     own_repository,
@@ -20,6 +20,7 @@ from bench.gate.checkouts import (
     repository_to_compare,
     worktree,
 )
+from bench.gate.command import from_any_folder
 from bench.gate.probe import Seen
 from bench.run.__main__ import settings_of
 

@@ -29,7 +29,8 @@ sys.argv = [sys.argv[1], "--help"]
 runpy.run_module(sys.argv[0], run_name="__main__")
 """
 
-COMMANDS = (*(f"bench.{name}" for name in ("run", "gate", "doctor", "lab", "predict", "tune")), "report")
+NAMES = ("run", "gate", "doctor", "lab", "predict", "tune", "export", "archive")
+COMMANDS = (*(f"bench.{name}" for name in NAMES), "report")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -67,7 +68,7 @@ def test_an_error_becomes_a_line_and_its_exit_code(
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("command", ["bench.run", "bench.doctor", "bench.lab", "bench.tune", "report"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_help_takes_no_second_of_imports(command: str) -> None:
     done = subprocess.run([sys.executable, "-c", HELPS, command], cwd=ROOT, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from report_runs import Row, case
-from sample_runs import SAMPLES, comparisons, name_of, rebuilt, sample
+from sample_runs import EVERY_SAMPLE, comparisons, rebuilt, sample
 from test_aggregate import DRIFTING, IDS, PLAN, frames
 
 from bench.plan import Machine, equal_layout_reason, expand
@@ -210,7 +210,7 @@ def test_rates_count_the_batch_of_each_and_the_rounds_of_the_one_with_fewer() ->
     assert (other.reference_id, other.num_rounds) == ("c", 20)
 
 
-@pytest.mark.parametrize("path", SAMPLES, ids=name_of)
+@pytest.mark.parametrize("path", EVERY_SAMPLE)
 def test_every_sample_is_compared(path: Path) -> None:
     """Old ones have no comparisons.csv: they are made from the blocks."""
     cases = sample(path).cases.set_index("case_id")
@@ -227,7 +227,7 @@ def test_every_sample_is_compared(path: Path) -> None:
         assert one.num_rounds == min(ok.loc[[one.case_id, one.reference_id], "num_rounds"])
 
 
-@pytest.mark.parametrize("path", SAMPLES, ids=name_of)
+@pytest.mark.parametrize("path", EVERY_SAMPLE)
 def test_quotients_hang_together(path: Path) -> None:
     """Over everything in cases.csv and comparisons.csv, to 1e-9."""
     cases = rebuilt(path).set_index("case_id")
@@ -258,7 +258,7 @@ def test_quotients_hang_together(path: Path) -> None:
         assert (known[name] <= known[f"{name}_high"] * (1 + 1e-12) + 1e-12).all()
 
 
-@pytest.mark.parametrize("path", SAMPLES, ids=name_of)
+@pytest.mark.parametrize("path", EVERY_SAMPLE)
 def test_the_typical_rate_is_near_the_recorded_median(path: Path) -> None:
     then, now = (
         frame.set_index("case_id")["images_per_s"].astype(float)

@@ -13,7 +13,7 @@ from report_runs import Row, case, paper_like, run
 from bench.errors import UsageError
 from bench.export import __main__ as command
 from bench.export import nccl_tests
-from bench.export.figures import Options
+from bench.export.options import Options
 from bench.predict.source import read_network
 from bench.results.store import load_run
 from bench.scaling.cost import measured_curve

@@ -16,11 +16,11 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as prometheus_text
 from pytest_benchmark.stats import Stats
 from report_runs import Row, case, measured, run, timed, usual_cases
-from sample_runs import SAMPLES, name_of, sample
+from sample_runs import EVERY_SAMPLE, sample
 
 from bench.errors import UsageError
 from bench.export import bencher, github_action, prometheus, pytest_benchmark, pytorch
-from bench.export.figures import METRICS, Options
+from bench.export.options import METRICS, Options
 from bench.findings.wording import CPU_STAND_IN
 from bench.results.store import RunData
 
@@ -127,7 +127,7 @@ def records(found: RunData, **options: Any) -> list[dict[str, Any]]:
     return list(json.loads(pytorch.export(found, Options(**options))))
 
 
-@pytest.mark.parametrize("path", SAMPLES, ids=name_of)
+@pytest.mark.parametrize("path", EVERY_SAMPLE)
 def test_every_recorded_run_can_be_exported(path: Path) -> None:
     """Older ones too, which have no step time."""
     found = sample(path)
@@ -259,7 +259,7 @@ def test_github_action_gets_one_metric_in_the_documented_fields(metric: str) -> 
         assert type(entry["value"]) is float
     assert len({entry["name"] for entry in found}) == len(found)
     bigger = metric in ("images_per_s", "speedup")
-    assert github_action.tool(metric) == f"custom{'Bigger' if bigger else 'Smaller'}IsBetter"
+    assert METRICS[metric].tool == f"custom{'Bigger' if bigger else 'Smaller'}IsBetter"
     if metric == "step_ms":
         assert (found[1]["unit"], found[1]["range"]) == ("ms", "95% interval 118.8 to 121.2")
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from gate_runs import STEADY, plan, write_run
 
-from bench.gate.__main__ import main, read_thresholds
+from bench.gate.__main__ import main
+from bench.gate.command import read_thresholds
 from bench.gate.runs import read_run
 
 

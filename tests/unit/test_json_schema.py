@@ -12,6 +12,7 @@ import schemas
 from commands import ROOT
 from gate_runs import STEADY, write_run
 from jsonschema import Draft202012Validator
+from sample_runs import EVERY_SAMPLE
 
 from bench import load_run
 from bench.errors import UsageError
@@ -21,7 +22,6 @@ from bench.results.json_schema import documents
 from bench.results.schema import FILES, JSON_SCHEMAS, SCHEMA_VERSION
 from report.__main__ import main as report
 
-FOLDERS = sorted(path.parent for path in (ROOT / "results").rglob("manifest.json"))
 SAMPLE = ROOT / "results" / "samples" / "cpu-lab-1gbit-2hosts"
 
 
@@ -41,7 +41,7 @@ def test_each_is_a_schema_with_a_versioned_name(name: str) -> None:
     assert found["$id"] == f"urn:ddp-bench:schema:{SCHEMA_VERSION}:{name}"
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.relative_to(ROOT / "results").as_posix())
+@pytest.mark.parametrize("folder", EVERY_SAMPLE)
 def test_recorded_runs_are_what_they_describe(folder: Path) -> None:
     assert schemas.problems_of_run(folder) == []
 

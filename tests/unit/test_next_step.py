@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from finding_cases import CAP_1, DDP, DP, FAILED, NAN, SINGLE, concluded, exposing, over
 from report_runs import Row, case, measured, run
-from sample_runs import SAMPLES, comparisons, name_of, rebuilt, sample
+from sample_runs import EVERY_SAMPLE, comparisons, rebuilt, sample
 
 from bench.findings.answers import WRAPPER
 from bench.findings.findings import conclude
 from bench.findings.next_step import NextStep, next_step
-from bench.gate.__main__ import parser as gate_parser
+from bench.gate.options import parser as gate_parser
 from bench.resolve import resolve
 from bench.results.comparisons import Comparison
 from bench.run.__main__ import parser as run_parser
@@ -188,7 +188,7 @@ def test_ten_rounds_that_take_hours_are_still_the_next_step() -> None:
     assert parsed(made.next_step)[1].max_time == "300m"
 
 
-@pytest.mark.parametrize("path", SAMPLES, ids=name_of)
+@pytest.mark.parametrize("path", EVERY_SAMPLE)
 @pytest.mark.parametrize("as_of", ["then", "now"])
 def test_every_sample_is_concluded_and_its_next_command_runs_when_pasted(path: Path, as_of: str) -> None:
     run_, by = sample(path), comparisons(path)

@@ -12,9 +12,10 @@ import pytest
 from bench.doctor import __main__ as doctor
 from bench.gate import noise, trials
 from bench.gate.compare import FAMILY_CONFIDENCE
-from bench.gate.judge import DEFAULT_THRESHOLD, judge
+from bench.gate.judge import judge
 from bench.gate.launches import LAUNCH, launch_ratio
 from bench.gate.noise import FEWEST_ROUNDS, Noise, noise_of
+from bench.gate.options import DEFAULT_THRESHOLD
 from bench.gate.power import Launch, TrialStep
 
 

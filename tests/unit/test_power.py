@@ -10,7 +10,7 @@ from scipy import stats
 
 from bench.errors import UsageError
 from bench.gate import power
-from bench.gate.launches import DEFAULT_LAUNCHES
+from bench.gate.options import DEFAULT_LAUNCHES
 from bench.gate.power import EVERY_TRIAL, Launch, rates, regressed, trials_of
 from bench.gate.trial_process import slowed
 from bench.gate.trials import COLUMNS, append, load, measure_power

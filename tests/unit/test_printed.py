@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from sample_runs import SAMPLES, name_of, rebuilt, sample
+from sample_runs import EVERY_SAMPLE, rebuilt, sample
 
 from bench.findings.wording import text
 from bench.run.summary import COLUMNS, OF_SCALING, case_table
@@ -28,7 +28,7 @@ def _behind_the_point(cell: str) -> int:
     return 4 - max(len(number.partition(".")[0].replace(",", "")) for number in NUMBER.findall(cell))
 
 
-@pytest.mark.parametrize("path", SAMPLES, ids=name_of)
+@pytest.mark.parametrize("path", EVERY_SAMPLE)
 def test_the_terminal_prints_what_cases_csv_holds(path: Path) -> None:
     cases = rebuilt(path).reset_index()
     ok = cases[cases["status"] == "ok"].to_dict("records")
@@ -46,7 +46,7 @@ def test_the_terminal_prints_what_cases_csv_holds(path: Path) -> None:
     assert checked >= 2
 
 
-@pytest.mark.parametrize("path", SAMPLES, ids=name_of)
+@pytest.mark.parametrize("path", EVERY_SAMPLE)
 def test_the_page_prints_rates_whose_quotients_are_its_speed_ups(path: Path) -> None:
     (view,) = page([sample(path)]).runs
     every = next(table for table in view.tables if table.title == "Every column")

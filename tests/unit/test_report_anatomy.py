@@ -5,17 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import ROOT
 from report_runs import PHASES, bucket, case, communicating, dashed, measured, run
+from sample_runs import CHOSEN, EVERY_SAMPLE, sample
 
-from bench.results.store import load_run
 from bench.stats import Interval
 from report.anatomy import breakdown, is_causal, one_step
 from report.draw.figures import svg
 from report.drawings import Bars, Bucket, Part, Timeline, Track
 from report.select import workloads
-
-RUNS = sorted(path.parent for path in (ROOT / "results").rglob("buckets.csv"))
 
 
 def bars(cases: list[dict[str, Any]]) -> Bars:
@@ -268,9 +265,9 @@ def test_all_reduce_that_ends_before_it_starts_is_not_drawn() -> None:
     assert drawn([DEFAULT], [bucket(DEFAULT, 0, 5.0, 5.0, 60.0, 50.0)]) is None
 
 
-@pytest.mark.parametrize("folder", RUNS, ids=lambda folder: "/".join(folder.parts[-3:]))
-def test_no_sample_breaks_causality_on_the_page(folder: Path) -> None:
-    data = load_run(folder)
+@pytest.mark.parametrize("path", EVERY_SAMPLE)
+def test_no_sample_breaks_causality_on_the_page(path: Path) -> None:
+    data = sample(path)
     for workload in workloads(data.cases):
         figure = one_step(workload, data.buckets, key="k")
         assert figure is None or all(is_causal(track) for track in figure.tracks)
@@ -282,7 +279,7 @@ def test_no_sample_breaks_causality_on_the_page(folder: Path) -> None:
 
 
 def test_samples_show_both_tracks_that_hold_and_tracks_that_do_not() -> None:
-    loaded = [load_run(folder) for folder in RUNS]
+    loaded = [sample(path) for path in CHOSEN]
     figures = [one_step(w, data.buckets, key="k") for data in loaded for w in workloads(data.cases)]
     tracks = [track for figure in figures if figure is not None for track in figure.tracks]
     assert {track.compute_end_ms is None for track in tracks} == {False, True}
