@@ -13,10 +13,11 @@ from bench.findings.wording import Row, case_label, estimate, text, truth
 from bench.results.aggregate import images_per_s_by_round, units_per_step
 from bench.results.comparisons import EQUAL, FASTER, SLOWER, Comparison, margin_of
 from bench.results.round_times import ByRound
+from bench.results.schema import records
 from bench.results.store import RunData
 from bench.stats import paired_ratio, ratio_of_runs
 from report.model import Following
-from report.select import WorkloadCases, records
+from report.select import WorkloadCases
 
 _CONFIDENCE = 0.95
 """Of all ratios that stand beside each other together, and of a run's own intervals each."""

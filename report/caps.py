@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from bench.findings.numbers import finite, with_interval
 from bench.findings.wording import Row, cap_label, text
+from bench.results.schema import records
 from report.devices import BARS, hollow_note, marked, on_devices
 from report.drawings import Chart, Panel, Point, Series, Tick
-from report.select import WorkloadCases, records, step_time, usual_settings
+from report.select import WorkloadCases, step_time, usual_settings
 
 ByCap = dict[str, Point]
 _MOST_CAPS = 12

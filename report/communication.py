@@ -8,9 +8,9 @@ import pandas as pd
 
 from bench.findings.numbers import TIMES, finite, plural, with_interval
 from bench.findings.wording import Row, case_label, device_noun, hidden_share, ranged, text
+from bench.results.schema import records
 from report.fields import NAME, Field, interval, table
 from report.model import Table, TableColumn
-from report.select import records
 
 _APART_PCT = 10
 _NAMED = 6

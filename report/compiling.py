@@ -11,6 +11,7 @@ from bench.axes import PYTHON_REDUCER
 from bench.findings.numbers import TIMES, with_interval
 from bench.findings.wording import Row, text
 from bench.results.comparisons import Comparison, over_eager
+from bench.results.schema import records
 from report.fields import CASE, Field, table, value, whole
 from report.model import Table, TableColumn
 
@@ -29,7 +30,7 @@ _EXPERIMENTAL = (
 def compiling(ok: pd.DataFrame, comparisons: Sequence[Comparison]) -> Table | None:
     """Make the table of the measured cases; None for a run whose cases are eager."""
     compiled = ok[ok["num_graphs"].notna()]
-    ratios = {one.case_id: one.ratio for one in over_eager(comparisons, ok.to_dict("records"))}
+    ratios = {one.case_id: one.ratio for one in over_eager(comparisons, records(ok))}
 
     def against(row: Row) -> str:
         return with_interval(ratios.get(text(row["case_id"])))

@@ -17,10 +17,11 @@ from bench.findings.wording import (
     unit_of,
 )
 from bench.results.comparisons import Comparison
+from bench.results.schema import records
 from bench.results.typical import Typical
 from bench.stats import Interval
 from report.drawings import Chart, Panel, Point, Series, Tick
-from report.select import WorkloadCases, answered_ratio, by_mode, records
+from report.select import WorkloadCases, answered_ratio, by_mode
 
 _DIRECT_CHARACTERS = 12
 

@@ -17,9 +17,9 @@ from bench.findings.wording import (
     text,
     truth,
 )
+from bench.results.schema import records
 from bench.stats import Interval
 from report.model import Hyperlink, Table, TableColumn
-from report.select import records
 
 Field = tuple[TableColumn, Callable[[Row], str]]
 Links = Callable[[Row], tuple[Hyperlink, ...]]

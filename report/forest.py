@@ -9,8 +9,9 @@ from bench.findings.answers import headline
 from bench.findings.numbers import between, plural, times
 from bench.findings.wording import Row, settings_label, short_mode, text, truth
 from bench.results.comparisons import Comparison, default_of, over_default
+from bench.results.schema import records
 from report.drawings import Forest, Ratio
-from report.select import WorkloadCases, records
+from report.select import WorkloadCases
 
 _MOST = 24
 _STYLES = {"dp": "dp", "ddp": "ddp"}
@@ -28,9 +29,9 @@ _HOW = (
 def forest(workload: WorkloadCases, comparisons: Sequence[Comparison], *, key: str) -> Forest | None:
     """Draw every case of the headline count over DDP's default; None where nothing is compared."""
     here = headline(workload.cases)
-    default = default_of(here.to_dict("records"))
+    default = default_of(records(here))
     rows = {text(row["case_id"]): row for row in records(here)}
-    found = over_default(comparisons, here.to_dict("records"))
+    found = over_default(comparisons, records(here))
     shown = [(rows[name], ratio) for name, ratio in found.items() if name in rows and name != default]
     if default is None or not shown:
         return None

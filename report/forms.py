@@ -8,12 +8,13 @@ import pandas as pd
 
 from bench.findings.numbers import TIMES, finite, number, per_second, plural, quantity, rate, times
 from bench.findings.wording import Row, case_name, estimate, settings_label, short_mode, text, unit_of_cases
+from bench.results.schema import records
 from bench.settings import COMPARATORS, STAGED
 from report.devices import BARS, LOG_FROM, device_ticks, hollow_note, marked
 from report.drawings import Chart, Panel, Point, Series
 from report.fields import NAME, Field, interval, table
 from report.model import Section, Table, TableColumn
-from report.select import WorkloadCases, by_mode, records
+from report.select import WorkloadCases, by_mode
 
 FORMS = {
     "dp": "data parallel",

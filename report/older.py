@@ -12,11 +12,10 @@ from bench.findings.wording import text
 from bench.results.aggregate import fits_of_cases, typical_of, units_per_step
 from bench.results.comparisons import Comparison, over_default
 from bench.results.round_times import RoundTimes
-from bench.results.schema import CASES, SCHEMA_VERSION, typed_frame
+from bench.results.schema import CASES, SCHEMA_VERSION, records, typed_frame
 from bench.results.store import RunData
 from bench.results.typical import Typical
 from bench.stats import Interval
-from report.select import records
 
 Cells = dict[Any, Any]
 

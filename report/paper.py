@@ -12,6 +12,7 @@ from bench.conditions import part
 from bench.findings.numbers import TIMES, finite, mib, plain, plural, short, with_interval
 from bench.findings.wording import Row, case_label, estimate, link_name, ranged, text
 from bench.results.comparisons import Comparison
+from bench.results.schema import records
 from bench.results.store import RunData
 from bench.results.typical import Typical
 from bench.stats import Interval
@@ -21,15 +22,7 @@ from report.devices import BARS, hollow_note, marked, on_devices
 from report.drawings import Bar, Bars, Chart, Panel, Part, Point, Series, Tick
 from report.fields import Field, interval, table, value, whole
 from report.model import Section, Table, TableColumn
-from report.select import (
-    WorkloadCases,
-    answered_ratio,
-    at_headline,
-    by_mode,
-    headline_count,
-    records,
-    step_time,
-)
+from report.select import WorkloadCases, answered_ratio, at_headline, by_mode, headline_count, step_time
 
 _SOURCE = (
     "Source: Li et al., “PyTorch Distributed: Experiences on Accelerating Data Parallel Training”, "

@@ -10,8 +10,8 @@ from bench.conditions import Manifest, part
 from bench.findings.links import bus_gb_per_s
 from bench.findings.numbers import finite
 from bench.findings.wording import Row, estimate, unit_of, units_per_sample
+from bench.results.schema import records
 from bench.settings import IMAGES
-from report.select import records
 
 EPOCH_IMAGES = 1_281_167
 """Training images of ImageNet-1k (Russakovsky et al., 2015)."""

@@ -12,11 +12,12 @@ import pandas as pd
 from bench.conditions import Manifest, part
 from bench.findings.numbers import TIMES, finite, per_second
 from bench.findings.wording import Row, estimate, text, truth, unit_of_cases
+from bench.results.schema import records
 from bench.stats import Interval
 from report.fields import NAME, Field, interval, table, value
 from report.model import Table
 from report.rates import PASSES
-from report.select import records, step_time
+from report.select import step_time
 
 MOVES = 2.5
 """Bytes of forward and backward over those of the forward: a backward reads the gradient and the saved

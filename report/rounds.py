@@ -11,10 +11,11 @@ from bench.findings.stability import pace
 from bench.findings.wording import Row, case_label, text
 from bench.results.aggregate import images_per_s_by_round, units_per_step
 from bench.results.round_times import ByRound
+from bench.results.schema import records
 from report.drawings import BoxPlot, Chart, Panel, Point, Series, StepTimes, Tick
 from report.fields import Links
 from report.model import CaseRounds, Hyperlink
-from report.select import WorkloadCases, by_mode, headline_count, records
+from report.select import WorkloadCases, by_mode, headline_count
 
 _FEWEST_ROUNDS = 3
 _MOST_TICKS = 8

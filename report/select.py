@@ -23,6 +23,7 @@ from bench.findings.wording import (
 )
 from bench.plan import equal_layout
 from bench.results.comparisons import Comparison, compile_mode
+from bench.results.schema import records
 from bench.results.typical import Typical
 from bench.stats import Interval
 
@@ -52,18 +53,6 @@ class WorkloadCases:
     def devices_label(self) -> str:
         """Label an axis of device counts."""
         return f"devices ({self.device}s), {self.scaling} scaling"
-
-
-def records(cases: pd.DataFrame) -> list[Row]:
-    """Return the rows as mappings from column to cell; a missing cell that is no number is None.
-
-    Not `DataFrame.to_dict`, which looks every column up by itself: a third of a page's time.
-    """
-    names = list(cases.columns)
-    return [
-        {name: None if cell is pd.NA else cell for name, cell in zip(names, row, strict=True)}
-        for row in cases.astype(object).to_numpy().tolist()
-    ]
 
 
 def step_time(row: Row) -> Interval | None:

@@ -9,13 +9,14 @@ from bench.findings.numbers import TIMES, per_second, plural, with_interval
 from bench.findings.separate_runs import NOT_INTERLEAVED
 from bench.findings.wording import Row, cap_label, estimate, short_mode, text
 from bench.results.comparisons import Comparison
+from bench.results.schema import records
 from bench.results.store import RunData
 from report import caps
 from report.between_runs import MeasuredRun, findings, following, in_turns, measured_run, ratios
 from report.devices import BARS, LOG_FROM, by_devices, device_ticks, hollow_note
 from report.drawings import MOST_RUNS, Chart, Panel, Point, Series, Tick
 from report.model import Section, Table, TableColumn
-from report.select import WorkloadCases, records
+from report.select import WorkloadCases
 
 _MODES = ("dp", "ddp")
 _HOW = (

@@ -14,7 +14,7 @@ from bench.findings.wording import CPU_STAND_IN, estimate, place, stand_in, text
 from bench.results.aggregate import step_ms_by_round
 from bench.results.comparisons import compile_mode
 from bench.results.round_times import ByRound
-from bench.results.schema import IDENTITY
+from bench.results.schema import IDENTITY, records
 from bench.results.store import RunData
 from bench.stats import Interval
 
@@ -76,7 +76,7 @@ class MeasuredCase:
 
 def measured_cases(run: RunData) -> list[MeasuredCase]:
     """List the cases of status `ok` in the order of cases.csv. Raises UsageError where there are none."""
-    chosen = run.cases[run.cases["status"] == "ok"].astype(object).to_dict("records")
+    chosen = records(run.cases[run.cases["status"] == "ok"])
     rows: list[dict[str, Any]] = [{str(name): value for name, value in row.items()} for row in chosen]
     if not rows:
         raise UsageError(f"{run.path} has no measured case; name a run with cases of status ok")

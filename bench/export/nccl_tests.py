@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from bench.errors import UsageError
 from bench.export.options import Options
 from bench.findings.wording import CPU_STAND_IN, text
+from bench.results.schema import records
 from bench.results.store import RunData
 from bench.text import visible
 
@@ -28,7 +29,7 @@ def export(run: RunData, options: Options) -> str:
     was chosen.
     """
     measured = run.allreduce.dropna(subset=["time_ms", "busbw_gb_per_s"])
-    rows = measured[measured["num_devices"] > 1].astype(object).to_dict("records")
+    rows = records(measured[measured["num_devices"] > 1])
     counts = sorted({int(row["num_devices"]) for row in rows})
     chosen = _chosen(run, counts, options.num_devices)
     known = sorted((row for row in rows if row["num_devices"] == chosen), key=lambda row: int(row["bytes"]))

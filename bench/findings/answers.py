@@ -36,6 +36,7 @@ from bench.results.comparisons import (
     compile_mode,
     default_of,
 )
+from bench.results.schema import records
 from bench.settings import MARGINS
 from bench.stats import Interval
 
@@ -98,7 +99,7 @@ def verdicts(
 
 def by_compile_label(cases: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     """Cases by mode of torch.compile, with its label where there are several, in order of appearance."""
-    modes = [compile_mode(row) for row in cases.to_dict("records")]
+    modes = [compile_mode(row) for row in records(cases)]
     names = dict.fromkeys(modes)
     if len(names) < 2:
         return [("", cases)]
@@ -111,7 +112,7 @@ def _verdicts(cases: pd.DataFrame, comparisons: Sequence[Comparison], margin: fl
         return []
     rows = {str(row["case_id"]): row for _, row in here.iterrows()}
     known = [c for c in comparisons if c.case_id in rows and c.reference_id in rows]
-    default = default_of(here.to_dict("records"))
+    default = default_of(records(here))
     wrapper = _wrapper(rows, [c for c in known if rows[c.reference_id]["mode"] == "dp"], default, margin)
     settings_verdict = _settings(
         rows, [c for c in known if rows[c.case_id]["mode"] == rows[c.reference_id]["mode"] == "ddp"]

@@ -13,6 +13,7 @@ from bench.layout import BucketLayout
 from bench.results.aggregate import typical_of
 from bench.results.comparisons import default_of
 from bench.results.round_times import RoundTimes
+from bench.results.schema import records
 
 TCP_OVERHEAD = 1514 / 1448
 """Bytes on the wire for each byte that TCP delivers, full Ethernet frames."""
@@ -79,7 +80,7 @@ def link_limit(ddp: pd.DataFrame) -> list[str]:
 
 def reference_case(ddp: pd.DataFrame) -> pd.Series:
     """DDP without settings, else its first case."""
-    name = default_of(ddp.to_dict("records"))
+    name = default_of(records(ddp))
     return ddp[ddp["case_id"] == name].iloc[0]
 
 

@@ -20,6 +20,7 @@ from bench.results.comparisons import (
     compile_mode,
     over_eager,
 )
+from bench.results.schema import records
 
 COMPILE = "torch.compile"
 
@@ -27,7 +28,7 @@ COMPILE = "torch.compile"
 def compile_verdicts(cases: pd.DataFrame, comparisons: Sequence[Comparison]) -> list[Verdict]:
     """Say for each mode of torch.compile what it brings to DDP on most devices, else to one device."""
     ok = cases[cases["status"] == "ok"]
-    rows = {str(row["case_id"]): row for row in ok.to_dict("records")}
+    rows = {str(row["case_id"]): row for row in records(ok)}
     found: dict[str, list[Comparison]] = {}
     for one in over_eager(comparisons, rows.values()):
         found.setdefault(compile_mode(rows[one.case_id]), []).append(one)

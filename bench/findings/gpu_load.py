@@ -9,6 +9,7 @@ from bench.clock_reasons import FAULTS
 from bench.findings.caution import Caution
 from bench.findings.numbers import plural
 from bench.findings.wording import text
+from bench.results.schema import records
 
 MOST_THROTTLED_PCT = 5.0
 """Share of samples with clocks held down below which nothing is said.
@@ -25,7 +26,7 @@ def throttled(ok: pd.DataFrame) -> Caution | None:
     slowed = ok[ok["throttled_pct"] > MOST_THROTTLED_PCT]
     if slowed.empty:
         return None
-    worst = max(slowed.to_dict("records"), key=lambda row: float(row["throttled_pct"]))
+    worst = max(records(slowed), key=lambda row: float(row["throttled_pct"]))
     reasons = sorted({why for cell in slowed["throttle_reasons"] for why in text(cell).split(", ") if why})
     return Caution(
         kind="slowed GPUs",

@@ -24,6 +24,7 @@ from bench.findings.numbers import TIMES, finite, per_second, plural, rate
 from bench.findings.wording import estimate, own_devices, unit_of_cases
 from bench.results.aggregate import images_per_s_by_round, units_per_step
 from bench.results.round_times import ByRound, RoundTimes
+from bench.results.schema import records
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
@@ -244,7 +245,7 @@ def _without_pause(ok: pd.DataFrame) -> Caution | None:
     """Find cases whose rate without a pause is beyond that in the rounds, and both intervals."""
     rates = {
         str(row["case_id"]): (estimate(row, "steady_images_per_s"), estimate(row, "images_per_s"))
-        for row in ok.to_dict("records")
+        for row in records(ok)
     }
     changes = {
         case_id: steady.estimate / usual.estimate - 1

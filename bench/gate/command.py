@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -105,7 +106,7 @@ def _runs(options: argparse.Namespace, rest: Sequence[str]) -> tuple[GateRun, Ga
     first, second = options.runs
     for path in options.runs:
         sides = [path / "baseline", path / "candidate"]
-        if all(side.is_dir() for side in sides):
+        if all(os.path.isdir(side) for side in sides):  # noqa: PTH112 - Path's raises where a name is too long
             raise UsageError(f"{path} holds both runs of a launch; name {sides[0]} {sides[1]}")
     if first == Path(AUTO):
         first = baseline.find(second, options.baselines)

@@ -28,7 +28,7 @@ from bench.results.aggregate import (
 from bench.results.archive import opened
 from bench.results.comparisons import compile_mode
 from bench.results.round_times import ByRound, RoundTimes
-from bench.results.schema import IDENTITY, SCHEMA_VERSION
+from bench.results.schema import IDENTITY, SCHEMA_VERSION, records
 from bench.results.store import RunData, load_run
 from bench.results.tables import readable
 from bench.settings import IMAGES, RANK_PER_DEVICE
@@ -134,7 +134,7 @@ def checked(run: RunData) -> GateRun:
     units = units_per_step(cases)
     throughput = images_per_s_by_round(used, units)
     timed, no_sync = step_ms_by_round(used, "timed"), step_ms_by_round(used, "no_sync")
-    rows = cases.astype(object).to_dict("records")
+    rows = records(cases)
     singles = {compile_mode(row): str(row["case_id"]) for row in rows if row["mode"] == "single"}
     with readable(run.path / "blocks.csv"):
         fits = fits_of_cases(rows, typical_of(RoundTimes.of(blocks.assign(detail=None))), units)

@@ -27,7 +27,7 @@ from bench.results.comparisons import (
 )
 from bench.results.gpu_load import DEVICE_ALLOCS
 from bench.results.round_times import ByRound, RoundTimes
-from bench.results.schema import BUCKETS, CASES, typed_frame
+from bench.results.schema import BUCKETS, CASES, records, typed_frame
 from bench.results.steady import steady
 from bench.results.store import RunData
 from bench.results.typical import FITTED, UNKNOWN, Typical
@@ -166,9 +166,9 @@ def comparisons_of(
 def comparisons_of_run(run: RunData) -> list[Comparison]:
     """The comparisons of a loaded run; of an older one without comparisons.csv made from its blocks."""
     if not run.comparisons.empty:
-        return of_table(run.comparisons.to_dict("records"))
+        return of_table(records(run.comparisons))
     ok = run.cases[run.cases["status"] == "ok"]
-    pairs = pairs_of(ok.to_dict("records"))
+    pairs = pairs_of(records(ok))
     return comparisons_of(pairs, RoundTimes.of(run.blocks), units_per_step(ok), margin_of(run.manifest))
 
 

@@ -87,7 +87,7 @@ class Column:
             return bool(self.above < value <= self.most and (value == 0 or abs(value) >= LEAST))
         return not self.among or value in self.among
 
-    def refused(self, values: Sequence[str] | FloatArray, missing: BoolArray) -> BoolArray:
+    def refused(self, values: Sequence[str | None] | FloatArray, missing: BoolArray) -> BoolArray:
         """Whether each of the values of a column, numbers or texts, is one that it must not hold.
 
         `missing` says which of them are empty cells.
@@ -417,7 +417,7 @@ README = Path(__file__).resolve().parents[2] / "results" / "README.md"
 JSON_SCHEMAS = README.parents[1] / "docs" / "schema"
 """Explain them to programs."""
 
-_DTYPES = {"text": "string", "int": "Int64", "bool": "boolean"}
+_DTYPES: dict[str, Any] = {"text": "string", "int": "Int64", "bool": "boolean"}
 
 
 def typed(values: Sequence[Any], kind: str) -> Any:
@@ -429,6 +429,18 @@ def typed_frame(rows: Iterable[Mapping[str, Any]], columns: tuple[Column, ...]) 
     """Rows as a frame with the schema's columns and types; absent values become NA."""
     rows = list(rows)
     return pd.DataFrame({c.name: typed([row.get(c.name) for row in rows], c.kind) for c in columns})
+
+
+def records(cases: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows as mappings from column to cell; a missing cell that is no number is None.
+
+    Not `DataFrame.to_dict`, which looks every column up by itself for every row.
+    """
+    names = list(cases.columns)
+    return [
+        {name: None if cell is pd.NA else cell for name, cell in zip(names, row, strict=True)}
+        for row in cases.astype(object).to_numpy().tolist()
+    ]
 
 
 def columns_table(columns: Iterable[Column]) -> str:

@@ -31,6 +31,7 @@ from bench.findings.wording import (
 )
 from bench.layout import BucketLayout
 from bench.results.comparisons import by_compile, compile_mode
+from bench.results.schema import records
 from bench.results.store import FAILURES, failure_file, shown
 from bench.text import visible
 
@@ -64,7 +65,7 @@ def print_summary(
     """Print the table, the times of the run, and what was found; `page` is in the run's folder."""
     print_table(case_table(cases))
     print(_workload(cases))
-    for row in cases[~cases["status"].isin(["ok", "skipped"])].to_dict("records"):
+    for row in records(cases[~cases["status"].isin(["ok", "skipped"])]):
         kept = page.parent / failure_file(str(row["case_id"]))
         why = shown(kept) if kept.is_file() else row["reason"]
         print(visible(f"{row['case_id']}: {row['status']}: {why}"))
@@ -154,7 +155,7 @@ def case_table(cases: pd.DataFrame) -> Table:
     headings = [f"{per_second(unit)} (95%)" if c[2] is None else name for name, c in COLUMNS.items()]
     for name in ("case", "devices", "cap MiB", *headings, "rounds"):
         table.add_column(name, justify="left" if name == "case" else "right", no_wrap=True)
-    rows = cases[cases["status"] == "ok"].to_dict("records")
+    rows = records(cases[cases["status"] == "ok"])
     several = len(by_compile(rows)) > 1
     for row in rows:
         compiled = compile_label(compile_mode(row)) if several and compile_mode(row) != "off" else ""

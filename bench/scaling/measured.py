@@ -18,6 +18,7 @@ from bench.findings.wording import step_labels, unit_of, units_per_sample
 from bench.layout import BucketLayout
 from bench.results.aggregate import step_ms_by_round
 from bench.results.round_times import ByRound
+from bench.results.schema import records
 from bench.results.store import RunData
 from bench.scaling.calibration import AllReduceTimes, Identity, Samples, differences
 from bench.scaling.cost import measured_curve
@@ -43,7 +44,7 @@ def ddp_cases(run: RunData) -> list[dict[str, Any]]:
     """List the measured DDP cases of 2 devices or more whose layout is known."""
     cases = run.cases
     chosen = cases[(cases["mode"] == "ddp") & (cases["status"] == "ok") & (cases["num_devices"] > 1)]
-    rows = chosen[chosen["bucket_bytes"].notna()].astype(object).to_dict("records")
+    rows = records(chosen[chosen["bucket_bytes"].notna()])
     return [{str(key): value for key, value in row.items()} for row in rows]
 
 
@@ -53,7 +54,7 @@ def single_steps(run: RunData, batch_per_device: int, step: str) -> Samples:
     `step` says how it is computed, as an `Identity` does.
     """
     cases = run.cases[(run.cases["mode"] == "single") & (run.cases["status"] == "ok")]
-    rows = cases[cases["batch_per_device"] == batch_per_device].to_dict("records")
+    rows = records(cases[cases["batch_per_device"] == batch_per_device])
     same = next((str(row["case_id"]) for row in rows if _step(row) == step), "")
     return tuple(step_ms_by_round(run.blocks, "timed").get(same, {}).values())
 

@@ -29,6 +29,7 @@ from bench.recovery.watchdog import START_LIMIT_S, meet_and_watch
 from bench.results.aggregate import images_per_s_by_round, units_per_step
 from bench.results.disk import replace_file
 from bench.results.round_times import ByRound
+from bench.results.schema import records
 from bench.results.store import CALIBRATION as CALIBRATION_FILE
 from bench.results.store import TUNE, default_folder, load_run
 from bench.run.job import Job
@@ -211,7 +212,7 @@ def answer_of(folder: Path, candidates: Sequence[Candidate]) -> Answer:
             str(row["comm_hook"]),
             int(row["accumulate"]),
         ): str(row["case_id"])
-        for row in cases.to_dict("records")
+        for row in records(cases)
     }
     rates: dict[Candidate, ByRound] = {}
     units: dict[Candidate, int] = {}

@@ -22,6 +22,8 @@ from hypothesis import strategies as st
 from bench.doctor import __main__ as doctor
 from bench.errors import UsageError
 from bench.gate import __main__ as gate
+from bench.gate import command as gate_command
+from bench.gate import options as gate_options
 from bench.gate.command import read_thresholds
 from bench.lab import __main__ as lab
 from bench.lab import namespaces
@@ -103,7 +105,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in (
         (job, "print_plan"),
         (job, "launch"),
-        (gate, "measure_in_turns"),
+        (gate_command, "measure_in_turns"),
         (doctor, "read_machine"),
         (lab, "run"),
         (report_command, "_write"),
@@ -130,10 +132,12 @@ def test_any_command_line_of_run(tmp_path: Path, arguments: list[str], dry: str)
 
 
 @pytest.mark.usefixtures("nothing_starts")
-@pytest.mark.parametrize("command", [gate, doctor])
-def test_any_command_line(tmp_path: Path, command: Any) -> None:
+@pytest.mark.parametrize(
+    ("command", "parser"), [(gate, gate_options.parser), (doctor, doctor.parser)], ids=["gate", "doctor"]
+)
+def test_any_command_line(tmp_path: Path, command: Any, parser: Any) -> None:
     @bounded(100)
-    @given(arguments=lines_of(command.parser()))
+    @given(arguments=lines_of(parser()))
     @example(arguments=["\x1b[31m"])
     @example(arguments=["a\x00b", "c"])
     def play(arguments: list[str]) -> None:

@@ -67,7 +67,7 @@ def test_it_counts_what_its_workload_says(done: Done) -> None:
     assert "image" not in done.said
     cases = done.cases[done.cases["status"] == "ok"].set_index("mode")
     assert set(cases["unit"]) == {"tokens"}
-    assert cases["global_batch"].to_dict() == {"single": 8, "dp": 16, "ddp": 16, "fsdp": 16}
+    assert cases["global_batch"].to_dict() == {"single": 4, "dp": 8, "ddp": 16, "fsdp": 8}
     for _, row in cases.iterrows():
         assert row["images_per_s"] == pytest.approx(row["global_batch"] * 12 * 1000 / row["step_ms"])
 

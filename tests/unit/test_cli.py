@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -72,6 +73,23 @@ def test_an_error_becomes_a_line_and_its_exit_code(
 def test_help_takes_no_second_of_imports(command: str) -> None:
     done = subprocess.run([sys.executable, "-c", HELPS, command], cwd=ROOT, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize(
+    ("command", "more"),
+    [
+        ("bench.gate", ["."]),
+        ("bench.predict", ["--gpus", "2"]),
+        ("bench.export", ["--format", "bencher"]),
+        ("bench.archive", []),
+        ("report", []),
+    ],
+)
+def test_a_run_whose_name_is_too_long_is_a_mistake(
+    command: str, more: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert importlib.import_module(f"{command}.__main__").main(["9" * 5000, *more]) == ExitCode.USAGE
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_a_mistake_in_the_users_code_shows_where(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from report_runs import case, communicating, run
 
+from bench.results.schema import records
 from report.__main__ import main
 from report.rates import EPOCH_IMAGES, with_rates
-from report.select import records
 from report.view import page
 
 MANIFEST = {"model": {"forward_flops_per_image": 4e9}}
