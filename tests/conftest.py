@@ -32,6 +32,15 @@ def _one_thread() -> None:
 
 
 @pytest.fixture
+def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Predictions of a fifth of the draws: of tests that read more than their intervals."""
+    from bench.scaling.predict import predict  # noqa: PLC0415 - most tests need none of it
+
+    assert predict.__kwdefaults__ is not None
+    monkeypatch.setitem(predict.__kwdefaults__, "resamples", 40)
+
+
+@pytest.fixture
 def ranks(tmp_path: Path) -> Ranks:
     """Runs a script as real ranks; what each rank passed to `report`."""
     return lambda script, num_ranks: run_ranks(script, num_ranks, tmp_path)

@@ -35,7 +35,8 @@ def model(): return Model(3 * 8 * 8, 4)
 """Says when it trains; it sleeps, so that two that train at once are seen to."""
 
 
-@pytest.mark.parametrize("num_launches", [1, pytest.param(3, marks=pytest.mark.campaign)])
+@pytest.mark.campaign
+@pytest.mark.parametrize("num_launches", [1, 3])
 def test_two_sides_take_turns(
     num_launches: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,6 +33,8 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
     return out, json.loads(done.stdout)
 
 
+@pytest.mark.campaign
+@pytest.mark.smoke
 def test_the_answer_is_on_stdout_and_in_the_folder(tuned: Any) -> None:
     out, said = tuned
     stored = json.loads((out / "tune.json").read_text())
@@ -46,6 +48,8 @@ def test_the_answer_is_on_stdout_and_in_the_folder(tuned: Any) -> None:
     assert stored["chosen"]["bucket_cap_mb"] in caps
 
 
+@pytest.mark.campaign
+@pytest.mark.smoke
 def test_both_stages_are_ordinary_results_with_reports(tuned: Any) -> None:
     out, said = tuned
     for stage in ("calibration", "proof"):
@@ -59,6 +63,8 @@ def test_both_stages_are_ordinary_results_with_reports(tuned: Any) -> None:
     assert {(c, v): n for c, v, n in measured[[*key, "num_buckets"]].itertuples(index=False)} == buckets
 
 
+@pytest.mark.campaign
+@pytest.mark.smoke
 def test_the_calibration_speaks_of_the_model_as_ddp_has_it(tuned: Any) -> None:
     out, _ = tuned
     found = load_calibration(out / "calibration")
@@ -97,6 +103,8 @@ def test_the_slowest_are_dropped(tmp_path: Path) -> None:
     assert (last["max"] == last["nunique"]).all(), "nobody comes back"
 
 
+@pytest.mark.campaign
+@pytest.mark.smoke
 def test_predict_starts_from_the_calibration(tuned: Any, capsys: pytest.CaptureFixture[str]) -> None:
     out, _ = tuned
     code = predict.main([str(out / "calibration"), "--gpus", "1,2,8"])

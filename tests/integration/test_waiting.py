@@ -74,7 +74,7 @@ rank.Rank(job.prepare(settings), [], resume=None, quiet=True, as_json=False).run
 """
 
 
-@pytest.mark.parametrize("stuck", ["_hello", "_host"])
+@pytest.mark.parametrize("stuck", ["_hello", pytest.param("_host", marks=pytest.mark.campaign)])
 def test_a_rank_that_is_stuck_at_the_start_is_named(stuck: str, ranks: Ranks, tmp_path: Path) -> None:
     """In a driver, say, or a file system, before anything is measured."""
     codes = ranks(ENDS + STUCK_AT_THE_START.format(stuck=stuck), 2)

@@ -98,6 +98,7 @@ def test_images_are_found_and_laid_out_wherever_a_batch_has_them() -> None:
     assert not takes_images(masks)
 
 
+@pytest.mark.campaign
 def test_every_case_is_compiled_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dynamo would run the graph of the first in all: DDP's would not be split at its buckets then."""
     graphs: list[int] = []

@@ -20,6 +20,8 @@ from bench.predict.source import read_source, save_calibration
 from bench.scaling.document import Predictions
 from bench.scaling.networks import NETWORKS, network
 
+pytestmark = pytest.mark.usefixtures("few_resamples")
+
 UNCALIBRATED = ROOT / "results" / "samples" / "cpu-lab-1gbit-2hosts"
 PREDICTIONS = ROOT / "results" / "samples" / "predictions"
 SAMPLE = PREDICTIONS / "resnet18-2hosts" / "1gbit"

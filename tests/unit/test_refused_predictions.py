@@ -23,6 +23,8 @@ from bench.scaling.scenario import Scenario
 from bench.scaling.validate import HeldOut, error_sizes, model_error_pct
 from bench.stats import Interval
 
+pytestmark = pytest.mark.usefixtures("few_resamples")
+
 TOO_WIDE = Interval(0.69, 0.02, 14.27)
 """As a user was shown it: 69% [2%, 1427%]."""
 

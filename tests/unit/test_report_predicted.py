@@ -21,6 +21,8 @@ from report.draw import figures
 from report.drawings import Chart, Series
 from report.predicted import section
 
+pytestmark = pytest.mark.usefixtures("few_resamples")
+
 SAMPLE = ROOT / "results" / "samples" / "cpu-lab-1gbit-2hosts"
 RUN = load_run(SAMPLE)
 

@@ -34,6 +34,8 @@ from report.rates import with_rates
 from report.select import step_time
 from report.view import page
 
+pytestmark = pytest.mark.usefixtures("few_resamples")
+
 
 @pytest.fixture(scope="module")
 def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -33,6 +33,8 @@ from bench.stats import Interval
 from report.__main__ import main as report_command
 from report.view import page
 
+pytestmark = pytest.mark.usefixtures("few_resamples")
+
 
 @pytest.fixture(scope="module")
 def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
