@@ -5,10 +5,7 @@ Torch tells of GPUs that are made up here; affinity and the ranks' agreement are
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from commands import ROOT
 from rank_pool import run_ranks
 
 from bench.cluster import devices
@@ -187,39 +183,32 @@ def test_cores_are_narrowed_where_one_that_is_online_is_not_allowed(tmp_path: Pa
 
 
 BIND = """
-import json, os, sys, threading
+import threading
 from bench.cluster.numa import bind
 
 wait = threading.Event()
 earlier = threading.Thread(target=wait.wait)
 earlier.start()
 allowed = sorted(os.sched_getaffinity(0))
-said = bind(frozenset(json.loads(sys.argv[1])), allowed)
+said = bind(frozenset(CORES), allowed)
 later = threading.Thread(target=wait.wait)
 later.start()
 threads = [sorted(os.sched_getaffinity(t.native_id)) for t in (threading.main_thread(), earlier, later)]
 wait.set()
-print(json.dumps([said, allowed, *threads]))
+report([said, allowed, *threads])
 """
 
 
-def bound(cores: Sequence[int]) -> list[Any]:
+def bound(cores: Sequence[int], folder: Path) -> list[Any]:
     """What a process says that binds itself to `cores`: the cores it told, had, and those of its threads."""
-    done = subprocess.run(
-        [sys.executable, "-c", BIND, json.dumps(list(cores))],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    found: list[Any] = json.loads(done.stdout)
-    return found
+    (found,) = run_ranks(f"CORES = {list(cores)}\n{BIND}", 1, folder)
+    return list(found)
 
 
 @MORE_CORES
-def test_all_threads_are_bound_to_the_cores_that_are_allowed_and_near() -> None:
+def test_all_threads_are_bound_to_the_cores_that_are_allowed_and_near(tmp_path: Path) -> None:
     last = max(os.sched_getaffinity(0))
-    said, _, *threads = bound([last, 100_000])
+    said, _, *threads = bound([last, 100_000], tmp_path)
     assert said == str(last)
     assert threads == [[last]] * 3
 
@@ -261,8 +250,10 @@ def test_a_rank_is_bound_before_its_gpus_context_is_made_and_says_to_what(
 
 
 @pytest.mark.parametrize("cores", [[], [100_000], range(4096)], ids=["unknown", "none allowed", "one node"])
-def test_nothing_is_bound_where_the_cores_next_to_the_gpu_are_all_or_none(cores: Sequence[int]) -> None:
-    said, allowed, *threads = bound(cores)
+def test_nothing_is_bound_where_the_cores_next_to_the_gpu_are_all_or_none(
+    cores: Sequence[int], tmp_path: Path
+) -> None:
+    said, allowed, *threads = bound(cores, tmp_path)
     assert said == ""
     assert threads == [allowed] * 3
 
