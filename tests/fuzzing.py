@@ -48,8 +48,8 @@ HOSTILE_TEXT = st.one_of(
 
 
 def bounded(num_examples: int) -> Callable[[Any], Any]:
-    """A quarter of `num_examples`; with the profile `thorough` ten times as many as `num_examples`."""
-    return settings(max_examples=max(num_examples * settings.default.max_examples // (4 * QUICK_EXAMPLES), 1))
+    """An eighth of `num_examples`; with the profile `thorough` five times as many as `num_examples`."""
+    return settings(max_examples=max(num_examples * settings.default.max_examples // (8 * QUICK_EXAMPLES), 1))
 
 
 def mutated(content: bytes, seed: int) -> bytes:

@@ -22,7 +22,7 @@ from commands import ROOT
 PRELOADED = (
     *("torch", "torch.distributed", "torch._dynamo", "torchvision.models"),
     *("bench.cluster.ranks", "bench.run.proof", "bench.modes.ddp", "bench.measure.anatomy"),
-    *("bench.measure.trace", "models.data", "models.registry"),
+    *("bench.measure.trace", "bench.run.job", "bench.run.rank", "models.data", "models.registry"),
 )
 LIMIT_S = 120.0
 

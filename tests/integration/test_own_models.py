@@ -72,6 +72,8 @@ def test_a_cnn_of_a_callable(tmp_path: Path) -> None:
     are_proven(cases, {"single", "dp", "ddp", "fsdp"})
 
 
+@pytest.mark.campaign
+@pytest.mark.smoke
 def test_an_mlp_with_named_groups_of_adam_in_every_form(tmp_path: Path) -> None:
     """Its second group would be empty if the parameters could be gone through but once."""
     modes = ("--modes", "dp,ddp,fsdp,pipeline,partition", "--zero-optimizer", "off,on")

@@ -92,6 +92,7 @@ def test_upload_to_weights_and_biases(tmp_path: Path) -> None:
     assert "cases.csv" in sent["files"]
 
 
+@pytest.mark.campaign
 def test_upload_to_mlflow(tmp_path: Path) -> None:
     pytest.importorskip("mlflow", reason="needs mlflow-skinny")
     store = {"MLFLOW_TRACKING_URI": (tmp_path / "mlruns").as_uri(), "MLFLOW_ALLOW_FILE_STORE": "true"}

@@ -208,6 +208,7 @@ def test_the_sample_run_predicts_its_other_caps(capsys: pytest.CaptureFixture[st
     assert all(abs(case["error_pct"]) < 5 for case in found["validation"])
 
 
+@pytest.mark.usefixtures("few_resamples")
 def test_the_table_the_csv_and_what_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "p.csv"
     given = [str(SAMPLE), "--gpus", "8,64", "--network", "ib-400g", "--bucket-cap-mb", "default,25"]
@@ -276,6 +277,7 @@ def slower(tmp_path: Path) -> Path:
     return made
 
 
+@pytest.mark.usefixtures("few_resamples")
 def test_several_runs_are_judged_together(slower: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main([str(SAMPLE), "--validate", str(SAMPLE), str(slower), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -288,6 +290,7 @@ def test_several_runs_are_judged_together(slower: Path, capsys: pytest.CaptureFi
     assert [line.split()[0] for line in shown.splitlines() if "-cap100-" in line] == ["1gbit", "200mbit"]
 
 
+@pytest.mark.usefixtures("few_resamples")
 def test_another_rate_is_predicted_not_refused(slower: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main([str(SAMPLE), "--validate", str(slower), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["validation"]
