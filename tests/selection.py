@@ -20,7 +20,7 @@ FOLDERS_OF_PROCESSES = ("faults", "integration", "lab")
 """Their tests start ranks, which need the cores, and share runs: all of them go to one worker."""
 
 MOST_WORKERS = 4
-LEFT_OUT = pytest.StashKey[int]()
+LEFT_OUT, BEFORE, OF_WORKERS = (pytest.StashKey[int]() for _ in range(3))
 
 MOST_PROCESSES = 345
 """That the tests of every change may start, ranks of scripts included."""
@@ -29,13 +29,13 @@ LAST_RECORDED_S = 383
 """What they took on two cores, in a fresh environment."""
 
 STARTS_A_PROCESS = frozenset({"subprocess.Popen", "os.fork", "os.posix_spawn", "tests.rank"})
-_STARTED: Counter[str] = Counter()
+_STARTED: list[str] = []
 _BEGAN_S = time.monotonic()
 
 
 def _count_processes(event: str, _arguments: tuple[Any, ...]) -> None:
     if event in STARTS_A_PROCESS:
-        _STARTED[event] += 1
+        _STARTED.append(event)
 
 
 sys.addaudithook(_count_processes)
@@ -81,34 +81,35 @@ def pytest_testnodedown(node: Any) -> None:
     """Take over what a worker left out, of which all collect the same, and what it started."""
     found = getattr(node, "workeroutput", {})
     node.config.stash[LEFT_OUT] = found.get("left_out", 0)
-    _STARTED.update(found.get("started", {}))
+    node.config.stash[OF_WORKERS] = node.config.stash.get(OF_WORKERS, 0) + found.get("started", 0)
 
 
-def pytest_sessionstart() -> None:
-    """Forget what pytest and its plugins have started."""
-    _STARTED.clear()
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """What pytest and its plugins have started does not count."""
+    session.config.stash[BEFORE] = len(_STARTED)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]:
     """Say last what did not run, so that green never means untried; fail where too much was started."""
     config = session.config
+    started = len(_STARTED) - config.stash.get(BEFORE, 0)
     if hasattr(config, "workeroutput"):
-        config.workeroutput |= {"left_out": config.stash.get(LEFT_OUT, 0), "started": dict(_STARTED)}
+        config.workeroutput |= {"left_out": config.stash.get(LEFT_OUT, 0), "started": started}
     yield
     terminal = config.pluginmanager.get_plugin("terminalreporter")
     if terminal is None or hasattr(config, "workeroutput"):
         return
-    skipped = [report.longrepr[2] for report in terminal.stats.get("skipped", [])]
-    terminal.write_line(not_run(config.stash.get(LEFT_OUT, 0), skipped))
-    started, seconds = sum(_STARTED.values()), time.monotonic() - _BEGAN_S
     if config.args == config.getini("testpaths") and not config.option.markexpr:
+        started = config.stash.get(OF_WORKERS, started)  # of this process they are its workers
         terminal.write_line(
-            f"Processes started: {started}, at most {MOST_PROCESSES}. Took {seconds:.0f} s, "
-            f"last recorded {LAST_RECORDED_S} s."
+            f"Processes started: {started}, at most {MOST_PROCESSES}. "
+            f"Took {time.monotonic() - _BEGAN_S:.0f} s, last recorded {LAST_RECORDED_S} s."
         )
         if started > MOST_PROCESSES:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    skipped = [report.longrepr[2] for report in terminal.stats.get("skipped", [])]
+    terminal.write_line(not_run(config.stash.get(LEFT_OUT, 0), skipped))
 
 
 def not_run(num_left_out: int, skip_reasons: list[str]) -> str:

@@ -39,6 +39,27 @@ def test_what_runs(pytester: pytest.Pytester, arguments: list[str], passed: int,
     assert done.outlines[-1] == last
 
 
+STARTS = "import subprocess, sys\n" + "".join(
+    f"def test_{i}(): subprocess.run([sys.executable, '-c', ''], check=True)\n" for i in range(3)
+)
+
+
+@pytest.mark.parametrize(("most", "code"), [(3, pytest.ExitCode.OK), (2, pytest.ExitCode.TESTS_FAILED)])
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_too_many_processes_are_a_failure(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, workers: str, most: int, code: int
+) -> None:
+    pytester.makeini("[pytest]\nmarkers = campaign: long\npythonpath = .\ntestpaths = unit")
+    pytester.makepyfile(conftest="pytest_plugins = 'selection'")
+    shutil.copy(selection.__file__, pytester.path)
+    (pytester.mkdir("unit") / "test_starts.py").write_text(STARTS)
+    monkeypatch.setattr(selection, "MOST_PROCESSES", most)
+    done = pytester.runpytest("-p", "no:cacheprovider", "-n", workers)
+    assert done.parseoutcomes()["passed"] == 3
+    assert done.outlines[-2].startswith(f"Processes started: 3, at most {most}. Took ")
+    assert done.ret == code
+
+
 @pytest.mark.parametrize(
     ("arguments", "workers"), [([], 2), (["tests"], 2), (["tests/unit/test_plan.py"], 0), (["a.py::b"], 0)]
 )
