@@ -29,9 +29,10 @@ _HOW = (
 def forest(workload: WorkloadCases, comparisons: Sequence[Comparison], *, key: str) -> Forest | None:
     """Draw every case of the headline count over DDP's default; None where nothing is compared."""
     here = headline(workload.cases)
-    default = default_of(records(here))
-    rows = {text(row["case_id"]): row for row in records(here)}
-    found = over_default(comparisons, records(here))
+    cases = records(here)
+    default = default_of(cases)
+    rows = {text(row["case_id"]): row for row in cases}
+    found = over_default(comparisons, cases)
     shown = [(rows[name], ratio) for name, ratio in found.items() if name in rows and name != default]
     if default is None or not shown:
         return None

@@ -8,15 +8,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bench import cli
 from bench.errors import ExitCode, UsageError
 from bench.export.options import METRICS, Options
 from ddp_bench import load
-
-if TYPE_CHECKING:
-    from bench.results.store import RunData
 
 
 @dataclass(frozen=True)
@@ -25,12 +21,6 @@ class Format:
 
     meaning: str
     takes: frozenset[str] = frozenset()
-
-    def export(self, name: str, run: RunData, options: Options) -> str:
-        """The text without its last line end; pandas and scipy take a second, so they are imported here."""
-        module = importlib.import_module(f"bench.export.{name.replace('-', '_')}")
-        text: str = module.export(run, options)
-        return text
 
 
 FORMATS = {
@@ -88,7 +78,8 @@ def _main(argv: Sequence[str] | None) -> int:
     asked = _options(options, name)
     from bench.results.store import load_run, write_output  # noqa: PLC0415 - pandas takes a second
 
-    text = FORMATS[name].export(name, load_run(options.run), asked)
+    export = importlib.import_module(f"bench.export.{name.replace('-', '_')}").export
+    text: str = export(load_run(options.run), asked)
     if options.out is None:
         print(text)
     else:

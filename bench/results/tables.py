@@ -62,16 +62,13 @@ def _checked(raw: pd.DataFrame, columns: tuple[Column, ...]) -> pd.DataFrame:
     for column in columns:
         if column.needed and column.name not in places:
             raise ValueError(f"it lacks the column {column.name}")
-    made = {
-        column.name: _typed(
-            [cell if isinstance(cell, str) else "" for cell in cells[:, places[column.name]]],
-            column,
-            raw.index,
+    made = {}
+    for column in columns:
+        place = places.get(column.name)
+        texts = [""] * len(raw) if place is None else cells[:, place].tolist()
+        made[column.name] = _typed(
+            [text if isinstance(text, str) else "" for text in texts], column, raw.index
         )
-        if column.name in places
-        else _filled([None] * len(raw), column)
-        for column in columns
-    }
     return pd.DataFrame(made, index=raw.index)
 
 

@@ -215,6 +215,12 @@ def test_a_run_goes_on_with_no_other_code_than_it_began_with(failed: Failed) -> 
     assert {name: (kept / name).read_bytes() for name in before} == before
 
 
+@pytest.mark.campaign
+def test_with_the_code_as_it_was_a_run_goes_on(failed: Failed) -> None:
+    assert measure(failed.project, *RESUME, "--rounds", "6").returncode == 0
+    assert load_run(failed.project / OUT).cases["num_rounds"].tolist() == [6, 6, 6]
+
+
 NO_GROUP = """
 import os
 import torch

@@ -18,9 +18,22 @@ from bench.results.store import load_run
 from ddp_bench import NAMES, own_command
 
 OWN_PACKAGES = """
+import dataclasses
 import bench, models, report
-from models.layers import WIDTH
+from models.layers import activation
 assert bench.OWN and models.OWN and report.OWN
+"""
+
+WITHIN_A_STEP = """
+class Own(Transformer):
+    def forward(self, *arguments, **named):
+        import bench, models, report
+        from models.layers import activation
+        assert bench.OWN and models.OWN and report.OWN
+        return super().forward(*arguments, **named)
+
+
+own = dataclasses.replace(transformer, module=Own)
 """
 
 
@@ -42,10 +55,10 @@ def finished(project: Path, *command: str) -> subprocess.CompletedProcess[str]:
 def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
     folder = tmp_path_factory.mktemp("own")
     project = project_with(NAMES, folder / "project")
-    (project / "own.py").write_text(OWN_PACKAGES + TRANSFORMER)
+    (project / "own.py").write_text(OWN_PACKAGES + TRANSFORMER + WITHIN_A_STEP)
     ended = finished(
         project,
-        *("run", "--workload", "own:transformer", "--device", "cpu", "--gpus", "2", "--batch-size", "4"),
+        *("run", "--workload", "own:own", "--device", "cpu", "--gpus", "2", "--batch-size", "4"),
         *("--modes", "dp,ddp,fsdp,pipeline", "--data", "host", "--accumulate", "2", "--rounds", "1"),
         *("--steps", "1", "--bucket-cap-mb", "default", "--out", str(folder / "run")),
     )
