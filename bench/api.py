@@ -1,4 +1,4 @@
-"""Runs as frames, for notebooks and scripts: `from bench import load_run, compare`.
+"""Runs as frames, for notebooks and scripts: `from ddp_bench import load_run, compare`.
 
 A mistake, such as a folder that is no run, is a `bench.errors.UsageError` (a ValueError) of one line.
 """
@@ -15,20 +15,20 @@ from typing import Any
 
 import pandas as pd
 
-from bench import cli
-from bench.conditions import part
-from bench.findings.cautions import run_cautions
-from bench.findings.findings import conclude
-from bench.findings.wording import unit_of_cases
-from bench.gate.compare import compare as gate_of
-from bench.gate.judge import METRICS
-from bench.gate.options import DEFAULT_THRESHOLD
-from bench.gate.output import as_json
-from bench.gate.runs import read_run
-from bench.results import store
-from bench.results.aggregate import comparisons_of_run
-from bench.results.units import units_of
-from bench.run.summary import summary_json
+from ddp_bench.bench import cli
+from ddp_bench.bench.conditions import part
+from ddp_bench.bench.findings.cautions import run_cautions
+from ddp_bench.bench.findings.findings import conclude
+from ddp_bench.bench.findings.wording import unit_of_cases
+from ddp_bench.bench.gate.compare import compare as gate_of
+from ddp_bench.bench.gate.judge import METRICS
+from ddp_bench.bench.gate.options import DEFAULT_THRESHOLD
+from ddp_bench.bench.gate.output import as_json
+from ddp_bench.bench.gate.runs import read_run
+from ddp_bench.bench.results import store
+from ddp_bench.bench.results.aggregate import comparisons_of_run
+from ddp_bench.bench.results.units import units_of
+from ddp_bench.bench.run.summary import summary_json
 
 COMPARISON_COLUMNS = {
     "case_id": "string",

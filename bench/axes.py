@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
-from bench import cli
-from bench.layout import PYTORCH_CAPS, BucketCaps
+from ddp_bench.bench import cli
+from ddp_bench.bench.layout import PYTORCH_CAPS, BucketCaps
 
 SCHEDULES = ("gpipe", "1f1b")
 NO, YES = False, True

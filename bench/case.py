@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from bench.axes import (
+from ddp_bench.bench.axes import (
     DDP_AXES,
     DDP_SETTINGS,
     LATER_DEFAULTS,
@@ -20,8 +20,8 @@ from bench.axes import (
     StepSettings,
     stored,
 )
-from bench.layout import BucketCaps
-from bench.settings import IMAGES, RANK_PER_DEVICE, STAGED
+from ddp_bench.bench.layout import BucketCaps
+from ddp_bench.bench.settings import IMAGES, RANK_PER_DEVICE, STAGED
 
 GRAPH_MODES = ("reduce-overhead", "max-autotune")
 """Modes of torch.compile that replay CUDA graphs, by torch._inductor.list_mode_options."""

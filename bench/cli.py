@@ -22,11 +22,13 @@ from typing import Any, NoReturn, TypeVar
 from rich.console import Console
 from rich.table import Table
 
-from bench.errors import ExitCode, UsageError, UserCodeError
-from bench.text import visible
-from ddp_bench import TYPED_ENV
+from ddp_bench.bench.errors import ExitCode, UsageError, UserCodeError
+from ddp_bench.bench.text import visible
 
 T = TypeVar("T")
+
+TYPED_ENV = "_DDP_BENCH_TYPED"
+"""How the user called the command, for the commands that messages name; no prefix of a condition of a run."""
 
 PIPED_WIDTH = 180
 """Columns of a table that is not on a terminal, where rich would wrap at 80; the gate's needs this many."""

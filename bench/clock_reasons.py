@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any
 
-from bench.gpus import ask_nvml
+from ddp_bench.bench.gpus import ask_nvml
 
 
 class ClockReason(StrEnum):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from bench.text import visible
+from ddp_bench.bench.text import visible
 
 
 class ExitCode(IntEnum):

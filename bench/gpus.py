@@ -15,7 +15,7 @@ from typing import Any
 
 import pynvml
 
-from bench.conditions import visible
+from ddp_bench.bench.conditions import visible
 
 PATHS = {10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 """nvmlGpuTopologyLevel_t of nvml.h in the words of `nvidia-smi topo -m`."""

@@ -12,8 +12,8 @@ from typing import Any
 
 import psutil
 
-from bench import sysfs
-from bench.credentials import HIDDEN, is_credential
+from ddp_bench.bench import sysfs
+from ddp_bench.bench.credentials import HIDDEN, is_credential
 
 PACKAGES = ("torch", "torchvision", "numpy", "pandas", "scipy", "matplotlib")
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.axes import (
+from ddp_bench.bench.axes import (
     DDP_AXES,
     DDP_DEFAULTS,
     DDP_OPTIMIZER,
@@ -18,10 +18,10 @@ from bench.axes import (
     STEP_DEFAULTS,
     stored,
 )
-from bench.case import GRAPH_MODES, Case
-from bench.errors import UsageError
-from bench.layout import BucketCaps
-from bench.settings import COMPARATORS, IMAGES, RANK_PER_DEVICE, ResolvedSettings
+from ddp_bench.bench.case import GRAPH_MODES, Case
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.layout import BucketCaps
+from ddp_bench.bench.settings import COMPARATORS, IMAGES, RANK_PER_DEVICE, ResolvedSettings
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from ddp_bench import NAMES, ROOT
+from ddp_bench.bench.package import OWN_FOLDERS, PACKAGE, ROOT
 
 GIT_TIMEOUT_S = 10
 
@@ -91,7 +91,7 @@ def own_git_state() -> dict[str, Any]:
 
     The folder of installed packages may lie within a repository of the user's.
     """
-    return commit_of(ROOT) if is_tracked(ROOT / "bench" / "__init__.py", ROOT) else {}
+    return commit_of(ROOT) if is_tracked(PACKAGE / "__init__.py", ROOT) else {}
 
 
 def own_version() -> str | None:
@@ -145,7 +145,7 @@ def imported_below(top: Path) -> dict[str, Path]:
     Those of environments there, of Python and of ddp-bench are left out.
     """
     others = {Path(sysconfig.get_path(key)).resolve() for key in ("stdlib", "platstdlib")}
-    others |= {ROOT / package for package in NAMES}
+    others |= OWN_FOLDERS
 
     @cache  # torch alone has a thousand modules, in few folders
     def own(folder: str) -> Path | None:

@@ -57,7 +57,7 @@ def train_step_benchmark(benchmark: Any) -> Callable[..., None]:
         # Imported here: a test session that does not use the fixture should not pay for torch.
         import torch  # noqa: PLC0415
 
-        from bench.measure.timed import no_gc  # noqa: PLC0415
+        from ddp_bench.bench.measure.timed import no_gc  # noqa: PLC0415
 
         where = torch.device(device)
         num_calls = 0

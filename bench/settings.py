@@ -7,10 +7,18 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
-from bench import cli
-from bench.axes import DDP_SETTINGS, NO, PIPELINE_SETTINGS, STEP_DEFAULTS, STEP_SETTINGS, YES, stored
-from bench.errors import UsageError
-from bench.layout import BucketCaps
+from ddp_bench.bench import cli
+from ddp_bench.bench.axes import (
+    DDP_SETTINGS,
+    NO,
+    PIPELINE_SETTINGS,
+    STEP_DEFAULTS,
+    STEP_SETTINGS,
+    YES,
+    stored,
+)
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.layout import BucketCaps
 
 STAGED = ("partition", "pipeline")
 """Modes in which each device has some of the layers."""

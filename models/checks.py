@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from bench.errors import RAISED_BY_USERS, UsageError
-from models.nested import describe, map_tensors
-from models.workload import (
+from ddp_bench.bench.errors import RAISED_BY_USERS, UsageError
+from ddp_bench.models.nested import describe, map_tensors
+from ddp_bench.models.workload import (
     EXPECTED,
     Batch,
     Workload,

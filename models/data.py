@@ -11,10 +11,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from bench.errors import RAISED_BY_USERS, UsageError
-from models.nested import map_tensors, tensors_of
-from models.profile import num_outputs
-from models.workload import Batch, Workload, is_pair_of_tensors, make_batch
+from ddp_bench.bench.errors import RAISED_BY_USERS, UsageError
+from ddp_bench.models.nested import map_tensors, tensors_of
+from ddp_bench.models.profile import num_outputs
+from ddp_bench.models.workload import Batch, Workload, is_pair_of_tensors, make_batch
 
 __all__ = ["BatchSource", "PrefetchSource", "check_folder", "open_source"]
 
@@ -153,7 +153,7 @@ def open_source(
             "shape; use `device` or `host` data"
         )
     # torchvision takes seconds to import: only a folder of images needs it.
-    from models.folder import FolderSource, list_images  # noqa: PLC0415
+    from ddp_bench.models.folder import FolderSource, list_images  # noqa: PLC0415
 
     listing = list_images(Path(data))
     num_images, global_batch = len(listing.samples), batch_size * world_size
@@ -182,7 +182,7 @@ def open_source(
 
 def check_folder(folder: Path) -> int:
     """As `models.folder.check_folder`, which imports torchvision."""
-    from models.folder import check_folder as check  # noqa: PLC0415 - see open_source
+    from ddp_bench.models.folder import check_folder as check  # noqa: PLC0415 - see open_source
 
     return check(folder)
 

@@ -24,10 +24,10 @@ from torchvision.datasets.folder import (
     make_dataset,
 )
 
-from bench.errors import UsageError
-from bench.parent_death import end_with
-from models.data import mixed
-from models.workload import Batch, Workload, in_format, one_line
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.parent_death import end_with
+from ddp_bench.models.data import mixed
+from ddp_bench.models.workload import Batch, Workload, in_format, one_line
 
 MAX_CHECKED = 1000
 """Most images that `check_folder` decodes."""

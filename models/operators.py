@@ -16,9 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from bench.errors import RAISED_BY_USERS
-from models.nested import map_tensors
-from models.workload import Workload, loss_function, make_batch
+from ddp_bench.bench.errors import RAISED_BY_USERS
+from ddp_bench.models.nested import map_tensors
+from ddp_bench.models.workload import Workload, loss_function, make_batch
 
 _MADE_ROWS = 2
 """Rows of the batch that a workload makes; on the meta device it is as long as wanted, at no cost."""

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from bench.errors import RAISED_BY_USERS
-from models.nested import map_tensors
-from models.operators import unfused_encoders
-from models.workload import Batch, Workload, arguments_of, make_batch, make_module
+from ddp_bench.bench.errors import RAISED_BY_USERS
+from ddp_bench.models.nested import map_tensors
+from ddp_bench.models.operators import unfused_encoders
+from ddp_bench.models.workload import Batch, Workload, arguments_of, make_batch, make_module
 
 _BATCH_SIZE = 2  # some models squeeze away a batch of one
 

@@ -19,14 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bench.errors import RAISED_BY_USERS, UsageError, UserCodeError
-from bench.provenance import not_found
-from bench.settings import IMAGES
-from ddp_bench import give_names
-from models.checks import checked
-from models.nested import describe
-from models.resnet import RESNET20_CLASSES, resnet20, resnet_layers
-from models.workload import Batch, Workload, one_line
+from ddp_bench.bench.errors import RAISED_BY_USERS, UsageError, UserCodeError
+from ddp_bench.bench.provenance import not_found
+from ddp_bench.bench.settings import IMAGES
+from ddp_bench.models.checks import checked
+from ddp_bench.models.nested import describe
+from ddp_bench.models.resnet import RESNET20_CLASSES, resnet20, resnet_layers
+from ddp_bench.models.workload import Batch, Workload, one_line
 
 _TORCHVISION_ARCHS = (
     "resnet18",
@@ -182,7 +181,6 @@ def _import(name: str) -> ModuleType:
     if folder not in sys.path:
         sys.path.insert(0, folder)
     importlib.invalidate_caches()
-    given = give_names()
     try:
         return importlib.import_module(name)
     except UsageError:
@@ -191,13 +189,7 @@ def _import(name: str) -> ModuleType:
         missing = exc.name if isinstance(exc, ModuleNotFoundError) else None
         if missing is not None and f"{name}.".startswith(f"{missing}."):
             raise UsageError(not_found(missing, Path(folder))) from None
-        hint = "; there, write from ddp_bench import Workload" if _wants_ours(exc, given) else ""
-        raise UserCodeError(f"module {name} cannot be imported: {one_line(exc)}{hint}") from exc
-
-
-def _wants_ours(error: BaseException, given: list[str]) -> bool:
-    """Whether a `from models import Workload` met the user's own `models`."""
-    return isinstance(error, ImportError) and error.name in given and "Workload" in str(error)
+        raise UserCodeError(f"module {name} cannot be imported: {one_line(exc)}") from exc
 
 
 def _call(function: Any, spec: str) -> object:

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from bench.axes import StepSettings
-from bench.errors import RAISED_BY_USERS
-from models.workload import Workload, images_in, make_batch
+from ddp_bench.bench.axes import StepSettings
+from ddp_bench.bench.errors import RAISED_BY_USERS
+from ddp_bench.models.workload import Workload, images_in, make_batch
 
 MOST_GRAPHS = 256
 """Graphs that dynamo may hold of one function: every case has its own, where its limit of 8 is for reuse."""

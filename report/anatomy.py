@@ -8,12 +8,12 @@ from itertools import pairwise
 
 import pandas as pd
 
-from bench.findings.numbers import finite, mib, plural, quantity, with_interval
-from bench.findings.wording import Row, cap_label, case_label, estimate, ranged, text, truth
-from bench.results.schema import records
-from bench.stats import Interval
-from report.drawings import Bar, Bars, Bucket, Part, Timeline, Track
-from report.select import WorkloadCases, at_headline, by_mode, headline_count, step_time, unshared
+from ddp_bench.bench.findings.numbers import finite, mib, plural, quantity, with_interval
+from ddp_bench.bench.findings.wording import Row, cap_label, case_label, estimate, ranged, text, truth
+from ddp_bench.bench.results.schema import records
+from ddp_bench.bench.stats import Interval
+from ddp_bench.report.drawings import Bar, Bars, Bucket, Part, Timeline, Track
+from ddp_bench.report.select import WorkloadCases, at_headline, by_mode, headline_count, step_time, unshared
 
 EXPOSED, MIXED = "exposed communication", "backward with communication"
 _MANY = 10

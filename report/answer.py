@@ -7,14 +7,14 @@ from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
-from bench.conditions import Manifest, part
-from bench.findings.answers import CAP, COMMUNICATION, RESOLVED, WRAPPER, Verdict
-from bench.findings.findings import Conclusion
-from bench.findings.numbers import about, finite, plain, plural
-from bench.findings.wording import CPU_STAND_IN, device_noun, text, truth, without_stand_in
-from bench.results.comparisons import EQUAL, FASTER, SLOWER
-from bench.text import visible
-from report.model import Card, Following
+from ddp_bench.bench.conditions import Manifest, part
+from ddp_bench.bench.findings.answers import CAP, COMMUNICATION, RESOLVED, WRAPPER, Verdict
+from ddp_bench.bench.findings.findings import Conclusion
+from ddp_bench.bench.findings.numbers import about, finite, plain, plural
+from ddp_bench.bench.findings.wording import CPU_STAND_IN, device_noun, text, truth, without_stand_in
+from ddp_bench.bench.results.comparisons import EQUAL, FASTER, SLOWER
+from ddp_bench.bench.text import visible
+from ddp_bench.report.model import Card, Following
 
 _TITLES = {WRAPPER: "Which wrapper", CAP: "DDP's settings", COMMUNICATION: "Communication"}
 _STATES = {FASTER: "found", SLOWER: "found", RESOLVED: "found", EQUAL: "equal"}

@@ -6,18 +6,18 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.conditions import Manifest, machine_kind
-from bench.findings.numbers import between, plural, times
-from bench.findings.separate_runs import UNKNOWN_REF, interleave_command, took_turns
-from bench.findings.wording import Row, case_label, estimate, text, truth
-from bench.results.aggregate import images_per_s_by_round, units_per_step
-from bench.results.comparisons import EQUAL, FASTER, SLOWER, Comparison, margin_of
-from bench.results.round_times import ByRound
-from bench.results.schema import records
-from bench.results.store import RunData
-from bench.stats import paired_ratio, ratio_of_runs
-from report.model import Following
-from report.select import WorkloadCases
+from ddp_bench.bench.conditions import Manifest, machine_kind
+from ddp_bench.bench.findings.numbers import between, plural, times
+from ddp_bench.bench.findings.separate_runs import UNKNOWN_REF, interleave_command, took_turns
+from ddp_bench.bench.findings.wording import Row, case_label, estimate, text, truth
+from ddp_bench.bench.results.aggregate import images_per_s_by_round, units_per_step
+from ddp_bench.bench.results.comparisons import EQUAL, FASTER, SLOWER, Comparison, margin_of
+from ddp_bench.bench.results.round_times import ByRound
+from ddp_bench.bench.results.schema import records
+from ddp_bench.bench.results.store import RunData
+from ddp_bench.bench.stats import paired_ratio, ratio_of_runs
+from ddp_bench.report.model import Following
+from ddp_bench.report.select import WorkloadCases
 
 _CONFIDENCE = 0.95
 """Of all ratios that stand beside each other together, and of a run's own intervals each."""

@@ -16,15 +16,15 @@ from textwrap import indent
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from bench.errors import UsageError
-from bench.findings.wording import unit_of_cases
-from bench.results.archive import opened
-from bench.results.store import load_run, write_output
-from bench.settings import IMAGES
-from bench.text import markdown as escaped
-from report import files, view
-from report.draw import figures
-from report.model import Card, Page, RunView, Section, Table
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.findings.wording import unit_of_cases
+from ddp_bench.bench.results.archive import opened
+from ddp_bench.bench.results.store import load_run, write_output
+from ddp_bench.bench.settings import IMAGES
+from ddp_bench.bench.text import markdown as escaped
+from ddp_bench.report import files, view
+from ddp_bench.report.draw import figures
+from ddp_bench.report.model import Card, Page, RunView, Section, Table
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 _PRINT_TIMEOUT_S = 120

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from bench.findings.numbers import finite, with_interval
-from bench.findings.wording import Row, cap_label, text
-from bench.results.schema import records
-from report.devices import BARS, hollow_note, marked, on_devices
-from report.drawings import Chart, Panel, Point, Series, Tick
-from report.select import WorkloadCases, step_time, usual_settings
+from ddp_bench.bench.findings.numbers import finite, with_interval
+from ddp_bench.bench.findings.wording import Row, cap_label, text
+from ddp_bench.bench.results.schema import records
+from ddp_bench.report.devices import BARS, hollow_note, marked, on_devices
+from ddp_bench.report.drawings import Chart, Panel, Point, Series, Tick
+from ddp_bench.report.select import WorkloadCases, step_time, usual_settings
 
 ByCap = dict[str, Point]
 _MOST_CAPS = 12

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pandas as pd
 
-from bench.findings.numbers import TIMES, finite, plural, with_interval
-from bench.findings.wording import Row, case_label, device_noun, hidden_share, ranged, text
-from bench.results.schema import records
-from report.fields import NAME, Field, interval, table
-from report.model import Table, TableColumn
+from ddp_bench.bench.findings.numbers import TIMES, finite, plural, with_interval
+from ddp_bench.bench.findings.wording import Row, case_label, device_noun, hidden_share, ranged, text
+from ddp_bench.bench.results.schema import records
+from ddp_bench.report.fields import NAME, Field, interval, table
+from ddp_bench.report.model import Table, TableColumn
 
 _APART_PCT = 10
 _NAMED = 6

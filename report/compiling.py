@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pandas as pd
 
-from bench.axes import PYTHON_REDUCER
-from bench.findings.numbers import TIMES, with_interval
-from bench.findings.wording import Row, text
-from bench.results.comparisons import Comparison, over_eager
-from bench.results.schema import records
-from report.fields import CASE, Field, table, value, whole
-from report.model import Table, TableColumn
+from ddp_bench.bench.axes import PYTHON_REDUCER
+from ddp_bench.bench.findings.numbers import TIMES, with_interval
+from ddp_bench.bench.findings.wording import Row, text
+from ddp_bench.bench.results.comparisons import Comparison, over_eager
+from ddp_bench.bench.results.schema import records
+from ddp_bench.report.fields import CASE, Field, table, value, whole
+from ddp_bench.report.model import Table, TableColumn
 
 _NOTE = (
     "Compiled cases. Seconds are those that the first rank spent in the compiler, backward included: what "

@@ -8,14 +8,14 @@ from typing import Any
 
 import pandas as pd
 
-from bench.axes import STEP_DEFAULTS
-from bench.conditions import Manifest, Question, conditions_of, gpus_of, part, variables_of
-from bench.findings.cautions import load_shares
-from bench.findings.numbers import TIMES, count, duration, finite, mib, plain, quantity, singular
-from bench.findings.wording import Row, link_name, samples_noun, text, unit_of, units_per_sample
-from bench.results.schema import READS
-from bench.settings import IMAGES
-from report.model import Fact, Group, Table, TableColumn
+from ddp_bench.bench.axes import STEP_DEFAULTS
+from ddp_bench.bench.conditions import Manifest, Question, conditions_of, gpus_of, part, variables_of
+from ddp_bench.bench.findings.cautions import load_shares
+from ddp_bench.bench.findings.numbers import TIMES, count, duration, finite, mib, plain, quantity, singular
+from ddp_bench.bench.findings.wording import Row, link_name, samples_noun, text, unit_of, units_per_sample
+from ddp_bench.bench.results.schema import READS
+from ddp_bench.bench.settings import IMAGES
+from ddp_bench.report.model import Fact, Group, Table, TableColumn
 
 _RANK_COLUMNS = ("rank", "host", "local_rank", "device", "device_name", "bound_cores", "link")
 _OF_THE_WORK = (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from bench.findings.numbers import TIMES, finite, per_second, plural, quantity, rate, with_interval
-from bench.findings.wording import (
+from ddp_bench.bench.findings.numbers import TIMES, finite, per_second, plural, quantity, rate, with_interval
+from ddp_bench.bench.findings.wording import (
     Row,
     case_label,
     device_noun,
@@ -16,12 +16,12 @@ from bench.findings.wording import (
     truth,
     unit_of,
 )
-from bench.results.comparisons import Comparison
-from bench.results.schema import records
-from bench.results.typical import Typical
-from bench.stats import Interval
-from report.drawings import Chart, Panel, Point, Series, Tick
-from report.select import WorkloadCases, answered_ratio, by_mode
+from ddp_bench.bench.results.comparisons import Comparison
+from ddp_bench.bench.results.schema import records
+from ddp_bench.bench.results.typical import Typical
+from ddp_bench.bench.stats import Interval
+from ddp_bench.report.drawings import Chart, Panel, Point, Series, Tick
+from ddp_bench.report.select import WorkloadCases, answered_ratio, by_mode
 
 _DIRECT_CHARACTERS = 12
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from bench.stats import Interval
+from ddp_bench.bench.stats import Interval
 
 MOST_RUNS = 8
 """Runs that one drawing can tell apart by mark, line and colour."""

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import pandas as pd
 
-from bench.findings.numbers import count, finite, number, with_interval
-from bench.findings.wording import (
+from ddp_bench.bench.findings.numbers import count, finite, number, with_interval
+from ddp_bench.bench.findings.wording import (
     Row,
     case_label,
     device_noun,
@@ -17,9 +17,9 @@ from bench.findings.wording import (
     text,
     truth,
 )
-from bench.results.schema import records
-from bench.stats import Interval
-from report.model import Hyperlink, Table, TableColumn
+from ddp_bench.bench.results.schema import records
+from ddp_bench.bench.stats import Interval
+from ddp_bench.report.model import Hyperlink, Table, TableColumn
 
 Field = tuple[TableColumn, Callable[[Row], str]]
 Links = Callable[[Row], tuple[Hyperlink, ...]]

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from bench.findings.numbers import mib, number
-from bench.results.disk import read_bytes
-from bench.results.store import FAILURES
-from bench.scaling.document import Predictions
-from bench.text import csv_cell, csv_text
-from report.model import Download, Hyperlink, RunFiles
+from ddp_bench.bench.findings.numbers import mib, number
+from ddp_bench.bench.results.disk import read_bytes
+from ddp_bench.bench.results.store import FAILURES
+from ddp_bench.bench.scaling.document import Predictions
+from ddp_bench.bench.text import csv_cell, csv_text
+from ddp_bench.report.model import Download, Hyperlink, RunFiles
 
 MOST_BYTES = 2 * 2**20
 """A larger file is not carried: the page has to stay light enough to send."""

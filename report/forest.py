@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from bench.findings.answers import headline
-from bench.findings.numbers import between, plural, times
-from bench.findings.wording import Row, settings_label, short_mode, text, truth
-from bench.results.comparisons import Comparison, default_of, over_default
-from bench.results.schema import records
-from report.drawings import Forest, Ratio
-from report.select import WorkloadCases
+from ddp_bench.bench.findings.answers import headline
+from ddp_bench.bench.findings.numbers import between, plural, times
+from ddp_bench.bench.findings.wording import Row, settings_label, short_mode, text, truth
+from ddp_bench.bench.results.comparisons import Comparison, default_of, over_default
+from ddp_bench.bench.results.schema import records
+from ddp_bench.report.drawings import Forest, Ratio
+from ddp_bench.report.select import WorkloadCases
 
 _MOST = 24
 _STYLES = {"dp": "dp", "ddp": "ddp"}

@@ -6,15 +6,23 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from bench.findings.numbers import TIMES, finite, number, per_second, plural, quantity, rate, times
-from bench.findings.wording import Row, case_name, estimate, settings_label, short_mode, text, unit_of_cases
-from bench.results.schema import records
-from bench.settings import COMPARATORS, STAGED
-from report.devices import BARS, LOG_FROM, device_ticks, hollow_note, marked
-from report.drawings import Chart, Panel, Point, Series
-from report.fields import NAME, Field, interval, table
-from report.model import Section, Table, TableColumn
-from report.select import WorkloadCases, by_mode
+from ddp_bench.bench.findings.numbers import TIMES, finite, number, per_second, plural, quantity, rate, times
+from ddp_bench.bench.findings.wording import (
+    Row,
+    case_name,
+    estimate,
+    settings_label,
+    short_mode,
+    text,
+    unit_of_cases,
+)
+from ddp_bench.bench.results.schema import records
+from ddp_bench.bench.settings import COMPARATORS, STAGED
+from ddp_bench.report.devices import BARS, LOG_FROM, device_ticks, hollow_note, marked
+from ddp_bench.report.drawings import Chart, Panel, Point, Series
+from ddp_bench.report.fields import NAME, Field, interval, table
+from ddp_bench.report.model import Section, Table, TableColumn
+from ddp_bench.report.select import WorkloadCases, by_mode
 
 FORMS = {
     "dp": "data parallel",

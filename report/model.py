@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from report.drawings import Drawing
+from ddp_bench.report.drawings import Drawing
 
 
 @dataclass(frozen=True)

@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from bench.conditions import Manifest
-from bench.findings.numbers import finite
-from bench.findings.wording import text
-from bench.results.aggregate import fits_of_cases, typical_of, units_per_step
-from bench.results.comparisons import Comparison, over_default
-from bench.results.round_times import RoundTimes
-from bench.results.schema import CASES, SCHEMA_VERSION, records, typed_frame
-from bench.results.store import RunData
-from bench.results.typical import Typical
-from bench.stats import Interval
+from ddp_bench.bench.conditions import Manifest
+from ddp_bench.bench.findings.numbers import finite
+from ddp_bench.bench.findings.wording import text
+from ddp_bench.bench.results.aggregate import fits_of_cases, typical_of, units_per_step
+from ddp_bench.bench.results.comparisons import Comparison, over_default
+from ddp_bench.bench.results.round_times import RoundTimes
+from ddp_bench.bench.results.schema import CASES, SCHEMA_VERSION, records, typed_frame
+from ddp_bench.bench.results.store import RunData
+from ddp_bench.bench.results.typical import Typical
+from ddp_bench.bench.stats import Interval
 
 Cells = dict[Any, Any]
 

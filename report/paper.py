@@ -8,21 +8,28 @@ from dataclasses import replace
 
 import pandas as pd
 
-from bench.conditions import part
-from bench.findings.numbers import TIMES, finite, mib, plain, plural, short, with_interval
-from bench.findings.wording import Row, case_label, estimate, link_name, ranged, text
-from bench.results.comparisons import Comparison
-from bench.results.schema import records
-from bench.results.store import RunData
-from bench.results.typical import Typical
-from bench.stats import Interval
-from report.anatomy import parts
-from report.caps import bucket_caps
-from report.devices import BARS, hollow_note, marked, on_devices
-from report.drawings import Bar, Bars, Chart, Panel, Part, Point, Series, Tick
-from report.fields import Field, interval, table, value, whole
-from report.model import Section, Table, TableColumn
-from report.select import WorkloadCases, answered_ratio, at_headline, by_mode, headline_count, step_time
+from ddp_bench.bench.conditions import part
+from ddp_bench.bench.findings.numbers import TIMES, finite, mib, plain, plural, short, with_interval
+from ddp_bench.bench.findings.wording import Row, case_label, estimate, link_name, ranged, text
+from ddp_bench.bench.results.comparisons import Comparison
+from ddp_bench.bench.results.schema import records
+from ddp_bench.bench.results.store import RunData
+from ddp_bench.bench.results.typical import Typical
+from ddp_bench.bench.stats import Interval
+from ddp_bench.report.anatomy import parts
+from ddp_bench.report.caps import bucket_caps
+from ddp_bench.report.devices import BARS, hollow_note, marked, on_devices
+from ddp_bench.report.drawings import Bar, Bars, Chart, Panel, Part, Point, Series, Tick
+from ddp_bench.report.fields import Field, interval, table, value, whole
+from ddp_bench.report.model import Section, Table, TableColumn
+from ddp_bench.report.select import (
+    WorkloadCases,
+    answered_ratio,
+    at_headline,
+    by_mode,
+    headline_count,
+    step_time,
+)
 
 _SOURCE = (
     "Source: Li et al., “PyTorch Distributed: Experiences on Accelerating Data Parallel Training”, "

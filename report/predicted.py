@@ -6,19 +6,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 
-from bench.axes import DDP_DEFAULTS
-from bench.cli import command
-from bench.findings.numbers import count, number, per_second, plural, quantity, with_interval
-from bench.findings.wording import Row, cap_label, device_noun, estimate, link_name, settings, text
-from bench.results.store import RunData
-from bench.scaling.calibration import Identity, differences
-from bench.scaling.document import Line, Mark, Predictions
-from bench.scaling.measured import ddp_cases, identity
-from bench.scaling.validate import error_sizes
-from bench.stats import Interval
-from report.devices import LOG_FROM, device_ticks, marked
-from report.drawings import MOST_RUNS, Chart, Panel, Point, Series
-from report.model import Section, Table, TableColumn
+from ddp_bench.bench.axes import DDP_DEFAULTS
+from ddp_bench.bench.cli import command
+from ddp_bench.bench.findings.numbers import count, number, per_second, plural, quantity, with_interval
+from ddp_bench.bench.findings.wording import Row, cap_label, device_noun, estimate, link_name, settings, text
+from ddp_bench.bench.results.store import RunData
+from ddp_bench.bench.scaling.calibration import Identity, differences
+from ddp_bench.bench.scaling.document import Line, Mark, Predictions
+from ddp_bench.bench.scaling.measured import ddp_cases, identity
+from ddp_bench.bench.scaling.validate import error_sizes
+from ddp_bench.bench.stats import Interval
+from ddp_bench.report.devices import LOG_FROM, device_ticks, marked
+from ddp_bench.report.drawings import MOST_RUNS, Chart, Panel, Point, Series
+from ddp_bench.report.model import Section, Table, TableColumn
 
 _NOTE = f"Predicted by {command('predict')}, not measured: a simulation of one step, fed by a calibration."
 _HOW = (

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from bench.conditions import Manifest, part
-from bench.findings.links import bus_gb_per_s
-from bench.findings.numbers import finite
-from bench.findings.wording import Row, estimate, unit_of, units_per_sample
-from bench.results.schema import records
-from bench.settings import IMAGES
+from ddp_bench.bench.conditions import Manifest, part
+from ddp_bench.bench.findings.links import bus_gb_per_s
+from ddp_bench.bench.findings.numbers import finite
+from ddp_bench.bench.findings.wording import Row, estimate, unit_of, units_per_sample
+from ddp_bench.bench.results.schema import records
+from ddp_bench.bench.settings import IMAGES
 
 EPOCH_IMAGES = 1_281_167
 """Training images of ImageNet-1k (Russakovsky et al., 2015)."""

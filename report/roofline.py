@@ -9,15 +9,15 @@ from statistics import median
 
 import pandas as pd
 
-from bench.conditions import Manifest, part
-from bench.findings.numbers import TIMES, finite, per_second
-from bench.findings.wording import Row, estimate, text, truth, unit_of_cases
-from bench.results.schema import records
-from bench.stats import Interval
-from report.fields import NAME, Field, interval, table, value
-from report.model import Table
-from report.rates import PASSES
-from report.select import step_time
+from ddp_bench.bench.conditions import Manifest, part
+from ddp_bench.bench.findings.numbers import TIMES, finite, per_second
+from ddp_bench.bench.findings.wording import Row, estimate, text, truth, unit_of_cases
+from ddp_bench.bench.results.schema import records
+from ddp_bench.bench.stats import Interval
+from ddp_bench.report.fields import NAME, Field, interval, table, value
+from ddp_bench.report.model import Table
+from ddp_bench.report.rates import PASSES
+from ddp_bench.report.select import step_time
 
 MOVES = 2.5
 """Bytes of forward and backward over those of the forward: a backward reads the gradient and the saved

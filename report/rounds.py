@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from bench.findings.numbers import finite, number, plural, quantity
-from bench.findings.stability import pace
-from bench.findings.wording import Row, case_label, text
-from bench.results.aggregate import images_per_s_by_round, units_per_step
-from bench.results.round_times import ByRound
-from bench.results.schema import records
-from report.drawings import BoxPlot, Chart, Panel, Point, Series, StepTimes, Tick
-from report.fields import Links
-from report.model import CaseRounds, Hyperlink
-from report.select import WorkloadCases, by_mode, headline_count
+from ddp_bench.bench.findings.numbers import finite, number, plural, quantity
+from ddp_bench.bench.findings.stability import pace
+from ddp_bench.bench.findings.wording import Row, case_label, text
+from ddp_bench.bench.results.aggregate import images_per_s_by_round, units_per_step
+from ddp_bench.bench.results.round_times import ByRound
+from ddp_bench.bench.results.schema import records
+from ddp_bench.report.drawings import BoxPlot, Chart, Panel, Point, Series, StepTimes, Tick
+from ddp_bench.report.fields import Links
+from ddp_bench.report.model import CaseRounds, Hyperlink
+from ddp_bench.report.select import WorkloadCases, by_mode, headline_count
 
 _FEWEST_ROUNDS = 3
 _MOST_TICKS = 8

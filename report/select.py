@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
-from bench.axes import DDP_DEFAULTS, STEP_DEFAULTS
-from bench.findings.numbers import finite
-from bench.findings.wording import (
+from ddp_bench.bench.axes import DDP_DEFAULTS, STEP_DEFAULTS
+from ddp_bench.bench.findings.numbers import finite
+from ddp_bench.bench.findings.wording import (
     Row,
     compile_label,
     device_noun,
@@ -21,11 +21,11 @@ from bench.findings.wording import (
     units_per_sample,
     workload_parts,
 )
-from bench.plan import equal_layout
-from bench.results.comparisons import Comparison, compile_mode
-from bench.results.schema import records
-from bench.results.typical import Typical
-from bench.stats import Interval
+from ddp_bench.bench.plan import equal_layout
+from ddp_bench.bench.results.comparisons import Comparison, compile_mode
+from ddp_bench.bench.results.schema import records
+from ddp_bench.bench.results.typical import Typical
+from ddp_bench.bench.stats import Interval
 
 _SOURCES = {"device": "synthetic {} on the device", "host": "synthetic {} from the host"}
 _WORKLOAD = ("device_type", "arch", "image_size", "scaling", "precision", *STEP_DEFAULTS, "data", "batch")

@@ -8,19 +8,40 @@ from dataclasses import replace
 
 import pandas as pd
 
-from bench.findings.numbers import MIB, TIMES, finite, number, per_second, plural, singular, with_interval
-from bench.findings.wording import Row, estimate, settings_label, short_mode, text, unit_of_cases
-from bench.layout import BucketLayout
-from bench.results.comparisons import Comparison
-from bench.results.store import failure_file
-from bench.results.typical import Typical
-from report.communication import communication
-from report.compiling import compiling
-from report.fields import APART, CASE_ID, NAME, SHARED, Field, Links, interval, linked, table, value, whole
-from report.model import Hyperlink, Table, TableColumn
-from report.rates import EPOCH_IMAGES
-from report.roofline import roofline
-from report.select import throughput_ratio, unshared
+from ddp_bench.bench.findings.numbers import (
+    MIB,
+    TIMES,
+    finite,
+    number,
+    per_second,
+    plural,
+    singular,
+    with_interval,
+)
+from ddp_bench.bench.findings.wording import Row, estimate, settings_label, short_mode, text, unit_of_cases
+from ddp_bench.bench.layout import BucketLayout
+from ddp_bench.bench.results.comparisons import Comparison
+from ddp_bench.bench.results.store import failure_file
+from ddp_bench.bench.results.typical import Typical
+from ddp_bench.report.communication import communication
+from ddp_bench.report.compiling import compiling
+from ddp_bench.report.fields import (
+    APART,
+    CASE_ID,
+    NAME,
+    SHARED,
+    Field,
+    Links,
+    interval,
+    linked,
+    table,
+    value,
+    whole,
+)
+from ddp_bench.report.model import Hyperlink, Table, TableColumn
+from ddp_bench.report.rates import EPOCH_IMAGES
+from ddp_bench.report.roofline import roofline
+from ddp_bench.report.select import throughput_ratio, unshared
 
 
 def _against_default(row: Row) -> str:

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from bench.findings.numbers import TIMES, per_second, plural, with_interval
-from bench.findings.separate_runs import NOT_INTERLEAVED
-from bench.findings.wording import Row, cap_label, estimate, short_mode, text
-from bench.results.comparisons import Comparison
-from bench.results.schema import records
-from bench.results.store import RunData
-from report import caps
-from report.between_runs import MeasuredRun, findings, following, in_turns, measured_run, ratios
-from report.devices import BARS, LOG_FROM, by_devices, device_ticks, hollow_note
-from report.drawings import MOST_RUNS, Chart, Panel, Point, Series, Tick
-from report.model import Section, Table, TableColumn
-from report.select import WorkloadCases
+from ddp_bench.bench.findings.numbers import TIMES, per_second, plural, with_interval
+from ddp_bench.bench.findings.separate_runs import NOT_INTERLEAVED
+from ddp_bench.bench.findings.wording import Row, cap_label, estimate, short_mode, text
+from ddp_bench.bench.results.comparisons import Comparison
+from ddp_bench.bench.results.schema import records
+from ddp_bench.bench.results.store import RunData
+from ddp_bench.report import caps
+from ddp_bench.report.between_runs import MeasuredRun, findings, following, in_turns, measured_run, ratios
+from ddp_bench.report.devices import BARS, LOG_FROM, by_devices, device_ticks, hollow_note
+from ddp_bench.report.drawings import MOST_RUNS, Chart, Panel, Point, Series, Tick
+from ddp_bench.report.model import Section, Table, TableColumn
+from ddp_bench.report.select import WorkloadCases
 
 _MODES = ("dp", "ddp")
 _HOW = (

@@ -8,17 +8,17 @@ from dataclasses import replace
 
 import pandas as pd
 
-from bench.findings.cautions import run_cautions
-from bench.findings.findings import conclude
-from bench.findings.numbers import plain, plural
-from bench.findings.wording import text, without_stand_in
-from bench.results.aggregate import comparisons_of_run, typical_of
-from bench.results.comparisons import Comparison
-from bench.results.round_times import RoundTimes
-from bench.results.store import RunData
-from bench.results.typical import Typical
-from bench.scaling.document import Predictions
-from report import (
+from ddp_bench.bench.findings.cautions import run_cautions
+from ddp_bench.bench.findings.findings import conclude
+from ddp_bench.bench.findings.numbers import plain, plural
+from ddp_bench.bench.findings.wording import text, without_stand_in
+from ddp_bench.bench.results.aggregate import comparisons_of_run, typical_of
+from ddp_bench.bench.results.comparisons import Comparison
+from ddp_bench.bench.results.round_times import RoundTimes
+from ddp_bench.bench.results.store import RunData
+from ddp_bench.bench.results.typical import Typical
+from ddp_bench.bench.scaling.document import Predictions
+from ddp_bench.report import (
     anatomy,
     answer,
     caps,
@@ -33,12 +33,12 @@ from report import (
     tables,
     together,
 )
-from report.drawings import Drawing
-from report.fields import Links
-from report.model import Fact, Page, RunFiles, RunView, Table
-from report.rates import with_rates
-from report.roofline import with_roofline
-from report.select import WorkloadCases, workloads
+from ddp_bench.report.drawings import Drawing
+from ddp_bench.report.fields import Links
+from ddp_bench.report.model import Fact, Page, RunFiles, RunView, Table
+from ddp_bench.report.rates import with_rates
+from ddp_bench.report.roofline import with_roofline
+from ddp_bench.report.select import WorkloadCases, workloads
 
 _MOST_HOSTS = 4
 _MOMENT = re.compile(r"([0-9-]{10})T([0-9]{2}:[0-9]{2}):[0-9]{2}(?:Z|\+00:00)")

@@ -28,7 +28,7 @@ from typing import Any
 
 from commands import ROOT, SMALL
 
-from bench.errors import ExitCode
+from ddp_bench.bench.errors import ExitCode
 
 MOST_S = 10.0
 MOST_MIB = 256.0
@@ -146,12 +146,12 @@ def _options(draw: random.Random) -> Attack:
 
 @functools.cache
 def _parsers() -> dict[str, argparse.ArgumentParser]:
-    from bench.doctor.__main__ import parser as doctor  # noqa: PLC0415
-    from bench.gate.options import parser as gate  # noqa: PLC0415
-    from bench.predict.__main__ import parser as predict  # noqa: PLC0415
-    from bench.run.__main__ import parser as run  # noqa: PLC0415
-    from bench.tune.__main__ import parser as tune  # noqa: PLC0415
-    from report.__main__ import _parser as report  # noqa: PLC0415
+    from ddp_bench.bench.doctor.main import parser as doctor  # noqa: PLC0415
+    from ddp_bench.bench.gate.options import parser as gate  # noqa: PLC0415
+    from ddp_bench.bench.predict.main import parser as predict  # noqa: PLC0415
+    from ddp_bench.bench.run.main import parser as run  # noqa: PLC0415
+    from ddp_bench.bench.tune.main import parser as tune  # noqa: PLC0415
+    from ddp_bench.report.main import _parser as report  # noqa: PLC0415
 
     parsers = {"run": run, "tune": tune, "gate": gate, "predict": predict, "doctor": doctor, "report": report}
     return {name: make() for name, make in parsers.items()}
@@ -261,15 +261,15 @@ class _Reached(BaseException):
 
 def _mains() -> dict[str, Callable[[list[str]], int]]:
     """The commands, with what starts processes taken away."""
-    from bench.doctor import __main__ as doctor_command  # noqa: PLC0415
-    from bench.gate import __main__ as gate_command  # noqa: PLC0415
-    from bench.gate import trials  # noqa: PLC0415
-    from bench.predict.__main__ import main as predict  # noqa: PLC0415
-    from bench.recovery.close import finish_and_say  # noqa: PLC0415
-    from bench.run import job  # noqa: PLC0415
-    from bench.run.__main__ import main as run  # noqa: PLC0415
-    from bench.tune import __main__ as tune_command  # noqa: PLC0415
-    from report.__main__ import main as report  # noqa: PLC0415
+    from ddp_bench.bench.doctor import main as doctor_command  # noqa: PLC0415
+    from ddp_bench.bench.gate import main as gate_command  # noqa: PLC0415
+    from ddp_bench.bench.gate import trials  # noqa: PLC0415
+    from ddp_bench.bench.predict.main import main as predict  # noqa: PLC0415
+    from ddp_bench.bench.recovery.close import finish_and_say  # noqa: PLC0415
+    from ddp_bench.bench.run import job  # noqa: PLC0415
+    from ddp_bench.bench.run.main import main as run  # noqa: PLC0415
+    from ddp_bench.bench.tune import main as tune_command  # noqa: PLC0415
+    from ddp_bench.report.main import main as report  # noqa: PLC0415
 
     def starts(*_: object, **__: object) -> None:
         raise _Reached

@@ -17,8 +17,8 @@ import pandas as pd
 import psutil
 from commands import ROOT
 
-from bench.results.schema import IDENTITY
-from bench.results.store import load_run
+from ddp_bench.bench.results.schema import IDENTITY
+from ddp_bench.bench.results.store import load_run
 
 HERE = Path(__file__).parent
 SWEEP = (

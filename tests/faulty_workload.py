@@ -17,7 +17,7 @@ import psutil
 import torch
 from torch import Tensor
 
-from bench.recovery.lockstep import Lockstep
+from ddp_bench.bench.recovery.lockstep import Lockstep
 
 OUT = Path(os.environ["FAULTS_OUT"])
 MARKERS = Path(os.environ["FAULTS_MARKERS"])

@@ -17,7 +17,7 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from bench.errors import UsageError
+from ddp_bench.bench.errors import UsageError
 
 QUICK_EXAMPLES = 100
 COMMON = {"deadline": None, "suppress_health_check": list(HealthCheck)}

@@ -22,19 +22,19 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.profiler import ProfilerActivity, profile
 
-from bench.measure.clock import float32_precision, make_clock
-from bench.measure.hold import hold, rehearse
-from bench.measure.timed import Trainer, run_block
-from bench.modes import Place
-from bench.modes.base import SingleMode
-from bench.run.job import prepare
-from bench.run.proof import Prover
-from bench.settings import Settings
-from bench.stats import paired_ratio
-from models import Workload
-from models.data import open_source
-from models.step import placed
-from models.workload import make_module
+from ddp_bench import Workload
+from ddp_bench.bench.measure.clock import float32_precision, make_clock
+from ddp_bench.bench.measure.hold import hold, rehearse
+from ddp_bench.bench.measure.timed import Trainer, run_block
+from ddp_bench.bench.modes import Place
+from ddp_bench.bench.modes.base import SingleMode
+from ddp_bench.bench.run.job import prepare
+from ddp_bench.bench.run.proof import Prover
+from ddp_bench.bench.settings import Settings
+from ddp_bench.bench.stats import paired_ratio
+from ddp_bench.models.data import open_source
+from ddp_bench.models.step import placed
+from ddp_bench.models.workload import make_module
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", 0) if HAS_GPU else torch.device("cpu")

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+OURS = ("bench", "models", "report")
+"""Folders of ours whose names a project may have too."""
+
 NET = """
 import {names}
 from models.net import Net

@@ -10,8 +10,8 @@ from itertools import accumulate
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from bench.scaling.calibration import Calibration, Identity, Parameter
-from models.workload import Workload, make_batch
+from ddp_bench.bench.scaling.calibration import Calibration, Identity, Parameter
+from ddp_bench.models.workload import Workload, make_batch
 
 FORWARD_SHARE = 1 / 3
 """A backward does twice the arithmetic of its forward: gradients of inputs and of weights."""

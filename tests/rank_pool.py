@@ -21,8 +21,19 @@ from commands import ROOT
 
 PRELOADED = (
     *("torch", "torch.distributed", "torch._dynamo", "torchvision.models"),
-    *("bench.cluster.ranks", "bench.run.proof", "bench.modes.ddp", "bench.measure.anatomy"),
-    *("bench.measure.trace", "bench.run.job", "bench.run.rank", "models.data", "models.registry"),
+    *(
+        "ddp_bench.bench.cluster.ranks",
+        "ddp_bench.bench.run.proof",
+        "ddp_bench.bench.modes.ddp",
+        "ddp_bench.bench.measure.anatomy",
+    ),
+    *(
+        "ddp_bench.bench.measure.trace",
+        "ddp_bench.bench.run.job",
+        "ddp_bench.bench.run.rank",
+        "ddp_bench.models.data",
+        "ddp_bench.models.registry",
+    ),
 )
 LIMIT_S = 120.0
 
@@ -78,7 +89,7 @@ def _play(script: str, rank: int, num_ranks: int, port: int, folder: Path) -> No
     import torch  # noqa: PLC0415
     import torch.distributed as dist  # noqa: PLC0415
 
-    from bench.cluster.process import leave  # noqa: PLC0415
+    from ddp_bench.bench.cluster.process import leave  # noqa: PLC0415
 
     torch.set_num_threads(1)
     names = {"torch": torch, "dist": dist, "json": json, "os": os, "sys": sys, "warnings": warnings}

@@ -15,7 +15,7 @@ from typing import Any
 
 from commands import ROOT, python
 
-from bench.results.store import RunData, load_run
+from ddp_bench.bench.results.store import RunData, load_run
 
 PROGRAM = """
 import json, os, pathlib, sys, time

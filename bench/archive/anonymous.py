@@ -12,8 +12,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from bench.results.schema import FILES
-from bench.text import csv_cell, csv_text
+from ddp_bench.bench.results.schema import FILES
+from ddp_bench.bench.text import csv_cell, csv_text
 
 KEPT = (
     *("schema_version", "name", "run_id", "interleaved_id", "preset", "created_utc", "settings", "seed"),

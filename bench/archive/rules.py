@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.cli import command, speaker
-from bench.conditions import gpus_of, part
-from bench.errors import UsageError
-from bench.estimate import MIN_ROUNDS
-from bench.gate.runs import GateRun
-from bench.results.disk import MOST_JSON_BYTES, parse_json, read_bytes
+from ddp_bench.bench.cli import command, speaker
+from ddp_bench.bench.conditions import gpus_of, part
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.estimate import MIN_ROUNDS
+from ddp_bench.bench.gate.runs import GateRun
+from ddp_bench.bench.results.disk import MOST_JSON_BYTES, parse_json, read_bytes
 
 LEAST_ROUNDS = 10
 """Rounds of the whole run: with fewer, an interval says little of the machine's slow changes."""

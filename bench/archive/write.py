@@ -10,17 +10,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bench import cli
-from bench.archive.anonymous import aliases, clean_manifest, clean_table, cleaner, host_names, left_over
-from bench.archive.rules import check, doctor_summary
-from bench.errors import UsageError
-from bench.gate.baseline import fingerprint
-from bench.gate.runs import read_run
-from bench.results.archive import MEMBERS, SUFFIX, opened, packed
-from bench.results.disk import MOST_TABLE_BYTES, read_bytes
-from bench.results.schema import FILES
-from bench.results.store import MANIFEST, load_run, write_output
-from bench.results.tables import readable
+from ddp_bench.bench import cli
+from ddp_bench.bench.archive.anonymous import (
+    aliases,
+    clean_manifest,
+    clean_table,
+    cleaner,
+    host_names,
+    left_over,
+)
+from ddp_bench.bench.archive.rules import check, doctor_summary
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.gate.baseline import fingerprint
+from ddp_bench.bench.gate.runs import read_run
+from ddp_bench.bench.results.archive import MEMBERS, SUFFIX, opened, packed
+from ddp_bench.bench.results.disk import MOST_TABLE_BYTES, read_bytes
+from ddp_bench.bench.results.schema import FILES
+from ddp_bench.bench.results.store import MANIFEST, load_run, write_output
+from ddp_bench.bench.results.tables import readable
 
 
 def write_archive(options: argparse.Namespace) -> Path:

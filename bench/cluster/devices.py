@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from bench.cluster.meeting import host_name
-from bench.cluster.messages import may_be_sent
-from bench.gpus import gpus, pairs
-from bench.machine import machine
+from ddp_bench.bench.cluster.meeting import host_name
+from ddp_bench.bench.cluster.messages import may_be_sent
+from ddp_bench.bench.gpus import gpus, pairs
+from ddp_bench.bench.machine import machine
 
 
 @dataclass(frozen=True)

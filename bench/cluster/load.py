@@ -10,8 +10,8 @@ from typing import Any
 
 import psutil
 
-from bench.cluster.messages import may_be_sent
-from bench.cluster.ranks import allowed_cores
+from ddp_bench.bench.cluster.messages import may_be_sent
+from ddp_bench.bench.cluster.ranks import allowed_cores
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 

@@ -19,9 +19,9 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # torch's stub forgets them
 from torch.distributed.rendezvous import rendezvous
 
-from bench.cli import speaker
-from bench.cluster.process import process_name
-from bench.errors import ExitCode, UsageError
+from ddp_bench.bench.cli import speaker
+from ddp_bench.bench.cluster.process import process_name
+from ddp_bench.bench.errors import ExitCode, UsageError
 
 COLLECTIVE_TIMEOUT = timedelta(days=1)
 """The watchdog ends what hangs, and knows what it was; a collective's own limit must not come before it."""

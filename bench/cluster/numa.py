@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import torch
 
-from bench import sysfs
+from ddp_bench.bench import sysfs
 
 
 def near_cores(device: torch.device, root: Path = Path("/")) -> frozenset[int]:

@@ -16,8 +16,8 @@ from typing import NoReturn
 
 import psutil
 
-from bench import parent_death
-from bench.errors import UsageError
+from ddp_bench.bench import parent_death
+from ddp_bench.bench.errors import UsageError
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """What Ctrl-C and a scheduler send to end a job."""

@@ -16,17 +16,17 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from bench.cluster.devices import SeenGpus, gpu_of, gpu_uuid, seen_gpus
-from bench.cluster.meeting import COLLECTIVE_TIMEOUT, host_name, meet
-from bench.cluster.messages import decode, encode, may_be_sent
-from bench.cluster.numa import bind, near_cores
-from bench.conditions import Question, needed
-from bench.errors import AgreedError, ExitCode, UsageError
-from bench.machine import versions
-from bench.modes import Place
-from bench.modes.base import pin
-from bench.provenance import own_git_state
-from bench.settings import Settings
+from ddp_bench.bench.cluster.devices import SeenGpus, gpu_of, gpu_uuid, seen_gpus
+from ddp_bench.bench.cluster.meeting import COLLECTIVE_TIMEOUT, host_name, meet
+from ddp_bench.bench.cluster.messages import decode, encode, may_be_sent
+from ddp_bench.bench.cluster.numa import bind, near_cores
+from ddp_bench.bench.conditions import Question, needed
+from ddp_bench.bench.errors import AgreedError, ExitCode, UsageError
+from ddp_bench.bench.machine import versions
+from ddp_bench.bench.modes import Place
+from ddp_bench.bench.modes.base import pin
+from ddp_bench.bench.provenance import own_git_state
+from ddp_bench.bench.settings import Settings
 
 T = TypeVar("T")
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from bench.cli import to_json
-from bench.export.figures import Figure, measured_cases
-from bench.export.options import Options
-from bench.results.store import RunData
+from ddp_bench.bench.cli import to_json
+from ddp_bench.bench.export.figures import Figure, measured_cases
+from ddp_bench.bench.export.options import Options
+from ddp_bench.bench.results.store import RunData
 
 MEASURES = {
     "images_per_s": ("throughput", 1.0),

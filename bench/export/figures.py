@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench.conditions import Manifest, part
-from bench.errors import UsageError
-from bench.export.options import METRICS, Metric
-from bench.findings.numbers import finite
-from bench.findings.wording import CPU_STAND_IN, estimate, place, stand_in, text, unit_of
-from bench.results.aggregate import step_ms_by_round
-from bench.results.comparisons import compile_mode
-from bench.results.round_times import ByRound
-from bench.results.schema import IDENTITY, records
-from bench.results.store import RunData
-from bench.stats import Interval
+from ddp_bench.bench.conditions import Manifest, part
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.export.options import METRICS, Metric
+from ddp_bench.bench.findings.numbers import finite
+from ddp_bench.bench.findings.wording import CPU_STAND_IN, estimate, place, stand_in, text, unit_of
+from ddp_bench.bench.results.aggregate import step_ms_by_round
+from ddp_bench.bench.results.comparisons import compile_mode
+from ddp_bench.bench.results.round_times import ByRound
+from ddp_bench.bench.results.schema import IDENTITY, records
+from ddp_bench.bench.results.store import RunData
+from ddp_bench.bench.stats import Interval
 
 _UNITS = {"step_ms": "ms", "exposed_comm_ms": "ms", "speedup": "ratio", "peak_mem_mib": "MiB"}
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-from bench.cli import to_json
-from bench.errors import UsageError
-from bench.export.figures import Figure, MeasuredCase, measured_cases
-from bench.export.options import Options
-from bench.results.store import RunData
+from ddp_bench.bench.cli import to_json
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.export.figures import Figure, MeasuredCase, measured_cases
+from ddp_bench.bench.export.options import Options
+from ddp_bench.bench.results.store import RunData
 
 
 def export(run: RunData, options: Options) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from bench.errors import UsageError
-from bench.export.options import Options
-from bench.findings.wording import CPU_STAND_IN, text
-from bench.results.schema import records
-from bench.results.store import RunData
-from bench.text import visible
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.export.options import Options
+from ddp_bench.bench.findings.wording import CPU_STAND_IN, text
+from ddp_bench.bench.results.schema import records
+from ddp_bench.bench.results.store import RunData
+from ddp_bench.bench.text import visible
 
 FLOAT32_BYTES = 4
 """Of an element: float32 is what the curve is measured with."""

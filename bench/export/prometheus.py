@@ -10,12 +10,12 @@ import math
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 
-from bench.conditions import part
-from bench.export.figures import MeasuredCase, measured_cases
-from bench.export.options import METRICS, Options
-from bench.findings.wording import CPU_STAND_IN, text
-from bench.results.store import RunData
-from bench.text import visible
+from ddp_bench.bench.conditions import part
+from ddp_bench.bench.export.figures import MeasuredCase, measured_cases
+from ddp_bench.bench.export.options import METRICS, Options
+from ddp_bench.bench.findings.wording import CPU_STAND_IN, text
+from ddp_bench.bench.results.store import RunData
+from ddp_bench.bench.text import visible
 
 GAUGES = {
     "images_per_s": ("throughput", "per_second", 1.0),

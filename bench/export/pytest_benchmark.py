@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from bench.cli import to_json
-from bench.conditions import part
-from bench.errors import UsageError
-from bench.export.figures import MeasuredCase, commit_of, measured_cases
-from bench.export.options import Options
-from bench.findings.wording import text
-from bench.results.store import RunData
+from ddp_bench.bench.cli import to_json
+from ddp_bench.bench.conditions import part
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.export.figures import MeasuredCase, commit_of, measured_cases
+from ddp_bench.bench.export.options import Options
+from ddp_bench.bench.findings.wording import text
+from ddp_bench.bench.results.store import RunData
 
 
 def export(run: RunData, options: Options) -> str:

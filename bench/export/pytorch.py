@@ -10,13 +10,13 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from bench.cli import to_json
-from bench.conditions import part
-from bench.export.figures import Figure, MeasuredCase, commit_of, measured_cases
-from bench.export.options import Options
-from bench.findings.numbers import finite
-from bench.findings.wording import text
-from bench.results.store import RunData
+from ddp_bench.bench.cli import to_json
+from ddp_bench.bench.conditions import part
+from ddp_bench.bench.export.figures import Figure, MeasuredCase, commit_of, measured_cases
+from ddp_bench.bench.export.options import Options
+from ddp_bench.bench.findings.numbers import finite
+from ddp_bench.bench.findings.wording import text
+from ddp_bench.bench.results.store import RunData
 
 BENCHMARK = "ddp-bench"
 

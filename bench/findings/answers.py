@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
-from bench.axes import DDP_KINDS
-from bench.estimate import MIN_ROUNDS
-from bench.findings.numbers import between, percent, short, times
-from bench.findings.wording import (
+from ddp_bench.bench.axes import DDP_KINDS
+from ddp_bench.bench.estimate import MIN_ROUNDS
+from ddp_bench.bench.findings.numbers import between, percent, short, times
+from ddp_bench.bench.findings.wording import (
     Row,
     compile_label,
     ddp_call,
@@ -25,7 +25,7 @@ from bench.findings.wording import (
     short_mode,
     text,
 )
-from bench.results.comparisons import (
+from ddp_bench.bench.results.comparisons import (
     EQUAL,
     FASTER,
     OPEN,
@@ -36,9 +36,9 @@ from bench.results.comparisons import (
     compile_mode,
     default_of,
 )
-from bench.results.schema import records
-from bench.settings import MARGINS
-from bench.stats import Interval
+from ddp_bench.bench.results.schema import records
+from ddp_bench.bench.settings import MARGINS
+from ddp_bench.bench.stats import Interval
 
 WRAPPER, CAP, COMMUNICATION = "wrapper", "DDP settings", "communication"
 

@@ -7,13 +7,13 @@ import math
 import pandas as pd
 import scipy
 
-from bench.findings.numbers import number, plural, short
-from bench.findings.wording import bits_per_s, link_name, place, ranged, text, truth
-from bench.layout import BucketLayout
-from bench.results.aggregate import typical_of
-from bench.results.comparisons import default_of
-from bench.results.round_times import RoundTimes
-from bench.results.schema import records
+from ddp_bench.bench.findings.numbers import number, plural, short
+from ddp_bench.bench.findings.wording import bits_per_s, link_name, place, ranged, text, truth
+from ddp_bench.bench.layout import BucketLayout
+from ddp_bench.bench.results.aggregate import typical_of
+from ddp_bench.bench.results.comparisons import default_of
+from ddp_bench.bench.results.round_times import RoundTimes
+from ddp_bench.bench.results.schema import records
 
 TCP_OVERHEAD = 1514 / 1448
 """Bytes on the wire for each byte that TCP delivers, full Ethernet frames."""

@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from bench.cli import command
-from bench.conditions import Manifest, part
-from bench.findings.caution import MOST_BUSY, MOST_STEAL, Caution
-from bench.findings.links import link_cautions
-from bench.findings.numbers import finite, short
-from bench.findings.stability import cautions, target_of
+from ddp_bench.bench.cli import command
+from ddp_bench.bench.conditions import Manifest, part
+from ddp_bench.bench.findings.caution import MOST_BUSY, MOST_STEAL, Caution
+from ddp_bench.bench.findings.links import link_cautions
+from ddp_bench.bench.findings.numbers import finite, short
+from ddp_bench.bench.findings.stability import cautions, target_of
 
 MOST_SPLIT_EFFECT = 1e-2
 """More of `split_effect` is no rounding: float32 leaves 1e-3 at most."""

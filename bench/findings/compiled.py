@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from bench.estimate import MIN_ROUNDS
-from bench.findings.answers import Verdict
-from bench.findings.numbers import about, between, finite, times
-from bench.findings.wording import Row, compile_label, mode_name, place
-from bench.results.comparisons import (
+from ddp_bench.bench.estimate import MIN_ROUNDS
+from ddp_bench.bench.findings.answers import Verdict
+from ddp_bench.bench.findings.numbers import about, between, finite, times
+from ddp_bench.bench.findings.wording import Row, compile_label, mode_name, place
+from ddp_bench.bench.results.comparisons import (
     EQUAL,
     FASTER,
     SLOWER,
@@ -20,7 +20,7 @@ from bench.results.comparisons import (
     compile_mode,
     over_eager,
 )
-from bench.results.schema import records
+from ddp_bench.bench.results.schema import records
 
 COMPILE = "torch.compile"
 

@@ -9,15 +9,15 @@ from typing import Any
 
 import pandas as pd
 
-from bench.findings.answers import Verdict, by_compile_label, headline, verdicts
-from bench.findings.bottlenecks import link_limit, scaling_loss, slow_rank
-from bench.findings.compiled import compile_verdicts
-from bench.findings.next_step import NextStep, next_step
-from bench.findings.numbers import rate
-from bench.findings.uncertainty import unmeasured
-from bench.findings.wording import estimate, mode_label, place, unit_of
-from bench.results.comparisons import Comparison, margin_of
-from bench.text import visible
+from ddp_bench.bench.findings.answers import Verdict, by_compile_label, headline, verdicts
+from ddp_bench.bench.findings.bottlenecks import link_limit, scaling_loss, slow_rank
+from ddp_bench.bench.findings.compiled import compile_verdicts
+from ddp_bench.bench.findings.next_step import NextStep, next_step
+from ddp_bench.bench.findings.numbers import rate
+from ddp_bench.bench.findings.uncertainty import unmeasured
+from ddp_bench.bench.findings.wording import estimate, mode_label, place, unit_of
+from ddp_bench.bench.results.comparisons import Comparison, margin_of
+from ddp_bench.bench.text import visible
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pandas as pd
 
-from bench.cli import command
-from bench.clock_reasons import FAULTS
-from bench.findings.caution import Caution
-from bench.findings.numbers import plural
-from bench.findings.wording import text
-from bench.results.schema import records
+from ddp_bench.bench.cli import command
+from ddp_bench.bench.clock_reasons import FAULTS
+from ddp_bench.bench.findings.caution import Caution
+from ddp_bench.bench.findings.numbers import plural
+from ddp_bench.bench.findings.wording import text
+from ddp_bench.bench.results.schema import records
 
 MOST_THROTTLED_PCT = 5.0
 """Share of samples with clocks held down below which nothing is said.

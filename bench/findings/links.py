@@ -8,15 +8,15 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
-from bench.case import wire_share
-from bench.cli import command
-from bench.conditions import Manifest, part
-from bench.findings.caution import Caution
-from bench.findings.numbers import finite
-from bench.findings.wording import Row, estimate, text
-from bench.layout import BucketLayout
-from bench.results.aggregate import bus_gb
-from bench.stats import Interval
+from ddp_bench.bench.case import wire_share
+from ddp_bench.bench.cli import command
+from ddp_bench.bench.conditions import Manifest, part
+from ddp_bench.bench.findings.caution import Caution
+from ddp_bench.bench.findings.numbers import finite
+from ddp_bench.bench.findings.wording import Row, estimate, text
+from ddp_bench.bench.layout import BucketLayout
+from ddp_bench.bench.results.aggregate import bus_gb
+from ddp_bench.bench.stats import Interval
 
 LEAST_NVLINK_GB_PER_S = 15.0
 """Bus bandwidth that any NVLink exceeds: the slowest, a bridge of two workstation GPUs, has 28 GB/s one way.

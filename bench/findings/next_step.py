@@ -10,18 +10,18 @@ from typing import Any
 
 import pandas as pd
 
-from bench.axes import STEP_DEFAULTS
-from bench.cli import command
-from bench.conditions import part
-from bench.estimate import MIN_ROUNDS
-from bench.findings.answers import Verdict, by_compile_label, headline
-from bench.findings.numbers import about, finite
-from bench.findings.uncertainty import failed_modes
-from bench.findings.wording import text
-from bench.results.comparisons import OPEN, Comparison, margin_of
-from bench.results.recorder import resume_command
-from bench.settings import as_options, options_of
-from bench.text import visible
+from ddp_bench.bench.axes import STEP_DEFAULTS
+from ddp_bench.bench.cli import command
+from ddp_bench.bench.conditions import part
+from ddp_bench.bench.estimate import MIN_ROUNDS
+from ddp_bench.bench.findings.answers import Verdict, by_compile_label, headline
+from ddp_bench.bench.findings.numbers import about, finite
+from ddp_bench.bench.findings.uncertainty import failed_modes
+from ddp_bench.bench.findings.wording import text
+from ddp_bench.bench.results.comparisons import OPEN, Comparison, margin_of
+from ddp_bench.bench.results.recorder import resume_command
+from ddp_bench.bench.settings import as_options, options_of
+from ddp_bench.bench.text import visible
 
 MOST_S = 7200.0
 """A longer run is not proposed: at such noise a quieter machine helps more."""

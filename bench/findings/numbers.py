@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from bench.stats import Interval
+from ddp_bench.bench.stats import Interval
 
 MIB = 2**20
 TIMES = "\N{MULTIPLICATION SIGN}"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench.cli import command
-from bench.conditions import part
-from bench.settings import as_options, options_of
-from bench.text import visible
+from ddp_bench.bench.cli import command
+from ddp_bench.bench.conditions import part
+from ddp_bench.bench.settings import as_options, options_of
+from ddp_bench.bench.text import visible
 
 NOT_INTERLEAVED = "Not interleaved: a change may be the machine's."
 """Stands before every comparison of two separate runs."""

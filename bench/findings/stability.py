@@ -17,14 +17,14 @@ import numpy as np
 import pandas as pd
 import scipy
 
-from bench.cli import command, speaker
-from bench.findings.caution import Caution
-from bench.findings.gpu_load import throttled, unequal_clocks
-from bench.findings.numbers import TIMES, finite, per_second, plural, rate
-from bench.findings.wording import estimate, own_devices, unit_of_cases
-from bench.results.aggregate import images_per_s_by_round, units_per_step
-from bench.results.round_times import ByRound, RoundTimes
-from bench.results.schema import records
+from ddp_bench.bench.cli import command, speaker
+from ddp_bench.bench.findings.caution import Caution
+from ddp_bench.bench.findings.gpu_load import throttled, unequal_clocks
+from ddp_bench.bench.findings.numbers import TIMES, finite, per_second, plural, rate
+from ddp_bench.bench.findings.wording import estimate, own_devices, unit_of_cases
+from ddp_bench.bench.results.aggregate import images_per_s_by_round, units_per_step
+from ddp_bench.bench.results.round_times import ByRound, RoundTimes
+from ddp_bench.bench.results.schema import records
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pandas as pd
 
-from bench.findings.wording import case_name, text
+from ddp_bench.bench.findings.wording import case_name, text
 
 _NAMED = 3
 _REASON_LENGTH = 160

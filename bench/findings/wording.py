@@ -9,12 +9,12 @@ from typing import Any
 
 import pandas as pd
 
-from bench.axes import DDP_AXES, DDP_DEFAULTS, STEP_SETTINGS
-from bench.findings.numbers import TIMES, count, finite, plural, with_interval
-from bench.layout import BucketCaps
-from bench.results.comparisons import compile_mode
-from bench.settings import IMAGES
-from bench.stats import Interval
+from ddp_bench.bench.axes import DDP_AXES, DDP_DEFAULTS, STEP_SETTINGS
+from ddp_bench.bench.findings.numbers import TIMES, count, finite, plural, with_interval
+from ddp_bench.bench.layout import BucketCaps
+from ddp_bench.bench.results.comparisons import compile_mode
+from ddp_bench.bench.settings import IMAGES
+from ddp_bench.bench.stats import Interval
 
 Row = Mapping[Any, Any] | pd.Series
 """A row of a results table, by column."""

@@ -10,16 +10,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.cli import command
-from bench.conditions import machine_kind
-from bench.errors import NotComparableError, UsageError
-from bench.gate.compare import require_rounds
-from bench.gate.options import BASELINES
-from bench.gate.runs import read_run
-from bench.results.archive import opened
-from bench.results.disk import replace_file
-from bench.results.schema import FILES
-from bench.results.store import MANIFEST, check_claimable
+from ddp_bench.bench.cli import command
+from ddp_bench.bench.conditions import machine_kind
+from ddp_bench.bench.errors import NotComparableError, UsageError
+from ddp_bench.bench.gate.compare import require_rounds
+from ddp_bench.bench.gate.options import BASELINES
+from ddp_bench.bench.gate.runs import read_run
+from ddp_bench.bench.results.archive import opened
+from ddp_bench.bench.results.disk import replace_file
+from ddp_bench.bench.results.schema import FILES
+from ddp_bench.bench.results.store import MANIFEST, check_claimable
 
 _LONGEST_NAME = 40
 

@@ -16,15 +16,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bench.cli import speaker
-from bench.cluster.process import end_all, ended_with_us, huge_pages_env, uninterrupted
-from bench.cluster.scratch import PREFIX, locks, scratch_folder
-from bench.errors import UsageError
-from bench.gate import probe
-from bench.gate.code import Code
-from bench.gate.importing import moved_folder, moved_path, source_of
-from bench.gate.probe import Seen
-from bench.provenance import (
+from ddp_bench.bench.cli import speaker
+from ddp_bench.bench.cluster.process import end_all, ended_with_us, huge_pages_env, uninterrupted
+from ddp_bench.bench.cluster.scratch import PREFIX, locks, scratch_folder
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.gate import probe
+from ddp_bench.bench.gate.code import Code
+from ddp_bench.bench.gate.importing import moved_folder, moved_path, source_of
+from ddp_bench.bench.gate.probe import Seen
+from ddp_bench.bench.package import OWN_FOLDERS, ROOT, own_command
+from ddp_bench.bench.provenance import (
     INSTALLED,
     import_root,
     is_own,
@@ -34,8 +35,7 @@ from bench.provenance import (
     repository_with,
     run_git,
 )
-from bench.settings import Settings
-from ddp_bench import NAMES, ROOT, own_command
+from ddp_bench.bench.settings import Settings
 
 GIT_TIMEOUT_S = 600
 """A checkout of a large repository, or one that fetches its large files, takes minutes."""
@@ -71,7 +71,7 @@ class Checkout:
         how = (
             [self.python, "-m", module]
             if self.has_own_bench
-            else own_command("-m", module, python=self.python)
+            else own_command("-m", f"ddp_bench.{module}", python=self.python)
         )
         return subprocess.Popen(
             ended_with_us([*how, *arguments]),
@@ -157,7 +157,7 @@ def repository_to_compare(workload: str) -> Path:
     file = source_of(module)
     if file is None:
         raise UsageError(f"--workload {workload}: {not_found(module, here)}")
-    if any(file.is_relative_to(ROOT / package) for package in NAMES):
+    if any(file.resolve().is_relative_to(folder) for folder in OWN_FOLDERS):
         raise UsageError(f"--workload {workload} is ddp-bench's own; leave it out to compare its commits")
     top = repository_with(file.resolve()) or repository_of(here)
     if top is None:

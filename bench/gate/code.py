@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.conditions import Manifest, code_of_workload, part
-from bench.errors import UsageError
+from ddp_bench.bench.conditions import Manifest, code_of_workload, part
+from ddp_bench.bench.errors import UsageError
 
 SHORT = 7
 """Digits of a commit that a reader is shown, as git does; JSON has all."""

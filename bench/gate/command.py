@@ -9,25 +9,25 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench import cli, github
-from bench.cluster.process import interrupted_by_signals
-from bench.cluster.scratch import scratch_folder
-from bench.console import Console
-from bench.errors import ExitCode, UsageError
-from bench.gate import baseline
-from bench.gate import output as gate_output
-from bench.gate.checkouts import both_checkouts, planned_code
-from bench.gate.code import check_one_code
-from bench.gate.compare import Gate, compare
-from bench.gate.interleave import measure_in_turns
-from bench.gate.judge import METRICS
-from bench.gate.launches import merged
-from bench.gate.options import DEFAULT_LAUNCHES
-from bench.gate.runs import GateRun, read_run
-from bench.results.store import check_claimable
-from bench.run.__main__ import parser as run_parser
-from bench.run.__main__ import settings_of
-from bench.settings import Settings
+from ddp_bench.bench import cli, github
+from ddp_bench.bench.cluster.process import interrupted_by_signals
+from ddp_bench.bench.cluster.scratch import scratch_folder
+from ddp_bench.bench.console import Console
+from ddp_bench.bench.errors import ExitCode, UsageError
+from ddp_bench.bench.gate import baseline
+from ddp_bench.bench.gate import output as gate_output
+from ddp_bench.bench.gate.checkouts import both_checkouts, planned_code
+from ddp_bench.bench.gate.code import check_one_code
+from ddp_bench.bench.gate.compare import Gate, compare
+from ddp_bench.bench.gate.interleave import measure_in_turns
+from ddp_bench.bench.gate.judge import METRICS
+from ddp_bench.bench.gate.launches import merged
+from ddp_bench.bench.gate.options import DEFAULT_LAUNCHES
+from ddp_bench.bench.gate.runs import GateRun, read_run
+from ddp_bench.bench.results.store import check_claimable
+from ddp_bench.bench.run.main import parser as run_parser
+from ddp_bench.bench.run.main import settings_of
+from ddp_bench.bench.settings import Settings
 
 AUTO = "auto"
 """As BASELINE: this machine's, of those that are kept."""

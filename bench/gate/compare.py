@@ -12,11 +12,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from bench.conditions import Difference
-from bench.errors import ExitCode, NotComparableError, UsageError
-from bench.findings.separate_runs import interleave_command, took_turns
-from bench.gate.code import Code
-from bench.gate.judge import (
+from ddp_bench.bench.conditions import Difference
+from ddp_bench.bench.errors import ExitCode, NotComparableError, UsageError
+from ddp_bench.bench.findings.separate_runs import interleave_command, took_turns
+from ddp_bench.bench.gate.code import Code
+from ddp_bench.bench.gate.judge import (
     DECIDED,
     METRICS,
     MIN_ROUNDS,
@@ -26,7 +26,7 @@ from bench.gate.judge import (
     is_compared,
     values,
 )
-from bench.gate.runs import SWEPT, GateCase, GateRun, model_change, run_differences
+from ddp_bench.bench.gate.runs import SWEPT, GateCase, GateRun, model_change, run_differences
 
 FAMILY_CONFIDENCE = 0.98
 """Of all intervals of a gate together; half of the rest, 1%, lies on the side of a regression."""

@@ -7,11 +7,10 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
-from bench.provenance import is_own, is_tracked
-from ddp_bench import NAMES, ROOT, theirs
+from ddp_bench.bench.provenance import is_own, is_tracked
 
 
 def source_of(module: str) -> Path | None:
@@ -46,8 +45,6 @@ def _current_folder_first() -> Iterator[None]:
 
 def _spec(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
     """Ask the import system's finders, as `import` does, the editable installs' among them."""
-    if path is None and name in NAMES:
-        return theirs(name) or PathFinder.find_spec(name, [str(ROOT)])
     for finder in sys.meta_path:
         find = getattr(finder, "find_spec", None)
         try:

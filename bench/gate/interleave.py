@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from bench.cluster.process import end_all, uninterrupted
-from bench.cluster.turns import turn_server
-from bench.errors import ExitCode, NotMeasuredError, UsageError
-from bench.gate.checkouts import Checkout, last_line
+from ddp_bench.bench.cluster.process import end_all, uninterrupted
+from ddp_bench.bench.cluster.turns import turn_server
+from ddp_bench.bench.errors import ExitCode, NotMeasuredError, UsageError
+from ddp_bench.bench.gate.checkouts import Checkout, last_line
 
 END_S = 60.0
 """How long an interrupted run may take to write its summary; one that has hung would take for ever."""

@@ -8,11 +8,11 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from bench.gate.launches import launch_median, launch_ratio, typical_sides
-from bench.gate.runs import GateCase
-from bench.results.round_times import ByRound
-from bench.settings import IMAGES
-from bench.stats import Interval, ratio_of_runs
+from ddp_bench.bench.gate.launches import launch_median, launch_ratio, typical_sides
+from ddp_bench.bench.gate.runs import GateCase
+from ddp_bench.bench.results.round_times import ByRound
+from ddp_bench.bench.settings import IMAGES
+from ddp_bench.bench.stats import Interval, ratio_of_runs
 
 MIN_ROUNDS = 3
 """Fewer rounds say nothing of their own spread."""

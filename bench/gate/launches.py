@@ -15,9 +15,9 @@ from dataclasses import replace
 
 import scipy
 
-from bench.gate.runs import GateCase, GateRun
-from bench.results.round_times import ByRound
-from bench.stats import Interval, median_interval, variance_between
+from ddp_bench.bench.gate.runs import GateCase, GateRun
+from ddp_bench.bench.results.round_times import ByRound
+from ddp_bench.bench.stats import Interval, median_interval, variance_between
 
 LAUNCH = 1_000_000
 """Added to the rounds of every further launch, so that no two launches share a round."""

@@ -9,14 +9,14 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import scipy
 
-from bench.cli import command, to_json
-from bench.findings.numbers import about
-from bench.gate.compare import FAMILY_CONFIDENCE
-from bench.gate.judge import judge
-from bench.gate.launches import LAUNCH, launch_ratio, side_by_side
-from bench.gate.options import DEFAULT_THRESHOLD
-from bench.gate.power import Launch, TrialStep
-from bench.stats import Interval, median_interval, paired_ratio
+from ddp_bench.bench.cli import command, to_json
+from ddp_bench.bench.findings.numbers import about
+from ddp_bench.bench.gate.compare import FAMILY_CONFIDENCE
+from ddp_bench.bench.gate.judge import judge
+from ddp_bench.bench.gate.launches import LAUNCH, launch_ratio, side_by_side
+from ddp_bench.bench.gate.options import DEFAULT_THRESHOLD
+from ddp_bench.bench.gate.power import Launch, TrialStep
+from ddp_bench.bench.stats import Interval, median_interval, paired_ratio
 
 Array = np.ndarray[tuple[int], np.dtype[np.float64]]
 

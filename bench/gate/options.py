@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench import cli
-from bench.errors import UsageError
+from ddp_bench.bench import cli
+from ddp_bench.bench.errors import UsageError
 
 DESCRIPTION = "Gate a run against a baseline: 0 pass, 1 regression, 2 bad input, 3 undecided, 4 not measured."
 

@@ -10,17 +10,17 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from bench.cli import speaker, to_json
-from bench.errors import ExitCode
-from bench.findings.numbers import rate
-from bench.findings.separate_runs import NOT_INTERLEAVED, UNKNOWN_REF
-from bench.findings.wording import CPU_STAND_IN
-from bench.gate.compare import FAMILY_CONFIDENCE, SAME_CODE, Gate
-from bench.gate.judge import DECIDED, Comparison
-from bench.gate.runs import OF_THE_MODEL
-from bench.github import Annotation
-from bench.text import markdown as markdown_text
-from bench.text import visible
+from ddp_bench.bench.cli import speaker, to_json
+from ddp_bench.bench.errors import ExitCode
+from ddp_bench.bench.findings.numbers import rate
+from ddp_bench.bench.findings.separate_runs import NOT_INTERLEAVED, UNKNOWN_REF
+from ddp_bench.bench.findings.wording import CPU_STAND_IN
+from ddp_bench.bench.gate.compare import FAMILY_CONFIDENCE, SAME_CODE, Gate
+from ddp_bench.bench.gate.judge import DECIDED, Comparison
+from ddp_bench.bench.gate.runs import OF_THE_MODEL
+from ddp_bench.bench.github import Annotation
+from ddp_bench.bench.text import markdown as markdown_text
+from ddp_bench.bench.text import visible
 
 WORDS = {ExitCode.OK: "pass", ExitCode.FAILED: "regression", ExitCode.NOT_COMPARABLE: "not comparable"}
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import scipy
 
-from bench.cli import to_json
-from bench.errors import ExitCode
-from bench.gate.compare import compare
-from bench.gate.judge import METRICS
-from bench.gate.launches import merged
-from bench.gate.options import DEFAULT_LAUNCHES, DEFAULT_THRESHOLD
-from bench.gate.runs import GateCase, GateRun
-from bench.results.round_times import ByRound
+from ddp_bench.bench.cli import to_json
+from ddp_bench.bench.errors import ExitCode
+from ddp_bench.bench.gate.compare import compare
+from ddp_bench.bench.gate.judge import METRICS
+from ddp_bench.bench.gate.launches import merged
+from ddp_bench.bench.gate.options import DEFAULT_LAUNCHES, DEFAULT_THRESHOLD
+from ddp_bench.bench.gate.runs import GateCase, GateRun
+from ddp_bench.bench.results.round_times import ByRound
 
 EVERY_TRIAL = (0.0, 0.07, 0.10)
 """Injected in every trial, as shares of the step time; 0 is an A/A trial, in which any alarm is false."""

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.cli import guarded
-from bench.errors import ExitCode
-from bench.provenance import imported_below, workload_code
-from bench.run.__main__ import settings_of
+from ddp_bench.bench.cli import guarded
+from ddp_bench.bench.errors import ExitCode
+from ddp_bench.bench.provenance import imported_below, workload_code
+from ddp_bench.bench.run.main import settings_of
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def main(given: Sequence[str]) -> int:
 
 def _main(out: Path, top: Path, arguments: Sequence[str]) -> int:
     settings = settings_of(arguments)
-    from bench.run import job  # noqa: PLC0415 - torch: a typing mistake is answered before that
+    from ddp_bench.bench.run import job  # noqa: PLC0415 - torch: a typing mistake is answered before that
 
     job.prepare(settings)
     spec = settings.workload or ""

@@ -14,25 +14,25 @@ from typing import Any
 
 import pandas as pd
 
-from bench.axes import DDP_AXES, DDP_DEFAULTS, PIPELINE_AXES, STEP_DEFAULTS
-from bench.conditions import UNKNOWN, Difference, Question, differences, part
-from bench.errors import UsageError
-from bench.findings.numbers import count, finite, mib, plain, rounded
-from bench.results.aggregate import (
+from ddp_bench.bench.axes import DDP_AXES, DDP_DEFAULTS, PIPELINE_AXES, STEP_DEFAULTS
+from ddp_bench.bench.conditions import UNKNOWN, Difference, Question, differences, part
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.findings.numbers import count, finite, mib, plain, rounded
+from ddp_bench.bench.results.aggregate import (
     fits_of_cases,
     images_per_s_by_round,
     step_ms_by_round,
     typical_of,
     units_per_step,
 )
-from bench.results.archive import opened
-from bench.results.comparisons import compile_mode
-from bench.results.round_times import ByRound, RoundTimes
-from bench.results.schema import IDENTITY, SCHEMA_VERSION, records
-from bench.results.store import RunData, load_run
-from bench.results.tables import readable
-from bench.settings import IMAGES, RANK_PER_DEVICE
-from bench.stats import Interval
+from ddp_bench.bench.results.archive import opened
+from ddp_bench.bench.results.comparisons import compile_mode
+from ddp_bench.bench.results.round_times import ByRound, RoundTimes
+from ddp_bench.bench.results.schema import IDENTITY, SCHEMA_VERSION, records
+from ddp_bench.bench.results.store import RunData, load_run
+from ddp_bench.bench.results.tables import readable
+from ddp_bench.bench.settings import IMAGES, RANK_PER_DEVICE
+from ddp_bench.bench.stats import Interval
 
 SWEPT = ("mode", "num_devices", "compile", *DDP_AXES, *PIPELINE_AXES)
 """Columns that may differ between the cases of one run; together they name a case within it."""

@@ -13,17 +13,17 @@ from collections.abc import Callable
 
 import torch
 
-from bench.case import Case
-from bench.measure.clock import float32_precision, make_clock
-from bench.measure.timed import Trainer, run_block
-from bench.modes import Place, build_mode
-from bench.plan import Machine, expand
-from bench.resolve import with_device_defaults
-from bench.settings import Settings
-from models.data import open_source
-from models.registry import default_image_size, resnet_workload
-from models.step import as_set, placed
-from models.workload import Workload, make_module
+from ddp_bench.bench.case import Case
+from ddp_bench.bench.measure.clock import float32_precision, make_clock
+from ddp_bench.bench.measure.timed import Trainer, run_block
+from ddp_bench.bench.modes import Place, build_mode
+from ddp_bench.bench.plan import Machine, expand
+from ddp_bench.bench.resolve import with_device_defaults
+from ddp_bench.bench.settings import Settings
+from ddp_bench.models.data import open_source
+from ddp_bench.models.registry import default_image_size, resnet_workload
+from ddp_bench.models.step import as_set, placed
+from ddp_bench.models.workload import Workload, make_module
 
 WARM_UP_STEPS = 8
 CPU_CORE = "one CPU core standing in for a GPU"

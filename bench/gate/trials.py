@@ -13,16 +13,16 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bench.cluster.process import huge_pages_env
-from bench.console import Console
-from bench.errors import UsageError
-from bench.gate import noise, power
-from bench.gate.noise import Noise, noise_of
-from bench.gate.options import DEFAULT_LAUNCHES, DEFAULT_THRESHOLD
-from bench.gate.power import Launch, Rate, TrialStep, rates, trials_of
-from bench.results.disk import read_bytes
-from bench.results.store import write_output
-from ddp_bench import own_command
+from ddp_bench.bench.cluster.process import huge_pages_env
+from ddp_bench.bench.console import Console
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.gate import noise, power
+from ddp_bench.bench.gate.noise import Noise, noise_of
+from ddp_bench.bench.gate.options import DEFAULT_LAUNCHES, DEFAULT_THRESHOLD
+from ddp_bench.bench.gate.power import Launch, Rate, TrialStep, rates, trials_of
+from ddp_bench.bench.package import own_command
+from ddp_bench.bench.results.disk import read_bytes
+from ddp_bench.bench.results.store import write_output
 
 COLUMNS = ("launch", "slow_down_pct", "round", "baseline_ms", "candidate_ms")
 
@@ -40,7 +40,7 @@ class TrialProcess:
     def __init__(self, step: TrialStep) -> None:
         trains = (step.arch, str(step.batch_size), str(step.steps))
         self._process = subprocess.Popen(
-            own_command("-m", "bench.gate.trial_process", *trains),
+            own_command("-m", "ddp_bench.bench.gate.trial_process", *trains),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

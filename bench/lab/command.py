@@ -7,8 +7,8 @@ import shutil
 from collections.abc import Sequence
 from pathlib import PurePath
 
-from bench.errors import UsageError
-from ddp_bench import own_command
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.package import own_command
 
 TORCHRUN = ["-m", "torch.distributed.run"]
 """What `torchrun` is, as arguments of Python."""

@@ -17,9 +17,9 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig
 
-from bench.lab.command import is_bench_run, is_torchrun
-from bench.lab.link import RENDEZVOUS_PORT, HostJob, address, job_exit_code
-from bench.run.agent import run_ranks
+from ddp_bench.bench.lab.command import is_bench_run, is_torchrun
+from ddp_bench.bench.lab.link import RENDEZVOUS_PORT, HostJob, address, job_exit_code
+from ddp_bench.bench.run.agent import run_ranks
 
 MOST_RESTARTS = 100
 """Of `bench.run`, whose ranks go on where those before them died; those of other programs stay dead.

@@ -17,8 +17,15 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from bench.errors import UsageError
-from bench.lab.link import INTERFACE, ShapedLink, host_commands, host_name, shaping_commands, switch_commands
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.lab.link import (
+    INTERFACE,
+    ShapedLink,
+    host_commands,
+    host_name,
+    shaping_commands,
+    switch_commands,
+)
 
 _CLONE_NEWNET = 0x40000000
 _PACKAGES = {"ip": "iproute2", "tc": "iproute2"} | dict.fromkeys(

@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import TextIO
 
-from bench.cluster.process import end_all, ended_with_us
-from bench.cluster.turns import turn_server
-from bench.errors import UsageError
-from bench.lab.command import is_bench_run
-from bench.lab.link import ShapedLink, job_exit_code
-from ddp_bench import own_command
+from ddp_bench.bench.cluster.process import end_all, ended_with_us
+from ddp_bench.bench.cluster.turns import turn_server
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.lab.command import is_bench_run
+from ddp_bench.bench.lab.link import ShapedLink, job_exit_code
+from ddp_bench.bench.package import own_command
 
 PLACEHOLDER = "{rate}"
 """Stands for the rate in the job's arguments, such as `--out results/{rate}`."""

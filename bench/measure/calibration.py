@@ -18,13 +18,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from bench.layout import BucketLayout
-from bench.measure.anatomy import PHASES, AnatomyTrainer, ready_hooks
-from bench.measure.clock import Clock, make_clock
-from bench.measure.collectives import BucketReplay
-from bench.measure.hold import MOST_QUEUED, rehearse
-from bench.measure.timed import BlockTimes, Trainer, lead_in, no_gc, run_block
-from models.workload import Workload, make_module
+from ddp_bench.bench.layout import BucketLayout
+from ddp_bench.bench.measure.anatomy import PHASES, AnatomyTrainer, ready_hooks
+from ddp_bench.bench.measure.clock import Clock, make_clock
+from ddp_bench.bench.measure.collectives import BucketReplay
+from ddp_bench.bench.measure.hold import MOST_QUEUED, rehearse
+from ddp_bench.bench.measure.timed import BlockTimes, Trainer, lead_in, no_gc, run_block
+from ddp_bench.models.workload import Workload, make_module
 
 LOOKS = 2
 """Local steps that are looked into; the median counts."""

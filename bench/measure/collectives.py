@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 
-from bench.case import HALF_HOOKS
-from bench.measure.clock import Clock
-from bench.measure.hold import hold, rehearse
-from bench.measure.timed import BlockTimes, no_gc
+from ddp_bench.bench.case import HALF_HOOKS
+from ddp_bench.bench.measure.clock import Clock
+from ddp_bench.bench.measure.hold import hold, rehearse
+from ddp_bench.bench.measure.timed import BlockTimes, no_gc
 
 CURVE_BYTES = tuple(4096 * 4**i for i in range(9))
 """4 KiB to 256 MiB."""

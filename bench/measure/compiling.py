@@ -7,8 +7,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from bench.cluster.messages import may_be_sent
-from bench.modes import Unsupported
+from ddp_bench.bench.cluster.messages import may_be_sent
+from ddp_bench.bench.modes import Unsupported
 
 # Importing the compiler takes seconds, which eager cases do without.
 # ruff: noqa: PLC0415

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from bench.measure.clock import CudaClock, HostClock
+from ddp_bench.bench.measure.clock import CudaClock, HostClock
 
 MARGIN = 2.0
 """A hold lasts so many times as long as queueing took in the rehearsal: the speed of a host varies."""

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from bench.case import Case
-from bench.measure.anatomy import Moments
-from bench.measure.timed import BlockTimes, Trainer, lead_in, no_gc
-from bench.modes.pipeline import PipelineMode
-from bench.scaling.pipeline import bubble_share
-from models.workload import Batch
+from ddp_bench.bench.case import Case
+from ddp_bench.bench.measure.anatomy import Moments
+from ddp_bench.bench.measure.timed import BlockTimes, Trainer, lead_in, no_gc
+from ddp_bench.bench.modes.pipeline import PipelineMode
+from ddp_bench.bench.scaling.pipeline import bubble_share
+from ddp_bench.models.workload import Batch
 
 CHUNKS = {"F": "forward_one_chunk", "B": "backward_one_chunk"}
 """Methods of PyTorch's stage that compute on one micro-batch, without what they wait for."""

@@ -9,7 +9,7 @@ from statistics import median
 import torch
 from torch import Tensor, nn
 
-from bench.measure.clock import make_clock
+from ddp_bench.bench.measure.clock import make_clock
 
 REPETITIONS = 3
 """Times that each layer is measured after one untimed: the median leaves one disturbance out."""

@@ -17,13 +17,13 @@ from typing import Any
 
 import torch
 
-from bench.case import Case
-from bench.cluster.process import end_all, ended_with_us
-from bench.measure.timed import BlockTimes
-from bench.modes import Place, devices_of
-from bench.results.gpu_load import GPUS
-from bench.settings import Settings
-from ddp_bench import own_command
+from ddp_bench.bench.case import Case
+from ddp_bench.bench.cluster.process import end_all, ended_with_us
+from ddp_bench.bench.measure.timed import BlockTimes
+from ddp_bench.bench.modes import Place, devices_of
+from ddp_bench.bench.package import own_command
+from ddp_bench.bench.results.gpu_load import GPUS
+from ddp_bench.bench.settings import Settings
 
 ANSWER_S = 5.0
 """So long a rank waits for an answer, which takes milliseconds; a first one may wait for the driver."""
@@ -46,7 +46,7 @@ class Telemetry:
         self._answers = self._peer.makefile("r", encoding="utf-8")
         self._process: list[subprocess.Popen[str]] = []
         self._is_open = True
-        command = ended_with_us(own_command("-m", "bench.measure.sampler", *uuids.values()))
+        command = ended_with_us(own_command("-m", "ddp_bench.bench.measure.sampler", *uuids.values()))
         nowhere = subprocess.DEVNULL
         with theirs, contextlib.suppress(OSError):
             self._process.append(

@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.case import Case
-from bench.measure.clock import Clock, float32_precision, make_clock
-from bench.measure.memory import num_device_allocs
-from bench.modes import Mode
-from bench.modes.base import SingleMode
-from bench.results.gpu_load import DEVICE_ALLOCS
-from models.data import BatchSource, open_source
-from models.step import placed
-from models.workload import Batch, Workload, loss_function, make_module
+from ddp_bench.bench.case import Case
+from ddp_bench.bench.measure.clock import Clock, float32_precision, make_clock
+from ddp_bench.bench.measure.memory import num_device_allocs
+from ddp_bench.bench.modes import Mode
+from ddp_bench.bench.modes.base import SingleMode
+from ddp_bench.bench.results.gpu_load import DEVICE_ALLOCS
+from ddp_bench.models.data import BatchSource, open_source
+from ddp_bench.models.step import placed
+from ddp_bench.models.workload import Batch, Workload, loss_function, make_module
 
 PROBE_MS, MOST_PROBED = 3000.0, 30
 """A probe of single takes about so long, and so many steps at most."""

@@ -26,12 +26,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from bench.cluster.scratch import scratch_folder
-from bench.errors import UsageError
-from bench.measure.clock import make_clock
-from bench.measure.timed import BlockTimes, Trainer, run_block
-from bench.results.disk import MOST_TRACE_BYTES, read_json
-from models.workload import Batch
+from ddp_bench.bench.cluster.scratch import scratch_folder
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.measure.clock import make_clock
+from ddp_bench.bench.measure.timed import BlockTimes, Trainer, run_block
+from ddp_bench.bench.results.disk import MOST_TRACE_BYTES, read_json
+from ddp_bench.models.workload import Batch
 
 NCCL_KERNEL = re.compile(r"nccl\w*Kernel_")
 """NCCL's kernels: `ncclDevKernel_*`, older `ncclKernel_*`, on symmetric memory `ncclSymkDevKernel_*`."""

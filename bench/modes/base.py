@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from bench.case import Case
-from bench.layout import BucketLayout
-from models.workload import Batch, Loss
+from ddp_bench.bench.case import Case
+from ddp_bench.bench.layout import BucketLayout
+from ddp_bench.models.workload import Batch, Loss
 
 
 class Unsupported(RuntimeError):  # noqa: N818 - a reason to skip, not an error

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import torch
 
-from bench.case import Case
-from bench.modes.base import Unsupported
+from ddp_bench.bench.case import Case
+from ddp_bench.bench.modes.base import Unsupported
 
 # Importing the compiler takes seconds, which eager cases do without.
 # ruff: noqa: PLC0415

@@ -16,13 +16,13 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersg
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from bench.case import Case
-from bench.layout import BucketLayout
-from bench.modes.base import Mode, Place, Unsupported
-from bench.modes.compiled import built_for, compiles_as
+from ddp_bench.bench.case import Case
+from ddp_bench.bench.layout import BucketLayout
+from ddp_bench.bench.modes.base import Mode, Place, Unsupported
+from ddp_bench.bench.modes.compiled import built_for, compiles_as
 
 if TYPE_CHECKING:
-    from bench.modes.zero import ShardedOptimizer
+    from ddp_bench.bench.modes.zero import ShardedOptimizer
 
 NEVER = 2**31 - 1
 """A logging sample rate that no run reaches."""
@@ -79,7 +79,7 @@ class DistributedMode(Mode):
         plain = super().optimizer(make)
         if not self._case.zero_optimizer:
             return plain
-        from bench.modes.zero import sharded  # noqa: PLC0415 - importing it takes half a second
+        from ddp_bench.bench.modes.zero import sharded  # noqa: PLC0415 - importing it takes half a second
 
         self._sharded = sharded(plain, self._group)
         return self._sharded

@@ -19,9 +19,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bench.case import Case
-from bench.modes.base import Mode, Place, devices_of, pin
-from models.nested import chunk, describe, join, leaves_of, map_tensors, rows, tensors_of, with_tensors
+from ddp_bench.bench.case import Case
+from ddp_bench.bench.modes.base import Mode, Place, devices_of, pin
+from ddp_bench.models.nested import (
+    chunk,
+    describe,
+    join,
+    leaves_of,
+    map_tensors,
+    rows,
+    tensors_of,
+    with_tensors,
+)
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments of a replica."""

@@ -9,23 +9,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from bench import cli
-from bench.case import HALF_HOOKS
-from bench.errors import ExitCode, UsageError
-from bench.layout import BucketCaps
-from bench.predict import output as predict_output
-from bench.predict.source import Source, read_network, read_source
-from bench.results.store import RunData, load_run
-from bench.scaling.calibration import check_same
-from bench.scaling.document import Predictions
-from bench.scaling.measured import most_like
-from bench.scaling.networks import NetworkModel, network
-from bench.scaling.predict import Prediction, predict
-from bench.scaling.scaling_limit import curve
-from bench.scaling.scenario import MeasuredNetwork, Scenario, as_calibrated
-from bench.scaling.validate import HeldOut, drift, held_out, model_error_pct
-from bench.settings import PRECISIONS
-from bench.stats import Interval
+from ddp_bench.bench import cli
+from ddp_bench.bench.case import HALF_HOOKS
+from ddp_bench.bench.errors import ExitCode, UsageError
+from ddp_bench.bench.layout import BucketCaps
+from ddp_bench.bench.predict import output as predict_output
+from ddp_bench.bench.predict.source import Source, read_network, read_source
+from ddp_bench.bench.results.store import RunData, load_run
+from ddp_bench.bench.scaling.calibration import check_same
+from ddp_bench.bench.scaling.document import Predictions
+from ddp_bench.bench.scaling.measured import most_like
+from ddp_bench.bench.scaling.networks import NetworkModel, network
+from ddp_bench.bench.scaling.predict import Prediction, predict
+from ddp_bench.bench.scaling.scaling_limit import curve
+from ddp_bench.bench.scaling.scenario import MeasuredNetwork, Scenario, as_calibrated
+from ddp_bench.bench.scaling.validate import HeldOut, drift, held_out, model_error_pct
+from ddp_bench.bench.settings import PRECISIONS
+from ddp_bench.bench.stats import Interval
 
 T = TypeVar("T")
 

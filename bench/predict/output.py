@@ -14,20 +14,20 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from bench.cli import print_table
-from bench.findings.numbers import per_second, short, with_interval
-from bench.findings.wording import CPU_STAND_IN
-from bench.predict.source import Source
-from bench.results.store import write_output
-from bench.scaling.calibration import Calibration
-from bench.scaling.document import Predictions, line
-from bench.scaling.predict import BESIDE_OTHERS, Prediction
-from bench.scaling.scaling_limit import RULE, Curve, sentence
-from bench.scaling.scenario import Scenario, as_calibrated, batch_per_device
-from bench.scaling.validate import HeldOut, error_sizes
-from bench.settings import IMAGES
-from bench.stats import Interval
-from bench.text import visible
+from ddp_bench.bench.cli import print_table
+from ddp_bench.bench.findings.numbers import per_second, short, with_interval
+from ddp_bench.bench.findings.wording import CPU_STAND_IN
+from ddp_bench.bench.predict.source import Source
+from ddp_bench.bench.results.store import write_output
+from ddp_bench.bench.scaling.calibration import Calibration
+from ddp_bench.bench.scaling.document import Predictions, line
+from ddp_bench.bench.scaling.predict import BESIDE_OTHERS, Prediction
+from ddp_bench.bench.scaling.scaling_limit import RULE, Curve, sentence
+from ddp_bench.bench.scaling.scenario import Scenario, as_calibrated, batch_per_device
+from ddp_bench.bench.scaling.validate import HeldOut, error_sizes
+from ddp_bench.bench.settings import IMAGES
+from ddp_bench.bench.stats import Interval
+from ddp_bench.bench.text import visible
 
 Asked = Sequence[Sequence[Prediction]]
 """Predictions that were asked for, in groups that differ in devices alone."""

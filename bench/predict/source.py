@@ -8,16 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.cli import speaker
-from bench.errors import UsageError
-from bench.results.disk import MOST_CALIBRATION_BYTES, MOST_JSON_BYTES, read_text, replace_file
-from bench.results.store import CALIBRATION, MANIFEST, load_run
-from bench.scaling.calibration import AllReduceTimes, Calibration, check_same
-from bench.scaling.from_pass import Trainable, calibration_of, residual_case
-from bench.scaling.measured import allreduce_of_run, most_like
-from bench.scaling.nccl_log import parse_nccl_log
-from bench.scaling.networks import NetworkModel, network
-from bench.scaling.scenario import MeasuredNetwork
+from ddp_bench.bench.cli import speaker
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.results.disk import MOST_CALIBRATION_BYTES, MOST_JSON_BYTES, read_text, replace_file
+from ddp_bench.bench.results.store import CALIBRATION, MANIFEST, load_run
+from ddp_bench.bench.scaling.calibration import AllReduceTimes, Calibration, check_same
+from ddp_bench.bench.scaling.from_pass import Trainable, calibration_of, residual_case
+from ddp_bench.bench.scaling.measured import allreduce_of_run, most_like
+from ddp_bench.bench.scaling.nccl_log import parse_nccl_log
+from ddp_bench.bench.scaling.networks import NetworkModel, network
+from ddp_bench.bench.scaling.scenario import MeasuredNetwork
 
 MOST_LOG_BYTES = MOST_JSON_BYTES
 """Of an nccl-tests log; with the time of every iteration (`-I 1 -J`) it takes some MiB."""

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from bench.cluster.messages import may_be_sent
-from bench.errors import RAISED_BY_USERS, UsageError, UserCodeError
-from bench.measure.timed import BlockTimes, NonFiniteLossError
-from bench.modes import Unsupported
-from bench.modes.base import UnusedParametersError
-from bench.recovery.failures import AFTER_ANOTHER, Failure, placed
-from bench.recovery.tracebacks import formatted, place_of, text_of
+from ddp_bench.bench.cluster.messages import may_be_sent
+from ddp_bench.bench.errors import RAISED_BY_USERS, UsageError, UserCodeError
+from ddp_bench.bench.measure.timed import BlockTimes, NonFiniteLossError
+from ddp_bench.bench.modes import Unsupported
+from ddp_bench.bench.modes.base import UnusedParametersError
+from ddp_bench.bench.recovery.failures import AFTER_ANOTHER, Failure, placed
+from ddp_bench.bench.recovery.tracebacks import formatted, place_of, text_of
 
 NO_GROUP = -1
 """Stands for the number of collectives on a rank outside the case's process group; no count is negative."""

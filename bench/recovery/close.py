@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.cli import speaker
-from bench.errors import UsageError
-from bench.results.journal import JOURNAL, read
-from bench.results.recorder import Recorder, resume_command
-from bench.results.store import FolderLock
+from ddp_bench.bench.cli import speaker
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.results.journal import JOURNAL, read
+from ddp_bench.bench.results.recorder import Recorder, resume_command
+from ddp_bench.bench.results.store import FolderLock
 
 STOPPED_BY_ERROR = "stopped by an error"
 """Why a run ended that said itself what was wrong: nothing more is printed then."""
@@ -63,7 +63,7 @@ def timing_of(recorder: Recorder, measuring_s: float, because: str) -> dict[str,
 
 def _page(folder: Path) -> Path | None:
     # The report is a separate package that never imports torch; only a finished run reaches for it.
-    from report.build import build  # noqa: PLC0415
+    from ddp_bench.report.build import build  # noqa: PLC0415
 
     try:
         return build([folder], folder / "report.html")

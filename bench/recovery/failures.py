@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from bench.results.journal import JOURNAL, State, read
-from bench.settings import ResolvedSettings
-from bench.sysfs import ranges
-from bench.text import visible
+from ddp_bench.bench.results.journal import JOURNAL, State, read
+from ddp_bench.bench.settings import ResolvedSettings
+from ddp_bench.bench.sysfs import ranges
+from ddp_bench.bench.text import visible
 
 RESTART_EXIT_CODE = 75
 """A rank that cannot go on alone (EX_TEMPFAIL): the launcher is to start all ranks again."""

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from bench.cluster.ranks import Cluster, waiting_for
-from bench.cluster.turns import TURNS_ENV
-from bench.measure.memory import release_memory
-from bench.recovery.attempt import NO_GROUP, Report, attempt
-from bench.recovery.failures import LEAST_S
-from bench.recovery.watchdog import Watchdog
-from bench.results.recorder import Recorder
+from ddp_bench.bench.cluster.ranks import Cluster, waiting_for
+from ddp_bench.bench.cluster.turns import TURNS_ENV
+from ddp_bench.bench.measure.memory import release_memory
+from ddp_bench.bench.recovery.attempt import NO_GROUP, Report, attempt
+from ddp_bench.bench.recovery.failures import LEAST_S
+from ddp_bench.bench.recovery.watchdog import Watchdog
+from ddp_bench.bench.results.recorder import Recorder
 
 IDLE_LIMIT_S = 600.0
 """Time limit of what ranks do between cases: rank 0 writes tables, all build the model."""

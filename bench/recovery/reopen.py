@@ -11,20 +11,20 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from bench.cli import command, quoted
-from bench.cluster.meeting import host_name
-from bench.cluster.messages import may_be_sent
-from bench.conditions import Question, code_of_workload, differences
-from bench.errors import GaveUpError, NotComparableError, UsageError
-from bench.findings.uncertainty import why_not_measured
-from bench.plan import Planned
-from bench.recovery.failures import Failure, failure_of, is_stuck, progress_of, written
-from bench.results import store
-from bench.results.disk import read_bytes, read_json
-from bench.results.journal import JOURNAL, MOST_JOURNAL_BYTES, State, read
-from bench.results.recorder import Block, Recorder
-from bench.results.store import MANIFEST, FolderLock
-from bench.settings import Settings
+from ddp_bench.bench.cli import command, quoted
+from ddp_bench.bench.cluster.meeting import host_name
+from ddp_bench.bench.cluster.messages import may_be_sent
+from ddp_bench.bench.conditions import Question, code_of_workload, differences
+from ddp_bench.bench.errors import GaveUpError, NotComparableError, UsageError
+from ddp_bench.bench.findings.uncertainty import why_not_measured
+from ddp_bench.bench.plan import Planned
+from ddp_bench.bench.recovery.failures import Failure, failure_of, is_stuck, progress_of, written
+from ddp_bench.bench.results import store
+from ddp_bench.bench.results.disk import read_bytes, read_json
+from ddp_bench.bench.results.journal import JOURNAL, MOST_JOURNAL_BYTES, State, read
+from ddp_bench.bench.results.recorder import Block, Recorder
+from ddp_bench.bench.results.store import MANIFEST, FolderLock
+from ddp_bench.bench.settings import Settings
 
 MAY_CHANGE = ("rounds", "max_time", "precision_target", "sustain", "case_timeout")
 """Settings that `--resume` takes anew: how long to measure, not what is measured."""

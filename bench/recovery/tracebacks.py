@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 import torch
 
+from ddp_bench.bench.package import OWN_FOLDERS
+
 MOST_CHARACTERS = 32_768
 """Of one rank's traceback: some 300 frames. Rank 0 receives as much from each that failed."""
 
@@ -31,8 +33,7 @@ _RESUMED = re.compile(r"torch_dynamo_resume_in_(\w+)_at_\d+")
 """Name of what the compiler makes of the rest of a function behind a graph break."""
 
 _INSTALLED = ("site-packages", "dist-packages")
-_ROOT = Path(__file__).resolve().parents[2]
-_SUITE = tuple(str(_ROOT / name) + os.sep for name in ("bench", "models", "report"))
+_SUITE = tuple(str(folder) + os.sep for folder in OWN_FOLDERS)
 _TORCH = os.path.realpath(Path(torch.__file__).parent) + os.sep
 _PYTHON = tuple(os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib"))
 

@@ -26,12 +26,18 @@ from typing import Any
 import psutil
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch's stub forgets it
 
-from bench.cli import speaker
-from bench.cluster.meeting import Meeting, Peer, meet
-from bench.cluster.process import STOP_SIGNALS, process_name
-from bench.cluster.ranks import waits_for
-from bench.recovery.failures import AFTER_ANOTHER, RESTART_EXIT_CODE, TIMEOUT_EXIT_CODE, Failure, placed
-from bench.recovery.tracebacks import bounded
+from ddp_bench.bench.cli import speaker
+from ddp_bench.bench.cluster.meeting import Meeting, Peer, meet
+from ddp_bench.bench.cluster.process import STOP_SIGNALS, process_name
+from ddp_bench.bench.cluster.ranks import waits_for
+from ddp_bench.bench.recovery.failures import (
+    AFTER_ANOTHER,
+    RESTART_EXIT_CODE,
+    TIMEOUT_EXIT_CODE,
+    Failure,
+    placed,
+)
+from ddp_bench.bench.recovery.tracebacks import bounded
 
 FOREVER = timedelta(days=20)
 """A thread waits so long for alarms: longer than any run, and short enough for the store's milliseconds."""

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from bench.axes import DDP_AXES, LATER_DEFAULTS, PIPELINE_AXES
-from bench.case import Case
-from bench.estimate import MIN_ROUNDS
-from bench.layout import BucketLayout
-from bench.plan import Planned
-from bench.results.comparisons import (
+from ddp_bench.bench.axes import DDP_AXES, LATER_DEFAULTS, PIPELINE_AXES
+from ddp_bench.bench.case import Case
+from ddp_bench.bench.estimate import MIN_ROUNDS
+from ddp_bench.bench.layout import BucketLayout
+from ddp_bench.bench.plan import Planned
+from ddp_bench.bench.results.comparisons import (
     ONE,
     Comparison,
     compared,
@@ -25,14 +25,14 @@ from bench.results.comparisons import (
     over_default,
     pairs_of,
 )
-from bench.results.gpu_load import DEVICE_ALLOCS
-from bench.results.round_times import ByRound, RoundTimes
-from bench.results.schema import BUCKETS, CASES, records, typed_frame
-from bench.results.steady import steady
-from bench.results.store import RunData
-from bench.results.typical import FITTED, UNKNOWN, Typical
-from bench.settings import RANK_PER_DEVICE
-from bench.stats import Interval, Samples, median_interval, median_intervals, paired_ratio
+from ddp_bench.bench.results.gpu_load import DEVICE_ALLOCS
+from ddp_bench.bench.results.round_times import ByRound, RoundTimes
+from ddp_bench.bench.results.schema import BUCKETS, CASES, records, typed_frame
+from ddp_bench.bench.results.steady import steady
+from ddp_bench.bench.results.store import RunData
+from ddp_bench.bench.results.typical import FITTED, UNKNOWN, Typical
+from ddp_bench.bench.settings import RANK_PER_DEVICE
+from ddp_bench.bench.stats import Interval, Samples, median_interval, median_intervals, paired_ratio
 
 SHARES = ("overlap_trace_pct", "overlap_window_pct", "dp_device0_pct")
 """Columns that cannot leave 0-100, nor can their intervals."""

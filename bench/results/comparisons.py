@@ -9,12 +9,12 @@ from typing import Any
 
 import pandas as pd
 
-from bench.axes import DDP_AXES, DDP_DEFAULTS
-from bench.conditions import part
-from bench.estimate import MIN_ROUNDS
-from bench.results.typical import Typical
-from bench.settings import IMAGES, MARGINS
-from bench.stats import Interval
+from ddp_bench.bench.axes import DDP_AXES, DDP_DEFAULTS
+from ddp_bench.bench.conditions import part
+from ddp_bench.bench.estimate import MIN_ROUNDS
+from ddp_bench.bench.results.typical import Typical
+from ddp_bench.bench.settings import IMAGES, MARGINS
+from ddp_bench.bench.stats import Interval
 
 FASTER, SLOWER, EQUAL, UNRESOLVED, TOO_FEW = ANSWERS = (
     "faster",

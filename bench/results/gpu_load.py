@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, TypeAlias
 
-from bench.clock_reasons import ClockReason
-from bench.stats import median_interval
+from ddp_bench.bench.clock_reasons import ClockReason
+from ddp_bench.bench.stats import median_interval
 
 ByRound: TypeAlias = dict[int, float]
 

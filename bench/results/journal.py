@@ -16,11 +16,11 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from bench.case import Case
-from bench.errors import UsageError
-from bench.layout import BucketLayout
-from bench.plan import Planned
-from bench.results.disk import (
+from ddp_bench.bench.case import Case
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.layout import BucketLayout
+from ddp_bench.bench.plan import Planned
+from ddp_bench.bench.results.disk import (
     MOST_JSON_BYTES,
     MOST_LINE,
     MOST_TABLE_BYTES,
@@ -29,7 +29,7 @@ from bench.results.disk import (
     open_text,
     replace_file,
 )
-from bench.results.schema import ALLREDUCE, BLOCKS, CASES, MOST, STATUSES
+from ddp_bench.bench.results.schema import ALLREDUCE, BLOCKS, CASES, MOST, STATUSES
 
 JOURNAL = "journal.jsonl"
 

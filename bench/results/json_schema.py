@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from bench.machine import UNLIMITED
-from bench.results.comparisons import ANSWERS
-from bench.results.schema import FILES, MOST, SCHEMA_VERSION, Column
-from bench.results.units import unit_of
-from bench.settings import Settings
+from ddp_bench.bench.machine import UNLIMITED
+from ddp_bench.bench.results.comparisons import ANSWERS
+from ddp_bench.bench.results.schema import FILES, MOST, SCHEMA_VERSION, Column
+from ddp_bench.bench.results.units import unit_of
+from ddp_bench.bench.settings import Settings
 
 Schema = dict[str, Any]
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pandas as pd
 
-from bench.cli import command
-from bench.conditions import part, prefetches
-from bench.errors import UsageError
-from bench.layout import BucketLayout
-from bench.plan import Planned, plan_hash
-from bench.results.aggregate import (
+from ddp_bench.bench.cli import command
+from ddp_bench.bench.conditions import part, prefetches
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.layout import BucketLayout
+from ddp_bench.bench.plan import Planned, plan_hash
+from ddp_bench.bench.results.aggregate import (
     Outcome,
     allreduce_rows,
     bucket_rows,
@@ -25,16 +25,16 @@ from bench.results.aggregate import (
     typical_of,
     worst_half_width,
 )
-from bench.results.comparisons import Comparison, margin_of, pairs_of
-from bench.results.disk import read_json, remove_unfinished
-from bench.results.journal import Journal, repair_allreduce, repair_blocks
-from bench.results.round_times import ByRound, CaseTimes, RoundTimes
-from bench.results.schema import COMPARISONS, typed_frame
-from bench.results.store import MANIFEST, MEASURED, RunWriter
-from bench.results.tables import load_blocks, read_blocks, readable
-from bench.results.typical import FITTED
-from bench.settings import IMAGES
-from bench.text import visible
+from ddp_bench.bench.results.comparisons import Comparison, margin_of, pairs_of
+from ddp_bench.bench.results.disk import read_json, remove_unfinished
+from ddp_bench.bench.results.journal import Journal, repair_allreduce, repair_blocks
+from ddp_bench.bench.results.round_times import ByRound, CaseTimes, RoundTimes
+from ddp_bench.bench.results.schema import COMPARISONS, typed_frame
+from ddp_bench.bench.results.store import MANIFEST, MEASURED, RunWriter
+from ddp_bench.bench.results.tables import load_blocks, read_blocks, readable
+from ddp_bench.bench.results.typical import FITTED
+from ddp_bench.bench.settings import IMAGES
+from ddp_bench.bench.text import visible
 
 NOT_REACHED = "not measured: the run ended before this case's first block"
 """Reason of a case that is shown as skipped because its turn never came."""

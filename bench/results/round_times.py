@@ -19,9 +19,9 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 import pandas as pd
 
-from bench.results.gpu_load import DEVICE_ALLOCS, GPUS, GpuLoad
-from bench.results.schema import CASES
-from bench.stats import Samples
+from ddp_bench.bench.results.gpu_load import DEVICE_ALLOCS, GPUS, GpuLoad
+from ddp_bench.bench.results.schema import CASES
+from ddp_bench.bench.stats import Samples
 
 ByRound: TypeAlias = dict[int, float]
 Row: TypeAlias = Mapping[str, Any]

@@ -1,7 +1,7 @@
 """The columns of every results file: one definition for the writer, the reader and the documentation.
 
-`python -m bench.results.schema --write` puts the tables of columns into `results/README.md`, and JSON Schemas
-into `docs/schema/`.
+`python -m ddp_bench.bench.results.schema --write` puts the tables of columns into `results/README.md`, and
+JSON Schemas into `docs/schema/`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from bench import cli
-from bench.axes import DDP_SETTINGS, PIPELINE_SETTINGS, STEP_SETTINGS
-from bench.settings import IMAGES, MODES, MOST_DEVICES, MOST_UNITS, PRECISIONS
+from ddp_bench.bench import cli
+from ddp_bench.bench.axes import DDP_SETTINGS, PIPELINE_SETTINGS, STEP_SETTINGS
+from ddp_bench.bench.settings import IMAGES, MODES, MOST_DEVICES, MOST_UNITS, PRECISIONS
 
 FloatArray: TypeAlias = NDArray[np.float64]
 BoolArray: TypeAlias = NDArray[np.bool_]
@@ -466,10 +466,10 @@ def with_tables(page: str) -> str:
 
 def main() -> None:
     """Write the tables into `results/README.md`, and the JSON Schemas."""
-    from bench.results.json_schema import documents  # noqa: PLC0415 - it needs this module whole
+    from ddp_bench.bench.results.json_schema import documents  # noqa: PLC0415 - it needs this module whole
 
     if sys.argv[1:] != ["--write"]:
-        raise SystemExit("usage: python -m bench.results.schema --write")
+        raise SystemExit("usage: python -m ddp_bench.bench.results.schema --write")
     README.write_text(with_tables(README.read_text(encoding="utf-8")), encoding="utf-8")
     for name, text in documents().items():
         (JSON_SCHEMAS / name).write_text(text, encoding="utf-8")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from statistics import fmean
 
-from bench.estimate import SeriesNoise
-from bench.results.round_times import CaseTimes
-from bench.stats import Interval
+from ddp_bench.bench.estimate import SeriesNoise
+from ddp_bench.bench.results.round_times import CaseTimes
+from ddp_bench.bench.stats import Interval
 
 EARLY, LATE = 0.1, 0.5
 """A case is fresh up to the one share of its time, steady from the other on: 2 and 10 of 20 blocks."""

@@ -20,14 +20,14 @@ from typing import Any
 
 import pandas as pd
 
-from bench.errors import UsageError
-from bench.results.archive import opened
-from bench.results.disk import append, make_folder, open_regular, read_json, replace_file
-from bench.results.journal import JOURNAL
-from bench.results.schema import FILES, READS, SCHEMA_VERSION, typed_frame
-from bench.results.tables import is_large, load_blocks, read_table
-from bench.settings import RANK_PER_DEVICE
-from bench.text import csv_cell
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.results.archive import opened
+from ddp_bench.bench.results.disk import append, make_folder, open_regular, read_json, replace_file
+from ddp_bench.bench.results.journal import JOURNAL
+from ddp_bench.bench.results.schema import FILES, READS, SCHEMA_VERSION, typed_frame
+from ddp_bench.bench.results.tables import is_large, load_blocks, read_table
+from ddp_bench.bench.settings import RANK_PER_DEVICE
+from ddp_bench.bench.text import csv_cell
 
 MANIFEST = "manifest.json"
 CALIBRATION = "calibration.json"

@@ -18,11 +18,11 @@ from typing import Any, TextIO
 import numpy as np
 import pandas as pd
 
-from bench.errors import UsageError
-from bench.results.disk import MOST_CSV_BYTES, MOST_LINE, MOST_TABLE_BYTES, open_text, read_bytes
-from bench.results.round_times import blocks
-from bench.results.schema import BLOCKS, BoolArray, Column, typed, typed_frame
-from bench.text import csv_text
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.results.disk import MOST_CSV_BYTES, MOST_LINE, MOST_TABLE_BYTES, open_text, read_bytes
+from ddp_bench.bench.results.round_times import blocks
+from ddp_bench.bench.results.schema import BLOCKS, BoolArray, Column, typed, typed_frame
+from ddp_bench.bench.text import csv_text
 
 _PIECE_ROWS = 50_000
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from bench.estimate import Array, Function, TwoWayFit, fit
-from bench.results.round_times import ByRound
-from bench.stats import Interval
+from ddp_bench.bench.estimate import Array, Function, TwoWayFit, fit
+from ddp_bench.bench.results.round_times import ByRound
+from ddp_bench.bench.stats import Interval
 
 Column = tuple[str, str]
 """A case id and a phase."""

@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from bench.results.schema import FILES
-from bench.settings import IMAGES
+from ddp_bench.bench.results.schema import FILES
+from ddp_bench.bench.settings import IMAGES
 
 _ENDS = re.compile(r"_(low|high)$")
 """The ends of an interval have the unit of what they enclose."""

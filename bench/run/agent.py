@@ -29,8 +29,8 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from torch.distributed.launcher.api import LaunchConfig
 
-from bench.cluster.process import ignore_signals
-from bench.recovery.failures import FAILURE_ENV, is_restartable
+from ddp_bench.bench.cluster.process import ignore_signals
+from ddp_bench.bench.recovery.failures import FAILURE_ENV, is_restartable
 
 BACKEND = "bench-loopback"
 """What `LaunchConfig` calls the rendezvous of a run on one machine."""

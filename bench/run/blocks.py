@@ -7,31 +7,31 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import TypeVar
 
-from bench.cluster.ranks import Cluster, RankInfo
-from bench.cluster.turns import TURNS_ENV, TurnClient
-from bench.console import Console
-from bench.expected_time import least_warmup_s
-from bench.measure import telemetry, trace
-from bench.measure.clock import make_clock
-from bench.measure.memory import release_memory
-from bench.measure.telemetry import Telemetry
-from bench.measure.timed import BlockTimes
-from bench.modes.base import UnusedParametersError
-from bench.plan import Planned
-from bench.recovery.attempt import Report, failure_in
-from bench.recovery.failures import preparing_s, turn_s
-from bench.recovery.lockstep import Lockstep
-from bench.recovery.reopen import Progress, fail_case
-from bench.recovery.watchdog import Watchdog
-from bench.results.recorder import Recorder
-from bench.run.job import Job
-from bench.run.phases import block_rows, work_of
-from bench.run.prepare import LiveCase, Prepared, facts_of, prepare
-from bench.run.proof import Prover
-from bench.run.reference import split_of
-from bench.run.schedule import Schedule, StopRule
-from bench.run.update_proof import PROOF_STEPS
-from bench.settings import ResolvedSettings
+from ddp_bench.bench.cluster.ranks import Cluster, RankInfo
+from ddp_bench.bench.cluster.turns import TURNS_ENV, TurnClient
+from ddp_bench.bench.console import Console
+from ddp_bench.bench.expected_time import least_warmup_s
+from ddp_bench.bench.measure import telemetry, trace
+from ddp_bench.bench.measure.clock import make_clock
+from ddp_bench.bench.measure.memory import release_memory
+from ddp_bench.bench.measure.telemetry import Telemetry
+from ddp_bench.bench.measure.timed import BlockTimes
+from ddp_bench.bench.modes.base import UnusedParametersError
+from ddp_bench.bench.plan import Planned
+from ddp_bench.bench.recovery.attempt import Report, failure_in
+from ddp_bench.bench.recovery.failures import preparing_s, turn_s
+from ddp_bench.bench.recovery.lockstep import Lockstep
+from ddp_bench.bench.recovery.reopen import Progress, fail_case
+from ddp_bench.bench.recovery.watchdog import Watchdog
+from ddp_bench.bench.results.recorder import Recorder
+from ddp_bench.bench.run.job import Job
+from ddp_bench.bench.run.phases import block_rows, work_of
+from ddp_bench.bench.run.prepare import LiveCase, Prepared, facts_of, prepare
+from ddp_bench.bench.run.proof import Prover
+from ddp_bench.bench.run.reference import split_of
+from ddp_bench.bench.run.schedule import Schedule, StopRule
+from ddp_bench.bench.run.update_proof import PROOF_STEPS
+from ddp_bench.bench.settings import ResolvedSettings
 
 T = TypeVar("T")
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Sequence
 from functools import partial
 
-from bench.cluster.ranks import Cluster
-from bench.measure.clock import make_clock
-from bench.measure.collectives import CURVE_BYTES, CURVE_REPETITIONS, allreduce_ms
-from bench.recovery.lockstep import Lockstep
-from bench.results.recorder import Recorder
-from bench.run.prepare import LiveCase
+from ddp_bench.bench.cluster.ranks import Cluster
+from ddp_bench.bench.measure.clock import make_clock
+from ddp_bench.bench.measure.collectives import CURVE_BYTES, CURVE_REPETITIONS, allreduce_ms
+from ddp_bench.bench.recovery.lockstep import Lockstep
+from ddp_bench.bench.results.recorder import Recorder
+from ddp_bench.bench.run.prepare import LiveCase
 
 LEAST_REPETITIONS = 2
 """Every size is measured so often, however slow: one time alone may be a disturbed one."""

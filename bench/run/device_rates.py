@@ -6,14 +6,14 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bench.cluster.ranks import Cluster
-from bench.findings.numbers import plural
-from bench.measure.memory import release_memory
-from bench.measure.roofline import DeviceMeter
-from bench.plan import Planned
-from bench.recovery.attempt import is_broken_by
-from bench.recovery.lockstep import Lockstep, RestartError
-from models.workload import one_line
+from ddp_bench.bench.cluster.ranks import Cluster
+from ddp_bench.bench.findings.numbers import plural
+from ddp_bench.bench.measure.memory import release_memory
+from ddp_bench.bench.measure.roofline import DeviceMeter
+from ddp_bench.bench.plan import Planned
+from ddp_bench.bench.recovery.attempt import is_broken_by
+from ddp_bench.bench.recovery.lockstep import Lockstep, RestartError
+from ddp_bench.models.workload import one_line
 
 
 def measure_rates(

@@ -41,7 +41,7 @@ class ForkServer:
 
     def __init__(self, modules: Sequence[str], variables: Mapping[str, str]) -> None:
         """Start a process that imports `modules`; what fails there fails in the ranks, which say so."""
-        from ddp_bench import own_command  # noqa: PLC0415 - see _become_rank
+        from ddp_bench.bench.package import own_command  # noqa: PLC0415 - see _become_rank
 
         self.variables = dict(variables)
         # An abstract name leaves nothing on a disk, whatever ends this process.
@@ -53,7 +53,9 @@ class ForkServer:
             listener.listen()
             descriptors = [theirs.fileno(), listener.fileno()]
             self._process = subprocess.Popen(
-                own_command("-m", "bench.run.fork_server", "serve", *map(str, descriptors), *modules),
+                own_command(
+                    "-m", "ddp_bench.bench.run.fork_server", "serve", *map(str, descriptors), *modules
+                ),
                 env=os.environ | self.variables,
                 pass_fds=descriptors,
                 start_new_session=True,  # Ctrl-C is for the launcher
@@ -206,7 +208,7 @@ def _is_ours(peer: socket.socket) -> bool:
 
 def _become_rank(server: int) -> None:
     # Imported here for the same reason as above.
-    from bench.parent_death import end_with  # noqa: PLC0415
+    from ddp_bench.bench.parent_death import end_with  # noqa: PLC0415
 
     os.setsid()
     end_with(server)
@@ -242,9 +244,7 @@ def _run(request: Mapping[str, Any]) -> None:
         sys.argv[1:] = arguments[1:]
         runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
     else:
-        from ddp_bench import run  # noqa: PLC0415 - see _become_rank
-
-        run(arguments)
+        importlib.import_module("ddp_bench.bench.commands").start(arguments)
 
 
 def _stand_for_rank(address: str, arguments: Sequence[str]) -> NoReturn:

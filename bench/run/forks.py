@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from contextlib import AbstractContextManager, nullcontext
 
-from bench.cluster.process import is_rank, rank_variables
-from bench.gpus import gpus
-from bench.run.fork_server import ForkServer, fork_server
-from bench.settings import Settings
+from ddp_bench.bench.cluster.process import is_rank, rank_variables
+from ddp_bench.bench.gpus import gpus
+from ddp_bench.bench.run.fork_server import ForkServer, fork_server
+from ddp_bench.bench.settings import Settings
 
 
 def forks(settings: Settings, module: str, *, wanted: bool) -> AbstractContextManager[ForkServer | None]:

@@ -15,45 +15,45 @@ from typing import Any
 
 import torch
 
-from bench import plan
-from bench.cli import command, speaker
-from bench.cluster.devices import SeenGpus, num_gpus, seen_gpus, this_machine
-from bench.cluster.meeting import host_name
-from bench.cluster.messages import may_be_sent
-from bench.cluster.numa import is_narrowed
-from bench.cluster.process import is_first, is_rank
-from bench.cluster.ranks import RankInfo, agreed, allowed_cores, gpus_by_rank
-from bench.cluster.turns import interleaved_id
-from bench.console import format_s
-from bench.errors import UsageError
-from bench.expected_time import estimate_s
-from bench.findings.numbers import plural, short
-from bench.findings.wording import devices, samples_noun, workload_parts
-from bench.gpus import gpus
-from bench.layout import BucketCaps
-from bench.machine import versions
-from bench.measure.timed import AUTOCAST_DTYPES, probe
-from bench.plan import Machine, Planned
-from bench.provenance import known, own_git_state, own_version, workload_code
-from bench.recovery.failures import STARTED_ENV
-from bench.recovery.reopen import check_same, has_nothing_left, manifest_of, settings_of
-from bench.recovery.watchdog import meet_and_watch
-from bench.resolve import GpuKind, with_device_defaults
-from bench.results import store
-from bench.results.journal import read
-from bench.results.store import FolderLock
-from bench.run import sustain
-from bench.run.fork_server import ForkServer
-from bench.run.launch import launch
-from bench.run.schedule import expected_half_width
-from bench.settings import ResolvedSettings, Settings
-from bench.text import visible
-from models.data import check_folder
-from models.operators import forward_costs
-from models.profile import profile_workload
-from models.registry import default_image_size, load_workload, resnet_workload
-from models.step import as_set, has_fused_optimizer, takes_images
-from models.workload import Workload
+from ddp_bench.bench import plan
+from ddp_bench.bench.cli import command, speaker
+from ddp_bench.bench.cluster.devices import SeenGpus, num_gpus, seen_gpus, this_machine
+from ddp_bench.bench.cluster.meeting import host_name
+from ddp_bench.bench.cluster.messages import may_be_sent
+from ddp_bench.bench.cluster.numa import is_narrowed
+from ddp_bench.bench.cluster.process import is_first, is_rank
+from ddp_bench.bench.cluster.ranks import RankInfo, agreed, allowed_cores, gpus_by_rank
+from ddp_bench.bench.cluster.turns import interleaved_id
+from ddp_bench.bench.console import format_s
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.expected_time import estimate_s
+from ddp_bench.bench.findings.numbers import plural, short
+from ddp_bench.bench.findings.wording import devices, samples_noun, workload_parts
+from ddp_bench.bench.gpus import gpus
+from ddp_bench.bench.layout import BucketCaps
+from ddp_bench.bench.machine import versions
+from ddp_bench.bench.measure.timed import AUTOCAST_DTYPES, probe
+from ddp_bench.bench.plan import Machine, Planned
+from ddp_bench.bench.provenance import known, own_git_state, own_version, workload_code
+from ddp_bench.bench.recovery.failures import STARTED_ENV
+from ddp_bench.bench.recovery.reopen import check_same, has_nothing_left, manifest_of, settings_of
+from ddp_bench.bench.recovery.watchdog import meet_and_watch
+from ddp_bench.bench.resolve import GpuKind, with_device_defaults
+from ddp_bench.bench.results import store
+from ddp_bench.bench.results.journal import read
+from ddp_bench.bench.results.store import FolderLock
+from ddp_bench.bench.run import sustain
+from ddp_bench.bench.run.fork_server import ForkServer
+from ddp_bench.bench.run.launch import launch
+from ddp_bench.bench.run.schedule import expected_half_width
+from ddp_bench.bench.settings import ResolvedSettings, Settings
+from ddp_bench.bench.text import visible
+from ddp_bench.models.data import check_folder
+from ddp_bench.models.operators import forward_costs
+from ddp_bench.models.profile import profile_workload
+from ddp_bench.models.registry import default_image_size, load_workload, resnet_workload
+from ddp_bench.models.step import as_set, has_fused_optimizer, takes_images
+from ddp_bench.models.workload import Workload
 
 HOST_FACTS = (
     *("cpu_model", "num_cores", "memory_gib", "gpus", "gpu_pairs", "topology"),

@@ -15,12 +15,13 @@ from pathlib import Path
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.launcher.api import LaunchConfig
 
-from bench.cli import speaker
-from bench.cluster.process import ignore_signals, interrupted_by_signals, rank_variables
-from bench.cluster.scratch import remove_abandoned
-from bench.errors import ExitCode
-from bench.recovery.close import STOPPED_BY_ERROR, finish_and_say, finish_quietly
-from bench.recovery.failures import (
+from ddp_bench.bench.cli import speaker
+from ddp_bench.bench.cluster.process import ignore_signals, interrupted_by_signals, rank_variables
+from ddp_bench.bench.cluster.scratch import remove_abandoned
+from ddp_bench.bench.errors import ExitCode
+from ddp_bench.bench.package import own_command
+from ddp_bench.bench.recovery.close import STOPPED_BY_ERROR, finish_and_say, finish_quietly
+from ddp_bench.bench.recovery.failures import (
     FAILURE_ENV,
     MOST_IDLE_ATTEMPTS,
     STARTED_ENV,
@@ -29,10 +30,9 @@ from bench.recovery.failures import (
     is_stuck,
     progress_in,
 )
-from bench.results.journal import JOURNAL, read
-from bench.run.agent import no_logs, run_ranks, use_loopback
-from bench.run.fork_server import ForkServer
-from ddp_bench import own_command
+from ddp_bench.bench.results.journal import JOURNAL, read
+from ddp_bench.bench.run.agent import no_logs, run_ranks, use_loopback
+from ddp_bench.bench.run.fork_server import ForkServer
 
 RUN = own_command("run")[1:]
 """`bench.run` as Python takes it."""

@@ -10,21 +10,21 @@ from typing import Any
 
 import torch
 
-from bench.case import HALF_HOOKS, Case
-from bench.measure.anatomy import bucket_ready_ms, run_anatomy
-from bench.measure.calibration import longest, run_calibration
-from bench.measure.clock import Clock
-from bench.measure.collectives import BucketReplay
-from bench.measure.telemetry import Telemetry, gpus_of
-from bench.measure.timed import LEAD_IN_STEPS, BlockTimes, Trainer, run_block
-from bench.measure.trace import run_trace
-from bench.modes import Place
-from bench.plan import Planned, is_base
-from bench.results.gpu_load import DEVICE_ALLOCS
-from bench.results.recorder import Block
-from bench.run.prepare import LiveCase
-from bench.run.sustain import blocks_left, is_sustained
-from bench.settings import ResolvedSettings
+from ddp_bench.bench.case import HALF_HOOKS, Case
+from ddp_bench.bench.measure.anatomy import bucket_ready_ms, run_anatomy
+from ddp_bench.bench.measure.calibration import longest, run_calibration
+from ddp_bench.bench.measure.clock import Clock
+from ddp_bench.bench.measure.collectives import BucketReplay
+from ddp_bench.bench.measure.telemetry import Telemetry, gpus_of
+from ddp_bench.bench.measure.timed import LEAD_IN_STEPS, BlockTimes, Trainer, run_block
+from ddp_bench.bench.measure.trace import run_trace
+from ddp_bench.bench.modes import Place
+from ddp_bench.bench.plan import Planned, is_base
+from ddp_bench.bench.results.gpu_load import DEVICE_ALLOCS
+from ddp_bench.bench.results.recorder import Block
+from ddp_bench.bench.run.prepare import LiveCase
+from ddp_bench.bench.run.sustain import blocks_left, is_sustained
+from ddp_bench.bench.settings import ResolvedSettings
 
 INSTRUMENTED_EVERY = 5
 """With `--rounds`, anatomy and trace come in the first round and every fifth; on GPUs traces come last."""
@@ -207,7 +207,7 @@ def _calibration(live: LiveCase, trainer: Trainer, place: Place, clock: Clock) -
 
 def _anatomy(live: LiveCase, trainer: Trainer, place: Place) -> BlockTimes:
     if live.case.is_staged:
-        from bench.measure.pipeline import run_pipeline_anatomy  # noqa: PLC0415 - imported with such a case
+        from ddp_bench.bench.measure.pipeline import run_pipeline_anatomy  # noqa: PLC0415 - imported with such a case
 
         return run_pipeline_anatomy(trainer, live.case, ANATOMY_STEPS, place.device, live.group)
     local_steps = 1 if live.communicates and "no_sync" not in live.case.unmeasured else 0

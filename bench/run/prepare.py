@@ -11,26 +11,26 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from bench.case import Case
-from bench.cluster.messages import may_be_sent
-from bench.cluster.ranks import Cluster, RankInfo
-from bench.conditions import prefetches
-from bench.layout import BucketLayout
-from bench.measure.clock import Clock
-from bench.measure.compiling import Compilation, CompileWatch
-from bench.measure.memory import DeviceMemory, MemoryWatch, release_memory
-from bench.measure.timed import BlockTimes, Trainer, run_block
-from bench.modes import Mode, build_mode, devices_of, require_compiler
-from bench.plan import Planned
-from bench.results.schema import LEAST
-from bench.run.proof import Prover
-from bench.run.reference import split_of
-from bench.run.together import together
-from bench.run.update_proof import NOT_TOLD, PROOF_STEPS, FirstSteps, UpdateError, prove_update
-from bench.settings import Settings
-from models.data import BatchSource, PrefetchSource, open_source
-from models.step import placed
-from models.workload import Workload
+from ddp_bench.bench.case import Case
+from ddp_bench.bench.cluster.messages import may_be_sent
+from ddp_bench.bench.cluster.ranks import Cluster, RankInfo
+from ddp_bench.bench.conditions import prefetches
+from ddp_bench.bench.layout import BucketLayout
+from ddp_bench.bench.measure.clock import Clock
+from ddp_bench.bench.measure.compiling import Compilation, CompileWatch
+from ddp_bench.bench.measure.memory import DeviceMemory, MemoryWatch, release_memory
+from ddp_bench.bench.measure.timed import BlockTimes, Trainer, run_block
+from ddp_bench.bench.modes import Mode, build_mode, devices_of, require_compiler
+from ddp_bench.bench.plan import Planned
+from ddp_bench.bench.results.schema import LEAST
+from ddp_bench.bench.run.proof import Prover
+from ddp_bench.bench.run.reference import split_of
+from ddp_bench.bench.run.together import together
+from ddp_bench.bench.run.update_proof import NOT_TOLD, PROOF_STEPS, FirstSteps, UpdateError, prove_update
+from ddp_bench.bench.settings import Settings
+from ddp_bench.models.data import BatchSource, PrefetchSource, open_source
+from ddp_bench.models.step import placed
+from ddp_bench.models.workload import Workload
 
 MIN_WARMUP_STEPS = 3
 """Least steps of warm-up: DDP rebuilds its buckets after the first and reports them after the second."""
@@ -179,7 +179,7 @@ def _memory_columns(by_rank: Sequence[Sequence[DeviceMemory]], mode: str) -> dic
 def _trainer(case: Case, mode: Mode, workload: Workload, source: BatchSource) -> Trainer:
     if not case.is_staged:
         return Trainer(case, mode, workload, source)
-    from bench.measure.pipeline import PipelineTrainer  # noqa: PLC0415 - imported with such a case
+    from ddp_bench.bench.measure.pipeline import PipelineTrainer  # noqa: PLC0415 - imported with such a case
 
     return PipelineTrainer(case, mode, workload, source)
 

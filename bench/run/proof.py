@@ -22,19 +22,19 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
-from bench.case import Case
-from bench.cluster.ranks import Cluster
-from bench.errors import RAISED_BY_USERS, UsageError
-from bench.measure.clock import float32_precision
-from bench.modes import Mode, Place, Stages, build_mode
-from bench.modes.base import gradients_of
-from bench.modes.ddp import why_ddp_waits
-from bench.recovery.attempt import report_of
-from bench.run.reference import Reference, Split, drawing_kinds, losses, split_of, switch_off
-from bench.run.stages import Splitter
-from bench.run.together import together
-from models.nested import chunk, map_tensors, tensors_of
-from models.workload import Batch, Workload, check_loss, loss_function, make_batch
+from ddp_bench.bench.case import Case
+from ddp_bench.bench.cluster.ranks import Cluster
+from ddp_bench.bench.errors import RAISED_BY_USERS, UsageError
+from ddp_bench.bench.measure.clock import float32_precision
+from ddp_bench.bench.modes import Mode, Place, Stages, build_mode
+from ddp_bench.bench.modes.base import gradients_of
+from ddp_bench.bench.modes.ddp import why_ddp_waits
+from ddp_bench.bench.recovery.attempt import report_of
+from ddp_bench.bench.run.reference import Reference, Split, drawing_kinds, losses, split_of, switch_off
+from ddp_bench.bench.run.stages import Splitter
+from ddp_bench.bench.run.together import together
+from ddp_bench.models.nested import chunk, map_tensors, tensors_of
+from ddp_bench.models.workload import Batch, Workload, check_loss, loss_function, make_batch
 
 ROWS_PER_DEVICE = 1
 """Batch of the proof: the gradients of one row tell as much as those of many, in less time."""

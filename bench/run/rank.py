@@ -15,35 +15,50 @@ from typing import Any
 
 import psutil
 
-from bench import github
-from bench.cli import speaker
-from bench.cluster.devices import SeenGpus, this_machine
-from bench.cluster.meeting import host_name
-from bench.cluster.process import is_first
-from bench.cluster.ranks import Cluster, PeerLostError, RankInfo, check_alike, described_host, gpus_by_rank
-from bench.console import Console
-from bench.errors import ExitCode, UsageError, UserCodeError
-from bench.findings.cautions import run_cautions
-from bench.findings.findings import conclude
-from bench.findings.uncertainty import why_not_measured
-from bench.measure.calibration import trainable
-from bench.measure.clock import float32_precision
-from bench.predict.source import write_calibration
-from bench.recovery.close import STOPPED_BY_ERROR, finish, finish_and_say, finish_quietly, timing_of
-from bench.recovery.failures import (
+from ddp_bench.bench import github
+from ddp_bench.bench.cli import speaker
+from ddp_bench.bench.cluster.devices import SeenGpus, this_machine
+from ddp_bench.bench.cluster.meeting import host_name
+from ddp_bench.bench.cluster.process import is_first
+from ddp_bench.bench.cluster.ranks import (
+    Cluster,
+    PeerLostError,
+    RankInfo,
+    check_alike,
+    described_host,
+    gpus_by_rank,
+)
+from ddp_bench.bench.console import Console
+from ddp_bench.bench.errors import ExitCode, UsageError, UserCodeError
+from ddp_bench.bench.findings.cautions import run_cautions
+from ddp_bench.bench.findings.findings import conclude
+from ddp_bench.bench.findings.uncertainty import why_not_measured
+from ddp_bench.bench.measure.calibration import trainable
+from ddp_bench.bench.measure.clock import float32_precision
+from ddp_bench.bench.predict.source import write_calibration
+from ddp_bench.bench.recovery.close import STOPPED_BY_ERROR, finish, finish_and_say, finish_quietly, timing_of
+from ddp_bench.bench.recovery.failures import (
     FAILURE_ENV,
     RESTART_EXIT_CODE,
     STARTED_ENV,
     Failure,
     oom_kills,
 )
-from bench.recovery.lockstep import RestartError
-from bench.recovery.reopen import Opened, Progress, RankHello, check_same, fail_case, manifest_of, open_run
-from bench.recovery.watchdog import START_LIMIT_S, die_at_once, meet_and_watch, on_stop, say_and_end
-from bench.run.job import Job, new_manifest
-from bench.run.session import CasesToDrop, Session
-from bench.run.summary import print_not_measured, print_summary, summary_json
-from bench.settings import Settings
+from ddp_bench.bench.recovery.lockstep import RestartError
+from ddp_bench.bench.recovery.reopen import (
+    Opened,
+    Progress,
+    RankHello,
+    check_same,
+    fail_case,
+    manifest_of,
+    open_run,
+)
+from ddp_bench.bench.recovery.watchdog import START_LIMIT_S, die_at_once, meet_and_watch, on_stop, say_and_end
+from ddp_bench.bench.run.job import Job, new_manifest
+from ddp_bench.bench.run.session import CasesToDrop, Session
+from ddp_bench.bench.run.summary import print_not_measured, print_summary, summary_json
+from ddp_bench.bench.settings import Settings
 
 PEER_GRACE_S = 3.0
 """A rank that lost another waits so long: the launcher, which sees who died, ends it sooner."""
@@ -244,7 +259,7 @@ def _conclude(
     if missing is not None:
         print(f"{speaker()}: {missing}", file=sys.stderr)
     # The report is a separate package that never imports torch; only a finished run reaches for it.
-    from report.build import build, write_markdown  # noqa: PLC0415
+    from ddp_bench.report.build import build, write_markdown  # noqa: PLC0415
 
     page = build([folder], folder / "report.html")
     after_startup_s = before_s + startup.since_s()

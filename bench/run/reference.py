@@ -21,12 +21,12 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils.checkpoint import checkpoint
 
-from bench.case import Case
-from bench.measure.timed import AUTOCAST_DTYPES, autocast_of
-from models.data import BatchSource, open_source
-from models.nested import chunk, join, map_tensors
-from models.step import with_plain_optimizer
-from models.workload import Batch, Loss, Workload, loss_function
+from ddp_bench.bench.case import Case
+from ddp_bench.bench.measure.timed import AUTOCAST_DTYPES, autocast_of
+from ddp_bench.models.data import BatchSource, open_source
+from ddp_bench.models.nested import chunk, join, map_tensors
+from ddp_bench.models.step import with_plain_optimizer
+from ddp_bench.models.workload import Batch, Loss, Workload, loss_function
 
 Weights = dict[str, Tensor]
 """Trainable parameters, or what was added to them, by name, on the host."""

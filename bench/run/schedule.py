@@ -13,21 +13,21 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy.special import stdtrit
 
-from bench.case import Case
-from bench.console import format_s
-from bench.estimate import MIN_ROUNDS
-from bench.expected_time import timed_block_s
-from bench.plan import Planned
-from bench.recovery.reopen import Completion
-from bench.results.comparisons import Comparison
-from bench.results.recorder import Recorder
-from bench.run.phases import (
+from ddp_bench.bench.case import Case
+from ddp_bench.bench.console import format_s
+from ddp_bench.bench.estimate import MIN_ROUNDS
+from ddp_bench.bench.expected_time import timed_block_s
+from ddp_bench.bench.plan import Planned
+from ddp_bench.bench.recovery.reopen import Completion
+from ddp_bench.bench.results.comparisons import Comparison
+from ddp_bench.bench.results.recorder import Recorder
+from ddp_bench.bench.run.phases import (
     fixed_phases,
     is_calibrated,
     is_traced,
     shuffled,
 )
-from bench.settings import ResolvedSettings
+from ddp_bench.bench.settings import ResolvedSettings
 
 FIRST_LOOK = 10
 """Rounds before the first look at the widths; each later look comes after twice as many."""

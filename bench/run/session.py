@@ -14,26 +14,26 @@ from typing import Any
 
 import torch
 
-from bench.cluster.load import LoadReading, other_loads, read_load
-from bench.cluster.turns import interleaved_id
-from bench.measure.memory import release_cache, release_memory
-from bench.measure.telemetry import sampled
-from bench.plan import equal_layout_reason, round_order
-from bench.recovery.failures import block_s, preparing_s, turn_s
-from bench.recovery.reopen import Completion
-from bench.results.aggregate import rate_half_widths
-from bench.results.recorder import Recorder
-from bench.results.round_times import ByRound
-from bench.run import sustain
-from bench.run.blocks import Blocks
-from bench.run.curves import measure_curves
-from bench.run.device_rates import measure_rates
-from bench.run.phases import AFTER_ROUNDS, is_traced, unfinished
-from bench.run.prepare import LiveCase, equal_layouts
-from bench.run.proof import Prover, equal_replicas
-from bench.run.schedule import FIRST_LOOK, Visitable, is_look, resting_cases
-from bench.run.summary import case_table
-from models.workload import make_module
+from ddp_bench.bench.cluster.load import LoadReading, other_loads, read_load
+from ddp_bench.bench.cluster.turns import interleaved_id
+from ddp_bench.bench.measure.memory import release_cache, release_memory
+from ddp_bench.bench.measure.telemetry import sampled
+from ddp_bench.bench.plan import equal_layout_reason, round_order
+from ddp_bench.bench.recovery.failures import block_s, preparing_s, turn_s
+from ddp_bench.bench.recovery.reopen import Completion
+from ddp_bench.bench.results.aggregate import rate_half_widths
+from ddp_bench.bench.results.recorder import Recorder
+from ddp_bench.bench.results.round_times import ByRound
+from ddp_bench.bench.run import sustain
+from ddp_bench.bench.run.blocks import Blocks
+from ddp_bench.bench.run.curves import measure_curves
+from ddp_bench.bench.run.device_rates import measure_rates
+from ddp_bench.bench.run.phases import AFTER_ROUNDS, is_traced, unfinished
+from ddp_bench.bench.run.prepare import LiveCase, equal_layouts
+from ddp_bench.bench.run.proof import Prover, equal_replicas
+from ddp_bench.bench.run.schedule import FIRST_LOOK, Visitable, is_look, resting_cases
+from ddp_bench.bench.run.summary import case_table
+from ddp_bench.models.workload import make_module
 
 WRITE_EVERY_S = 10.0
 """Tables are brought up to date so often: blocks.csv, from which they are made, has everything at once."""

@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from bench.case import Case
-from bench.measure.split import balanced, layer_costs_ms
-from bench.measure.timed import AUTOCAST_DTYPES
-from bench.modes import Place, Stages, Unsupported
-from bench.run.together import together
-from models.workload import Workload, is_pair_of_tensors, layers_of, make_batch
+from ddp_bench.bench.case import Case
+from ddp_bench.bench.measure.split import balanced, layer_costs_ms
+from ddp_bench.bench.measure.timed import AUTOCAST_DTYPES
+from ddp_bench.bench.modes import Place, Stages, Unsupported
+from ddp_bench.bench.run.together import together
+from ddp_bench.models.workload import Workload, is_pair_of_tensors, layers_of, make_batch
 
 
 @dataclass

@@ -14,11 +14,20 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from bench.cli import print_table, speaker, to_json
-from bench.findings.caution import Caution
-from bench.findings.findings import Conclusion
-from bench.findings.numbers import MIB, between, duration, finite, number, per_second, plural, with_interval
-from bench.findings.wording import (
+from ddp_bench.bench.cli import print_table, speaker, to_json
+from ddp_bench.bench.findings.caution import Caution
+from ddp_bench.bench.findings.findings import Conclusion
+from ddp_bench.bench.findings.numbers import (
+    MIB,
+    between,
+    duration,
+    finite,
+    number,
+    per_second,
+    plural,
+    with_interval,
+)
+from ddp_bench.bench.findings.wording import (
     CPU_STAND_IN,
     compile_label,
     estimate,
@@ -29,11 +38,11 @@ from bench.findings.wording import (
     unit_of_cases,
     workload_parts,
 )
-from bench.layout import BucketLayout
-from bench.results.comparisons import by_compile, compile_mode
-from bench.results.schema import records
-from bench.results.store import FAILURES, failure_file, shown
-from bench.text import visible
+from ddp_bench.bench.layout import BucketLayout
+from ddp_bench.bench.results.comparisons import by_compile, compile_mode
+from ddp_bench.bench.results.schema import records
+from ddp_bench.bench.results.store import FAILURES, failure_file, shown
+from ddp_bench.bench.text import visible
 
 MOST_CAUTIONS = 2
 """Cautions on the terminal; the page has all."""

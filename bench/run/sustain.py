@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
-from bench.cluster.ranks import Cluster
-from bench.console import Console
-from bench.plan import Planned
-from bench.recovery.failures import PATIENCE, block_s
-from bench.results.recorder import Recorder
-from bench.results.round_times import CaseTimes
-from bench.run.prepare import LiveCase
-from bench.settings import ResolvedSettings
+from ddp_bench.bench.cluster.ranks import Cluster
+from ddp_bench.bench.console import Console
+from ddp_bench.bench.plan import Planned
+from ddp_bench.bench.recovery.failures import PATIENCE, block_s
+from ddp_bench.bench.results.recorder import Recorder
+from ddp_bench.bench.results.round_times import CaseTimes
+from ddp_bench.bench.run.prepare import LiveCase
+from ddp_bench.bench.settings import ResolvedSettings
 
 BLOCK_S = 10.0
 """A block takes no longer: what a crash or Ctrl-C costs, against some ms between two blocks."""

@@ -8,9 +8,9 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from bench.errors import RAISED_BY_USERS
-from bench.modes import Place
-from bench.recovery.attempt import ELSEWHERE
+from ddp_bench.bench.errors import RAISED_BY_USERS
+from ddp_bench.bench.modes import Place
+from ddp_bench.bench.recovery.attempt import ELSEWHERE
 
 T = TypeVar("T")
 

@@ -15,14 +15,14 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from bench.case import Case
-from bench.findings.numbers import short
-from bench.measure.memory import release_memory
-from bench.measure.timed import Trainer
-from bench.recovery.attempt import is_out_of_gpu_memory
-from bench.run.proof import ProofError, Prover, loaded
-from bench.run.reference import Weights, difference, norm, switch_off, weights_of
-from bench.run.together import together
+from ddp_bench.bench.case import Case
+from ddp_bench.bench.findings.numbers import short
+from ddp_bench.bench.measure.memory import release_memory
+from ddp_bench.bench.measure.timed import Trainer
+from ddp_bench.bench.recovery.attempt import is_out_of_gpu_memory
+from ddp_bench.bench.run.proof import ProofError, Prover, loaded
+from ddp_bench.bench.run.reference import Weights, difference, norm, switch_off, weights_of
+from ddp_bench.bench.run.together import together
 
 PROOF_STEPS = 2
 """Steps that are proven: the second uses the optimizer's state, and PowerSGD compresses from the third."""

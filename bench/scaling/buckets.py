@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bench.layout import BucketCaps
+from ddp_bench.bench.layout import BucketCaps
 
 Layout = tuple[tuple[int, ...], ...]
 """Indices of parameters by bucket, in all-reduce order; indices count in the reducer's order."""

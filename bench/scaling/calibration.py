@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass, fields
 from statistics import median
 from typing import Any
 
-from bench.errors import UsageError
-from bench.results.disk import parse_json
-from bench.scaling.slowest_rank import RankSpread
-from bench.scaling.timeline import Compute, Slowdown
-from bench.settings import IMAGES
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.results.disk import parse_json
+from ddp_bench.bench.scaling.slowest_rank import RankSpread
+from ddp_bench.bench.scaling.timeline import Compute, Slowdown
+from ddp_bench.bench.settings import IMAGES
 
 CALIBRATION_VERSION = 2
 _MOST = 1e12

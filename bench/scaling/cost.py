@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bench.scaling.timeline import Slowdown
+from ddp_bench.bench.scaling.timeline import Slowdown
 
 THREADS = 3.0
 """On a core: two of gloo, one that reduces and one that sends and receives, beside one that computes. Each

@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from bench.cli import to_json
-from bench.errors import UsageError
-from bench.results.disk import parse_json
-from bench.scaling.calibration import Identity
-from bench.scaling.predict import Prediction
-from bench.scaling.refusal import is_exposed_refused, is_refused, refusal, width_of
-from bench.scaling.scaling_limit import Curve
-from bench.scaling.validate import HeldOut
-from bench.stats import Interval
+from ddp_bench.bench.cli import to_json
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.results.disk import parse_json
+from ddp_bench.bench.scaling.calibration import Identity
+from ddp_bench.bench.scaling.predict import Prediction
+from ddp_bench.bench.scaling.refusal import is_exposed_refused, is_refused, refusal, width_of
+from ddp_bench.bench.scaling.scaling_limit import Curve
+from ddp_bench.bench.scaling.validate import HeldOut
+from ddp_bench.bench.stats import Interval
 
 DOCUMENT_VERSION = 2
 """Version 1 knew no refused predictions: those of its figures that are too wide are refused when read."""

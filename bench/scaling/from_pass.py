@@ -16,16 +16,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from bench.cli import speaker
-from bench.errors import UsageError
-from bench.findings.numbers import plural
-from bench.layout import BucketCaps, BucketLayout
-from bench.results.aggregate import step_ms_by_round
-from bench.results.store import RunData
-from bench.scaling.buckets import assign_cap, bucket_bytes
-from bench.scaling.calibration import Calibration, Parameter, Samples
-from bench.scaling.cost import measured_curve
-from bench.scaling.measured import (
+from ddp_bench.bench.cli import speaker
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.findings.numbers import plural
+from ddp_bench.bench.layout import BucketCaps, BucketLayout
+from ddp_bench.bench.results.aggregate import step_ms_by_round
+from ddp_bench.bench.results.store import RunData
+from ddp_bench.bench.scaling.buckets import assign_cap, bucket_bytes
+from ddp_bench.bench.scaling.calibration import Calibration, Parameter, Samples
+from ddp_bench.bench.scaling.cost import measured_curve
+from ddp_bench.bench.scaling.measured import (
     allreduce_times,
     bucket_ms_by_round,
     ddp_cases,
@@ -33,9 +33,9 @@ from bench.scaling.measured import (
     rank_steps,
     single_steps,
 )
-from bench.scaling.slowest_rank import RankSpread, typical_ms
-from bench.scaling.timeline import Slowdown, make_work, simulate
-from bench.scaling.validate import held_out, model_error_pct
+from ddp_bench.bench.scaling.slowest_rank import RankSpread, typical_ms
+from ddp_bench.bench.scaling.timeline import Slowdown, make_work, simulate
+from ddp_bench.bench.scaling.validate import held_out, model_error_pct
 
 PHASE = "calibration"
 

@@ -11,17 +11,17 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from bench.case import wire_share
-from bench.conditions import machine_name
-from bench.errors import UsageError
-from bench.findings.wording import step_labels, unit_of, units_per_sample
-from bench.layout import BucketLayout
-from bench.results.aggregate import step_ms_by_round
-from bench.results.round_times import ByRound
-from bench.results.schema import records
-from bench.results.store import RunData
-from bench.scaling.calibration import AllReduceTimes, Identity, Samples, differences
-from bench.scaling.cost import measured_curve
+from ddp_bench.bench.case import wire_share
+from ddp_bench.bench.conditions import machine_name
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.findings.wording import step_labels, unit_of, units_per_sample
+from ddp_bench.bench.layout import BucketLayout
+from ddp_bench.bench.results.aggregate import step_ms_by_round
+from ddp_bench.bench.results.round_times import ByRound
+from ddp_bench.bench.results.schema import records
+from ddp_bench.bench.results.store import RunData
+from ddp_bench.bench.scaling.calibration import AllReduceTimes, Identity, Samples, differences
+from ddp_bench.bench.scaling.cost import measured_curve
 
 COMMON_SD = 0.01
 """Standard deviation of the whole network's speed between two medians, as a share.

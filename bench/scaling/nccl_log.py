@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.errors import UsageError
-from bench.scaling.cost import CostCurve, measured_curve, ring_factor
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.scaling.cost import CostCurve, measured_curve, ring_factor
 
 _HEADER = re.compile(r"#\s+size\s+count\s+type\s+redop\s+root")
 _CPU_TIME = re.compile(r"#\s+size\s.*\bcputime\b")

@@ -10,9 +10,9 @@ import math
 import re
 from dataclasses import dataclass
 
-from bench.cli import did_you_mean
-from bench.errors import UsageError
-from bench.scaling.cost import CostBand, CostCurve, at_ranks, ring_factor, tree_steps
+from ddp_bench.bench.cli import did_you_mean
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.scaling.cost import CostBand, CostCurve, at_ranks, ring_factor, tree_steps
 
 SIZES = tuple(4096 * 2**i for i in range(20))
 """4 KiB to 2 GiB, where a curve is made from a rate."""

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import scipy
 
-from bench.scaling.buckets import assign_cap
-from bench.scaling.calibration import AllReduceTimes, Calibration, Samples
-from bench.scaling.cost import CostCurve, on_shared_cores
-from bench.scaling.refusal import (
+from ddp_bench.bench.scaling.buckets import assign_cap
+from ddp_bench.bench.scaling.calibration import AllReduceTimes, Calibration, Samples
+from ddp_bench.bench.scaling.cost import CostCurve, on_shared_cores
+from ddp_bench.bench.scaling.refusal import (
     MOST_HALF_WIDTH,
     extrapolation,
     is_exposed_refused,
@@ -24,11 +24,11 @@ from bench.scaling.refusal import (
     remedy,
     width_of,
 )
-from bench.scaling.scenario import Scenario, batch_per_device, cost_band, own_curves
-from bench.scaling.slowest_rank import RankSpread
-from bench.scaling.timeline import Compute, SimulatedStep, Slowdown, make_work, simulate
-from bench.settings import IMAGES
-from bench.stats import Interval
+from ddp_bench.bench.scaling.scenario import Scenario, batch_per_device, cost_band, own_curves
+from ddp_bench.bench.scaling.slowest_rank import RankSpread
+from ddp_bench.bench.scaling.timeline import Compute, SimulatedStep, Slowdown, make_work, simulate
+from ddp_bench.bench.settings import IMAGES
+from ddp_bench.bench.stats import Interval
 
 RESAMPLES = 200
 

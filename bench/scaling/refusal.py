@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from bench.cli import command, speaker
-from bench.stats import Interval
+from ddp_bench.bench.cli import command, speaker
+from ddp_bench.bench.stats import Interval
 
 MOST_HALF_WIDTH = 0.5
 """A figure whose 95% half-width is a larger share of its value says its order of magnitude at most."""

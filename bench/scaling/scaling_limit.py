@@ -6,9 +6,9 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from bench.scaling.calibration import Calibration
-from bench.scaling.predict import Prediction, predict
-from bench.scaling.scenario import Scenario, as_calibrated
+from ddp_bench.bench.scaling.calibration import Calibration
+from ddp_bench.bench.scaling.predict import Prediction, predict
+from ddp_bench.bench.scaling.scenario import Scenario, as_calibrated
 
 LEAST_EFFICIENCY = 0.8
 RULE = f"Scaling breaks where predicted efficiency is first below {LEAST_EFFICIENCY:.0%}"

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from bench.case import HALF_HOOKS, wire_share
-from bench.errors import UsageError
-from bench.layout import PYTORCH_CAPS, BucketCaps
-from bench.scaling.calibration import AllReduceTimes, Calibration
-from bench.scaling.cost import CostBand, CostCurve, at_ranks, hierarchical, measured_curve, tree_steps
-from bench.scaling.networks import NetworkModel
-from bench.settings import MOST_DEVICES
+from ddp_bench.bench.case import HALF_HOOKS, wire_share
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.layout import PYTORCH_CAPS, BucketCaps
+from ddp_bench.bench.scaling.calibration import AllReduceTimes, Calibration
+from ddp_bench.bench.scaling.cost import (
+    CostBand,
+    CostCurve,
+    at_ranks,
+    hierarchical,
+    measured_curve,
+    tree_steps,
+)
+from ddp_bench.bench.scaling.networks import NetworkModel
+from ddp_bench.bench.settings import MOST_DEVICES
 
 PIPELINED = 0.5
 """Share of the shorter network level hidden behind the longer; unknown between 0 and 1: the band is both."""

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from bench.scaling.buckets import Layout
+from ddp_bench.bench.scaling.buckets import Layout
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from bench.case import HALF_HOOKS
-from bench.findings.wording import units_per_sample
-from bench.layout import BucketCaps
-from bench.results.store import RunData
-from bench.scaling.calibration import Calibration
-from bench.scaling.measured import ddp_cases, single_steps
-from bench.scaling.networks import NetworkModel
-from bench.scaling.predict import predict
-from bench.scaling.refusal import is_refused
-from bench.scaling.scenario import Scenario
-from bench.stats import Interval, ratio_of_medians
+from ddp_bench.bench.case import HALF_HOOKS
+from ddp_bench.bench.findings.wording import units_per_sample
+from ddp_bench.bench.layout import BucketCaps
+from ddp_bench.bench.results.store import RunData
+from ddp_bench.bench.scaling.calibration import Calibration
+from ddp_bench.bench.scaling.measured import ddp_cases, single_steps
+from ddp_bench.bench.scaling.networks import NetworkModel
+from ddp_bench.bench.scaling.predict import predict
+from ddp_bench.bench.scaling.refusal import is_refused
+from ddp_bench.bench.scaling.scenario import Scenario
+from ddp_bench.bench.stats import Interval, ratio_of_medians
 
 
 @dataclass(frozen=True)

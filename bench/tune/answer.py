@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.results.round_times import ByRound
-from bench.stats import Interval, median_interval, paired_ratio
-from bench.tune.candidates import KINDS, Candidate
+from ddp_bench.bench.results.round_times import ByRound
+from ddp_bench.bench.stats import Interval, median_interval, paired_ratio
+from ddp_bench.bench.tune.candidates import KINDS, Candidate
 
 FAMILY_CONFIDENCE = 0.95
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from statistics import median
 
-from bench.errors import UsageError
-from bench.layout import PYTORCH_CAPS, BucketCaps
-from bench.scaling.buckets import MIB, Layout, assign_cap
-from bench.scaling.calibration import Calibration
-from bench.scaling.scenario import Scenario, cost_band, own_curves
-from bench.scaling.timeline import Compute, Slowdown, make_work, simulate
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.layout import PYTORCH_CAPS, BucketCaps
+from ddp_bench.bench.scaling.buckets import MIB, Layout, assign_cap
+from ddp_bench.bench.scaling.calibration import Calibration
+from ddp_bench.bench.scaling.scenario import Scenario, cost_band, own_curves
+from ddp_bench.bench.scaling.timeline import Compute, Slowdown, make_work, simulate
 
 KINDS = ("default", "uniform")
 """Of bucket caps, the simplest first."""

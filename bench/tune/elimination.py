@@ -15,9 +15,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
 
-from bench.results.round_times import ByRound
-from bench.stats import paired_ratio
-from bench.tune.candidates import Candidate
+from ddp_bench.bench.results.round_times import ByRound
+from ddp_bench.bench.stats import paired_ratio
+from ddp_bench.bench.tune.candidates import Candidate
 
 FINALISTS = 2
 """Candidates that stay beside the default: with one alone the best would be lost more often."""

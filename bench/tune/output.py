@@ -10,12 +10,12 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from bench.cli import print_table
-from bench.findings.numbers import short
-from bench.findings.wording import CPU_STAND_IN
-from bench.stats import Interval
-from bench.tune.answer import LEAST_GAIN, Answer, Measured
-from bench.tune.candidates import Candidate
+from ddp_bench.bench.cli import print_table
+from ddp_bench.bench.findings.numbers import short
+from ddp_bench.bench.findings.wording import CPU_STAND_IN
+from ddp_bench.bench.stats import Interval
+from ddp_bench.bench.tune.answer import LEAST_GAIN, Answer, Measured
+from ddp_bench.bench.tune.candidates import Candidate
 
 COLUMNS = ("DDP with", "buckets", "predicted ms", "step ms [95%]", "faster", "above the bound", "rounds")
 

@@ -9,14 +9,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.axes import DDP_AXES
-from bench.errors import UsageError
-from bench.layout import BucketCaps
-from bench.plan import Machine, Planned
-from bench.resolve import resolve
-from bench.run.job import Job, prepare
-from bench.settings import Settings
-from bench.tune.candidates import Axes, Candidate
+from ddp_bench.bench.axes import DDP_AXES
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.layout import BucketCaps
+from ddp_bench.bench.plan import Machine, Planned
+from ddp_bench.bench.resolve import resolve
+from ddp_bench.bench.run.job import Job, prepare
+from ddp_bench.bench.settings import Settings
+from ddp_bench.bench.tune.candidates import Axes, Candidate
 
 STAGES = CALIBRATION, PROOF = "calibration", "proof"
 """Results folders of the two stages, within the tuning's own."""

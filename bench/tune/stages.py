@@ -11,35 +11,35 @@ from pathlib import Path
 from statistics import median
 from typing import TypeVar
 
-from bench import conditions
-from bench.cli import command, to_json
-from bench.cluster.devices import this_machine
-from bench.cluster.meeting import host_name
-from bench.cluster.messages import may_be_sent
-from bench.cluster.ranks import Cluster, agreed, gpus_by_rank
-from bench.console import Console
-from bench.errors import AgreedError, ExitCode, UsageError
-from bench.findings.numbers import short
-from bench.findings.wording import step_labels
-from bench.layout import BucketCaps
-from bench.machine import versions
-from bench.predict.source import load_calibration
-from bench.recovery.failures import RESTART_EXIT_CODE
-from bench.recovery.watchdog import START_LIMIT_S, meet_and_watch
-from bench.results.aggregate import images_per_s_by_round, units_per_step
-from bench.results.disk import replace_file
-from bench.results.round_times import ByRound
-from bench.results.schema import records
-from bench.results.store import CALIBRATION as CALIBRATION_FILE
-from bench.results.store import TUNE, default_folder, load_run
-from bench.run.job import Job
-from bench.run.rank import Rank
-from bench.scaling.calibration import Calibration, Identity, check_same
-from bench.tune.answer import Answer, decide
-from bench.tune.candidates import Candidate, choose
-from bench.tune.elimination import Elimination, affordable
-from bench.tune.output import as_json
-from bench.tune.request import CALIBRATION, PROOF, Request, point_of, stage_job
+from ddp_bench.bench import conditions
+from ddp_bench.bench.cli import command, to_json
+from ddp_bench.bench.cluster.devices import this_machine
+from ddp_bench.bench.cluster.meeting import host_name
+from ddp_bench.bench.cluster.messages import may_be_sent
+from ddp_bench.bench.cluster.ranks import Cluster, agreed, gpus_by_rank
+from ddp_bench.bench.console import Console
+from ddp_bench.bench.errors import AgreedError, ExitCode, UsageError
+from ddp_bench.bench.findings.numbers import short
+from ddp_bench.bench.findings.wording import step_labels
+from ddp_bench.bench.layout import BucketCaps
+from ddp_bench.bench.machine import versions
+from ddp_bench.bench.predict.source import load_calibration
+from ddp_bench.bench.recovery.failures import RESTART_EXIT_CODE
+from ddp_bench.bench.recovery.watchdog import START_LIMIT_S, meet_and_watch
+from ddp_bench.bench.results.aggregate import images_per_s_by_round, units_per_step
+from ddp_bench.bench.results.disk import replace_file
+from ddp_bench.bench.results.round_times import ByRound
+from ddp_bench.bench.results.schema import records
+from ddp_bench.bench.results.store import CALIBRATION as CALIBRATION_FILE
+from ddp_bench.bench.results.store import TUNE, default_folder, load_run
+from ddp_bench.bench.run.job import Job
+from ddp_bench.bench.run.rank import Rank
+from ddp_bench.bench.scaling.calibration import Calibration, Identity, check_same
+from ddp_bench.bench.tune.answer import Answer, decide
+from ddp_bench.bench.tune.candidates import Candidate, choose
+from ddp_bench.bench.tune.elimination import Elimination, affordable
+from ddp_bench.bench.tune.output import as_json
+from ddp_bench.bench.tune.request import CALIBRATION, PROOF, Request, point_of, stage_job
 
 T = TypeVar("T")
 

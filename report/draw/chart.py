@@ -10,8 +10,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from matplotlib.transforms import ScaledTranslation
 
-from report.draw.palette import MUTED, PAPER, SERIES, canvas_of, printable, tipped
-from report.drawings import Chart, Panel, Point, Series
+from ddp_bench.report.draw.palette import MUTED, PAPER, SERIES, canvas_of, printable, tipped
+from ddp_bench.report.drawings import Chart, Panel, Point, Series
 
 _CHARACTERS_OF_THREE = 42
 _AREA_ALPHA = 0.18

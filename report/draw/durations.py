@@ -9,8 +9,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from bench.findings.numbers import quantity
-from report.draw.palette import (
+from ddp_bench.bench.findings.numbers import quantity
+from ddp_bench.report.draw.palette import (
     COMMUNICATION,
     EXPOSED,
     GRID,
@@ -24,7 +24,7 @@ from report.draw.palette import (
     canvas_of,
     printable,
 )
-from report.drawings import Bar, Bars, BoxPlot, Bucket, StepTimes, Timeline, Track
+from ddp_bench.report.drawings import Bar, Bars, BoxPlot, Bucket, StepTimes, Timeline, Track
 
 _BAR_ROW_PT = 42
 _BAR_PT = 17

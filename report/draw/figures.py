@@ -13,11 +13,11 @@ from xml.etree import ElementTree as ET
 import matplotlib as mpl
 from matplotlib.figure import Figure as Canvas
 
-from report.draw.chart import draw_chart
-from report.draw.durations import draw_bars, draw_boxes, draw_timeline
-from report.draw.forest import draw_forest
-from report.draw.palette import PAPER, RC, light, printable, stand_ins, themed, tip_of
-from report.drawings import Bars, BoxPlot, Chart, Drawing, Forest
+from ddp_bench.report.draw.chart import draw_chart
+from ddp_bench.report.draw.durations import draw_bars, draw_boxes, draw_timeline
+from ddp_bench.report.draw.forest import draw_forest
+from ddp_bench.report.draw.palette import PAPER, RC, light, printable, stand_ins, themed, tip_of
+from ddp_bench.report.drawings import Bars, BoxPlot, Chart, Drawing, Forest
 
 _SLIDE_DPI = 300
 _MARGIN: dict[str, Any] = {"bbox_inches": "tight", "pad_inches": 0.15}

@@ -8,9 +8,9 @@ from typing import Any
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from bench.findings.numbers import between, times
-from report.draw.palette import BAND, GRID, INK, MUTED, PAPER, SERIES, canvas_of, printable, tipped
-from report.drawings import Forest, Ratio
+from ddp_bench.bench.findings.numbers import between, times
+from ddp_bench.report.draw.palette import BAND, GRID, INK, MUTED, PAPER, SERIES, canvas_of, printable, tipped
+from ddp_bench.report.drawings import Forest, Ratio
 
 _ROW_PT = 34
 _AROUND_PT = 62

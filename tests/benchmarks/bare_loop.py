@@ -17,17 +17,17 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from bench.case import Case
-from bench.cluster.ranks import Cluster
-from bench.findings.wording import own_devices
-from bench.measure.timed import Trainer
-from bench.modes import build_mode
-from bench.results.journal import read
-from bench.results.store import load_run
-from models.data import open_source
-from models.registry import resnet_workload
-from models.step import as_set, placed
-from models.workload import make_module
+from ddp_bench.bench.case import Case
+from ddp_bench.bench.cluster.ranks import Cluster
+from ddp_bench.bench.findings.wording import own_devices
+from ddp_bench.bench.measure.timed import Trainer
+from ddp_bench.bench.modes import build_mode
+from ddp_bench.bench.results.journal import read
+from ddp_bench.bench.results.store import load_run
+from ddp_bench.models.data import open_source
+from ddp_bench.models.registry import resnet_workload
+from ddp_bench.models.step import as_set, placed
+from ddp_bench.models.workload import make_module
 
 WARMUP_STEPS = 3
 

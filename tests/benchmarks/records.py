@@ -18,16 +18,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench.findings.findings import conclude
-from bench.layout import BucketCaps
-from bench.plan import Machine, Planned, expand, round_order
-from bench.resolve import with_device_defaults
-from bench.results.aggregate import Outcome, case_rows, comparisons_of
-from bench.results.comparisons import pairs_of
-from bench.results.round_times import RoundTimes
-from bench.results.store import RunWriter, claim
-from bench.results.tables import read_blocks, read_longest
-from bench.settings import Settings
+from ddp_bench.bench.findings.findings import conclude
+from ddp_bench.bench.layout import BucketCaps
+from ddp_bench.bench.plan import Machine, Planned, expand, round_order
+from ddp_bench.bench.resolve import with_device_defaults
+from ddp_bench.bench.results.aggregate import Outcome, case_rows, comparisons_of
+from ddp_bench.bench.results.comparisons import pairs_of
+from ddp_bench.bench.results.round_times import RoundTimes
+from ddp_bench.bench.results.store import RunWriter, claim
+from ddp_bench.bench.results.tables import read_blocks, read_longest
+from ddp_bench.bench.settings import Settings
 
 NUM_STEPS = 3
 CASES_PER_CAP = 48

@@ -19,12 +19,12 @@ import pandas as pd
 import pytest
 from commands import python
 
-from bench.cluster.process import rank_variables
-from bench.findings.wording import own_devices
-from bench.results.aggregate import comparisons_of_run, rate_half_widths
-from bench.results.comparisons import Comparison, compared
-from bench.results.store import RunData, load_run
-from bench.results.typical import Typical
+from ddp_bench.bench.cluster.process import rank_variables
+from ddp_bench.bench.findings.wording import own_devices
+from ddp_bench.bench.results.aggregate import comparisons_of_run, rate_half_widths
+from ddp_bench.bench.results.comparisons import Comparison, compared
+from ddp_bench.bench.results.store import RunData, load_run
+from ddp_bench.bench.results.typical import Typical
 
 COMMAND = ("--modes", "dp,ddp", "--gpus", "1,2,4")
 PAIRS = int(os.environ.get("BARE_LOOP_PAIRS", "2"))

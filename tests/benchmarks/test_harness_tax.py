@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from bench.stats import median_interval
+from ddp_bench.bench.stats import median_interval
 
 LOOPS = """
 import random, time
-from bench.cluster.ranks import Cluster
-from bench.measure.clock import make_clock
-from bench.measure.timed import Trainer, run_block
-from bench.modes import build_mode
-from bench.case import Case
-from models.data import open_source
-from models.registry import resnet_workload
+from ddp_bench.bench.cluster.ranks import Cluster
+from ddp_bench.bench.measure.clock import make_clock
+from ddp_bench.bench.measure.timed import Trainer, run_block
+from ddp_bench.bench.modes import build_mode
+from ddp_bench.bench.case import Case
+from ddp_bench.models.data import open_source
+from ddp_bench.models.registry import resnet_workload
 from torch.nn import functional
 
 cluster = Cluster("cpu")

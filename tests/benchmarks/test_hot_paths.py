@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.layout import BucketCaps
-from bench.plan import Machine, Planned, expand
-from bench.resolve import with_device_defaults
-from bench.results.aggregate import Outcome, case_rows
-from bench.results.schema import BLOCKS, typed_frame
-from bench.results.store import RunWriter, claim
-from bench.settings import Settings
-from report.build import build
+from ddp_bench.bench.layout import BucketCaps
+from ddp_bench.bench.plan import Machine, Planned, expand
+from ddp_bench.bench.resolve import with_device_defaults
+from ddp_bench.bench.results.aggregate import Outcome, case_rows
+from ddp_bench.bench.results.schema import BLOCKS, typed_frame
+from ddp_bench.bench.results.store import RunWriter, claim
+from ddp_bench.bench.settings import Settings
+from ddp_bench.report.build import build
 
 MACHINE = Machine(device_type="cpu", devices_per_node=8)
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from commands import ROOT
 
-from bench.axes import DDP_DEFAULTS
-from bench.results.schema import CASES, typed_frame
-from bench.results.store import RunWriter
+from ddp_bench.bench.axes import DDP_DEFAULTS
+from ddp_bench.bench.results.schema import CASES, typed_frame
+from ddp_bench.bench.results.store import RunWriter
 
 NUM_ROUNDS, NUM_RANKS, NUM_STEPS = 30, 8, 4
 STEP_MS = 100.0

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from published import from_throughput, gradients_in_backward_order
 
-from bench.layout import BucketCaps
-from bench.scaling.buckets import assign_cap
-from bench.scaling.calibration import Calibration, Identity
-from bench.scaling.networks import network
-from bench.scaling.scenario import Scenario, cost_band
-from bench.scaling.timeline import Compute, Slowdown, make_work, simulate
-from models.registry import resnet_workload
+from ddp_bench.bench.layout import BucketCaps
+from ddp_bench.bench.scaling.buckets import assign_cap
+from ddp_bench.bench.scaling.calibration import Calibration, Identity
+from ddp_bench.bench.scaling.networks import network
+from ddp_bench.bench.scaling.scenario import Scenario, cost_band
+from ddp_bench.bench.scaling.timeline import Compute, Slowdown, make_work, simulate
+from ddp_bench.models.registry import resnet_workload
 
 SLOW = Slowdown(compute=1.2, comm=1.3)
 COMPUTE = Compute(before_ms=80.0, backward_ms=180.0, after_ms=5.0)

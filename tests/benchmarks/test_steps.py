@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from bench.case import Case
-from bench.measure.timed import Trainer
-from bench.modes import Place, build_mode
-from models.data import open_source
-from models.registry import resnet_workload
+from ddp_bench.bench.case import Case
+from ddp_bench.bench.measure.timed import Trainer
+from ddp_bench.bench.modes import Place, build_mode
+from ddp_bench.models.data import open_source
+from ddp_bench.models.registry import resnet_workload
 
 DEVICE = torch.device("cpu")
 
@@ -43,13 +43,13 @@ def test_step(train_step_benchmark: Callable[..., None], mode: str, num_devices:
 
 
 DDP = """
-from bench.cluster.ranks import Cluster
-from bench.measure.clock import make_clock
-from bench.measure.timed import Trainer, run_block
-from bench.modes import build_mode
-from bench.case import Case
-from models.data import open_source
-from models.registry import resnet_workload
+from ddp_bench.bench.cluster.ranks import Cluster
+from ddp_bench.bench.measure.clock import make_clock
+from ddp_bench.bench.measure.timed import Trainer, run_block
+from ddp_bench.bench.modes import build_mode
+from ddp_bench.bench.case import Case
+from ddp_bench.models.data import open_source
+from ddp_bench.models.registry import resnet_workload
 cluster = Cluster("cpu")
 workload = resnet_workload("resnet20", 32)
 case = Case(mode="ddp", num_devices=2, arch="resnet20", image_size=32, batch_per_device=8, scaling="weak",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from made_runs import default_run, paper_run
 
-from report.build import build
+from ddp_bench.report.build import build
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -9,15 +9,15 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from bench.case import Case
-from bench.layout import BucketLayout
-from bench.plan import Machine, Planned, expand
-from bench.resolve import PRESETS, resolve, with_device_defaults
-from bench.results.aggregate import Outcome, allreduce_rows, bucket_rows, case_rows
-from bench.results.disk import replace_file
-from bench.results.schema import BLOCKS, SCHEMA_VERSION, typed_frame
-from bench.results.store import MANIFEST, RunWriter
-from bench.settings import Settings
+from ddp_bench.bench.case import Case
+from ddp_bench.bench.layout import BucketLayout
+from ddp_bench.bench.plan import Machine, Planned, expand
+from ddp_bench.bench.resolve import PRESETS, resolve, with_device_defaults
+from ddp_bench.bench.results.aggregate import Outcome, allreduce_rows, bucket_rows, case_rows
+from ddp_bench.bench.results.disk import replace_file
+from ddp_bench.bench.results.schema import BLOCKS, SCHEMA_VERSION, typed_frame
+from ddp_bench.bench.results.store import MANIFEST, RunWriter
+from ddp_bench.bench.settings import Settings
 
 LAYOUTS = {
     "default": [2052000, 28852224, 15853824],

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from bench.findings.numbers import TIMES
-from bench.results.store import load_run
-from report.__main__ import main
+from ddp_bench.bench.findings.numbers import TIMES
+from ddp_bench.bench.results.store import load_run
+from ddp_bench.report.main import main
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,7 +7,7 @@ import signal
 import pytest
 from fault_campaign import SWEEP, Campaign, deed
 
-from bench.results.store import failure_file
+from ddp_bench.bench.results.store import failure_file
 
 SMALL_SWEEP = (*SWEEP[:-2], "--passes", "none")
 TWO_DEVICES = (3, 4)

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from fault_campaign import TWO_DEVICES, Campaign, Deed, deed
 
-from bench.cluster.meeting import host_name
+from ddp_bench.bench.cluster.meeting import host_name
 
 pytestmark = pytest.mark.campaign
 TIMEOUT_S = 30

@@ -16,12 +16,12 @@ from fuzzing import HOSTILE_TEXT, bounded, read_or_refused
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.gate import __main__ as gate
-from bench.results.round_times import RoundTimes
-from bench.results.store import load_run
-from bench.results.tables import read_blocks, readable
-from report.__main__ import main as report
-from report.build import load
+from ddp_bench.bench.gate import main as gate
+from ddp_bench.bench.results.round_times import RoundTimes
+from ddp_bench.bench.results.store import load_run
+from ddp_bench.bench.results.tables import read_blocks, readable
+from ddp_bench.report.build import load
+from ddp_bench.report.main import main as report
 
 SAMPLE = ROOT / "results" / "samples" / "cpu-lab-1gbit-2hosts"
 TABLES = ("cases.csv", "blocks.csv", "buckets.csv", "allreduce.csv")

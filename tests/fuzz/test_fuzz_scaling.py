@@ -9,11 +9,11 @@ from fuzzing import HOSTILE_TEXT, bounded, read_or_refused
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bench.scaling.calibration import AllReduceTimes, Calibration, Identity, Parameter
-from bench.scaling.document import Predictions
-from bench.scaling.nccl_log import parse_nccl_log
-from bench.scaling.predict import predict
-from bench.scaling.scenario import Scenario
+from ddp_bench.bench.scaling.calibration import AllReduceTimes, Calibration, Identity, Parameter
+from ddp_bench.bench.scaling.document import Predictions
+from ddp_bench.bench.scaling.nccl_log import parse_nccl_log
+from ddp_bench.bench.scaling.predict import predict
+from ddp_bench.bench.scaling.scenario import Scenario
 
 HEADER = "# size count type redop root time algbw busbw #wrong time algbw busbw #wrong"
 END = "# Avg bus bandwidth : 1"

@@ -19,19 +19,19 @@ from fuzzing import (
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bench.doctor import __main__ as doctor
-from bench.errors import UsageError
-from bench.gate import __main__ as gate
-from bench.gate import command as gate_command
-from bench.gate import options as gate_options
-from bench.gate.command import read_thresholds
-from bench.lab import __main__ as lab
-from bench.lab import namespaces
-from bench.resolve import resolve
-from bench.run import __main__ as run
-from bench.run import job
-from bench.settings import options_of
-from report import __main__ as report_command
+from ddp_bench.bench.doctor import main as doctor
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.gate import command as gate_command
+from ddp_bench.bench.gate import main as gate
+from ddp_bench.bench.gate import options as gate_options
+from ddp_bench.bench.gate.command import read_thresholds
+from ddp_bench.bench.lab import main as lab
+from ddp_bench.bench.lab import namespaces
+from ddp_bench.bench.resolve import resolve
+from ddp_bench.bench.run import job
+from ddp_bench.bench.run import main as run
+from ddp_bench.bench.settings import options_of
+from ddp_bench.report import main as report_command
 
 NAMES = [setting.name for setting in options_of()]
 VALUES = st.one_of(

@@ -8,7 +8,13 @@ from fuzzing import HOSTILE_TEXT, bounded, read_or_refused
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bench.measure.trace import bucket_runs, communication_and_compute, in_steps, overlap_pct, spans_of
+from ddp_bench.bench.measure.trace import (
+    bucket_runs,
+    communication_and_compute,
+    in_steps,
+    overlap_pct,
+    spans_of,
+)
 
 NUMBERS = st.one_of(st.integers(), st.floats(), st.sampled_from([10**400, -(10**400), True, None, "1"]))
 NAMES = st.sampled_from(

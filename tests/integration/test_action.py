@@ -18,8 +18,8 @@ import yaml
 from commands import ROOT
 from made_project import NET, RUN, commit, git
 
-from bench.errors import ExitCode
-from bench.results.store import load_run
+from ddp_bench.bench.errors import ExitCode
+from ddp_bench.bench.results.store import load_run
 
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from bench.case import Case
-from bench.measure.anatomy import _dp_stages, bucket_ready_ms, run_anatomy
-from bench.measure.timed import Trainer, no_gc
-from bench.modes import Place, build_mode
-from bench.modes.dp import HostDataParallel
-from models.data import open_source
-from models.registry import resnet_workload
+from ddp_bench.bench.case import Case
+from ddp_bench.bench.measure.anatomy import _dp_stages, bucket_ready_ms, run_anatomy
+from ddp_bench.bench.measure.timed import Trainer, no_gc
+from ddp_bench.bench.modes import Place, build_mode
+from ddp_bench.bench.modes.dp import HostDataParallel
+from ddp_bench.models.data import open_source
+from ddp_bench.models.registry import resnet_workload
 
 BASE = {
     "arch": "resnet20",
@@ -105,14 +105,14 @@ def test_the_stand_in_waits_for_no_gpu(waited_for: list[Any]) -> None:
 
 
 RANKS = """
-from bench.cluster.ranks import Cluster
-from bench.measure.anatomy import bucket_ready_ms, run_anatomy
-from bench.measure.timed import Trainer
-from bench.measure.trace import run_trace
-from bench.modes import build_mode
-from bench.case import Case
-from models.data import open_source
-from models.registry import resnet_workload
+from ddp_bench.bench.cluster.ranks import Cluster
+from ddp_bench.bench.measure.anatomy import bucket_ready_ms, run_anatomy
+from ddp_bench.bench.measure.timed import Trainer
+from ddp_bench.bench.measure.trace import run_trace
+from ddp_bench.bench.modes import build_mode
+from ddp_bench.bench.case import Case
+from ddp_bench.models.data import open_source
+from ddp_bench.models.registry import resnet_workload
 cluster = Cluster("cpu")
 workload = resnet_workload("resnet20", 32)
 def made(**settings):
@@ -142,7 +142,7 @@ def test_buckets_of_unused_parameters_are_not_sent(ranks: Any) -> None:
         RANKS
         + """
 import dataclasses, gzip
-from models.resnet import resnet20
+from ddp_bench.models.resnet import resnet20
 def with_spare():
     module = resnet20()
     module.spare = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(3)))
@@ -229,7 +229,7 @@ def test_a_rank_whose_profiler_starts_late_is_not_traced_as_communication(ranks:
         + """
 import gzip, time
 from torch.profiler import profile
-from bench.measure.trace import communication_and_compute, overlap_pct, spans_of
+from ddp_bench.bench.measure.trace import communication_and_compute, overlap_pct, spans_of
 trainer = made()
 if cluster.rank == 1:
     start = profile.start
@@ -325,7 +325,7 @@ def test_replayed_buckets_move_their_bytes_in_their_type(ranks: Any) -> None:
     found = ranks(
         RANKS
         + """
-from bench.measure.collectives import BucketReplay
+from ddp_bench.bench.measure.collectives import BucketReplay
 sizes = [4000, 2048000]
 moved = {}
 all_reduce = dist.all_reduce
@@ -349,8 +349,8 @@ def test_the_replay_sends_as_many_bytes_as_ddp_whatever_the_gradients_type(ranks
         RANKS
         + """
 from types import SimpleNamespace
-from bench.measure.clock import make_clock
-from bench.run.phases import work_of
+from ddp_bench.bench.measure.clock import make_clock
+from ddp_bench.bench.run.phases import work_of
 moved = []
 all_reduce = dist.all_reduce
 def counted(tensor, *rest, **options):
@@ -389,8 +389,8 @@ def test_a_rank_slow_to_come_by_its_buffers_is_not_timed_as_communication(ranks:
         + """
 import time
 import torch
-from bench.measure.clock import make_clock
-from bench.measure.collectives import BucketReplay
+from ddp_bench.bench.measure.clock import make_clock
+from ddp_bench.bench.measure.collectives import BucketReplay
 if cluster.rank == 1:
     empty = torch.empty
     def slow_empty(*arguments, **options):
@@ -414,11 +414,11 @@ def test_communication_alone_holds_the_buffers_that_a_step_broadcasts(ranks: Any
         + """
 from dataclasses import replace
 import torch
-from bench.case import Case
-from bench.measure.clock import make_clock
-from bench.measure.collectives import BucketReplay
-from bench.modes import build_mode
-from models.registry import resnet_workload
+from ddp_bench.bench.case import Case
+from ddp_bench.bench.measure.clock import make_clock
+from ddp_bench.bench.measure.collectives import BucketReplay
+from ddp_bench.bench.modes import build_mode
+from ddp_bench.models.registry import resnet_workload
 group, device = cluster.group(2, "gloo"), cluster.place.device
 sent = []
 broadcast = torch.distributed._broadcast_coalesced

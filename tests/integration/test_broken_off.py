@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 import pytest
 
-from bench.recovery.close import finish, finish_and_say
-from bench.results.store import load_run
-from bench.run import job
-from bench.run.__main__ import main
+from ddp_bench.bench.recovery.close import finish, finish_and_say
+from ddp_bench.bench.results.store import load_run
+from ddp_bench.bench.run import job
+from ddp_bench.bench.run.main import main
 
 if TYPE_CHECKING:
     from conftest import RealRun

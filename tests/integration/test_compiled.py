@@ -10,10 +10,10 @@ import torch
 from commands import SMALL, bench_run
 from test_proof import DDP_PROOF
 
-from bench.case import Case
-from bench.measure.compiling import CompileWatch
-from bench.modes import Unsupported, require_compiler
-from bench.results.store import load_run
+from ddp_bench.bench.case import Case
+from ddp_bench.bench.measure.compiling import CompileWatch
+from ddp_bench.bench.modes import Unsupported, require_compiler
+from ddp_bench.bench.results.store import load_run
 
 CASE = """
 import contextlib
@@ -23,11 +23,11 @@ from torch._dynamo.backends.debugging import aot_eager
 import torch._inductor.compile_fx
 # Graphs are made and split as ever; only the slow step from a graph to machine code is left out.
 torch._inductor.compile_fx.compile_fx = lambda graph, inputs, **_: aot_eager(graph, inputs)
-from bench.cluster.ranks import Cluster
-from bench.measure.compiling import CompileWatch
-from bench.modes import build_mode
-from bench.case import Case
-from models.step import placed
+from ddp_bench.bench.cluster.ranks import Cluster
+from ddp_bench.bench.measure.compiling import CompileWatch
+from ddp_bench.bench.modes import build_mode
+from ddp_bench.bench.case import Case
+from ddp_bench.models.step import placed
 cluster = Cluster("cpu")
 group = cluster.group(2, "gloo")
 torch.manual_seed(0)

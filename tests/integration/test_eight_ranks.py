@@ -17,23 +17,23 @@ from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hoo
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from bench.cluster.ranks import RankInfo
-from bench.console import Console
-from bench.measure.timed import Trainer
-from bench.modes import Place
-from bench.modes.ddp import DistributedMode
-from bench.plan import Machine, expand
-from bench.recovery import lockstep
-from bench.recovery.failures import Failure
-from bench.recovery.reopen import open_run
-from bench.resolve import resolve, with_device_defaults
-from bench.results.store import RunData, load_run
-from bench.run import prepare
-from bench.run.job import Job
-from bench.run.proof import Prover
-from bench.run.session import Session
-from bench.run.update_proof import UpdateError
-from models.registry import resnet_workload
+from ddp_bench.bench.cluster.ranks import RankInfo
+from ddp_bench.bench.console import Console
+from ddp_bench.bench.measure.timed import Trainer
+from ddp_bench.bench.modes import Place
+from ddp_bench.bench.modes.ddp import DistributedMode
+from ddp_bench.bench.plan import Machine, expand
+from ddp_bench.bench.recovery import lockstep
+from ddp_bench.bench.recovery.failures import Failure
+from ddp_bench.bench.recovery.reopen import open_run
+from ddp_bench.bench.resolve import resolve, with_device_defaults
+from ddp_bench.bench.results.store import RunData, load_run
+from ddp_bench.bench.run import prepare
+from ddp_bench.bench.run.job import Job
+from ddp_bench.bench.run.proof import Prover
+from ddp_bench.bench.run.session import Session
+from ddp_bench.bench.run.update_proof import UpdateError
+from ddp_bench.models.registry import resnet_workload
 
 NUM_RANKS = 8
 COUNTS = (1, 2, 4, 8)

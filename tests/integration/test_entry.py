@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from commands import ROOT
 
-from bench.__main__ import COMMANDS
-from ddp_bench import own_command
+from ddp_bench.bench.commands import COMMANDS
+from ddp_bench.bench.package import own_command
 
-SCRIPT = "import sys, ddp_bench; sys.argv[0] = 'ddp-bench'; ddp_bench.console()"
+SCRIPT = "import sys; from ddp_bench.__main__ import console; sys.argv[0] = 'ddp-bench'; console()"
 """What the console script of an installed package does."""
 
 
@@ -25,7 +25,7 @@ def without_torch(tmp_path: Path) -> dict[str, str]:
 
 
 def finished(*arguments: str, env: dict[str, str], script: bool = True) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", SCRIPT] if script else [sys.executable, "-m", "bench"]
+    command = [sys.executable, "-c", SCRIPT] if script else [sys.executable, "-m", "ddp_bench"]
     return subprocess.run([*command, *arguments], env=env, capture_output=True, text=True, check=False)
 
 
@@ -66,7 +66,7 @@ def test_help_of_a_command_names_it_in_the_form_that_was_typed(without_torch: di
         assert done.stdout.startswith(f"usage: ddp-bench {name} "), done.stderr
         assert "python -m bench." not in done.stdout
     as_module = finished("run", "--help", env=without_torch, script=False)
-    assert as_module.stdout.startswith("usage: python -m bench run ")
+    assert as_module.stdout.startswith("usage: python -m ddp_bench run ")
 
 
 def test_versions_come_from_what_is_installed(without_torch: dict[str, str]) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bench.run.fork_server import ForkServer, fork_server
+from ddp_bench.bench.run.fork_server import ForkServer, fork_server
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks are made on Linux only")
 
@@ -162,7 +162,7 @@ def test_what_cannot_be_forked_starts_as_a_process_of_its_own(
 
 LAUNCHER = """
 import os, signal, subprocess, sys
-from bench.run.fork_server import ForkServer
+from ddp_bench.bench.run.fork_server import ForkServer
 server = ForkServer(["decimal"], {})
 subprocess.Popen([sys.executable, *server.proxy(["-m", "a_rank", "wait", sys.argv[1]])])
 print(server._process.pid, flush=True)

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 import torch
 
-from bench.modes.pipeline import PipelineMode
-from bench.scaling.pipeline import operations
+from ddp_bench.bench.modes.pipeline import PipelineMode
+from ddp_bench.bench.scaling.pipeline import operations
 
 COMMON = """
-from bench.cluster.ranks import Cluster
-from bench.case import Case
-from bench.run.proof import ProofError, Prover
-from models.registry import resnet_workload
-from models.workload import loss_function
+from ddp_bench.bench.cluster.ranks import Cluster
+from ddp_bench.bench.case import Case
+from ddp_bench.bench.run.proof import ProofError, Prover
+from ddp_bench.models.registry import resnet_workload
+from ddp_bench.models.workload import loss_function
 cluster = Cluster("cpu")
 workload = resnet_workload("resnet20", 32)
 torch.manual_seed(0)
@@ -54,13 +54,13 @@ def test_what_goes_wrong_in_a_form_is_caught(ranks: Any) -> None:
     found = ranks(
         COMMON
         + """
-from bench.modes import pipeline
+from ddp_bench.bench.modes import pipeline
 from torch.distributed.pipelining import ScheduleGPipe
 summing = lambda stage, m, loss_fn: ScheduleGPipe(stage, m, loss_fn=loss_fn, scale_grads=False)
 pipeline.SCHEDULES["gpipe"] = summing
 summed = error(case("pipeline"))
 from torch.distributed.fsdp import FSDPModule
-from bench.modes import fsdp
+from ddp_bench.bench.modes import fsdp
 shard = fsdp.fully_shard
 def never_reduced(module, **more):
     shard(module, **more).set_requires_gradient_sync(False)
@@ -77,7 +77,7 @@ def test_ranks_that_built_different_models_shard_the_first_ones(ranks: Any) -> N
     found = ranks(
         COMMON
         + """
-from bench.modes import build_mode
+from ddp_bench.bench.modes import build_mode
 torch.manual_seed(cluster.rank)
 module = workload.module()
 own = module.fc.weight.detach().clone()
@@ -96,7 +96,7 @@ def test_the_bubble_is_of_the_order_that_pytorch_has(ranks: Any, schedule: str) 
     found = ranks(
         COMMON
         + f"""
-from bench.modes import build_mode
+from ddp_bench.bench.modes import build_mode
 one = case("pipeline", pipeline_schedule={schedule!r})
 mode = build_mode(one, workload.module(), cluster.place, group, stages=prover.splitter.stages(one, group))
 order = []
@@ -123,9 +123,9 @@ def test_a_stage_holds_its_own_layers_alone_and_waits_its_turn(ranks: Any) -> No
     found = ranks(
         COMMON
         + """
-from bench.measure.pipeline import PipelineTrainer, run_pipeline_anatomy
-from bench.modes import build_mode
-from models.data import open_source
+from ddp_bench.bench.measure.pipeline import PipelineTrainer, run_pipeline_anatomy
+from ddp_bench.bench.modes import build_mode
+from ddp_bench.models.data import open_source
 one = case("partition")
 stages = prover.splitter.stages(one, group)
 mode = build_mode(one, workload.module(), cluster.place, group, stages=stages)

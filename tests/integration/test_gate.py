@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 from commands import ROOT
 
-from bench.gate.__main__ import main
+from ddp_bench.bench.gate.main import main
 
 if TYPE_CHECKING:
     from conftest import RealRun

@@ -15,9 +15,9 @@ import pytest
 from commands import ROOT
 from made_project import NET, RUN, commit, git
 
-from bench.errors import ExitCode
-from bench.gate.__main__ import main
-from bench.results.store import load_run
+from ddp_bench.bench.errors import ExitCode
+from ddp_bench.bench.gate.main import main
+from ddp_bench.bench.results.store import load_run
 
 SETUP = """
 [build-system]

@@ -16,13 +16,13 @@ import torch
 from commands import ROOT
 from PIL import Image
 
-from bench.errors import UsageError
-from bench.recovery.failures import STARTED_ENV
-from bench.run import job
-from bench.settings import Settings
-from models.data import BatchSource, check_folder, open_source
-from models.folder import MAX_CHECKED, list_images
-from models.registry import resnet_workload
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.recovery.failures import STARTED_ENV
+from ddp_bench.bench.run import job
+from ddp_bench.bench.settings import Settings
+from ddp_bench.models.data import BatchSource, check_folder, open_source
+from ddp_bench.models.folder import MAX_CHECKED, list_images
+from ddp_bench.models.registry import resnet_workload
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 
@@ -197,8 +197,8 @@ KILLED = """
 import multiprocessing, os, signal, sys
 from pathlib import Path
 import torch
-from models.data import open_source
-from models.registry import resnet_workload
+from ddp_bench.models.data import open_source
+from ddp_bench.models.registry import resnet_workload
 source = open_source(
     resnet_workload("resnet20", 8), data=sys.argv[1], batch_size=2, rank=0, world_size=1,
     device=torch.device("cpu"), seed=0, num_workers=2,

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from commands import ROOT, SMALL
 
-from bench.errors import ExitCode, UsageError
-from bench.gate.__main__ import main
-from bench.gate.checkouts import Checkout, both_checkouts, worktree
-from bench.resolve import resolve
-from bench.results.store import load_run
+from ddp_bench.bench.errors import ExitCode, UsageError
+from ddp_bench.bench.gate.checkouts import Checkout, both_checkouts, worktree
+from ddp_bench.bench.gate.main import main
+from ddp_bench.bench.resolve import resolve
+from ddp_bench.bench.results.store import load_run
 
 SLOW = """
 import os, time, torch

@@ -14,8 +14,8 @@ import pandas as pd
 import pytest
 from commands import ROOT
 
-from bench.errors import ExitCode
-from bench.results.store import failure_file, load_run
+from ddp_bench.bench.errors import ExitCode
+from ddp_bench.bench.results.store import failure_file, load_run
 
 NET = """\
 import os

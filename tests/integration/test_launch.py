@@ -16,11 +16,11 @@ from types import SimpleNamespace
 import pytest
 from commands import ROOT, bench_run
 
-from bench.cluster.process import rank_variables
-from bench.errors import ExitCode
-from bench.run.agent import INTERFACE
-from bench.run.fork_server import fork_server
-from bench.run.launch import launch
+from ddp_bench.bench.cluster.process import rank_variables
+from ddp_bench.bench.errors import ExitCode
+from ddp_bench.bench.run.agent import INTERFACE
+from ddp_bench.bench.run.fork_server import fork_server
+from ddp_bench.bench.run.launch import launch
 
 SHOW = """
 import os, sys
@@ -122,8 +122,8 @@ def test_a_model_that_leaves_with_success_is_no_success(deed: str, said: str, tm
 
 MEET = """
 import json, os, pathlib, sys
-from bench.cluster.ranks import Cluster
-from bench.cluster.process import leave
+from ddp_bench.bench.cluster.ranks import Cluster
+from ddp_bench.bench.cluster.process import leave
 cluster = Cluster("cpu")
 found = [cluster.gather(cluster.rank), cluster.from_first("by rank 0" if cluster.is_first else None)]
 pathlib.Path(sys.argv[1], f"{cluster.rank}.json").write_text(json.dumps(found))

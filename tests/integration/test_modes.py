@@ -16,14 +16,14 @@ from torch.nn import functional
 from torch.nn.parallel import scatter_gather
 from torchvision.models import resnet18
 
-from bench.case import Case
-from bench.modes import Place, build_mode, devices_of
-from bench.modes.dp import CudaDataParallel, HostDataParallel
+from ddp_bench.bench.case import Case
+from ddp_bench.bench.modes import Place, build_mode, devices_of
+from ddp_bench.bench.modes.dp import CudaDataParallel, HostDataParallel
 
 COMMON = """
-from bench.cluster.ranks import Cluster
-from bench.modes import build_mode
-from bench.case import Case
+from ddp_bench.bench.cluster.ranks import Cluster
+from ddp_bench.bench.modes import build_mode
+from ddp_bench.bench.case import Case
 from torch.nn import functional
 from torchvision.models import resnet18
 cluster = Cluster("cpu")
@@ -71,7 +71,7 @@ def test_a_list_of_caps_is_honoured_or_skipped_with_the_reason(ranks: Any) -> No
     found = ranks(
         COMMON
         + """
-from bench.modes import Unsupported
+from ddp_bench.bench.modes import Unsupported
 try:
     mode = build_mode(case(bucket_cap_mb="1/40"), resnet18(), cluster.place, cluster.group(2, "gloo"))
     for _ in range(3):
@@ -117,10 +117,10 @@ import contextlib
 from dataclasses import replace
 from torch import nn
 import torch.distributed as dist
-from bench.measure.timed import Trainer
-from bench.modes import Unsupported
-from models.data import open_source
-from models.registry import resnet_workload
+from ddp_bench.bench.measure.timed import Trainer
+from ddp_bench.bench.modes import Unsupported
+from ddp_bench.models.data import open_source
+from ddp_bench.models.registry import resnet_workload
 def groups_of(parameters):
     first, *others = parameters
     return [{"params": [first], "lr": 0.5}, {"params": others}]

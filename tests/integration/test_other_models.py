@@ -8,7 +8,7 @@ import pytest
 from commands import bench_run
 from own_models import are_proven
 
-from bench.results.store import load_run
+from ddp_bench.bench.results.store import load_run
 
 pytestmark = pytest.mark.campaign
 

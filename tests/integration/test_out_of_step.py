@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 STEP = """
-from bench.cluster.ranks import Cluster
-from bench.recovery.lockstep import Lockstep, RestartError
+from ddp_bench.bench.cluster.ranks import Cluster
+from ddp_bench.bench.recovery.lockstep import Lockstep, RestartError
 cluster = Cluster("cpu")
 group = cluster.group(2, "gloo")
 class Guard:

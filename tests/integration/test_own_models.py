@@ -9,14 +9,14 @@ import pytest
 from commands import bench_run
 from own_models import TRANSFORMER, are_proven
 
-from bench.results.store import load_run
+from ddp_bench.bench.results.store import load_run
 
 OWN = """
 import torch
 from torch import nn
 from torch.nn import functional
 
-from models import Workload
+from ddp_bench import Workload
 
 def cnn():
     return nn.Sequential(

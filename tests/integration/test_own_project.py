@@ -12,10 +12,10 @@ import pandas as pd
 import pytest
 from commands import ROOT
 from own_models import TRANSFORMER, are_proven
-from own_names import project_with
+from own_names import OURS, project_with
 
-from bench.results.store import load_run
-from ddp_bench import NAMES, own_command
+from ddp_bench.bench.package import own_command
+from ddp_bench.bench.results.store import load_run
 
 OWN_PACKAGES = """
 import dataclasses
@@ -54,7 +54,7 @@ def finished(project: Path, *command: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
     folder = tmp_path_factory.mktemp("own")
-    project = project_with(NAMES, folder / "project")
+    project = project_with(OURS, folder / "project")
     (project / "own.py").write_text(OWN_PACKAGES + TRANSFORMER + WITHIN_A_STEP)
     ended = finished(
         project,

@@ -12,15 +12,15 @@ import torch
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from bench.case import Case
-from bench.errors import UsageError
-from bench.modes import Place, Unsupported
-from bench.modes.ddp import OF_TORCH_2_15
-from bench.modes.dp import HostDataParallel
-from bench.run import proof
-from bench.run.proof import ProofError, Prover, fingerprint
-from models.registry import resnet_workload
-from models.workload import Batch, Workload
+from ddp_bench.bench.case import Case
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.modes import Place, Unsupported
+from ddp_bench.bench.modes.ddp import OF_TORCH_2_15
+from ddp_bench.bench.modes.dp import HostDataParallel
+from ddp_bench.bench.run import proof
+from ddp_bench.bench.run.proof import ProofError, Prover, fingerprint
+from ddp_bench.models.registry import resnet_workload
+from ddp_bench.models.workload import Batch, Workload
 
 PLACE = Place(rank=0, local_rank=0, device=torch.device("cpu"), cores=(0,))
 CASE = Case(
@@ -68,7 +68,7 @@ def test_stale_weights_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_prefix_in_the_state_dict_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    from bench.modes.base import Mode  # noqa: PLC0415 - patched in this test alone
+    from ddp_bench.bench.modes.base import Mode  # noqa: PLC0415 - patched in this test alone
 
     def prefixed(self: Mode) -> dict[str, torch.Tensor]:
         return {f"module.{k}": v for k, v in self.module.state_dict().items()}
@@ -79,11 +79,11 @@ def test_a_prefix_in_the_state_dict_is_caught(monkeypatch: pytest.MonkeyPatch) -
 
 
 DDP_PROOF = """
-from bench.cluster.ranks import Cluster
-from bench.case import Case
-from bench.run import proof
-from bench.run.proof import ProofError, Prover
-from models.registry import resnet_workload
+from ddp_bench.bench.cluster.ranks import Cluster
+from ddp_bench.bench.case import Case
+from ddp_bench.bench.run import proof
+from ddp_bench.bench.run.proof import ProofError, Prover
+from ddp_bench.models.registry import resnet_workload
 cluster = Cluster("cpu")
 workload = resnet_workload("resnet20", 32)
 torch.manual_seed(0)
@@ -153,7 +153,7 @@ cluster.close()
 
 
 REFUSED = """
-from bench.modes import Unsupported
+from ddp_bench.bench.modes import Unsupported
 def outcome(**settings):
     try:
         return error(**settings)
@@ -182,7 +182,7 @@ def test_delayed_layers_are_proven_where_their_all_reduce_is_waited_for(ranks: A
         DDP_PROOF
         + REFUSED
         + """
-from bench.modes import ddp
+from ddp_bench.bench.modes import ddp
 from torch.nn.parallel import distributed
 started = []
 class Waiting:
@@ -211,7 +211,7 @@ def test_nothing_is_broadcast_where_the_replicas_are_known_to_be_equal(ranks: An
     found = ranks(
         DDP_PROOF
         + """
-from bench.run.proof import equal_replicas
+from ddp_bench.bench.run.proof import equal_replicas
 def outcome(seed):
     global prover
     torch.manual_seed(seed)
@@ -238,7 +238,7 @@ def test_ddp_that_does_not_communicate_is_caught(ranks: Any) -> None:
     found = ranks(
         DDP_PROOF
         + """
-from bench.modes.ddp import DistributedMode
+from ddp_bench.bench.modes.ddp import DistributedMode
 built = DistributedMode.__init__
 def silent(self, *arguments, **more):
     built(self, *arguments, **more)
@@ -260,7 +260,7 @@ cluster.close()
 OWN = """
 from torch import nn
 from torch.nn import functional
-from models import Workload
+from ddp_bench import Workload
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
@@ -497,18 +497,18 @@ def test_what_cannot_be_split_into_stages_is_skipped_with_the_reason() -> None:
 
 PREPARED = """
 from dataclasses import replace
-from bench.cluster.ranks import Cluster
-from bench.measure.clock import HostClock
-from bench.measure.timed import Trainer
-from bench.modes.ddp import DistributedMode
-from bench.case import Case
-from bench.run.prepare import LiveCase, prepare
-from bench.run.proof import ProofError, Prover
-from bench.resolve import with_device_defaults
-from bench.settings import Settings
-from models.registry import resnet_workload
-from models.step import as_set
-from models.workload import make_module
+from ddp_bench.bench.cluster.ranks import Cluster
+from ddp_bench.bench.measure.clock import HostClock
+from ddp_bench.bench.measure.timed import Trainer
+from ddp_bench.bench.modes.ddp import DistributedMode
+from ddp_bench.bench.case import Case
+from ddp_bench.bench.run.prepare import LiveCase, prepare
+from ddp_bench.bench.run.proof import ProofError, Prover
+from ddp_bench.bench.resolve import with_device_defaults
+from ddp_bench.bench.settings import Settings
+from ddp_bench.models.registry import resnet_workload
+from ddp_bench.models.step import as_set
+from ddp_bench.models.workload import make_module
 cluster = Cluster("cpu")
 group = cluster.group(2, "gloo")
 run = with_device_defaults(Settings(), device_type="cpu", num_local_devices=2)

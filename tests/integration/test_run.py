@@ -14,10 +14,10 @@ import pytest
 import schemas
 from commands import SMALL, bench_run, python
 
-from bench import load_run
-from bench.run.__main__ import GROUPS, main, parser
-from bench.run.schedule import FIRST_LOOK
-from bench.settings import options_of
+from ddp_bench import load_run
+from ddp_bench.bench.run.main import GROUPS, main, parser
+from ddp_bench.bench.run.schedule import FIRST_LOOK
+from ddp_bench.bench.settings import options_of
 
 if TYPE_CHECKING:
     from conftest import RealRun

@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 from commands import SMALL, bench_run
 
-from bench.recovery.close import finish
-from bench.results.store import RunData, load_run
+from ddp_bench.bench.recovery.close import finish
+from ddp_bench.bench.results.store import RunData, load_run
 
 pytestmark = pytest.mark.campaign
 

@@ -5,9 +5,9 @@ from contextlib import closing
 
 import pytest
 
-from bench.gate.noise import FEWEST_ROUNDS
-from bench.gate.power import EVERY_TRIAL, TrialStep
-from bench.gate.trials import TrialProcess, measure_launch, measure_noise
+from ddp_bench.bench.gate.noise import FEWEST_ROUNDS
+from ddp_bench.bench.gate.power import EVERY_TRIAL, TrialStep
+from ddp_bench.bench.gate.trials import TrialProcess, measure_launch, measure_noise
 
 pytestmark = pytest.mark.campaign
 

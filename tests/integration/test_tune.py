@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from commands import SMALL, python
 
-from bench.layout import BucketCaps
-from bench.predict import __main__ as predict
-from bench.predict.source import load_calibration
-from bench.results.store import load_run
-from bench.scaling.buckets import assign_cap, bucket_bytes
-from bench.tune import __main__ as tune
-from models.registry import resnet_workload
+from ddp_bench.bench.layout import BucketCaps
+from ddp_bench.bench.predict import main as predict
+from ddp_bench.bench.predict.source import load_calibration
+from ddp_bench.bench.results.store import load_run
+from ddp_bench.bench.scaling.buckets import assign_cap, bucket_bytes
+from ddp_bench.bench.tune import main as tune
+from ddp_bench.models.registry import resnet_workload
 
 
 def bench_tune(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bench.cluster.meeting import host_name
-from bench.errors import ExitCode
+from ddp_bench.bench.cluster.meeting import host_name
+from ddp_bench.bench.errors import ExitCode
 
 if TYPE_CHECKING:
     from conftest import Ranks
 
 ENDS = """
 import time
-from bench.cluster.ranks import Cluster, PeerLostError
-from bench.recovery import lockstep, watchdog
+from ddp_bench.bench.cluster.ranks import Cluster, PeerLostError
+from ddp_bench.bench.recovery import lockstep, watchdog
 exit_for_real = os._exit
 def end(code):
     sys.stderr.flush()
@@ -27,7 +27,7 @@ os._exit = end
 """Lets a rank end as its watchdog ends it, with the code in its report."""
 
 NEVER_COMES = """
-from bench.cluster import meeting
+from ddp_bench.bench.cluster import meeting
 meeting.MEETING_LIMIT_S = 1.0
 if os.environ["RANK"] == "1":
     end(0)
@@ -44,8 +44,8 @@ def test_a_rank_that_never_comes_is_named(ranks: Ranks, tmp_path: Path) -> None:
 
 ALONE = """
 import datetime
-from bench.cluster import meeting
-from bench.errors import UsageError
+from ddp_bench.bench.cluster import meeting
+from ddp_bench.bench.errors import UsageError
 os.environ |= {"MASTER_PORT": "1", "WORLD_SIZE": "2"}
 assert meeting.CONNECT_LIMIT <= datetime.timedelta(seconds=10)
 meeting.CONNECT_LIMIT /= 10
@@ -63,8 +63,8 @@ def test_a_rank_whose_launcher_is_gone_does_not_wait_for_it(ranks: Ranks) -> Non
 
 
 STUCK_AT_THE_START = """
-from bench.run import job, rank
-from bench.settings import Settings
+from ddp_bench.bench.run import job, rank
+from ddp_bench.bench.settings import Settings
 watchdog.START_LIMIT_S = rank.START_LIMIT_S = 2.0
 rank.PEER_GRACE_S = 0.0
 def read_driver():
@@ -149,7 +149,7 @@ def test_the_rank_that_is_late_in_a_block_is_named(ranks: Ranks) -> None:
 
 
 NO_DATA = """
-from bench.cluster.ranks import Cluster
+from ddp_bench.bench.cluster.ranks import Cluster
 cluster = Cluster("cpu")
 class Code:
     def __reduce__(self):
@@ -172,7 +172,7 @@ report([said, cluster.gather((1, (cluster.rank,), {{2: b"x"}})) == [(1, (r,), {{
 
 LONG = """
 import torch
-from bench.cluster.ranks import FIRST_BYTES, Cluster
+from ddp_bench.bench.cluster.ranks import FIRST_BYTES, Cluster
 cluster = Cluster("cpu")
 lengths = [(0, 0), (FIRST_BYTES, 1), (3, 5 * FIRST_BYTES)]
 torch.set_default_device("meta")
@@ -188,8 +188,8 @@ def test_messages_of_any_length_arrive_whole_whatever_the_default_device(ranks: 
 
 
 VALUES = """
-from bench.cluster.ranks import Cluster
-from bench.recovery.lockstep import Lockstep
+from ddp_bench.bench.cluster.ranks import Cluster
+from ddp_bench.bench.recovery.lockstep import Lockstep
 cluster = Cluster("cpu")
 class Guard:
     def arm(self, what, limit_s): pass

@@ -13,9 +13,7 @@ from pathlib import Path
 
 import pytest
 from commands import ROOT
-from own_names import SMALL, project_with
-
-from ddp_bench import NAMES
+from own_names import OURS, SMALL, project_with
 
 pytestmark = pytest.mark.campaign
 
@@ -42,9 +40,10 @@ def pip(*arguments: str) -> None:
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the sources: building leaves files in them."""
     folder = tmp_path_factory.mktemp("sources")
-    for name in NAMES:
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("ddp_bench.py", "pyproject.toml", "README.md"):
+    ignored = shutil.ignore_patterns("__pycache__")
+    for name in (*OURS, "ddp_bench"):
+        shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=ignored)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder / name)
     return folder
 
@@ -74,13 +73,13 @@ def programs(
 
 def test_the_wheel_holds_what_the_page_needs_and_the_types(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
-    templates = {f"report/templates/{path.name}" for path in (ROOT / "report/templates").iterdir()}
-    assert templates | {"bench/py.typed", "models/py.typed", "ddp_bench.py"} <= names
-    assert {name.split("/")[0] for name in names if "dist-info" not in name} == {*NAMES, "ddp_bench.py"}
+    templates = {f"ddp_bench/report/templates/{path.name}" for path in (ROOT / "report/templates").iterdir()}
+    assert templates | {"ddp_bench/py.typed", "ddp_bench/bench/run/main.py"} <= names
+    assert {name.split("/")[0] for name in names if "dist-info" not in name} == {"ddp_bench"}
 
 
 def test_every_command_works_in_a_project_with_the_same_names(programs: Path, tmp_path: Path) -> None:
-    project = project_with(NAMES, tmp_path / "project")
+    project = project_with(OURS, tmp_path / "project")
     command, runs = str(programs / "ddp-bench"), [str(tmp_path / name) for name in ("first", "second")]
     run = ("run", "--modes", "single,ddp", "--gpus", "1,2", *SMALL, "--rounds", "3")
     for out in runs:
@@ -99,16 +98,40 @@ def test_every_command_works_in_a_project_with_the_same_names(programs: Path, tm
     assert doctor.stdout.startswith("{")
 
 
-def test_python_m_survives_the_names_that_it_does_not_start_with(programs: Path, tmp_path: Path) -> None:
-    project = project_with(["models", "report"], tmp_path / "project")
-    run = ("-m", "bench.run", "--modes", "ddp", "--gpus", "2", *SMALL, "--rounds", "1", "--passes", "none")
-    done = finished(str(programs / "python"), *run, "--out", str(tmp_path / "run"), folder=project)
+def test_the_gate_in_turns_works_in_a_project_with_the_same_names(programs: Path, tmp_path: Path) -> None:
+    project = project_with(OURS, tmp_path / "project")
+    for command in (
+        ["init", "-q"],
+        ["add", "."],
+        ["-c", "user.name=me", "-c", "user.email=me@x", "commit", "-qm", "all"],
+    ):
+        assert finished("git", *command, folder=project).returncode == 0
+    # Another content, for the same file on both sides is refused.
+    for name in ("net.py", "models/net.py"):
+        (project / name).write_text((project / name).read_text() + "\n# changed\n")
+    of_run = ("--modes", "ddp", "--gpus", "1", *SMALL, "--rounds", "5", "--passes", "none")
+    where = ("--out", str(tmp_path / "sides"), "--launches", "1")
+    gate = finished(
+        str(programs / "ddp-bench"), "gate", "--interleave", "HEAD", *where, "--", *of_run, folder=project
+    )
+    assert gate.returncode in (0, 1, 3), gate.stderr[-3000:]
+    assert "images/s" in gate.stdout
+
+
+@pytest.mark.parametrize("command", [["ddp_bench", "run"], ["ddp_bench.bench.run"]], ids=" ".join)
+def test_torchrun_starts_ours_in_a_project_with_the_same_names(
+    programs: Path, command: list[str], tmp_path: Path
+) -> None:
+    project = project_with(OURS, tmp_path / "project")
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", *command)
+    run = ("--modes", "ddp", "--gpus", "2", *SMALL, "--rounds", "1", "--passes", "none")
+    done = finished(str(programs / "python"), *torchrun, *run, "--out", str(tmp_path / "run"), folder=project)
     assert done.returncode == 0, done.stderr[-3000:]
     assert (tmp_path / "run/report.html").exists()
 
 
 def test_the_fixture_is_there_and_leaves_a_session_its_own_names(programs: Path, tmp_path: Path) -> None:
-    project = project_with(NAMES, tmp_path / "project")
+    project = project_with(OURS, tmp_path / "project")
     (project / "test_step.py").write_text(OWN_TEST)
     done = finished(str(programs / "python"), "-m", "pytest", "-p", "no:cacheprovider", folder=project)
     assert done.returncode == 0, done.stdout

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from real_lab import Lab
 
-from bench.errors import UsageError
-from bench.lab import namespaces
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.lab import namespaces
 
 
 @pytest.fixture

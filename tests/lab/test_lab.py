@@ -152,7 +152,7 @@ def test_a_user_without_root_gets_a_lab_in_a_user_namespace(start_lab: StartLab)
     if os.geteuid() != 0 or shutil.which("setpriv") is None:
         pytest.skip("needs root, to become another user")
     nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
-    probe = f"import os, sys; os.chdir({str(ROOT)!r}); import bench.lab.host; print('ready')"
+    probe = f"import os, sys; os.chdir({str(ROOT)!r}); import ddp_bench.bench.lab.host; print('ready')"
     able = [*nobody, "unshare", "--user", "--map-root-user", "--net", "--mount-proc", "--pid", "--fork"]
     ready = subprocess.run([*able, sys.executable, "-c", probe], capture_output=True, text=True, check=False)
     if "ready" not in ready.stdout:

@@ -17,8 +17,8 @@ from commands import ROOT
 from fault_campaign import SWEEP, Campaign, Deed, deed
 from real_lab import eventually
 
-from bench.errors import UsageError
-from bench.lab import namespaces
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.lab import namespaces
 
 pytestmark = [pytest.mark.lab, pytest.mark.campaign]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from real_lab import LINK_MS, buckets_at_1_gbit
 
-from bench.errors import UsageError
-from bench.lab import namespaces
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.lab import namespaces
 
 
 @pytest.mark.lab

@@ -12,10 +12,10 @@ import pytest
 from commands import ROOT, SMALL
 from real_lab import eventually, namespaces_in_use
 
-from bench.errors import UsageError
-from bench.lab import namespaces
-from bench.predict import __main__ as predict
-from bench.results.store import load_run
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.lab import namespaces
+from ddp_bench.bench.predict import main as predict
+from ddp_bench.bench.results.store import load_run
 
 pytestmark = [pytest.mark.lab, pytest.mark.campaign]
 

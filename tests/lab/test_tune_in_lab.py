@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from commands import SMALL, python
 
-from bench.errors import UsageError
-from bench.lab import namespaces
-from bench.predict.source import load_calibration
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.lab import namespaces
+from ddp_bench.bench.predict.source import load_calibration
 
 RATE_BITS_PER_S = 200e6
 GRADIENT_BYTES = 1_080_424

@@ -6,8 +6,8 @@ import itertools
 import math
 from dataclasses import replace
 
-from bench.clock_reasons import ClockReason
-from bench.doctor.readings import (
+from ddp_bench.bench.clock_reasons import ClockReason
+from ddp_bench.bench.doctor.readings import (
     Cpu,
     Disk,
     Gpu,
@@ -19,7 +19,7 @@ from bench.doctor.readings import (
     Port,
     Software,
 )
-from bench.gpus import GpuPair
+from ddp_bench.bench.gpus import GpuPair
 
 GIB = 2**30
 LOOPBACK = Interface(name="lo", is_up=True, is_loopback=True, addresses=("127.0.0.1", "::1"))

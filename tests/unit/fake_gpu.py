@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench.measure import collectives
+from ddp_bench.bench.measure import collectives
 
 DEVICE = torch.device("cuda", 1)
 CYCLES_PER_MS = 1_500_000.0
@@ -53,7 +53,7 @@ class FakeGpu:
             monkeypatch.setattr(torch.cuda, name, getattr(self, name))
         monkeypatch.setattr("torch.distributed.all_reduce", self.all_reduce)
         host = SimpleNamespace(perf_counter_ns=lambda: round(self.now_ms * 1e6))
-        monkeypatch.setattr("bench.measure.clock.time", host)
+        monkeypatch.setattr("ddp_bench.bench.measure.clock.time", host)
         collectives._storage.cache_clear()
 
     def launch(self, ms: float, stream: FakeStream | None = None, *, operations: int = 1) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 from report_runs import Row, case, run
 
-from bench.findings.findings import Conclusion, conclude
-from bench.results.comparisons import Comparison
-from bench.stats import Interval
+from ddp_bench.bench.findings.findings import Conclusion, conclude
+from ddp_bench.bench.results.comparisons import Comparison
+from ddp_bench.bench.stats import Interval
 
 CPU = {"device_type": "cpu"}
 NAN = math.nan

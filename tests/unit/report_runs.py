@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.axes import DDP_DEFAULTS
-from bench.results.schema import ALLREDUCE, BLOCKS, BUCKETS, CASES, typed_frame
-from bench.results.store import RunData
+from ddp_bench.bench.axes import DDP_DEFAULTS
+from ddp_bench.bench.results.schema import ALLREDUCE, BLOCKS, BUCKETS, CASES, typed_frame
+from ddp_bench.bench.results.store import RunData
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

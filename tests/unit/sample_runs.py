@@ -10,12 +10,12 @@ import pandas as pd
 import pytest
 from commands import ROOT
 
-from bench.case import Case
-from bench.plan import Planned
-from bench.results.aggregate import Outcome, case_rows, comparisons_of_run
-from bench.results.comparisons import Comparison
-from bench.results.round_times import RoundTimes
-from bench.results.store import RunData, load_run
+from ddp_bench.bench.case import Case
+from ddp_bench.bench.plan import Planned
+from ddp_bench.bench.results.aggregate import Outcome, case_rows, comparisons_of_run
+from ddp_bench.bench.results.comparisons import Comparison
+from ddp_bench.bench.results.round_times import RoundTimes
+from ddp_bench.bench.results.store import RunData, load_run
 
 SAMPLES = sorted(path.parent for path in (ROOT / "results" / "samples").rglob("manifest.json"))
 

@@ -8,10 +8,10 @@ import pandas as pd
 import pytest
 from scipy import stats as scipy_stats
 
-from bench.layout import BucketLayout
-from bench.plan import Machine, expand
-from bench.resolve import with_device_defaults
-from bench.results.aggregate import (
+from ddp_bench.bench.layout import BucketLayout
+from ddp_bench.bench.plan import Machine, expand
+from ddp_bench.bench.resolve import with_device_defaults
+from ddp_bench.bench.results.aggregate import (
     Outcome,
     allreduce_rows,
     bucket_rows,
@@ -20,8 +20,8 @@ from bench.results.aggregate import (
     step_ms_by_round,
     worst_half_width,
 )
-from bench.results.schema import BLOCKS, typed_frame
-from bench.settings import Settings
+from ddp_bench.bench.results.schema import BLOCKS, typed_frame
+from ddp_bench.bench.settings import Settings
 
 SETTINGS = with_device_defaults(
     Settings.of_stored({"gpus": (1, 2), "bucket_cap_mb": ("default", "1")}),

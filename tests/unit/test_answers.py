@@ -8,10 +8,18 @@ import pytest
 from finding_cases import CAP_1, CAP_25, CPU, DDP, DP, NAN, SINGLE, exposing, over
 from report_runs import Row, case, measured, run, usual_cases
 
-from bench.findings.answers import CAP, COMMUNICATION, RESOLVED, WRAPPER, Verdict, headline, verdicts
-from bench.findings.numbers import TIMES
-from bench.results.comparisons import EQUAL, FASTER, SLOWER, TOO_FEW, UNRESOLVED, Comparison
-from bench.results.schema import CASES, typed_frame
+from ddp_bench.bench.findings.answers import (
+    CAP,
+    COMMUNICATION,
+    RESOLVED,
+    WRAPPER,
+    Verdict,
+    headline,
+    verdicts,
+)
+from ddp_bench.bench.findings.numbers import TIMES
+from ddp_bench.bench.results.comparisons import EQUAL, FASTER, SLOWER, TOO_FEW, UNRESOLVED, Comparison
+from ddp_bench.bench.results.schema import CASES, typed_frame
 
 
 def said(verdict: Verdict) -> str:

@@ -1,4 +1,4 @@
-"""Runs as frames: `from bench import load_run, compare`."""
+"""Runs as frames: `from ddp_bench import load_run, compare`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 from commands import ROOT, python
 from gate_runs import STEADY, write_run
 
-import bench
-from bench import compare, load_run
-from bench.errors import NotComparableError, UsageError
-from bench.gate import __main__ as gate
-from bench.results import store, units
-from bench.results.schema import FILES
+import ddp_bench
+from ddp_bench import compare, load_run
+from ddp_bench.bench.errors import NotComparableError, UsageError
+from ddp_bench.bench.gate import main as gate
+from ddp_bench.bench.results import store, units
+from ddp_bench.bench.results.schema import FILES
 
 SAMPLE = ROOT / "results" / "samples" / "cpu-lab-1gbit-2hosts"
 
@@ -30,8 +30,9 @@ PURE = {
 
 def test_importing_the_package_is_free_and_no_import_needs_torch() -> None:
     code = (
-        "import sys, bench; first = set(sys.modules); from bench import load_run, compare; import json; "
-        "print(json.dumps([sorted(first & {'pandas', 'torch', 'bench.api'}), 'torch' in sys.modules]))"
+        "import json, sys, ddp_bench; first = set(sys.modules); from ddp_bench import load_run, compare; "
+        "heavy = {'pandas', 'torch', 'ddp_bench.bench.api'}; "
+        "print(json.dumps([sorted(first & heavy), 'torch' in sys.modules]))"
     )
     done = python("-c", code)
     assert done.returncode == 0, done.stderr
@@ -39,9 +40,9 @@ def test_importing_the_package_is_free_and_no_import_needs_torch() -> None:
 
 
 def test_the_package_names_what_it_has_and_no_more() -> None:
-    assert {"load_run", "compare", "Run"} <= set(dir(bench))
+    assert {"load_run", "compare", "Run"} <= set(dir(ddp_bench))
     with pytest.raises(AttributeError, match="has no attribute 'lod_run'"):
-        _ = bench.lod_run
+        _ = ddp_bench.lod_run
 
 
 def test_a_run_is_frames_with_types_and_units() -> None:

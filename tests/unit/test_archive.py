@@ -16,16 +16,16 @@ from commands import ROOT
 from fuzzing import mutated
 from gate_runs import MANIFEST, STEADY, write_run
 
-from bench import compare, load_run
-from bench.archive import __main__ as archive
-from bench.archive.anonymous import cleaner, without_paths
-from bench.cluster.scratch import remove_abandoned
-from bench.errors import ExitCode, UsageError
-from bench.export.__main__ import main as export
-from bench.gate.__main__ import main as gate
-from bench.gate.baseline import save
-from bench.results.archive import MEMBERS, opened, packed, unpacked
-from report.__main__ import main as report
+from ddp_bench import compare, load_run
+from ddp_bench.bench.archive import main as archive
+from ddp_bench.bench.archive.anonymous import cleaner, without_paths
+from ddp_bench.bench.cluster.scratch import remove_abandoned
+from ddp_bench.bench.errors import ExitCode, UsageError
+from ddp_bench.bench.export.main import main as export
+from ddp_bench.bench.gate.baseline import save
+from ddp_bench.bench.gate.main import main as gate
+from ddp_bench.bench.results.archive import MEMBERS, opened, packed, unpacked
+from ddp_bench.report.main import main as report
 
 PUBLISHED = ROOT / "results" / "baselines"
 SAMPLE = ROOT / "results" / "samples" / "tune" / "resnet18-2hosts-1gbit" / "sweep"

@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 from torch._utils import ExceptionWrapper
 
-from bench.errors import UsageError
-from bench.measure.timed import NonFiniteLossError
-from bench.modes import Unsupported
-from bench.recovery.attempt import Report, attempt, report_of
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.measure.timed import NonFiniteLossError
+from ddp_bench.bench.modes import Unsupported
+from ddp_bench.bench.recovery.attempt import Report, attempt, report_of
 
 GPU = "out of GPU memory; use a smaller --batch-size or smaller inputs"
 HOST = "out of host memory; use a smaller --batch-size or smaller inputs"

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from gate_runs import STEADY, write_run
 
-from bench.errors import NotComparableError, UsageError
-from bench.gate import __main__ as gate
-from bench.gate.baseline import find, fingerprint, save
-from bench.results.store import load_run
+from ddp_bench.bench.errors import NotComparableError, UsageError
+from ddp_bench.bench.gate import main as gate
+from ddp_bench.bench.gate.baseline import find, fingerprint, save
+from ddp_bench.bench.results.store import load_run
 
 CPU: dict[str, Any] = {
     "versions": {"torch": "2.15.0+cpu"},

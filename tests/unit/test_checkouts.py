@@ -9,10 +9,9 @@ import pytest
 from commands import ROOT
 from made_project import commit, git
 
-from bench.errors import UsageError
-from bench.gate import checkouts
-from bench.gate.__main__ import main
-from bench.gate.checkouts import (
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.gate import checkouts
+from ddp_bench.bench.gate.checkouts import (
     Checkout,
     own_repository,
     planned_code,
@@ -20,9 +19,10 @@ from bench.gate.checkouts import (
     repository_to_compare,
     worktree,
 )
-from bench.gate.command import from_any_folder
-from bench.gate.probe import Seen
-from bench.run.__main__ import settings_of
+from ddp_bench.bench.gate.command import from_any_folder
+from ddp_bench.bench.gate.main import main
+from ddp_bench.bench.gate.probe import Seen
+from ddp_bench.bench.run.main import settings_of
 
 
 def test_the_repository_is_that_of_the_workloads_file(
@@ -53,7 +53,10 @@ def test_a_workload_in_no_repository_leaves_the_current_folders(
 
 @pytest.mark.parametrize(
     ("workload", "message"),
-    [("no_such_net:make", "no module 'no_such_net' found from"), ("models.resnet:resnet20", "leave it out")],
+    [
+        ("no_such_net:make", "no module 'no_such_net' found from"),
+        ("ddp_bench.models.resnet:resnet20", "leave it out"),
+    ],
 )
 def test_what_is_no_workload_of_the_users_is_refused(workload: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):

@@ -11,10 +11,17 @@ from pathlib import Path
 import pytest
 from commands import ROOT
 
-from bench import cli
-from bench.errors import AgreedError, ExitCode, GaveUpError, NotComparableError, UsageError, UserCodeError
-from bench.machine import ENV_PREFIXES
-from ddp_bench import TYPED_ENV
+from ddp_bench.bench import cli
+from ddp_bench.bench.cli import TYPED_ENV
+from ddp_bench.bench.errors import (
+    AgreedError,
+    ExitCode,
+    GaveUpError,
+    NotComparableError,
+    UsageError,
+    UserCodeError,
+)
+from ddp_bench.bench.machine import ENV_PREFIXES
 
 WITHOUT_TORCH = """
 import runpy, sys
@@ -88,7 +95,7 @@ def test_help_takes_no_second_of_imports(command: str) -> None:
 def test_a_run_whose_name_is_too_long_is_a_mistake(
     command: str, more: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert importlib.import_module(f"{command}.__main__").main(["9" * 5000, *more]) == ExitCode.USAGE
+    assert importlib.import_module(f"ddp_bench.{command}.main").main(["9" * 5000, *more]) == ExitCode.USAGE
     assert capsys.readouterr().err.count("\n") == 1
 
 
@@ -107,7 +114,7 @@ def test_a_mistake_in_the_users_code_shows_where(capsys: pytest.CaptureFixture[s
 
 WRITES = """
 import os, sys
-from bench.cli import guarded
+from ddp_bench.bench.cli import guarded
 def work():
     if "closes" in sys.argv:
         sys.stderr.close()

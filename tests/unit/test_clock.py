@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import backends
 
-from bench.measure.clock import float32_precision
+from ddp_bench.bench.measure.clock import float32_precision
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 

@@ -14,10 +14,10 @@ from report_runs import Row, case
 from sample_runs import EVERY_SAMPLE, comparisons, rebuilt, sample
 from test_aggregate import DRIFTING, IDS, PLAN, frames
 
-from bench.plan import Machine, equal_layout_reason, expand
-from bench.resolve import resolve, with_device_defaults
-from bench.results.aggregate import Outcome, case_rows, comparisons_of, comparisons_of_run
-from bench.results.comparisons import (
+from ddp_bench.bench.plan import Machine, equal_layout_reason, expand
+from ddp_bench.bench.resolve import resolve, with_device_defaults
+from ddp_bench.bench.results.aggregate import Outcome, case_rows, comparisons_of, comparisons_of_run
+from ddp_bench.bench.results.comparisons import (
     ANSWERS,
     EQUAL,
     FASTER,
@@ -32,13 +32,13 @@ from bench.results.comparisons import (
     of_table,
     pairs_of,
 )
-from bench.results.recorder import Recorder
-from bench.results.round_times import RoundTimes
-from bench.results.schema import CASES, COMPARISONS, typed_frame
-from bench.results.store import RunWriter, claim, load_run
-from bench.results.typical import Typical
-from bench.settings import Settings
-from bench.stats import Interval
+from ddp_bench.bench.results.recorder import Recorder
+from ddp_bench.bench.results.round_times import RoundTimes
+from ddp_bench.bench.results.schema import CASES, COMPARISONS, typed_frame
+from ddp_bench.bench.results.store import RunWriter, claim, load_run
+from ddp_bench.bench.results.typical import Typical
+from ddp_bench.bench.settings import Settings
+from ddp_bench.bench.stats import Interval
 
 NAN = math.nan
 

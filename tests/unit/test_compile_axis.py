@@ -10,22 +10,22 @@ import pytest
 from report_runs import Row, case, run
 from test_plan import make, names, resolved
 
-from bench.case import Case
-from bench.errors import UsageError
-from bench.findings.answers import CAP, WRAPPER, verdicts
-from bench.findings.compiled import compile_verdicts
-from bench.findings.findings import conclude
-from bench.findings.wording import ddp_call
-from bench.gate.runs import checked
-from bench.plan import plan_hash
-from bench.resolve import resolve
-from bench.results.aggregate import Outcome, case_rows
-from bench.results.comparisons import Comparison, over_default, pairs_of
-from bench.results.schema import BLOCKS, CASES, typed_frame
-from bench.run.phases import fixed_phases, is_calibrated
-from bench.settings import Settings, as_options
-from bench.stats import Interval
-from report.view import page
+from ddp_bench.bench.case import Case
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.findings.answers import CAP, WRAPPER, verdicts
+from ddp_bench.bench.findings.compiled import compile_verdicts
+from ddp_bench.bench.findings.findings import conclude
+from ddp_bench.bench.findings.wording import ddp_call
+from ddp_bench.bench.gate.runs import checked
+from ddp_bench.bench.plan import plan_hash
+from ddp_bench.bench.resolve import resolve
+from ddp_bench.bench.results.aggregate import Outcome, case_rows
+from ddp_bench.bench.results.comparisons import Comparison, over_default, pairs_of
+from ddp_bench.bench.results.schema import BLOCKS, CASES, typed_frame
+from ddp_bench.bench.run.phases import fixed_phases, is_calibrated
+from ddp_bench.bench.settings import Settings, as_options
+from ddp_bench.bench.stats import Interval
+from ddp_bench.report.view import page
 
 WAYS = ("ddp_optimizer", "no_optimization", "python_reducer")
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from bench.conditions import UNKNOWN, Question, differences, machine_kind, machine_name, needed
-from bench.doctor.readings.system import read_cpu, read_memory
-from bench.machine import environment, kernel_settings, machine, versions
+from ddp_bench.bench.conditions import UNKNOWN, Question, differences, machine_kind, machine_name, needed
+from ddp_bench.bench.doctor.readings.system import read_cpu, read_memory
+from ddp_bench.bench.machine import environment, kernel_settings, machine, versions
 
 HOSTS, RESUME, GATE = Question
 

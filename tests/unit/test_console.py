@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console as RichConsole
 from rich.table import Table
 
-from bench import console
-from bench.console import Console
+from ddp_bench.bench import console
+from ddp_bench.bench.console import Console
 
 
 def table(text: str) -> Table:

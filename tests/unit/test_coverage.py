@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from bench.stats import median_interval, paired_ratio, ratio_of_medians
+from ddp_bench.bench.stats import median_interval, paired_ratio, ratio_of_medians
 
 TRIALS = 2000
 TRUTH = 1.1

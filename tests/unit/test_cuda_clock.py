@@ -12,14 +12,14 @@ import pytest
 import torch
 from fake_gpu import DEVICE, FakeGpu, forbid_cuda
 
-from bench.layout import BucketLayout
-from bench.measure import calibration, collectives, hold
-from bench.measure.anatomy import run_anatomy
-from bench.measure.clock import HostClock, make_clock
-from bench.measure.collectives import CURVE_BYTES, IN_A_ROW, ROW_BYTES, BucketReplay, allreduce_ms
-from bench.measure.timed import Trainer, run_block
-from bench.modes.base import Place, SingleMode
-from bench.run import phases
+from ddp_bench.bench.layout import BucketLayout
+from ddp_bench.bench.measure import calibration, collectives, hold
+from ddp_bench.bench.measure.anatomy import run_anatomy
+from ddp_bench.bench.measure.clock import HostClock, make_clock
+from ddp_bench.bench.measure.collectives import CURVE_BYTES, IN_A_ROW, ROW_BYTES, BucketReplay, allreduce_ms
+from ddp_bench.bench.measure.timed import Trainer, run_block
+from ddp_bench.bench.modes.base import Place, SingleMode
+from ddp_bench.bench.run import phases
 
 CPU = torch.device("cpu")
 MIB = 2**20

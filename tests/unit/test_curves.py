@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from bench.measure.collectives import CURVE_BYTES, CURVE_REPETITIONS
-from bench.run.curves import LEAST_REPETITIONS, _curve
+from ddp_bench.bench.measure.collectives import CURVE_BYTES, CURVE_REPETITIONS
+from ddp_bench.bench.run.curves import LEAST_REPETITIONS, _curve
 
 MIB = 2**20
 

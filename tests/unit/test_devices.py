@@ -15,15 +15,15 @@ import pytest
 import torch
 from rank_pool import run_ranks
 
-from bench.cluster import devices
-from bench.cluster.devices import SeenGpus, gpu_of, seen_gpus, this_machine
-from bench.cluster.numa import is_narrowed, near_cores
-from bench.gpus import GpuPair
-from bench.plan import Machine, expand
-from bench.resolve import with_device_defaults
-from bench.run import job
-from bench.run.job import as_seen
-from bench.settings import Settings
+from ddp_bench.bench.cluster import devices
+from ddp_bench.bench.cluster.devices import SeenGpus, gpu_of, seen_gpus, this_machine
+from ddp_bench.bench.cluster.numa import is_narrowed, near_cores
+from ddp_bench.bench.gpus import GpuPair
+from ddp_bench.bench.plan import Machine, expand
+from ddp_bench.bench.resolve import with_device_defaults
+from ddp_bench.bench.run import job
+from ddp_bench.bench.run.job import as_seen
+from ddp_bench.bench.settings import Settings
 
 MORE_CORES = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 
@@ -131,9 +131,9 @@ def test_a_host_lists_what_its_ranks_see_once_each(monkeypatch: pytest.MonkeyPat
 AGREE = """
 import types
 import torch.cuda
-from bench.cluster.process import is_rank
-from bench.run import job
-from bench.resolve import resolve
+from ddp_bench.bench.cluster.process import is_rank
+from ddp_bench.bench.run import job
+from ddp_bench.bench.resolve import resolve
 
 rank = int(os.environ["RANK"])
 gpu = types.SimpleNamespace(uuid=f"{SEES[rank]:036d}", major=9, minor=0, total_memory=80 * 2**30)
@@ -184,7 +184,7 @@ def test_cores_are_narrowed_where_one_that_is_online_is_not_allowed(tmp_path: Pa
 
 BIND = """
 import threading
-from bench.cluster.numa import bind
+from ddp_bench.bench.cluster.numa import bind
 
 wait = threading.Event()
 earlier = threading.Thread(target=wait.wait)
@@ -216,7 +216,7 @@ def test_all_threads_are_bound_to_the_cores_that_are_allowed_and_near(tmp_path: 
 JOIN = """
 import types
 import torch.cuda
-from bench.cluster import ranks
+from ddp_bench.bench.cluster import ranks
 
 LAST = max(os.sched_getaffinity(0))
 at_context = []

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.cli import read_toml
-from bench.errors import UsageError
-from bench.results import disk
-from bench.results.disk import (
+from ddp_bench.bench.cli import read_toml
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.results import disk
+from ddp_bench.bench.results.disk import (
     make_folder,
     open_regular,
     open_text,
@@ -21,9 +21,9 @@ from bench.results.disk import (
     remove_unfinished,
     replace_file,
 )
-from bench.results.journal import JOURNAL, Journal, read, repair_allreduce, repair_blocks
-from bench.results.store import LOCK, MEASURED, FolderLock, RunWriter, claim
-from bench.results.tables import read_blocks
+from ddp_bench.bench.results.journal import JOURNAL, Journal, read, repair_allreduce, repair_blocks
+from ddp_bench.bench.results.store import LOCK, MEASURED, FolderLock, RunWriter, claim
+from ddp_bench.bench.results.tables import read_blocks
 
 
 @pytest.fixture
@@ -149,7 +149,7 @@ def test_sizes_are_not_believed(tmp_path: Path) -> None:
 
 
 def test_a_line_of_a_journal_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.results.journal.MOST_JSON_BYTES", 100)
+    monkeypatch.setattr("ddp_bench.bench.results.journal.MOST_JSON_BYTES", 100)
     (tmp_path / JOURNAL).write_text('{"end": "x"}\n{"end": "' + "x" * 100 + '"}\n')
     with pytest.raises(UsageError, match="line 2 is longer"):
         read(tmp_path)

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from doctor_machines import container, h100_box, laptop, virtual_gpu
 
-from bench.doctor import __main__ as doctor
-from bench.doctor.readings import HostReadings
+from ddp_bench.bench.doctor import main as doctor
+from ddp_bench.bench.doctor.readings import HostReadings
 
 
 def run(

@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 from doctor_machines import H100, h100_box, laptop, nvlink_pairs, virtual_gpu, with_gpu
 
-from bench.clock_reasons import ClockReason
-from bench.doctor.__main__ import diagnose
-from bench.doctor.readings import GpuProcess, HostReadings, Software
-from bench.doctor.rules import Finding
-from bench.doctor.rules.gpu import span
-from bench.gpus import GpuPair
-from bench.sysfs import ranges
+from ddp_bench.bench.clock_reasons import ClockReason
+from ddp_bench.bench.doctor.main import diagnose
+from ddp_bench.bench.doctor.readings import GpuProcess, HostReadings, Software
+from ddp_bench.bench.doctor.rules import Finding
+from ddp_bench.bench.doctor.rules.gpu import span
+from ddp_bench.bench.gpus import GpuPair
+from ddp_bench.bench.sysfs import ranges
 
 
 def line(machine: HostReadings, name: str) -> Finding:

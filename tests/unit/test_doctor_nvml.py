@@ -9,11 +9,11 @@ from typing import Any
 import pynvml
 import pytest
 
-from bench import conditions, gpus
-from bench.clock_reasons import ClockReason
-from bench.doctor.readings import GpuProcess, nvml
-from bench.gpus import GpuPair
-from bench.lab.__main__ import visible_gpus
+from ddp_bench.bench import conditions, gpus
+from ddp_bench.bench.clock_reasons import ClockReason
+from ddp_bench.bench.doctor.readings import GpuProcess, nvml
+from ddp_bench.bench.gpus import GpuPair
+from ddp_bench.bench.lab.main import visible_gpus
 
 
 class Nvml:

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 
-from bench import sysfs
-from bench.doctor.readings import NumaNode, software, system
-from bench.doctor.readings.system import attempt, read_cpu, read_disk, read_memory, read_network
+from ddp_bench.bench import sysfs
+from ddp_bench.bench.doctor.readings import NumaNode, software, system
+from ddp_bench.bench.doctor.readings.system import attempt, read_cpu, read_disk, read_memory, read_network
 
 
 def write(root: Path, tree: dict[str, str]) -> Path:

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from doctor_machines import ETH0, GIB, LOOPBACK, container, h100_box, laptop, virtual_gpu, with_gpu
 
-from bench.doctor.__main__ import diagnose
-from bench.doctor.readings import HostReadings, Interface, NumaNode, Port
-from bench.doctor.rules import Finding, figures, gib, graded
-from bench.doctor.rules.libraries import nccl_interfaces
+from ddp_bench.bench.doctor.main import diagnose
+from ddp_bench.bench.doctor.readings import HostReadings, Interface, NumaNode, Port
+from ddp_bench.bench.doctor.rules import Finding, figures, gib, graded
+from ddp_bench.bench.doctor.rules.libraries import nccl_interfaces
 
 
 def line(machine: HostReadings, name: str) -> Finding:

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.errors import UsageError
-from bench.results.schema import CASES, typed_frame
-from bench.results.store import RunWriter, claim, load_run
-from bench.text import csv_cell, csv_text, markdown, visible
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.results.schema import CASES, typed_frame
+from ddp_bench.bench.results.store import RunWriter, claim, load_run
+from ddp_bench.bench.text import csv_cell, csv_text, markdown, visible
 
 HOSTILE = [
     "=cmd|'/C calc'!A0",

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bench import estimate
-from bench.estimate import MIN_ROUNDS, Array, Function, TwoWayFit, fit
+from ddp_bench.bench import estimate
+from ddp_bench.bench.estimate import MIN_ROUNDS, Array, Function, TwoWayFit, fit
 
 LOG_MS = np.log([100.0, 80.0, 130.0, 55.0])
 

@@ -10,15 +10,15 @@ import pytest
 from commands import ROOT, python
 from report_runs import Row, case, paper_like, run
 
-from bench.errors import UsageError
-from bench.export import __main__ as command
-from bench.export import nccl_tests
-from bench.export.options import Options
-from bench.predict.source import read_network
-from bench.results.store import load_run
-from bench.scaling.cost import measured_curve
-from bench.scaling.nccl_log import parse_nccl_log
-from bench.scaling.scenario import MeasuredNetwork
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.export import main as command
+from ddp_bench.bench.export import nccl_tests
+from ddp_bench.bench.export.options import Options
+from ddp_bench.bench.predict.source import read_network
+from ddp_bench.bench.results.store import load_run
+from ddp_bench.bench.scaling.cost import measured_curve
+from ddp_bench.bench.scaling.nccl_log import parse_nccl_log
+from ddp_bench.bench.scaling.scenario import MeasuredNetwork
 
 SAMPLE = ROOT / "results" / "samples" / "cpu-lab-1gbit-2hosts"
 CALIBRATED = ROOT / "results" / "samples" / "predictions" / "resnet18-2hosts" / "1gbit"

@@ -18,11 +18,11 @@ from pytest_benchmark.stats import Stats
 from report_runs import Row, case, measured, run, timed, usual_cases
 from sample_runs import EVERY_SAMPLE, sample
 
-from bench.errors import UsageError
-from bench.export import bencher, github_action, prometheus, pytest_benchmark, pytorch
-from bench.export.options import METRICS, Options
-from bench.findings.wording import CPU_STAND_IN
-from bench.results.store import RunData
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.export import bencher, github_action, prometheus, pytest_benchmark, pytorch
+from ddp_bench.bench.export.options import METRICS, Options
+from ddp_bench.bench.findings.wording import CPU_STAND_IN
+from ddp_bench.bench.results.store import RunData
 
 EXPORTS = (pytorch.export, bencher.export, github_action.export, pytest_benchmark.export, prometheus.export)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bench.recovery.failures import (
+from ddp_bench.bench.recovery.failures import (
     LEAST_S,
     LEAST_STEPS,
     PATIENCE,
@@ -23,9 +23,9 @@ from bench.recovery.failures import (
     progress_of,
     written,
 )
-from bench.resolve import with_device_defaults
-from bench.results.journal import Journal, Settled, State
-from bench.settings import ResolvedSettings, Settings
+from ddp_bench.bench.resolve import with_device_defaults
+from ddp_bench.bench.results.journal import Journal, Settled, State
+from ddp_bench.bench.settings import ResolvedSettings, Settings
 
 TERM, KILL, SEGV = -signal.SIGTERM, -signal.SIGKILL, -signal.SIGSEGV
 

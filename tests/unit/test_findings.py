@@ -10,11 +10,11 @@ import pytest
 from finding_cases import CAP_1, DDP, DP, FAILED, SINGLE, concluded
 from report_runs import Row, case, measured, run, timed, usual_cases
 
-from bench.findings.cautions import run_cautions
-from bench.findings.findings import conclude, notes
-from bench.findings.uncertainty import why_not_measured
-from bench.results.aggregate import comparisons_of_run
-from bench.results.schema import BLOCKS, CASES, typed_frame
+from ddp_bench.bench.findings.cautions import run_cautions
+from ddp_bench.bench.findings.findings import conclude, notes
+from ddp_bench.bench.findings.uncertainty import why_not_measured
+from ddp_bench.bench.results.aggregate import comparisons_of_run
+from ddp_bench.bench.results.schema import BLOCKS, CASES, typed_frame
 
 
 def test_nothing_measured_gives_the_reasons_and_no_command() -> None:

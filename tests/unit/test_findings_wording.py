@@ -5,8 +5,18 @@ import math
 import pandas as pd
 import pytest
 
-from bench.findings.numbers import TIMES, count, duration, finite, mib, number, plain, plural, quantity
-from bench.findings.wording import link_name, ranged
+from ddp_bench.bench.findings.numbers import (
+    TIMES,
+    count,
+    duration,
+    finite,
+    mib,
+    number,
+    plain,
+    plural,
+    quantity,
+)
+from ddp_bench.bench.findings.wording import link_name, ranged
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from gate_runs import made_run
 
-from bench.errors import UsageError
-from bench.gate import output
-from bench.gate.code import Code, check_one_code
-from bench.gate.compare import compare
-from bench.gate.judge import METRICS
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.gate import output
+from ddp_bench.bench.gate.code import Code, check_one_code
+from ddp_bench.bench.gate.compare import compare
+from ddp_bench.bench.gate.judge import METRICS
 
 STEADY = {("single", 1): [10.0, 10.1, 9.9, 10.0, 10.05]}
 OWN = {"ddp_bench": {"version": "0.1.0"}, "git": {"commit": "c" * 40, "dirty": False}}

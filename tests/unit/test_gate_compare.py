@@ -10,14 +10,14 @@ import pytest
 from gate_runs import MANIFEST, STEADY, Steps, failed, made_run, noisy, plan, write_run
 from scipy.stats import binomtest
 
-from bench import stats
-from bench.errors import NotComparableError, UsageError
-from bench.gate import output as gate_output
-from bench.gate.__main__ import main
-from bench.gate.compare import Gate, compare
-from bench.gate.judge import METRICS, judge
-from bench.gate.runs import model_change
-from bench.stats import Interval
+from ddp_bench.bench import stats
+from ddp_bench.bench.errors import NotComparableError, UsageError
+from ddp_bench.bench.gate import output as gate_output
+from ddp_bench.bench.gate.compare import Gate, compare
+from ddp_bench.bench.gate.judge import METRICS, judge
+from ddp_bench.bench.gate.main import main
+from ddp_bench.bench.gate.runs import model_change
+from ddp_bench.bench.stats import Interval
 
 FIVE = {metric.name: 0.05 for metric in METRICS}
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from gate_runs import STEADY, plan, write_run
 
-from bench.gate.__main__ import main
-from bench.gate.command import read_thresholds
-from bench.gate.runs import read_run
+from ddp_bench.bench.gate.command import read_thresholds
+from ddp_bench.bench.gate.main import main
+from ddp_bench.bench.gate.runs import read_run
 
 
 def edit(name: str, change: Callable[[str], str]) -> Callable[[Path], None]:

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from gate_runs import STEADY, failed, made_run, plan, write_run
 
-from bench.gate import output as gate_output
-from bench.gate.__main__ import main
-from bench.gate.compare import compare
-from bench.gate.judge import METRICS
-from bench.stats import Interval
+from ddp_bench.bench.gate import output as gate_output
+from ddp_bench.bench.gate.compare import compare
+from ddp_bench.bench.gate.judge import METRICS
+from ddp_bench.bench.gate.main import main
+from ddp_bench.bench.stats import Interval
 
 FIVE = {metric.name: 0.05 for metric in METRICS}
 SLOW = {**STEADY, ("ddp", 2): [ms * 1.25 for ms in STEADY["ddp", 2]]}

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from gate_runs import STEADY, write_run
 
-from bench.errors import ExitCode
-from bench.gate.__main__ import main
-from bench.github import MOST_ANNOTATIONS, Annotation, show
+from ddp_bench.bench.errors import ExitCode
+from ddp_bench.bench.gate.main import main
+from ddp_bench.bench.github import MOST_ANNOTATIONS, Annotation, show
 
 SLOW = {**STEADY, ("ddp", 2): [ms * 1.25 for ms in STEADY["ddp", 2]]}
 WIDE = {("single", 1): [ms * (1, 4)[i % 2] for i, ms in enumerate(STEADY["single", 1])]}

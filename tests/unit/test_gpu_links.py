@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from report_runs import case, run, usual_cases
 
-from bench.findings.caution import Caution
-from bench.findings.links import link_cautions
-from bench.results.schema import CASES, typed_frame
-from report.view import page
+from ddp_bench.bench.findings.caution import Caution
+from ddp_bench.bench.findings.links import link_cautions
+from ddp_bench.bench.results.schema import CASES, typed_frame
+from ddp_bench.report.view import page
 
 NVLINK = {"nvlink": True, "peer_access": True}
 PCIE = {"nvlink": False, "peer_access": True}

@@ -9,15 +9,15 @@ import pandas as pd
 import pytest
 from report_runs import case, dashed, measured, run
 
-from bench.findings.gpu_load import throttled, unequal_clocks
-from bench.findings.stability import cautions
-from bench.plan import Machine, Planned, expand
-from bench.resolve import with_device_defaults
-from bench.results.aggregate import Outcome, case_rows
-from bench.results.schema import BLOCKS, CASES, typed_frame
-from bench.settings import Settings
-from report.model import Table
-from report.view import page
+from ddp_bench.bench.findings.gpu_load import throttled, unequal_clocks
+from ddp_bench.bench.findings.stability import cautions
+from ddp_bench.bench.plan import Machine, Planned, expand
+from ddp_bench.bench.resolve import with_device_defaults
+from ddp_bench.bench.results.aggregate import Outcome, case_rows
+from ddp_bench.bench.results.schema import BLOCKS, CASES, typed_frame
+from ddp_bench.bench.settings import Settings
+from ddp_bench.report.model import Table
+from ddp_bench.report.view import page
 
 
 def plan() -> dict[str, Planned]:

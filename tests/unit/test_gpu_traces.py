@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import torch
 
-from bench.measure import trace
-from bench.measure.clock import HostClock
-from bench.measure.timed import BlockTimes
-from bench.measure.trace import Event, bucket_runs, communication_and_compute, in_steps, overlap_pct
+from ddp_bench.bench.measure import trace
+from ddp_bench.bench.measure.clock import HostClock
+from ddp_bench.bench.measure.timed import BlockTimes
+from ddp_bench.bench.measure.trace import Event, bucket_runs, communication_and_compute, in_steps, overlap_pct
 
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 BROADCAST = "ncclDevKernel_Broadcast_RING_LL(ncclDevKernelArgsStorage<4096ul>)"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from made_project import commit
 
-from bench.gate.importing import moved_folder, moved_path, source_of
+from ddp_bench.bench.gate.importing import moved_folder, moved_path, source_of
 
 ENDS = "raise SystemExit('this was run')"
 
@@ -59,7 +59,7 @@ def test_what_has_no_file_is_none(module: str) -> None:
 def test_a_users_package_of_our_name_is_not_what_a_run_imports(folders: tuple[Path, Path]) -> None:
     (folders[0] / "models").mkdir()
     (folders[0] / "models" / "__init__.py").write_text(ENDS)
-    found = source_of("models.workload")
+    found = source_of("ddp_bench.models.workload")
     assert found is not None
     assert folders[0] not in found.parents
 

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from bench.case import Case
-from bench.errors import UsageError
-from bench.layout import BucketCaps, BucketLayout
-from bench.plan import Planned
-from bench.recovery.close import finish
-from bench.results.journal import JOURNAL, Journal, read
-from bench.results.recorder import Recorder
+from ddp_bench.bench.case import Case
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.layout import BucketCaps, BucketLayout
+from ddp_bench.bench.plan import Planned
+from ddp_bench.bench.recovery.close import finish
+from ddp_bench.bench.results.journal import JOURNAL, Journal, read
+from ddp_bench.bench.results.recorder import Recorder
 
 CASE = Case(
     mode="ddp",

@@ -14,13 +14,13 @@ from gate_runs import STEADY, write_run
 from jsonschema import Draft202012Validator
 from sample_runs import EVERY_SAMPLE
 
-from bench import load_run
-from bench.errors import UsageError
-from bench.gate import __main__ as gate
-from bench.gate.judge import VERDICTS
-from bench.results.json_schema import documents
-from bench.results.schema import FILES, JSON_SCHEMAS, SCHEMA_VERSION
-from report.__main__ import main as report
+from ddp_bench import load_run
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.gate import main as gate
+from ddp_bench.bench.gate.judge import VERDICTS
+from ddp_bench.bench.results.json_schema import documents
+from ddp_bench.bench.results.schema import FILES, JSON_SCHEMAS, SCHEMA_VERSION
+from ddp_bench.report.main import main as report
 
 SAMPLE = ROOT / "results" / "samples" / "cpu-lab-1gbit-2hosts"
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.errors import UsageError
-from bench.lab import __main__ as lab
-from bench.lab import namespaces, rates
-from bench.lab.link import ShapedLink, parse_rate
-from ddp_bench import own_command
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.lab import main as lab
+from ddp_bench.bench.lab import namespaces, rates
+from ddp_bench.bench.lab.link import ShapedLink, parse_rate
+from ddp_bench.bench.package import own_command
 
 COMMAND = ["--", "python", "-m", "bench.run", "--rate", "x"]
 

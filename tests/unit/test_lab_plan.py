@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.run import get_args_parser
 
-from bench.errors import UsageError
-from bench.lab.__main__ import MAX_HOSTS, summary
-from bench.lab.command import is_bench_run, is_torchrun, resolved
-from bench.lab.link import (
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.lab.command import is_bench_run, is_torchrun, resolved
+from ddp_bench.bench.lab.link import (
     INTERFACE,
     MAX_RATE_BIT_PER_S,
     MIN_RATE_BIT_PER_S,
@@ -31,7 +30,8 @@ from bench.lab.link import (
     shares,
     torchrun_environment,
 )
-from ddp_bench import own_command
+from ddp_bench.bench.lab.main import MAX_HOSTS, summary
+from ddp_bench.bench.package import own_command
 
 
 @pytest.mark.parametrize(

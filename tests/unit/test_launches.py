@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from gate_runs import Steps, made_run
 
-from bench.gate import output as gate_output
-from bench.gate.compare import compare
-from bench.gate.judge import METRICS, compare_metric
-from bench.gate.launches import LAUNCH, launch_ratio, merged, typical_sides
-from bench.gate.runs import GateCase, GateRun
-from bench.stats import paired_ratio
+from ddp_bench.bench.gate import output as gate_output
+from ddp_bench.bench.gate.compare import compare
+from ddp_bench.bench.gate.judge import METRICS, compare_metric
+from ddp_bench.bench.gate.launches import LAUNCH, launch_ratio, merged, typical_sides
+from ddp_bench.bench.gate.runs import GateCase, GateRun
+from ddp_bench.bench.stats import paired_ratio
 
 
 def run_of(images_per_s: dict[int, float], *, status: str = "ok", memory: float | None = None) -> GateRun:

@@ -12,7 +12,7 @@ import pytest
 from commands import ROOT
 
 LAYERS = (
-    ("errors", "text", "stats", "estimate", "layout", "parent_death", "sysfs", "credentials", "ddp_bench"),
+    ("errors", "text", "stats", "estimate", "layout", "parent_death", "sysfs", "credentials", "package"),
     (
         *("cli", "axes", "settings", "resolve", "console", "github", "machine", "conditions", "gpus"),
         *("clock_reasons", "case", "plan", "expected_time", "provenance"),
@@ -23,12 +23,11 @@ LAYERS = (
     ("run",),
     ("gate", "tune", "lab", "export", "archive"),
     ("doctor",),
-    ("__main__", "api", "bench"),
+    ("commands", "api"),
+    ("__init__", "__main__"),
 )
-"""Parts of the code from the lowest up: folders and files of `bench`, and `models` and `report`.
-
-`bench` is the package itself, which hands on what `api` has when it is asked for.
-"""
+"""Parts of the code from the lowest up: folders and files of `bench`, and `models` and `report`; the last are
+files of `ddp_bench` itself."""
 
 TRAINS = {"trial_process"}
 """Files of `bench/gate` that may import torch: they train."""
@@ -45,22 +44,31 @@ WITHOUT_TORCH = {
     "export",
     "archive",
     "api",
-    "bench",
+    "__init__",
 }
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 
 
+TOP = "ddp_bench"
+
+
 def _name(path: Path) -> str:
-    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    return ".".join([TOP, *path.relative_to(ROOT).with_suffix("").parts]).removesuffix(".__init__")
 
 
 FILES = {_name(path): path for top in ("bench", "models", "report") for path in (ROOT / top).rglob("*.py")}
-FILES["ddp_bench"] = ROOT / "ddp_bench.py"
+FILES |= {f"{TOP}.{name}": ROOT / TOP / f"{name}.py" for name in ("__init__", "__main__")}
+# A package file that is empty but for its docstring, and what starts a command in a checkout.
+SHELLS = {
+    f"{TOP}.bench",
+    *(name for name in FILES if name.endswith(".__main__") and name != f"{TOP}.__main__"),
+}
+FILES = {name: path for name, path in FILES.items() if name not in SHELLS}
 
 
 def _part(module: str) -> str:
-    """The folder or file of `bench` that a module belongs to, or `models` or `report`."""
-    return module.removeprefix("bench.").split(".")[0]
+    """The folder or file of `bench` that a module belongs to, or `models`, `report`, or a file of the top."""
+    return module.removeprefix(f"{TOP}.").removeprefix("bench.").split(".")[0]
 
 
 @cache
@@ -105,7 +113,7 @@ def test_parts_import_each_other_in_one_direction() -> None:
 
 def _is_without_torch(module: str) -> bool:
     return _part(module) in WITHOUT_TORCH and not (
-        module.startswith("bench.gate.") and module.rsplit(".", 1)[-1] in TRAINS
+        module.startswith(f"{TOP}.bench.gate.") and module.rsplit(".", 1)[-1] in TRAINS
     )
 
 

@@ -2,8 +2,8 @@ import ast
 
 import pytest
 
-from bench.errors import UsageError
-from bench.layout import BucketCaps, BucketLayout
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.layout import BucketCaps, BucketLayout
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.errors import UsageError
-from bench.results.store import FolderLock
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.results.store import FolderLock
 
 
 def test_one_at_a_time(tmp_path: Path) -> None:
@@ -19,7 +19,7 @@ def test_one_at_a_time(tmp_path: Path) -> None:
 
 def test_the_lock_of_a_killed_process_holds_nobody_up(tmp_path: Path) -> None:
     code = (
-        "import sys, pathlib; from bench.results.store import FolderLock;"
+        "import sys, pathlib; from ddp_bench.bench.results.store import FolderLock;"
         "x = FolderLock(pathlib.Path(sys.argv[1]));"
         "print('held', flush=True); sys.stdin.read()"
     )

@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 import torch
 
-from bench.measure import roofline
-from bench.measure.roofline import (
+from ddp_bench.bench.measure import roofline
+from ddp_bench.bench.measure.roofline import (
     COPIED_BYTES,
     LEAST_REPETITIONS,
     MATRIX_SIZE,
     MOST_REPETITIONS,
     DeviceMeter,
 )
-from bench.recovery.attempt import Report, attempt
-from bench.recovery.lockstep import RestartError
-from bench.run.device_rates import measure_rates
+from ddp_bench.bench.recovery.attempt import Report, attempt
+from ddp_bench.bench.recovery.lockstep import RestartError
+from ddp_bench.bench.run.device_rates import measure_rates
 
 CPU = torch.device("cpu")
 FLOPS, MOVED = 2 * MATRIX_SIZE["cpu"] ** 3, 2 * COPIED_BYTES["cpu"]

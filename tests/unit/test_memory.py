@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import nn
 
-from bench.case import Case
-from bench.cluster.messages import decode, encode
-from bench.measure.memory import DeviceMemory, MemoryWatch, release_memory
-from bench.run.prepare import LiveCase, Prepared, facts_of
-from bench.run.session import Session
+from ddp_bench.bench.case import Case
+from ddp_bench.bench.cluster.messages import decode, encode
+from ddp_bench.bench.measure.memory import DeviceMemory, MemoryWatch, release_memory
+from ddp_bench.bench.run.prepare import LiveCase, Prepared, facts_of
+from ddp_bench.bench.run.session import Session
 
 MIB = 2**20
 GPUS = [torch.device("cuda", index) for index in range(3)]

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from bench.cluster.messages import decode, encode, may_be_sent
-from bench.layout import BucketCaps
-from bench.recovery.reopen import Completion, Progress, RankHello
-from bench.settings import Settings
+from ddp_bench.bench.cluster.messages import decode, encode, may_be_sent
+from ddp_bench.bench.layout import BucketCaps
+from ddp_bench.bench.recovery.reopen import Completion, Progress, RankHello
+from ddp_bench.bench.settings import Settings
 
 may_be_sent(Settings, BucketCaps)
 

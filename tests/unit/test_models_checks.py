@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bench.errors import UsageError, UserCodeError
-from models.checks import checked
-from models.workload import Workload, loss_function, make_batch
+from ddp_bench.bench.errors import UsageError, UserCodeError
+from ddp_bench.models.checks import checked
+from ddp_bench.models.workload import Workload, loss_function, make_batch
 
 
 def rows(batch_size: int, generator: torch.Generator) -> Any:

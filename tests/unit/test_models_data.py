@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from bench.errors import UsageError
-from models.data import BatchSource, open_source
-from models.registry import resnet_workload
-from models.workload import Batch, Workload
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.models.data import BatchSource, open_source
+from ddp_bench.models.registry import resnet_workload
+from ddp_bench.models.workload import Batch, Workload
 
 CPU = torch.device("cpu")
 WORKLOAD = resnet_workload("resnet20", 8)

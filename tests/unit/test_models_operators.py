@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torchvision.models import get_model_weights
 
-from models.operators import OperatorCost, _Counter, forward_costs
-from models.registry import resnet_workload
-from models.workload import Workload
-from report.roofline import MOVES
+from ddp_bench.models.operators import OperatorCost, _Counter, forward_costs
+from ddp_bench.models.registry import resnet_workload
+from ddp_bench.models.workload import Workload
+from ddp_bench.report.roofline import MOVES
 
 ROWS = 6
 

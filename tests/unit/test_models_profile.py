@@ -5,10 +5,10 @@ import torch
 from torch import Tensor, nn
 from torchvision.models import get_model_weights
 
-from bench.errors import UserCodeError
-from models.profile import num_outputs, profile_workload
-from models.registry import ARCHS, UNUSED_HEAD, resnet_workload
-from models.workload import Batch, Workload
+from ddp_bench.bench.errors import UserCodeError
+from ddp_bench.models.profile import num_outputs, profile_workload
+from ddp_bench.models.registry import ARCHS, UNUSED_HEAD, resnet_workload
+from ddp_bench.models.workload import Batch, Workload
 
 
 def _rows(batch_size: int, generator: torch.Generator) -> Batch:

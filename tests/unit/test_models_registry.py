@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.errors import UsageError, UserCodeError
-from models import registry
-from models.registry import ARCHS, UNUSED_HEAD, default_image_size, load_workload, resnet_workload
-from models.workload import Workload
+from ddp_bench.bench.errors import UsageError, UserCodeError
+from ddp_bench.models import registry
+from ddp_bench.models.registry import ARCHS, UNUSED_HEAD, default_image_size, load_workload, resnet_workload
+from ddp_bench.models.workload import Workload
 
 WriteModule = Callable[[str], None]
 
@@ -121,7 +121,7 @@ def test_a_class_that_needs_no_arguments(write: WriteModule) -> None:
 
 
 WORKLOAD = """
-    from models import Workload
+    from ddp_bench import Workload
     def batch(n, generator):
         return torch.randn(n, 4, generator=generator), torch.randn(n, 2, generator=generator)
     def make():

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from models.resnet import BasicBlock, resnet20
+from ddp_bench.models.resnet import BasicBlock, resnet20
 
 
 def test_resnet20_has_the_parameters_of_the_papers_table() -> None:

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from bench.axes import StepSettings
-from models.registry import resnet_workload
-from models.step import as_set, has_fused_optimizer, placed, takes_images
-from models.workload import Workload, make_batch, make_module
+from ddp_bench.bench.axes import StepSettings
+from ddp_bench.models.registry import resnet_workload
+from ddp_bench.models.step import as_set, has_fused_optimizer, placed, takes_images
+from ddp_bench.models.workload import Workload, make_batch, make_module
 
 CPU = torch.device("cpu")
 IMAGES = resnet_workload("resnet20", 32)

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-import models
-from bench.errors import UsageError, UserCodeError
-from models.workload import Batch, Workload, make_batch, make_module, one_line
+import ddp_bench
+from ddp_bench.bench.errors import UsageError, UserCodeError
+from ddp_bench.models.workload import Batch, Workload, make_batch, make_module, one_line
 
 
 def _rows(batch_size: int, generator: torch.Generator) -> Batch:
@@ -27,7 +27,7 @@ def _workload(**changes: Any) -> Workload:
 
 
 def test_users_write_models_workload() -> None:
-    assert models.Workload is Workload
+    assert ddp_bench.Workload is Workload
 
 
 def test_defaults_train() -> None:

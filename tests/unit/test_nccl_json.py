@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from test_predict_cli import LOG, SAMPLE, refused
 
-from bench.errors import UsageError
-from bench.predict import __main__ as command
-from bench.scaling.cost import ring_factor
-from bench.scaling.nccl_log import NcclLog, parse_nccl_log
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.predict import main as command
+from ddp_bench.bench.scaling.cost import ring_factor
+from ddp_bench.bench.scaling.nccl_log import NcclLog, parse_nccl_log
 
 MEASURED = ((2**20, 900.0, 100.0), (2**22, 1500.0, 250.0), (2**26, 9000.0, 6000.0))
 """Bytes, us out of place, us in place."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import scatter_gather
 
-from models.nested import chunk, describe, join, leaves_of, map_tensors, tensors_of, with_tensors
+from ddp_bench.models.nested import chunk, describe, join, leaves_of, map_tensors, tensors_of, with_tensors
 
 
 class Point(NamedTuple):

@@ -14,16 +14,16 @@ from finding_cases import CAP_1, DDP, DP, FAILED, NAN, SINGLE, concluded, exposi
 from report_runs import Row, case, measured, run
 from sample_runs import EVERY_SAMPLE, comparisons, rebuilt, sample
 
-from bench.findings.answers import WRAPPER
-from bench.findings.findings import conclude
-from bench.findings.next_step import NextStep, next_step
-from bench.gate.options import parser as gate_parser
-from bench.resolve import resolve
-from bench.results.comparisons import Comparison
-from bench.run.__main__ import parser as run_parser
-from bench.run.__main__ import settings_of
-from bench.settings import Settings
-from bench.tune.__main__ import parser as tune_parser
+from ddp_bench.bench.findings.answers import WRAPPER
+from ddp_bench.bench.findings.findings import conclude
+from ddp_bench.bench.findings.next_step import NextStep, next_step
+from ddp_bench.bench.gate.options import parser as gate_parser
+from ddp_bench.bench.resolve import resolve
+from ddp_bench.bench.results.comparisons import Comparison
+from ddp_bench.bench.run.main import parser as run_parser
+from ddp_bench.bench.run.main import settings_of
+from ddp_bench.bench.settings import Settings
+from ddp_bench.bench.tune.main import parser as tune_parser
 
 
 def parsed(step: NextStep | None) -> tuple[str, Any]:

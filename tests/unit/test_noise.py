@@ -9,14 +9,14 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from bench.doctor import __main__ as doctor
-from bench.gate import noise, trials
-from bench.gate.compare import FAMILY_CONFIDENCE
-from bench.gate.judge import judge
-from bench.gate.launches import LAUNCH, launch_ratio
-from bench.gate.noise import FEWEST_ROUNDS, Noise, noise_of
-from bench.gate.options import DEFAULT_THRESHOLD
-from bench.gate.power import Launch, TrialStep
+from ddp_bench.bench.doctor import main as doctor
+from ddp_bench.bench.gate import noise, trials
+from ddp_bench.bench.gate.compare import FAMILY_CONFIDENCE
+from ddp_bench.bench.gate.judge import judge
+from ddp_bench.bench.gate.launches import LAUNCH, launch_ratio
+from ddp_bench.bench.gate.noise import FEWEST_ROUNDS, Noise, noise_of
+from ddp_bench.bench.gate.options import DEFAULT_THRESHOLD
+from ddp_bench.bench.gate.power import Launch, TrialStep
 
 
 def launches(

@@ -10,8 +10,8 @@ import psutil
 import pytest
 from on_gpu import PYTHON, STAGES, Item, main, results
 
-from bench.errors import UsageError
-from bench.run.__main__ import settings_of
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.run.main import settings_of
 
 RUNS = [item for items in STAGES.values() for item in items if "bench.run" in item.command]
 

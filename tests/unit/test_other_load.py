@@ -11,9 +11,9 @@ import pandas as pd
 import pytest
 from report_runs import case, run
 
-from bench.cluster.load import LoadReading, OtherLoad, other_loads, read_load
-from bench.findings.cautions import other_load, run_cautions
-from report.conditions import groups
+from ddp_bench.bench.cluster.load import LoadReading, OtherLoad, other_loads, read_load
+from ddp_bench.bench.findings.cautions import other_load, run_cautions
+from ddp_bench.report.conditions import groups
 
 BURN = """
 import os, sys, time

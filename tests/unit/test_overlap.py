@@ -3,7 +3,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.measure.trace import (
+from ddp_bench.bench.measure.trace import (
     bucket_runs,
     communication_and_compute,
     intersection,

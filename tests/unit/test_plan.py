@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from bench.case import Case
-from bench.errors import UsageError
-from bench.expected_time import estimate_s, least_warmup_s
-from bench.plan import (
+from ddp_bench.bench.case import Case
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.expected_time import estimate_s, least_warmup_s
+from ddp_bench.bench.plan import (
     Machine,
     Planned,
     equal_layout,
@@ -17,8 +17,8 @@ from bench.plan import (
     round_order,
     world_size,
 )
-from bench.resolve import resolve, with_device_defaults
-from bench.settings import ResolvedSettings, Settings
+from ddp_bench.bench.resolve import resolve, with_device_defaults
+from ddp_bench.bench.settings import ResolvedSettings, Settings
 
 CORES_2 = Machine(device_type="cpu", devices_per_node=2)
 ONE_GPU = Machine(device_type="cuda", devices_per_node=1)

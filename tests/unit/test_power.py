@@ -8,12 +8,12 @@ import pytest
 import torch
 from scipy import stats
 
-from bench.errors import UsageError
-from bench.gate import power
-from bench.gate.options import DEFAULT_LAUNCHES
-from bench.gate.power import EVERY_TRIAL, Launch, rates, regressed, trials_of
-from bench.gate.trial_process import slowed
-from bench.gate.trials import COLUMNS, append, load, measure_power
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.gate import power
+from ddp_bench.bench.gate.options import DEFAULT_LAUNCHES
+from ddp_bench.bench.gate.power import EVERY_TRIAL, Launch, rates, regressed, trials_of
+from ddp_bench.bench.gate.trial_process import slowed
+from ddp_bench.bench.gate.trials import COLUMNS, append, load, measure_power
 
 
 def launch(slow_down: float, *, noise: float, seed: int, num_rounds: int = 25) -> Launch:

@@ -15,10 +15,10 @@ import pytest
 from commands import ROOT
 from test_scaling_predict import SMALL
 
-from bench.predict import __main__ as command
-from bench.predict.source import read_source, save_calibration
-from bench.scaling.document import Predictions
-from bench.scaling.networks import NETWORKS, network
+from ddp_bench.bench.predict import main as command
+from ddp_bench.bench.predict.source import read_source, save_calibration
+from ddp_bench.bench.scaling.document import Predictions
+from ddp_bench.bench.scaling.networks import NETWORKS, network
 
 pytestmark = pytest.mark.usefixtures("few_resamples")
 

@@ -10,11 +10,11 @@ from statistics import median
 import pytest
 from commands import ROOT
 
-from bench.predict import __main__ as command
-from bench.predict.source import read_source
-from bench.results.store import load_run
-from bench.scaling.networks import network
-from bench.scaling.validate import HeldOut, held_out
+from ddp_bench.bench.predict import main as command
+from ddp_bench.bench.predict.source import read_source
+from ddp_bench.bench.results.store import load_run
+from ddp_bench.bench.scaling.networks import network
+from ddp_bench.bench.scaling.validate import HeldOut, held_out
 
 pytestmark = pytest.mark.campaign
 

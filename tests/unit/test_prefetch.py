@@ -12,15 +12,15 @@ import pytest
 import torch
 from PIL import Image
 
-import models.data
-from bench.conditions import prefetches
-from bench.errors import UsageError
-from bench.plan import Machine, expand
-from bench.resolve import resolve, with_device_defaults
-from bench.run import prepare
-from models.data import BatchSource, PrefetchSource, open_source
-from models.registry import resnet_workload
-from models.workload import Batch
+from ddp_bench.bench.conditions import prefetches
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.plan import Machine, expand
+from ddp_bench.bench.resolve import resolve, with_device_defaults
+from ddp_bench.bench.run import prepare
+from ddp_bench.models import data
+from ddp_bench.models.data import BatchSource, PrefetchSource, open_source
+from ddp_bench.models.registry import resnet_workload
+from ddp_bench.models.workload import Batch
 
 CPU = torch.device("cpu")
 WORKLOAD = resnet_workload("resnet20", 8)
@@ -81,9 +81,9 @@ def streams(log: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[list[st
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: main)
     monkeypatch.setattr(torch.cuda, "stream", within)
     monkeypatch.setattr(torch.Tensor, "record_stream", record)
-    models.data._copy_stream.cache_clear()
+    data._copy_stream.cache_clear()
     yield current
-    models.data._copy_stream.cache_clear()
+    data._copy_stream.cache_clear()
 
 
 def first(batch: Batch) -> float:
@@ -176,13 +176,13 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.usefixtures("streams")
 def test_the_same_batches_in_the_same_order(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: None)
-    for data in ("host", str(folder)):
+    for source in ("host", str(folder)):
         # Crops and flips are drawn from torch's own generator.
         torch.manual_seed(0)
-        plain = opened(data)
+        plain = opened(source)
         wanted = [plain.next() for _ in range(10)]
         torch.manual_seed(0)
-        ahead = PrefetchSource(opened(data), CPU)
+        ahead = PrefetchSource(opened(source), CPU)
         for batch in wanted:
             assert all(torch.equal(a, b) for a, b in zip(batch, ahead.next(), strict=True))
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.cluster.process import (
+from ddp_bench.bench.cluster.process import (
     end_all,
     ended_with_us,
     host_names,
@@ -21,7 +21,7 @@ from bench.cluster.process import (
     ranks_environment,
     tasks_per_node,
 )
-from bench.errors import UsageError
+from ddp_bench.bench.errors import UsageError
 
 ALLOCATE = """
 import re, sys
@@ -78,7 +78,7 @@ def test_a_rank_starts_without_what_only_the_first_needs_later() -> None:
 
 KILLED = """
 import os, signal, subprocess, sys
-from bench.cluster.process import ended_with_us
+from ddp_bench.bench.cluster.process import ended_with_us
 ready = 'import sys, time; print(f"ready {sys.argv}", flush=True); time.sleep(600)'
 with subprocess.Popen(ended_with_us([sys.executable, "-c", ready, "--option"])):
     sys.stdin.readline()

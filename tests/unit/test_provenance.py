@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from made_project import commit, git
 
-from bench import provenance
-from bench.provenance import own_git_state, public_url, workload_code
+from ddp_bench.bench import provenance
+from ddp_bench.bench.provenance import own_git_state, public_url, workload_code
 
 
 @pytest.fixture
@@ -95,9 +95,10 @@ def test_a_repository_around_an_installed_ddp_bench_is_not_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit(tmp_path, {"a": ""})
-    (tmp_path / ".venv" / "bench").mkdir(parents=True)
-    (tmp_path / ".venv" / "bench" / "__init__.py").write_text("")
+    (tmp_path / ".venv" / "ddp_bench").mkdir(parents=True)
+    (tmp_path / ".venv" / "ddp_bench" / "__init__.py").write_text("")
     monkeypatch.setattr(provenance, "ROOT", tmp_path / ".venv")
+    monkeypatch.setattr(provenance, "PACKAGE", tmp_path / ".venv" / "ddp_bench")
     assert own_git_state() == {}
     made = commit(tmp_path, {})
     assert own_git_state() == {"commit": made, "dirty": False}, "now it is under version control there"

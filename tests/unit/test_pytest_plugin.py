@@ -10,8 +10,8 @@ import pytest
 import torch
 from commands import ROOT
 
-import bench.measure.timed  # noqa: F401 - a session within forgets its imports; parts of torch load once
-from bench import pytest_plugin
+import ddp_bench.bench.measure.timed  # noqa: F401 - a session within forgets its imports; parts of torch load once
+from ddp_bench.bench import pytest_plugin
 
 pytest_plugins = ["pytester"]
 
@@ -149,11 +149,12 @@ def test_the_project_of_a_user_keeps_its_own_packages(
     for name in ("bench", "models", "report"):
         (pytester.mkpydir(name) / "mine.py").write_text("VALUE = 1\n")
     imports = "\n".join(f"import {name}.mine" for name in ("bench", "models", "report"))
-    imports += "\nimport sys\nassert 'bench.pytest_plugin' not in sys.modules"
     pytester.makepyfile(f"{imports}\n{STEADY.replace('let_pass(3.0)', 'models.mine.VALUE')}")
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(pytester.path), str(ROOT)]))
-    result = pytester.runpytest_subprocess("-p", "pytest_benchmark.plugin", "-p", "ddp_bench")
+    result = pytester.runpytest_subprocess(
+        "-p", "pytest_benchmark.plugin", "-p", "ddp_bench.bench.pytest_plugin"
+    )
     result.assert_outcomes(passed=1)
 
 

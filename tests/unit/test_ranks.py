@@ -2,9 +2,9 @@ from typing import Any, NoReturn
 
 import pytest
 
-from bench.cluster import meeting
-from bench.cluster.ranks import check_alike
-from bench.errors import AgreedError, UsageError
+from ddp_bench.bench.cluster import meeting
+from ddp_bench.bench.cluster.ranks import check_alike
+from ddp_bench.bench.errors import AgreedError, UsageError
 
 
 def host(name: str, *, torch: str = "2.15.0", seed: int = 0) -> dict[str, Any]:

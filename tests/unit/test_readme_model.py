@@ -11,15 +11,15 @@ import pytest
 import torch
 from commands import ROOT
 
-from bench.case import Case
-from bench.measure.timed import Trainer
-from bench.modes import Place, build_mode
-from bench.run.__main__ import parser
-from bench.run.proof import Prover
-from models.data import open_source
-from models.profile import profile_workload
-from models.registry import load_workload
-from models.workload import Workload, make_module
+from ddp_bench.bench.case import Case
+from ddp_bench.bench.measure.timed import Trainer
+from ddp_bench.bench.modes import Place, build_mode
+from ddp_bench.bench.run.main import parser
+from ddp_bench.bench.run.proof import Prover
+from ddp_bench.models.data import open_source
+from ddp_bench.models.profile import profile_workload
+from ddp_bench.models.registry import load_workload
+from ddp_bench.models.workload import Workload, make_module
 
 SECTION = (ROOT / "README.md").read_text(encoding="utf-8").split("## Your own model")[1].split("\n## ")[0]
 CPU = torch.device("cpu")
@@ -39,9 +39,9 @@ def workload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workload:
     monkeypatch.delitem(sys.modules, file, raising=False)
     (commands,) = blocks("bash")
     run, gate = map(shlex.split, commands.splitlines())
-    assert run[:3] == ["python", "-m", "bench.run"]
-    assert gate[:6] == ["python", "-m", "bench.gate", "--interleave", "main", "--"]
-    measured = [parser().parse_args(arguments).workload for arguments in (run[3:], gate[6:])]
+    assert run[:2] == ["ddp-bench", "run"]
+    assert gate[:5] == ["ddp-bench", "gate", "--interleave", "main", "--"]
+    measured = [parser().parse_args(arguments).workload for arguments in (run[2:], gate[5:])]
     assert measured[0] == measured[1]
     return load_workload(measured[0], 32)
 

@@ -48,7 +48,7 @@ def said(command: tuple[str, ...]) -> str:
     os.chdir(ROOT)
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = importlib.import_module(f"{module}.__main__").main(arguments)
+            code = importlib.import_module(f"ddp_bench.{module}.main").main(arguments)
     finally:
         os.chdir(before)
     return f"exit code {int(code)}\n{out.getvalue()}\n--- stderr\n{err.getvalue()}"

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bench.case import Case
-from bench.run.reference import Reference, Split, difference, norm, split_of
-from models.data import open_source
-from models.step import as_set
-from models.workload import Batch, Workload, sgd
+from ddp_bench.bench.case import Case
+from ddp_bench.bench.run.reference import Reference, Split, difference, norm, split_of
+from ddp_bench.models.data import open_source
+from ddp_bench.models.step import as_set
+from ddp_bench.models.workload import Batch, Workload, sgd
 
 CPU = torch.device("cpu")
 START = 3.0

@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 from test_scaling_predict import SMALL
 
-from bench.predict import __main__ as command
-from bench.predict.source import save_calibration
-from bench.scaling.calibration import Calibration
-from bench.scaling.document import Predictions
-from bench.scaling.predict import predict
-from bench.scaling.refusal import is_exposed_refused, is_refused, refusal, remedy, width_of
-from bench.scaling.scaling_limit import curve, sentence
-from bench.scaling.scenario import Scenario
-from bench.scaling.validate import HeldOut, error_sizes, model_error_pct
-from bench.stats import Interval
+from ddp_bench.bench.predict import main as command
+from ddp_bench.bench.predict.source import save_calibration
+from ddp_bench.bench.scaling.calibration import Calibration
+from ddp_bench.bench.scaling.document import Predictions
+from ddp_bench.bench.scaling.predict import predict
+from ddp_bench.bench.scaling.refusal import is_exposed_refused, is_refused, refusal, remedy, width_of
+from ddp_bench.bench.scaling.scaling_limit import curve, sentence
+from ddp_bench.bench.scaling.scenario import Scenario
+from ddp_bench.bench.scaling.validate import HeldOut, error_sizes, model_error_pct
+from ddp_bench.bench.stats import Interval
 
 pytestmark = pytest.mark.usefixtures("few_resamples")
 

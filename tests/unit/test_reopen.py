@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from bench.errors import GaveUpError, NotComparableError, UsageError
-from bench.plan import Machine, expand, plan_hash
-from bench.recovery.failures import Failure
-from bench.recovery.reopen import RankHello, check_same, fail_case, open_run, settings_of
-from bench.resolve import with_device_defaults
-from bench.results.journal import Journal
-from bench.results.recorder import Recorder, resume_command
-from bench.settings import Settings
+from ddp_bench.bench.errors import GaveUpError, NotComparableError, UsageError
+from ddp_bench.bench.plan import Machine, expand, plan_hash
+from ddp_bench.bench.recovery.failures import Failure
+from ddp_bench.bench.recovery.reopen import RankHello, check_same, fail_case, open_run, settings_of
+from ddp_bench.bench.resolve import with_device_defaults
+from ddp_bench.bench.results.journal import Journal
+from ddp_bench.bench.results.recorder import Recorder, resume_command
+from ddp_bench.bench.settings import Settings
 
 MACHINE = {"cpu_model": "x", "num_cores": 2, "gpus": []}
 THEN = {"plan_hash": "p", "versions": {"torch": "2.15.0", "cuda": "13"}, "environment": MACHINE}

@@ -5,10 +5,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from bench.results import tables
-from bench.results.journal import repair_allreduce, repair_blocks
-from bench.results.store import RunWriter
-from bench.results.tables import load_blocks, read_blocks
+from ddp_bench.bench.results import tables
+from ddp_bench.bench.results.journal import repair_allreduce, repair_blocks
+from ddp_bench.bench.results.store import RunWriter
+from ddp_bench.bench.results.tables import load_blocks, read_blocks
 
 RANKS = {"a": 1, "b": 3}
 

@@ -8,11 +8,11 @@ import pytest
 from report_runs import PHASES, bucket, case, communicating, dashed, measured, run
 from sample_runs import CHOSEN, EVERY_SAMPLE, sample
 
-from bench.stats import Interval
-from report.anatomy import breakdown, is_causal, one_step
-from report.draw.figures import svg
-from report.drawings import Bars, Bucket, Part, Timeline, Track
-from report.select import workloads
+from ddp_bench.bench.stats import Interval
+from ddp_bench.report.anatomy import breakdown, is_causal, one_step
+from ddp_bench.report.draw.figures import svg
+from ddp_bench.report.drawings import Bars, Bucket, Part, Timeline, Track
+from ddp_bench.report.select import workloads
 
 
 def bars(cases: list[dict[str, Any]]) -> Bars:

@@ -8,17 +8,17 @@ import pandas as pd
 import pytest
 from report_runs import case, communicating, dashed, measured, run, timed, usual_cases
 
-from bench.findings.answers import CAP, COMMUNICATION, RESOLVED, WRAPPER, Verdict, verdicts
-from bench.findings.numbers import between
-from bench.results.comparisons import EQUAL, FASTER, SLOWER, TOO_FEW, UNRESOLVED, Comparison
-from bench.results.schema import SCHEMA_VERSION
-from bench.stats import Interval
-from report.answer import cards, heading, model_name, status
-from report.draw.figures import svg
-from report.draw.forest import ratio_ticks
-from report.forest import forest
-from report.select import workloads
-from report.view import page
+from ddp_bench.bench.findings.answers import CAP, COMMUNICATION, RESOLVED, WRAPPER, Verdict, verdicts
+from ddp_bench.bench.findings.numbers import between
+from ddp_bench.bench.results.comparisons import EQUAL, FASTER, SLOWER, TOO_FEW, UNRESOLVED, Comparison
+from ddp_bench.bench.results.schema import SCHEMA_VERSION
+from ddp_bench.bench.stats import Interval
+from ddp_bench.report.answer import cards, heading, model_name, status
+from ddp_bench.report.draw.figures import svg
+from ddp_bench.report.draw.forest import ratio_ticks
+from ddp_bench.report.forest import forest
+from ddp_bench.report.select import workloads
+from ddp_bench.report.view import page
 
 
 def compared(low: float, high: float, case_id: str = "a", reference_id: str = "b") -> Comparison:

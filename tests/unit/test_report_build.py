@@ -11,12 +11,12 @@ import matplotlib as mpl
 import pytest
 from report_runs import blocks, case, dashed, run, usual_cases
 
-from bench.axes import DDP_DEFAULTS
-from bench.errors import UsageError
-from bench.results.schema import CASES
-from bench.results.store import RunWriter
-from report.__main__ import main
-from report.build import build
+from ddp_bench.bench.axes import DDP_DEFAULTS
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.results.schema import CASES
+from ddp_bench.bench.results.store import RunWriter
+from ddp_bench.report.build import build
+from ddp_bench.report.main import main
 
 HOSTILE = (
     "<script>alert(1)</script>\"'><img src=x onerror=alert(2)> =cmd|'/C calc'!A0 $\\frac{$ &amp; \x1b[31m 火"

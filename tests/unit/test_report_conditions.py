@@ -4,8 +4,8 @@ from typing import Any
 
 from report_runs import case, run, usual_cases
 
-from report.model import Fact, Group, RunView
-from report.view import page
+from ddp_bench.report.model import Fact, Group, RunView
+from ddp_bench.report.view import page
 
 
 def view(cases: list[dict[str, Any]], manifest: dict[str, Any] | None = None) -> RunView:

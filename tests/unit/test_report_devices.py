@@ -5,14 +5,14 @@ from typing import Any
 import pytest
 from report_runs import case, dashed, run, timed, usual_cases
 
-from bench.findings.numbers import TIMES
-from bench.results.aggregate import typical_of
-from bench.results.comparisons import Comparison
-from bench.results.round_times import RoundTimes
-from bench.stats import Interval
-from report.devices import dp_against_ddp, memory
-from report.drawings import Chart, Point
-from report.select import workloads
+from ddp_bench.bench.findings.numbers import TIMES
+from ddp_bench.bench.results.aggregate import typical_of
+from ddp_bench.bench.results.comparisons import Comparison
+from ddp_bench.bench.results.round_times import RoundTimes
+from ddp_bench.bench.stats import Interval
+from ddp_bench.report.devices import dp_against_ddp, memory
+from ddp_bench.report.drawings import Chart, Point
+from ddp_bench.report.select import workloads
 
 
 def ratio(cases: list[dict[str, Any]], blocks: list[dict[str, Any]]) -> Chart | None:

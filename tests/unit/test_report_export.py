@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from report_runs import blocks, case, dashed, run, usual_cases
 
-from bench.results.store import RunWriter
-from report.__main__ import main
-from report.build import markdown
-from report.view import page
+from ddp_bench.bench.results.store import RunWriter
+from ddp_bench.report.build import markdown
+from ddp_bench.report.main import main
+from ddp_bench.report.view import page
 
 
 @pytest.fixture

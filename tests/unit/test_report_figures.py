@@ -9,13 +9,13 @@ import pytest
 from PIL import Image
 from report_runs import case, paper_like, run, usual_cases
 
-from bench.stats import Interval
-from report.build import render
-from report.draw.chart import draw_chart
-from report.draw.durations import draw_boxes
-from report.draw.figures import png, svg
-from report.draw.palette import NAMES, PARTS
-from report.drawings import (
+from ddp_bench.bench.stats import Interval
+from ddp_bench.report.build import render
+from ddp_bench.report.draw.chart import draw_chart
+from ddp_bench.report.draw.durations import draw_boxes
+from ddp_bench.report.draw.figures import png, svg
+from ddp_bench.report.draw.palette import NAMES, PARTS
+from ddp_bench.report.drawings import (
     Bars,
     BoxPlot,
     Bucket,
@@ -29,7 +29,7 @@ from report.drawings import (
     Timeline,
     Track,
 )
-from report.view import page
+from ddp_bench.report.view import page
 
 
 def test_drawing_is_named_themed_and_well_formed() -> None:

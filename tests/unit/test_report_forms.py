@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 from report_runs import case, dashed, measured, run
 
-from bench.results.comparisons import pairs_of
-from report import forms
-from report.drawings import Chart
-from report.select import workloads
+from ddp_bench.bench.results.comparisons import pairs_of
+from ddp_bench.report import forms
+from ddp_bench.report.drawings import Chart
+from ddp_bench.report.select import workloads
 
 CASES = [
     case("single", 1, 100.0),

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from report_runs import case, communicating, dashed, paper_like, run
 
-from report.drawings import Bars, Chart, Figure, Point
-from report.model import Section
-from report.paper import size_label
-from report.view import page
+from ddp_bench.report.drawings import Bars, Chart, Figure, Point
+from ddp_bench.report.model import Section
+from ddp_bench.report.paper import size_label
+from ddp_bench.report.view import page
 
 
 def section(data: Any = None) -> Section:

@@ -11,15 +11,15 @@ import pytest
 from commands import ROOT
 from report_runs import dashed
 
-from bench.results.store import load_run
-from bench.scaling.calibration import Identity
-from bench.scaling.document import Line, Mark, Predictions
-from bench.scaling.validate import HeldOut
-from bench.stats import Interval
-from report import __main__ as command
-from report.draw import figures
-from report.drawings import Chart, Series
-from report.predicted import section
+from ddp_bench.bench.results.store import load_run
+from ddp_bench.bench.scaling.calibration import Identity
+from ddp_bench.bench.scaling.document import Line, Mark, Predictions
+from ddp_bench.bench.scaling.validate import HeldOut
+from ddp_bench.bench.stats import Interval
+from ddp_bench.report import main as command
+from ddp_bench.report.draw import figures
+from ddp_bench.report.drawings import Chart, Series
+from ddp_bench.report.predicted import section
 
 pytestmark = pytest.mark.usefixtures("few_resamples")
 

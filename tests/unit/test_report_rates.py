@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from report_runs import case, communicating, run
 
-from bench.results.schema import records
-from report.__main__ import main
-from report.rates import EPOCH_IMAGES, with_rates
-from report.view import page
+from ddp_bench.bench.results.schema import records
+from ddp_bench.report.main import main
+from ddp_bench.report.rates import EPOCH_IMAGES, with_rates
+from ddp_bench.report.view import page
 
 MANIFEST = {"model": {"forward_flops_per_image": 4e9}}
 MIB = 2**20

@@ -9,10 +9,10 @@ import torch
 from report_runs import case, dashed, run
 from sample_runs import SAMPLES, name_of, sample
 
-from bench.findings.numbers import TIMES
-from report.model import Table
-from report.roofline import DENSE_PEAKS
-from report.view import page
+from ddp_bench.bench.findings.numbers import TIMES
+from ddp_bench.report.model import Table
+from ddp_bench.report.roofline import DENSE_PEAKS
+from ddp_bench.report.view import page
 
 TITLE = "Against the devices' own rates"
 

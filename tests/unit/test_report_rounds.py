@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from report_runs import case, run, timed, usual_cases
 
-from bench.results.store import failure_file
-from report import files, rounds
-from report.drawings import BoxPlot, Chart, Point
-from report.model import Hyperlink, RunFiles
-from report.rounds import step_times
-from report.select import workloads
-from report.view import page
+from ddp_bench.bench.results.store import failure_file
+from ddp_bench.report import files, rounds
+from ddp_bench.report.drawings import BoxPlot, Chart, Point
+from ddp_bench.report.model import Hyperlink, RunFiles
+from ddp_bench.report.rounds import step_times
+from ddp_bench.report.select import workloads
+from ddp_bench.report.view import page
 
 SINGLE, DP, DDP = case("single", 1, 100.0), case("dp", 2, 150.0), case("ddp", 2, 180.0)
 

@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 from report_runs import case, communicating, dashed, measured, run
 
-from bench.findings.numbers import TIMES
-from bench.stats import Interval
-from report.communication import communication
-from report.fields import table, whole
-from report.model import Table
-from report.select import workloads
-from report.view import page
+from ddp_bench.bench.findings.numbers import TIMES
+from ddp_bench.bench.stats import Interval
+from ddp_bench.report.communication import communication
+from ddp_bench.report.fields import table, whole
+from ddp_bench.report.model import Table
+from ddp_bench.report.select import workloads
+from ddp_bench.report.view import page
 
 
 def shown(*cases: dict[str, Any]) -> Table:

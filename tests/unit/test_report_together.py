@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 from report_runs import Row, case, dashed, run, timed, usual_cases
 
-from bench.results.store import RunData
-from bench.stats import Interval, ratio_of_estimates
-from report.between_runs import measured_run
-from report.build import markdown, render
-from report.draw.palette import SERIES
-from report.drawings import MOST_RUNS, Chart, Series
-from report.model import Page
-from report.select import workloads
-from report.view import page
+from ddp_bench.bench.results.store import RunData
+from ddp_bench.bench.stats import Interval, ratio_of_estimates
+from ddp_bench.report.between_runs import measured_run
+from ddp_bench.report.build import markdown, render
+from ddp_bench.report.draw.palette import SERIES
+from ddp_bench.report.drawings import MOST_RUNS, Chart, Series
+from ddp_bench.report.model import Page
+from ddp_bench.report.select import workloads
+from ddp_bench.report.view import page
 
 
 def faster(factor: float, name: str, **manifest: object) -> RunData:

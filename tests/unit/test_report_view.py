@@ -6,17 +6,17 @@ from typing import Any
 import pytest
 from report_runs import case, dashed, run, usual_cases
 
-from bench.axes import DDP_DEFAULTS
-from bench.findings.findings import conclude
-from bench.findings.numbers import TIMES
-from bench.findings.wording import CPU_STAND_IN
-from bench.results.aggregate import comparisons_of_run
-from bench.text import visible
-from report import caps, devices
-from report.drawings import Chart, Forest, Panel, Point, Series, Tick
-from report.model import RunView, Table, TableColumn
-from report.select import workloads
-from report.view import page
+from ddp_bench.bench.axes import DDP_DEFAULTS
+from ddp_bench.bench.findings.findings import conclude
+from ddp_bench.bench.findings.numbers import TIMES
+from ddp_bench.bench.findings.wording import CPU_STAND_IN
+from ddp_bench.bench.results.aggregate import comparisons_of_run
+from ddp_bench.bench.text import visible
+from ddp_bench.report import caps, devices
+from ddp_bench.report.drawings import Chart, Forest, Panel, Point, Series, Tick
+from ddp_bench.report.model import RunView, Table, TableColumn
+from ddp_bench.report.select import workloads
+from ddp_bench.report.view import page
 
 
 def view(cases: list[dict[str, Any]], manifest: dict[str, Any] | None = None) -> RunView:

@@ -9,13 +9,13 @@ import pandas as pd
 import pytest
 from gate_runs import STEADY, write_run
 
-from bench.errors import UsageError
-from bench.gate.runs import checked, read_run
-from bench.results import tables
-from bench.results.aggregate import step_ms_by_round
-from bench.results.round_times import RoundTimes
-from bench.results.schema import BLOCKS, typed_frame
-from bench.results.store import RunWriter, load_run
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.gate.runs import checked, read_run
+from ddp_bench.bench.results import tables
+from ddp_bench.bench.results.aggregate import step_ms_by_round
+from ddp_bench.bench.results.round_times import RoundTimes
+from ddp_bench.bench.results.schema import BLOCKS, typed_frame
+from ddp_bench.bench.results.store import RunWriter, load_run
 
 RNG = np.random.default_rng(3)
 

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from bench.clock_reasons import ClockReason
-from bench.measure import sampler
-from bench.measure.sampler import Sample, SampledGpu, answer, power_w, summary
+from ddp_bench.bench.clock_reasons import ClockReason
+from ddp_bench.bench.measure import sampler
+from ddp_bench.bench.measure.sampler import Sample, SampledGpu, answer, power_w, summary
 
 CAP, HOT, IDLE = ClockReason.POWER_CAP, ClockReason.HARDWARE_HEAT, ClockReason.IDLE
 

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from published import gradients_in_backward_order
 
-from bench.layout import BucketCaps
-from bench.scaling.buckets import assign, assign_cap, bucket_bytes, cap_limits
-from models.registry import resnet_workload
+from ddp_bench.bench.layout import BucketCaps
+from ddp_bench.bench.scaling.buckets import assign, assign_cap, bucket_bytes, cap_limits
+from ddp_bench.models.registry import resnet_workload
 
 # torch 2.15, ResNet-18
 LAYOUTS = {

@@ -9,11 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.errors import UsageError
-from bench.scaling.cost import CostBand, CostCurve, at_ranks, hierarchical, measured_curve, ring_factor
-from bench.scaling.nccl_log import parse_nccl_log
-from bench.scaling.networks import NETWORKS, network
-from bench.scaling.slowest_rank import RankSpread, expected_max
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.scaling.cost import (
+    CostBand,
+    CostCurve,
+    at_ranks,
+    hierarchical,
+    measured_curve,
+    ring_factor,
+)
+from ddp_bench.bench.scaling.nccl_log import parse_nccl_log
+from ddp_bench.bench.scaling.networks import NETWORKS, network
+from ddp_bench.bench.scaling.slowest_rank import RankSpread, expected_max
 
 ALPHA_BETA = CostCurve(tuple((float(4096 * 4**i), 0.05 + 4096 * 4**i * 1e-6) for i in range(9)))
 

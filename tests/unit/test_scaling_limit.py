@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from bench.scaling.calibration import AllReduceTimes, Calibration, Identity, Parameter
-from bench.scaling.networks import network
-from bench.scaling.predict import BANDWIDTH, BESIDE_OTHERS, HANDLING, LATENCY, RANK_SPREAD, predict
-from bench.scaling.scaling_limit import LEAST_EFFICIENCY, Curve, curve, sentence
-from bench.scaling.scenario import Scenario
+from ddp_bench.bench.scaling.calibration import AllReduceTimes, Calibration, Identity, Parameter
+from ddp_bench.bench.scaling.networks import network
+from ddp_bench.bench.scaling.predict import BANDWIDTH, BESIDE_OTHERS, HANDLING, LATENCY, RANK_SPREAD, predict
+from ddp_bench.bench.scaling.scaling_limit import LEAST_EFFICIENCY, Curve, curve, sentence
+from ddp_bench.bench.scaling.scenario import Scenario
 
 MACHINE = Identity(
     arch="x", image_size=None, batch_per_device=10, precision="fp32", device_type="cuda",

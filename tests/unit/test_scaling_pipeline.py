@@ -10,9 +10,9 @@ from torch import nn
 from torch.nn import functional
 from torchvision.models import resnet18
 
-from bench.measure.split import balanced, layer_costs_ms
-from bench.scaling.pipeline import bubble_share
-from models.resnet import resnet20, resnet_layers
+from ddp_bench.bench.measure.split import balanced, layer_costs_ms
+from ddp_bench.bench.scaling.pipeline import bubble_share
+from ddp_bench.models.resnet import resnet20, resnet_layers
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])

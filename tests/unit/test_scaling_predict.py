@@ -13,15 +13,15 @@ import pytest
 from commands import ROOT
 from published import Gradient, from_throughput, gradients_in_backward_order
 
-from bench.errors import UsageError
-from bench.layout import BucketCaps
-from bench.predict import __main__ as command
-from bench.predict.source import load_calibration, read_source, save_calibration
-from bench.scaling.calibration import AllReduceTimes, Calibration, Identity, Parameter, check_same
-from bench.scaling.networks import network
-from bench.scaling.predict import predict
-from bench.scaling.scenario import Scenario, as_calibrated
-from models.registry import resnet_workload
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.layout import BucketCaps
+from ddp_bench.bench.predict import main as command
+from ddp_bench.bench.predict.source import load_calibration, read_source, save_calibration
+from ddp_bench.bench.scaling.calibration import AllReduceTimes, Calibration, Identity, Parameter, check_same
+from ddp_bench.bench.scaling.networks import network
+from ddp_bench.bench.scaling.predict import predict
+from ddp_bench.bench.scaling.scenario import Scenario, as_calibrated
+from ddp_bench.models.registry import resnet_workload
 
 SAMPLE = ROOT / "results" / "samples" / "predictions" / "resnet18-2hosts" / "1gbit"
 OTHER_CAPS = ("0.5", "1", "5", "10", "25", "100")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.scaling.timeline import Compute, Slowdown, Work, advance, make_work, simulate
+from ddp_bench.bench.scaling.timeline import Compute, Slowdown, Work, advance, make_work, simulate
 
 COMPUTE = Compute(before_ms=50.0, backward_ms=100.0, after_ms=10.0)
 

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import scipy
 
-from bench.estimate import MIN_ROUNDS
-from bench.plan import Machine, Planned, expand
-from bench.recovery.reopen import Completion
-from bench.resolve import with_device_defaults
-from bench.results.comparisons import Comparison
-from bench.run.phases import fixed_phases
-from bench.run.schedule import (
+from ddp_bench.bench.estimate import MIN_ROUNDS
+from ddp_bench.bench.plan import Machine, Planned, expand
+from ddp_bench.bench.recovery.reopen import Completion
+from ddp_bench.bench.resolve import with_device_defaults
+from ddp_bench.bench.results.comparisons import Comparison
+from ddp_bench.bench.run.phases import fixed_phases
+from ddp_bench.bench.run.schedule import (
     FIRST_LOOK,
     INSTRUMENTED,
     MIN_ROUNDS_FOR_TARGET,
@@ -29,8 +29,8 @@ from bench.run.schedule import (
     is_look,
     resting_cases,
 )
-from bench.settings import ResolvedSettings, Settings
-from bench.stats import Interval
+from ddp_bench.bench.settings import ResolvedSettings, Settings
+from ddp_bench.bench.stats import Interval
 
 MACHINE = Machine(device_type="cpu", devices_per_node=2)
 

@@ -10,12 +10,12 @@ import pandas as pd
 import pytest
 from gate_runs import write_run
 
-from bench.errors import UsageError
-from bench.results import tables
-from bench.results.schema import BLOCKS, CASES, Column
-from bench.results.store import load_run
-from bench.results.tables import read_blocks
-from report.__main__ import main as report
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.results import tables
+from ddp_bench.bench.results.schema import BLOCKS, CASES, Column
+from ddp_bench.bench.results.store import load_run
+from ddp_bench.bench.results.tables import read_blocks
+from ddp_bench.report.main import main as report
 
 COUNT = Column("n", "int", "", needed=True, above=0, most=10)
 SHARE = Column("s", "float", "")

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from bench.cluster.process import interrupted_by_signals, uninterrupted
-from bench.cluster.scratch import PREFIX, remove_abandoned, scratch_folder
+from ddp_bench.bench.cluster.process import interrupted_by_signals, uninterrupted
+from ddp_bench.bench.cluster.scratch import PREFIX, remove_abandoned, scratch_folder
 
 HOLDS = """
 import sys
-from bench.cluster.scratch import scratch_folder
+from ddp_bench.bench.cluster.scratch import scratch_folder
 with scratch_folder() as folder:
     (folder / "file").touch()
     print(folder, flush=True)
@@ -96,7 +96,7 @@ def test_a_signal_waits_for_the_end_of_what_may_not_stay_half_done() -> None:
 
 HOLDS_FOR_A_CHILD = """
 import subprocess, sys
-from bench.cluster.scratch import locks, scratch_folder
+from ddp_bench.bench.cluster.scratch import locks, scratch_folder
 with scratch_folder() as folder:
     child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], pass_fds=locks())
     print(folder, flush=True)

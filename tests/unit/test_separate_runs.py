@@ -14,15 +14,15 @@ import pytest
 from commands import ROOT
 from gate_runs import STEADY, Steps, made_run, write_run
 
-from bench.findings.separate_runs import NOT_INTERLEAVED, interleave_command
-from bench.gate import output as gate_output
-from bench.gate.__main__ import main
-from bench.gate.compare import compare
-from bench.gate.judge import METRICS
-from bench.gate.runs import FITTED, GateCase, read_run
-from bench.results.store import load_run
-from bench.run.__main__ import settings_of
-from bench.stats import Interval, ratio_of_runs, with_change_of_runs
+from ddp_bench.bench.findings.separate_runs import NOT_INTERLEAVED, interleave_command
+from ddp_bench.bench.gate import output as gate_output
+from ddp_bench.bench.gate.compare import compare
+from ddp_bench.bench.gate.judge import METRICS
+from ddp_bench.bench.gate.main import main
+from ddp_bench.bench.gate.runs import FITTED, GateCase, read_run
+from ddp_bench.bench.results.store import load_run
+from ddp_bench.bench.run.main import settings_of
+from ddp_bench.bench.stats import Interval, ratio_of_runs, with_change_of_runs
 
 FIVE = {metric.name: 0.05 for metric in METRICS}
 TUNED = ROOT / "results" / "samples" / "tune"

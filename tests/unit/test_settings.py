@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from commands import ROOT
 
-from bench.axes import DDP_SETTINGS, STEP_DEFAULTS
-from bench.errors import UsageError
-from bench.resolve import PRESETS, GpuKind, resolve, with_device_defaults
-from bench.settings import ResolvedSettings, Settings, as_options, options_of
+from ddp_bench.bench.axes import DDP_SETTINGS, STEP_DEFAULTS
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.resolve import PRESETS, GpuKind, resolve, with_device_defaults
+from ddp_bench.bench.settings import ResolvedSettings, Settings, as_options, options_of
 
 
 def test_later_layers_win(tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ import pandas as pd
 import pytest
 from gate_runs import block_rows, plan
 
-from bench.findings.caution import Caution
-from bench.findings.stability import cautions, split_levels
-from bench.results.aggregate import Outcome, case_rows
-from bench.results.schema import BLOCKS, typed_frame
+from ddp_bench.bench.findings.caution import Caution
+from ddp_bench.bench.findings.stability import cautions, split_levels
+from ddp_bench.bench.results.aggregate import Outcome, case_rows
+from ddp_bench.bench.results.schema import BLOCKS, typed_frame
 
 Noise = Callable[[np.random.Generator, int], np.ndarray]
 

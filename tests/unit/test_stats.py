@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from bench.stats import Interval, median_interval, median_intervals, paired_ratio
+from ddp_bench.bench.stats import Interval, median_interval, median_intervals, paired_ratio
 
 
 def test_no_value_and_one_value_have_no_interval() -> None:

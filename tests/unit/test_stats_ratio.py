@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from bench import stats
-from bench.stats import paired_ratio, ratio_of_medians
+from ddp_bench.bench import stats
+from ddp_bench.bench.stats import paired_ratio, ratio_of_medians
 
 SHAPES = ("normal", "heavy", "bimodal", "signed")
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import scipy
 
-from bench.estimate import SeriesNoise, fit
-from bench.results.round_times import CaseTimes
-from bench.results.steady import steady
-from bench.stats import Interval
+from ddp_bench.bench.estimate import SeriesNoise, fit
+from ddp_bench.bench.results.round_times import CaseTimes
+from ddp_bench.bench.results.steady import steady
+from ddp_bench.bench.stats import Interval
 
 
 def trained(step_ms: Sequence[float], *, steps: int = 10) -> CaseTimes:

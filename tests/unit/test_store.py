@@ -3,9 +3,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from bench.errors import UsageError
-from bench.results.schema import BLOCKS, CASES, FILES, README, typed_frame, with_tables
-from bench.results.store import (
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.results.schema import BLOCKS, CASES, FILES, README, typed_frame, with_tables
+from ddp_bench.bench.results.store import (
     MEASURED,
     MOST_FAILURE_BYTES,
     RunWriter,

@@ -10,18 +10,18 @@ import pandas as pd
 import pytest
 from commands import SMALL
 
-from bench.plan import Machine, Planned, expand
-from bench.recovery.failures import PATIENCE
-from bench.recovery.reopen import MAY_CHANGE
-from bench.resolve import resolve, with_device_defaults
-from bench.results.aggregate import Outcome, case_rows, comparisons_of
-from bench.results.round_times import CaseTimes, RoundTimes
-from bench.results.schema import PHASES
-from bench.run.__main__ import main, settings_of
-from bench.run.phases import fixed_phases, unfinished
-from bench.run.schedule import Schedule
-from bench.run.session import Session
-from bench.run.sustain import (
+from ddp_bench.bench.plan import Machine, Planned, expand
+from ddp_bench.bench.recovery.failures import PATIENCE
+from ddp_bench.bench.recovery.reopen import MAY_CHANGE
+from ddp_bench.bench.resolve import resolve, with_device_defaults
+from ddp_bench.bench.results.aggregate import Outcome, case_rows, comparisons_of
+from ddp_bench.bench.results.round_times import CaseTimes, RoundTimes
+from ddp_bench.bench.results.schema import PHASES
+from ddp_bench.bench.run.main import main, settings_of
+from ddp_bench.bench.run.phases import fixed_phases, unfinished
+from ddp_bench.bench.run.schedule import Schedule
+from ddp_bench.bench.run.session import Session
+from ddp_bench.bench.run.sustain import (
     BLOCK_S,
     LEAST_BLOCKS,
     MOST_STEPS,
@@ -32,7 +32,7 @@ from bench.run.sustain import (
     limit_s,
     next_steps,
 )
-from bench.settings import ResolvedSettings, Settings
+from ddp_bench.bench.settings import ResolvedSettings, Settings
 
 MACHINE = Machine(device_type="cpu", devices_per_node=2)
 

@@ -5,12 +5,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from bench.errors import UsageError
-from bench.results import tables
-from bench.results.disk import read_json
-from bench.results.schema import CASES
-from bench.results.store import RunWriter, claim, load_run
-from bench.results.tables import read_table
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.results import tables
+from ddp_bench.bench.results.disk import read_json
+from ddp_bench.bench.results.schema import CASES
+from ddp_bench.bench.results.store import RunWriter, claim, load_run
+from ddp_bench.bench.results.tables import read_table
 
 
 def refused(path: Path, reading: object, **limits: int) -> str:

@@ -17,19 +17,19 @@ import psutil
 import pytest
 import torch
 
-from bench.case import Case
-from bench.cluster.messages import decode, encode
-from bench.measure import telemetry, trace
-from bench.measure.telemetry import FAILED, Telemetry, sampled
-from bench.measure.timed import BlockTimes
-from bench.modes import Place
-from bench.plan import Machine, Planned, expand
-from bench.resolve import with_device_defaults
-from bench.results.aggregate import Outcome, case_rows
-from bench.results.schema import BLOCKS, typed_frame
-from bench.run.phases import block_rows, work_of
-from bench.run.session import Session
-from bench.settings import Settings
+from ddp_bench.bench.case import Case
+from ddp_bench.bench.cluster.messages import decode, encode
+from ddp_bench.bench.measure import telemetry, trace
+from ddp_bench.bench.measure.telemetry import FAILED, Telemetry, sampled
+from ddp_bench.bench.measure.timed import BlockTimes
+from ddp_bench.bench.modes import Place
+from ddp_bench.bench.plan import Machine, Planned, expand
+from ddp_bench.bench.resolve import with_device_defaults
+from ddp_bench.bench.results.aggregate import Outcome, case_rows
+from ddp_bench.bench.results.schema import BLOCKS, typed_frame
+from ddp_bench.bench.run.phases import block_rows, work_of
+from ddp_bench.bench.run.session import Session
+from ddp_bench.bench.settings import Settings
 
 FIRST, SECOND = "11111111-aaaa-4bbb-8ccc-0123456789ab", "22222222-aaaa-4bbb-8ccc-0123456789ab"
 """UUIDs as `str(torch.cuda.get_device_properties(i).uuid)` writes them."""
@@ -213,7 +213,7 @@ def test_it_is_gone_after_the_end(both: Telemetry) -> None:
 
 STARTS_ONE = """
 import os, sys
-from bench.measure import telemetry
+from ddp_bench.bench.measure import telemetry
 if sys.argv[1] == "unguarded":
     telemetry.ended_with_us = list
 made = telemetry.Telemetry({0: "11111111-aaaa-4bbb-8ccc-0123456789ab"})
@@ -236,7 +236,7 @@ def test_it_ends_with_a_rank_that_is_killed(how: str) -> None:
         assert rank.stdout is not None
         own, other = map(int, rank.stdout.readline().split())
         until = time.monotonic() + 60
-        while "bench.measure.sampler" not in psutil.Process(own).cmdline()[:4]:
+        while "ddp_bench.bench.measure.sampler" not in psutil.Process(own).cmdline()[:4]:
             assert time.monotonic() < until
             time.sleep(0.02)
         rank.kill()

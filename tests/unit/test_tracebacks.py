@@ -16,9 +16,9 @@ import pytest
 import torch
 from torch._utils import ExceptionWrapper
 
-from bench.errors import UserCodeError
-from bench.recovery.attempt import LOST, Report, attempt, failure_in, report_of
-from bench.recovery.tracebacks import (
+from ddp_bench.bench.errors import UserCodeError
+from ddp_bench.bench.recovery.attempt import LOST, Report, attempt, failure_in, report_of
+from ddp_bench.bench.recovery.tracebacks import (
     MOST_CHARACTERS,
     Owner,
     formatted,
@@ -26,8 +26,8 @@ from bench.recovery.tracebacks import (
     place_of,
     shown_path,
 )
-from bench.run.proof import ProofError
-from models.workload import Workload, make_batch
+from ddp_bench.bench.run.proof import ProofError
+from ddp_bench.models.workload import Workload, make_batch
 
 NET = """\
 import json
@@ -222,7 +222,7 @@ def test_a_users_own_package_may_have_a_name_of_ours(tmp_path: Path, monkeypatch
     (tmp_path / "models" / "net.py").write_text("class Broken(Exception): pass\ndef late(): raise Broken\n")
     monkeypatch.chdir(tmp_path)
     script = (
-        "from bench.recovery.tracebacks import place_of\n"
+        "from ddp_bench.bench.recovery.tracebacks import place_of\n"
         "import models.net\n"
         "try: models.net.late()\n"
         "except models.net.Broken as error:\n"

@@ -14,19 +14,19 @@ import pandas as pd
 import pytest
 import torch
 
-from bench.cluster.ranks import RankInfo
-from bench.console import Console
-from bench.measure.timed import BlockTimes
-from bench.modes import Place
-from bench.plan import Machine, Planned, expand, plan_hash
-from bench.recovery.lockstep import Report
-from bench.recovery.reopen import RankHello, open_run
-from bench.resolve import with_device_defaults
-from bench.results.recorder import Block
-from bench.run import blocks, session
-from bench.run.phases import AFTER_ROUNDS, unfinished
-from bench.run.prepare import LiveCase
-from bench.settings import ResolvedSettings, Settings
+from ddp_bench.bench.cluster.ranks import RankInfo
+from ddp_bench.bench.console import Console
+from ddp_bench.bench.measure.timed import BlockTimes
+from ddp_bench.bench.modes import Place
+from ddp_bench.bench.plan import Machine, Planned, expand, plan_hash
+from ddp_bench.bench.recovery.lockstep import Report
+from ddp_bench.bench.recovery.reopen import RankHello, open_run
+from ddp_bench.bench.resolve import with_device_defaults
+from ddp_bench.bench.results.recorder import Block
+from ddp_bench.bench.run import blocks, session
+from ddp_bench.bench.run.phases import AFTER_ROUNDS, unfinished
+from ddp_bench.bench.run.prepare import LiveCase
+from ddp_bench.bench.settings import ResolvedSettings, Settings
 
 
 class BrokenOffError(Exception):

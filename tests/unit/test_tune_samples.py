@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from commands import ROOT
 
-from bench.results.aggregate import images_per_s_by_round
-from bench.results.round_times import ByRound
-from bench.results.store import load_run
-from bench.stats import Interval, paired_ratio
+from ddp_bench.bench.results.aggregate import images_per_s_by_round
+from ddp_bench.bench.results.round_times import ByRound
+from ddp_bench.bench.results.store import load_run
+from ddp_bench.bench.stats import Interval, paired_ratio
 
 pytestmark = pytest.mark.campaign
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.layout import BucketCaps
-from bench.results.round_times import ByRound
-from bench.tune.answer import Answer, decide
-from bench.tune.candidates import Candidate
-from bench.tune.output import as_json, name, paste, rows, sentence, show
+from ddp_bench.bench.layout import BucketCaps
+from ddp_bench.bench.results.round_times import ByRound
+from ddp_bench.bench.tune.answer import Answer, decide
+from ddp_bench.bench.tune.candidates import Candidate
+from ddp_bench.bench.tune.output import as_json, name, paste, rows, sentence, show
 
 DEFAULT = Candidate(bucket_cap_mb=BucketCaps(), kind="default", bound_ms=400.0, predicted_ms=500.0)
 FOUR = Candidate(bucket_cap_mb=BucketCaps((4.0,)), kind="uniform", bound_ms=400.0, predicted_ms=500.0)

@@ -10,15 +10,15 @@ from fuzzing import bounded
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.errors import UsageError
-from bench.layout import PYTORCH_CAPS, BucketCaps
-from bench.scaling.buckets import MIB, Layout, assign_cap
-from bench.scaling.calibration import AllReduceTimes, Calibration, Identity, Parameter
-from bench.scaling.cost import CostCurve
-from bench.scaling.predict import predict
-from bench.scaling.scenario import Scenario
-from bench.scaling.timeline import Compute, Slowdown
-from bench.tune.candidates import Axes, Candidate, StepModel, choose, uniform_caps
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.layout import PYTORCH_CAPS, BucketCaps
+from ddp_bench.bench.scaling.buckets import MIB, Layout, assign_cap
+from ddp_bench.bench.scaling.calibration import AllReduceTimes, Calibration, Identity, Parameter
+from ddp_bench.bench.scaling.cost import CostCurve
+from ddp_bench.bench.scaling.predict import predict
+from ddp_bench.bench.scaling.scenario import Scenario
+from ddp_bench.bench.scaling.timeline import Compute, Slowdown
+from ddp_bench.bench.tune.candidates import Axes, Candidate, StepModel, choose, uniform_caps
 
 SIZES_MIB = (1, 4, 2, 8, 1, 6, 3)
 

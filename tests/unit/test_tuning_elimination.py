@@ -10,11 +10,11 @@ from statistics import mean
 
 import pytest
 
-from bench.layout import BucketCaps
-from bench.stats import paired_ratio
-from bench.tune.answer import decide
-from bench.tune.candidates import Candidate
-from bench.tune.elimination import (
+from ddp_bench.bench.layout import BucketCaps
+from ddp_bench.bench.stats import paired_ratio
+from ddp_bench.bench.tune.answer import decide
+from ddp_bench.bench.tune.candidates import Candidate
+from ddp_bench.bench.tune.elimination import (
     FINAL_SHARE,
     LEAST_ROUNDS,
     Elimination,

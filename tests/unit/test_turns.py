@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bench.cluster.turns import TurnClient, TurnServer
+from ddp_bench.bench.cluster.turns import TurnClient, TurnServer
 
 LIMIT_S = 30.0
 """Ends a test that has failed; nothing waits for it otherwise."""

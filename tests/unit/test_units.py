@@ -15,24 +15,24 @@ from report_runs import case, run
 from test_scaling_predict import SAMPLE, SMALL
 from token_runs import LENGTH, blocks_of, counted_in_tokens, language_model, token_plan, token_run
 
-from bench.case import Case
-from bench.errors import ExitCode, UsageError
-from bench.gate.compare import compare
-from bench.gate.judge import METRICS
-from bench.predict.output import write_csv
-from bench.predict.source import read_source
-from bench.results.aggregate import comparisons_of_run
-from bench.results.recorder import Recorder
-from bench.results.store import RunWriter, claim, load_run
-from bench.scaling.predict import predict
-from bench.scaling.scenario import Scenario
-from bench.scaling.validate import held_out
-from models.registry import load_workload, resnet_workload
-from models.workload import check_unit
-from report.__main__ import main as report_command
-from report.rates import with_rates
-from report.select import step_time
-from report.view import page
+from ddp_bench.bench.case import Case
+from ddp_bench.bench.errors import ExitCode, UsageError
+from ddp_bench.bench.gate.compare import compare
+from ddp_bench.bench.gate.judge import METRICS
+from ddp_bench.bench.predict.output import write_csv
+from ddp_bench.bench.predict.source import read_source
+from ddp_bench.bench.results.aggregate import comparisons_of_run
+from ddp_bench.bench.results.recorder import Recorder
+from ddp_bench.bench.results.store import RunWriter, claim, load_run
+from ddp_bench.bench.scaling.predict import predict
+from ddp_bench.bench.scaling.scenario import Scenario
+from ddp_bench.bench.scaling.validate import held_out
+from ddp_bench.models.registry import load_workload, resnet_workload
+from ddp_bench.models.workload import check_unit
+from ddp_bench.report.main import main as report_command
+from ddp_bench.report.rates import with_rates
+from ddp_bench.report.select import step_time
+from ddp_bench.report.view import page
 
 pytestmark = pytest.mark.usefixtures("few_resamples")
 
@@ -179,7 +179,7 @@ def test_image_models_count_images_and_a_workload_what_it_says(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own_net.py").write_text(
         "from torch import nn\n"
-        "from models import Workload\n"
+        "from ddp_bench import Workload\n"
         "from token_runs import language_model\n"
         "def model(): return nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 4))\n"
         "plain, bad = language_model(), language_model(unit='to kens')\n"

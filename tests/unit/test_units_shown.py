@@ -16,22 +16,22 @@ from sample_runs import SAMPLES, sample
 from test_scaling_predict import SAMPLE
 from token_runs import LENGTH, counted_in_tokens, token_run
 
-from bench.findings.caution import Caution
-from bench.findings.findings import conclude
-from bench.findings.numbers import rate, short, singular, with_interval
-from bench.findings.stability import cautions
-from bench.findings.wording import workload_parts
-from bench.gate import __main__ as gate_command
-from bench.plan import Planned
-from bench.predict import __main__ as predict_command
-from bench.predict.source import read_source, save_calibration
-from bench.results.aggregate import comparisons_of_run
-from bench.results.store import RunWriter, claim, load_run
-from bench.run.summary import case_table, print_summary, summary_json
-from bench.scaling.document import Predictions
-from bench.stats import Interval
-from report.__main__ import main as report_command
-from report.view import page
+from ddp_bench.bench.findings.caution import Caution
+from ddp_bench.bench.findings.findings import conclude
+from ddp_bench.bench.findings.numbers import rate, short, singular, with_interval
+from ddp_bench.bench.findings.stability import cautions
+from ddp_bench.bench.findings.wording import workload_parts
+from ddp_bench.bench.gate import main as gate_command
+from ddp_bench.bench.plan import Planned
+from ddp_bench.bench.predict import main as predict_command
+from ddp_bench.bench.predict.source import read_source, save_calibration
+from ddp_bench.bench.results.aggregate import comparisons_of_run
+from ddp_bench.bench.results.store import RunWriter, claim, load_run
+from ddp_bench.bench.run.summary import case_table, print_summary, summary_json
+from ddp_bench.bench.scaling.document import Predictions
+from ddp_bench.bench.stats import Interval
+from ddp_bench.report.main import main as report_command
+from ddp_bench.report.view import page
 
 pytestmark = pytest.mark.usefixtures("few_resamples")
 

@@ -10,10 +10,10 @@ import torch
 from test_reference import case_of
 from torch import nn
 
-from bench.axes import COMM_HOOKS
-from bench.modes.base import SingleMode, gradients_of
-from bench.run.proof import ProofError
-from bench.run.update_proof import (
+from ddp_bench.bench.axes import COMM_HOOKS
+from ddp_bench.bench.modes.base import SingleMode, gradients_of
+from ddp_bench.bench.run.proof import ProofError
+from ddp_bench.bench.run.update_proof import (
     AMPLIFIED,
     HOOK_TOLERANCES,
     MOST_TELLING,
@@ -23,7 +23,7 @@ from bench.run.update_proof import (
     UpdateError,
     judged,
 )
-from bench.settings import PRECISIONS
+from ddp_bench.bench.settings import PRECISIONS
 
 
 def test_every_precision_and_hook_has_a_tolerance_below_what_faults_do() -> None:

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 import pytest
 from torch.distributed import TCPStore
 
-from bench.cluster.meeting import Meeting, Peer, host_name
-from bench.cluster.process import process_name
-from bench.recovery import watchdog as module
-from bench.recovery.failures import Failure
-from bench.recovery.watchdog import Watchdog
+from ddp_bench.bench.cluster.meeting import Meeting, Peer, host_name
+from ddp_bench.bench.cluster.process import process_name
+from ddp_bench.bench.recovery import watchdog as module
+from ddp_bench.bench.recovery.failures import Failure
+from ddp_bench.bench.recovery.watchdog import Watchdog
 
 LIMIT_S = 30.0
 """Ends a test that has failed; nothing waits for it otherwise."""

@@ -11,14 +11,14 @@ import torch
 from gate_runs import MANIFEST, block_rows
 from torch import nn
 
-from bench.layout import BucketCaps
-from bench.plan import Machine, Planned, expand
-from bench.resolve import with_device_defaults
-from bench.results.aggregate import Outcome, case_rows
-from bench.results.schema import BLOCKS, typed_frame
-from bench.results.store import RunWriter, claim
-from bench.settings import Settings
-from models.workload import Workload
+from ddp_bench.bench.layout import BucketCaps
+from ddp_bench.bench.plan import Machine, Planned, expand
+from ddp_bench.bench.resolve import with_device_defaults
+from ddp_bench.bench.results.aggregate import Outcome, case_rows
+from ddp_bench.bench.results.schema import BLOCKS, typed_frame
+from ddp_bench.bench.results.store import RunWriter, claim
+from ddp_bench.bench.settings import Settings
+from ddp_bench.models.workload import Workload
 
 ROWS, LENGTH = 8, 512
 """Sequences per device, and tokens in each."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from bench.clock_reasons import ClockReason
-from bench.gpus import GpuPair
+from ddp_bench.bench.clock_reasons import ClockReason
+from ddp_bench.bench.gpus import GpuPair
 
 
 @dataclass(frozen=True, kw_only=True)

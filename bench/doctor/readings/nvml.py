@@ -11,11 +11,11 @@ from typing import Any
 
 import pynvml
 
-from bench import sysfs
-from bench.clock_reasons import clock_reasons
-from bench.conditions import visible
-from bench.doctor.readings import Gpu, GpuProcess
-from bench.gpus import GpuPair, ask_nvml, is_mig, names_of, nvml_devices, pair
+from ddp_bench.bench import sysfs
+from ddp_bench.bench.clock_reasons import clock_reasons
+from ddp_bench.bench.conditions import visible
+from ddp_bench.bench.doctor.readings import Gpu, GpuProcess
+from ddp_bench.bench.gpus import GpuPair, ask_nvml, is_mig, names_of, nvml_devices, pair
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,8 @@ from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
 
-from bench.doctor.readings import Software
-from bench.doctor.readings.system import attempt
+from ddp_bench.bench.doctor.readings import Software
+from ddp_bench.bench.doctor.readings.system import attempt
 
 
 def read_software(*, driver: str | None = None, driver_cuda: str | None = None) -> Software:

@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 
 import psutil
 
-from bench import sysfs
-from bench.doctor.readings import Cpu, Disk, HostNetwork, Interface, Memory, NumaNode, Port
+from ddp_bench.bench import sysfs
+from ddp_bench.bench.doctor.readings import Cpu, Disk, HostNetwork, Interface, Memory, NumaNode, Port
 
 T = TypeVar("T")
 

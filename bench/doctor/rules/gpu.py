@@ -6,11 +6,11 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bench.clock_reasons import CHOICES, FAULTS, ClockReason
-from bench.doctor.readings import Gpu, HostReadings
-from bench.doctor.rules import SEVERITY, Finding, Status, judged, unknown, worst
-from bench.gpus import GpuPair
-from bench.sysfs import ranges
+from ddp_bench.bench.clock_reasons import CHOICES, FAULTS, ClockReason
+from ddp_bench.bench.doctor.readings import Gpu, HostReadings
+from ddp_bench.bench.doctor.rules import SEVERITY, Finding, Status, judged, unknown, worst
+from ddp_bench.bench.gpus import GpuPair
+from ddp_bench.bench.sysfs import ranges
 
 BUSY_CAUTION_PCT = 5
 """GPU time that others may take before it can pass for a regression: the gate's default threshold."""

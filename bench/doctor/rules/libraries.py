@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from packaging.requirements import InvalidRequirement, Requirement
 
-from bench.doctor.readings import HostNetwork, HostReadings, Interface, Software
-from bench.doctor.rules import Finding, figures, unknown
+from ddp_bench.bench.doctor.readings import HostNetwork, HostReadings, Interface, Software
+from ddp_bench.bench.doctor.rules import Finding, figures, unknown
 
 NCCL_ORDER = ("ib", "^docker,lo,virbr", "docker", "lo", "virbr")
 """NCCL's search without NCCL_SOCKET_IFNAME: the first of these patterns that matches anything (NCCL,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from bench.doctor.readings import Cpu, Disk, HostReadings, Memory
-from bench.doctor.rules import SEVERITY, Finding, Status, figures, gib, graded, judged, unknown
-from bench.findings.caution import MOST_BUSY, MOST_STEAL
-from bench.resolve import BATCH_BY_MEMORY
+from ddp_bench.bench.doctor.readings import Cpu, Disk, HostReadings, Memory
+from ddp_bench.bench.doctor.rules import SEVERITY, Finding, Status, figures, gib, graded, judged, unknown
+from ddp_bench.bench.findings.caution import MOST_BUSY, MOST_STEAL
+from ddp_bench.bench.resolve import BATCH_BY_MEMORY
 
 CORES_PER_GPU = 2
 """A rank on a GPU keeps one core busy launching kernels, and NCCL's proxy thread beside it (NCCL user guide,

@@ -1,19 +1,18 @@
-"""All commands under one name: `ddp-bench COMMAND ...`, which is `python -m bench COMMAND ...`."""
+"""All commands under one name: `ddp-bench COMMAND ...`."""
 
 from __future__ import annotations
 
 import argparse
-import os
+import importlib
 import platform
 import sys
 from collections.abc import Sequence
 from importlib import metadata
 from typing import NoReturn
 
-from bench.cli import Parser, command, did_you_mean, guarded
-from bench.cluster.process import leave
-from bench.errors import ExitCode, UsageError
-from ddp_bench import TYPED_ENV, load
+from ddp_bench.bench.cli import Parser, command, did_you_mean, guarded
+from ddp_bench.bench.cluster.process import leave
+from ddp_bench.bench.errors import ExitCode, UsageError
 
 COMMANDS = {
     "run": "measure training in every mode, and how it scales",
@@ -62,8 +61,8 @@ def main(arguments: Sequence[str]) -> int:
     if name not in COMMANDS:
         return guarded("", lambda: _without_command(arguments))
     sys.argv[1:] = arguments[1:]
-    module = "report.__main__" if name == "report" else f"bench.{name}.__main__"
-    code: int = load(module).main(arguments[1:])
+    module = "report" if name == "report" else f"bench.{name}"
+    code: int = importlib.import_module(f"ddp_bench.{module}.main").main(arguments[1:])
     return code
 
 
@@ -79,8 +78,3 @@ def _without_command(arguments: Sequence[str]) -> int:
 def start(arguments: Sequence[str]) -> NoReturn:
     """Run a command as this process, and leave with its exit code."""
     leave(main(arguments))
-
-
-if __name__ == "__main__":
-    os.environ[TYPED_ENV] = "python -m bench"
-    load("bench.__main__").start(sys.argv[1:])

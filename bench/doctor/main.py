@@ -1,0 +1,185 @@
+"""Is this machine fit to measure on?"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from ddp_bench.bench.cli import Parser, command, duration_s, guarded, positive_int, print_table, to_json
+from ddp_bench.bench.doctor.readings import HostReadings
+from ddp_bench.bench.doctor.readings.nvml import read_gpus
+from ddp_bench.bench.doctor.readings.software import read_software
+from ddp_bench.bench.doctor.readings.system import read_disk, read_host, read_network
+from ddp_bench.bench.doctor.rules import Finding, Status, worst
+from ddp_bench.bench.doctor.rules.gpu import gpu_findings
+from ddp_bench.bench.doctor.rules.libraries import library_findings
+from ddp_bench.bench.doctor.rules.resources import resource_findings
+from ddp_bench.bench.errors import ExitCode, UsageError
+from ddp_bench.bench.machine import environment
+from ddp_bench.bench.text import visible
+
+NOISE_SECONDS = "30s"
+POWER_TRIALS = 20
+STYLES = {"ok": "green", "unknown": "dim", "caution": "yellow", "bad": "bold red"}
+
+
+def parser() -> Parser:
+    """Make the command line's parser."""
+    made = Parser(
+        prog=command("doctor"),
+        description=__doc__,
+        epilog="Exit status: 0 when nothing is bad, 1 when something is, 2 for a wrong command line.",
+    )
+    made.add_argument_group(
+        "reading the machine",
+        "Without --noise and --power: only reads, never changes. Every line is ok, caution, bad or unknown "
+        "(not readable here); caution and bad say what to do.",
+    )
+    noise = made.add_argument_group("noise", "Trains equal blocks against each other, half a minute.")
+    noise.add_argument("--noise", action="store_true", help="which slow-down can a gate resolve here?")
+    noise.add_argument(
+        "--seconds", metavar="TIME", help=f"time to measure, without starting up (default {NOISE_SECONDS})"
+    )
+    power = made.add_argument_group(
+        "power", "Runs the gate on equal code and on code slowed down on purpose."
+    )
+    power.add_argument(
+        "--power",
+        type=Path,
+        metavar="FILE.csv",
+        help="how often does the gate fire, falsely and rightly? Trials are recorded in FILE.csv; a later "
+        "call goes on with it",
+    )
+    power.add_argument("--trials", metavar="N", help=f"number of trials in all (default {POWER_TRIALS})")
+    output = made.add_argument_group("output")
+    output.add_argument("--quiet", action="store_true", help="only what is caution or bad")
+    output.add_argument("--json", action="store_true", help="findings and readings as JSON on stdout")
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    return guarded("doctor", lambda: _main(argv))
+
+
+def _main(argv: Sequence[str] | None) -> int:
+    options = parser().parse_args(argv)
+    if options.noise and options.power is not None:
+        raise UsageError("--noise and --power measure different things; give one")
+    if options.trials is not None and options.power is None:
+        raise UsageError("--trials is the number of --power trials; add that")
+    if options.seconds is not None and not options.noise:
+        raise UsageError("--seconds is the length of --noise; add that")
+    if options.noise:
+        return _noise(options)
+    if options.power is not None:
+        return _power(options)
+    machine = read_machine()
+    found = diagnose(machine)
+    grave = worst(finding.status for finding in found)
+    shown = [f for f in found if not options.quiet or f.status in ("caution", "bad")]
+    if options.json:
+        print(as_json(machine, shown, grave))
+    else:
+        show(shown)
+        if not options.quiet:
+            print(summary(found))
+    return ExitCode.FAILED if grave == "bad" else ExitCode.OK
+
+
+def _power(options: argparse.Namespace) -> int:
+    # Pandas and scipy take a second to import: only the commands that need them pay for it.
+    from ddp_bench.bench.gate import power, trials  # noqa: PLC0415
+
+    num_trials = POWER_TRIALS if options.trials is None else positive_int(options.trials)
+    found = trials.measure_power(options.power, num_trials=num_trials, quiet=options.quiet or options.json)
+    print(power.as_json(found) if options.json else power.report(found))
+    return ExitCode.OK
+
+
+def _noise(options: argparse.Namespace) -> int:
+    from ddp_bench.bench.gate import noise, trials  # noqa: PLC0415
+
+    seconds = duration_s(options.seconds or NOISE_SECONDS)
+    found = trials.measure_noise(seconds, quiet=options.quiet or options.json)
+    bad = noise.is_bad(found)
+    if options.json:
+        print(noise.as_json(found, noise.STEP))
+    elif bad or not options.quiet:
+        print(noise.report(found, noise.STEP))
+    return ExitCode.FAILED if bad else ExitCode.OK
+
+
+def read_machine() -> HostReadings:
+    """Read everything that the rules judge; it takes a few seconds, most of them for importing torch."""
+    # First what our own work would disturb: the load, then the GPUs, then the imports.
+    cpu, memory = read_host()
+    driver = read_gpus()
+    return HostReadings(
+        cpu=cpu,
+        memory=memory,
+        disk=read_disk(Path("results")),
+        network=read_network(),
+        software=read_software(driver=driver.version, driver_cuda=driver.cuda),
+        gpus=driver.gpus,
+        num_gpus_present=driver.num_present,
+        gpu_error=driver.error,
+        pairs=driver.pairs,
+        env=environment(),
+    )
+
+
+def diagnose(machine: HostReadings) -> list[Finding]:
+    """Judge the readings, in reading order: GPUs, cores, memory, network, software."""
+    return [*gpu_findings(machine), *resource_findings(machine), *library_findings(machine)]
+
+
+def show(found: Sequence[Finding]) -> None:
+    """Print one line per finding, and what to do under it."""
+    if not found:
+        return
+    table = Table.grid(padding=(0, 2))
+    for finding in found:
+        text = Text(visible(finding.text))
+        if finding.advice:
+            text.append(f"\ndo: {visible(finding.advice)}", style="italic")
+        name = Text(visible(finding.name))
+        table.add_row(Text(finding.status, style=STYLES[finding.status]), name, text)
+    print_table(table)
+
+
+def summary(found: Sequence[Finding]) -> str:
+    """Count the findings and say what they mean for a measurement."""
+    counts = Counter(finding.status for finding in found)
+    numbers = ", ".join(f"{counts[status]} {status}" for status in ("bad", "caution", "unknown", "ok"))
+    if counts["bad"]:
+        meaning = "not fit to measure on until what is bad is mended"
+    elif counts["caution"]:
+        meaning = "fit to measure on; the cautions limit what its numbers can be compared with"
+    else:
+        meaning = "fit to measure on"
+    return f"{numbers}: {meaning}"
+
+
+def as_json(machine: HostReadings, found: Sequence[Finding], status: Status) -> str:
+    """Write findings and readings as JSON; null is "could not be read", "unlimited" is no limit."""
+    whole = {"status": status, "findings": [asdict(f) for f in found], "readings": asdict(machine)}
+    return to_json(_plain(whole))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, frozenset):
+        return sorted(value)
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return "unlimited" if value == math.inf else value

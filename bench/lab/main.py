@@ -1,0 +1,308 @@
+"""Make several hosts on one Linux machine, joined by links of a chosen rate, and run a command on them.
+
+    python -m bench.lab --hosts 2 --rate 1gbit -- python -m bench.run --modes ddp --gpus 1,2
+    python -m bench.lab --hosts 2 --rate 1gbit -- python train.py
+    python -m bench.lab --hosts 2 --rate 1gbit -- torchrun train.py
+
+A host is a network namespace with one interface and its own share of the CPU cores and GPUs. The command is
+started once per rank, on every host --ranks-per-host times, and finds RANK, WORLD_SIZE, LOCAL_RANK,
+LOCAL_WORLD_SIZE, NODE_RANK, GROUP_RANK, MASTER_ADDR and MASTER_PORT, as under torchrun. torchrun itself is
+started once per host and told by its environment how many nodes and ranks there are, which it is, and where
+to meet.
+
+What to know about the link:
+
+- The rate counts Ethernet frames: TCP delivers at most 95.6% of it.
+- After a pause the first 2 ms worth (at least 70 kB) pass at memory speed. Messages below that (250 KB at
+  1 Gbit/s) show the cost of software, not of the link.
+- The same cores move the bytes and compute: beyond a few Gbit/s few cores, not the link, are the limit.
+- The delay is one way: a round trip takes twice as long.
+
+Several rates (--rate 200mbit,1gbit) are measured in turns, which only bench.run can: whatever the machine
+does meanwhile affects all of them. {rate} in the job's arguments stands for the rate: --out results/{rate}.
+
+Needs Linux, iproute2, util-linux, and root or user namespaces. Nothing of the lab remains afterwards: not
+after success, failure, Ctrl-C or kill -9.
+
+Exit status: the job's; 2 for a wrong command line; 128 + N after signal N, so 130 after Ctrl-C and 143 after
+SIGTERM (bench.run on its own ends with 130 after both).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import secrets
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from types import FrameType
+from typing import NoReturn
+
+from ddp_bench.bench.cli import Parser, command, guarded, positive_int
+from ddp_bench.bench.cluster.process import huge_pages_env
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.gpus import gpus
+from ddp_bench.bench.lab import namespaces, rates
+from ddp_bench.bench.lab.command import resolved
+from ddp_bench.bench.lab.link import (
+    HostJob,
+    ShapedLink,
+    host_environment,
+    host_name,
+    job_exit_code,
+    parse_delay,
+    parse_rate,
+    shares,
+    torchrun_environment,
+)
+from ddp_bench.bench.package import own_command
+
+MIN_HOSTS, MAX_HOSTS = 2, 64
+"""Two make a network; the upper end only stops a slip of the keyboard."""
+
+FAILURE_GRACE_S = 3.0
+"""How long the other hosts may go on once a host has failed: time to print their own errors."""
+
+LOST_GRACE_S = 20.0
+"""The same where a host was killed: the first rank waits for it a little, then writes its tables."""
+
+STOP_GRACE_S = 10.0
+"""How long the job may wind up after Ctrl-C or SIGTERM; a second one ends it at once."""
+
+
+@dataclass(frozen=True)
+class LabOptions:
+    """What the command line asks for."""
+
+    num_hosts: int
+    links: tuple[ShapedLink, ...]
+    """One per rate, all of one delay; each is a lab of its own."""
+    ranks_per_host: int
+    command: list[str]
+    quiet: bool
+
+    @property
+    def without_rate(self) -> list[str]:
+        """The command line's options but `--rate`."""
+        delay = ["--delay", self.links[0].delay_label] if self.links[0].delay_s else []
+        quiet = ["--quiet"] if self.quiet else []
+        hosts = ["--hosts", str(self.num_hosts), "--ranks-per-host", str(self.ranks_per_host)]
+        return [*hosts, *delay, *quiet]
+
+
+class Stopped(BaseException):
+    """A signal asks the lab to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def parse(argv: Sequence[str]) -> LabOptions:
+    """Parse the command line.
+
+    Raises:
+        UsageError: a value that cannot be used, or no command after `--`.
+    """
+    parser = Parser(
+        prog=command("lab"),
+        usage="%(prog)s --hosts N --rate RATE [options] -- COMMAND [args...]",
+        description=_in_the_form_typed(__doc__ or ""),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--hosts", required=True, metavar="N", help="number of hosts, 2 to 64")
+    parser.add_argument(
+        "--rate",
+        required=True,
+        help="rate of every host's link: 200mbit, 1gbit, 2.5gbit; several: 200mbit,1gbit",
+    )
+    parser.add_argument("--delay", help="one-way delay between hosts, if the kernel has netem: 500us, 1ms")
+    parser.add_argument("--ranks-per-host", default="1", metavar="R", help="ranks on every host (default 1)")
+    parser.add_argument("--quiet", action="store_true", help="do not say on stderr which lab was made")
+    options = list(argv)
+    job: list[str] = []
+    if "--" in options:
+        split = options.index("--")
+        options, job = options[:split], options[split + 1 :]
+    given = parser.parse_args(options)
+    delay_s = parse_delay(given.delay) if given.delay else 0.0
+    return LabOptions(
+        num_hosts=parse_hosts(given.hosts),
+        links=tuple(ShapedLink(parse_rate(rate), delay_s) for rate in given.rate.split(",")),
+        ranks_per_host=positive_int(given.ranks_per_host),
+        command=resolved(job, sys.executable),
+        quiet=given.quiet,
+    )
+
+
+def _in_the_form_typed(text: str) -> str:
+    """Replace the commands of the help above by those that the user types."""
+    for name in ("lab", "run"):
+        text = text.replace(f"python -m bench.{name}", command(name))
+    return text.strip()
+
+
+def parse_hosts(text: str) -> int:
+    """Parse a number of hosts from 2 to 64."""
+    if not re.fullmatch(r"[0-9]{1,3}", text) or not MIN_HOSTS <= int(text) <= MAX_HOSTS:
+        raise UsageError(f"--hosts {text!r} is not a whole number from {MIN_HOSTS} to {MAX_HOSTS}")
+    return int(text)
+
+
+def run(options: LabOptions) -> int:
+    """Make the lab, run the job in it, and return the job's exit code; of several rates, all in turns."""
+    if len(options.links) == 1:
+        return _run(options, options.links[0])
+    labs = rates.commands(options.links, options.without_rate, options.command)
+    names = [link.rate_label for link in options.links]
+    return rates.run_in_turns(labs, names, namespaces.environment(), stop_grace_s=2 * STOP_GRACE_S)
+
+
+def _run(options: LabOptions, link: ShapedLink) -> int:
+    network = namespaces.LabNetwork(options.num_hosts, link)
+    cores = shares(sorted(os.sched_getaffinity(0)), options.num_hosts)
+    gpu_shares = shares(visible_gpus(), options.num_hosts)
+    if not options.quiet:
+        line = summary(options.num_hosts, options.ranks_per_host, link, cores)
+        print(line, file=sys.stderr, flush=True)
+    run_id = f"lab-{secrets.token_hex(8)}"
+    hosts: list[subprocess.Popen[str]] = []
+    printers: list[threading.Thread] = []
+    stopping = threading.Event()
+    try:
+        for host in range(options.num_hosts):
+            job = HostJob(host, options.num_hosts, options.ranks_per_host, run_id, options.command)
+            environment = os.environ | host_environment(host, link, gpu_shares[host])
+            environment |= torchrun_environment(job)
+            environment |= {} if gpu_shares[host] else huge_pages_env(environment)
+            with pinned(cores[host]):
+                hosts.append(_start(network, job, environment))
+        for host, process in enumerate(hosts[1:], start=1):
+            output = (process.stdout, host_name(host), sys.stderr, lambda: not stopping.is_set())
+            printer = threading.Thread(target=rates.forward, args=output)
+            printer.start()
+            printers.append(printer)
+        return job_exit_code(_wait(hosts))
+    except Stopped as stopped:
+        stopping.set()
+        for process in hosts:
+            if process.poll() is None:
+                os.killpg(process.pid, stopped.number)
+        _wait(hosts, time.monotonic() + STOP_GRACE_S)
+        raise
+    finally:
+        for process in hosts:
+            process.kill()
+        for process in hosts:
+            process.wait()
+        for printer in printers:
+            printer.join()
+
+
+def visible_gpus() -> list[str]:
+    """List the GPUs that CUDA would see, by the names that CUDA_VISIBLE_DEVICES takes."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return [gpu for gpu in named.split(",") if gpu]
+    return [str(gpu["uuid"]) for gpu in gpus() if "uuid" in gpu]
+
+
+@contextmanager
+def pinned(cores: Sequence[int]) -> Iterator[None]:
+    """Let processes that are started meanwhile run on `cores` only."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def summary(num_hosts: int, ranks_per_host: int, link: ShapedLink, cores: Sequence[Sequence[int]]) -> str:
+    """Say in one line what lab was made."""
+    each = len(cores[0])
+    shared = ", shared between hosts" if len({core for share in cores for core in share}) < num_hosts else ""
+    ranks = f"{ranks_per_host} rank{'s' * (ranks_per_host > 1)}"
+    return (
+        f"lab: {num_hosts} hosts of {ranks} each, link {link.label} each way, "
+        f"{each} CPU core{'s' * (each > 1)} per host{shared}"
+    )
+
+
+def _start(
+    network: namespaces.LabNetwork, job: HostJob, environment: dict[str, str]
+) -> subprocess.Popen[str]:
+    """Start a host: host0 prints to the terminal, the others to a pipe; the job comes on standard input."""
+    first = job.host == 0
+    process = subprocess.Popen(
+        network.host_command(job.host, own_command("-m", "ddp_bench.bench.lab.host")),
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=None if first else subprocess.PIPE,
+        stderr=None if first else subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    assert process.stdin is not None  # noqa: S101 - an invariant: it is a pipe
+    with process.stdin as pipe:
+        pipe.write(json.dumps(asdict(job)) + "\n")
+    return process
+
+
+def _wait(hosts: Sequence[subprocess.Popen[str]], deadline_s: float | None = None) -> list[int]:
+    """Wait for the hosts and return their exit codes in the order of ending.
+
+    From the first failure on, the others have a grace period.
+    """
+    codes: list[int] = []
+    running = {os.pidfd_open(process.pid): process for process in hosts if process.returncode is None}
+    while running:
+        left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+        ended, _, _ = select.select(list(running), [], [], left_s)
+        if not ended:
+            break
+        for descriptor in ended:
+            process = running.pop(descriptor)
+            codes.append(process.wait())
+            os.close(descriptor)
+            if process.returncode < 0 and deadline_s is None:
+                gone = f"{host_name(hosts.index(process))} was killed by signal {-process.returncode}"
+                print(
+                    f"lab: {gone}; the others have {LOST_GRACE_S:g} s to close", file=sys.stderr, flush=True
+                )
+                deadline_s = time.monotonic() + LOST_GRACE_S
+        if any(codes) and deadline_s is None:
+            deadline_s = time.monotonic() + FAILURE_GRACE_S
+    return codes
+
+
+def _stop(number: int, _frame: FrameType | None) -> NoReturn:
+    raise Stopped(number)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command: the job's exit code, 2 for a usage error, 128 + signal after a signal."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return guarded("lab", lambda: _main(arguments))
+    except Stopped as stopped:
+        return 128 + stopped.number
+
+
+def _main(arguments: list[str]) -> int:
+    options = parse(arguments)
+    namespaces.require_support()
+    namespaces.become_root(own_command("lab", *arguments))
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _stop)
+    return run(options)

@@ -1,0 +1,64 @@
+"""Scaling on hardware you do not have: step time, throughput and exposed communication, with intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ddp_bench.bench import cli
+from ddp_bench.bench.scaling.networks import NETWORKS
+
+
+def parser() -> cli.Parser:
+    """The command line."""
+    made = cli.Parser(
+        prog=cli.command("predict"),
+        description=__doc__,
+        epilog=f"Networks: {', '.join(NETWORKS)}, link:RATE such as link:350mbit, a file that nccl-tests' "
+        "all_reduce_perf printed or wrote as JSON (-J), or the folder of a run whose all-reduces to take.",
+    )
+    made.add_argument("run", type=Path, metavar="RUN", help="folder of a run with --calibrate")
+
+    add = made.add_argument_group("devices and what joins them").add_argument
+    add("--gpus", metavar="N,N", help="devices to predict, up to 4096")
+    add("--network", metavar="NAME,NAME", help="what joins the nodes; default: as measured in RUN")
+    add("--intra", metavar="NAME", help="what joins the GPUs of a node, such as nvlink-h100")
+    add("--gpus-per-node", metavar="N", help="default 1, with --intra 8")
+    add("--nics-per-node", metavar="N", help="network ports that a node's GPUs share; default one per GPU")
+
+    add = made.add_argument_group("how they train").add_argument
+    add("--bucket-cap-mb", default="default", metavar="CAPS", help="as in bench.run; several by comma")
+    add("--batch-size", metavar="N", help="per device (weak) or global (strong); default as measured")
+    add("--scaling", metavar="NAME", help="weak or strong; default as measured")
+    add("--comm-hook", default="none", metavar="NAME", help="none, fp16 or bf16: half the bytes on the wire")
+    add("--accumulate", default="1", metavar="K", help="micro-batches per optimizer step (default 1)")
+    add("--precision", metavar="NAME", help="checked against RUN's: a precision has to be measured")
+
+    add = made.add_argument_group("how far to trust it").add_argument
+    add(
+        "--validate",
+        nargs="*",
+        type=Path,
+        metavar="RUN",
+        help="predict the measured cases of this run, or of those named, that nothing was fitted to, print "
+        "the errors and widen the intervals by the largest",
+    )
+    add("--accept", action="store_true", help="use a calibration of another machine, torch or workload")
+
+    add = made.add_argument_group("output").add_argument
+    add("--json", action="store_true", help="everything as JSON to the terminal, instead of tables")
+    add("--out", type=Path, metavar="FILE", help="the same to a file, for report RUN --predictions FILE")
+    add("--csv", type=Path, metavar="FILE", help="one row per prediction")
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of the command; the exit status."""
+    return cli.guarded("predict", lambda: _main(argv))
+
+
+def _main(argv: Sequence[str] | None) -> int:
+    options = parser().parse_args(argv)
+    from ddp_bench.bench.predict.command import predicted  # noqa: PLC0415 - pandas and scipy take a second
+
+    return predicted(options)

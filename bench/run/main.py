@@ -1,0 +1,161 @@
+"""Measure single, DataParallel and DistributedDataParallel training and report how each scales."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ddp_bench.bench.axes import DDP_AXES, PIPELINE_AXES, STEP_DEFAULTS
+from ddp_bench.bench.cli import Parser, command, guarded, speaker
+from ddp_bench.bench.cluster.process import is_first, is_rank, ranks_environment
+from ddp_bench.bench.errors import AgreedError, ExitCode, UsageError
+from ddp_bench.bench.resolve import PRESETS, resolve
+from ddp_bench.bench.run.fork_server import ForkServer
+from ddp_bench.bench.run.forks import forks
+from ddp_bench.bench.settings import Settings, options_of
+
+NOT_SETTINGS = ("preset", "config", "resume", "dry_run", "quiet", "json")
+"""Options that say how to run, not what."""
+
+GROUPS = {
+    "what to measure": (
+        *("modes", "gpus", "device", "scaling", "sweep", "passes", "trace", "telemetry"),
+        *("allreduce_curve", "calibrate"),
+    ),
+    "model and data": (
+        *("arch", "workload", "batch_size", "image_size", "data", "data_workers", "prefetch", "seed"),
+    ),
+    "how a step is computed": ("precision", *STEP_DEFAULTS, "numa_bind"),
+    "DDP settings": (*DDP_AXES, "backend"),
+    "pipeline settings": PIPELINE_AXES,
+    "how long": ("margin", "max_time", "rounds", "precision_target", "steps", "sustain", "case_timeout"),
+    "where to and how shown": ("out", "name"),
+}
+"""Settings by the title of their group in `--help`, in the order of reading."""
+
+
+def parser() -> Parser:
+    """The command line: one option per setting, plus how to invoke."""
+    made = Parser(
+        prog=command("run"),
+        usage="%(prog)s [options]",
+        description=__doc__,
+        epilog="Settings come from defaults, then --preset, then --config, then these options.",
+    )
+    settings = {setting.name: setting for setting in options_of()}
+    for title, names in GROUPS.items():
+        group = made.add_argument_group(title)
+        for name in names:
+            setting = settings[name]
+            switch: dict[str, Any] = {}
+            if isinstance(STEP_DEFAULTS.get(name, setting.default), bool):
+                switch = {"nargs": "?", "const": "on"}
+            group.add_argument(
+                f"--{name.replace('_', '-')}",
+                **switch,
+                metavar=setting.metadata["metavar"],
+                help=setting.metadata["help"],
+                default=argparse.SUPPRESS,
+            )
+    # What concerns no measurement goes to the last group, and to the first, which is argparse's own.
+    group.add_argument(
+        "--resume",
+        type=Path,
+        metavar="DIR",
+        help="finish what is missing in a run's folder; name its --workload again",
+    )
+    group.add_argument("--quiet", action="store_true", help="no progress, no table; only errors")
+    group.add_argument("--json", action="store_true", help="the summary as JSON on stdout")
+    made.add_argument("--preset", metavar="NAME", help=f"a named bundle of settings: {', '.join(PRESETS)}")
+    made.add_argument("--config", type=Path, metavar="FILE.toml", help="settings from a TOML file")
+    made.add_argument(
+        "--dry-run", action="store_true", help="print the plan and its expected time; run nothing"
+    )
+    return made
+
+
+def settings_of(arguments: Sequence[str], *, decided: Sequence[str] = ()) -> Settings:
+    """The settings that a command line asks for.
+
+    Raises UsageError for what cannot be, and for an option of `decided`, which the caller decides itself.
+    """
+    options = vars(parser().parse_args(list(arguments)))
+    for name in decided:
+        if options.get(name):
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(f"remove {option} from the arguments of bench.run: this command decides on it")
+    return _resolved(options, _how(options))
+
+
+def _how(options: dict[str, Any]) -> dict[str, Any]:
+    """What says how to run, taken out of `options`."""
+    return {name: options.pop(name) for name in NOT_SETTINGS}
+
+
+def _resolved(options: Mapping[str, Any], how: Mapping[str, Any]) -> Settings:
+    return resolve(options, preset=how["preset"], config=how["config"])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of the command and of every rank; the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    first = is_first()
+    # Until the ranks have met, all of them fail alike, and the first one speaks.
+    return guarded("run", lambda: _main(arguments, first=first), silent=None if first else UsageError)
+
+
+def _main(arguments: list[str], *, first: bool) -> int:
+    began_s = time.monotonic()
+    options = vars(parser().parse_args(arguments))
+    os.environ.update(ranks_environment(os.environ))
+    how = _how(options)
+    resume: Path | None = how["resume"]
+    if resume is not None and (how["preset"] or how["config"] or how["dry_run"]):
+        raise UsageError(
+            f"--resume takes its settings from {resume}: leave out --preset, --config and --dry-run"
+        )
+    settings = _resolved(options, how)
+    # Kineto, inside torch.profiler, would write of its own starts and stops to stderr.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    with forks(settings, "ddp_bench.bench.run.rank", wanted=not how["dry_run"]) as server:
+        return _run(settings, options, how, arguments, first=first, began_s=began_s, server=server)
+
+
+def _run(
+    settings: Settings,
+    options: Mapping[str, Any],
+    how: Mapping[str, Any],
+    arguments: Sequence[str],
+    *,
+    first: bool,
+    began_s: float,
+    server: ForkServer | None,
+) -> int:
+    resume: Path | None = how["resume"]
+    # Torch takes seconds to import: a typing mistake is answered before that.
+    from ddp_bench.bench.recovery.reopen import MAY_CHANGE  # noqa: PLC0415
+    from ddp_bench.bench.run import job  # noqa: PLC0415
+
+    if resume is not None:
+        changes = {name: getattr(settings, name) for name in options}
+        settings = job.resumed_settings(resume, changes)
+        if not set(changes) & set(MAY_CHANGE) and job.is_complete(resume):
+            if first:
+                print(f"{speaker()}: {resume} is complete: nothing is left to do", file=sys.stderr)
+            return ExitCode.OK
+    prepared = job.prepare(settings)
+    if how["dry_run"]:
+        job.print_plan(prepared)
+        return ExitCode.OK
+    if not is_rank():
+        return job.launch_here(prepared, arguments, resume=resume, began_s=began_s, forks=server)
+    from ddp_bench.bench.run.rank import Rank  # noqa: PLC0415
+
+    rank = Rank(prepared, arguments, resume=resume, quiet=how["quiet"], as_json=how["json"])
+    # From here on an error may be news from one rank alone.
+    return guarded("run", rank.run, silent=None if first else AgreedError)
