@@ -7,7 +7,6 @@ import difflib
 import errno
 import io
 import json
-import math
 import os
 import re
 import shlex
@@ -19,6 +18,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+import msgspec
 from rich.console import Console
 from rich.table import Table
 
@@ -156,15 +156,7 @@ def print_table(table: Table) -> None:
 
 def to_json(value: Any) -> str:
     """JSON with two spaces of indent; NaN and infinity, which JSON lacks, are null."""
-    return json.dumps(_finite(value), indent=2, allow_nan=False)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return json.dumps(msgspec.json.decode(msgspec.json.encode(value)), indent=2)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

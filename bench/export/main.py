@@ -94,7 +94,7 @@ def _main(argv: Sequence[str] | None) -> int:
 
 
 def _print_schema(options: argparse.Namespace) -> int:
-    from ddp_bench.bench.results.json_schema import SCHEMAS, json_schema  # noqa: PLC0415 - pandas, as above
+    from ddp_bench.bench.export.json_schema import SCHEMAS, json_schema  # noqa: PLC0415 - pandas, as above
 
     if any(value for name, value in vars(options).items() if name != "schema"):
         raise UsageError("--schema describes every run; leave out RUN and the other options")

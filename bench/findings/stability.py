@@ -11,7 +11,6 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,7 +19,7 @@ import scipy
 from ddp_bench.bench.cli import command, speaker
 from ddp_bench.bench.findings.caution import Caution
 from ddp_bench.bench.findings.gpu_load import throttled, unequal_clocks
-from ddp_bench.bench.findings.numbers import TIMES, finite, per_second, plural, rate
+from ddp_bench.bench.findings.numbers import TIMES, per_second, plural, rate
 from ddp_bench.bench.findings.wording import estimate, own_devices, unit_of_cases
 from ddp_bench.bench.results.aggregate import images_per_s_by_round, units_per_step
 from ddp_bench.bench.results.round_times import ByRound, RoundTimes
@@ -52,11 +51,6 @@ NULL_SAMPLES = 20_000
 
 MOST_FIGURES = 100
 """Figures that are split; more are thinned out evenly, because the null has to be simulated."""
-
-
-def target_of(settings: Mapping[str, Any]) -> float | None:
-    """The half interval that a run was to reach, of the settings in its manifest; None without one."""
-    return None if settings.get("rounds") else finite(settings.get("precision_target"))
 
 
 def cautions(

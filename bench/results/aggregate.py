@@ -20,7 +20,6 @@ from ddp_bench.bench.results.comparisons import (
     Comparison,
     compared,
     compile_mode,
-    margin_of,
     of_table,
     over_default,
     pairs_of,
@@ -169,7 +168,7 @@ def comparisons_of_run(run: RunData) -> list[Comparison]:
         return of_table(records(run.comparisons))
     ok = run.cases[run.cases["status"] == "ok"]
     pairs = pairs_of(records(ok))
-    return comparisons_of(pairs, RoundTimes.of(run.blocks), units_per_step(ok), margin_of(run.manifest))
+    return comparisons_of(pairs, RoundTimes.of(run.blocks), units_per_step(ok), run.manifest.margin)
 
 
 def fitted_columns(

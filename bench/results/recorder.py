@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pandas as pd
 
 from ddp_bench.bench.cli import command
-from ddp_bench.bench.conditions import part, prefetches
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.layout import BucketLayout
 from ddp_bench.bench.plan import Planned, plan_hash
@@ -25,12 +25,12 @@ from ddp_bench.bench.results.aggregate import (
     typical_of,
     worst_half_width,
 )
-from ddp_bench.bench.results.comparisons import Comparison, margin_of, pairs_of
-from ddp_bench.bench.results.disk import read_json, remove_unfinished
+from ddp_bench.bench.results.comparisons import Comparison, pairs_of
+from ddp_bench.bench.results.disk import remove_unfinished
 from ddp_bench.bench.results.journal import Journal, repair_allreduce, repair_blocks
 from ddp_bench.bench.results.round_times import ByRound, CaseTimes, RoundTimes
 from ddp_bench.bench.results.schema import COMPARISONS, typed_frame
-from ddp_bench.bench.results.store import MANIFEST, MEASURED, RunWriter
+from ddp_bench.bench.results.store import MEASURED, RunWriter, read_manifest
 from ddp_bench.bench.results.tables import load_blocks, read_blocks, readable
 from ddp_bench.bench.results.typical import FITTED
 from ddp_bench.bench.settings import IMAGES
@@ -62,9 +62,15 @@ class Recorder:
         self.timed_s = 0.0
         self.elapsed_s = 0.0
         """End of the last block, in seconds since the run began."""
-        manifest = _manifest(self.folder)
-        self._run = _run_columns(manifest)
-        self._margin = margin_of(manifest)
+        self.manifest = read_manifest(self.folder)
+        """As it is on disk."""
+        self._run = {
+            "prefetch": self.manifest.settings.copies_ahead,
+            "run_id": self.manifest.run_id,
+            "started_at": self.manifest.created_utc,
+            "torch_version": self.manifest.versions.get("torch"),
+        }
+        """What cases.csv holds of the run itself."""
         blocks = self.folder / "blocks.csv"
         with readable(blocks):
             for rows in read_blocks(blocks):
@@ -88,8 +94,8 @@ class Recorder:
             journal = Journal(folder)
             if not journal.state.plan:
                 raise UsageError(f"{journal.path} tells of no plan: its first line is damaged; restore it")
-            if plan_hash(journal.state.plan) != _manifest(folder).get("plan_hash"):
-                raise UsageError(f"{journal.path} tells of another plan than {MANIFEST}; restore both")
+            if plan_hash(journal.state.plan) != read_manifest(folder).plan_hash:
+                raise UsageError(f"{journal.path} tells of another plan than manifest.json; restore both")
             remove_unfinished(folder, MEASURED)
             plan = [p.case for p in journal.state.plan]
             num_ranks = {case.case_id: case.num_ranks for case in plan}
@@ -208,7 +214,7 @@ class Recorder:
                 shown.append(Outcome(planned, known.status, known.reason, known.facts))
         typical = typical_of(self._times)
         self.comparisons = comparisons_of(
-            self._pairs(), self._times, self._units_per_step(), self._margin, typical=typical
+            self._pairs(), self._times, self._units_per_step(), self.manifest.margin, typical=typical
         )
         self.cases = case_rows(shown, self._times, self.comparisons, run=self._run, typical=typical)
         with self._writing():
@@ -220,18 +226,12 @@ class Recorder:
             self._writer.replace("buckets.csv", bucket_rows(state.layouts, self._times))
         return self.cases
 
-    def manifest(self) -> dict[str, Any]:
-        """What manifest.json holds. Raises UsageError where it cannot be read: it is never replaced then."""
-        return _manifest(self.folder)
-
-    def write_manifest(self, manifest: Mapping[str, Any]) -> None:
-        """Replace manifest.json."""
+    def tell(self, **facts: Any) -> None:
+        """Replace fields of manifest.json."""
+        manifest = msgspec.structs.replace(self.manifest, **facts)
         with self._writing():
             self._writer.write_manifest(manifest)
-
-    def tell(self, **facts: Any) -> None:
-        """Put what was measured of the devices by themselves into the manifest."""
-        self.write_manifest({**self.manifest(), **facts})
+        self.manifest = manifest
 
     def close(self, because: str) -> None:
         """Write why the run ended, and close its files."""
@@ -249,32 +249,14 @@ class Recorder:
         return worst_half_width(self.cases)
 
 
-def _run_columns(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """What cases.csv holds of the run itself."""
-    found = {
-        "prefetch": prefetches(part(manifest, "settings")),
-        "run_id": manifest.get("run_id"),
-        "started_at": manifest.get("created_utc"),
-        "torch_version": part(manifest, "versions").get("torch"),
-    }
-    return {name: value for name, value in found.items() if isinstance(value, str | bool)}
-
-
 def resume_command(folder: Path) -> str:
     """The command that goes on with a run, to be pasted; the user names a workload again, as it is code."""
     try:
-        workload = part(_manifest(folder), "settings").get("workload")
+        workload = read_manifest(folder).settings.workload
     except UsageError:
         workload = None
     more = ["--workload", str(workload)] if workload else []
     return visible(command("run", "--resume", str(folder), *more))
-
-
-def _manifest(folder: Path) -> dict[str, Any]:
-    found = read_json(folder / MANIFEST)
-    if not isinstance(found, dict):
-        raise UsageError(f"{folder / MANIFEST} does not hold a JSON object; restore it")
-    return found
 
 
 @contextlib.contextmanager

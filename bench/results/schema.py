@@ -22,15 +22,6 @@ from ddp_bench.bench.settings import IMAGES, MODES, MOST_DEVICES, MOST_UNITS, PR
 FloatArray: TypeAlias = NDArray[np.float64]
 BoolArray: TypeAlias = NDArray[np.bool_]
 
-SCHEMA_VERSION = 2
-"""Of the files as a whole; a folder of a later one is refused.
-
-2: `images_per_s` and what is formed of it come from one fit, `hidden_pct` is not clamped.
-"""
-
-READS = f"reads 1 to {SCHEMA_VERSION}"
-"""Which versions of the files this one can read, in words."""
-
 STATUSES = ("ok", "skipped", "oom", "failed", "timeout")
 """Every planned case ends in exactly one of these."""
 

@@ -17,9 +17,9 @@ from sample_runs import EVERY_SAMPLE
 from ddp_bench import load_run
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.export import main as export
+from ddp_bench.bench.export.json_schema import json_schema
 from ddp_bench.bench.gate import main as gate
 from ddp_bench.bench.gate.judge import VERDICTS
-from ddp_bench.bench.results.json_schema import json_schema
 from ddp_bench.bench.results.schema import FILES, SCHEMA_VERSION
 from ddp_bench.report.main import main as report
 
