@@ -1,4 +1,4 @@
-"""Holds documents and results folders against the published JSON Schemas, by `jsonschema` and `csv` alone."""
+"""Holds documents and results folders against the printed JSON Schemas, by `jsonschema` and `csv` alone."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from commands import ROOT
 from jsonschema import Draft202012Validator
 
-SCHEMAS = {path.name.split(".")[0]: path for path in (ROOT / "docs" / "schema").glob("*.schema.json")}
+from ddp_bench.bench.results.json_schema import json_schema
+
+TABLES = ("cases", "blocks", "buckets", "allreduce", "comparisons")
 
 _FROM_TEXT = {"integer": int, "number": float, "boolean": {"True": True, "False": False}.__getitem__}
 
 
 @functools.cache
-def schema(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(SCHEMAS[name].read_text(encoding="utf-8"))
-    return found
+def _validator(name: str) -> Draft202012Validator:
+    return Draft202012Validator(json_schema(name))
 
 
 def problems(name: str, document: Any) -> list[str]:
     """What the schema `name` has against a document."""
-    errors = Draft202012Validator(schema(name)).iter_errors(document)
+    errors = _validator(name).iter_errors(document)
     return [f"{name} {error.json_path}: {error.message[:300]}" for error in errors]
 
 
 def problems_of_run(folder: Path) -> list[str]:
     """What the schemas have against the files of a results folder."""
     found = problems("manifest", json.loads((folder / "manifest.json").read_text(encoding="utf-8")))
-    for name in ("cases", "blocks", "buckets", "allreduce", "comparisons"):
+    for name in TABLES:
         if (folder / f"{name}.csv").exists():
-            for row in rows(folder / f"{name}.csv", schema(name)["properties"]):
+            for row in rows(folder / f"{name}.csv", json_schema(name)["properties"]):
                 found += problems(name, row)
     return found
 

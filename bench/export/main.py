@@ -47,7 +47,7 @@ def parser() -> cli.Parser:
         epilog=f"formats:\n{formats}\n\nCases that are not `ok`, and what was not measured, are left out. "
         "Exit status: 0, or 2 where\nthe run cannot be written so. docs/export.md has an example of each.",
     )
-    made.add_argument("run", type=Path, metavar="RUN", help="a results folder")
+    made.add_argument("run", type=Path, metavar="RUN", nargs="?", help="a results folder")
     add = made.add_argument
     add("--format", metavar="NAME", help=f"one of {', '.join(FORMATS)}")
     add("--out", type=Path, metavar="FILE", help="write to this file instead of to standard output")
@@ -61,6 +61,7 @@ def parser() -> cli.Parser:
         "--gpus", metavar="N", help="nccl-tests: devices of the all-reduce, where the run has several numbers"
     )
     add("--host-names", action="store_true", help="pytorch, pytest-benchmark: name the machines, too")
+    add("--schema", metavar="NAME", help="without RUN: print a JSON Schema, as `cases`, `manifest` or `gate`")
     return made
 
 
@@ -71,6 +72,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: Sequence[str] | None) -> int:
     options = parser().parse_args(argv)
+    if options.schema is not None:
+        return _print_schema(options)
+    if options.run is None:
+        raise UsageError(f"the following arguments are required: RUN; see {cli.command('export')} --help")
     if options.format is None:
         raise UsageError(f"--format is missing; known: {', '.join(FORMATS)}")
     name = cli.named("format", cli.choice(FORMATS), options.format)
@@ -85,6 +90,15 @@ def _main(argv: Sequence[str] | None) -> int:
         write_output(options.out, lambda part: part.write_text(f"{text}\n", encoding="utf-8"), option="--out")
     if name == "github-action":
         print(f"For github-action-benchmark's tool: {METRICS[asked.metric].tool}", file=sys.stderr)
+    return ExitCode.OK
+
+
+def _print_schema(options: argparse.Namespace) -> int:
+    from ddp_bench.bench.results.json_schema import SCHEMAS, json_schema  # noqa: PLC0415 - pandas, as above
+
+    if any(value for name, value in vars(options).items() if name != "schema"):
+        raise UsageError("--schema describes every run; leave out RUN and the other options")
+    print(cli.to_json(json_schema(cli.named("schema", cli.choice(SCHEMAS), options.schema))))
     return ExitCode.OK
 
 

@@ -1,7 +1,6 @@
 """The columns of every results file: one definition for the writer, the reader and the documentation.
 
-`python -m ddp_bench.bench.results.schema --write` puts the tables of columns into `results/README.md`, and
-JSON Schemas into `docs/schema/`.
+`python -m ddp_bench.bench.results.schema --write` puts the tables of columns into `results/README.md`.
 """
 
 from __future__ import annotations
@@ -414,9 +413,6 @@ FILES: dict[str, tuple[Column, ...]] = {
 README = Path(__file__).resolve().parents[2] / "results" / "README.md"
 """Explains the files to people."""
 
-JSON_SCHEMAS = README.parents[1] / "docs" / "schema"
-"""Explain them to programs."""
-
 _DTYPES: dict[str, Any] = {"text": "string", "int": "Int64", "bool": "boolean"}
 
 
@@ -465,14 +461,10 @@ def with_tables(page: str) -> str:
 
 
 def main() -> None:
-    """Write the tables into `results/README.md`, and the JSON Schemas."""
-    from ddp_bench.bench.results.json_schema import documents  # noqa: PLC0415 - it needs this module whole
-
+    """Write the tables into `results/README.md`."""
     if sys.argv[1:] != ["--write"]:
         raise SystemExit("usage: python -m ddp_bench.bench.results.schema --write")
     README.write_text(with_tables(README.read_text(encoding="utf-8")), encoding="utf-8")
-    for name, text in documents().items():
-        (JSON_SCHEMAS / name).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -78,6 +78,21 @@ def test_mistakes(arguments: list[str], message: str, capsys: pytest.CaptureFixt
     assert message in refused([str(SAMPLE), *arguments], capsys)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "the following arguments are required: RUN"),
+        (["--schema", "casess"], "did you mean 'cases'? known: cases, blocks"),
+        (["--schema", "cases", str(SAMPLE)], "--schema describes every run; leave out RUN"),
+        (["--schema", "cases", "--out", "x"], "--schema describes every run; leave out RUN"),
+    ],
+)
+def test_mistakes_without_a_run(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert message in refused(arguments, capsys)
+
+
 def test_what_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "is not a results folder" in refused([str(tmp_path), "--format", "bencher"], capsys)
 
