@@ -153,7 +153,7 @@ def open_source(
             "shape; use `device` or `host` data"
         )
     # torchvision takes seconds to import: only a folder of images needs it.
-    from ddp_bench.models.folder import FolderSource, list_images  # noqa: PLC0415
+    from ddp_bench.models.folder import FolderSource, list_images
 
     listing = list_images(Path(data))
     num_images, global_batch = len(listing.samples), batch_size * world_size
@@ -182,7 +182,7 @@ def open_source(
 
 def check_folder(folder: Path) -> int:
     """As `models.folder.check_folder`, which imports torchvision."""
-    from ddp_bench.models.folder import check_folder as check  # noqa: PLC0415 - see open_source
+    from ddp_bench.models.folder import check_folder as check  # see open_source
 
     return check(folder)
 

@@ -135,7 +135,7 @@ class FolderSource:
         seed: int,
         num_workers: int,
     ) -> None:
-        assert workload.image_size is not None  # noqa: S101 - see open_source
+        assert workload.image_size is not None  # see open_source
         dataset = ImageDataset(listing, workload.image_size)
         sampler: DistributedSampler[Sample] = DistributedSampler(
             dataset, world_size, rank, shuffle=True, seed=seed, drop_last=True

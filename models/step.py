@@ -84,8 +84,8 @@ def _compile(module: nn.Module, mode: str) -> None:
     for DDP, where DDPOptimizer splits the graph at the buckets so that communication can overlap.
     """
     # Importing the compiler takes seconds.
-    from torch import _dynamo, _inductor  # noqa: PLC0415
-    from torch._inductor.compile_fx import compile_fx  # noqa: PLC0415
+    from torch import _dynamo, _inductor
+    from torch._inductor.compile_fx import compile_fx
 
     _dynamo.config.recompile_limit = MOST_GRAPHS
     patches = {} if mode == "default" else _inductor.list_mode_options(mode)

@@ -253,7 +253,7 @@ def _start(
         errors="replace",
         start_new_session=True,
     )
-    assert process.stdin is not None  # noqa: S101 - an invariant: it is a pipe
+    assert process.stdin is not None
     with process.stdin as pipe:
         pipe.write(json.dumps(asdict(job)) + "\n")
     return process

@@ -11,8 +11,6 @@ from ddp_bench.bench.cluster.messages import may_be_sent
 from ddp_bench.bench.modes import Unsupported
 
 # Importing the compiler takes seconds, which eager cases do without.
-# ruff: noqa: PLC0415
-
 
 NOTHING = (
     "torch.compile made no graph of the model; where it is one of torch's own modules, such as "

@@ -220,7 +220,7 @@ def drawing_kinds(forward: Callable[[], object]) -> tuple[type[nn.Module], ...]:
 def _generators() -> object:
     """The states of the generators that a model may draw from."""
     of_torch = [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else [])]
-    of_numpy = repr(np.random.get_state())  # noqa: NPY002 - the one that models draw from
+    of_numpy = repr(np.random.get_state())  # the one that models draw from
     return [state.numpy().tobytes() for state in of_torch], random.getstate(), of_numpy
 
 

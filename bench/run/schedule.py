@@ -303,7 +303,7 @@ class StopRule:
 
         By width, never by significance: who stops once 1 is excluded finds winners that are not there.
         """
-        assert self._recorder is not None  # noqa: S101 - the caller has asked
+        assert self._recorder is not None  # the caller has asked
         if comparisons := self._recorder.comparisons:
             return all(one.is_narrow for one in comparisons)
         return self._recorder.half_width() <= self._settings.margin / 2

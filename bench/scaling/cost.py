@@ -98,7 +98,7 @@ def measured_curve(points: Iterable[tuple[int, Sequence[float]]]) -> CostCurve:
     if not medians or medians[-1][1] <= 0:
         return CostCurve()
     logs = np.log([max(ms, 1e-6) for _, ms in medians])
-    import scipy  # noqa: PLC0415 - the names of networks, in a --help, need none of it
+    import scipy  # the names of networks, in a --help, need none of it
 
     rising = np.exp(scipy.optimize.isotonic_regression(logs).x)
     return CostCurve(tuple((size, float(ms)) for (size, _), ms in zip(medians, rising, strict=True)))
