@@ -32,7 +32,6 @@ class GpuPair:
     path: str | None = None
 
     def stored(self) -> dict[str, Any]:
-        """What is known of it, as a manifest holds it."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 

@@ -38,7 +38,6 @@ class DeviceSource:
         self._batch = map_tensors(lambda tensor: tensor.to(device), batch)
 
     def next(self) -> Batch:
-        """Give the one batch."""
         return self._batch
 
     def close(self) -> None:

@@ -30,7 +30,6 @@ from ddp_bench.models.data import mixed
 from ddp_bench.models.workload import Batch, Workload, in_format, one_line
 
 MAX_CHECKED = 1000
-"""Most images that `check_folder` decodes."""
 
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _DECODE_ERRORS = (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError)

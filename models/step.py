@@ -60,7 +60,6 @@ def has_fused_optimizer(workload: Workload) -> bool:
 def _fused(
     make: Callable[[Iterable[nn.Parameter]], Optimizer], parameters: Iterable[nn.Parameter]
 ) -> Optimizer:
-    """Make the same optimizer with fused kernels."""
     plain, chosen = make(parameters), {"fused": True, "foreach": False}
     groups = [group | chosen for group in plain.param_groups]
     fused: Optimizer = type(plain)(groups, **defaults_of(plain) | chosen)

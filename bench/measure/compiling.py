@@ -70,11 +70,9 @@ class _Stopwatch:
         self._began_s = 0.0
 
     def start(self, _: Any) -> None:
-        """A compilation begins."""
         self._began_s = time.perf_counter()
 
     def stop(self, _: Any) -> None:
-        """It has ended."""
         self.total_s += time.perf_counter() - self._began_s
 
 

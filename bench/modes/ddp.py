@@ -85,7 +85,6 @@ class DistributedMode(Mode):
         return self._sharded
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
-        """DDP's own `no_sync`."""
         return self.ddp.no_sync()
 
     @contextlib.contextmanager
@@ -107,7 +106,6 @@ class DistributedMode(Mode):
             vars(layer)["process_group"] = group  # past Module.__setattr__: this is within the timed block
 
     def compiles_as_asked(self) -> contextlib.AbstractContextManager[None]:
-        """Under the case's `optimize_ddp`."""
         return compiles_as(self._case)
 
     def bucket_layout(self) -> BucketLayout | None:
@@ -140,7 +138,6 @@ class DistributedMode(Mode):
         return why_ddp_stopped(str(error), self.module)
 
     def sample_every(self, iterations: int) -> None:
-        """Have DDP's logger sample every so many iterations."""
         self.ddp._set_ddp_runtime_logging_sample_rate(iterations)  # no public way
 
     def logged_window(self) -> float | None:

@@ -263,4 +263,3 @@ SCHEMAS: dict[str, tuple[str, Schema]] = {
     "summary": ("What `ddp-bench run --json` prints at the end of a run", _complete(_SUMMARY)),
     "gate": ("What `ddp-bench gate --json` prints", _complete(_GATE)),
 }
-"""By name the title and the schema."""

@@ -29,7 +29,6 @@ SCHEMA_VERSION = 2
 """
 
 READS = f"reads 1 to {SCHEMA_VERSION}"
-"""Which versions of the files this one can read, in words."""
 
 STATUSES = ("ok", "skipped", "oom", "failed", "timeout")
 """Every planned case ends in exactly one of these."""
@@ -411,7 +410,6 @@ FILES: dict[str, tuple[Column, ...]] = {
 }
 
 README = Path(__file__).resolve().parents[2] / "results" / "README.md"
-"""Explains the files to people."""
 
 _DTYPES: dict[str, Any] = {"text": "string", "int": "Int64", "bool": "boolean"}
 

@@ -150,7 +150,6 @@ class FolderLock:
         os.register_at_fork(after_in_child=self.release)
 
     def release(self) -> None:
-        """Let go of the folder."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -192,13 +191,11 @@ class RunWriter:
             raise
 
     def close(self) -> None:
-        """Let go of the files."""
         for table in self._tables.values():
             os.close(table)
         self._tables.clear()
 
     def write_trace(self, name: str, content: bytes) -> None:
-        """Put a file into `traces/`."""
         folder = self.folder / "traces"
         make_folder(folder)
         replace_file(folder / name, lambda path: path.write_bytes(content))
@@ -234,7 +231,6 @@ class RunWriter:
         replace_file(self.folder / name, write)
 
     def write_manifest(self, manifest: Mapping[str, Any]) -> None:
-        """Replace `manifest.json`."""
         text = json.dumps({"schema_version": SCHEMA_VERSION, **manifest}, indent=2, default=str) + "\n"
         replace_file(self.folder / MANIFEST, lambda path: path.write_text(text, encoding="utf-8"))
 

@@ -38,7 +38,6 @@ class Typical:
         return all(column in self._columns for column in columns)
 
     def step_ms(self, case_id: str, phase: str = "timed") -> Interval:
-        """The typical step of a case."""
         column = (case_id, phase)
         if not self.has(column):
             return UNKNOWN

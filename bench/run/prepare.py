@@ -67,7 +67,6 @@ class LiveCase:
         return self.case.communicates
 
     def close(self) -> None:
-        """Release what it holds."""
         if self.trainer is not None:
             self.trainer.close()
             self.trainer = None

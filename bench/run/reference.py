@@ -96,7 +96,6 @@ class Reference:
     """Kinds of modules in evaluation beside dropout: those that draw random numbers."""
 
     def __post_init__(self) -> None:
-        """Nothing is known yet."""
         self._plain = with_plain_optimizer(self.workload)
         self._loss = loss_function(self.workload)
         self._known: dict[tuple[object, ...], Weights] = {}

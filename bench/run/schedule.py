@@ -325,6 +325,5 @@ class StopRule:
         return left_s / self._left_at_first_s if self._left_at_first_s > 0 else 0.0
 
     def out_of_time(self) -> bool:
-        """Whether the time limit has passed."""
         left = self.left_s()
         return left is not None and left <= 0

@@ -52,7 +52,6 @@ class CostCurve:
         return min((t1 - t0) / (b1 - b0), t1 / b1) or t1 / b1
 
     def scaled(self, factor: float) -> CostCurve:
-        """The same curve with every time multiplied."""
         return CostCurve(tuple((size, ms * factor) for size, ms in self.points))
 
     def with_lanes(self, lanes: int) -> CostCurve:
