@@ -55,11 +55,10 @@ class HostSource:
 
     def next(self) -> Batch:
         """Copy the next batch; on CUDA the copy is queued on the current stream."""
-        return map_tensors(self._copy, next(self._batches))
-
-    def _copy(self, tensor: Tensor) -> Tensor:
         # copy=True: on a CPU the copy within host memory stands in for the one to the device
-        return tensor.to(self._device, non_blocking=True, copy=True)
+        return map_tensors(
+            lambda tensor: tensor.to(self._device, non_blocking=True, copy=True), next(self._batches)
+        )
 
     def close(self) -> None:
         """Nothing to let go of before the source itself goes."""

@@ -173,11 +173,8 @@ def _worker_start() -> Callable[[int], None] | None:
     A fork holds this process's GPU and the memory on it. By itself it looks after its parent only every five
     seconds, and ranks that were started again meanwhile would find no memory.
     """
-    return functools.partial(_end_with, os.getpid()) if multiprocessing.get_start_method() == "fork" else None
-
-
-def _end_with(parent: int, _worker: int) -> None:
-    end_with(parent)
+    parent = os.getpid()
+    return (lambda _worker: end_with(parent)) if multiprocessing.get_start_method() == "fork" else None
 
 
 def _epochs(

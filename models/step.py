@@ -52,7 +52,8 @@ def takes_images(workload: Workload) -> bool:
 def has_fused_optimizer(workload: Workload) -> bool:
     """Whether the workload's optimizer can run fused kernels, as far as one tried on a parameter tells."""
     try:
-        return _fusible(workload.optimizer([nn.Parameter(torch.zeros(1))]))
+        optimizer = workload.optimizer([nn.Parameter(torch.zeros(1))])
+        return {"fused", "foreach"} <= inspect.signature(type(optimizer)).parameters.keys()
     except RAISED_BY_USERS:  # an optimizer that wants the model's own parameters
         return False
 
@@ -70,10 +71,6 @@ def defaults_of(optimizer: Optimizer) -> dict[str, Any]:
     """What the class of an optimizer is given to make it again."""
     known = inspect.signature(type(optimizer)).parameters
     return {name: value for name, value in optimizer.defaults.items() if name in known}
-
-
-def _fusible(optimizer: Optimizer) -> bool:
-    return {"fused", "foreach"} <= inspect.signature(type(optimizer)).parameters.keys()
 
 
 def _compile(module: nn.Module, mode: str) -> None:

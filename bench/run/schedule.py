@@ -80,7 +80,6 @@ class Schedule:
     """Seconds of the last of them."""
 
     def add(self, case_id: str, phase: str, seconds: float, *, oversubscribed: bool) -> None:
-        """Count a block of a round that was measured."""
         if phase in ("warmup", "sustained"):
             return
         self.spent_s[_kind(phase, oversubscribed=oversubscribed)] += seconds
