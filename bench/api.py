@@ -46,7 +46,6 @@ COMPARISON_COLUMNS = {
     "stand_in": "boolean",
     "reason": "string",
 }
-"""Columns of `compare`'s frame and their types."""
 
 
 @dataclass(frozen=True, repr=False, eq=False)

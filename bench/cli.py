@@ -51,7 +51,6 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(self, **more: Any) -> None:
-        """As argparse's."""
         super().__init__(allow_abbrev=False, **more)
 
     def error(self, message: str) -> NoReturn:

@@ -52,7 +52,7 @@ class Console:
         if self._rich.is_terminal:
             bar = self._started()
             bar.update(bar.task_ids[0], description=visible(what), completed=done, total=total, left=left)
-            assert self._live is not None  # noqa: S101 - just started
+            assert self._live is not None  # just started
             self._live.update(Group(*([self._table] if self._table is not None else []), bar))
         elif time.monotonic() - self._last_plain >= PLAIN_EVERY_S:
             self._last_plain = time.monotonic()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 HIDDEN = "(hidden)"
-"""What is recorded instead of a value that may be a credential."""
 
 _NAME = re.compile(
     r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH|BEARER|(API|ACCESS|PRIVATE|SSH)_?KEY|(^|_)KEYS?(_|$)",

@@ -28,7 +28,7 @@ ENV_PREFIXES = (
 
 def versions() -> dict[str, str]:
     """Versions of Python, the packages and what torch was built with."""
-    import torch  # noqa: PLC0415 - seconds, which not every command has to pay
+    import torch  # seconds, which not every command has to pay
 
     found = {"python": platform.python_version()}
     for package in PACKAGES:

@@ -27,6 +27,6 @@ if __name__ == "__main__":
     number, *command = sys.argv[1:]
     end_with(int(number), by=signal.SIGTERM)
     try:
-        os.execvp(command[0], command)  # noqa: S606 - the command that was asked for
+        os.execvp(command[0], command)
     except OSError as error:
         sys.exit(f"{command[0]} cannot be started: {error.strerror}")

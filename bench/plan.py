@@ -272,7 +272,7 @@ def equal_layout(reason: str) -> str | None:
 def round_order(num_cases: int, *, seed: int, round_index: int) -> list[int]:
     """A fresh random order of the cases for each round, the same on every rank."""
     order = list(range(num_cases))
-    random.Random(f"{seed}/{round_index}").shuffle(order)  # noqa: S311 - a schedule, not a secret
+    random.Random(f"{seed}/{round_index}").shuffle(order)
     return order
 
 

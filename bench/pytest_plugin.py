@@ -55,9 +55,9 @@ def train_step_benchmark(benchmark: Any) -> Callable[..., None]:
         cores: int = 1,
     ) -> None:
         # Imported here: a test session that does not use the fixture should not pay for torch.
-        import torch  # noqa: PLC0415
+        import torch
 
-        from ddp_bench.bench.measure.timed import no_gc  # noqa: PLC0415
+        from ddp_bench.bench.measure.timed import no_gc
 
         where = torch.device(device)
         num_calls = 0
@@ -90,7 +90,7 @@ def _pinned(num_cores: int) -> Iterator[Sequence[int]]:
 
     Where the system cannot pin, as macOS, the number of threads alone is set, and there are no cores to give.
     """
-    import torch  # noqa: PLC0415
+    import torch
 
     can_pin = hasattr(os, "sched_getaffinity")
     allowed = sorted(os.sched_getaffinity(0)) if can_pin else []
@@ -127,7 +127,7 @@ def _set_affinity(thread: int, cores: Sequence[int]) -> None:
 
 def _busy_share(used: Sequence[int]) -> float:
     """Return the share of time for which others use the cores `used`, or all, whichever is more."""
-    import psutil  # noqa: PLC0415 - sessions without the fixture do without
+    import psutil  # sessions without the fixture do without
 
     loads = psutil.cpu_percent(LOOK_S, percpu=True)
     chosen = [loads[core] for core in used if core < len(loads)]

@@ -28,7 +28,6 @@ COMPARATORS = ("fsdp", *STAGED)
 
 MODES = ("single", "dp", "ddp", *COMPARATORS)
 RANK_PER_DEVICE = ("ddp", *COMPARATORS)
-"""Modes in which every device has a process of its own."""
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 PASSES = ("no_sync", "comm", "anatomy", "trace")

@@ -19,8 +19,8 @@ def _load_package() -> None:
     found = importlib.util.spec_from_file_location(
         "ddp_bench", folder / "__init__.py", submodule_search_locations=[str(folder)]
     )
-    assert found is not None  # noqa: S101 - for mypy
-    assert found.loader is not None  # noqa: S101
+    assert found is not None
+    assert found.loader is not None
     sys.modules["ddp_bench"] = importlib.util.module_from_spec(found)
     found.loader.exec_module(sys.modules["ddp_bench"])
 
@@ -31,7 +31,7 @@ if not __package__ and "ddp_bench" not in sys.modules:  # also where multiproces
 
 def console(typed: str = "ddp-bench") -> NoReturn:
     """Run the command that the arguments name; `typed` is how messages name commands."""
-    from ddp_bench.bench.cli import TYPED_ENV  # noqa: PLC0415 - the package may just be loaded
+    from ddp_bench.bench.cli import TYPED_ENV  # the package may just be loaded
 
     os.environ[TYPED_ENV] = typed
     run(sys.argv[1:])
@@ -43,7 +43,7 @@ def run(arguments: list[str]) -> NoReturn:
         sys.argv[1:] = arguments[2:]
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
         sys.exit()
-    from ddp_bench.bench.commands import start  # noqa: PLC0415
+    from ddp_bench.bench.commands import start
 
     start(arguments)
 

@@ -38,7 +38,6 @@ class DeviceSource:
         self._batch = map_tensors(lambda tensor: tensor.to(device), batch)
 
     def next(self) -> Batch:
-        """Give the one batch."""
         return self._batch
 
     def close(self) -> None:
@@ -56,11 +55,10 @@ class HostSource:
 
     def next(self) -> Batch:
         """Copy the next batch; on CUDA the copy is queued on the current stream."""
-        return map_tensors(self._copy, next(self._batches))
-
-    def _copy(self, tensor: Tensor) -> Tensor:
         # copy=True: on a CPU the copy within host memory stands in for the one to the device
-        return tensor.to(self._device, non_blocking=True, copy=True)
+        return map_tensors(
+            lambda tensor: tensor.to(self._device, non_blocking=True, copy=True), next(self._batches)
+        )
 
     def close(self) -> None:
         """Nothing to let go of before the source itself goes."""
@@ -153,7 +151,7 @@ def open_source(
             "shape; use `device` or `host` data"
         )
     # torchvision takes seconds to import: only a folder of images needs it.
-    from ddp_bench.models.folder import FolderSource, list_images  # noqa: PLC0415
+    from ddp_bench.models.folder import FolderSource, list_images
 
     listing = list_images(Path(data))
     num_images, global_batch = len(listing.samples), batch_size * world_size
@@ -182,7 +180,7 @@ def open_source(
 
 def check_folder(folder: Path) -> int:
     """As `models.folder.check_folder`, which imports torchvision."""
-    from ddp_bench.models.folder import check_folder as check  # noqa: PLC0415 - see open_source
+    from ddp_bench.models.folder import check_folder as check  # see open_source
 
     return check(folder)
 

@@ -30,7 +30,6 @@ from ddp_bench.models.data import mixed
 from ddp_bench.models.workload import Batch, Workload, in_format, one_line
 
 MAX_CHECKED = 1000
-"""Most images that `check_folder` decodes."""
 
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _DECODE_ERRORS = (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError)
@@ -135,7 +134,7 @@ class FolderSource:
         seed: int,
         num_workers: int,
     ) -> None:
-        assert workload.image_size is not None  # noqa: S101 - see open_source
+        assert workload.image_size is not None  # see open_source
         dataset = ImageDataset(listing, workload.image_size)
         sampler: DistributedSampler[Sample] = DistributedSampler(
             dataset, world_size, rank, shuffle=True, seed=seed, drop_last=True
@@ -174,11 +173,8 @@ def _worker_start() -> Callable[[int], None] | None:
     A fork holds this process's GPU and the memory on it. By itself it looks after its parent only every five
     seconds, and ranks that were started again meanwhile would find no memory.
     """
-    return functools.partial(_end_with, os.getpid()) if multiprocessing.get_start_method() == "fork" else None
-
-
-def _end_with(parent: int, _worker: int) -> None:
-    end_with(parent)
+    parent = os.getpid()
+    return (lambda _worker: end_with(parent)) if multiprocessing.get_start_method() == "fork" else None
 
 
 def _epochs(

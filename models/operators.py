@@ -109,7 +109,6 @@ class _Counter(TorchDispatchMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Call an operator and count it."""
         named = kwargs or {}
         out = func(*args, **named)
         if not func.is_view and func.overloadpacket not in _MOVE_NOTHING:

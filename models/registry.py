@@ -52,7 +52,7 @@ _SPEC = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<name>[^\W\d]\w*)"
 
 def _torchvision_model(arch: str) -> nn.Module:
     # torchvision imports PyTorch's compiler, seconds that the launcher and other models do without.
-    from torchvision.models import get_model  # noqa: PLC0415
+    from torchvision.models import get_model
 
     model: nn.Module = get_model(arch, weights=None)
     return model

@@ -71,7 +71,6 @@ class CifarResNet(nn.Module):
         return [nn.Sequential(self.conv, self.bn, nn.ReLU()), *self.blocks, *mean, self.fc]
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits of a batch of images."""
         features = self.blocks(functional.relu(self.bn(self.conv(images))))
         logits: Tensor = self.fc(features.mean(dim=(2, 3)))
         return logits

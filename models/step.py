@@ -52,7 +52,8 @@ def takes_images(workload: Workload) -> bool:
 def has_fused_optimizer(workload: Workload) -> bool:
     """Whether the workload's optimizer can run fused kernels, as far as one tried on a parameter tells."""
     try:
-        return _fusible(workload.optimizer([nn.Parameter(torch.zeros(1))]))
+        optimizer = workload.optimizer([nn.Parameter(torch.zeros(1))])
+        return {"fused", "foreach"} <= inspect.signature(type(optimizer)).parameters.keys()
     except RAISED_BY_USERS:  # an optimizer that wants the model's own parameters
         return False
 
@@ -60,7 +61,6 @@ def has_fused_optimizer(workload: Workload) -> bool:
 def _fused(
     make: Callable[[Iterable[nn.Parameter]], Optimizer], parameters: Iterable[nn.Parameter]
 ) -> Optimizer:
-    """Make the same optimizer with fused kernels."""
     plain, chosen = make(parameters), {"fused": True, "foreach": False}
     groups = [group | chosen for group in plain.param_groups]
     fused: Optimizer = type(plain)(groups, **defaults_of(plain) | chosen)
@@ -73,10 +73,6 @@ def defaults_of(optimizer: Optimizer) -> dict[str, Any]:
     return {name: value for name, value in optimizer.defaults.items() if name in known}
 
 
-def _fusible(optimizer: Optimizer) -> bool:
-    return {"fused", "foreach"} <= inspect.signature(type(optimizer)).parameters.keys()
-
-
 def _compile(module: nn.Module, mode: str) -> None:
     """Compile in place, inside of any wrapper, as PyTorch's documentation advises for DDP.
 
@@ -84,8 +80,8 @@ def _compile(module: nn.Module, mode: str) -> None:
     for DDP, where DDPOptimizer splits the graph at the buckets so that communication can overlap.
     """
     # Importing the compiler takes seconds.
-    from torch import _dynamo, _inductor  # noqa: PLC0415
-    from torch._inductor.compile_fx import compile_fx  # noqa: PLC0415
+    from torch import _dynamo, _inductor
+    from torch._inductor.compile_fx import compile_fx
 
     _dynamo.config.recompile_limit = MOST_GRAPHS
     patches = {} if mode == "default" else _inductor.list_mode_options(mode)

@@ -92,7 +92,6 @@ class Workload:
     """How many of them a row of the batch holds; of a language model the sequence length."""
 
     def __post_init__(self) -> None:
-        """Check what was given."""
         if not self.name:
             raise UsageError("a Workload has no name; give it one, such as Workload(name='mine', …)")
         for field in ("module", "batch"):

@@ -67,7 +67,7 @@ def _parser() -> Parser:
 
 def _write(arguments: argparse.Namespace) -> str:
     # Pandas and scipy take a second to import, which --help does without.
-    from ddp_bench.report.build import build, write_markdown, write_pdf, write_png  # noqa: PLC0415
+    from ddp_bench.report.build import build, write_markdown, write_pdf, write_png
 
     runs, out, predictions = arguments.runs, arguments.out, arguments.predictions
     given = arguments.price_per_device_hour
@@ -93,7 +93,7 @@ def _page(runs: Sequence[Path], out: Path | None) -> Path:
         return out
     if len(runs) > 1:
         raise UsageError(f"{len(runs)} runs make one page of their own; say where with --out FILE")
-    from ddp_bench.bench.results.archive import is_archive  # noqa: PLC0415 - see _write
+    from ddp_bench.bench.results.archive import is_archive  # see _write
 
     (run,) = runs
     return run.with_suffix(".html") if is_archive(run) else run / "report.html"

@@ -146,12 +146,12 @@ def _options(draw: random.Random) -> Attack:
 
 @functools.cache
 def _parsers() -> dict[str, argparse.ArgumentParser]:
-    from ddp_bench.bench.doctor.main import parser as doctor  # noqa: PLC0415
-    from ddp_bench.bench.gate.options import parser as gate  # noqa: PLC0415
-    from ddp_bench.bench.predict.main import parser as predict  # noqa: PLC0415
-    from ddp_bench.bench.run.main import parser as run  # noqa: PLC0415
-    from ddp_bench.bench.tune.main import parser as tune  # noqa: PLC0415
-    from ddp_bench.report.main import _parser as report  # noqa: PLC0415
+    from ddp_bench.bench.doctor.main import parser as doctor
+    from ddp_bench.bench.gate.options import parser as gate
+    from ddp_bench.bench.predict.main import parser as predict
+    from ddp_bench.bench.run.main import parser as run
+    from ddp_bench.bench.tune.main import parser as tune
+    from ddp_bench.report.main import _parser as report
 
     parsers = {"run": run, "tune": tune, "gate": gate, "predict": predict, "doctor": doctor, "report": report}
     return {name: make() for name, make in parsers.items()}
@@ -200,7 +200,7 @@ ODD: dict[str, Callable[[Path, Path], None]] = {
 
 
 def _flip(path: Path, seed: int) -> None:
-    draw = random.Random(seed)  # noqa: S311 - a seeded choice
+    draw = random.Random(seed)
     content = bytearray(path.read_bytes() if path.exists() else b"x")
     for _ in range(draw.choice((1, 3, 30))):
         at = draw.randrange(len(content) + 1)
@@ -209,7 +209,7 @@ def _flip(path: Path, seed: int) -> None:
 
 
 def _cell(path: Path, seed: int) -> None:
-    draw = random.Random(seed)  # noqa: S311 - a seeded choice
+    draw = random.Random(seed)
     header, *rows = [line.split(",") for line in path.read_text(encoding="utf-8").splitlines()]
     if not rows:
         return
@@ -240,12 +240,12 @@ def _edited(value: Any, draw: random.Random) -> Any:
 
 
 def _value(path: Path, seed: int) -> None:
-    draw = random.Random(seed)  # noqa: S311 - a seeded choice
+    draw = random.Random(seed)
     path.write_text(json.dumps(_edited(json.loads(path.read_text(encoding="utf-8")), draw)), encoding="utf-8")
 
 
 def _line(path: Path, seed: int) -> None:
-    draw = random.Random(seed)  # noqa: S311 - a seeded choice
+    draw = random.Random(seed)
     lines = path.read_text(encoding="utf-8").splitlines()
     at = draw.randrange(len(lines))
     lines[at] = json.dumps(_edited(json.loads(lines[at]), draw))
@@ -261,15 +261,15 @@ class _Reached(BaseException):
 
 def _mains() -> dict[str, Callable[[list[str]], int]]:
     """The commands, with what starts processes taken away."""
-    from ddp_bench.bench.doctor import main as doctor_command  # noqa: PLC0415
-    from ddp_bench.bench.gate import main as gate_command  # noqa: PLC0415
-    from ddp_bench.bench.gate import trials  # noqa: PLC0415
-    from ddp_bench.bench.predict.main import main as predict  # noqa: PLC0415
-    from ddp_bench.bench.recovery.close import finish_and_say  # noqa: PLC0415
-    from ddp_bench.bench.run import job  # noqa: PLC0415
-    from ddp_bench.bench.run.main import main as run  # noqa: PLC0415
-    from ddp_bench.bench.tune import main as tune_command  # noqa: PLC0415
-    from ddp_bench.report.main import main as report  # noqa: PLC0415
+    from ddp_bench.bench.doctor import main as doctor_command
+    from ddp_bench.bench.gate import main as gate_command
+    from ddp_bench.bench.gate import trials
+    from ddp_bench.bench.predict.main import main as predict
+    from ddp_bench.bench.recovery.close import finish_and_say
+    from ddp_bench.bench.run import job
+    from ddp_bench.bench.run.main import main as run
+    from ddp_bench.bench.tune import main as tune_command
+    from ddp_bench.report.main import main as report
 
     def starts(*_: object, **__: object) -> None:
         raise _Reached
@@ -410,7 +410,7 @@ def judge(attack: Attack, found: Ended, good_mib: float) -> list[str]:
 
 def campaign(number: int, seed: int, good: Path) -> tuple[list[str], Counter[str]]:
     """Play `number` attacks; what went wrong, and how often each command was attacked."""
-    draw = random.Random(seed)  # noqa: S311 - a seeded choice
+    draw = random.Random(seed)
     mains = _mains()
     wrong: list[str] = []
     played: Counter[str] = Counter()

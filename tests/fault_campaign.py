@@ -63,7 +63,7 @@ def deed(kind: str, moment: str, act: str, argument: Any = None, **more: Any) ->
         "between_rounds": {"where": "between"},
         "while_writing": {"where": "write", "what": "round"},
     }[moment]
-    nth = 1 if moment == "between_rounds" else random.Random(name).randint(1, 3)  # noqa: S311 - a seeded choice
+    nth = 1 if moment == "between_rounds" else random.Random(name).randint(1, 3)
     return Deed(name=name, act=act, argument=argument, **{"nth": nth, **when, **more})
 
 
@@ -202,7 +202,7 @@ def lines(path: Path) -> list[str]:
 
 def damage(out: Path, seed: str) -> set[str]:
     """Cut the table in the middle of a row and put garbage at the journal's end; the rows that went."""
-    draw = random.Random(seed)  # noqa: S311 - a seeded choice
+    draw = random.Random(seed)
     table = out / "blocks.csv"
     before = lines(table)
     table.write_text("".join(before)[: -draw.randint(2, len(before[-1]) - 1)])

@@ -55,7 +55,7 @@ def bounded(num_examples: int) -> Callable[[Any], Any]:
 
 def mutated(content: bytes, seed: int) -> bytes:
     """`content` with one to four bytes changed, or cut short, as the seed has it."""
-    chance = random.Random(seed)  # noqa: S311 - a seeded choice
+    chance = random.Random(seed)
     changed = bytearray(content)
     for _ in range(chance.randint(1, 4)):
         changed[chance.randrange(len(changed))] = chance.randrange(256)

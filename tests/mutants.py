@@ -177,7 +177,7 @@ def main() -> int:
     data = CoverageData(basename=str(ROOT / ".coverage"))
     data.read()
     every = [mutant for path in TARGETS for mutant in mutants(path)]
-    drawn = random.Random(options.seed).sample(every, options.number)  # noqa: S311 - a seeded choice
+    drawn = random.Random(options.seed).sample(every, options.number)
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.workers) as pool:
         places: SimpleQueue[Path] = SimpleQueue()
         for index in range(options.workers):

@@ -43,7 +43,7 @@ def run_ranks(script: str, num_ranks: int, folder: Path) -> list[Any]:
 
     The ranks meet as under torchrun: at a store that somebody else hosts.
     """
-    from torch.distributed import TCPStore  # noqa: PLC0415 - most tests need no torch
+    from torch.distributed import TCPStore  # most tests need no torch
 
     pool = multiprocessing.get_context("forkserver")
     pool.set_forkserver_preload(list(PRELOADED))
@@ -86,10 +86,10 @@ def _play(script: str, rank: int, num_ranks: int, port: int, folder: Path) -> No
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "tests"}
     os.chdir(ROOT)
-    import torch  # noqa: PLC0415
-    import torch.distributed as dist  # noqa: PLC0415
+    import torch
+    import torch.distributed as dist
 
-    from ddp_bench.bench.cluster.process import leave  # noqa: PLC0415
+    from ddp_bench.bench.cluster.process import leave
 
     torch.set_num_threads(1)
     names = {"torch": torch, "dist": dist, "json": json, "os": os, "sys": sys, "warnings": warnings}
@@ -100,7 +100,7 @@ def _play(script: str, rank: int, num_ranks: int, port: int, folder: Path) -> No
     code = 1
     with contextlib.suppress(SystemExit):
         try:
-            exec(compile(textwrap.dedent(script), "script", "exec"), {**names, "report": report})  # noqa: S102
+            exec(compile(textwrap.dedent(script), "script", "exec"), {**names, "report": report})
             code = 0
         except Exception:  # noqa: BLE001 - whatever the script raises is told
             traceback.print_exc()

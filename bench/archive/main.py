@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: Sequence[str] | None) -> int:
     options = parser().parse_args(argv)
-    from ddp_bench.bench.archive.write import write_archive  # noqa: PLC0415 - pandas and scipy take a second
+    from ddp_bench.bench.archive.write import write_archive  # pandas and scipy take a second
 
     print(write_archive(options))
     return ExitCode.OK

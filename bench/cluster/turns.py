@@ -80,7 +80,7 @@ class TurnServer:
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(self._path)
         self._listener.listen(2 * num_clients)
-        self._random = random.Random(seed)  # noqa: S311 - a schedule
+        self._random = random.Random(seed)
         self.turns = 0
         """Rounds of turns that all clients took part in."""
         self._thread = threading.Thread(target=self._serve, daemon=True)

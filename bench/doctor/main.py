@@ -97,7 +97,7 @@ def _main(argv: Sequence[str] | None) -> int:
 
 def _power(options: argparse.Namespace) -> int:
     # Pandas and scipy take a second to import: only the commands that need them pay for it.
-    from ddp_bench.bench.gate import power, trials  # noqa: PLC0415
+    from ddp_bench.bench.gate import power, trials
 
     num_trials = POWER_TRIALS if options.trials is None else positive_int(options.trials)
     found = trials.measure_power(options.power, num_trials=num_trials, quiet=options.quiet or options.json)
@@ -106,7 +106,7 @@ def _power(options: argparse.Namespace) -> int:
 
 
 def _noise(options: argparse.Namespace) -> int:
-    from ddp_bench.bench.gate import noise, trials  # noqa: PLC0415
+    from ddp_bench.bench.gate import noise, trials
 
     seconds = duration_s(options.seconds or NOISE_SECONDS)
     found = trials.measure_noise(seconds, quiet=options.quiet or options.json)

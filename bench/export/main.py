@@ -80,7 +80,7 @@ def _main(argv: Sequence[str] | None) -> int:
         raise UsageError(f"--format is missing; known: {', '.join(FORMATS)}")
     name = cli.named("format", cli.choice(FORMATS), options.format)
     asked = _options(options, name)
-    from ddp_bench.bench.results.store import load_run, write_output  # noqa: PLC0415 - pandas takes a second
+    from ddp_bench.bench.results.store import load_run, write_output  # pandas takes a second
 
     export = importlib.import_module(f"ddp_bench.bench.export.{name.replace('-', '_')}").export
     text: str = export(load_run(options.run), asked)
@@ -94,7 +94,7 @@ def _main(argv: Sequence[str] | None) -> int:
 
 
 def _print_schema(options: argparse.Namespace) -> int:
-    from ddp_bench.bench.export.json_schema import SCHEMAS, json_schema  # noqa: PLC0415 - pandas, as above
+    from ddp_bench.bench.export.json_schema import SCHEMAS, json_schema
 
     if any(value for name, value in vars(options).items() if name != "schema"):
         raise UsageError("--schema describes every run; leave out RUN and the other options")

@@ -21,7 +21,6 @@ class LoadShares(NamedTuple):
     """What others used of the cores of a run's ranks during the rounds; fractions."""
 
     busy: float
-    """Other programs."""
     steal: float
     """Other guests of the hypervisor."""
 

@@ -30,7 +30,6 @@ class Conclusion:
 
     @property
     def sentences(self) -> list[str]:
-        """Everything, a line each."""
         following = self.next_step
         return [
             *(visible(verdict.said) for verdict in self.verdicts),

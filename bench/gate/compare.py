@@ -59,7 +59,6 @@ class Gate:
     exit_code: ExitCode
 
     def having(self, verdict: str) -> list[Comparison]:
-        """The comparisons with this verdict."""
         return [c for c in self.comparisons if c.verdict == verdict]
 
 

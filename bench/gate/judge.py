@@ -53,7 +53,6 @@ METRICS = (
         least_change=1.0,  # MiB: allocators and the C library round by about as much
     ),
 )
-"""What a gate looks at in every case."""
 
 
 @dataclass(frozen=True, kw_only=True)

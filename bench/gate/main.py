@@ -18,6 +18,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(given: list[str]) -> int:
     split = given.index("--") if "--" in given else len(given)
     options = parsed(given[:split], has_run="--" in given)
-    from ddp_bench.bench.gate.command import gate_runs  # noqa: PLC0415 - pandas and scipy take a second
+    from ddp_bench.bench.gate.command import gate_runs  # pandas and scipy take a second
 
     return gate_runs(options, given[split:])

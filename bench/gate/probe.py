@@ -43,7 +43,7 @@ def main(given: Sequence[str]) -> int:
 
 def _main(out: Path, top: Path, arguments: Sequence[str]) -> int:
     settings = settings_of(arguments)
-    from ddp_bench.bench.run import job  # noqa: PLC0415 - torch: a typing mistake is answered before that
+    from ddp_bench.bench.run import job  # torch: a typing mistake is answered before that
 
     job.prepare(settings)
     spec = settings.workload or ""

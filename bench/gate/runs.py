@@ -92,7 +92,6 @@ class GateCase:
 
     @property
     def unit(self) -> str:
-        """What its rates count."""
         return self.row.get("unit", IMAGES)
 
     @property

@@ -62,12 +62,12 @@ class TrialProcess:
         return float(self._answer())
 
     def _ask(self, what: str) -> None:
-        assert self._process.stdin is not None  # noqa: S101 - an invariant: it is a pipe
+        assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # its answer will be missing
             self._process.stdin.write(f"{what}\n")
 
     def _answer(self) -> str:
-        assert self._process.stdout is not None  # noqa: S101 - an invariant: it is a pipe
+        assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
             raise UsageError("a side of a power trial ended; its own message stands above")
@@ -87,7 +87,7 @@ def measure_launch(
     The slow-downs are blocks of the same two processes in random order, so a hundred trials of each of them
     cost little more than a hundred of one; trials of one slow-down share nothing.
     """
-    schedule = random.Random(seed)  # noqa: S311 - a schedule
+    schedule = random.Random(seed)
     times: dict[float, tuple[dict[int, float], dict[int, float]]] = {s: ({}, {}) for s in slow_downs}
     for side in sides:
         side.warm_up()
@@ -117,7 +117,7 @@ def load(path: Path) -> list[list[Launch]]:
     try:
         text = read_bytes(path, most_bytes=MOST_RECORD_BYTES).decode("utf-8")
         if not text.endswith("\n"):
-            raise ValueError("its last line is cut off")  # noqa: TRY301 - one message for all
+            raise ValueError("its last line is cut off")  # one message for all
         for row in csv.DictReader(io.StringIO(text), strict=True):
             slow_down = _within(row["slow_down_pct"], 0, 1000) / 100
             of_launch = found.setdefault(int(row["launch"]), {})
@@ -128,7 +128,7 @@ def load(path: Path) -> list[list[Launch]]:
             launch.baseline_ms[round_index] = _within(row["baseline_ms"], *BLOCK_MS)
             launch.candidate_ms[round_index] = _within(row["candidate_ms"], *BLOCK_MS)
         if not found:
-            raise ValueError("it holds none")  # noqa: TRY301 - one message for whatever is wrong with it
+            raise ValueError("it holds none")  # one message for whatever is wrong with it
     except (OSError, KeyError, ValueError, TypeError, csv.Error) as error:
         raise UsageError(f"{path} is no file of power trials: {error}; name a new one") from None
     return [list(of_launch.values()) for of_launch in found.values()]
@@ -214,7 +214,7 @@ def measure_noise(
 
 def _noise_launch(step: TrialStep, seconds: float, seed: int, num_launches: int) -> tuple[Launch, float, str]:
     """One pair of processes, the wall time of its rounds, and the device's name."""
-    order = random.Random(seed)  # noqa: S311 - a schedule
+    order = random.Random(seed)
     times: tuple[dict[int, float], dict[int, float]] = ({}, {})
     fewest = math.ceil(noise.FEWEST_ROUNDS / num_launches)
     with contextlib.ExitStack() as opened:

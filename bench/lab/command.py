@@ -11,7 +11,6 @@ from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.package import own_command
 
 TORCHRUN = ["-m", "torch.distributed.run"]
-"""What `torchrun` is, as arguments of Python."""
 
 
 def resolved(words: Sequence[str], executable: str) -> list[str]:

@@ -59,12 +59,10 @@ class ShapedLink:
 
     @property
     def rate_label(self) -> str:
-        """The rate alone, as `--rate` takes it."""
         return _in_largest_unit(self.rate_bit_per_s, _BITS_PER_S)
 
     @property
     def delay_label(self) -> str:
-        """The delay alone, as `--delay` takes it."""
         return _in_largest_unit(self.delay_s, _SECONDS)
 
     @property

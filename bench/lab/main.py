@@ -92,7 +92,6 @@ class LabOptions:
 
     @property
     def without_rate(self) -> list[str]:
-        """The command line's options but `--rate`."""
         delay = ["--delay", self.links[0].delay_label] if self.links[0].delay_s else []
         quiet = ["--quiet"] if self.quiet else []
         hosts = ["--hosts", str(self.num_hosts), "--ranks-per-host", str(self.ranks_per_host)]
@@ -253,7 +252,7 @@ def _start(
         errors="replace",
         start_new_session=True,
     )
-    assert process.stdin is not None  # noqa: S101 - an invariant: it is a pipe
+    assert process.stdin is not None
     with process.stdin as pipe:
         pipe.write(json.dumps(asdict(job)) + "\n")
     return process

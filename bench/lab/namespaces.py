@@ -60,7 +60,7 @@ def require_support(tools_path: str | None = None) -> None:
 def become_root(command: Sequence[str]) -> None:
     """Replace this process by `command` as root of a user namespace of its own, unless it is root already."""
     if os.geteuid() != 0:
-        os.execvp(_OWN_USER[0], [*_OWN_USER, *command])  # noqa: S606 - the same process goes on, as its own root
+        os.execvp(_OWN_USER[0], [*_OWN_USER, *command])
 
 
 class LabNetwork:

@@ -21,7 +21,6 @@ from ddp_bench.bench.lab.link import ShapedLink, job_exit_code
 from ddp_bench.bench.package import own_command
 
 PLACEHOLDER = "{rate}"
-"""Stands for the rate in the job's arguments, such as `--out results/{rate}`."""
 
 
 def commands(links: Sequence[ShapedLink], options: Sequence[str], command: Sequence[str]) -> list[list[str]]:

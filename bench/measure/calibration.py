@@ -73,7 +73,9 @@ def _bursts(trainer: Trainer, replay: BucketReplay, clock: Clock) -> tuple[dict[
     device = replay.device
     step_queue_ms, once_queue_ms = (rehearse(work, device) for work in (trainer.local_step, replay.step))
     step = run_block(trainer.local_step, 1, clock)
-    most_replays = _most_replays(replay.num_buckets, device)
+    most_replays = MOST_REPLAYS
+    if device.type == "cuda":
+        most_replays = max(min(MOST_REPLAYS, MOST_QUEUED // replay.num_buckets), 1)
     by_itself = min(REPLAYS_ALONE, most_replays)
     with no_gc():
         replay.align(by_itself * once_queue_ms)
@@ -108,11 +110,6 @@ def _burst(step_ms: float, once_ms: float, most_replays: int) -> tuple[int, int]
     """Local steps and replays of a burst: as short as either allows."""
     steps = min(max(math.floor(once_ms / (COMM_TIMES * step_ms)), 1), LOCAL_STEPS)
     return steps, min(math.ceil(COMM_TIMES * steps * step_ms / once_ms), most_replays)
-
-
-def _most_replays(num_buckets: int, device: torch.device) -> int:
-    """How many replays a burst launches at once; on a GPU before the first of them begins."""
-    return max(min(MOST_REPLAYS, MOST_QUEUED // num_buckets), 1) if device.type == "cuda" else MOST_REPLAYS
 
 
 def _together(trainer: Trainer, replay: BucketReplay, steps: int, replays: int) -> tuple[float, float]:

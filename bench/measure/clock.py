@@ -34,16 +34,13 @@ class HostClock:
         self._marks: list[int] = []
 
     def begin(self) -> None:
-        """Note the first moment."""
         self._marks = []
         self.mark()
 
     def mark(self) -> None:
-        """Note the moment."""
         self._marks.append(time.perf_counter_ns())
 
     def read_ms(self) -> list[float]:
-        """Milliseconds between consecutive marks."""
         marks, self._marks = self._marks, []
         return [(b - a) / 1e6 for a, b in itertools.pairwise(marks)]
 
@@ -56,18 +53,15 @@ class CudaClock:
         self._marks: list[torch.cuda.Event] = []
 
     def begin(self) -> None:
-        """Queue the first event."""
         self._marks = []
         self.mark()
 
     def mark(self) -> None:
-        """Queue an event behind the work issued so far."""
         event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self._device))
         self._marks.append(event)
 
     def read_ms(self) -> list[float]:
-        """Milliseconds between consecutive events."""
         marks, self._marks = self._marks, []
         torch.cuda.synchronize(self._device)
         return [a.elapsed_time(b) for a, b in itertools.pairwise(marks)]

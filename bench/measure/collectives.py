@@ -99,10 +99,6 @@ def allreduce_ms(
     Small ones are launched in a row, as DDP's buckets are and in nccl-tests, and their mean is taken: gloo
     takes 0.3 ms for 4 KiB that are waited for at once, 2 ms each for many.
     """
-    count = _in_a_row(num_bytes, device)
-    return BucketReplay([num_bytes] * count, "none", group, device).measured(clock).block_ms / count
-
-
-def _in_a_row(num_bytes: int, device: torch.device) -> int:
     most, row_bytes = (CUDA_IN_A_ROW, CUDA_ROW_BYTES) if device.type == "cuda" else (IN_A_ROW, ROW_BYTES)
-    return max(min(most, row_bytes // num_bytes), 1)
+    count = max(min(most, row_bytes // num_bytes), 1)
+    return BucketReplay([num_bytes] * count, "none", group, device).measured(clock).block_ms / count

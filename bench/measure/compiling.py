@@ -11,8 +11,6 @@ from ddp_bench.bench.cluster.messages import may_be_sent
 from ddp_bench.bench.modes import Unsupported
 
 # Importing the compiler takes seconds, which eager cases do without.
-# ruff: noqa: PLC0415
-
 
 NOTHING = (
     "torch.compile made no graph of the model; where it is one of torch's own modules, such as "
@@ -72,11 +70,9 @@ class _Stopwatch:
         self._began_s = 0.0
 
     def start(self, _: Any) -> None:
-        """A compilation begins."""
         self._began_s = time.perf_counter()
 
     def stop(self, _: Any) -> None:
-        """It has ended."""
         self.total_s += time.perf_counter() - self._began_s
 
 

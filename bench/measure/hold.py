@@ -67,4 +67,4 @@ def _cycles_per_ms(device: torch.device) -> float:
 
 def _sleep(cycles: int) -> None:
     """Queue a kernel that keeps the current stream busy; no public function of PyTorch does."""
-    torch.cuda._sleep(cycles)  # noqa: SLF001
+    torch.cuda._sleep(cycles)

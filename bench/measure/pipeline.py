@@ -42,7 +42,7 @@ def run_pipeline_anatomy(
     moments = Moments(device)
     steps: list[float] = []
     bubbles: list[tuple[float, float]] = []
-    assert isinstance(trainer.mode, PipelineMode)  # noqa: S101 - as its case says
+    assert isinstance(trainer.mode, PipelineMode)  # as its case says
     lead_in(trainer.step, device)
     with no_gc(), _marked(trainer.mode, moments) as (windows, chunks):
         for _ in range(num_steps):

@@ -64,7 +64,6 @@ class SampledGpu:
     samples: deque[Sample] = field(default_factory=lambda: deque(maxlen=int(KEPT_S / INTERVAL_S)))
 
     def within(self, start_s: float, end_s: float) -> list[Sample]:
-        """The samples of a span of time."""
         return [sample for sample in self.samples if start_s <= sample.moment_s <= end_s]
 
 

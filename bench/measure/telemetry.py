@@ -85,7 +85,6 @@ class Telemetry:
         return found["gpus"]
 
     def close(self) -> None:
-        """End the sampler."""
         self._is_open = False
         self._answers.close()
         self._peer.close()

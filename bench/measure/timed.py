@@ -124,7 +124,6 @@ class Trainer:
             self._scaler.update()
 
     def close(self) -> None:
-        """Release the batches, then the mode."""
         self._source.close()
         self.mode.close()
 

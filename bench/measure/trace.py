@@ -63,7 +63,6 @@ class TracedTrainer(Trainer):
         self.__dict__.update(trainer.__dict__)
 
     def step(self) -> None:
-        """One annotated optimizer step."""
         with record_function("step"):
             super().step()
 

@@ -41,11 +41,11 @@ def build_mode(
         return DataParallelMode(case, module, place)
     # Neither is imported by a run without it: they take a part of a second.
     if case.mode == "fsdp":
-        from ddp_bench.bench.modes.fsdp import ShardedMode  # noqa: PLC0415
+        from ddp_bench.bench.modes.fsdp import ShardedMode
 
         return ShardedMode(module, place, group, equal_replicas=equal_replicas)
     if case.is_staged:
-        from ddp_bench.bench.modes.pipeline import PipelineMode  # noqa: PLC0415
+        from ddp_bench.bench.modes.pipeline import PipelineMode
 
         return PipelineMode(case, module, stages, place, group)
     return SingleMode(module)

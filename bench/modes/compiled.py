@@ -13,7 +13,6 @@ from ddp_bench.bench.case import Case
 from ddp_bench.bench.modes.base import Unsupported
 
 # Importing the compiler takes seconds, which eager cases do without.
-# ruff: noqa: PLC0415
 
 OR_EAGER = "or leave --compile off"
 
@@ -80,7 +79,7 @@ def compiles_as(case: Case) -> Iterator[None]:
             joined = {"_fuse_ddp_communication": True, **_bucket_size(case)}
             stack.enter_context(_inductor.config.patch(joined))
             autograd = _dynamo.utils.maybe_enable_compiled_autograd
-            stack.enter_context(autograd(True, fullgraph=False, dynamic=False))  # noqa: FBT003 - torch's
+            stack.enter_context(autograd(True, fullgraph=False, dynamic=False))
         yield
 
 

@@ -70,7 +70,7 @@ class DistributedMode(Mode):
                 **delayed,
             )
         if self.ddp.will_sync_module_buffers():
-            self.broadcast_buffers = self.ddp._sync_buffers  # noqa: SLF001 - as its forward does
+            self.broadcast_buffers = self.ddp._sync_buffers  # as its forward does
         if case.comm_hook != "none":
             _register_hook(self.ddp, case.comm_hook, group)
 
@@ -79,13 +79,12 @@ class DistributedMode(Mode):
         plain = super().optimizer(make)
         if not self._case.zero_optimizer:
             return plain
-        from ddp_bench.bench.modes.zero import sharded  # noqa: PLC0415 - importing it takes half a second
+        from ddp_bench.bench.modes.zero import sharded  # importing it takes half a second
 
         self._sharded = sharded(plain, self._group)
         return self._sharded
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
-        """DDP's own `no_sync`."""
         return self.ddp.no_sync()
 
     @contextlib.contextmanager
@@ -107,7 +106,6 @@ class DistributedMode(Mode):
             vars(layer)["process_group"] = group  # past Module.__setattr__: this is within the timed block
 
     def compiles_as_asked(self) -> contextlib.AbstractContextManager[None]:
-        """Under the case's `optimize_ddp`."""
         return compiles_as(self._case)
 
     def bucket_layout(self) -> BucketLayout | None:
@@ -117,7 +115,7 @@ class DistributedMode(Mode):
         if self.ddp.logger is not None:
             # Otherwise the next forward does, which is one too late after three steps of a static graph.
             self.ddp.logger.set_runtime_stats_and_log()
-        data = self.ddp._get_ddp_logging_data()  # noqa: SLF001 - the reducer's only account of its buckets
+        data = self.ddp._get_ddp_logging_data()  # the reducer's only account of its buckets
         rebuilt = bool(data.get("has_rebuilt_buckets"))
         sizes = str(data["rebuilt_bucket_sizes" if rebuilt else "bucket_sizes"])
         indices = str(data.get("rebuilt_per_bucket_param_indices", "")) if rebuilt else ""
@@ -140,8 +138,7 @@ class DistributedMode(Mode):
         return why_ddp_stopped(str(error), self.module)
 
     def sample_every(self, iterations: int) -> None:
-        """Have DDP's logger sample every so many iterations."""
-        self.ddp._set_ddp_runtime_logging_sample_rate(iterations)  # noqa: SLF001 - no public way
+        self.ddp._set_ddp_runtime_logging_sample_rate(iterations)  # no public way
 
     def logged_window(self) -> float | None:
         """DDP's own overlap of the last published iteration, percent; None while unset.
@@ -149,7 +146,7 @@ class DistributedMode(Mode):
         Its communication window inside the backward over the window. It is published at the next forward, so
         it speaks of the iteration before; the logger says 0 for unset.
         """
-        data = self.ddp._get_ddp_logging_data()  # noqa: SLF001 - no public way
+        data = self.ddp._get_ddp_logging_data()  # no public way
         window_ns = int(data.get("backward_comm_time", 0))
         inside_ns = int(data.get("backward_compute_comm_overlap_time", 0))
         return 100 * inside_ns / window_ns if window_ns > 0 else None
@@ -247,7 +244,7 @@ def _constructor_settings(case: Case) -> dict[str, Any]:
         "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": case.sync_buffers,
     }
     if case.ddp_mixed_precision != "none":
-        from torch.nn.parallel.distributed import _MixedPrecision  # noqa: PLC0415 - private, so it may go
+        from torch.nn.parallel.distributed import _MixedPrecision  # private, so it may go
 
         half = torch.bfloat16
         settings["mixed_precision"] = _MixedPrecision(half, half, half)

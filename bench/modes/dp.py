@@ -64,7 +64,6 @@ class CudaDataParallel(nn.DataParallel[nn.Module]):
     """
 
     def parallel_apply(self, replicas: Sequence[nn.Module], inputs: Sequence[Any], kwargs: Any) -> list[Any]:
-        """Forward of every replica in its own thread."""
         autocast = _callers_autocast("cuda")
 
         def entered(replica: nn.Module) -> Any:
@@ -172,7 +171,6 @@ class HostDataParallel(nn.DataParallel[nn.Module]):
         return [future.result() for future in futures]
 
     def close(self) -> None:
-        """End the threads."""
         for thread in self._threads:
             thread.shutdown()
 

@@ -29,7 +29,7 @@ class ShardedMode(Mode):
         *,
         equal_replicas: bool = False,
     ) -> None:
-        assert group is not None  # noqa: S101 - the ranks that build it are its members
+        assert group is not None  # the ranks that build it are its members
         if not equal_replicas:
             _send_from_first(module, group)
         module = module.to(memory_format=torch.contiguous_format)

@@ -32,7 +32,7 @@ class PipelineMode(Mode):
         place: Place,
         group: dist.ProcessGroup | None,
     ) -> None:
-        assert stages is not None  # noqa: S101 - prepared with the case
+        assert stages is not None  # prepared with the case
         first = sum(stages.by_device[: place.rank])
         own = stages.layers(module)[first : first + stages.by_device[place.rank]]
         self.wrapped = self.module = nn.Sequential(*own)
@@ -89,7 +89,7 @@ class PipelineMode(Mode):
         return found
 
     def _loss_of(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        assert self._loss is not None  # noqa: S101 - set before the schedule runs
+        assert self._loss is not None  # set before the schedule runs
         # The stages were the model: what is left of the loss is that of what came out of them.
         return self._loss(lambda _: outputs, (outputs, targets))
 

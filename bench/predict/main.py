@@ -59,6 +59,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: Sequence[str] | None) -> int:
     options = parser().parse_args(argv)
-    from ddp_bench.bench.predict.command import predicted  # noqa: PLC0415 - pandas and scipy take a second
+    from ddp_bench.bench.predict.command import predicted  # pandas and scipy take a second
 
     return predicted(options)

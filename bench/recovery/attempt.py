@@ -75,7 +75,6 @@ class Report:
 
     @property
     def is_failure(self) -> bool:
-        """Whether something went wrong."""
         return self.status not in ("ok", "skipped")
 
     @property

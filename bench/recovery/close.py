@@ -64,7 +64,7 @@ def timing_of(recorder: Recorder, measuring_s: float, because: str) -> Timing:
 
 def _page(folder: Path) -> Path | None:
     # The report is a separate package that never imports torch; only a finished run reaches for it.
-    from ddp_bench.report.build import build  # noqa: PLC0415
+    from ddp_bench.report.build import build
 
     try:
         return build([folder], folder / "report.html")

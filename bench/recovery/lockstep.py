@@ -125,7 +125,7 @@ def _launched(group: dist.ProcessGroup | None) -> int | None:
         return NO_GROUP
     try:
         # Counted at the launch of each collective, by gloo and NCCL alike; there is no public way.
-        return int(group._get_sequence_number_for_group())  # type: ignore[attr-defined]  # noqa: SLF001
+        return int(group._get_sequence_number_for_group())  # type: ignore[attr-defined]
     except (AttributeError, RuntimeError):
         return None
 

@@ -108,7 +108,7 @@ def open_run(
         recorder = Recorder.begin(plan, writer)
     else:
         folder = earlier or resume
-        assert folder is not None  # noqa: S101 - one of the two is set here
+        assert folder is not None  # one of the two is set here
         lock = FolderLock(folder)
         recorder = Recorder.reopen(folder)
         code = _code_of(recorder, manifest)

@@ -244,7 +244,7 @@ class Watchdog:
                 (self._folder / "logs" / f"rank{rank}.txt").write_text(text, encoding="utf-8")
 
     def _where(self) -> str:
-        frame = sys._current_frames().get(self._main)  # noqa: SLF001 - documented, though underscored
+        frame = sys._current_frames().get(self._main)  # documented, though underscored
         if frame is None:
             return "has no main thread"
         return f"in {frame.f_code.co_name} ({Path(frame.f_code.co_filename).name}:{frame.f_lineno})"

@@ -31,7 +31,7 @@ from ddp_bench.bench.results.steady import steady
 from ddp_bench.bench.results.store import RunData
 from ddp_bench.bench.results.typical import FITTED, UNKNOWN, Typical
 from ddp_bench.bench.settings import RANK_PER_DEVICE
-from ddp_bench.bench.stats import Interval, Samples, median_interval, median_intervals, paired_ratio
+from ddp_bench.bench.stats import Interval, median_interval, median_intervals, paired_ratio
 
 SHARES = ("overlap_trace_pct", "overlap_window_pct", "dp_device0_pct")
 """Columns that cannot leave 0-100, nor can their intervals."""
@@ -260,7 +260,10 @@ def _buckets(
     if "ready_ms" in moments:
         # DDP launches a bucket once it and every bucket before it is ready (reducer.cpp).
         moments["launch_ms"] = np.maximum.accumulate(moments["ready_ms"], axis=1)
-    intervals = {name: _medians(values) for name, values in moments.items()}
+    intervals = {
+        name: [_of_enough(found, len(values)) for found in median_intervals(values)]
+        for name, values in moments.items()
+    }
     return [
         {
             "case_id": case_id,
@@ -341,11 +344,6 @@ def _columns(name: str, interval: Interval) -> dict[str, float]:
 def _median(values: Collection[float]) -> Interval:
     """Return the median, with an interval where there are enough values for one."""
     return _of_enough(median_interval(list(values)), len(values))
-
-
-def _medians(samples: Samples) -> list[Interval]:
-    """Return the same for every column of an array of a row per block."""
-    return [_of_enough(found, len(samples)) for found in median_intervals(samples)]
 
 
 def _of_enough(found: Interval, num_values: int) -> Interval:

@@ -135,7 +135,7 @@ class State:
         self.ended = because
 
 
-def _require(holds: bool, what: str) -> None:  # noqa: FBT001 - a condition
+def _require(holds: bool, what: str) -> None:
     if not holds:
         raise ValueError(f"it does not tell {what}")
 
@@ -264,7 +264,7 @@ def _whole_bytes(tail: bytes, *, at_start: bool, num_ranks: Mapping[str, int]) -
         first -= 1
     if first == 0 and not at_start:
         return None
-    assert last is not None  # noqa: S101 - an invariant: it stands before the first broken row
+    assert last is not None
     whole = good - first >= num_ranks.get(last[0], 1)
     return begin + sum(lengths[: good if whole else first])
 

@@ -148,14 +148,12 @@ class Recorder:
             return self._writer.append_failure(case_id, text)
 
     def set_layout(self, case_id: str, layout: BucketLayout | None) -> None:
-        """The gradient buckets of a DDP case."""
         if layout is None or self.journal.state.layouts.get(case_id) == layout:
             return
         with self._writing():
             self.journal.write({"layout": [case_id, layout.num_bytes, layout.parameters]})
 
     def add_block(self, rows: Sequence[dict[str, Any]]) -> None:
-        """The rows of one block, one per rank that took part."""
         with self._writing():
             self._writer.append("blocks.csv", rows)
         self._take(rows)
@@ -193,7 +191,6 @@ class Recorder:
         return load_blocks(self.folder / "blocks.csv")
 
     def images_per_s(self) -> dict[str, ByRound]:
-        """Throughput of every case and round so far."""
         return images_per_s_by_round(self._times, self._units_per_step())
 
     def _units_per_step(self) -> dict[str, int]:

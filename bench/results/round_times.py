@@ -152,11 +152,9 @@ class RoundTimes:
         return cls(blocks(dict(zip(names, row, strict=True)) for row in values))
 
     def add(self, rows: Sequence[Row]) -> None:
-        """One block: its rows, one per rank that took part."""
         self.cases.setdefault(str(rows[0]["case_id"]), CaseTimes()).add(rows)
 
     def of_case(self, case_id: str) -> CaseTimes:
-        """The blocks of a case, which may be none."""
         return self.cases.get(case_id) or CaseTimes()
 
     def step_ms(self, phase: str) -> dict[str, ByRound]:

@@ -149,7 +149,6 @@ class FolderLock:
         os.register_at_fork(after_in_child=self.release)
 
     def release(self) -> None:
-        """Let go of the folder."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -191,13 +190,11 @@ class RunWriter:
             raise
 
     def close(self) -> None:
-        """Let go of the files."""
         for table in self._tables.values():
             os.close(table)
         self._tables.clear()
 
     def write_trace(self, name: str, content: bytes) -> None:
-        """Put a file into `traces/`."""
         folder = self.folder / "traces"
         make_folder(folder)
         replace_file(folder / name, lambda path: path.write_bytes(content))

@@ -134,7 +134,7 @@ def load_blocks(path: Path, num_ranks: Mapping[str, int] | None = None) -> pd.Da
     rows = read_table(path, BLOCKS)
     if rows.empty:
         return rows
-    same = [(rows[name] == rows[name].iloc[-1]).fillna(False) for name in _BLOCK]  # noqa: FBT003 - NA is not
+    same = [(rows[name] == rows[name].iloc[-1]).fillna(False) for name in _BLOCK]
     last = same[0] & same[1] & same[2]
     lacks_ranks = last.sum() < num_ranks.get(rows["case_id"].iloc[-1], 1)
     return rows[~last] if lacks_ranks else rows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -38,7 +38,6 @@ class Typical:
         return all(column in self._columns for column in columns)
 
     def step_ms(self, case_id: str, phase: str = "timed") -> Interval:
-        """The typical step of a case."""
         column = (case_id, phase)
         if not self.has(column):
             return UNKNOWN
@@ -115,7 +114,7 @@ def _connected(step_ms: Mapping[Column, ByRound]) -> list[Column]:
     while left:
         found, rounds = [left.pop(0)], set[int]()
         while True:
-            rounds |= _rounds(step_ms[column] for column in found)
+            rounds |= {r for column in found for r in step_ms[column]}
             more = [column for column in left if rounds & step_ms[column].keys()]
             if not more:
                 break
@@ -123,7 +122,3 @@ def _connected(step_ms: Mapping[Column, ByRound]) -> list[Column]:
             left = [column for column in left if column not in more]
         largest = max(largest, found, key=len)
     return [column for column in step_ms if column in set(largest)]
-
-
-def _rounds(columns: Iterable[ByRound]) -> set[int]:
-    return {r for by_round in columns for r in by_round}

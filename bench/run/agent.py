@@ -148,7 +148,6 @@ class LoopbackRendezvous(RendezvousHandler):
         return True
 
     def get_backend(self) -> str:
-        """Name of the kind of rendezvous."""
         return BACKEND
 
     def next_rendezvous(self) -> RendezvousInfo:
@@ -158,11 +157,9 @@ class LoopbackRendezvous(RendezvousHandler):
         return RendezvousInfo(self._store, 0, 1, RendezvousStoreInfo(ADDRESS, self._port))
 
     def is_closed(self) -> bool:
-        """Whether the job has ended."""
         return self._closed
 
     def set_closed(self) -> None:
-        """End the job."""
         self._closed = True
 
     def num_nodes_waiting(self) -> int:
@@ -170,7 +167,6 @@ class LoopbackRendezvous(RendezvousHandler):
         return 0
 
     def get_run_id(self) -> str:
-        """The run's id."""
         return self._run_id
 
     def shutdown(self) -> bool:

@@ -153,7 +153,7 @@ class Blocks:
         """Do a piece of work for a case on its ranks: when it began, and what each of them reports."""
 
         def explained() -> T:
-            assert work is not None  # noqa: S101 - only then is this called
+            assert work is not None  # only then is this called
             try:
                 return work()
             except RuntimeError as error:

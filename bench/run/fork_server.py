@@ -41,7 +41,7 @@ class ForkServer:
 
     def __init__(self, modules: Sequence[str], variables: Mapping[str, str]) -> None:
         """Start a process that imports `modules`; what fails there fails in the ranks, which say so."""
-        from ddp_bench.bench.package import own_command  # noqa: PLC0415 - see _become_rank
+        from ddp_bench.bench.package import own_command  # see _become_rank
 
         self.variables = dict(variables)
         # An abstract name leaves nothing on a disk, whatever ends this process.
@@ -208,7 +208,7 @@ def _is_ours(peer: socket.socket) -> bool:
 
 def _become_rank(server: int) -> None:
     # Imported here for the same reason as above.
-    from ddp_bench.bench.parent_death import end_with  # noqa: PLC0415
+    from ddp_bench.bench.parent_death import end_with
 
     os.setsid()
     end_with(server)
@@ -257,7 +257,7 @@ def _stand_for_rank(address: str, arguments: Sequence[str]) -> NoReturn:
             if server.recv(1):
                 # The server takes its ranks along when it is killed.
                 _end_with(int(server.recv(16) or -signal.SIGKILL))
-    os.execv(sys.executable, [sys.executable, *arguments])  # noqa: S606 - what the agent was to start
+    os.execv(sys.executable, [sys.executable, *arguments])
 
 
 def _end_with(code: int) -> NoReturn:

@@ -35,7 +35,6 @@ from ddp_bench.bench.run.agent import no_logs, run_ranks, use_loopback
 from ddp_bench.bench.run.fork_server import ForkServer
 
 RUN = own_command("run")[1:]
-"""`bench.run` as Python takes it."""
 
 
 def launch(

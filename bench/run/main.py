@@ -138,8 +138,8 @@ def _run(
 ) -> int:
     resume: Path | None = how["resume"]
     # Torch takes seconds to import: a typing mistake is answered before that.
-    from ddp_bench.bench.recovery.reopen import MAY_CHANGE  # noqa: PLC0415
-    from ddp_bench.bench.run import job  # noqa: PLC0415
+    from ddp_bench.bench.recovery.reopen import MAY_CHANGE
+    from ddp_bench.bench.run import job
 
     if resume is not None:
         changes = {name: getattr(settings, name) for name in options}
@@ -154,7 +154,7 @@ def _run(
         return ExitCode.OK
     if not is_rank():
         return job.launch_here(prepared, arguments, resume=resume, began_s=began_s, forks=server)
-    from ddp_bench.bench.run.rank import Rank  # noqa: PLC0415
+    from ddp_bench.bench.run.rank import Rank
 
     rank = Rank(prepared, arguments, resume=resume, quiet=how["quiet"], as_json=how["json"])
     # From here on an error may be news from one rank alone.

@@ -71,7 +71,7 @@ def shuffled(phases: list[str], seed: str) -> list[str]:
     Neither of the two always follows the other: what a block leaves behind would look like exposure.
     """
     plain = [phase for phase in phases if phase in ("timed", "no_sync")]
-    random.Random(seed).shuffle(plain)  # noqa: S311 - a schedule
+    random.Random(seed).shuffle(plain)
     return plain + [phase for phase in phases if phase not in plain]
 
 
@@ -192,7 +192,7 @@ def _settled(block: Work, group: Any, device: torch.device) -> BlockTimes:
 
 
 def _replay(live: LiveCase, trainer: Trainer, place: Place, clock: Clock) -> BlockTimes:
-    assert live.layout is not None  # noqa: S101 - a case that communicates has buckets
+    assert live.layout is not None  # a case that communicates has buckets
     sizes = live.layout.num_bytes
     if live.case.comm_hook in HALF_HOOKS:
         sizes = tuple(4 * count for count in live.layout.num_gradients)
@@ -201,13 +201,13 @@ def _replay(live: LiveCase, trainer: Trainer, place: Place, clock: Clock) -> Blo
 
 
 def _calibration(live: LiveCase, trainer: Trainer, place: Place, clock: Clock) -> BlockTimes:
-    assert live.layout is not None  # noqa: S101 - a case that communicates has buckets
+    assert live.layout is not None  # a case that communicates has buckets
     return run_calibration(trainer, live.layout, live.group, place.device, clock)
 
 
 def _anatomy(live: LiveCase, trainer: Trainer, place: Place) -> BlockTimes:
     if live.case.is_staged:
-        from ddp_bench.bench.measure.pipeline import run_pipeline_anatomy  # noqa: PLC0415 - imported with such a case
+        from ddp_bench.bench.measure.pipeline import run_pipeline_anatomy  # imported with such a case
 
         return run_pipeline_anatomy(trainer, live.case, ANATOMY_STEPS, place.device, live.group)
     local_steps = 1 if live.communicates and "no_sync" not in live.case.unmeasured else 0

@@ -67,7 +67,6 @@ class LiveCase:
         return self.case.communicates
 
     def close(self) -> None:
-        """Release what it holds."""
         if self.trainer is not None:
             self.trainer.close()
             self.trainer = None
@@ -179,7 +178,7 @@ def _memory_columns(by_rank: Sequence[Sequence[DeviceMemory]], mode: str) -> dic
 def _trainer(case: Case, mode: Mode, workload: Workload, source: BatchSource) -> Trainer:
     if not case.is_staged:
         return Trainer(case, mode, workload, source)
-    from ddp_bench.bench.measure.pipeline import PipelineTrainer  # noqa: PLC0415 - imported with such a case
+    from ddp_bench.bench.measure.pipeline import PipelineTrainer  # imported with such a case
 
     return PipelineTrainer(case, mode, workload, source)
 

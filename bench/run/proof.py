@@ -78,7 +78,6 @@ class Prover:
     """What the model raised in float64; empty where it runs in it."""
 
     def __post_init__(self) -> None:
-        """Nothing is known yet."""
         self._loss = loss_function(self.workload)
         self._references: dict[Split, Tensor] = {}
         self.splitter = Splitter(self.workload, self.template, self.place, self.seed)

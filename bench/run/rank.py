@@ -206,7 +206,7 @@ class Rank:
 
     def _stopped(self) -> None:
         """Bring the files up to date on a signal, on a thread of its own; the main thread writes no more."""
-        assert self._opened is not None  # noqa: S101 - set before signals are heard
+        assert self._opened is not None  # set before signals are heard
         self._opened.recorder.lock.acquire(timeout=LOCK_WAIT_S)
         finish_and_say(self._opened.recorder.folder, "interrupted", lock=self._opened.lock)
         os._exit(ExitCode.INTERRUPTED)
@@ -261,7 +261,7 @@ def _conclude(
     if missing is not None:
         print(f"{speaker()}: {missing}", file=sys.stderr)
     # The report is a separate package that never imports torch; only a finished run reaches for it.
-    from ddp_bench.report.build import build, write_markdown  # noqa: PLC0415
+    from ddp_bench.report.build import build, write_markdown
 
     page = build([folder], folder / "report.html")
     after_startup_s = before_s + startup.since_s()

@@ -96,7 +96,6 @@ class Reference:
     """Kinds of modules in evaluation beside dropout: those that draw random numbers."""
 
     def __post_init__(self) -> None:
-        """Nothing is known yet."""
         self._plain = with_plain_optimizer(self.workload)
         self._loss = loss_function(self.workload)
         self._known: dict[tuple[object, ...], Weights] = {}
@@ -220,7 +219,7 @@ def drawing_kinds(forward: Callable[[], object]) -> tuple[type[nn.Module], ...]:
 def _generators() -> object:
     """The states of the generators that a model may draw from."""
     of_torch = [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else [])]
-    of_numpy = repr(np.random.get_state())  # noqa: NPY002 - the one that models draw from
+    of_numpy = repr(np.random.get_state())  # the one that models draw from
     return [state.numpy().tobytes() for state in of_torch], random.getstate(), of_numpy
 
 

@@ -80,7 +80,6 @@ class Schedule:
     """Seconds of the last of them."""
 
     def add(self, case_id: str, phase: str, seconds: float, *, oversubscribed: bool) -> None:
-        """Count a block of a round that was measured."""
         if phase in ("warmup", "sustained"):
             return
         self.spent_s[_kind(phase, oversubscribed=oversubscribed)] += seconds
@@ -303,7 +302,7 @@ class StopRule:
 
         By width, never by significance: who stops once 1 is excluded finds winners that are not there.
         """
-        assert self._recorder is not None  # noqa: S101 - the caller has asked
+        assert self._recorder is not None  # the caller has asked
         if comparisons := self._recorder.comparisons:
             return all(one.is_narrow for one in comparisons)
         return self._recorder.half_width() <= self._settings.margin / 2
@@ -325,6 +324,5 @@ class StopRule:
         return left_s / self._left_at_first_s if self._left_at_first_s > 0 else 0.0
 
     def out_of_time(self) -> bool:
-        """Whether the time limit has passed."""
         left = self.left_s()
         return left is not None and left <= 0

@@ -39,7 +39,7 @@ def together(
     return found
 
 
-def _is_told(failed: bool, place: Place, group: dist.ProcessGroup | None) -> bool:  # noqa: FBT001 - sent as it is
+def _is_told(failed: bool, place: Place, group: dist.ProcessGroup | None) -> bool:
     if group is None:
         return failed
     told = torch.tensor([float(failed)], device=place.device)

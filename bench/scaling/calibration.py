@@ -65,7 +65,6 @@ class Identity:
     step: str = ""
     """How a step is computed beside its precision, such as `channels_last, fused optimizer`."""
     unit: str = IMAGES
-    """What throughput counts."""
     units_per_sample: int = 1
     """How many of them a row of the batch holds."""
 
@@ -115,7 +114,6 @@ class Calibration:
 
     @property
     def spread(self) -> RankSpread:
-        """How the steps of ranks differ."""
         return RankSpread(of_ranks=self.rank_spread, of_slowest=self.slowest_spread, num_ranks=self.num_ranks)
 
     def compute(self, value: Value = median) -> Compute:
@@ -162,7 +160,6 @@ class Calibration:
             raise UsageError("calibration: a step, or the spread or error, is impossible; calibrate again")
 
     def to_json(self) -> str:
-        """The text of `calibration.json`."""
         return json.dumps({"schema_version": CALIBRATION_VERSION, **asdict(self)}, indent=1) + "\n"
 
     @classmethod

@@ -52,7 +52,6 @@ class CostCurve:
         return min((t1 - t0) / (b1 - b0), t1 / b1) or t1 / b1
 
     def scaled(self, factor: float) -> CostCurve:
-        """The same curve with every time multiplied."""
         return CostCurve(tuple((size, ms * factor) for size, ms in self.points))
 
     def with_lanes(self, lanes: int) -> CostCurve:
@@ -98,7 +97,7 @@ def measured_curve(points: Iterable[tuple[int, Sequence[float]]]) -> CostCurve:
     if not medians or medians[-1][1] <= 0:
         return CostCurve()
     logs = np.log([max(ms, 1e-6) for _, ms in medians])
-    import scipy  # noqa: PLC0415 - the names of networks, in a --help, need none of it
+    import scipy  # the names of networks, in a --help, need none of it
 
     rising = np.exp(scipy.optimize.isotonic_regression(logs).x)
     return CostCurve(tuple((size, float(ms)) for (size, _), ms in zip(medians, rising, strict=True)))

@@ -82,7 +82,8 @@ class Predictions:
         """Read the document from that text. Raises UsageError, naming `source`, where it is not one."""
         data = parse_json(content, source)
         try:
-            _check_version(data["schema_version"])
+            if (version := data["schema_version"]) not in (1, DOCUMENT_VERSION):
+                raise ValueError(f"schema {version!r}, this version reads up to {DOCUMENT_VERSION}")
             checked = data["validation"]
             return cls(
                 identity=Identity(**data["identity"]),
@@ -126,11 +127,6 @@ def _mark_of(p: Prediction, *, asked: bool) -> Mark:
         num_buckets=p.num_buckets,
         reason=p.reason,
     )
-
-
-def _check_version(version: object) -> None:
-    if version not in (1, DOCUMENT_VERSION):
-        raise ValueError(f"schema {version!r}, this version reads up to {DOCUMENT_VERSION}")
 
 
 def _line(data: Mapping[str, Any]) -> Line:

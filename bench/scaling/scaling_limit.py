@@ -27,7 +27,6 @@ class Curve:
 
     @property
     def most_devices(self) -> int:
-        """The largest device count."""
         return max(p.scenario.num_devices for p in self.predictions)
 
 

@@ -112,11 +112,9 @@ class StepModel:
         )
 
     def layout(self, caps: BucketCaps) -> Layout:
-        """The buckets that DDP makes under caps."""
         return assign_cap(self.num_bytes, caps, kinds=self.kinds)
 
     def step_ms(self, layout: Layout) -> float:
-        """The simulated step under `layout`."""
         work = make_work(self.num_bytes, self.ready_ms, layout, self.comm_ms, wire_share=self.wire_share)
         step = simulate(
             work, self.compute, slowdown=self.slowdown, copy_ms=self.copy_ms, residual_ms=self.residual_ms

@@ -107,9 +107,9 @@ def _tune(
     server: ForkServer | None,
 ) -> int:
     # Torch takes seconds to import: the command line is refused before that.
-    from ddp_bench.bench.cluster.ranks import PeerLostError  # noqa: PLC0415
-    from ddp_bench.bench.predict.source import load_calibration  # noqa: PLC0415
-    from ddp_bench.bench.tune.request import make_request  # noqa: PLC0415
+    from ddp_bench.bench.cluster.ranks import PeerLostError
+    from ddp_bench.bench.predict.source import load_calibration
+    from ddp_bench.bench.tune.request import make_request
 
     request, job = make_request(options, reuse=how["calibration"], accept=how["accept"])
     if how["dry_run"]:
@@ -119,8 +119,8 @@ def _tune(
         if request.reuse is not None:
             load_calibration(request.reuse)  # a folder that cannot be used is refused before ranks start
         return _launch(request, job, arguments, began_s=began_s, server=server)
-    from ddp_bench.bench.recovery.failures import RESTART_EXIT_CODE  # noqa: PLC0415
-    from ddp_bench.bench.tune.stages import Tuning  # noqa: PLC0415
+    from ddp_bench.bench.recovery.failures import RESTART_EXIT_CODE
+    from ddp_bench.bench.tune.stages import Tuning
 
     try:
         tuning = Tuning(request, job, quiet=how["quiet"])
@@ -128,7 +128,7 @@ def _tune(
     except PeerLostError:
         return RESTART_EXIT_CODE
     if answer is not None:
-        from ddp_bench.bench.tune.output import as_json, show  # noqa: PLC0415
+        from ddp_bench.bench.tune.output import as_json, show
 
         if how["json"]:
             print(to_json({"results": str(tuning.out), **as_json(answer)}))
@@ -140,10 +140,10 @@ def _tune(
 def _launch(
     request: Request, job: Job, arguments: Sequence[str], *, began_s: float, server: ForkServer | None
 ) -> int:
-    from ddp_bench.bench.cluster.meeting import host_name  # noqa: PLC0415
-    from ddp_bench.bench.results import store  # noqa: PLC0415
-    from ddp_bench.bench.run import launch  # noqa: PLC0415
-    from ddp_bench.bench.tune.request import STAGES  # noqa: PLC0415
+    from ddp_bench.bench.cluster.meeting import host_name
+    from ddp_bench.bench.results import store
+    from ddp_bench.bench.run import launch
+    from ddp_bench.bench.tune.request import STAGES
 
     out = request.out or store.default_folder(host=host_name(), name="tune")
     store.check_claimable(out)
@@ -160,8 +160,8 @@ def _launch(
 
 
 def _show_plan(request: Request, job: Job) -> None:
-    from ddp_bench.bench.console import format_s  # noqa: PLC0415
-    from ddp_bench.bench.run.job import print_plan  # noqa: PLC0415
+    from ddp_bench.bench.console import format_s
+    from ddp_bench.bench.run.job import print_plan
 
     if request.reuse is None:
         print("Stage 1, calibration: ready times, all-reduce curve, slow-downs, copies, residual")

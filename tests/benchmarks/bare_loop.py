@@ -42,7 +42,7 @@ def main(run: Path, deadline_s: float, out: Path) -> None:
         trainers[case.case_id] = trainer_of(case, cluster, group) if takes_part else None
         cluster.barrier()
     rounds: list[dict[str, float]] = []
-    order = random.Random(0)  # noqa: S311 - a schedule
+    order = random.Random(0)
     while cluster.from_first(time.time() < deadline_s):
         own = {}
         for case_id in order.sample(sorted(trainers), len(trainers)):

@@ -50,7 +50,7 @@ def _write(folder: Path, settings: Settings, *, link: str | None) -> Path:
     plan = expand(settings, Machine(device_type="cpu", devices_per_node=2), arch="resnet18", image_size=64)
     layouts = {p.case.case_id: _layout(p.case) for p in plan if p.case.mode == "ddp" and not p.skip_reason}
     outcomes = [_outcome(p, link) for p in plan]
-    random = Random(7)  # noqa: S311 - noise of a hand-made run, not a secret
+    random = Random(7)
     rows = [row for o in outcomes if o.status == "ok" for row in _blocks(o.planned, random)]
     folder.mkdir(parents=True)
     manifest = _manifest(folder.name, settings, link)

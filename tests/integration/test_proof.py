@@ -68,7 +68,7 @@ def test_stale_weights_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_prefix_in_the_state_dict_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ddp_bench.bench.modes.base import Mode  # noqa: PLC0415 - patched in this test alone
+    from ddp_bench.bench.modes.base import Mode  # patched in this test alone
 
     def prefixed(self: Mode) -> dict[str, torch.Tensor]:
         return {f"module.{k}": v for k, v in self.module.state_dict().items()}

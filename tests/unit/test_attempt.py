@@ -197,7 +197,7 @@ def test_what_a_replica_raised_is_named_by_its_own_line() -> None:
     """As nn.DataParallel hands it on: the type stays, the text becomes a traceback."""
     for kind, text in ((RuntimeError, "CUDA error: unspecified launch failure"), (ValueError, "no luck")):
         try:
-            raise kind(text)  # noqa: TRY301 - as a replica does
+            raise kind(text)  # as a replica does
         except kind:
             wrapped = ExceptionWrapper(where="in replica 1 on device 1")
         with pytest.raises(kind, match="Caught") as caught:

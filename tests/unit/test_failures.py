@@ -43,7 +43,7 @@ TERM, KILL, SEGV = -signal.SIGTERM, -signal.SIGKILL, -signal.SIGSEGV
         ({}, False, "failed", "a rank ended unexpectedly in round 3 (timed)"),
     ],
 )
-def test_the_cause_of_a_failure(codes: dict[int, int], oom: bool, status: str, words: str) -> None:  # noqa: FBT001 - a parameter
+def test_the_cause_of_a_failure(codes: dict[int, int], oom: bool, status: str, words: str) -> None:
     found = failure_of(codes, what="round 3 (timed)", out_of_memory=oom)
     assert found.status == status
     assert words in found.reason

@@ -79,7 +79,7 @@ def test_an_editable_installs_finder_is_asked(
 ) -> None:
     file = folders[0] / "lib" / "net_d.py"
     made: dict[str, type] = {}
-    exec(FINDER.format(file=str(file)), made)  # noqa: S102 - as setuptools writes one
+    exec(FINDER.format(file=str(file)), made)  # as setuptools writes one
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, made["Finder"]])
     assert source_of("net_d") == file
 

@@ -38,7 +38,7 @@ def measured(
     gains: Mapping[Candidate, float], *, num_rounds: int = 12, noise: float = 0.004, seed: int = 0
 ) -> Answer:
     """Rounds of a machine that becomes a third slower on the way, the default taking 500 ms at first."""
-    chance = random.Random(seed)  # noqa: S311 - noise, not a secret
+    chance = random.Random(seed)
 
     def rates(gain: float) -> ByRound:
         base = GLOBAL_BATCH * 1000 / 500

@@ -80,7 +80,7 @@ def test_elimination_gives_the_best_more_rounds_and_loses_it_no_more_often_than_
     """In the same number of steps; gains of 0 to 5% in noise of 5% per step."""
     truth = {"default": 100.0, "a": 95.0, "b": 97.0, "c": 98.0, "d": 100.0}
     elimination = Elimination("default", tuple(case for case in truth if case != "default"))
-    chance, budget, tries = random.Random(1), 150, 200  # noqa: S311 - noise, not a secret
+    chance, budget, tries = random.Random(1), 150, 200
     eliminating = [_best_after(elimination, truth, budget, chance) for _ in range(tries)]
     even = [_best_after(None, truth, budget, chance) for _ in range(tries)]
     found, found_evenly = (sum(best == "a" for best, _ in every) for every in (eliminating, even))
@@ -137,7 +137,7 @@ def test_what_was_asked_for_beside_the_layout_is_never_left_out() -> None:
 
 def test_the_winner_of_an_elimination_needs_no_fresh_rounds() -> None:
     """Among five equal ones it finds a winner in at most 5% of tunings: all intervals hold at once."""
-    chance, wrong, tries = random.Random(2), 0, 400  # noqa: S311 - noise, not a secret
+    chance, wrong, tries = random.Random(2), 0, 400
     found = [replace(candidate, bound_ms=90.0) for candidate in layouts(*[100.0] * 5)]
     names = {str(i): candidate for i, candidate in enumerate(found)}
     elimination = Elimination("0", tuple(list(names)[1:]))
