@@ -22,7 +22,15 @@ from ddp_bench.bench.plan import Planned
 from ddp_bench.bench.recovery.failures import Failure, failure_of, is_stuck, progress_of, written
 from ddp_bench.bench.results import store
 from ddp_bench.bench.results.disk import read_bytes
-from ddp_bench.bench.results.journal import JOURNAL, MOST_JOURNAL_BYTES, State, read
+from ddp_bench.bench.results.journal import (
+    JOURNAL,
+    MOST_JOURNAL_BYTES,
+    Attempt,
+    Retry,
+    State,
+    UnderWay,
+    read,
+)
 from ddp_bench.bench.results.recorder import Block, Recorder
 from ddp_bench.bench.results.store import FolderLock, read_manifest
 from ddp_bench.bench.settings import Settings
@@ -119,12 +127,12 @@ def open_run(
         else:
             _retry_failed_cases(recorder)
         _carry_on(recorder, manifest, code, resumed=earlier is None)
-    attempt = {
-        "run_id": run_id,
-        "progress": _progress_of(recorder),
-        "oom_kills": {hello.host: hello.oom_kills for hello in hellos if hello.oom_kills is not None},
-    }
-    recorder.journal.write({"attempt": attempt}, sync=True)
+    attempt = Attempt(
+        run_id=run_id,
+        progress=_progress_of(recorder),
+        oom_kills={hello.host: hello.oom_kills for hello in hellos if hello.oom_kills is not None},
+    )
+    recorder.journal.write(attempt, sync=True)
     return Opened(recorder, lock, _progress_so_far(recorder, notes))
 
 
@@ -167,8 +175,7 @@ def _is_own(folder: Path, run_id: str) -> bool:
 
 def _is_of(folder: Path, run_id: str) -> bool:
     attempts = read(folder).attempts
-    last = attempts[-1] if attempts else None
-    return isinstance(last, dict) and last.get("run_id") == run_id
+    return bool(attempts) and attempts[-1].run_id == run_id
 
 
 def _check_worth_it(recorder: Recorder, settings: Settings) -> None:
@@ -194,20 +201,20 @@ def _settle_fault(recorder: Recorder, hellos: Sequence[RankHello]) -> list[str]:
     """Put the fault down to the case or curve that was under way; what to tell the user."""
     state = recorder.journal.state
     codes = {rank: code for hello in hellos for rank, code in hello.failure.items()}
-    kills_before = state.attempts[-1].get("oom_kills", {})
+    kills_before = state.attempts[-1].oom_kills
     out_of_memory = any(
         hello.oom_kills is not None and hello.oom_kills > kills_before.get(hello.host, hello.oom_kills)
         for hello in hellos
     )
-    under_way = state.under_way or {}
-    found = failure_of(codes, what=under_way.get("what", "between cases"), out_of_memory=out_of_memory)
-    index, curve = under_way.get("index"), under_way.get("curve")
+    under_way = state.under_way or UnderWay(what="between cases")
+    found = failure_of(codes, what=under_way.what, out_of_memory=out_of_memory)
+    index, curve = under_way.index, under_way.curve
     if index is not None:
         return [fail_case(recorder, index, found)]
     if curve is not None:
         recorder.add_allreduce(curve[0], curve[1], {})
         return [f"all-reduce curve left out: {found.reason}"]
-    if is_stuck([*(attempt.get("progress") for attempt in state.attempts), _progress_of(recorder)]):
+    if is_stuck([*(attempt.progress for attempt in state.attempts), _progress_of(recorder)]):
         raise GaveUpError(f"gave up: {found.reason}, again and again; see the messages above")
     return []
 
@@ -216,7 +223,7 @@ def fail_case(recorder: Recorder, index: int, found: Failure) -> str:
     """Write down why a case ends here, and what its ranks say; the sentence for the user."""
     state = recorder.journal.state
     case_id = state.plan[index].case.case_id
-    what = (state.under_way or {}).get("what", "")
+    what = state.under_way.what if state.under_way else ""
     kept = any(c == case_id and phase == "timed" for c, phase, _ in recorder.measured())
     reason = f"{found.reason}; its finished rounds are kept" if kept else found.reason
     recorder.set_outcome(index, found.status, reason)
@@ -232,10 +239,10 @@ def _retry_failed_cases(recorder: Recorder) -> None:
     settled = recorder.journal.state.settled
     again = [index for index, s in settled.items() if s.status in ("failed", "oom", "timeout")]
     recorder.note(None, "between attempts")
-    recorder.journal.write({"retry": again}, sync=True)
+    recorder.journal.write(Retry(indices=tuple(again)), sync=True)
 
 
-def _progress_of(recorder: Recorder) -> list[int]:
+def _progress_of(recorder: Recorder) -> tuple[int, ...]:
     return progress_of(recorder.journal.state, (recorder.folder / "blocks.csv").stat().st_size)
 
 

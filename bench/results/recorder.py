@@ -27,7 +27,8 @@ from ddp_bench.bench.results.aggregate import (
 )
 from ddp_bench.bench.results.comparisons import Comparison, pairs_of
 from ddp_bench.bench.results.disk import remove_unfinished
-from ddp_bench.bench.results.journal import Journal, repair_allreduce, repair_blocks
+from ddp_bench.bench.results.journal import Curve, End, Journal, Layout, Settled
+from ddp_bench.bench.results.repair import repair_allreduce, repair_blocks
 from ddp_bench.bench.results.round_times import ByRound, CaseTimes, RoundTimes
 from ddp_bench.bench.results.schema import COMPARISONS, typed_frame
 from ddp_bench.bench.results.store import MEASURED, RunWriter, read_manifest
@@ -128,10 +129,10 @@ class Recorder:
         """The last round with a timed block."""
         return max((r for rounds in self._times.step_ms("timed").values() for r in rounds), default=0)
 
-    def note(self, index: int | None, what: str, **more: Any) -> None:
+    def note(self, index: int | None, what: str, curve: tuple[int, str] | None = None) -> None:
         """What is under way from now on, for whoever has to tell how this process ended."""
         with self._writing():
-            self.journal.note(index, what, **more)
+            self.journal.note(index, what, curve)
 
     def set_outcome(
         self, index: int, status: str, reason: str = "", facts: Mapping[str, Any] | None = None
@@ -140,7 +141,8 @@ class Recorder:
         old = self.journal.state.settled.get(index)
         known = {**(old.facts if old else {}), **(facts or {})}
         with self._writing():
-            self.journal.write({"outcome": [index, status, reason, known]}, sync=True)
+            outcome = Settled(index=index, status=status, reason=reason, facts=known)
+            self.journal.write(outcome, sync=True)
 
     def add_failure(self, case_id: str, text: str) -> Path:
         """Keep what the ranks say of a failure of a case; the file, which has those before, too."""
@@ -151,7 +153,8 @@ class Recorder:
         if layout is None or self.journal.state.layouts.get(case_id) == layout:
             return
         with self._writing():
-            self.journal.write({"layout": [case_id, layout.num_bytes, layout.parameters]})
+            found = Layout(case_id=case_id, num_bytes=layout.num_bytes, parameters=layout.parameters)
+            self.journal.write(found)
 
     def add_block(self, rows: Sequence[dict[str, Any]]) -> None:
         with self._writing():
@@ -174,7 +177,7 @@ class Recorder:
         """Times of the all-reduce by itself, by message size in bytes; none where it failed."""
         with self._writing():
             self._writer.append("allreduce.csv", allreduce_rows(num_ranks, backend, times_ms))
-            self.journal.write({"curve": [num_ranks, backend]}, sync=True)
+            self.journal.write(Curve(num_ranks=num_ranks, backend=backend), sync=True)
 
     def _pairs(self) -> list[tuple[str, str]]:
         """The pairs to compare; a case whose bucket layout another has stands for nothing."""
@@ -233,7 +236,7 @@ class Recorder:
     def close(self, because: str) -> None:
         """Write why the run ended, and close its files."""
         with self._writing():
-            self.journal.write({"end": because}, sync=True)
+            self.journal.write(End(because=because), sync=True)
         self._writer.close()
 
     @contextlib.contextmanager

@@ -191,7 +191,7 @@ class Rank:
         self._ending.acquire()  # never released: a second thread waits here for the end
         opened = self._opened
         state = opened.recorder.journal.state if opened is not None else None
-        index = ((state.under_way if state else None) or {}).get("index")
+        index = state.under_way.index if state and state.under_way else None
         if failure is not None and failure.status and index is None:
             print(f"{speaker()}: error: {failure.reason}", file=sys.stderr, flush=True)
         if opened is not None and opened.recorder.lock.acquire(timeout=LOCK_WAIT_S):
