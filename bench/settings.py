@@ -44,7 +44,7 @@ DEFAULT_CAPS = ("default", "1", "25", "100")
 """A run's sweep: PyTorch's own, many small buckets, its later cap from the first on, and one large bucket."""
 
 IMAGES = "images"
-"""What image models train on, and what every run of before units counted."""
+"""What image models train on."""
 
 MOST_UNITS = 10**9
 """Units in a sample; more would be a mistake, and products of counts stay exact."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ddp_bench.bench.axes import DDP_AXES, LATER_DEFAULTS, PIPELINE_AXES
+from ddp_bench.bench.axes import DDP_AXES, PIPELINE_AXES
 from ddp_bench.bench.case import Case
 from ddp_bench.bench.estimate import MIN_ROUNDS
 from ddp_bench.bench.layout import BucketLayout
@@ -309,13 +309,10 @@ def allreduce_rows(
 def _identity(outcome: Outcome) -> dict[str, Any]:
     planned, case = outcome.planned, outcome.planned.case
     row = {
-        **LATER_DEFAULTS,
         **case.stored(),
         "case_id": case.case_id,
         "impl": case.impl,
         "global_batch": case.global_batch,
-        "unit": case.unit,
-        "units_per_sample": case.units_per_sample,
         "num_nodes": planned.num_nodes,
         "oversubscribed": planned.oversubscribed,
         "status": outcome.status,

@@ -15,7 +15,6 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from ddp_bench.bench.case import Case
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.layout import BucketLayout
 from ddp_bench.bench.manifest import Count, Record
@@ -46,19 +45,10 @@ class _Event(Record, frozen=True, tag_field="event", tag=str.lower):
     """A line of the journal; `event` names its kind."""
 
 
-class PlannedCase(Record, frozen=True):
-    """A case of the plan."""
-
-    case: dict[str, Scalar]
-    num_nodes: Count
-    oversubscribed: bool
-    skip_reason: str | None = None
-
-
 class Plan(_Event, frozen=True):
     """The first line."""
 
-    cases: tuple[PlannedCase, ...]
+    cases: tuple[Planned, ...]
 
 
 class Attempt(_Event, frozen=True):
@@ -135,15 +125,7 @@ class State:
         """Go on by one line. Raises ValueError for what no run writes."""
         match event:
             case Plan():
-                self.plan = [
-                    Planned(
-                        case=Case.of_stored(one.case),
-                        num_nodes=one.num_nodes,
-                        oversubscribed=one.oversubscribed,
-                        skip_reason=one.skip_reason,
-                    )
-                    for one in event.cases
-                ]
+                self.plan = list(event.cases)
             case Attempt():
                 self.attempts.append(event)
                 self.under_way, self.ended = None, ""
@@ -191,16 +173,7 @@ class Journal:
 
     def begin(self, plan: Sequence[Planned]) -> None:
         """The first line: the plan."""
-        cases = tuple(
-            PlannedCase(
-                case=p.case.stored(),
-                num_nodes=p.num_nodes,
-                oversubscribed=p.oversubscribed,
-                skip_reason=p.skip_reason,
-            )
-            for p in plan
-        )
-        self.write(Plan(cases=cases), sync=True)
+        self.write(Plan(cases=tuple(plan)), sync=True)
 
     def note(self, index: int | None, what: str, curve: tuple[int, str] | None = None) -> None:
         """What is under way from now on. Not synced: it must survive this process, not the machine."""

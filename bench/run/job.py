@@ -121,7 +121,7 @@ def print_plan(job: Job) -> None:
     here = devices(job.machine.devices_per_node, job.machine.device_type)
     noun = samples_noun(asdict(job.plan[0].case))
     of_single = job.plan[0].case
-    trained = workload_parts({**of_single.stored(), "unit": of_single.unit}, of_single.batch_per_device)
+    trained = workload_parts(of_single.stored(), of_single.batch_per_device)
     print(visible(f"{len(job.plan)} cases, {len(runnable)} to measure, on {here}; {', '.join(trained)}:"))
     for p in job.plan:
         what = f"skipped: {p.skip_reason}" if p.skip_reason else f"place {place[p.case.case_id]} in round 1"
