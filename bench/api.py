@@ -84,7 +84,7 @@ class Run(store.RunData):
 def load_run(path: str | os.PathLike[str]) -> Run:
     """Load a results folder, or an archive of one.
 
-    Raises UsageError where `path` is neither, is damaged, or was written by a later version.
+    Raises UsageError where `path` is neither, is damaged, or was written by another version.
     """
     return Run(**vars(store.load_run(Path(path).expanduser())))
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from ddp_bench.bench.axes import (
-    DDP_AXES,
     DDP_SETTINGS,
     PIPELINE_SETTINGS,
     PYTHON_REDUCER,

@@ -258,4 +258,4 @@ def manifest_of(found: Any, where: Path | str) -> Manifest:
     try:
         return msgspec.structs.replace(manifest, settings=Settings.of_stored(settings))
     except UsageError as error:
-        raise UsageError(f"{where}: its settings are damaged: {error}") from None
+        raise UsageError(f"{where}: settings: {error}") from None

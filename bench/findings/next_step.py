@@ -83,9 +83,8 @@ def next_step(
     here = headline(by_compile_label(cases)[0][1])
     ddp = here[(here["mode"] == "ddp") & here["exposed_comm_ms"].notna()]
     num_devices = int(here["num_devices"].iloc[0])
-    step_ms = ddp["step_ms"].fillna(ddp["step_ms_p50"])  # schema 1 has the median alone
     several = ddp["num_buckets"].isna() | (ddp["num_buckets"] > 1)  # a single bucket has no better cap
-    if several.any() and (ddp["exposed_comm_ms"] / step_ms).min() >= WORTH_TUNING:
+    if several.any() and (ddp["exposed_comm_ms"] / ddp["step_ms"]).min() >= WORTH_TUNING:
         options = as_options(_eager_of_several(settings), CARRIED)
         search = command("tune", "--gpus", str(num_devices), *options)
         return NextStep("search for better buckets", visible(search))

@@ -22,7 +22,6 @@ from ddp_bench.bench.results.comparisons import (
     compile_mode,
     of_table,
     over_default,
-    pairs_of,
 )
 from ddp_bench.bench.results.gpu_load import DEVICE_ALLOCS
 from ddp_bench.bench.results.round_times import ByRound, RoundTimes
@@ -163,12 +162,8 @@ def comparisons_of(
 
 
 def comparisons_of_run(run: RunData) -> list[Comparison]:
-    """The comparisons of a loaded run; of an older one without comparisons.csv made from its blocks."""
-    if not run.comparisons.empty:
-        return of_table(records(run.comparisons))
-    ok = run.cases[run.cases["status"] == "ok"]
-    pairs = pairs_of(records(ok))
-    return comparisons_of(pairs, RoundTimes.of(run.blocks), units_per_step(ok), run.manifest.margin)
+    """The comparisons of a loaded run."""
+    return of_table(records(run.comparisons))
 
 
 def fitted_columns(

@@ -119,7 +119,7 @@ def by_compile(rows: Iterable[Mapping[Any, Any]]) -> dict[str, list[Mapping[Any,
 
 
 def compile_mode(row: Mapping[Any, Any] | pd.Series) -> str:
-    """The mode of torch.compile of a case; `off` where its run knew none."""
+    """The mode of torch.compile of a case; `off` where the row does not say."""
     mode = row.get("compile")
     return mode if isinstance(mode, str) and mode else "off"
 

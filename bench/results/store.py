@@ -258,7 +258,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def load_run(path: Path) -> RunData:
-    """Read a results folder or an archive. Raises UsageError where it is neither, or is of a newer schema."""
+    """Read a results folder or an archive. Raises UsageError where it is neither, or of another schema."""
     with opened(path) as folder:
         return replace(_load(folder), path=path)
 

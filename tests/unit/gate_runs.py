@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from made import compared, made_manifest
 
 from ddp_bench.bench.gate.runs import GateCase, GateRun
 from ddp_bench.bench.layout import BucketCaps
@@ -21,7 +22,6 @@ from ddp_bench.bench.settings import Settings
 Steps = Mapping[tuple[str, int], Sequence[float]]
 
 MANIFEST: dict[str, Any] = {
-    "schema_version": 1,
     "versions": {"torch": "2.15.0", "python": "3.12.1"},
     "environment": {"cpu_model": "Some CPU", "num_cores": 2, "gpus": [], "env": {"OMP_NUM_THREADS": "1"}},
     "settings": {"data": "device", "steps": 2, "seed": 0},
@@ -81,7 +81,8 @@ def write_run(
 ) -> Path:
     """A results folder as bench.run leaves it; DDP's step under no_sync takes `no_sync_ms`."""
     writer = RunWriter(claim(folder))
-    writer.write_manifest({**MANIFEST, **manifest})
+    told = made_manifest(**{**MANIFEST, **manifest})
+    writer.write_manifest(told)
     outcomes, rows = [], []
     for p in planned or plan():
         series = steps.get((p.case.mode, p.case.num_devices))
@@ -91,7 +92,10 @@ def write_run(
         if p.case.mode == "ddp" and series:
             rows += block_rows(p.case.case_id, "ddp", [no_sync_ms] * len(series), "no_sync")
     writer.append("blocks.csv", rows)
-    writer.replace("cases.csv", case_rows(outcomes, typed_frame(rows, BLOCKS)))
+    blocks = typed_frame(rows, BLOCKS)
+    cases = case_rows(outcomes, blocks)
+    writer.replace("cases.csv", cases)
+    writer.replace("comparisons.csv", compared(cases, blocks, told.margin))
     return folder
 
 
@@ -113,7 +117,7 @@ def made_run(steps: Steps, *, path: str = "made", num_images: int = 16, **manife
         )
         for mode, n in steps
     )
-    return GateRun(Path(path), {**MANIFEST, **manifest}, cases)
+    return GateRun(Path(path), made_manifest(**{**MANIFEST, **manifest}), cases)
 
 
 def failed(run: GateRun, case_id: str) -> GateRun:

@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 import torch
 from gate_runs import MANIFEST, block_rows
+from made import compared, made_manifest
 from torch import nn
 
 from ddp_bench.bench.layout import BucketCaps
@@ -62,24 +63,21 @@ def blocks_of(planned: Planned, scale: float) -> list[dict[str, Any]]:
 def token_run(folder: Path, *, scale: float = 1.0, **manifest: Any) -> Path:
     """A results folder as `bench.run` leaves it; DDP with a cap of 25 MiB fails."""
     writer = RunWriter(claim(folder))
-    model = {"arch": "lm:model", "num_params": 1e6, "gradient_bytes": 4e6, "forward_flops_per_image": 1e9}
+    model = {
+        "arch": "lm:model",
+        "num_params": 10**6,
+        "gradient_bytes": 4 * 10**6,
+        "forward_flops_per_image": 1e9,
+    }
     operators = {str(ROWS): [{"count": 1, "flops": 10**9, "num_bytes": 10**6}]}
     rates = [
         {"num_devices": n, "rank": rank, "matrix_tflop_per_s": 2.0, "copy_gb_per_s": 100.0}
-        | {
-            f"{name}_{end}": 1.0
-            for name in ("matrix_tflop_per_s", "copy_gb_per_s")
-            for end in ("low", "high")
-        }
         for n in (1, 2)
         for rank in range(n)
     ]
-    writer.write_manifest(
-        MANIFEST
-        | {"schema_version": 2, "model": model | {"operators": operators}, "roofline": rates}
-        | {"settings": {"data": "device", "device": "cpu", "margin": 0.05, "precision_target": 0.001}}
-        | manifest
-    )
+    told = MANIFEST | {"model": model | {"operators": operators}, "roofline": rates}
+    told |= {"settings": {"data": "device", "device": "cpu", "margin": 0.05, "precision_target": 0.001}}
+    writer.write_manifest(made_manifest(**told | manifest))
     rows: list[dict[str, Any]] = []
     outcomes = []
     for planned in token_plan():
@@ -88,7 +86,10 @@ def token_run(folder: Path, *, scale: float = 1.0, **manifest: Any) -> Path:
         outcomes.append(Outcome(planned, *(("oom", "out of memory") if failed else ("ok", "", facts))))
         rows += [] if failed else blocks_of(planned, scale)
     writer.append("blocks.csv", rows)
-    writer.replace("cases.csv", case_rows(outcomes, typed_frame(rows, BLOCKS)))
+    blocks = typed_frame(rows, BLOCKS)
+    cases = case_rows(outcomes, blocks)
+    writer.replace("cases.csv", cases)
+    writer.replace("comparisons.csv", compared(cases, blocks))
     writer.close()
     return folder
 

@@ -1,0 +1,39 @@
+"""Parts of runs, made of the few fields that a test is about."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from ddp_bench.bench.case import Case
+from ddp_bench.bench.layout import BucketCaps
+from ddp_bench.bench.manifest import SCHEMA_VERSION, Manifest, manifest_of
+from ddp_bench.bench.results.aggregate import comparisons_of, units_per_step
+from ddp_bench.bench.results.comparisons import pairs_of
+from ddp_bench.bench.results.round_times import RoundTimes
+from ddp_bench.bench.results.schema import COMPARISONS, records, typed_frame
+
+
+def case_of(*, bucket_cap_mb: str = "default", **settings: Any) -> Case:
+    """DDP on two CPU cores, or what `settings` say; bucket caps as they are typed."""
+    usual = {"mode": "ddp", "num_devices": 2, "arch": "line", "image_size": None, "batch_per_device": 4}
+    usual |= {"scaling": "weak", "precision": "fp32", "data": "device", "device_type": "cpu"}
+    return Case(**{**usual, **settings, "bucket_cap_mb": BucketCaps.parse(bucket_cap_mb)})
+
+
+def made_manifest(**fields: Any) -> Manifest:
+    """A manifest of these fields, as JSON holds them."""
+    return manifest_of({"schema_version": SCHEMA_VERSION, **fields}, "made")
+
+
+def cap_of(case: Case) -> str:
+    """The bucket cap of a DDP case, as it is typed; empty of another mode."""
+    return str(case.bucket_cap_mb) if case.mode == "ddp" else ""
+
+
+def compared(cases: pd.DataFrame, blocks: pd.DataFrame, margin: float = 0.05) -> pd.DataFrame:
+    """comparisons.csv of these cases and blocks."""
+    ok = cases[cases["status"] == "ok"]
+    found = comparisons_of(pairs_of(records(ok)), RoundTimes.of(blocks), units_per_step(ok), margin)
+    return typed_frame([one.row() for one in found], COMPARISONS)
