@@ -76,13 +76,12 @@ class Tick:
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """The words around a drawing; `key` is unique on the page, `beside` quotes another machine's figures."""
+    """The words around a drawing; `key` is unique on the page."""
 
     key: str
     title: str
     caption: str
     how_to_read: str
-    beside: str = ""
 
     @property
     def alt(self) -> str:

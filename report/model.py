@@ -155,7 +155,6 @@ class RunView:
     notes: tuple[str, ...]
     figures: tuple[Drawing, ...]
     more_figures: tuple[Drawing, ...]
-    paper: Section | None
     tables: tuple[Table, ...]
     rounds: tuple[CaseRounds, ...]
     files: RunFiles
@@ -181,7 +180,7 @@ class Page:
         """Every figure of the page, in its order."""
         found = list(self.together.figures) if self.together is not None else []
         for run in self.runs:
-            sections = (run.forms, run.predicted, run.paper)
+            sections = (run.forms, run.predicted)
             found += [*run.figures, *(f for s in sections if s is not None for f in s.figures)]
             found += run.more_figures
         return found

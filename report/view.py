@@ -27,7 +27,6 @@ from ddp_bench.report import (
     forest,
     forms,
     older,
-    paper,
     predicted,
     rounds,
     tables,
@@ -113,17 +112,13 @@ def _run_view(
     ranks = conditions.ranks(run.manifest)
     typical = typical_of(RoundTimes.of(run.blocks))
     by_case = rounds.by_case(measured, run.blocks, files.traces, key=key)
-    beside = paper.section(run, measured[0], typical, comparisons, key=f"{key}-paper") if measured else None
     main: list[Drawing] = []
     more: list[Drawing] = []
     for i, workload in enumerate(measured, start=1):
         suffix = f": {workload.name}" if several else ""
         place = f"{key}-{i}"
         main += _titled(_main_figures(workload, run, comparisons, key=place), suffix)
-        more += _titled(
-            _more_figures(workload, run, (typical, comparisons), key=place, with_caps=beside is None),
-            suffix,
-        )
+        more += _titled(_more_figures(workload, run, (typical, comparisons), key=place), suffix)
     return RunView(
         key=key,
         title=title,
@@ -139,7 +134,6 @@ def _run_view(
         notes=(*(without_stand_in(note) for note in conclusion.notes), *older.notes(run)),
         figures=tuple(main),
         more_figures=tuple(more),
-        paper=beside,
         tables=_tables(run, named, rounds.links(by_case), typical, comparisons, price),
         rounds=by_case,
         files=files,
@@ -186,13 +180,12 @@ def _more_figures(
     fitted: tuple[Typical, Sequence[Comparison]],
     *,
     key: str,
-    with_caps: bool,
 ) -> list[Drawing | None]:
-    """Make all others; bucket caps only where they are not drawn beside the paper's."""
+    """Make all others."""
     return [
         devices.efficiency(workload, key=key),
         devices.dp_against_ddp(workload, *fitted, key=key),
-        caps.bucket_caps(workload, key=key) if with_caps else None,
+        caps.bucket_caps(workload, key=key),
         rounds.step_times(workload, run.blocks, key=key),
         devices.memory(workload, key=key),
         rounds.drift(workload, run.blocks, key=key),

@@ -62,10 +62,9 @@ def test_shared_devices_are_drawn_hollow() -> None:
 
 def test_every_kind_of_drawing_is_well_formed_and_the_same_each_time() -> None:
     shown = page([paper_like()]).runs[0]
-    assert shown.paper is not None
     spread = StepTimes("rank 0", "ddp", 9, 1.0, 2.0, 3.0, 4.0, 5.0, 9.0)
     spreads = BoxPlot(key="k", title="t", caption="c", how_to_read="h", rows=(spread, spread))
-    figures = (*shown.figures, *shown.more_figures, *shown.paper.figures, spreads)
+    figures = (*shown.figures, *shown.more_figures, spreads)
     assert {type(figure) for figure in figures} == {Chart, Bars, Timeline, BoxPlot, Forest}
     for figure in figures:
         drawing = svg(figure)
