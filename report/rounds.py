@@ -1,4 +1,4 @@
-"""Shows how rounds and steps vary: drift of the machine, step times of each rank, blocks of each case."""
+"""Shows how rounds vary: drift of the machine, blocks of each case."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ddp_bench.bench.findings.wording import Row, case_label, text
 from ddp_bench.bench.results.aggregate import images_per_s_by_round, units_per_step
 from ddp_bench.bench.results.round_times import ByRound
 from ddp_bench.bench.results.schema import records
-from ddp_bench.report.drawings import BoxPlot, Chart, Panel, Point, Series, StepTimes, Tick
+from ddp_bench.report.drawings import Chart, Panel, Point, Series, Tick
 from ddp_bench.report.fields import Links
 from ddp_bench.report.model import CaseRounds, Hyperlink
 from ddp_bench.report.select import WorkloadCases, by_mode, headline_count
@@ -25,15 +25,6 @@ _HOW_DRIFT = (
     "so such drift cancels in speed-up, efficiency and comparisons. A difference between modes does not "
     "cancel. A mark is one round, so it has no interval."
 )
-_MOST_RANKS = 8
-_FEWEST_STEPS = 5
-_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
-_HOW_STEPS = (
-    "Every timed step of every round. The box holds the middle half of the steps, the line in it is the "
-    "median; whiskers reach from the 5th to the 95th percentile, and the dot is the longest step. Wide boxes "
-    "are noise in every step; a dot far to the right is a rare pause, which every rank of DDP waits for."
-)
-_OF_MANY = " Of many ranks those with the longest medians are drawn."
 MOST_CELLS = 20_000
 """Above this many rounds x ranks over all cases, only the longest rank of a round is shown."""
 
@@ -100,42 +91,6 @@ def _ticks(every: list[int]) -> tuple[Tick, ...]:
     steps = min(last, _MOST_TICKS)
     places = sorted({every[round(i * last / steps)] for i in range(steps + 1)})
     return tuple(Tick(float(r), f"{r}") for r in places)
-
-
-def step_times(workload: WorkloadCases, blocks: pd.DataFrame, *, key: str) -> BoxPlot | None:
-    """Make a box per rank of `single`, DP and default DDP at the headline count; None without step times."""
-    rows, of_many = [], False
-    for row in _headline_cases(workload):
-        ranks = _by_rank(row, workload.device, blocks)
-        of_many |= len(ranks) > _MOST_RANKS
-        rows += sorted(ranks, key=lambda rank: -rank.median_ms)[:_MOST_RANKS] if of_many else ranks
-    if not rows:
-        return None
-    last = rows[-1]
-    return BoxPlot(
-        key=f"{key}-steps",
-        title="Step times of each rank",
-        caption=f"{last.label}: half of {plural(last.num_steps, 'step')} took "
-        f"{quantity(last.quarter_ms, 'ms')} to {quantity(last.three_quarters_ms, 'ms')}, "
-        f"95% at most {quantity(last.high_ms, 'ms')}, the longest {quantity(last.longest_ms, 'ms')}.",
-        how_to_read=_HOW_STEPS + (_OF_MANY if of_many else ""),
-        rows=tuple(rows),
-    )
-
-
-def _by_rank(row: Row, device: str, blocks: pd.DataFrame) -> list[StepTimes]:
-    own = blocks[(blocks["case_id"] == text(row["case_id"])) & (blocks["phase"] == "timed")]
-    steps = (
-        own.dropna(subset=["steps_ms", "rank"]).assign(ms=lambda b: b["steps_ms"].str.split()).explode("ms")
-    )
-    ms = pd.to_numeric(steps["ms"], errors="coerce").astype("float64")
-    mode, label = text(row["mode"]), case_label(row, device)
-    found = []
-    for rank, times in ms.groupby(steps["rank"]):
-        if times.count() >= _FEWEST_STEPS:
-            name = f"{label}, rank {rank}" if mode == "ddp" else label
-            found.append(StepTimes(name, mode, times.count(), *map(float, times.quantile(list(_QUANTILES)))))
-    return found
 
 
 def by_case(

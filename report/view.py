@@ -186,7 +186,6 @@ def _more_figures(
         devices.efficiency(workload, key=key),
         devices.dp_against_ddp(workload, *fitted, key=key),
         caps.bucket_caps(workload, key=key),
-        rounds.step_times(workload, run.blocks, key=key),
         devices.memory(workload, key=key),
         rounds.drift(workload, run.blocks, key=key),
     ]

@@ -5,15 +5,13 @@ import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from report_runs import case, run, timed, usual_cases
 
 from ddp_bench.bench.results.store import failure_file
 from ddp_bench.report import files, rounds
-from ddp_bench.report.drawings import BoxPlot, Chart, Point
+from ddp_bench.report.drawings import Chart, Point
 from ddp_bench.report.model import Hyperlink, RunFiles
-from ddp_bench.report.rounds import step_times
 from ddp_bench.report.select import workloads
 from ddp_bench.report.view import page
 
@@ -123,43 +121,9 @@ def test_cases_that_were_not_measured_have_no_rounds() -> None:
     assert [c.case_id for c in shown.rounds] == measured
 
 
-def spreads(cases: list[dict[str, Any]], blocks: list[dict[str, Any]]) -> BoxPlot | None:
-    data = run(cases, timed_blocks=blocks)
-    return step_times(workloads(data.cases)[0], data.blocks, key="k")
-
-
 def paces(blocks: list[dict[str, Any]]) -> Chart | None:
     data = run([SINGLE, DP, DDP], timed_blocks=blocks)
     return rounds.drift(workloads(data.cases)[0], data.blocks, key="k")
-
-
-def test_every_rank_has_its_own_box_of_all_its_steps() -> None:
-    steps = {0: [100.0, 110.0, 120.0, 130.0, 140.0, 500.0], 1: [90.0, 95.0, 100.0, 105.0, 110.0, 115.0]}
-    blocks = [timed(DDP, r, *steps[rank][3 * r - 3 : 3 * r], rank=rank) for r in (1, 2) for rank in (0, 1)]
-    blocks += [timed(DDP, 1, *[9.0] * 9, phase="warmup"), timed(DDP, 1, *[8.0] * 9, phase="no_sync")]
-    figure = spreads([SINGLE, DDP], blocks)
-    assert figure is not None
-    assert [row.label for row in figure.rows] == [f"DDP, 2 GPUs, cap default, rank {rank}" for rank in (0, 1)]
-    for row, expected in zip(figure.rows, steps.values(), strict=True):
-        assert row.num_steps == 6
-        seen = (row.low_ms, row.quarter_ms, row.median_ms, row.three_quarters_ms, row.high_ms)
-        assert seen == pytest.approx(np.percentile(expected, [5, 25, 50, 75, 95]))
-        assert row.longest_ms == max(expected)
-    assert figure.caption.endswith("the longest 115 ms.")
-
-
-def test_headline_cases_are_drawn_and_of_many_ranks_the_slowest() -> None:
-    wide = case("ddp", 16, 1000.0)
-    blocks = [timed(wide, 1, *[100.0 + rank] * 5, rank=rank) for rank in range(16)]
-    blocks += [timed(SINGLE, 1, *[50.0] * 5), timed(DDP, 1, *[70.0] * 5)]
-    figure = spreads([SINGLE, DDP, wide], blocks)
-    assert figure is not None
-    assert [row.median_ms for row in figure.rows] == [50.0, *(115.0 - i for i in range(8))]
-    assert "Of many ranks" in figure.how_to_read
-
-
-def test_without_single_steps_there_is_no_distribution() -> None:
-    assert spreads([SINGLE, DDP], [timed(DDP, 1, 100.0, steps_ms=None), timed(SINGLE, 1, 50.0)]) is None
 
 
 def test_rounds_are_shown_against_the_cases_own_median() -> None:
