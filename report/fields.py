@@ -50,13 +50,6 @@ def _headed(name: str, unit: str) -> TableColumn:
     return TableColumn(f"{name} ({unit})" if unit else name, "number")
 
 
-def linked(name: str, column: str, links: Links) -> Field:
-    """Make a column of counts, or of the links that stand for them."""
-    return TableColumn(
-        name, "links"
-    ), lambda row: " ".join(link.label for link in links(row)) or count(finite(row[column]))
-
-
 def whole(name: str, column: str) -> Field:
     """Make a column of counts."""
     return TableColumn(name, "number"), lambda row: count(finite(row[column]))

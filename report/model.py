@@ -46,20 +46,6 @@ class Table:
 
 
 @dataclass(frozen=True)
-class CaseRounds:
-    """The timed blocks of one case: `rows` by round under `columns`, or in a `line` where there are many."""
-
-    key: str
-    label: str
-    case_id: str
-    num_rounds: int
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    line: str
-    traces: tuple[Hyperlink, ...]
-
-
-@dataclass(frozen=True)
 class Download:
     """A file of the run, carried by the page as it is on disk."""
 
@@ -156,7 +142,6 @@ class RunView:
     figures: tuple[Drawing, ...]
     more_figures: tuple[Drawing, ...]
     tables: tuple[Table, ...]
-    rounds: tuple[CaseRounds, ...]
     files: RunFiles
     unmeasured: Table | None
     conditions: tuple[Group, ...]

@@ -31,9 +31,7 @@ from ddp_bench.report.fields import (
     NAME,
     SHARED,
     Field,
-    Links,
     interval,
-    linked,
     table,
     value,
     whole,
@@ -180,16 +178,26 @@ _BUCKETS_NOTE = "DDP's buckets after the rebuild. Caps that make equal sizes are
 
 
 def tables(
-    ok: pd.DataFrame, links: Links, typical: Typical, comparisons: Sequence[Comparison] = ()
+    ok: pd.DataFrame,
+    traces: Mapping[str, tuple[Hyperlink, ...]],
+    typical: Typical,
+    comparisons: Sequence[Comparison] = (),
 ) -> tuple[Table, ...]:
     """Make the tables of the measured cases; `ok` has a column `workload`, blank where there is only one.
 
-    `links` leads from a case's row of the results to its rounds and trace; `typical` is the fit of the run,
-    `comparisons` are what it answers.
+    `traces` are links by case; `typical` is the fit of the run, `comparisons` are what it answers.
     """
     dp = ok[ok["mode"] == "dp"]
     dp_note = _DP_NOTE + (_STAND_IN if (dp["device_type"] == "cpu").any() else "")
-    rounds = linked("Rounds", "num_rounds", links)
+    rounds = whole("Rounds", "num_rounds")
+
+    def of_case(row: Row) -> tuple[Hyperlink, ...]:
+        return traces.get(text(row["case_id"]), ())
+
+    traced: Field = (
+        TableColumn("Traces", "links"),
+        lambda row: " ".join(one.label for one in of_case(row)),
+    )
     unit = unit_of_cases(ok)
     per_s = per_second(unit)
     throughput = interval("Throughput", "images_per_s", per_s)
@@ -205,19 +213,18 @@ def tables(
         own,
         NAME,
         (throughput, *RESULTS, rounds),
-        links=links,
         against=lambda row, reference: throughput_ratio(row, reference, typical),
     )
     folded = len(ok) - len(own)
     if results is not None and folded:
         left_out = f"{plural(folded, 'case')} on shared devices: see “Every column”."
         results = replace(results, below=(left_out,))
-    every = (throughput, *other_rates, *EVERY, rounds, *APART, CASE_ID)
+    every = (throughput, *other_rates, *EVERY, rounds, traced, *APART, CASE_ID)
     notes = {"epoch_h": _EPOCH_NOTE, "peak_mem_mib": _PEAK_NOTE, "reserved_mem_mib": _RESERVED_NOTE}
     every_note = _EVERY_NOTE + "".join(note for name, note in notes.items() if ok[name].notna().any())
     made = (
         results,
-        table("Every column", every_note, ok, NAME, every, links=links),
+        table("Every column", every_note, ok, NAME, every, links=of_case),
         table("Where the step goes", _ANATOMY_NOTE, ok, NAME, ANATOMY),
         roofline(ok),
         communication(ok),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pandas as pd
@@ -33,8 +33,7 @@ from ddp_bench.report import (
     together,
 )
 from ddp_bench.report.drawings import Drawing
-from ddp_bench.report.fields import Links
-from ddp_bench.report.model import Fact, Page, RunFiles, RunView, Table
+from ddp_bench.report.model import Fact, Hyperlink, Page, RunFiles, RunView, Table
 from ddp_bench.report.rates import with_rates
 from ddp_bench.report.roofline import with_roofline
 from ddp_bench.report.select import WorkloadCases, workloads
@@ -111,7 +110,6 @@ def _run_view(
     named = [w.cases.assign(workload=w.name if several else "") for w in measured]
     ranks = conditions.ranks(run.manifest)
     typical = typical_of(RoundTimes.of(run.blocks))
-    by_case = rounds.by_case(measured, run.blocks, files.traces, key=key)
     main: list[Drawing] = []
     more: list[Drawing] = []
     for i, workload in enumerate(measured, start=1):
@@ -134,8 +132,7 @@ def _run_view(
         notes=(*(without_stand_in(note) for note in conclusion.notes), *older.notes(run)),
         figures=tuple(main),
         more_figures=tuple(more),
-        tables=_tables(run, named, rounds.links(by_case), typical, comparisons, price),
-        rounds=by_case,
+        tables=_tables(run, named, files.traces, typical, comparisons, price),
         files=files,
         unmeasured=tables.unmeasured(cases, files.failures),
         conditions=conditions.groups(run.manifest, cases),
@@ -151,7 +148,7 @@ def _run_view(
 def _tables(
     run: RunData,
     named: Sequence[pd.DataFrame],
-    links: Links,
+    traces: Mapping[str, tuple[Hyperlink, ...]],
     typical: Typical,
     comparisons: Sequence[Comparison],
     price: float | None,
@@ -159,7 +156,7 @@ def _tables(
     if not named:
         return ()
     rows = with_roofline(with_rates(pd.concat(named), run.manifest, price), run.manifest)
-    return tables.tables(rows, links, typical, comparisons)
+    return tables.tables(rows, traces, typical, comparisons)
 
 
 def _main_figures(

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_runs import case, run, timed, usual_cases
+from report_runs import case, run, timed
 
 from ddp_bench.bench.results.store import failure_file
 from ddp_bench.report import files, rounds
@@ -18,47 +18,13 @@ from ddp_bench.report.view import page
 SINGLE, DP, DDP = case("single", 1, 100.0), case("dp", 2, 150.0), case("ddp", 2, 180.0)
 
 
-def test_each_case_lists_its_rounds_by_rank_and_a_missing_rank_is_blank() -> None:
-    blocks = [timed(SINGLE, 1, 90.0, 110.0), timed(SINGLE, 2, 120.0)]
-    blocks += [timed(DDP, 1, 200.0), timed(DDP, 1, 210.0, rank=1), timed(DDP, 2, 1234.5)]
-    blocks += [timed(DDP, 1, 5.0, phase="no_sync")]
-    single, ddp = page([run([SINGLE, DDP], timed_blocks=blocks)]).runs[0].rounds
-    assert (single.label, single.case_id) == ("single, 1 GPU", SINGLE["case_id"])
-    assert (single.columns, single.rows) == (("round", "rank 0"), (("1", "100.0"), ("2", "120.0")))
-    assert ddp.columns == ("round", "rank 0", "rank 1")
-    assert ddp.rows == (("1", "200.0", "210.0"), ("2", "1,234", ""))
-
-
-def test_results_lead_to_rounds_and_trace() -> None:
-    traces = (
-        Hyperlink("rank 0", "./traces/a-rank0.json.gz"),
-        Hyperlink("rank 1", "./traces/a-rank1.json.gz"),
-    )
-    files_of_run = RunFiles(traces={DDP["case_id"]: traces})
-    shown = page([run([SINGLE, DDP])], [files_of_run]).runs[0]
-    results = shown.tables[0]
-    assert results.links == (
-        (Hyperlink("2 rounds", "#run1-case-1"),),
-        (Hyperlink("2 rounds", "#run1-case-2"), Hyperlink("trace", "./traces/a-rank0.json.gz")),
-    )
-    assert [c.key for c in shown.rounds] == ["run1-case-1", "run1-case-2"]
-    assert shown.rounds[1].traces == traces
-
-
-def test_count_of_rounds_stands_where_their_blocks_are_lost() -> None:
-    shown = page([run([case("single", 1, 100.0, num_rounds=7)], timed_blocks=[])]).runs[0]
-    results, _ = shown.tables
-    assert results.rows[0][[c.name for c in results.columns].index("Rounds")] == "7"
-    assert results.links == ((),)
-    assert shown.rounds == ()
-
-
-def test_many_blocks_leave_the_longest_rank_of_each_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    blocks = [timed(DDP, r, 100.0 * r + rank, rank=rank) for r in (1, 2, 3) for rank in (0, 1)]
-    monkeypatch.setattr(rounds, "MOST_CELLS", 5)
-    (ddp,) = page([run([DDP], timed_blocks=blocks)]).runs[0].rounds
-    assert ddp.line == "1 to 3: 101.0 201.0 301.0 ms"
-    assert (ddp.columns, ddp.rows) == ((), ())
+def test_every_column_leads_to_a_cases_traces() -> None:
+    traces = tuple(Hyperlink(f"rank {rank}", f"./traces/a-rank{rank}.json.gz") for rank in (0, 1))
+    shown = page([run([SINGLE, DDP])], [RunFiles(traces={DDP["case_id"]: traces})]).runs[0]
+    every = shown.tables[1]
+    assert every.links == ((), traces)
+    at = [column.name for column in every.columns].index("Traces")
+    assert [row[at] for row in every.rows] == ["", "rank 0 rank 1"]
 
 
 def test_run_in_the_pages_folder_offers_its_traces_by_rank(tmp_path: Path) -> None:
@@ -113,12 +79,6 @@ def test_files_are_carried_made_safe_and_large_ones_named(tmp_path: Path) -> Non
     ]
     (left_out,) = offered.left_out
     assert left_out.startswith("blocks.csv is not carried by this page: it has 2.00 MiB")
-
-
-def test_cases_that_were_not_measured_have_no_rounds() -> None:
-    shown = page([run(usual_cases())]).runs[0]
-    measured = [row["case_id"] for row in usual_cases() if row["status"] == "ok"]
-    assert [c.case_id for c in shown.rounds] == measured
 
 
 def paces(blocks: list[dict[str, Any]]) -> Chart | None:
