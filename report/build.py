@@ -59,7 +59,7 @@ def load(
     predicted = None if predictions is None else files.predictions(predictions)
     loaded = [load_run(run) for run in runs]
     with contextlib.ExitStack() as stack:
-        offered = files.offered([stack.enter_context(opened(run)) for run in runs], page_folder)
+        offered = [files.offered(stack.enter_context(opened(run)), page_folder) for run in runs]
     units = [unit_of_cases(run.cases) for run in loaded]
     if price is not None and IMAGES not in units:
         raise UsageError(

@@ -46,25 +46,13 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Download:
-    """A file of the run, carried by the page as it is on disk."""
-
-    key: str
-    name: str
-    media_type: str
-    size: str
-    text: str
-
-
-@dataclass(frozen=True)
 class RunFiles:
-    """What the page offers of a run's files: traces by case; `left_out` says what is not carried and why.
+    """What the page says of a run's files: tables, traces by case, `failures` by their name in its folder.
 
-    `failures` are by their name in the run's folder; the address is empty where the page cannot lead there.
+    An address is empty where the page cannot lead there.
     """
 
-    downloads: tuple[Download, ...] = ()
-    left_out: tuple[str, ...] = ()
+    tables: tuple[Hyperlink, ...] = ()
     traces: Mapping[str, tuple[Hyperlink, ...]] = field(default_factory=dict)
     failures: Mapping[str, Hyperlink] = field(default_factory=dict)
 

@@ -1,6 +1,6 @@
 "use strict";
 // The page is whole without this script, which adds sorting, filtering, a choice of what to compare with, a theme
-// switch, copying and downloads.
+// switch and copying.
 (() => {
   const make = (tag, properties = {}, ...children) => {
     const element = Object.assign(document.createElement(tag), properties);
@@ -111,14 +111,6 @@
     article.querySelector(".contents").append(make("span", { className: "filter" }, status, box));
   };
 
-  const download = (button) => {
-    const source = document.getElementById(button.dataset.source);
-    const blob = new Blob([JSON.parse(source.textContent)], { type: button.dataset.type });
-    const href = URL.createObjectURL(blob);
-    make("a", { href, download: button.dataset.name }).click();
-    setTimeout(() => URL.revokeObjectURL(href), 10000);
-  };
-
   const copy = async (pre, button) => {
     try {
       await navigator.clipboard.writeText(pre.textContent);
@@ -158,12 +150,6 @@
     referable(section, table);
   }
   for (const article of document.querySelectorAll("article")) filterable(article);
-  for (const list of document.querySelectorAll(".downloads")) {
-    list.hidden = false;
-    for (const button of list.querySelectorAll("button")) {
-      button.addEventListener("click", () => download(button));
-    }
-  }
   for (const pre of document.querySelectorAll(".command pre")) {
     const button = make("button", { type: "button", textContent: "Copy" });
     button.addEventListener("click", () => copy(pre, button));

@@ -1,4 +1,4 @@
-"""What the page's script adds, in a real browser: sorting, filtering, themes, downloads, and nothing else."""
+"""What the page's script adds, in a real browser: sorting, filtering, themes, and nothing else."""
 
 from __future__ import annotations
 
@@ -158,18 +158,6 @@ def test_theme_can_be_chosen_against_the_systems(open_page: Callable[..., Any]) 
     tab.get_by_label("Theme").select_option("dark")
     tab.emulate_media(media="print")
     assert tab.evaluate(colour) == "rgb(255, 255, 255)"
-
-
-def test_downloads_are_the_runs_files_to_the_byte(
-    open_page: Callable[..., Any], page_file: Path, tmp_path: Path
-) -> None:
-    tab = open_page()
-    for name in ("cases.csv", "blocks.csv", "manifest.json"):
-        with tab.expect_download() as started:
-            tab.get_by_role("button", name=name).click()
-        assert started.value.suggested_filename == name
-        started.value.save_as(tmp_path / name)
-        assert (tmp_path / name).read_bytes() == (page_file.parent / name).read_bytes()
 
 
 def test_row_leads_to_its_traces(open_page: Callable[..., Any], page_file: Path, tmp_path: Path) -> None:

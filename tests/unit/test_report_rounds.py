@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -33,8 +32,7 @@ def test_run_in_the_pages_folder_offers_its_traces_by_rank(tmp_path: Path) -> No
     for name in ("c#1-rank10.json.gz", "c#1-rank2.json.gz", "notes.txt", "odd.json.gz"):
         (folder / "traces" / name).touch()
     beside, above, elsewhere = (
-        files.offered([folder], page_folder)[0].traces
-        for page_folder in (folder, tmp_path, tmp_path / "pages")
+        files.offered(folder, page_folder).traces for page_folder in (folder, tmp_path, tmp_path / "pages")
     )
     assert beside == {
         "c#1": (
@@ -55,7 +53,7 @@ def test_a_failed_case_leads_to_its_tracebacks(tmp_path: Path) -> None:
         (folder / failure_file(row["case_id"])).touch()
     name = failure_file(failed["case_id"])
     above, elsewhere = (
-        page([run([SINGLE, failed, skipped])], files.offered([folder], page_folder)).runs[0].unmeasured
+        page([run([SINGLE, failed, skipped])], [files.offered(folder, page_folder)]).runs[0].unmeasured
         for page_folder in (tmp_path, tmp_path / "pages")
     )
     assert above is not None
@@ -66,19 +64,17 @@ def test_a_failed_case_leads_to_its_tracebacks(tmp_path: Path) -> None:
     assert elsewhere.links == ((), ())
 
 
-def test_files_are_carried_made_safe_and_large_ones_named(tmp_path: Path) -> None:
-    given = 'case_id,"a\r\n</script>",=1+1\n火'
-    safe = "case_id,a\\x0d\\x0a</script>,'=1+1\n火\n"
-    (tmp_path / "cases.csv").write_bytes(given.encode())
-    (tmp_path / "blocks.csv").write_bytes(b"x" * (files.MOST_BYTES + 1))
-    (tmp_path / "manifest.json").write_text(json.dumps({"name": "a"}), encoding="utf-8")
-    (offered,) = files.offered([tmp_path], tmp_path)
-    assert [(d.key, d.name, d.text) for d in offered.downloads] == [
-        ("run1-cases-csv", "cases.csv", safe),
-        ("run1-manifest-json", "manifest.json", '{"name": "a"}'),
-    ]
-    (left_out,) = offered.left_out
-    assert left_out.startswith("blocks.csv is not carried by this page: it has 2.00 MiB")
+def test_files_of_a_run_are_linked_where_the_page_lies_above_them(tmp_path: Path) -> None:
+    folder = tmp_path / "a run"
+    folder.mkdir()
+    for name in ("manifest.json", "cases.csv", "other.txt"):
+        (folder / name).touch()
+    beside, above, elsewhere = (
+        files.offered(folder, page_folder).tables for page_folder in (folder, tmp_path, tmp_path / "pages")
+    )
+    assert beside == tuple(Hyperlink(name, f"./{name}") for name in ("cases.csv", "manifest.json"))
+    assert [link.href for link in above] == ["./a%20run/cases.csv", "./a%20run/manifest.json"]
+    assert [link.href for link in elsewhere] == ["", ""]
 
 
 def paces(blocks: list[dict[str, Any]]) -> Chart | None:
