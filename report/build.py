@@ -204,6 +204,6 @@ def _code(text: str, language: str) -> str:
 
 def _table(table: Table) -> str:
     names = [escaped(column.name) for column in table.columns]
-    rules = ["---:" if column.kind.startswith("number") else "---" for column in table.columns]
+    rules = ["---:" if column.kind == "number" else "---" for column in table.columns]
     rows = [[escaped(cell) for cell in row] for row in table.rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (names, rules, *rows))

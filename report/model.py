@@ -12,8 +12,7 @@ from ddp_bench.report.drawings import Drawing
 class TableColumn:
     """A column of a table.
 
-    `kind` is empty, `number` (aligned to the right), `number against` (one that the reader may refer to
-    another row), `long` (broken into lines) or `links`.
+    `kind` is empty, `number` (aligned to the right), `long` (broken into lines) or `links`.
     """
 
     name: str
@@ -33,7 +32,6 @@ class Table:
     """A titled table of final strings; a missing value is an empty string.
 
     `below` explains what it holds; `links` are those of each row, shown in the column of that kind.
-    `against` has by row what its cell of the column of that kind is with each row as the reference.
     """
 
     title: str
@@ -42,7 +40,6 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     below: tuple[str, ...] = ()
     links: tuple[tuple[Hyperlink, ...], ...] = ()
-    against: tuple[tuple[str, ...], ...] = ()
 
 
 @dataclass(frozen=True)

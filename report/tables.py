@@ -22,7 +22,6 @@ from ddp_bench.bench.findings.wording import Row, estimate, settings_label, shor
 from ddp_bench.bench.layout import BucketLayout
 from ddp_bench.bench.results.comparisons import Comparison
 from ddp_bench.bench.results.store import failure_file
-from ddp_bench.bench.results.typical import Typical
 from ddp_bench.report.communication import communication
 from ddp_bench.report.compiling import compiling
 from ddp_bench.report.fields import (
@@ -39,7 +38,7 @@ from ddp_bench.report.fields import (
 from ddp_bench.report.model import Hyperlink, Table, TableColumn
 from ddp_bench.report.rates import EPOCH_IMAGES
 from ddp_bench.report.roofline import roofline
-from ddp_bench.report.select import throughput_ratio, unshared
+from ddp_bench.report.select import unshared
 
 
 def _against_default(row: Row) -> str:
@@ -73,7 +72,7 @@ def _off_by(column: str) -> Callable[[Row], str]:
     return show
 
 
-AGAINST: Field = (TableColumn(f"Against DDP's default ({TIMES})", "number against"), _against_default)
+AGAINST: Field = (TableColumn(f"Against DDP's default ({TIMES})", "number"), _against_default)
 RESULTS: tuple[Field, ...] = (
     AGAINST,
     interval("Efficiency", "efficiency", "%", 100.0),
@@ -145,8 +144,7 @@ UNMEASURED: tuple[Field, ...] = (
 
 _RESULTS_NOTE = (
     "Estimate (95% interval over rounds); the ratios to DDP's default at the same number of devices hold all "
-    "at once, and those to a reference that you choose each by itself. Efficiency is throughput over that of "
-    "“single”, divided by devices."
+    "at once. Efficiency is throughput over that of “single”, divided by devices."
 )
 _EVERY_NOTE = (
     "All cases, those on shared devices too. Speed-up is throughput over that of “single”. Arithmetic counts "
@@ -180,12 +178,11 @@ _BUCKETS_NOTE = "DDP's buckets after the rebuild. Caps that make equal sizes are
 def tables(
     ok: pd.DataFrame,
     traces: Mapping[str, tuple[Hyperlink, ...]],
-    typical: Typical,
     comparisons: Sequence[Comparison] = (),
 ) -> tuple[Table, ...]:
     """Make the tables of the measured cases; `ok` has a column `workload`, blank where there is only one.
 
-    `traces` are links by case; `typical` is the fit of the run, `comparisons` are what it answers.
+    `traces` are links by case; `comparisons` are what the run answers.
     """
     dp = ok[ok["mode"] == "dp"]
     dp_note = _DP_NOTE + (_STAND_IN if (dp["device_type"] == "cpu").any() else "")
@@ -213,7 +210,6 @@ def tables(
         own,
         NAME,
         (throughput, *RESULTS, rounds),
-        against=lambda row, reference: throughput_ratio(row, reference, typical),
     )
     folded = len(ok) - len(own)
     if results is not None and folded:

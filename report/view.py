@@ -132,7 +132,7 @@ def _run_view(
         notes=(*(without_stand_in(note) for note in conclusion.notes), *older.notes(run)),
         figures=tuple(main),
         more_figures=tuple(more),
-        tables=_tables(run, named, files.traces, typical, comparisons, price),
+        tables=_tables(run, named, files.traces, comparisons, price),
         files=files,
         unmeasured=tables.unmeasured(cases, files.failures),
         conditions=conditions.groups(run.manifest, cases),
@@ -149,14 +149,13 @@ def _tables(
     run: RunData,
     named: Sequence[pd.DataFrame],
     traces: Mapping[str, tuple[Hyperlink, ...]],
-    typical: Typical,
     comparisons: Sequence[Comparison],
     price: float | None,
 ) -> tuple[Table, ...]:
     if not named:
         return ()
     rows = with_roofline(with_rates(pd.concat(named), run.manifest, price), run.manifest)
-    return tables.tables(rows, traces, typical, comparisons)
+    return tables.tables(rows, traces, comparisons)
 
 
 def _main_figures(

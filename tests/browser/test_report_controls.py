@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ddp_bench.bench.findings.numbers import TIMES
 from ddp_bench.report.main import main
 
 if TYPE_CHECKING:
@@ -65,25 +64,6 @@ def test_text_sorts_by_the_numbers_in_it_and_blanks_stay_last(open_page: Callabl
         caps = [float(cell.split()[1]) for cell in filled if cell.endswith("MiB")]
         assert caps in (sorted(caps), sorted(caps, reverse=True))
     assert table.locator("[aria-sort]").count() == 1
-
-
-def test_any_row_can_be_what_the_others_are_compared_with(open_page: Callable[..., Any]) -> None:
-    table = results(open_page())
-    names = column(table, "Case")
-    given = column(table, f"Against DDP's default ({TIMES})")
-    choice = table.get_by_label("Compare with")
-    for i, name in enumerate(names):
-        choice.select_option(label=name)
-        found = column(table, f"Against {name} ({TIMES})")
-        assert found[i] == "1, the reference"
-        quotients = [rate / rates(table)[i] for rate in rates(table)]
-        shown = [float(cell.split()[0].rstrip(",")) for cell in found]
-        assert shown == pytest.approx(quotients, rel=0.01)
-    row = table.locator("tbody tr").first
-    row.locator("td").nth(1).click()
-    assert choice.input_value() == "0"
-    row.locator("td").nth(1).click()
-    assert column(table, f"Against DDP's default ({TIMES})") == given
 
 
 def test_filter_keeps_rows_with_every_word_and_says_how_many(open_page: Callable[..., Any]) -> None:

@@ -113,7 +113,7 @@ def test_tables_of_the_usual_run() -> None:
     assert results.columns == (
         TableColumn("Case"),
         TableColumn("Throughput (images/s)", "number"),
-        TableColumn(f"Against DDP's default ({TIMES})", "number against"),
+        TableColumn(f"Against DDP's default ({TIMES})", "number"),
         TableColumn("Efficiency (%)", "number"),
         TableColumn("Rounds", "number"),
     )
