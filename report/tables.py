@@ -37,7 +37,6 @@ from ddp_bench.report.fields import (
 )
 from ddp_bench.report.model import Hyperlink, Table, TableColumn
 from ddp_bench.report.rates import EPOCH_IMAGES
-from ddp_bench.report.roofline import roofline
 from ddp_bench.report.select import unshared
 
 
@@ -87,6 +86,8 @@ EVERY: tuple[Field, ...] = (
     value("Step, median", "step_ms_p50", "ms"),
     value("Step, p95", "step_ms_p95", "ms"),
     interval("Arithmetic per device", "tflop_per_s", "TFLOP/s"),
+    interval("MFU", "mfu_pct", "% of the measured matrix rate"),
+    interval("MFU", "mfu_sheet_pct", "% of the data sheet's peak"),
     value("Peak memory", "peak_mem_mib", "MiB"),
     value("Reserved memory", "reserved_mem_mib", "MiB"),
     value("Epoch", "epoch_h", "h"),
@@ -157,6 +158,10 @@ _EPOCH_NOTE = (
     f" An epoch has the {EPOCH_IMAGES:,d} images of ImageNet-1k, of the size measured, at the throughput "
     "with pauses."
 )
+_MFU_NOTE = (
+    " MFU is that arithmetic over what the devices do by themselves: the rate at which as many of them at "
+    "once multiplied large matrices before the first case, or the data sheet's dense peak."
+)
 _PEAK_NOTE = (
     " Memory is that of the worst device: peak is in tensors; what libraries take beside them (CUDA, NCCL, "
     "oneDNN) is not counted."
@@ -216,13 +221,17 @@ def tables(
         left_out = f"{plural(folded, 'case')} on shared devices: see “Every column”."
         results = replace(results, below=(left_out,))
     every = (throughput, *other_rates, *EVERY, rounds, traced, *APART, CASE_ID)
-    notes = {"epoch_h": _EPOCH_NOTE, "peak_mem_mib": _PEAK_NOTE, "reserved_mem_mib": _RESERVED_NOTE}
+    notes = {
+        "mfu_pct": _MFU_NOTE,
+        "epoch_h": _EPOCH_NOTE,
+        "peak_mem_mib": _PEAK_NOTE,
+        "reserved_mem_mib": _RESERVED_NOTE,
+    }
     every_note = _EVERY_NOTE + "".join(note for name, note in notes.items() if ok[name].notna().any())
     made = (
         results,
         table("Every column", every_note, ok, NAME, every, links=of_case),
         table("Where the step goes", _ANATOMY_NOTE, ok, NAME, ANATOMY),
-        roofline(ok),
         communication(ok),
         compiling(ok, comparisons),
         table("GPUs under load", _GPU_LOAD_NOTE, ok, NAME, (*CLOCK_AND_POWER, energy, *HEAT)),

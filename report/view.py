@@ -35,7 +35,6 @@ from ddp_bench.report import (
 from ddp_bench.report.drawings import Drawing
 from ddp_bench.report.model import Fact, Hyperlink, Page, RunFiles, RunView, Table
 from ddp_bench.report.rates import with_rates
-from ddp_bench.report.roofline import with_roofline
 from ddp_bench.report.select import WorkloadCases, workloads
 
 _MOST_HOSTS = 4
@@ -154,7 +153,7 @@ def _tables(
 ) -> tuple[Table, ...]:
     if not named:
         return ()
-    rows = with_roofline(with_rates(pd.concat(named), run.manifest, price), run.manifest)
+    rows = with_rates(pd.concat(named), run.manifest, price)
     return tables.tables(rows, traces, comparisons)
 
 
