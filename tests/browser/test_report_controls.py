@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-
-from ddp_bench.report.main import main
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -176,13 +173,3 @@ def test_axe_finds_no_serious_violation(open_page: Callable[..., Any], scheme: s
     results(tab).get_by_role("button").first.click()
     found = axe.Axe().run(tab).response["violations"]
     assert [(v["id"], [node["target"] for node in v["nodes"]]) for v in found if v["impact"] in SEVERE] == []
-
-
-@pytest.mark.campaign
-@pytest.mark.usefixtures("browser")
-def test_page_prints_as_pdf(page_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "report.pdf"
-    assert main([str(page_file.parent), "--pdf", str(out)]) == 0, capsys.readouterr().err
-    assert out.read_bytes().startswith(b"%PDF-")
-    assert sorted(tmp_path.iterdir()) == [out]
-    assert shutil.which("chromium") or shutil.which("chromium-browser")
