@@ -42,7 +42,7 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Visible(HTMLParser):
-    """What a reader of a page sees, tips included; neither scripts nor the files that it carries."""
+    """What a reader of a page sees, tips included, without its scripts."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
