@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ddp_bench.bench import cli
 from ddp_bench.bench.errors import ExitCode, UsageError
-from ddp_bench.bench.export.options import METRICS, Options
+from ddp_bench.bench.export.metrics import DEFAULT, METRICS
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,12 @@ FORMATS = {
         "JSON for `pytest-benchmark compare`, in seconds per step", frozenset({"host_names"})
     ),
     "prometheus": Format("text exposition format 0.0.4, also valid OpenMetrics"),
-    "nccl-tests": Format(
-        "allreduce.csv as all_reduce_perf's text, for `bench.predict --network`", frozenset({"gpus"})
-    ),
+    "nccl-tests": Format("allreduce.csv in the columns of all_reduce_perf's text", frozenset({"gpus"})),
 }
-"""By the name of the module that writes it."""
+"""By the name of the function in `formats` that writes it."""
+
+PARSERS = {"metric": cli.choice(METRICS), "gpus": cli.positive_int, "host_names": bool}
+"""Of the options that a format may take."""
 
 
 def parser() -> cli.Parser:
@@ -54,7 +55,7 @@ def parser() -> cli.Parser:
     add(
         "--metric",
         metavar="COLUMN",
-        help=f"github-action: {', '.join(METRICS)} (default images_per_s); images_per_s and speedup are for "
+        help=f"github-action: {', '.join(METRICS)} (default {DEFAULT}); images_per_s and speedup are for "
         "the action's tool customBiggerIsBetter, the others for customSmallerIsBetter",
     )
     add(
@@ -74,31 +75,29 @@ def _main(argv: Sequence[str] | None) -> int:
     if options.format is None:
         raise UsageError(f"--format is missing; known: {', '.join(FORMATS)}")
     name = cli.named("format", cli.choice(FORMATS), options.format)
-    asked = _options(options, name)
-    from ddp_bench.bench.results.store import load_run, write_output  # noqa: PLC0415 - pandas takes a second
+    asked = _asked(options, name)
+    # pandas takes a second
+    from ddp_bench.bench.export import formats  # noqa: PLC0415
+    from ddp_bench.bench.results.store import load_run, write_output  # noqa: PLC0415
 
-    export = importlib.import_module(f"ddp_bench.bench.export.{name.replace('-', '_')}").export
-    text: str = export(load_run(options.run), asked)
+    text: str = getattr(formats, name.replace("-", "_"))(load_run(options.run), **asked)
     if options.out is None:
         print(text)
     else:
         write_output(options.out, lambda part: part.write_text(f"{text}\n", encoding="utf-8"), option="--out")
     if name == "github-action":
-        print(f"For github-action-benchmark's tool: {METRICS[asked.metric].tool}", file=sys.stderr)
+        metric = METRICS[asked.get("metric", DEFAULT)]
+        print(f"For github-action-benchmark's tool: {metric.tool}", file=sys.stderr)
     return ExitCode.OK
 
 
-def _options(given: argparse.Namespace, name: str) -> Options:
+def _asked(given: argparse.Namespace, name: str) -> dict[str, Any]:
     """Parse the options of one format. Raises UsageError for one that another format takes."""
-    for option in ("metric", "gpus", "host_names"):
-        if getattr(given, option) and option not in FORMATS[name].takes:
+    asked = {option: value for option in PARSERS if (value := getattr(given, option)) not in (None, False)}
+    for option in asked:
+        if option not in FORMATS[name].takes:
             takers = " or ".join(one for one, known in FORMATS.items() if option in known.takes)
             raise UsageError(
                 f"--{option.replace('_', '-')} is for --format {takers}, not {name}; leave it out"
             )
-    metric = given.metric or Options.metric
-    return Options(
-        host_names=given.host_names,
-        metric=cli.named("metric", cli.choice(METRICS), metric),
-        num_devices=None if given.gpus is None else cli.named("gpus", cli.positive_int, given.gpus),
-    )
+    return {option: cli.named(option, PARSERS[option], value) for option, value in asked.items()}

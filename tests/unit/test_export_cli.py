@@ -12,8 +12,7 @@ from report_runs import Row, case, paper_like, run
 
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.export import main as command
-from ddp_bench.bench.export import nccl_tests
-from ddp_bench.bench.export.options import Options
+from ddp_bench.bench.export.formats import nccl_tests
 from ddp_bench.bench.predict.source import read_network
 from ddp_bench.bench.results.store import load_run
 from ddp_bench.bench.scaling.cost import measured_curve
@@ -113,9 +112,9 @@ def test_a_log_is_of_one_number_of_devices() -> None:
     with pytest.raises(
         UsageError, match="all-reduces over 2, 4 devices; a log is of one number, give --gpus 2"
     ):
-        nccl_tests.export(found, Options())
+        nccl_tests(found)
     with pytest.raises(UsageError, match="no all-reduce over 8 devices, but over 2, 4"):
-        nccl_tests.export(found, Options(num_devices=8))
+        nccl_tests(found, gpus=8)
 
 
 def test_columns_are_those_of_nccl_tests() -> None:
@@ -130,9 +129,7 @@ def test_columns_are_those_of_nccl_tests() -> None:
         }
         for size, ms in ((4096, 0.1), (2**20, 0.5))
     ]
-    text = nccl_tests.export(
-        run([case("ddp", 4, 100.0)], allreduce=[*sizes, {**sizes[0], "num_devices": 1}]), Options()
-    )
+    text = nccl_tests(run([case("ddp", 4, 100.0)], allreduce=[*sizes, {**sizes[0], "num_devices": 1}]))
     rows = [line.split() for line in text.splitlines() if not line.startswith("#")]
     assert rows[0] == ["4096", "1024", "float", "sum", "-1", "100", "0.04096", "0.06144", "N/A"]
     assert rows[1][5:8] == ["500", "2.097152", "3.145728"]

@@ -19,12 +19,12 @@ from report_runs import Row, case, measured, run, timed, usual_cases
 from sample_runs import EVERY_SAMPLE, sample
 
 from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.export import bencher, github_action, prometheus, pytest_benchmark, pytorch
-from ddp_bench.bench.export.options import METRICS, Options
+from ddp_bench.bench.export.formats import bencher, github_action, prometheus, pytest_benchmark, pytorch
+from ddp_bench.bench.export.metrics import METRICS
 from ddp_bench.bench.findings.wording import CPU_STAND_IN
 from ddp_bench.bench.results.store import RunData
 
-EXPORTS = (pytorch.export, bencher.export, github_action.export, pytest_benchmark.export, prometheus.export)
+EXPORTS = (pytorch, bencher, github_action, pytest_benchmark, prometheus)
 
 BMF = {
     "$schema": "http://json-schema.org/draft-07/schema#",
@@ -124,7 +124,7 @@ def made() -> RunData:
 
 
 def records(found: RunData, **options: Any) -> list[dict[str, Any]]:
-    return list(json.loads(pytorch.export(found, Options(**options))))
+    return list(json.loads(pytorch(found, **options)))
 
 
 @pytest.mark.parametrize("path", EVERY_SAMPLE)
@@ -136,12 +136,12 @@ def test_every_recorded_run_can_be_exported(path: Path) -> None:
         for column, value in record.items():
             assert fits(value, DATABASE[column]), (column, value)
         assert record["metric"]["benchmark_values"]
-    jsonschema.validate(json.loads(bencher.export(found, Options())), BMF)
-    assert len(json.loads(github_action.export(found, Options()))) == (found.cases["status"] == "ok").sum()
-    text = prometheus.export(found, Options())
+    jsonschema.validate(json.loads(bencher(found)), BMF)
+    assert len(json.loads(github_action(found))) == (found.cases["status"] == "ok").sum()
+    text = prometheus(found)
     assert [f.name for f in openmetrics(f"{text}\n")] == [f.name for f in prometheus_text(text)]
     assert CPU_STAND_IN in text
-    assert json.loads(pytest_benchmark.export(found, Options()))["benchmarks"]
+    assert json.loads(pytest_benchmark(found))["benchmarks"]
 
 
 def test_the_database_gets_every_round_of_the_slowest_rank() -> None:
@@ -187,18 +187,18 @@ def test_the_database_gets_the_hosts_of_a_case() -> None:
 
 def test_no_format_names_a_machine_or_a_folder_of_the_user_unasked() -> None:
     for export in EXPORTS:
-        text = export(made(), Options())
+        text = export(made())
         assert HOST not in text
         assert "someone" not in text
-    named = json.loads(pytest_benchmark.export(made(), Options(host_names=True)))
+    named = json.loads(pytest_benchmark(made(), host_names=True))
     assert named["machine_info"]["node"] == HOST
 
 
 @pytest.mark.parametrize("export", EXPORTS)
 def test_a_case_that_was_not_measured_stays_out(export: Any) -> None:
-    assert "ddp-n4" not in export(made(), Options())
+    assert "ddp-n4" not in export(made())
     with pytest.raises(UsageError, match="no measured case"):
-        export(run([case("ddp", 2, None, status="failed")]), Options())
+        export(run([case("ddp", 2, None, status="failed")]))
 
 
 @pytest.mark.parametrize("export", EXPORTS)
@@ -210,7 +210,7 @@ def test_manifests_may_lack_anything(export: Any) -> None:
         {key: [7] for key in MANIFEST},
         {"hosts": {"h": None}},
     ):
-        assert "ddp-n2" in export(run(usual_cases(), manifest), Options())
+        assert "ddp-n2" in export(run(usual_cases(), manifest))
 
 
 def test_rates_count_what_the_workload_does() -> None:
@@ -221,13 +221,13 @@ def test_rates_count_what_the_workload_does() -> None:
     metric = records(found)[0]["metric"]
     assert (metric["name"], metric["extra_info"]["unit"]) == ("tokens_per_s", "tokens/s")
     assert metric["benchmark_values"] == pytest.approx([102_400, 204_800])
-    assert json.loads(github_action.export(found, Options()))[0]["unit"] == "tokens/s"
-    (gauge,) = next(iter(prometheus_text(prometheus.export(found, Options())))).samples
+    assert json.loads(github_action(found))[0]["unit"] == "tokens/s"
+    (gauge,) = next(iter(prometheus_text(prometheus(found)))).samples
     assert gauge.labels["unit"] == "tokens"
 
 
 def test_bencher_gets_its_own_units_and_the_ends_of_intervals() -> None:
-    found = json.loads(bencher.export(made(), Options()))
+    found = json.loads(bencher(made()))
     jsonschema.validate(found, BMF)
     assert list(found) == ["resnet50 single-n1-x-1, 1 GPU", "resnet50 ddp-n2-x-1, 2 GPUs"]
     ddp = found["resnet50 ddp-n2-x-1, 2 GPUs"]
@@ -243,7 +243,7 @@ def test_names_tell_stand_ins_and_shared_devices() -> None:
         case("dp", 2, 50.0, impl="cpu_standin", **on_cores),
         case("ddp", 4, 60.0, oversubscribed=True, **on_cores),
     ]
-    names = list(json.loads(bencher.export(run(cases), Options())))
+    names = list(json.loads(bencher(run(cases))))
     assert names[0].endswith("2 CPU cores (CPU stand-in)")
     assert names[1].endswith("4 oversubscribed CPU cores")
     assert all(CPU_STAND_IN in record["benchmark"]["extra_info"]["note"] for record in records(run(cases)))
@@ -251,7 +251,7 @@ def test_names_tell_stand_ins_and_shared_devices() -> None:
 
 @pytest.mark.parametrize("metric", METRICS)
 def test_github_action_gets_one_metric_in_the_documented_fields(metric: str) -> None:
-    found = json.loads(github_action.export(made(), Options(metric=metric)))
+    found = json.loads(github_action(made(), metric=metric))
     assert found
     for entry in found:
         assert entry.keys() <= {"name", "unit", "value", "range", "extra"}
@@ -267,7 +267,7 @@ def test_github_action_gets_one_metric_in_the_documented_fields(metric: str) -> 
 def test_github_action_without_the_metric_is_refused() -> None:
     """The action itself stops at an empty list."""
     with pytest.raises(UsageError, match="no exposed_comm_ms of any case"):
-        github_action.export(run(usual_cases()), Options(metric="exposed_comm_ms"))
+        github_action(run(usual_cases()), metric="exposed_comm_ms")
 
 
 @pytest.mark.parametrize("num_rounds", [1, 2, 3, 4, 5, 6, 7, 8, 41])
@@ -277,7 +277,7 @@ def test_statistics_are_pytest_benchmarks(num_rounds: int) -> None:
     found = run([row], timed_blocks=[timed(row, r, ms, ms) for r, ms in enumerate(steps_ms, start=1)])
     for ms in steps_ms:
         oracle.update(ms / 1000)
-    (benchmark,) = json.loads(pytest_benchmark.export(found, Options()))["benchmarks"]
+    (benchmark,) = json.loads(pytest_benchmark(found))["benchmarks"]
     stats = benchmark["stats"]
     assert stats.pop("data") == pytest.approx(oracle.data)
     assert stats.pop("iterations") == 2
@@ -301,7 +301,7 @@ def test_pytest_benchmark_draws_and_compares_runs(tmp_path: Path) -> None:
         return done.stdout + done.stderr
 
     for name in ("before.json", "after.json"):
-        (tmp_path / name).write_text(pytest_benchmark.export(made(), Options()))
+        (tmp_path / name).write_text(pytest_benchmark(made()))
     drawn = at("-m", "pytest_benchmark", "compare", "before.json", "after.json", "--columns=median,rounds")
     assert "time in ms" in drawn
     rows = [line.split() for line in drawn.splitlines() if line.startswith("resnet50 ddp-n2-x-1, 2 GPUs")]
@@ -317,7 +317,7 @@ def test_prometheus_gets_base_units_and_labels_as_they_are() -> None:
     found = made()
     found.cases.loc[1, "arch"] = odd
     found.cases.loc[1, "link"] = "\x1b[2J\n"
-    text = prometheus.export(found, Options())
+    text = prometheus(found)
     families = {family.name: family for family in openmetrics(f"{text}\n")}
     assert {family.name for family in prometheus_text(text)} == set(families)
     assert all(family.type == "gauge" for family in families.values())
