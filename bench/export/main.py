@@ -13,6 +13,8 @@ from ddp_bench.bench import cli
 from ddp_bench.bench.errors import ExitCode, UsageError
 from ddp_bench.bench.export.metrics import DEFAULT, METRICS
 
+ZIP = "zip"
+
 
 @dataclass(frozen=True)
 class Format:
@@ -31,8 +33,9 @@ FORMATS = {
     ),
     "prometheus": Format("text exposition format 0.0.4, also valid OpenMetrics"),
     "nccl-tests": Format("allreduce.csv in the columns of all_reduce_perf's text", frozenset({"gpus"})),
+    ZIP: Format("one file to hand on, without names of hosts, folders and users; commands read it as a run"),
 }
-"""By the name of the function in `formats` that writes it."""
+"""By the name of the function in `formats` that writes it; the archive is `public`'s."""
 
 PARSERS = {"metric": cli.choice(METRICS), "gpus": cli.positive_int, "host_names": bool}
 """Of the options that a format may take."""
@@ -48,10 +51,15 @@ def parser() -> cli.Parser:
         epilog=f"formats:\n{formats}\n\nCases that are not `ok`, and what was not measured, are left out. "
         "Exit status: 0, or 2 where\nthe run cannot be written so. docs/export.md has an example of each.",
     )
-    made.add_argument("run", type=Path, metavar="RUN", help="a results folder")
+    made.add_argument("run", type=Path, metavar="RUN", help="results folder or archive of a run")
     add = made.add_argument
     add("--format", metavar="NAME", help=f"one of {', '.join(FORMATS)}")
-    add("--out", type=Path, metavar="FILE", help="write to this file instead of to standard output")
+    add(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="write to this file instead of to standard output (zip: beside RUN)",
+    )
     add(
         "--metric",
         metavar="COLUMN",
@@ -77,10 +85,14 @@ def _main(argv: Sequence[str] | None) -> int:
     name = cli.named("format", cli.choice(FORMATS), options.format)
     asked = _asked(options, name)
     # pandas takes a second
-    from ddp_bench.bench.export import formats  # noqa: PLC0415
-    from ddp_bench.bench.results.store import load_run, write_output  # noqa: PLC0415
+    from ddp_bench.bench.export import formats, public  # noqa: PLC0415
+    from ddp_bench.bench.results.store import load_run, shown, write_output  # noqa: PLC0415
 
-    text: str = getattr(formats, name.replace("-", "_"))(load_run(options.run), **asked)
+    run = load_run(options.run)
+    if name == ZIP:
+        print(shown(public.write_zip(run, options.out)))
+        return ExitCode.OK
+    text: str = getattr(formats, name.replace("-", "_"))(run, **asked)
     if options.out is None:
         print(text)
     else:

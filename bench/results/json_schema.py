@@ -138,7 +138,6 @@ def manifest() -> Schema:
             "roofline": _said(_list(_object(_RATES)), "what the devices reach by themselves"),
             "load": _said(_list(_object(_LOAD)), "use of the ranks' cores by others, per machine"),
             "restarts": _said(COUNT, "how often the ranks were started again"),
-            "doctor": _said(_or_null(_object({})), "of an archive: what bench.doctor said before the run"),
             "resumed": _said(_list(_object({})), "one for each --resume: when, command, commit, host"),
         },
         ("schema_version", "settings", "versions", "environment"),

@@ -1,9 +1,12 @@
-"""Exports, each read by the tool it is for, or checked against its published schema."""
+"""Exports, each read by the tool it is for or held against its schema; what the command refuses."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import math
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,19 +14,41 @@ from typing import Any
 
 import jsonschema
 import numpy as np
+import pandas as pd
 import pytest
+import schemas
+from commands import ROOT, python
+from gate_runs import MANIFEST as OF_A_GATE
+from gate_runs import STEADY, write_run
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as prometheus_text
 from pytest_benchmark.stats import Stats
-from report_runs import Row, case, measured, run, timed, usual_cases
+from report_runs import Row, case, measured, paper_like, run, timed, usual_cases
 from sample_runs import EVERY_SAMPLE, sample
 
+from ddp_bench import compare, load_run
 from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.export.formats import bencher, github_action, prometheus, pytest_benchmark, pytorch
+from ddp_bench.bench.export import main as command
+from ddp_bench.bench.export.formats import (
+    bencher,
+    github_action,
+    nccl_tests,
+    prometheus,
+    pytest_benchmark,
+    pytorch,
+)
 from ddp_bench.bench.export.metrics import METRICS
+from ddp_bench.bench.export.public import LEFT_OUT, PUBLIC, TEXTS
 from ddp_bench.bench.findings.wording import CPU_STAND_IN
+from ddp_bench.bench.plan import equal_layout_reason
+from ddp_bench.bench.results.archive import unpacked
+from ddp_bench.bench.results.recorder import NOT_REACHED
+from ddp_bench.bench.results.schema import FILES
 from ddp_bench.bench.results.store import RunData
+from ddp_bench.bench.settings import Settings
 
+SAMPLE = ROOT / "results" / "samples" / "cpu-lab-1gbit-2hosts"
+CALIBRATED = ROOT / "results" / "samples" / "predictions" / "resnet18-2hosts" / "1gbit"
 EXPORTS = (pytorch, bencher, github_action, pytest_benchmark, prometheus)
 
 BMF = {
@@ -339,3 +364,268 @@ def test_prometheus_gets_base_units_and_labels_as_they_are() -> None:
     assert about.labels == {"run_id": "abc123", "torch": "2.15.0", "commit": "f" * 40}
     (began,) = families["ddp_bench_run_start_time_seconds"].samples
     assert math.isclose(began.value, 1767323045)
+
+
+def test_a_log_is_of_one_number_of_devices() -> None:
+    found = paper_like()
+    with pytest.raises(
+        UsageError, match="all-reduces over 2, 4 devices; a log is of one number, give --gpus 2"
+    ):
+        nccl_tests(found)
+    with pytest.raises(UsageError, match="no all-reduce over 8 devices, but over 2, 4"):
+        nccl_tests(found, gpus=8)
+
+
+def test_columns_are_those_of_nccl_tests() -> None:
+    """In place: bytes, count, type, redop, root, then us, GB/s, bus GB/s, and what was not checked."""
+    sizes: list[Row] = [
+        {
+            "num_devices": 4,
+            "backend": "nccl",
+            "bytes": size,
+            "time_ms": ms,
+            "busbw_gb_per_s": 1.5 * size / ms / 1e6,
+        }
+        for size, ms in ((4096, 0.1), (2**20, 0.5))
+    ]
+    text = nccl_tests(run([case("ddp", 4, 100.0)], allreduce=[*sizes, {**sizes[0], "num_devices": 1}]))
+    rows = [line.split() for line in text.splitlines() if not line.startswith("#")]
+    assert rows[0] == ["4096", "1024", "float", "sum", "-1", "100", "0.04096", "0.06144", "N/A"]
+    assert rows[1][5:8] == ["500", "2.097152", "3.145728"]
+    assert text.splitlines()[:2] == [
+        "# Measured by ddp-bench, not by nccl-tests: all_reduce over 4 ranks",
+        "# Backend nccl",
+    ]
+    assert text.splitlines()[-2:] == ["# Avg bus bandwidth    : 1.60358 ", "#"]
+    assert CPU_STAND_IN not in text
+
+
+def test_nccl_tests_columns_lose_nothing_of_a_run() -> None:
+    """To nine digits."""
+    table = load_run(CALIBRATED).allreduce
+    lines = [line.split() for line in nccl_tests(load_run(CALIBRATED)).splitlines() if line[0] != "#"]
+    assert [int(line[0]) for line in lines] == sorted(table["bytes"])
+    by_size = {int(line[0]): float(line[5]) / 1000 for line in lines}
+    assert by_size == pytest.approx(dict(zip(table["bytes"], table["time_ms"], strict=True)), rel=1e-9)
+    assert CPU_STAND_IN in nccl_tests(load_run(CALIBRATED))
+
+
+def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    assert command.main(arguments) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1
+    return said.err
+
+
+@pytest.mark.parametrize("name", sorted({*command.FORMATS} - {command.ZIP}))
+def test_a_file_holds_what_the_terminal_shows(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main([str(CALIBRATED), "--format", name]) == 0
+    shown = capsys.readouterr().out
+    assert shown.endswith("\n")
+    target = tmp_path / "exported"
+    target.write_text("of before")
+    assert command.main([str(CALIBRATED), "--format", name, "--out", str(target)]) == 0
+    assert capsys.readouterr().out == ""
+    assert target.read_text() == shown
+    assert [path.name for path in tmp_path.iterdir()] == ["exported"]
+
+
+def test_the_command_runs_by_itself() -> None:
+    done = python("-m", "bench.export", str(SAMPLE), "--format", "github-action", "--metric", "step_ms")
+    assert done.returncode == 0
+    assert len(json.loads(done.stdout)) == 6
+    assert done.stderr == "For github-action-benchmark's tool: customSmallerIsBetter\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--format is missing; known: pytorch, bencher"),
+        (["--format", "benchr"], "did you mean 'bencher'?"),
+        (
+            ["--format", "bencher", "--metric", "step_ms"],
+            "--metric is for --format github-action, not bencher",
+        ),
+        (
+            ["--format", "prometheus", "--host-names"],
+            "for --format pytorch or pytest-benchmark, not prometheus",
+        ),
+        (["--format", "github-action", "--metric", "step"], "did you mean 'step_ms'?"),
+        (["--format", "nccl-tests", "--gpus", "0"], "--gpus: '0' is not a whole number"),
+        (["--format", "nccl-tests"], "has no all-reduce measured by itself; measure a run with"),
+        (["--format", "bencher", "--out", str(SAMPLE / "cases.csv")], "is a file of a run's results"),
+        (["--format", "zip", "--host-names"], "for --format pytorch or pytest-benchmark, not zip"),
+        (["--format", "zip", "--out", "a.tar"], "--out a.tar does not end with .zip"),
+        (["--format", "zip", "--out", "/nowhere/a.zip"], "--out /nowhere/a.zip cannot be written"),
+        (["--format", "bencher", "--out", "/nowhere/x"], "--out /nowhere/x cannot be written"),
+    ],
+)
+def test_mistakes(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert message in refused([str(SAMPLE), *arguments], capsys)
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "is not a results folder" in refused([str(tmp_path), "--format", "bencher"], capsys)
+
+
+def test_a_results_file_is_never_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(SAMPLE, folder)
+    before = (folder / "manifest.json").read_bytes()
+    refused([str(folder), "--format", "pytorch", "--out", str(folder / "manifest.json")], capsys)
+    assert (folder / "manifest.json").read_bytes() == before
+
+
+TELLING = (
+    "gpu-node-17",
+    "other-node",
+    "alice",
+    "home",
+    "hunter",
+    "10.1.2.3",
+    "fe80",
+    "tmp",
+    "wlan7",
+    "net.py",
+)
+"""Parts of the names of hosts, a user, folders, addresses, an interface and a workload's file."""
+NODE, OTHER = "gpu-node-17.cluster.example", "other-node"
+TOLD = (
+    f"Traceback: /home/alice/net.py on {NODE} (10.1.2.3, fe80::1) by alice: see /tmp/alice/x, wlan7, hunter"
+)
+TEN = {key: [*series, *(1.001 * ms for ms in series[:4])] for key, series in STEADY.items()}
+SECRETIVE: dict[str, Any] = {
+    "name": TOLD,
+    "run_id": "0123456789ab",
+    "argv": ["--out", "/home/alice/run"],
+    "command": "python -m bench.run --out /home/alice/run",
+    "settings": {
+        **OF_A_GATE["settings"],
+        "out": "/home/alice/run",
+        "data": "/home/alice/my images",
+        "workload": "/home/alice/net.py:model",
+        "name": TOLD,
+        "of later": TOLD,
+    },
+    "git": {"commit": "a" * 40, "dirty": False, "origin": TOLD},
+    "environment": {
+        **OF_A_GATE["environment"],
+        "host": NODE,
+        "topology": TOLD,
+        "governors": [{"of": TOLD}],
+        "env": {
+            "LD_PRELOAD": "/usr/lib/x.so:/home/alice/y.so",
+            "NCCL_COMM_ID": "10.1.2.3:29500",
+            "NCCL_HOSTID": NODE,
+            "NCCL_SOCKET_IFNAME": "wlan7",
+            "TORCHINDUCTOR_CACHE_DIR": TOLD,
+            "OMP_NUM_THREADS": "1",
+        },
+    },
+    "hosts": {NODE: {"num_cores": 2, "topology": TOLD}, OTHER: {"num_cores": 2, "gpus": TOLD}},
+    "ranks": [
+        {"rank": 0, "host": NODE, "device": "core 0", "pid": 4711},
+        {"rank": 1, "host": OTHER, "device": "core 1", "pid": 4712},
+    ],
+    "timing": {"rounds": 10, "stopped_because": "all rounds done"},
+    "resumed": [{"utc": "2026-01-02T03:04:05+00:00", "host": NODE, "command": TOLD}],
+    "workload": {"spec": TOLD, "file": "net.py", "commit": "b" * 40, "dirty": False, "origin": "hunter"},
+    "of later": {"host": TOLD},
+}
+
+
+@pytest.fixture
+def secretive(tmp_path: Path) -> Path:
+    """A run that names hosts, a user, folders and addresses wherever a run can."""
+    folder = tmp_path / f"20260102T030405Z-{NODE}-run"
+    write_run(folder, TEN, **SECRETIVE)
+    changes = {
+        "cases.csv": {"reason": TOLD, "data": "/home/alice/my images", "of_later": TOLD},
+        "blocks.csv": {"host": [NODE, OTHER], "of_later": TOLD},
+    }
+    for name, changed in changes.items():
+        table = pd.read_csv(folder / name, dtype="string", keep_default_na=False)
+        for column, value in changed.items():
+            table[column] = value * (len(table) // 2) if isinstance(value, list) else value
+        table.to_csv(folder / name, index=False)
+    for name in ("journal.jsonl", "tune.json", "calibration.json", "report.html"):
+        (folder / name).write_text(TOLD)
+    return folder
+
+
+def zipped(folder: Path, out: Path) -> Path:
+    assert command.main([str(folder), "--format", "zip", "--out", str(out)]) == 0
+    return out
+
+
+def test_no_member_of_the_zip_tells_of_people_and_places(secretive: Path, tmp_path: Path) -> None:
+    path = zipped(secretive, tmp_path / "a.zip")
+    members = unpacked(path)
+    assert set(members) == {"manifest.json", "cases.csv", "blocks.csv", "allreduce.csv"}
+    for name, content in members.items():
+        assert not [word for word in TELLING if word in content.decode().lower()], name
+    manifest = json.loads(members["manifest.json"])
+    assert manifest["environment"]["host"] == "host0"
+    assert manifest["environment"]["env"] == {"OMP_NUM_THREADS": "1"}
+    assert list(manifest["hosts"]) == [rank["host"] for rank in manifest["ranks"]] == ["host0", "host1"]
+    assert (manifest["settings"]["data"], manifest["settings"]["workload"]) == ("folder", "WORKLOAD")
+    assert manifest["workload"] == {"commit": "b" * 40, "dirty": False}
+    found = load_run(path)
+    assert set(found.cases["reason"]) == {LEFT_OUT}
+    assert set(found.blocks["host"]) == {"host0", "host1"}
+    assert schemas.problems("manifest", {**found.manifest, "hosts": {}, "environment": {}}) == []
+
+
+def test_commands_read_the_zip_as_they_read_the_run(secretive: Path, tmp_path: Path) -> None:
+    before, after = load_run(secretive), load_run(zipped(secretive, tmp_path / "a.zip"))
+    for frame, private in (("cases", ["reason", "data"]), ("blocks", ["host"])):
+        tables = [getattr(found, frame).drop(columns=private) for found in (before, after)]
+        pd.testing.assert_frame_equal(*tables)
+    assert set(compare(secretive, after, ratios_only=True)["verdict"]) == {"unchanged"}
+    assert json.loads(bencher(after)) == json.loads(bencher(before))
+    whole = load_run(zipped(SAMPLE, tmp_path / "sample.zip"))
+    assert not compare(SAMPLE, whole)["verdict"].isin(["not comparable", "missing"]).any()
+    assert schemas.problems("manifest", whole.manifest) == []
+
+
+def test_a_reason_is_public_where_it_names_a_case_or_the_end_of_the_run(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", TEN)
+    reasons = ["", equal_layout_reason("ddp-n2"), NOT_REACHED]
+    table = pd.read_csv(folder / "cases.csv", dtype="string", keep_default_na=False)
+    table["reason"] = [*reasons, *[TOLD] * (len(table) - 3)][: len(table)]
+    table.to_csv(folder / "cases.csv", index=False)
+    content = unpacked(zipped(folder, tmp_path / "a.zip"))["cases.csv"].decode()
+    found = [row["reason"] for row in csv.DictReader(io.StringIO(content))]
+    assert found[:3] == reasons
+    assert set(found[3:]) <= {LEFT_OUT}
+
+
+def test_what_is_not_public_is_known() -> None:
+    """Whoever adds a setting or a column of text decides here whether it may name people and places."""
+    assert set(Settings().stored()) - set(PUBLIC["settings"]) == {"out", "name"}
+    texts = {column.name for columns in FILES.values() for column in columns if column.kind == "text"}
+    assert texts - set(TEXTS) == {"host", "data", "reason"}
+
+
+def test_equal_runs_make_equal_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = zipped(write_run(tmp_path / "one"), tmp_path / "1.zip").read_bytes()
+    monkeypatch.setattr("time.time", lambda: 2e9)
+    assert zipped(write_run(tmp_path / "two"), tmp_path / "2.zip").read_bytes() == one
+
+
+def test_the_zip_lies_beside_the_run_by_its_id_and_replaces_nothing_unasked(
+    secretive: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "0123456789ab.zip"
+    assert command.main([str(secretive), "--format", "zip"]) == 0
+    assert capsys.readouterr().out.strip() == str(target)
+    target.write_text("of another")
+    assert "is there already" in refused([str(secretive), "--format", "zip"], capsys)
+    assert target.read_text() == "of another"
+    assert load_run(zipped(secretive, target)).manifest["run_id"] == "0123456789ab"
+    capsys.readouterr()
+    nameless = write_run(tmp_path / "nameless", run_id="../x")
+    assert "has no run_id to name" in refused([str(nameless), "--format", "zip"], capsys)
