@@ -188,7 +188,6 @@ _MANIFEST = {
     "roofline": _said(_list(_object(_RATES)), "what the devices reach by themselves"),
     "load": _said(_list(_object(_LOAD)), "use of the ranks' cores by others, per machine"),
     "restarts": _said(_COUNT, "how often the ranks were started again"),
-    "doctor": _said(_or_null(_ANY), "of an archive: what the doctor said before the run"),
     "resumed": _said(_list(_ANY), "one for each --resume: when, command, commit, host"),
 }
 _ANSWER = {

@@ -37,7 +37,7 @@ sys.argv = [sys.argv[1], "--help"]
 runpy.run_module(sys.argv[0], run_name="__main__")
 """
 
-NAMES = ("run", "gate", "doctor", "lab", "predict", "tune", "export", "archive")
+NAMES = ("run", "gate", "doctor", "lab", "predict", "tune", "export")
 COMMANDS = (*(f"bench.{name}" for name in NAMES), "report")
 
 
@@ -88,7 +88,6 @@ def test_help_takes_no_second_of_imports(command: str) -> None:
         ("bench.gate", ["."]),
         ("bench.predict", ["--gpus", "2"]),
         ("bench.export", ["--format", "bencher"]),
-        ("bench.archive", []),
         ("report", []),
     ],
 )

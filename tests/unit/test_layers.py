@@ -21,7 +21,7 @@ LAYERS = (
     ("measure", "findings", "scaling", "cluster"),
     ("predict", "recovery", "report", "pytest_plugin"),
     ("run",),
-    ("gate", "tune", "lab", "export", "archive"),
+    ("gate", "tune", "lab", "export"),
     ("doctor",),
     ("commands", "api"),
     ("__init__", "__main__"),
@@ -42,7 +42,6 @@ WITHOUT_TORCH = {
     "report",
     "gate",
     "export",
-    "archive",
     "api",
     "__init__",
 }
