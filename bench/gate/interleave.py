@@ -6,18 +6,80 @@ time, in random order, so that a slow minute of the machine meets both.
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from ddp_bench.bench.cluster.process import end_all, uninterrupted
+from ddp_bench.bench.cli import speaker
+from ddp_bench.bench.cluster.process import end_all, interrupted_by_signals, uninterrupted
+from ddp_bench.bench.cluster.scratch import scratch_folder
 from ddp_bench.bench.cluster.turns import turn_server
+from ddp_bench.bench.console import Console
 from ddp_bench.bench.errors import ExitCode, NotMeasuredError, UsageError
-from ddp_bench.bench.gate.checkouts import Checkout, last_line
+from ddp_bench.bench.gate.checkouts import Checkout, both_checkouts, last_line, planned_code
+from ddp_bench.bench.gate.code import check_one_code
+from ddp_bench.bench.gate.runs import GateRun, read_run
+from ddp_bench.bench.results.store import check_claimable
+from ddp_bench.bench.run.main import parser as run_parser
+from ddp_bench.bench.run.main import settings_of
+from ddp_bench.bench.settings import Settings
 
 END_S = 60.0
 """How long an interrupted run may take to write its summary; one that has hung would take for ever."""
+
+
+def measure_launches(
+    reference: str,
+    arguments: Sequence[str],
+    *,
+    num_launches: int,
+    python: str | None = None,
+    out: Path | None = None,
+    quiet: bool = False,
+) -> list[tuple[GateRun, GateRun]]:
+    """Baseline and candidate of each launch: `reference` and the code as it stands, by `bench.run arguments`.
+
+    `python` is the baseline's interpreter, `out` a folder that keeps the results. Raises UsageError.
+    """
+    if num_launches < 1:
+        raise UsageError(f"--launches {num_launches}: give 1 or more")
+    # A mistake is said before anything starts.
+    settings = settings_of(arguments, decided=("resume", "dry_run", "json", "out", "sustain"))
+    arguments = from_any_folder(arguments, settings)
+    with interrupted_by_signals(), contextlib.ExitStack() as stack:
+        if out is None:
+            out = stack.enter_context(scratch_folder())
+        else:
+            check_claimable(out)
+        console = Console(silent=quiet)
+        stack.callback(console.progress_done)
+        checkouts = stack.enter_context(both_checkouts(reference, settings, arguments, python))
+        for line in planned_code(*checkouts).lines():
+            console.note(f"{speaker()}: {line}")
+        begun, launches = time.monotonic(), list[tuple[GateRun, GateRun]]()
+        for done in range(num_launches):
+            left_s = (time.monotonic() - begun) / done * (num_launches - done) if done else None
+            console.progress("launch of baseline and candidate in turns", done, num_launches, left_s)
+            folder = out / f"launch{done + 1}"
+            baseline, candidate = measure_in_turns(checkouts, arguments, folder, seed=done + 1)
+            launches.append((read_run(baseline), read_run(candidate)))
+        for side in zip(*launches, strict=True):
+            check_one_code([run.manifest for run in side])
+        return launches
+
+
+def from_any_folder(arguments: Sequence[str], settings: Settings) -> list[str]:
+    """`bench.run` arguments that name the current folder's files from any folder, so from both sides'."""
+    whole = list(arguments)
+    config: Path | None = run_parser().parse_args(whole).config
+    if config is not None:
+        whole += ["--config", str(config.absolute())]
+    if settings.data not in ("device", "host"):
+        whole += ["--data", str(Path(settings.data).absolute())]
+    return whole
 
 
 def measure_in_turns(

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from ddp_bench.bench.doctor import main as doctor
 from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.gate import command as gate_command
+from ddp_bench.bench.gate import interleave
 from ddp_bench.bench.gate import main as gate
 from ddp_bench.bench.gate import options as gate_options
 from ddp_bench.bench.gate.command import read_thresholds
@@ -105,7 +105,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in (
         (job, "print_plan"),
         (job, "launch"),
-        (gate_command, "measure_in_turns"),
+        (interleave, "measure_in_turns"),
         (doctor, "read_machine"),
         (lab, "run"),
         (report_command, "_write"),
