@@ -55,7 +55,7 @@ class Checkout:
     environment: Mapping[str, str] = field(default_factory=dict)
     """What its runs have beside this process's variables."""
     has_own_bench: bool = False
-    """Whether its runs are of the ddp-bench in `folder`, not of this one."""
+    """Whether its runs are of the ddp-bench in `folder`, which may be of another commit than this one."""
     code: Mapping[str, Any] = field(default_factory=dict)
     """What its manifests will say of the workload's code, where that was looked at."""
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ddp_bench.bench import cli, github
-from ddp_bench.bench.errors import ExitCode, UsageError
+from ddp_bench.bench.errors import ExitCode, NotComparableError, UsageError
 from ddp_bench.bench.gate import baseline
 from ddp_bench.bench.gate import output as gate_output
 from ddp_bench.bench.gate.compare import Gate, compare
@@ -17,6 +17,7 @@ from ddp_bench.bench.gate.judge import METRICS
 from ddp_bench.bench.gate.launches import merged
 from ddp_bench.bench.gate.options import DEFAULT_LAUNCHES
 from ddp_bench.bench.gate.runs import GateRun, read_run
+from ddp_bench.bench.text import markdown
 
 AUTO = "auto"
 """As BASELINE: this machine's, of those that are kept."""
@@ -26,6 +27,19 @@ def gate_runs(options: argparse.Namespace, rest: Sequence[str]) -> int:
     """Do what `options` ask for; `rest` is what stood from `--` on. The exit status."""
     if options.save_baseline is not None:
         return _save(options, rest)
+    try:
+        return _gate(options, rest)
+    except NotComparableError as error:
+        if not options.quiet:
+            reason = str(error)
+            github.show(
+                [github.Annotation("warning", cli.speaker(), reason)],
+                lambda: f"### {cli.speaker()}: not comparable\n\n{markdown(reason)}",
+            )
+        raise
+
+
+def _gate(options: argparse.Namespace, rest: Sequence[str]) -> int:
     thresholds = read_thresholds(options.threshold, options.config)
     if options.interleave is None:
         first, second = _runs(options, rest)

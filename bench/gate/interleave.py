@@ -18,7 +18,7 @@ from ddp_bench.bench.cluster.process import end_all, interrupted_by_signals, uni
 from ddp_bench.bench.cluster.scratch import scratch_folder
 from ddp_bench.bench.cluster.turns import turn_server
 from ddp_bench.bench.console import Console
-from ddp_bench.bench.errors import ExitCode, NotMeasuredError, UsageError
+from ddp_bench.bench.errors import ExitCode, NotComparableError, NotMeasuredError, UsageError
 from ddp_bench.bench.gate.checkouts import Checkout, both_checkouts, last_line, planned_code
 from ddp_bench.bench.gate.code import check_one_code
 from ddp_bench.bench.gate.runs import GateRun, read_run
@@ -64,8 +64,7 @@ def measure_launches(
             left_s = (time.monotonic() - begun) / done * (num_launches - done) if done else None
             console.progress("launch of baseline and candidate in turns", done, num_launches, left_s)
             folder = out / f"launch{done + 1}"
-            baseline, candidate = measure_in_turns(checkouts, arguments, folder, seed=done + 1)
-            launches.append((read_run(baseline), read_run(candidate)))
+            launches.append(measure_in_turns(checkouts, arguments, folder, seed=done + 1))
         for side in zip(*launches, strict=True):
             check_one_code([run.manifest for run in side])
         return launches
@@ -83,12 +82,13 @@ def from_any_folder(arguments: Sequence[str], settings: Settings) -> list[str]:
 
 
 def measure_in_turns(
-    checkouts: Sequence[Checkout], arguments: Sequence[str], folder: Path, *, seed: int = 0
-) -> list[Path]:
-    """Run `bench.run arguments` of all checkouts in turns; their results folders, in that order.
+    checkouts: tuple[Checkout, Checkout], arguments: Sequence[str], folder: Path, *, seed: int = 0
+) -> tuple[GateRun, GateRun]:
+    """Run `bench.run arguments` of baseline and candidate in turns, results in `folder`, and read them.
 
     Whatever is raised meanwhile, such as by a signal's handler, first ends the runs. Raises UsageError with
-    the last line that a run said if it fails, NotMeasuredError where it could not measure what was asked for.
+    the last line that a run said if it fails, NotMeasuredError where it could not measure what was asked for,
+    NotComparableError where the baseline is another commit of ddp-bench that this one cannot ask or read.
     """
     outs = [folder / checkout.name for checkout in checkouts]
     runs: list[subprocess.Popen[str]] = []
@@ -107,12 +107,25 @@ def measure_in_turns(
             accounts = list(reading.map(ended, runs))
         finally:
             end_all(runs, within_s=END_S)
-    for checkout, run, account in zip(checkouts, runs, accounts, strict=True):
-        if run.returncode != 0:
-            measured_nothing = run.returncode == ExitCode.NOT_MEASURED
-            error = NotMeasuredError if measured_nothing else UsageError
-            said = last_line(account)
-            raise error(f"the {checkout.name} side ended with status {run.returncode}: {said}")
-    if server.turns == 0:
-        raise UsageError("the two sides did not take turns; the older one may know nothing of them yet")
-    return outs
+    ours, theirs = (_problem(*side) for side in zip(checkouts, runs, accounts, strict=True))
+    if theirs is not None:
+        raise ours or theirs
+    if ours is None and server.turns == 0:
+        ours = UsageError("the two sides did not take turns")
+    try:
+        if ours is not None:
+            raise ours
+        baseline = read_run(outs[0])
+    except UsageError as error:
+        # By itself a run that was killed, or could not measure its cases, says nothing of formats.
+        if not checkouts[0].has_own_bench or runs[0].returncode not in (0, ExitCode.FAILED, ExitCode.USAGE):
+            raise
+        raise NotComparableError(f"other format: {error}; take a later commit as the baseline") from None
+    return baseline, read_run(outs[1])
+
+
+def _problem(checkout: Checkout, run: subprocess.Popen[str], account: str) -> UsageError | None:
+    if run.returncode == 0:
+        return None
+    error = NotMeasuredError if run.returncode == ExitCode.NOT_MEASURED else UsageError
+    return error(f"the {checkout.name} side ended with status {run.returncode}: {last_line(account)}")

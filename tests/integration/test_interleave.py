@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 from commands import ROOT, SMALL
+from made_project import commit
 
 from ddp_bench.bench.errors import ExitCode, UsageError
+from ddp_bench.bench.gate import checkouts
 from ddp_bench.bench.gate.checkouts import Checkout, both_checkouts, worktree
 from ddp_bench.bench.gate.main import main
 from ddp_bench.bench.resolve import resolve
@@ -79,6 +81,56 @@ def test_a_side_that_could_not_measure_a_mode_says_why(
     code = main(["--interleave", ".", "--quiet", "--out", str(tmp_path / "sides"), "--", "--gpus", "1"])
     assert code == ExitCode.NOT_MEASURED == 4
     assert f"the candidate side ended with status 4: {reason}" in capsys.readouterr().err
+
+
+TURN = """
+import os, socket
+turns = socket.socket(socket.AF_UNIX)
+turns.connect(os.environ["BENCH_TURNS"])
+turns.sendall(b"?")
+turns.recv(1)
+"""
+"""A run that takes a turn, and leaves no files that anybody can read."""
+
+REFUSES = "import sys; print('run: error: unrecognized arguments: --new', file=sys.stderr); sys.exit(2)"
+KILLED = "import os; os.kill(os.getpid(), 9)"
+
+
+@pytest.mark.parametrize(
+    ("earlier", "now", "code", "message"),
+    [
+        ({}, TURN, 3, "No module named bench.run; take a later commit as the baseline"),
+        ({"bench/run.py": REFUSES}, TURN, 3, "unrecognized arguments: --new; take a later commit"),
+        ({"bench/run.py": TURN}, TURN, 3, "take a later commit as the baseline"),
+        ({"bench/run.py": REFUSES}, REFUSES, 2, "the baseline side ended with status 2"),
+        ({"bench/run.py": KILLED}, TURN, 2, "the baseline side ended with status -9"),
+    ],
+    ids=["cannot be started", "refuses", "cannot be read", "so does the candidate", "killed"],
+)
+def test_a_commit_of_another_format_is_not_comparable(
+    earlier: dict[str, str],
+    now: str,
+    code: int,
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    project, summary = tmp_path / "ddp-bench", tmp_path / "summary.md"
+    first = commit(project, {"bench/__init__.py": "", **earlier})
+    commit(project, {"bench/run.py": now, "notes": ""})
+    monkeypatch.setattr(checkouts, "ROOT", project)
+    monkeypatch.chdir(project)
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    assert main(["--interleave", first, "--", "--gpus", "1"]) == code
+    told = capsys.readouterr()
+    line = told.err.strip().splitlines()[-1]
+    assert message in line
+    assert told.out == ""
+    assert line.startswith("bench.gate: not comparable: other format: ") == (code == 3)
+    assert summary.exists() == (code == 3)
+    assert code != 3 or "### bench.gate: not comparable\n\nother format: " in summary.read_text()
 
 
 @pytest.mark.parametrize(
