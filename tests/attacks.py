@@ -144,7 +144,7 @@ def _options(draw: random.Random) -> Attack:
 @functools.cache
 def _parsers() -> dict[str, argparse.ArgumentParser]:
     from ddp_bench.bench.doctor.main import parser as doctor  # noqa: PLC0415
-    from ddp_bench.bench.gate.options import parser as gate  # noqa: PLC0415
+    from ddp_bench.bench.gate.main import parser as gate  # noqa: PLC0415
     from ddp_bench.bench.predict.main import parser as predict  # noqa: PLC0415
     from ddp_bench.bench.run.main import parser as run  # noqa: PLC0415
     from ddp_bench.bench.tune.main import parser as tune  # noqa: PLC0415

@@ -15,7 +15,7 @@ from ddp_bench.bench.gate.compare import Gate, compare
 from ddp_bench.bench.gate.interleave import measure_launches
 from ddp_bench.bench.gate.judge import METRICS
 from ddp_bench.bench.gate.launches import merged
-from ddp_bench.bench.gate.options import DEFAULT_LAUNCHES
+from ddp_bench.bench.gate.main import DEFAULT_LAUNCHES
 from ddp_bench.bench.gate.runs import GateRun, read_run
 from ddp_bench.bench.text import markdown
 

@@ -16,7 +16,7 @@ from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.gate.compare import FAMILY_CONFIDENCE
 from ddp_bench.bench.gate.judge import judge
 from ddp_bench.bench.gate.launches import launch_ratio, side_by_side
-from ddp_bench.bench.gate.options import DEFAULT_THRESHOLD
+from ddp_bench.bench.gate.main import DEFAULT_THRESHOLD
 from ddp_bench.bench.results.round_times import ByRound
 
 
