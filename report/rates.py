@@ -7,12 +7,15 @@ from statistics import median
 
 import pandas as pd
 
+from ddp_bench.bench.case import wire_share
 from ddp_bench.bench.conditions import Manifest, part
-from ddp_bench.bench.findings.links import bus_gb_per_s
 from ddp_bench.bench.findings.numbers import finite
 from ddp_bench.bench.findings.wording import Row, estimate, text, truth, unit_of, units_per_sample
+from ddp_bench.bench.layout import BucketLayout
+from ddp_bench.bench.results.aggregate import bus_gb
 from ddp_bench.bench.results.schema import records
 from ddp_bench.bench.settings import IMAGES
+from ddp_bench.bench.stats import Interval
 
 EPOCH_IMAGES = 1_281_167
 """Training images of ImageNet-1k (Russakovsky et al., 2015)."""
@@ -94,3 +97,14 @@ def _measured_count(row: Row, counts: Collection[float | None]) -> float | None:
         return own
     # One process drives all devices of DataParallel: there may be fewer ranks to measure them.
     return max((count for count in counts if count is not None), default=None)
+
+
+def bus_gb_per_s(row: Row) -> Interval | None:
+    """Return the bus bandwidth of a case's buckets alone in 10^9 bytes/s, as nccl-tests defines it."""
+    alone, ranks = estimate(row, "comm_ms"), finite(row["num_devices"])
+    layout, buffers_ms = BucketLayout.of_cell(row["bucket_bytes"]), finite(row["buffers_ms"]) or 0.0
+    if alone is None or layout is None or not ranks or not alone.estimate > buffers_ms:
+        return None
+    of_buckets = Interval(*(ms - buffers_ms for ms in (alone.estimate, alone.low, alone.high)))
+    sent = wire_share(text(row["comm_hook"])) * sum(layout.num_bytes)
+    return of_buckets.inverted(1000 * bus_gb(sent, int(ranks)))
