@@ -19,6 +19,9 @@ from typing import Any
 VERDICTS = {0: "pass", 1: "regression", 3: "undecided", 4: "not measured"}
 """By exit code of the gate; any other is an error."""
 
+NOT_COMPARABLE = 3
+"""The gate's exit code without a verdict where it shows no result: it had nothing to compare."""
+
 USAGE = 2
 """The gate's exit code for a mistake."""
 
@@ -34,7 +37,7 @@ def main() -> int:
     of_run = [*(["--workload", workload] if workload else []), *os.environ["RUN"].split()]
     code, said = gate(of_run, out / "sides")
     (out / "gate.md").write_text(said, encoding="utf-8")
-    verdict = VERDICTS.get(code, "error")
+    verdict = "not comparable" if code == NOT_COMPARABLE and not said else VERDICTS.get(code, "error")
     with Path(os.environ["GITHUB_OUTPUT"]).open("a", encoding="utf-8") as outputs:
         outputs.write(f"verdict={verdict}\nexit-code={code}\n")
     number = pull_request()

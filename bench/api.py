@@ -22,7 +22,7 @@ from ddp_bench.bench.findings.findings import conclude
 from ddp_bench.bench.findings.wording import unit_of_cases
 from ddp_bench.bench.gate.compare import compare as gate_of
 from ddp_bench.bench.gate.judge import METRICS
-from ddp_bench.bench.gate.options import DEFAULT_THRESHOLD
+from ddp_bench.bench.gate.main import DEFAULT_THRESHOLD
 from ddp_bench.bench.gate.output import as_json
 from ddp_bench.bench.gate.runs import read_run
 from ddp_bench.bench.results import store

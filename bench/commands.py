@@ -21,8 +21,7 @@ COMMANDS = {
     "gate": "compare two runs, or two commits: did it become slower?",
     "doctor": "check whether this machine is fit to measure on",
     "lab": "run a command on several hosts made on this machine",
-    "export": "write a run in the format of another tool",
-    "archive": "make one checked file of a run, to hand on or to publish",
+    "export": "write a run for another tool, or as one file to hand on",
     "report": "write the page of one or more runs again",
 }
 """What each command does, in the order of `--help`."""

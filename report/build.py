@@ -1,14 +1,10 @@
-"""Writes runs as an HTML page, as Markdown, as PNG figures, or as PDF through a browser's print."""
+"""Writes runs as an HTML page, as Markdown, or as PNG figures."""
 
 from __future__ import annotations
 
 import base64
 import contextlib
 import hashlib
-import os
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -26,8 +22,6 @@ from ddp_bench.report import files, view
 from ddp_bench.report.draw import figures
 from ddp_bench.report.model import Card, Page, RunView, Section, Table
 
-_BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-_PRINT_TIMEOUT_S = 120
 _TEMPLATES = FileSystemLoader(Path(__file__).parent / "templates")
 """By path: the name `report` may be a package of the user's by now."""
 
@@ -59,7 +53,7 @@ def load(
     predicted = None if predictions is None else files.predictions(predictions)
     loaded = [load_run(run) for run in runs]
     with contextlib.ExitStack() as stack:
-        offered = files.offered([stack.enter_context(opened(run)) for run in runs], page_folder)
+        offered = [files.offered(stack.enter_context(opened(run)), page_folder) for run in runs]
     units = [unit_of_cases(run.cases) for run in loaded]
     if price is not None and IMAGES not in units:
         raise UsageError(
@@ -117,43 +111,6 @@ def _write_bytes(content: bytes, part: Path) -> None:
     part.write_bytes(content)
 
 
-def write_pdf(
-    runs: Sequence[Path], out: Path, *, predictions: Path | None = None, price: float | None = None
-) -> Path:
-    """Print the page of `runs` to `out` with Chromium. Raises UsageError without it, or where it fails."""
-    browser = next((path for name in _BROWSERS if (path := shutil.which(name)) is not None), None)
-    if browser is None:
-        raise UsageError("--pdf needs Chromium or Chrome on the PATH; install chromium, or print the page")
-    try:
-        # Beside the result, not in /tmp: a browser from a snap sees nothing of that.
-        with tempfile.TemporaryDirectory(dir=out.absolute().parent, prefix="report-") as name:
-            scratch = Path(name)
-            page = build(runs, scratch / "report.html", predictions=predictions, price=price)
-            _print(browser, page, scratch / "report.pdf", scratch / "profile")
-            write_output(out, (scratch / "report.pdf").replace, option="--pdf")
-    except OSError as error:
-        raise UsageError(f"cannot write {out}: {error.strerror}; name a writable file with --pdf") from None
-    return out
-
-
-def _print(browser: str, page: Path, pdf: Path, profile: Path) -> None:
-    # Chromium refuses to sandbox for root, which is who runs in most containers.
-    unboxed = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
-    quiet = ["--disable-gpu", "--disable-background-networking", "--no-first-run", "--no-pdf-header-footer"]
-    command = [browser, "--headless", *unboxed, *quiet, f"--user-data-dir={profile}"]
-    try:
-        done = subprocess.run(
-            [*command, f"--print-to-pdf={pdf}", page.as_uri()],
-            capture_output=True,
-            timeout=_PRINT_TIMEOUT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise UsageError(f"{browser} did not print within {_PRINT_TIMEOUT_S} s; print the page") from None
-    if done.returncode != 0 or not pdf.exists():
-        raise UsageError(f"{browser} printed nothing (exit status {done.returncode}); print the page by hand")
-
-
 def markdown(page: Page) -> str:
     """Return a summary for a pull request, in GitHub's dialect: answers first, numbers folded."""
     parts = [] if page.together is None else _together(page.together)
@@ -204,6 +161,6 @@ def _code(text: str, language: str) -> str:
 
 def _table(table: Table) -> str:
     names = [escaped(column.name) for column in table.columns]
-    rules = ["---:" if column.kind.startswith("number") else "---" for column in table.columns]
+    rules = ["---:" if column.kind == "number" else "---" for column in table.columns]
     rows = [[escaped(cell) for cell in row] for row in table.rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (names, rules, *rows))

@@ -76,13 +76,12 @@ class Tick:
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """The words around a drawing; `key` is unique on the page, `beside` quotes another machine's figures."""
+    """The words around a drawing; `key` is unique on the page."""
 
     key: str
     title: str
     caption: str
     how_to_read: str
-    beside: str = ""
 
     @property
     def alt(self) -> str:
@@ -130,7 +129,8 @@ class Chart(Figure):
             return low / 1.3, high * 1.3
         if self.from_zero:
             return 0.0, 1.08 * high
-        return padded(low, high, 0.2 * (high - low) or 0.05 * high)
+        pad = 0.2 * (high - low) or 0.05 * high
+        return (max(low - pad, 0.0) if low >= 0 else low - pad), high + pad
 
 
 @dataclass(frozen=True)
@@ -220,42 +220,4 @@ class Forest(Figure):
     rows: tuple[Ratio, ...]
 
 
-@dataclass(frozen=True)
-class StepTimes:
-    """Step times of one rank: percentiles 5, 25, 50, 75 and 95, and the longest; `style` as of a series."""
-
-    label: str
-    style: str
-    num_steps: int
-    low_ms: float
-    quarter_ms: float
-    median_ms: float
-    three_quarters_ms: float
-    high_ms: float
-    longest_ms: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class BoxPlot(Figure):
-    """Distributions of step times, one below the other on one scale."""
-
-    rows: tuple[StepTimes, ...]
-
-    @property
-    def axis_note(self) -> str:
-        """Warn of a time axis that leaves out zero."""
-        return " The axis does not start at zero." if self.x_limits[0] > 0 else ""
-
-    @property
-    def x_limits(self) -> tuple[float, float]:
-        """The ends of the time axis, ms."""
-        low, high = min(row.low_ms for row in self.rows), max(row.longest_ms for row in self.rows)
-        return padded(low, high, 0.05 * (high - low) or 0.05 * high)
-
-
-def padded(low: float, high: float, pad: float) -> tuple[float, float]:
-    """The ends of an axis with `pad` beside what is drawn; never below zero where nothing drawn is."""
-    return (max(low - pad, 0.0) if low >= 0 else low - pad), high + pad
-
-
-Drawing = Chart | Bars | Timeline | BoxPlot | Forest
+Drawing = Chart | Bars | Timeline | Forest

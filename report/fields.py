@@ -23,10 +23,6 @@ from ddp_bench.report.model import Hyperlink, Table, TableColumn
 
 Field = tuple[TableColumn, Callable[[Row], str]]
 Links = Callable[[Row], tuple[Hyperlink, ...]]
-Against = Callable[[Row, Row], Interval | None]
-
-MOST_REFERENCES = 24
-"""Rows of a table among which the reader may choose the reference: the page holds every pair."""
 
 
 def value(name: str, column: str, unit: str) -> Field:
@@ -48,13 +44,6 @@ def _exact(found: Interval | None, factor: float = 1.0) -> str:
 
 def _headed(name: str, unit: str) -> TableColumn:
     return TableColumn(f"{name} ({unit})" if unit else name, "number")
-
-
-def linked(name: str, column: str, links: Links) -> Field:
-    """Make a column of counts, or of the links that stand for them."""
-    return TableColumn(
-        name, "links"
-    ), lambda row: " ".join(link.label for link in links(row)) or count(finite(row[column]))
 
 
 def whole(name: str, column: str) -> Field:
@@ -86,7 +75,6 @@ def table(
     values: Sequence[Field],
     *,
     links: Links | None = None,
-    against: Against | None = None,
 ) -> Table | None:
     """Make a table without rows and columns that are blank throughout; None when nothing is left."""
     fields = (*name, *values)
@@ -95,22 +83,10 @@ def table(
     if not shown:
         return None
     kept = [i for i in range(len(fields)) if any(cells[i] for _, cells in shown)]
-    fixed = against is not None and len(shown) > MOST_REFERENCES
     return Table(
         title,
-        f"{note} With more than {MOST_REFERENCES} rows the reference cannot be chosen." if fixed else note,
+        note,
         columns=tuple(fields[i][0] for i in kept),
         rows=tuple(tuple(cells[i] for i in kept) for _, cells in shown),
         links=tuple(links(row) for row, _ in shown) if links is not None else (),
-        against=_matrix([row for row, _ in shown], against) if against is not None else (),
-    )
-
-
-def _matrix(rows: Sequence[Row], against: Against) -> tuple[tuple[str, ...], ...]:
-    """Write every row against every other."""
-    if len(rows) > MOST_REFERENCES:
-        return ()
-    return tuple(
-        tuple("1, the reference" if row is other else with_interval(against(row, other)) for other in rows)
-        for row in rows
     )

@@ -1,4 +1,4 @@
-"""Command line: `python -m report RUN [RUN …] [--out FILE | --format markdown | --png DIR | --pdf FILE]`."""
+"""Command line: `python -m report RUN [RUN …] [--out FILE | --format markdown | --png DIR]`."""
 
 from __future__ import annotations
 
@@ -59,15 +59,12 @@ def _parser() -> Parser:
         help="the same as --format markdown",
     )
     instead.add_argument("--png", type=Path, metavar="DIR", help="write each figure as DIR/*.png instead")
-    instead.add_argument(
-        "--pdf", type=Path, metavar="FILE", help="print the page to FILE with Chromium instead"
-    )
     return parser
 
 
 def _write(arguments: argparse.Namespace) -> str:
     # Pandas and scipy take a second to import, which --help does without.
-    from ddp_bench.report.build import build, write_markdown, write_pdf, write_png
+    from ddp_bench.report.build import build, write_markdown, write_png
 
     runs, out, predictions = arguments.runs, arguments.out, arguments.predictions
     given = arguments.price_per_device_hour
@@ -77,14 +74,10 @@ def _write(arguments: argparse.Namespace) -> str:
         raise UsageError("--predictions are drawn with one run; without other runs and --format markdown")
     if markdown:
         return write_markdown(runs, out, price=hourly)
-    if arguments.png is None and arguments.pdf is None:
+    if arguments.png is None:
         return str(build(runs, _page(runs, out), predictions=predictions, price=hourly))
     if out is not None:
-        raise UsageError(
-            "--out names the page or the file of --markdown; leave it out beside --png and --pdf"
-        )
-    if arguments.pdf is not None:
-        return str(write_pdf(runs, arguments.pdf, predictions=predictions, price=hourly))
+        raise UsageError("--out names the page or the file of --markdown; leave it out beside --png")
     return "\n".join(map(str, write_png(runs, arguments.png, predictions=predictions)))
 
 

@@ -12,8 +12,7 @@ from ddp_bench.report.drawings import Drawing
 class TableColumn:
     """A column of a table.
 
-    `kind` is empty, `number` (aligned to the right), `number against` (one that the reader may refer to
-    another row), `long` (broken into lines) or `links`.
+    `kind` is empty, `number` (aligned to the right), `long` (broken into lines) or `links`.
     """
 
     name: str
@@ -33,7 +32,6 @@ class Table:
     """A titled table of final strings; a missing value is an empty string.
 
     `below` explains what it holds; `links` are those of each row, shown in the column of that kind.
-    `against` has by row what its cell of the column of that kind is with each row as the reference.
     """
 
     title: str
@@ -42,43 +40,16 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     below: tuple[str, ...] = ()
     links: tuple[tuple[Hyperlink, ...], ...] = ()
-    against: tuple[tuple[str, ...], ...] = ()
-
-
-@dataclass(frozen=True)
-class CaseRounds:
-    """The timed blocks of one case: `rows` by round under `columns`, or in a `line` where there are many."""
-
-    key: str
-    label: str
-    case_id: str
-    num_rounds: int
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    line: str
-    traces: tuple[Hyperlink, ...]
-
-
-@dataclass(frozen=True)
-class Download:
-    """A file of the run, carried by the page as it is on disk."""
-
-    key: str
-    name: str
-    media_type: str
-    size: str
-    text: str
 
 
 @dataclass(frozen=True)
 class RunFiles:
-    """What the page offers of a run's files: traces by case; `left_out` says what is not carried and why.
+    """What the page says of a run's files: tables, traces by case, `failures` by their name in its folder.
 
-    `failures` are by their name in the run's folder; the address is empty where the page cannot lead there.
+    An address is empty where the page cannot lead there.
     """
 
-    downloads: tuple[Download, ...] = ()
-    left_out: tuple[str, ...] = ()
+    tables: tuple[Hyperlink, ...] = ()
     traces: Mapping[str, tuple[Hyperlink, ...]] = field(default_factory=dict)
     failures: Mapping[str, Hyperlink] = field(default_factory=dict)
 
@@ -155,9 +126,7 @@ class RunView:
     notes: tuple[str, ...]
     figures: tuple[Drawing, ...]
     more_figures: tuple[Drawing, ...]
-    paper: Section | None
     tables: tuple[Table, ...]
-    rounds: tuple[CaseRounds, ...]
     files: RunFiles
     unmeasured: Table | None
     conditions: tuple[Group, ...]
@@ -181,7 +150,7 @@ class Page:
         """Every figure of the page, in its order."""
         found = list(self.together.figures) if self.together is not None else []
         for run in self.runs:
-            sections = (run.forms, run.predicted, run.paper)
+            sections = (run.forms, run.predicted)
             found += [*run.figures, *(f for s in sections if s is not None for f in s.figures)]
             found += run.more_figures
         return found

@@ -1,17 +1,21 @@
-"""Adds what a case's throughput comes to: arithmetic, bus bandwidth, the time and cost of an epoch."""
+"""Adds what a case's throughput comes to: arithmetic, MFU, bus bandwidth, the time and cost of an epoch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from statistics import median
 
 import pandas as pd
 
+from ddp_bench.bench.case import wire_share
 from ddp_bench.bench.conditions import Manifest, part
-from ddp_bench.bench.findings.links import bus_gb_per_s
 from ddp_bench.bench.findings.numbers import finite
-from ddp_bench.bench.findings.wording import Row, estimate, unit_of, units_per_sample
+from ddp_bench.bench.findings.wording import Row, estimate, text, truth, unit_of, units_per_sample
+from ddp_bench.bench.layout import BucketLayout
+from ddp_bench.bench.results.aggregate import bus_gb
 from ddp_bench.bench.results.schema import records
 from ddp_bench.bench.settings import IMAGES
+from ddp_bench.bench.stats import Interval
 
 EPOCH_IMAGES = 1_281_167
 """Training images of ImageNet-1k (Russakovsky et al., 2015)."""
@@ -19,30 +23,48 @@ EPOCH_IMAGES = 1_281_167
 PASSES = 3
 """Forward, gradient of the weights, gradient of the inputs: as much arithmetic each in convolutions."""
 
-COLUMNS = ("tflop_per_s", "bus_gb_per_s")
+_A100 = {"fp32": 19.5, "tf32": 156.0, "bf16": 312.0, "fp16": 312.0}
+_HOPPER = {"fp32": 66.9, "tf32": 494.7, "bf16": 989.4, "fp16": 989.4}
+DENSE_PEAKS = {
+    "NVIDIA A100-SXM4-40GB": _A100,
+    "NVIDIA A100-SXM4-80GB": _A100,
+    "NVIDIA A100 80GB PCIe": _A100,
+    "NVIDIA H100 80GB HBM3": _HOPPER,
+    "NVIDIA H200": _HOPPER,
+}
+"""TFLOP/s without sparsity, by `torch.cuda.get_device_name`: the A100's data sheet; table 2 of the H100's
+architecture white paper (SXM5), to whose figures the H200's data sheet rounds. Exact names only: cards of
+the same chip for PCIe, and MIG slices, have less."""
+
+COLUMNS = ("tflop_per_s", "bus_gb_per_s", "mfu_pct", "mfu_sheet_pct")
 
 
 def with_rates(cases: pd.DataFrame, manifest: Manifest, price: float | None) -> pd.DataFrame:
-    """Add `tflop_per_s` per device and `bus_gb_per_s` with intervals, `epoch_h` and `epoch_cost` of images.
+    """Add `COLUMNS` with intervals, arithmetic being that of a device; `epoch_h` and `epoch_cost` of images.
 
     Args:
         cases: measured ones.
-        manifest: of their run; the forward FLOPs of a sample are in it.
+        manifest: of their run; the forward FLOPs of a sample and the devices' own rates are in it.
         price: of a device for an hour; None leaves the cost empty.
     """
-    flops = finite(part(manifest, "model").get("forward_flops_per_image"))
-    rows = [_rates(row, flops, price) for row in records(cases)]
+    rows = [_rates(row, manifest, price) for row in records(cases)]
     names = [f"{name}{end}" for name in COLUMNS for end in ("", "_low", "_high")]
     added = {name: [row.get(name) for row in rows] for name in (*names, "epoch_h", "epoch_cost")}
     return cases.assign(**{name: pd.Series(cells, cases.index, "float64") for name, cells in added.items()})
 
 
-def _rates(row: Row, flops: float | None, price: float | None) -> Mapping[str, float]:
+def _rates(row: Row, manifest: Manifest, price: float | None) -> Mapping[str, float]:
     found: dict[str, float] = {}
+    flops = finite(part(manifest, "model").get("forward_flops_per_image"))
     rate, num_devices = estimate(row, "images_per_s"), finite(row["num_devices"])
     if rate is not None and flops and num_devices:
         samples = rate.scaled(1 / units_per_sample(row))
-        found |= samples.scaled(PASSES * flops / num_devices / 1e12).columns("tflop_per_s")
+        achieved = samples.scaled(PASSES * flops / num_devices / 1e12)
+        found |= achieved.columns("tflop_per_s")
+        sheet = DENSE_PEAKS.get(text(row["device_name"]), {}).get(text(row["precision"]))
+        for name, peak in (("mfu_pct", _matrix_rate(row, manifest)), ("mfu_sheet_pct", sheet)):
+            if peak:
+                found |= achieved.scaled(100 / peak).columns(name)
     if (bus := bus_gb_per_s(row)) is not None:
         found |= bus.columns("bus_gb_per_s")
     sustained = finite(row["images_per_s_sustained"])
@@ -51,3 +73,38 @@ def _rates(row: Row, flops: float | None, price: float | None) -> Mapping[str, f
         if price is not None:
             found["epoch_cost"] = found["epoch_h"] * num_devices * price
     return found
+
+
+def _matrix_rate(row: Row, manifest: Manifest) -> float | None:
+    """Return what the median of the case's devices reached in large matrix products, TFLOP/s."""
+    listed = manifest.get("roofline")
+    measured = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+    wanted = _measured_count(row, {finite(one.get("num_devices")) for one in measured} - {None})
+    rates = [
+        found
+        for one in measured
+        if finite(one.get("num_devices")) == wanted
+        and (found := finite(one.get("matrix_tflop_per_s"))) is not None
+        and found > 0
+    ]
+    return median(rates) if rates and wanted is not None else None
+
+
+def _measured_count(row: Row, counts: Collection[float | None]) -> float | None:
+    """Return how many devices were measured together for a case."""
+    own = finite(row["num_devices"])
+    if own in counts or row["mode"] != "dp" or truth(row["oversubscribed"]):
+        return own
+    # One process drives all devices of DataParallel: there may be fewer ranks to measure them.
+    return max((count for count in counts if count is not None), default=None)
+
+
+def bus_gb_per_s(row: Row) -> Interval | None:
+    """Return the bus bandwidth of a case's buckets alone in 10^9 bytes/s, as nccl-tests defines it."""
+    alone, ranks = estimate(row, "comm_ms"), finite(row["num_devices"])
+    layout, buffers_ms = BucketLayout.of_cell(row["bucket_bytes"]), finite(row["buffers_ms"]) or 0.0
+    if alone is None or layout is None or not ranks or not alone.estimate > buffers_ms:
+        return None
+    of_buckets = Interval(*(ms - buffers_ms for ms in (alone.estimate, alone.low, alone.high)))
+    sent = wire_share(text(row["comm_hook"])) * sum(layout.num_bytes)
+    return of_buckets.inverted(1000 * bus_gb(sent, int(ranks)))

@@ -1,20 +1,18 @@
-"""Shows how rounds and steps vary: drift of the machine, step times of each rank, blocks of each case."""
+"""Shows how the rounds drift."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import pandas as pd
 
-from ddp_bench.bench.findings.numbers import finite, number, plural, quantity
+from ddp_bench.bench.findings.numbers import finite, plural, quantity
 from ddp_bench.bench.findings.stability import pace
-from ddp_bench.bench.findings.wording import Row, case_label, text
+from ddp_bench.bench.findings.wording import case_label, text
 from ddp_bench.bench.results.aggregate import images_per_s_by_round, units_per_step
 from ddp_bench.bench.results.round_times import ByRound
 from ddp_bench.bench.results.schema import records
-from ddp_bench.report.drawings import BoxPlot, Chart, Panel, Point, Series, StepTimes, Tick
-from ddp_bench.report.fields import Links
-from ddp_bench.report.model import CaseRounds, Hyperlink
+from ddp_bench.report.drawings import Chart, Panel, Point, Series, Tick
 from ddp_bench.report.select import WorkloadCases, by_mode, headline_count
 
 _FEWEST_ROUNDS = 3
@@ -25,17 +23,6 @@ _HOW_DRIFT = (
     "so such drift cancels in speed-up, efficiency and comparisons. A difference between modes does not "
     "cancel. A mark is one round, so it has no interval."
 )
-_MOST_RANKS = 8
-_FEWEST_STEPS = 5
-_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
-_HOW_STEPS = (
-    "Every timed step of every round. The box holds the middle half of the steps, the line in it is the "
-    "median; whiskers reach from the 5th to the 95th percentile, and the dot is the longest step. Wide boxes "
-    "are noise in every step; a dot far to the right is a rare pause, which every rank of DDP waits for."
-)
-_OF_MANY = " Of many ranks those with the longest medians are drawn."
-MOST_CELLS = 20_000
-"""Above this many rounds x ranks over all cases, only the longest rank of a round is shown."""
 
 
 def drift(workload: WorkloadCases, blocks: pd.DataFrame, *, key: str) -> Chart | None:
@@ -63,24 +50,16 @@ def drift(workload: WorkloadCases, blocks: pd.DataFrame, *, key: str) -> Chart |
 
 
 def _of_headline_cases(workload: WorkloadCases, found: Mapping[str, ByRound]) -> list[Series]:
-    made = []
-    for row in _headline_cases(workload):
-        if (own := found.get(text(row["case_id"]))) is not None:
-            label = case_label(row, workload.device, with_cap=False)
-            points = _points(_percent(pace({label: own})))
-            made.append(Series(label, text(row["mode"]), points, joined=False))
-    return made
-
-
-def _headline_cases(workload: WorkloadCases) -> list[Row]:
     """Return `single`, then DP and DDP at its usual settings at the headline count."""
     at = headline_count(workload.cases)
-    return [
-        row
-        for mode in ("single", "dp", "ddp")
-        for row in records(by_mode(workload.cases, mode))
-        if finite(row["num_devices"]) == (1 if mode == "single" else at)
-    ]
+    made = []
+    for mode in ("single", "dp", "ddp"):
+        for row in records(by_mode(workload.cases, mode)):
+            own = found.get(text(row["case_id"]))
+            if own is not None and finite(row["num_devices"]) == (1 if mode == "single" else at):
+                label = case_label(row, workload.device, with_cap=False)
+                made.append(Series(label, mode, _points(_percent(pace({label: own}))), joined=False))
+    return made
 
 
 def _percent(by_round: ByRound) -> ByRound:
@@ -100,100 +79,3 @@ def _ticks(every: list[int]) -> tuple[Tick, ...]:
     steps = min(last, _MOST_TICKS)
     places = sorted({every[round(i * last / steps)] for i in range(steps + 1)})
     return tuple(Tick(float(r), f"{r}") for r in places)
-
-
-def step_times(workload: WorkloadCases, blocks: pd.DataFrame, *, key: str) -> BoxPlot | None:
-    """Make a box per rank of `single`, DP and default DDP at the headline count; None without step times."""
-    rows, of_many = [], False
-    for row in _headline_cases(workload):
-        ranks = _by_rank(row, workload.device, blocks)
-        of_many |= len(ranks) > _MOST_RANKS
-        rows += sorted(ranks, key=lambda rank: -rank.median_ms)[:_MOST_RANKS] if of_many else ranks
-    if not rows:
-        return None
-    last = rows[-1]
-    return BoxPlot(
-        key=f"{key}-steps",
-        title="Step times of each rank",
-        caption=f"{last.label}: half of {plural(last.num_steps, 'step')} took "
-        f"{quantity(last.quarter_ms, 'ms')} to {quantity(last.three_quarters_ms, 'ms')}, "
-        f"95% at most {quantity(last.high_ms, 'ms')}, the longest {quantity(last.longest_ms, 'ms')}.",
-        how_to_read=_HOW_STEPS + (_OF_MANY if of_many else ""),
-        rows=tuple(rows),
-    )
-
-
-def _by_rank(row: Row, device: str, blocks: pd.DataFrame) -> list[StepTimes]:
-    own = blocks[(blocks["case_id"] == text(row["case_id"])) & (blocks["phase"] == "timed")]
-    steps = (
-        own.dropna(subset=["steps_ms", "rank"]).assign(ms=lambda b: b["steps_ms"].str.split()).explode("ms")
-    )
-    ms = pd.to_numeric(steps["ms"], errors="coerce").astype("float64")
-    mode, label = text(row["mode"]), case_label(row, device)
-    found = []
-    for rank, times in ms.groupby(steps["rank"]):
-        if times.count() >= _FEWEST_STEPS:
-            name = f"{label}, rank {rank}" if mode == "ddp" else label
-            found.append(StepTimes(name, mode, times.count(), *map(float, times.quantile(list(_QUANTILES)))))
-    return found
-
-
-def by_case(
-    workloads: Sequence[WorkloadCases],
-    blocks: pd.DataFrame,
-    traces: Mapping[str, tuple[Hyperlink, ...]],
-    *,
-    key: str,
-) -> tuple[CaseRounds, ...]:
-    """Return every measured case with its timed blocks, in the order of cases.csv within a workload."""
-    timed = blocks[blocks["phase"] == "timed"]
-    per_step = timed.assign(ms=timed["block_ms"] / timed["num_steps"].astype("float64")).dropna(subset="ms")
-    long = len(per_step) > MOST_CELLS
-    groups = {str(case_id): rows for case_id, rows in per_step.groupby("case_id", sort=False)}
-    every = [(row, workload) for workload in workloads for row in records(workload.cases)]
-    made = []
-    for i, (row, workload) in enumerate(every, start=1):
-        case_id = text(row["case_id"])
-        rows, linked = groups.get(case_id), traces.get(case_id, ())
-        if rows is None and not linked:
-            continue
-        columns, cells, line = ((), (), "") if rows is None else _line(rows) if long else _cells(rows)
-        apart = "" if workload.name == workload.label else f", {workload.name}"
-        label = case_label(row, workload.device) + apart
-        num_rounds = 0 if rows is None else rows["round"].nunique()
-        place = f"{key}-case-{i}"
-        made.append(CaseRounds(place, label, case_id, num_rounds, columns, cells, line, linked))
-    return tuple(made)
-
-
-def links(cases: Sequence[CaseRounds]) -> Links:
-    """Return the links of a case's row: to its rounds, and to the first of its traces."""
-    found = {case.case_id: _links(case) for case in cases}
-    return lambda row: found.get(text(row["case_id"]), ())
-
-
-def _links(case: CaseRounds) -> tuple[Hyperlink, ...]:
-    rounds = (Hyperlink(plural(case.num_rounds, "round"), f"#{case.key}"),)
-    return (*rounds, Hyperlink("trace", case.traces[0].href)) if case.traces else rounds
-
-
-def _cells(rows: pd.DataFrame) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...], str]:
-    """Make a row per round and a column per rank."""
-    wide = rows.pivot_table(index="round", columns="rank", values="ms", aggfunc="last")
-    columns = ("round", *(f"rank {rank}" for rank in wide.columns))
-    cells = tuple(
-        (f"{round_index}", *(_ms(value) for value in values))
-        for round_index, values in zip(wide.index, wide.to_numpy(), strict=True)
-    )
-    return columns, cells, ""
-
-
-def _line(rows: pd.DataFrame) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...], str]:
-    """Write the longest rank of every round on one line."""
-    longest = rows.groupby("round")["ms"].max()
-    return (), (), f"{longest.index[0]} to {longest.index[-1]}: {' '.join(_ms(ms) for ms in longest)} ms"
-
-
-def _ms(value: float) -> str:
-    # A number that is not itself is one that a rank did not deliver.
-    return number(value, 4) if value == value else ""  # noqa: PLR0124 - NaN alone differs from itself

@@ -143,18 +143,10 @@ def at_headline(cases: pd.DataFrame, *, free: str) -> pd.DataFrame:
     return usual_settings(ddp[ddp["num_devices"] == headline_count(ddp)], free=free)
 
 
-def throughput_ratio(row: Row, reference: Row, typical: Typical) -> Interval | None:
-    """Divide throughput of a case by that of another; None where no rounds connect them."""
-    ids = [text(r["case_id"]) for r in (row, reference)]
-    if not typical.has(*((case_id, "timed") for case_id in ids)):
-        return None
-    return typical.ratio(ids[1], ids[0]).scaled(row["global_batch"] / reference["global_batch"])
-
-
 def answered_ratio(
     row: Row, reference: Row, comparisons: Sequence[Comparison], typical: Typical
 ) -> Interval | None:
-    """Divide throughput as the run's answers do, with the interval of theirs; else by itself.
+    """Divide throughput as the run's answers do, with the interval of theirs; else by the fit, where it can.
 
     A page must not have two intervals of one ratio, of which one excludes 1 and the other does not.
     """
@@ -164,4 +156,6 @@ def answered_ratio(
             return one.ratio
         if (one.reference_id, one.case_id) == ids:
             return one.ratio.inverted()
-    return throughput_ratio(row, reference, typical)
+    if not typical.has(*((case_id, "timed") for case_id in ids)):
+        return None
+    return typical.ratio(ids[1], ids[0]).scaled(row["global_batch"] / reference["global_batch"])

@@ -22,7 +22,6 @@ from ddp_bench.bench.findings.wording import Row, estimate, settings_label, shor
 from ddp_bench.bench.layout import BucketLayout
 from ddp_bench.bench.results.comparisons import Comparison
 from ddp_bench.bench.results.store import failure_file
-from ddp_bench.bench.results.typical import Typical
 from ddp_bench.report.communication import communication
 from ddp_bench.report.compiling import compiling
 from ddp_bench.report.fields import (
@@ -31,17 +30,14 @@ from ddp_bench.report.fields import (
     NAME,
     SHARED,
     Field,
-    Links,
     interval,
-    linked,
     table,
     value,
     whole,
 )
 from ddp_bench.report.model import Hyperlink, Table, TableColumn
 from ddp_bench.report.rates import EPOCH_IMAGES
-from ddp_bench.report.roofline import roofline
-from ddp_bench.report.select import throughput_ratio, unshared
+from ddp_bench.report.select import unshared
 
 
 def _against_default(row: Row) -> str:
@@ -75,7 +71,7 @@ def _off_by(column: str) -> Callable[[Row], str]:
     return show
 
 
-AGAINST: Field = (TableColumn(f"Against DDP's default ({TIMES})", "number against"), _against_default)
+AGAINST: Field = (TableColumn(f"Against DDP's default ({TIMES})", "number"), _against_default)
 RESULTS: tuple[Field, ...] = (
     AGAINST,
     interval("Efficiency", "efficiency", "%", 100.0),
@@ -90,6 +86,8 @@ EVERY: tuple[Field, ...] = (
     value("Step, median", "step_ms_p50", "ms"),
     value("Step, p95", "step_ms_p95", "ms"),
     interval("Arithmetic per device", "tflop_per_s", "TFLOP/s"),
+    interval("MFU", "mfu_pct", "% of the measured matrix rate"),
+    interval("MFU", "mfu_sheet_pct", "% of the data sheet's peak"),
     value("Peak memory", "peak_mem_mib", "MiB"),
     value("Reserved memory", "reserved_mem_mib", "MiB"),
     value("Epoch", "epoch_h", "h"),
@@ -147,8 +145,7 @@ UNMEASURED: tuple[Field, ...] = (
 
 _RESULTS_NOTE = (
     "Estimate (95% interval over rounds); the ratios to DDP's default at the same number of devices hold all "
-    "at once, and those to a reference that you choose each by itself. Efficiency is throughput over that of "
-    "“single”, divided by devices."
+    "at once. Efficiency is throughput over that of “single”, divided by devices."
 )
 _EVERY_NOTE = (
     "All cases, those on shared devices too. Speed-up is throughput over that of “single”. Arithmetic counts "
@@ -160,6 +157,10 @@ _EVERY_NOTE = (
 _EPOCH_NOTE = (
     f" An epoch has the {EPOCH_IMAGES:,d} images of ImageNet-1k, of the size measured, at the throughput "
     "with pauses."
+)
+_MFU_NOTE = (
+    " MFU is that arithmetic over what the devices do by themselves: the rate at which as many of them at "
+    "once multiplied large matrices before the first case, or the data sheet's dense peak."
 )
 _PEAK_NOTE = (
     " Memory is that of the worst device: peak is in tensors; what libraries take beside them (CUDA, NCCL, "
@@ -180,16 +181,25 @@ _BUCKETS_NOTE = "DDP's buckets after the rebuild. Caps that make equal sizes are
 
 
 def tables(
-    ok: pd.DataFrame, links: Links, typical: Typical, comparisons: Sequence[Comparison] = ()
+    ok: pd.DataFrame,
+    traces: Mapping[str, tuple[Hyperlink, ...]],
+    comparisons: Sequence[Comparison] = (),
 ) -> tuple[Table, ...]:
     """Make the tables of the measured cases; `ok` has a column `workload`, blank where there is only one.
 
-    `links` leads from a case's row of the results to its rounds and trace; `typical` is the fit of the run,
-    `comparisons` are what it answers.
+    `traces` are links by case; `comparisons` are what the run answers.
     """
     dp = ok[ok["mode"] == "dp"]
     dp_note = _DP_NOTE + (_STAND_IN if (dp["device_type"] == "cpu").any() else "")
-    rounds = linked("Rounds", "num_rounds", links)
+    rounds = whole("Rounds", "num_rounds")
+
+    def of_case(row: Row) -> tuple[Hyperlink, ...]:
+        return traces.get(text(row["case_id"]), ())
+
+    traced: Field = (
+        TableColumn("Traces", "links"),
+        lambda row: " ".join(one.label for one in of_case(row)),
+    )
     unit = unit_of_cases(ok)
     per_s = per_second(unit)
     throughput = interval("Throughput", "images_per_s", per_s)
@@ -205,21 +215,23 @@ def tables(
         own,
         NAME,
         (throughput, *RESULTS, rounds),
-        links=links,
-        against=lambda row, reference: throughput_ratio(row, reference, typical),
     )
     folded = len(ok) - len(own)
     if results is not None and folded:
         left_out = f"{plural(folded, 'case')} on shared devices: see “Every column”."
         results = replace(results, below=(left_out,))
-    every = (throughput, *other_rates, *EVERY, rounds, *APART, CASE_ID)
-    notes = {"epoch_h": _EPOCH_NOTE, "peak_mem_mib": _PEAK_NOTE, "reserved_mem_mib": _RESERVED_NOTE}
+    every = (throughput, *other_rates, *EVERY, rounds, traced, *APART, CASE_ID)
+    notes = {
+        "mfu_pct": _MFU_NOTE,
+        "epoch_h": _EPOCH_NOTE,
+        "peak_mem_mib": _PEAK_NOTE,
+        "reserved_mem_mib": _RESERVED_NOTE,
+    }
     every_note = _EVERY_NOTE + "".join(note for name, note in notes.items() if ok[name].notna().any())
     made = (
         results,
-        table("Every column", every_note, ok, NAME, every, links=links),
+        table("Every column", every_note, ok, NAME, every, links=of_case),
         table("Where the step goes", _ANATOMY_NOTE, ok, NAME, ANATOMY),
-        roofline(ok),
         communication(ok),
         compiling(ok, comparisons),
         table("GPUs under load", _GPU_LOAD_NOTE, ok, NAME, (*CLOCK_AND_POWER, energy, *HEAT)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pandas as pd
@@ -27,17 +27,14 @@ from ddp_bench.report import (
     forest,
     forms,
     older,
-    paper,
     predicted,
     rounds,
     tables,
     together,
 )
 from ddp_bench.report.drawings import Drawing
-from ddp_bench.report.fields import Links
-from ddp_bench.report.model import Fact, Page, RunFiles, RunView, Table
+from ddp_bench.report.model import Fact, Hyperlink, Page, RunFiles, RunView, Table
 from ddp_bench.report.rates import with_rates
-from ddp_bench.report.roofline import with_roofline
 from ddp_bench.report.select import WorkloadCases, workloads
 
 _MOST_HOSTS = 4
@@ -112,18 +109,13 @@ def _run_view(
     named = [w.cases.assign(workload=w.name if several else "") for w in measured]
     ranks = conditions.ranks(run.manifest)
     typical = typical_of(RoundTimes.of(run.blocks))
-    by_case = rounds.by_case(measured, run.blocks, files.traces, key=key)
-    beside = paper.section(run, measured[0], typical, comparisons, key=f"{key}-paper") if measured else None
     main: list[Drawing] = []
     more: list[Drawing] = []
     for i, workload in enumerate(measured, start=1):
         suffix = f": {workload.name}" if several else ""
         place = f"{key}-{i}"
         main += _titled(_main_figures(workload, run, comparisons, key=place), suffix)
-        more += _titled(
-            _more_figures(workload, run, (typical, comparisons), key=place, with_caps=beside is None),
-            suffix,
-        )
+        more += _titled(_more_figures(workload, run, (typical, comparisons), key=place), suffix)
     return RunView(
         key=key,
         title=title,
@@ -139,9 +131,7 @@ def _run_view(
         notes=(*(without_stand_in(note) for note in conclusion.notes), *older.notes(run)),
         figures=tuple(main),
         more_figures=tuple(more),
-        paper=beside,
-        tables=_tables(run, named, rounds.links(by_case), typical, comparisons, price),
-        rounds=by_case,
+        tables=_tables(run, named, files.traces, comparisons, price),
         files=files,
         unmeasured=tables.unmeasured(cases, files.failures),
         conditions=conditions.groups(run.manifest, cases),
@@ -157,15 +147,14 @@ def _run_view(
 def _tables(
     run: RunData,
     named: Sequence[pd.DataFrame],
-    links: Links,
-    typical: Typical,
+    traces: Mapping[str, tuple[Hyperlink, ...]],
     comparisons: Sequence[Comparison],
     price: float | None,
 ) -> tuple[Table, ...]:
     if not named:
         return ()
-    rows = with_roofline(with_rates(pd.concat(named), run.manifest, price), run.manifest)
-    return tables.tables(rows, links, typical, comparisons)
+    rows = with_rates(pd.concat(named), run.manifest, price)
+    return tables.tables(rows, traces, comparisons)
 
 
 def _main_figures(
@@ -186,14 +175,12 @@ def _more_figures(
     fitted: tuple[Typical, Sequence[Comparison]],
     *,
     key: str,
-    with_caps: bool,
 ) -> list[Drawing | None]:
-    """Make all others; bucket caps only where they are not drawn beside the paper's."""
+    """Make all others."""
     return [
         devices.efficiency(workload, key=key),
         devices.dp_against_ddp(workload, *fitted, key=key),
-        caps.bucket_caps(workload, key=key) if with_caps else None,
-        rounds.step_times(workload, run.blocks, key=key),
+        caps.bucket_caps(workload, key=key),
         devices.memory(workload, key=key),
         rounds.drift(workload, run.blocks, key=key),
     ]

@@ -83,7 +83,6 @@ def commands(run: Path, other: Path, new: Path) -> dict[str, tuple[str, ...]]:
         "predict": (str(run), "--gpus", "2,8", "--validate", str(run), "--out", str(new / "p.json")),
         "network": (str(other), "--gpus", "2", "--network", str(run)),
         "log": (str(other), "--gpus", "2", "--network", str(run / "nccl.log")),
-        "power": ("--power", str(run / "power.csv"), "--trials", "1"),
         "resume": ("--resume", str(run), "--quiet"),
         "config": ("--config", f"{run}/settings.toml", "--arch", "resnet20", "--dry-run"),
         "tune": ("--gpus", "2", "--arch", "resnet20", "--calibration", str(run)),
@@ -98,7 +97,6 @@ READS: dict[str, tuple[str, ...]] = {
     "predict": (*TABLES, "manifest.json", CALIBRATION),
     "network": (CALIBRATION,),
     "log": ("nccl.log",),
-    "power": ("power.csv",),
     "resume": ("manifest.json", "journal.jsonl"),
     "config": ("settings.toml",),
     "tune": (CALIBRATION,),
@@ -125,8 +123,7 @@ def generate(draw: random.Random, run: Path, other: Path, new: Path, outside: Pa
     if kind == "odd file":
         odd = draw.choice(list(ODD))
         # A file that nobody links to, or that is small enough to be read as an empty one, is no attack.
-        must = odd in ("pipe", "device", "sparse", "folder", "link")
-        must = must or (odd == "link to nothing" and command != "power")  # a record that is still to be begun
+        must = odd in ("pipe", "device", "sparse", "folder", "link", "link to nothing")
         return Attack(
             f"{odd} as {name}", command, lines[command], lambda at: ODD[odd](at / name, outside), must
         )
@@ -147,7 +144,7 @@ def _options(draw: random.Random) -> Attack:
 @functools.cache
 def _parsers() -> dict[str, argparse.ArgumentParser]:
     from ddp_bench.bench.doctor.main import parser as doctor
-    from ddp_bench.bench.gate.options import parser as gate
+    from ddp_bench.bench.gate.main import parser as gate
     from ddp_bench.bench.predict.main import parser as predict
     from ddp_bench.bench.run.main import parser as run
     from ddp_bench.bench.tune.main import parser as tune
@@ -262,8 +259,8 @@ class _Reached(BaseException):
 def _mains() -> dict[str, Callable[[list[str]], int]]:
     """The commands, with what starts processes taken away."""
     from ddp_bench.bench.doctor import main as doctor_command
+    from ddp_bench.bench.gate import interleave
     from ddp_bench.bench.gate import main as gate_command
-    from ddp_bench.bench.gate import trials
     from ddp_bench.bench.predict.main import main as predict
     from ddp_bench.bench.recovery.close import finish_and_say
     from ddp_bench.bench.run import job
@@ -275,9 +272,8 @@ def _mains() -> dict[str, Callable[[list[str]], int]]:
         raise _Reached
 
     job.launch = tune_command._launch = starts  # type: ignore[assignment]
-    gate_command.measure_in_turns = starts  # type: ignore[assignment]
+    interleave.measure_in_turns = starts  # type: ignore[assignment]
     doctor, gate, tune = doctor_command.main, gate_command.main, tune_command.main
-    trials.TrialProcess = starts  # type: ignore[assignment,misc]
 
     def finish(arguments: list[str]) -> int:
         finish_and_say(Path(arguments[0]), "broken off")
@@ -287,7 +283,6 @@ def _mains() -> dict[str, Callable[[list[str]], int]]:
         **dict.fromkeys(("report", "markdown", "predictions"), report),
         **dict.fromkeys(("gate", "baseline"), gate),
         **dict.fromkeys(("predict", "network", "log"), predict),
-        "power": doctor,
         **dict.fromkeys(("resume", "config", "options of run"), run),
         **dict.fromkeys(("tune", "options of tune"), tune),
         "options of gate": gate,
@@ -371,9 +366,6 @@ def good_run(folder: Path) -> Path:
     subprocess.run([sys.executable, "-m", *predicted], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     (folder / "nccl.log").write_text(NCCL_LOG)
     (folder / "settings.toml").write_text('modes = ["dp", "ddp"]\ngpus = [1, 2]\nrounds = 3\n')
-    header = "launch,slow_down_pct,round,baseline_ms,candidate_ms\n"
-    rows = "".join(f"1,{s},{r},50.5,51.5\n" for s in (0, 10) for r in range(1, 9))
-    (folder / "power.csv").write_text(header + rows)
     return folder
 
 

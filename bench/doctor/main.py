@@ -13,7 +13,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from ddp_bench.bench.cli import Parser, command, duration_s, guarded, positive_int, print_table, to_json
+from ddp_bench.bench.cli import Parser, command, duration_s, guarded, print_table, to_json
 from ddp_bench.bench.doctor.readings import HostReadings
 from ddp_bench.bench.doctor.readings.nvml import read_gpus
 from ddp_bench.bench.doctor.readings.software import read_software
@@ -27,7 +27,6 @@ from ddp_bench.bench.machine import environment
 from ddp_bench.bench.text import visible
 
 NOISE_SECONDS = "30s"
-POWER_TRIALS = 20
 STYLES = {"ok": "green", "unknown": "dim", "caution": "yellow", "bad": "bold red"}
 
 
@@ -40,25 +39,14 @@ def parser() -> Parser:
     )
     made.add_argument_group(
         "reading the machine",
-        "Without --noise and --power: only reads, never changes. Every line is ok, caution, bad or unknown "
+        "Without --noise: only reads, never changes. Every line is ok, caution, bad or unknown "
         "(not readable here); caution and bad say what to do.",
     )
-    noise = made.add_argument_group("noise", "Trains equal blocks against each other, half a minute.")
+    noise = made.add_argument_group("noise", "Gates this code against itself, half a minute and starting up.")
     noise.add_argument("--noise", action="store_true", help="which slow-down can a gate resolve here?")
     noise.add_argument(
         "--seconds", metavar="TIME", help=f"time to measure, without starting up (default {NOISE_SECONDS})"
     )
-    power = made.add_argument_group(
-        "power", "Runs the gate on equal code and on code slowed down on purpose."
-    )
-    power.add_argument(
-        "--power",
-        type=Path,
-        metavar="FILE.csv",
-        help="how often does the gate fire, falsely and rightly? Trials are recorded in FILE.csv; a later "
-        "call goes on with it",
-    )
-    power.add_argument("--trials", metavar="N", help=f"number of trials in all (default {POWER_TRIALS})")
     output = made.add_argument_group("output")
     output.add_argument("--quiet", action="store_true", help="only what is caution or bad")
     output.add_argument("--json", action="store_true", help="findings and readings as JSON on stdout")
@@ -72,16 +60,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: Sequence[str] | None) -> int:
     options = parser().parse_args(argv)
-    if options.noise and options.power is not None:
-        raise UsageError("--noise and --power measure different things; give one")
-    if options.trials is not None and options.power is None:
-        raise UsageError("--trials is the number of --power trials; add that")
     if options.seconds is not None and not options.noise:
         raise UsageError("--seconds is the length of --noise; add that")
     if options.noise:
         return _noise(options)
-    if options.power is not None:
-        return _power(options)
     machine = read_machine()
     found = diagnose(machine)
     grave = worst(finding.status for finding in found)
@@ -95,27 +77,17 @@ def _main(argv: Sequence[str] | None) -> int:
     return ExitCode.FAILED if grave == "bad" else ExitCode.OK
 
 
-def _power(options: argparse.Namespace) -> int:
-    # Pandas and scipy take a second to import: only the commands that need them pay for it.
-    from ddp_bench.bench.gate import power, trials
-
-    num_trials = POWER_TRIALS if options.trials is None else positive_int(options.trials)
-    found = trials.measure_power(options.power, num_trials=num_trials, quiet=options.quiet or options.json)
-    print(power.as_json(found) if options.json else power.report(found))
-    return ExitCode.OK
-
-
 def _noise(options: argparse.Namespace) -> int:
-    from ddp_bench.bench.gate import noise, trials
+    # Pandas and scipy take a second to import: only who needs them pays for it.
+    from ddp_bench.bench.doctor import noise
 
     seconds = duration_s(options.seconds or NOISE_SECONDS)
-    found = trials.measure_noise(seconds, quiet=options.quiet or options.json)
-    bad = noise.is_bad(found)
+    found = noise.measure_noise(seconds, quiet=options.quiet or options.json)
     if options.json:
-        print(noise.as_json(found, noise.STEP))
-    elif bad or not options.quiet:
-        print(noise.report(found, noise.STEP))
-    return ExitCode.FAILED if bad else ExitCode.OK
+        print(noise.as_json(found))
+    elif found.is_bad or not options.quiet:
+        print(noise.report(found))
+    return ExitCode.FAILED if found.is_bad else ExitCode.OK
 
 
 def read_machine() -> HostReadings:

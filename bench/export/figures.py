@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddp_bench.bench.conditions import Manifest, part
 from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.export.options import METRICS, Metric
+from ddp_bench.bench.export.metrics import METRICS, Metric
 from ddp_bench.bench.findings.numbers import finite
 from ddp_bench.bench.findings.wording import CPU_STAND_IN, estimate, place, stand_in, text, unit_of
 from ddp_bench.bench.results.aggregate import step_ms_by_round
@@ -17,8 +16,6 @@ from ddp_bench.bench.results.round_times import ByRound
 from ddp_bench.bench.results.schema import IDENTITY, records
 from ddp_bench.bench.results.store import RunData
 from ddp_bench.bench.stats import Interval
-
-_UNITS = {"step_ms": "ms", "exposed_comm_ms": "ms", "speedup": "ratio", "peak_mem_mib": "MiB"}
 
 _NO_LABELS = {"case_id", "status", "reason"}
 
@@ -69,26 +66,28 @@ class MeasuredCase:
     def labels(self) -> dict[str, str]:
         """What the case is, as text by column of cases.csv."""
         known = {c.name: _label(self.row.get(c.name)) for c in IDENTITY if c.name not in _NO_LABELS}
-        if known["data"] not in ("", "device", "host"):
-            known["data"] = "folder"  # its path names a user, or a machine
+        known["data"] = data_kind(known["data"])
         return {name: value for name, value in known.items() if value}
+
+
+def data_kind(data: str) -> str:
+    """Where batches come from, without the path of a folder, which names a user or a machine."""
+    return data if data in ("", "device", "host") else "folder"
 
 
 def measured_cases(run: RunData) -> list[MeasuredCase]:
     """List the cases of status `ok` in the order of cases.csv. Raises UsageError where there are none."""
-    chosen = records(run.cases[run.cases["status"] == "ok"])
-    rows: list[dict[str, Any]] = [{str(name): value for name, value in row.items()} for row in chosen]
+    rows = records(run.cases[run.cases["status"] == "ok"])
     if not rows:
         raise UsageError(f"{run.path} has no measured case; name a run with cases of status ok")
     timed, local = (step_ms_by_round(run.blocks, phase) for phase in ("timed", "no_sync"))
-    rates = {case_id: _rates(row, timed.get(case_id, {})) for row in rows for case_id in [row["case_id"]]}
-    single = {compile_mode(row): str(row["case_id"]) for row in rows if row["mode"] == "single"}
+    rates = {row["case_id"]: _rates(row, timed.get(row["case_id"], {})) for row in rows}
+    single = {compile_mode(row): row["case_id"] for row in rows if row["mode"] == "single"}
     found = []
     for row in rows:
-        case_id = str(row["case_id"])
+        case_id, unit, memory = row["case_id"], unit_of(row), finite(row["peak_mem_mib"])
         steps, rate, alone = timed.get(case_id, {}), rates[case_id], local.get(case_id, {})
-        reference = rates.get(single.get(compile_mode(row), ""), {})
-        memory = finite(row["peak_mem_mib"])
+        reference = rates.get(single.get(compile_mode(row)), {})
         by_round = {
             "images_per_s": rate,
             "step_ms": steps,
@@ -96,28 +95,20 @@ def measured_cases(run: RunData) -> list[MeasuredCase]:
             "speedup": {r: rate[r] / reference[r] for r in rate if r in reference},
             "peak_mem_mib": {} if memory is None else {0: memory},
         }
-        figures = {column: _figure(row, METRICS[column], values) for column, values in by_round.items()}
-        known = {name: figure for name, figure in figures.items() if figure.value or figure.by_round}
-        found.append(MeasuredCase(row, known, steps))
+        figures = {}
+        for column, metric in METRICS.items():
+            is_rate, values = column == "images_per_s", by_round[column]
+            figure = Figure(
+                metric,
+                name=f"{unit}_per_s" if is_rate else column,
+                unit=f"{unit}/s" if is_rate else metric.unit,
+                value=estimate(row, column),
+                by_round=tuple(values[r] for r in sorted(values)),
+            )
+            if figure.value or figure.by_round:
+                figures[column] = figure
+        found.append(MeasuredCase(row, figures, steps))
     return found
-
-
-def commit_of(manifest: Manifest) -> Manifest:
-    """The commit that was measured: of the user's workload where that is known, else of ddp-bench."""
-    workload = part(manifest, "workload")
-    return workload if workload.get("commit") else part(manifest, "git")
-
-
-def _figure(row: Mapping[str, Any], metric: Metric, by_round: ByRound) -> Figure:
-    unit = unit_of(row)
-    is_rate = metric.column == "images_per_s"
-    return Figure(
-        metric,
-        name=f"{unit}_per_s" if is_rate else metric.column,
-        unit=f"{unit}/s" if is_rate else _UNITS[metric.column],
-        value=estimate(row, metric.column),
-        by_round=tuple(by_round[r] for r in sorted(by_round)),
-    )
 
 
 def _rates(row: Mapping[str, Any], step_ms: ByRound) -> ByRound:

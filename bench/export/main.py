@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ddp_bench.bench import cli
 from ddp_bench.bench.errors import ExitCode, UsageError
-from ddp_bench.bench.export.options import METRICS, Options
+from ddp_bench.bench.export.metrics import DEFAULT, METRICS
+
+ZIP = "zip"
 
 
 @dataclass(frozen=True)
@@ -30,11 +32,13 @@ FORMATS = {
         "JSON for `pytest-benchmark compare`, in seconds per step", frozenset({"host_names"})
     ),
     "prometheus": Format("text exposition format 0.0.4, also valid OpenMetrics"),
-    "nccl-tests": Format(
-        "allreduce.csv as all_reduce_perf's text, for `bench.predict --network`", frozenset({"gpus"})
-    ),
+    "nccl-tests": Format("allreduce.csv in the columns of all_reduce_perf's text", frozenset({"gpus"})),
+    ZIP: Format("one file to hand on, without names of hosts, folders and users; commands read it as a run"),
 }
-"""By the name of the module that writes it."""
+"""By the name of the function in `formats` that writes it; the archive is `public`'s."""
+
+PARSERS = {"metric": cli.choice(METRICS), "gpus": cli.positive_int, "host_names": bool}
+"""Of the options that a format may take."""
 
 
 def parser() -> cli.Parser:
@@ -47,14 +51,19 @@ def parser() -> cli.Parser:
         epilog=f"formats:\n{formats}\n\nCases that are not `ok`, and what was not measured, are left out. "
         "Exit status: 0, or 2 where\nthe run cannot be written so. docs/export.md has an example of each.",
     )
-    made.add_argument("run", type=Path, metavar="RUN", nargs="?", help="a results folder")
+    made.add_argument("run", type=Path, metavar="RUN", nargs="?", help="results folder or archive of a run")
     add = made.add_argument
     add("--format", metavar="NAME", help=f"one of {', '.join(FORMATS)}")
-    add("--out", type=Path, metavar="FILE", help="write to this file instead of to standard output")
+    add(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="write to this file instead of to standard output (zip: beside RUN)",
+    )
     add(
         "--metric",
         metavar="COLUMN",
-        help=f"github-action: {', '.join(METRICS)} (default images_per_s); images_per_s and speedup are for "
+        help=f"github-action: {', '.join(METRICS)} (default {DEFAULT}); images_per_s and speedup are for "
         "the action's tool customBiggerIsBetter, the others for customSmallerIsBetter",
     )
     add(
@@ -79,17 +88,23 @@ def _main(argv: Sequence[str] | None) -> int:
     if options.format is None:
         raise UsageError(f"--format is missing; known: {', '.join(FORMATS)}")
     name = cli.named("format", cli.choice(FORMATS), options.format)
-    asked = _options(options, name)
-    from ddp_bench.bench.results.store import load_run, write_output  # pandas takes a second
+    asked = _asked(options, name)
+    # pandas takes a second
+    from ddp_bench.bench.export import formats, public
+    from ddp_bench.bench.results.store import load_run, shown, write_output
 
-    export = importlib.import_module(f"ddp_bench.bench.export.{name.replace('-', '_')}").export
-    text: str = export(load_run(options.run), asked)
+    run = load_run(options.run)
+    if name == ZIP:
+        print(shown(public.write_zip(run, options.out)))
+        return ExitCode.OK
+    text: str = getattr(formats, name.replace("-", "_"))(run, **asked)
     if options.out is None:
         print(text)
     else:
         write_output(options.out, lambda part: part.write_text(f"{text}\n", encoding="utf-8"), option="--out")
     if name == "github-action":
-        print(f"For github-action-benchmark's tool: {METRICS[asked.metric].tool}", file=sys.stderr)
+        metric = METRICS[asked.get("metric", DEFAULT)]
+        print(f"For github-action-benchmark's tool: {metric.tool}", file=sys.stderr)
     return ExitCode.OK
 
 
@@ -102,17 +117,13 @@ def _print_schema(options: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
-def _options(given: argparse.Namespace, name: str) -> Options:
+def _asked(given: argparse.Namespace, name: str) -> dict[str, Any]:
     """Parse the options of one format. Raises UsageError for one that another format takes."""
-    for option in ("metric", "gpus", "host_names"):
-        if getattr(given, option) and option not in FORMATS[name].takes:
+    asked = {option: value for option in PARSERS if (value := getattr(given, option)) not in (None, False)}
+    for option in asked:
+        if option not in FORMATS[name].takes:
             takers = " or ".join(one for one, known in FORMATS.items() if option in known.takes)
             raise UsageError(
                 f"--{option.replace('_', '-')} is for --format {takers}, not {name}; leave it out"
             )
-    metric = given.metric or Options.metric
-    return Options(
-        host_names=given.host_names,
-        metric=cli.named("metric", cli.choice(METRICS), metric),
-        num_devices=None if given.gpus is None else cli.named("gpus", cli.positive_int, given.gpus),
-    )
+    return {option: cli.named(option, PARSERS[option], value) for option, value in asked.items()}

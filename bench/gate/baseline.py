@@ -14,7 +14,7 @@ from ddp_bench.bench.cli import command
 from ddp_bench.bench.conditions import machine_kind
 from ddp_bench.bench.errors import NotComparableError, UsageError
 from ddp_bench.bench.gate.compare import require_rounds
-from ddp_bench.bench.gate.options import BASELINES
+from ddp_bench.bench.gate.main import BASELINES
 from ddp_bench.bench.gate.runs import read_run
 from ddp_bench.bench.results.archive import opened
 from ddp_bench.bench.results.disk import replace_file

@@ -20,10 +20,8 @@ from ddp_bench.bench.cli import speaker
 from ddp_bench.bench.cluster.process import end_all, ended_with_us, huge_pages_env, uninterrupted
 from ddp_bench.bench.cluster.scratch import PREFIX, locks, scratch_folder
 from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.gate import probe
 from ddp_bench.bench.gate.code import Code
-from ddp_bench.bench.gate.importing import moved_folder, moved_path, source_of
-from ddp_bench.bench.gate.probe import Seen
+from ddp_bench.bench.gate.importing import Seen, moved_folder, moved_path, source_of
 from ddp_bench.bench.package import OWN_FOLDERS, ROOT, own_command
 from ddp_bench.bench.provenance import (
     INSTALLED,
@@ -55,7 +53,7 @@ class Checkout:
     environment: Mapping[str, str] = field(default_factory=dict)
     """What its runs have beside this process's variables."""
     has_own_bench: bool = False
-    """Whether its runs are of the ddp-bench in `folder`, not of this one."""
+    """Whether its runs are of the ddp-bench in `folder`, which may be of another commit than this one."""
     code: Mapping[str, Any] = field(default_factory=dict)
     """What its manifests will say of the workload's code, where that was looked at."""
 
@@ -172,14 +170,14 @@ def look(side: Checkout, arguments: Sequence[str], folder: Path, top: Path) -> S
     """Have a side import its workload. Raises UsageError with what it said if it fails."""
     out = folder / f"{side.name}.json"
     with uninterrupted():
-        process = side.start("bench.gate.probe", [str(out), str(top), *arguments])
+        process = side.start("bench.gate.importing", [str(out), str(top), *arguments])
     try:
         said = process.communicate()[1]
     finally:
         end_all([process], within_s=1.0)
     if process.returncode != 0:
         raise UsageError(f"the {side.name} side cannot be measured: {last_line(said)}")
-    return probe.read(out)
+    return Seen.read(out)
 
 
 def last_line(said: str) -> str:

@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from ddp_bench.bench import cli, github
-from ddp_bench.bench.cluster.process import interrupted_by_signals
-from ddp_bench.bench.cluster.scratch import scratch_folder
-from ddp_bench.bench.console import Console
-from ddp_bench.bench.errors import ExitCode, UsageError
+from ddp_bench.bench.errors import ExitCode, NotComparableError, UsageError
 from ddp_bench.bench.gate import baseline
 from ddp_bench.bench.gate import output as gate_output
-from ddp_bench.bench.gate.checkouts import both_checkouts, planned_code
-from ddp_bench.bench.gate.code import check_one_code
 from ddp_bench.bench.gate.compare import Gate, compare
-from ddp_bench.bench.gate.interleave import measure_in_turns
+from ddp_bench.bench.gate.interleave import measure_launches
 from ddp_bench.bench.gate.judge import METRICS
 from ddp_bench.bench.gate.launches import merged
-from ddp_bench.bench.gate.options import DEFAULT_LAUNCHES
+from ddp_bench.bench.gate.main import DEFAULT_LAUNCHES
 from ddp_bench.bench.gate.runs import GateRun, read_run
-from ddp_bench.bench.results.store import check_claimable
-from ddp_bench.bench.run.main import parser as run_parser
-from ddp_bench.bench.run.main import settings_of
-from ddp_bench.bench.settings import Settings
+from ddp_bench.bench.text import markdown
 
 AUTO = "auto"
 """As BASELINE: this machine's, of those that are kept."""
@@ -37,6 +27,19 @@ def gate_runs(options: argparse.Namespace, rest: Sequence[str]) -> int:
     """Do what `options` ask for; `rest` is what stood from `--` on. The exit status."""
     if options.save_baseline is not None:
         return _save(options, rest)
+    try:
+        return _gate(options, rest)
+    except NotComparableError as error:
+        if not options.quiet:
+            reason = str(error)
+            github.show(
+                [github.Annotation("warning", cli.speaker(), reason)],
+                lambda: f"### {cli.speaker()}: not comparable\n\n{markdown(reason)}",
+            )
+        raise
+
+
+def _gate(options: argparse.Namespace, rest: Sequence[str]) -> int:
     thresholds = read_thresholds(options.threshold, options.config)
     if options.interleave is None:
         first, second = _runs(options, rest)
@@ -119,47 +122,16 @@ def _runs(options: argparse.Namespace, rest: Sequence[str]) -> tuple[GateRun, Ga
 def _measured(options: argparse.Namespace, arguments: Sequence[str]) -> tuple[GateRun, GateRun]:
     if options.runs:
         raise UsageError("--interleave measures by itself; leave the results folders out")
-    num_launches = DEFAULT_LAUNCHES if options.launches is None else options.launches
-    if num_launches < 1:
-        raise UsageError(f"--launches {num_launches}: give 1 or more")
-    # A mistake is said before anything starts.
-    settings = settings_of(arguments, decided=("resume", "dry_run", "json", "out", "sustain"))
-    arguments = from_any_folder(arguments, settings)
-    with interrupted_by_signals(), contextlib.ExitStack() as stack:
-        if options.out is None:
-            folder = stack.enter_context(scratch_folder())
-        else:
-            check_claimable(options.out)
-            folder = options.out
-        console = Console(silent=options.quiet)
-        stack.callback(console.progress_done)
-        sides = both_checkouts(options.interleave, settings, arguments, options.python)
-        checkouts = stack.enter_context(sides)
-        for line in planned_code(*checkouts).lines():
-            console.note(f"{cli.speaker()}: {line}")
-        begun, launches = time.monotonic(), []
-        for number in range(1, num_launches + 1):
-            done = number - 1
-            left_s = (time.monotonic() - begun) / done * (num_launches - done) if done else None
-            console.progress("launch of baseline and candidate in turns", done, num_launches, left_s)
-            place = folder / f"launch{number}"
-            outs = measure_in_turns(checkouts, arguments, place, seed=number)
-            launches.append([read_run(out) for out in outs])
-        both = list(zip(*launches, strict=True))
-        for runs in both:
-            check_one_code([run.manifest for run in runs])
-        return merged(both[0]), merged(both[1])
-
-
-def from_any_folder(arguments: Sequence[str], settings: Settings) -> list[str]:
-    """`bench.run` arguments that name the current folder's files from any folder, so from both sides'."""
-    whole = list(arguments)
-    config: Path | None = run_parser().parse_args(whole).config
-    if config is not None:
-        whole += ["--config", str(config.absolute())]
-    if settings.data not in ("device", "host"):
-        whole += ["--data", str(Path(settings.data).absolute())]
-    return whole
+    launches = measure_launches(
+        options.interleave,
+        arguments,
+        num_launches=DEFAULT_LAUNCHES if options.launches is None else options.launches,
+        python=options.python,
+        out=options.out,
+        quiet=options.quiet,
+    )
+    baselines, candidates = zip(*launches, strict=True)
+    return merged(baselines), merged(candidates)
 
 
 def _print(gate: Gate) -> None:

@@ -1,16 +1,26 @@
-"""Where a workload is imported from, and the path that imports it from another checkout instead."""
+"""Where a workload is imported from, and the path that imports it from another checkout instead.
+
+As a script, `OUT TOP ARGUMENTS` prepares a run with these arguments, does not begin it, and writes to the
+file OUT what it has imported of its workload, and every module that is imported from below TOP.
+"""
 
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from typing import Any
 
-from ddp_bench.bench.provenance import is_own, is_tracked
+from ddp_bench.bench.cli import guarded
+from ddp_bench.bench.errors import ExitCode
+from ddp_bench.bench.provenance import imported_below, is_own, is_tracked, workload_code
+from ddp_bench.bench.run.main import settings_of
 
 
 def source_of(module: str) -> Path | None:
@@ -97,3 +107,44 @@ def _belongs(folder: Path, top: Path, place: Path) -> bool:
     """Whether a folder is in the repository; its checkout may be in a folder for temporary files there."""
     real = folder.resolve()
     return is_own(real, top) and not real.is_relative_to(place)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a side imports: `code` as in a manifest, `modules` with their files below a folder."""
+
+    code: Mapping[str, Any]
+    file: Path
+    modules: Mapping[str, Path]
+
+    @classmethod
+    def read(cls, place: Path) -> Seen:
+        """What the script has written."""
+        told = json.loads(place.read_text(encoding="utf-8"))
+        modules = {name: Path(file) for name, file in told["modules"].items()}
+        return cls(told["code"], Path(told["file"]), modules)
+
+
+def main(given: Sequence[str]) -> int:
+    """Prepare a run and write what it has imported; the exit code."""
+    out, top, *arguments = given
+    return guarded("run", lambda: _main(Path(out), Path(top), arguments))
+
+
+def _main(out: Path, top: Path, arguments: Sequence[str]) -> int:
+    settings = settings_of(arguments)
+    from ddp_bench.bench.run import job
+
+    job.prepare(settings)
+    spec = settings.workload or ""
+    told = {
+        "code": workload_code(spec),
+        "file": str(getattr(sys.modules[spec.partition(":")[0]], "__file__", None)),
+        "modules": {name: str(file) for name, file in imported_below(top).items()},
+    }
+    out.write_text(json.dumps(told), encoding="utf-8")
+    return ExitCode.OK
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

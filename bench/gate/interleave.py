@@ -6,27 +6,89 @@ time, in random order, so that a slow minute of the machine meets both.
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from ddp_bench.bench.cluster.process import end_all, uninterrupted
+from ddp_bench.bench.cli import speaker
+from ddp_bench.bench.cluster.process import end_all, interrupted_by_signals, uninterrupted
+from ddp_bench.bench.cluster.scratch import scratch_folder
 from ddp_bench.bench.cluster.turns import turn_server
-from ddp_bench.bench.errors import ExitCode, NotMeasuredError, UsageError
-from ddp_bench.bench.gate.checkouts import Checkout, last_line
+from ddp_bench.bench.console import Console
+from ddp_bench.bench.errors import ExitCode, NotComparableError, NotMeasuredError, UsageError
+from ddp_bench.bench.gate.checkouts import Checkout, both_checkouts, last_line, planned_code
+from ddp_bench.bench.gate.code import check_one_code
+from ddp_bench.bench.gate.runs import GateRun, read_run
+from ddp_bench.bench.results.store import check_claimable
+from ddp_bench.bench.run.main import parser as run_parser
+from ddp_bench.bench.run.main import settings_of
+from ddp_bench.bench.settings import Settings
 
 END_S = 60.0
 """How long an interrupted run may take to write its summary; one that has hung would take for ever."""
 
 
+def measure_launches(
+    reference: str,
+    arguments: Sequence[str],
+    *,
+    num_launches: int,
+    python: str | None = None,
+    out: Path | None = None,
+    quiet: bool = False,
+) -> list[tuple[GateRun, GateRun]]:
+    """Baseline and candidate of each launch: `reference` and the code as it stands, by `bench.run arguments`.
+
+    `python` is the baseline's interpreter, `out` a folder that keeps the results. Raises UsageError.
+    """
+    if num_launches < 1:
+        raise UsageError(f"--launches {num_launches}: give 1 or more")
+    # A mistake is said before anything starts.
+    settings = settings_of(arguments, decided=("resume", "dry_run", "json", "out", "sustain"))
+    arguments = from_any_folder(arguments, settings)
+    with interrupted_by_signals(), contextlib.ExitStack() as stack:
+        if out is None:
+            out = stack.enter_context(scratch_folder())
+        else:
+            check_claimable(out)
+        console = Console(silent=quiet)
+        stack.callback(console.progress_done)
+        checkouts = stack.enter_context(both_checkouts(reference, settings, arguments, python))
+        for line in planned_code(*checkouts).lines():
+            console.note(f"{speaker()}: {line}")
+        begun, launches = time.monotonic(), list[tuple[GateRun, GateRun]]()
+        for done in range(num_launches):
+            left_s = (time.monotonic() - begun) / done * (num_launches - done) if done else None
+            console.progress("launch of baseline and candidate in turns", done, num_launches, left_s)
+            folder = out / f"launch{done + 1}"
+            launches.append(measure_in_turns(checkouts, arguments, folder, seed=done + 1))
+        for side in zip(*launches, strict=True):
+            check_one_code([run.manifest for run in side])
+        return launches
+
+
+def from_any_folder(arguments: Sequence[str], settings: Settings) -> list[str]:
+    """`bench.run` arguments that name the current folder's files from any folder, so from both sides'."""
+    whole = list(arguments)
+    config: Path | None = run_parser().parse_args(whole).config
+    if config is not None:
+        whole += ["--config", str(config.absolute())]
+    if settings.data not in ("device", "host"):
+        whole += ["--data", str(Path(settings.data).absolute())]
+    return whole
+
+
 def measure_in_turns(
-    checkouts: Sequence[Checkout], arguments: Sequence[str], folder: Path, *, seed: int = 0
-) -> list[Path]:
-    """Run `bench.run arguments` of all checkouts in turns; their results folders, in that order.
+    checkouts: tuple[Checkout, Checkout], arguments: Sequence[str], folder: Path, *, seed: int = 0
+) -> tuple[GateRun, GateRun]:
+    """Run `bench.run arguments` of baseline and candidate in turns, results in `folder`, and read them.
 
     Whatever is raised meanwhile, such as by a signal's handler, first ends the runs. Raises UsageError with
-    the last line that a run said if it fails, NotMeasuredError where it could not measure what was asked for.
+    the last line that a run said if it fails, NotMeasuredError where it could not measure what was asked for,
+    NotComparableError where the baseline is another commit of ddp-bench that this one cannot ask or read.
     """
     outs = [folder / checkout.name for checkout in checkouts]
     runs: list[subprocess.Popen[str]] = []
@@ -45,12 +107,25 @@ def measure_in_turns(
             accounts = list(reading.map(ended, runs))
         finally:
             end_all(runs, within_s=END_S)
-    for checkout, run, account in zip(checkouts, runs, accounts, strict=True):
-        if run.returncode != 0:
-            measured_nothing = run.returncode == ExitCode.NOT_MEASURED
-            error = NotMeasuredError if measured_nothing else UsageError
-            said = last_line(account)
-            raise error(f"the {checkout.name} side ended with status {run.returncode}: {said}")
-    if server.turns == 0:
-        raise UsageError("the two sides did not take turns; the older one may know nothing of them yet")
-    return outs
+    ours, theirs = (_problem(*side) for side in zip(checkouts, runs, accounts, strict=True))
+    if theirs is not None:
+        raise ours or theirs
+    if ours is None and server.turns == 0:
+        ours = UsageError("the two sides did not take turns")
+    try:
+        if ours is not None:
+            raise ours
+        baseline = read_run(outs[0])
+    except UsageError as error:
+        # By itself a run that was killed, or could not measure its cases, says nothing of formats.
+        if not checkouts[0].has_own_bench or runs[0].returncode not in (0, ExitCode.FAILED, ExitCode.USAGE):
+            raise
+        raise NotComparableError(f"other format: {error}; take a later commit as the baseline") from None
+    return baseline, read_run(outs[1])
+
+
+def _problem(checkout: Checkout, run: subprocess.Popen[str], account: str) -> UsageError | None:
+    if run.returncode == 0:
+        return None
+    error = NotMeasuredError if run.returncode == ExitCode.NOT_MEASURED else UsageError
+    return error(f"the {checkout.name} side ended with status {run.returncode}: {last_line(account)}")

@@ -67,7 +67,7 @@ def launch_median(by_round: Mapping[int, float], *, confidence: float) -> Interv
 
     The normal interval of that spread (`variance_between`) is added in quadrature to that of the rounds. Few
     launches know it roughly: where they differ by more than their rounds do, a 95% interval of three covers
-    87%, of five 89% (simulated); `bench.doctor --power` tests the gate as a whole.
+    87%, of five 89% (simulated); `tests/benchmarks/gate_power.py` tests the gate as a whole.
     """
     pooled = median_interval([*by_round.values()], confidence=confidence)
     launches: dict[int, list[float]] = {}

@@ -2,11 +2,115 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from ddp_bench.bench import cli
-from ddp_bench.bench.gate.options import parsed
+from ddp_bench.bench.errors import UsageError
+
+DEFAULT_THRESHOLD = 0.05
+"""Share of change that matters."""
+
+DEFAULT_LAUNCHES = 3
+"""The fewest from which a spread between launches can be told."""
+
+BASELINES = Path("results/baselines")
+
+
+def parser() -> cli.Parser:
+    """The command line."""
+    made = cli.Parser(
+        prog=cli.command("gate"),
+        description=__doc__,
+        epilog="A regression needs both: an interval of candidate / baseline that excludes no change, and a "
+        "change beyond the threshold. Intervals are Bonferroni-corrected over all comparisons.",
+    )
+    what = made.add_argument_group("what to compare")
+    what.add_argument(
+        "runs",
+        type=Path,
+        nargs="*",
+        metavar="BASELINE CANDIDATE",
+        help="results folders: held against, judged; BASELINE may be auto, this machine's in --baselines",
+    )
+    what.add_argument(
+        "--interleave",
+        metavar="REF",
+        help="measure now: the code as it stands against git reference REF of the repository that holds the "
+        "--workload (. is the code as it stands, too), in turns, with the bench.run arguments after --; "
+        "without --workload, of ddp-bench's own repository",
+    )
+    what.add_argument(
+        "--save-baseline",
+        type=Path,
+        metavar="RUN",
+        help="keep RUN in --baselines as its machine's; nothing else",
+    )
+    what.add_argument(
+        "--baselines",
+        type=Path,
+        default=BASELINES,
+        metavar="DIR",
+        help=f"a baseline per kind of machine (default {BASELINES})",
+    )
+    how = made.add_argument_group("how to judge")
+    how.add_argument(
+        "--threshold",
+        default=f"{100 * DEFAULT_THRESHOLD:g}%",
+        metavar="SHARE",
+        help="change that matters (default %(default)s)",
+    )
+    how.add_argument(
+        "--config", type=Path, metavar="FILE.toml", help="thresholds per metric, in a table [thresholds]"
+    )
+    how.add_argument(
+        "--ratios-only",
+        action="store_true",
+        help="gate speed-up and efficiency alone: they compare across machines",
+    )
+    how.add_argument(
+        "--strict",
+        action="store_true",
+        help="end with 3 where anything is inconclusive; without it a gate passes if something was decided "
+        "and nothing regressed",
+    )
+    how.add_argument(
+        "--allow-missing", action="store_true", help="pass though cases of the baseline are missing"
+    )
+    how.add_argument(
+        "--allow-changed-model",
+        action="store_true",
+        help="compare though the model's name, parameters or gradient bytes differ; the change is named",
+    )
+    measure = made.add_argument_group("how to measure, with --interleave")
+    measure.add_argument(
+        "--launches",
+        type=int,
+        metavar="N",
+        help=f"start both anew N times (default {DEFAULT_LAUNCHES}); a process can be a few percent "
+        "faster or slower for as long as it lives",
+    )
+    measure.add_argument("--python", metavar="PATH", help="the baseline's interpreter (another environment)")
+    measure.add_argument("--out", type=Path, metavar="DIR", help="keep the results folders here")
+    form = made.add_argument_group("output").add_mutually_exclusive_group()
+    form.add_argument("--markdown", action="store_true", help="for a job summary or a pull-request comment")
+    form.add_argument("--json", action="store_true", help="everything as JSON")
+    form.add_argument("--quiet", action="store_true", help="nothing but errors and the exit status")
+    return made
+
+
+def _parsed(given: Sequence[str], *, has_run: bool) -> argparse.Namespace:
+    """The options of the gate itself. Raises UsageError for one that is not its own."""
+    made = parser()
+    options, unknown = made.parse_known_args(given)
+    if unknown and options.interleave is not None and not has_run:
+        example = cli.command("gate", "--interleave", options.interleave, "--", *unknown[:1])
+        raise UsageError(f"{cli.UNRECOGNIZED}{unknown[0]}; those of bench.run stand behind --: {example} …")
+    if unknown:
+        made.error(f"{cli.UNRECOGNIZED}{' '.join(unknown)}")
+    return options
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -17,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(given: list[str]) -> int:
     split = given.index("--") if "--" in given else len(given)
-    options = parsed(given[:split], has_run="--" in given)
-    from ddp_bench.bench.gate.command import gate_runs  # pandas and scipy take a second
+    options = _parsed(given[:split], has_run="--" in given)
+    from ddp_bench.bench.gate.command import gate_runs
 
     return gate_runs(options, given[split:])

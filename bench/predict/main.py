@@ -15,7 +15,7 @@ def parser() -> cli.Parser:
         prog=cli.command("predict"),
         description=__doc__,
         epilog=f"Networks: {', '.join(NETWORKS)}, link:RATE such as link:350mbit, a file that nccl-tests' "
-        "all_reduce_perf printed or wrote as JSON (-J), or the folder of a run whose all-reduces to take.",
+        "all_reduce_perf wrote as JSON (-J), or the folder of a run whose all-reduces to take.",
     )
     made.add_argument("run", type=Path, metavar="RUN", help="folder of a run with --calibrate")
 

@@ -75,7 +75,7 @@ def write_calibration(folder: Path, trainable: Sequence[Trainable]) -> str | Non
 
 
 def read_network(name: str) -> NetworkModel | MeasuredNetwork:
-    """Find a network: by name, in the file of an nccl-tests log (text or JSON), or in the folder of a run.
+    """Find a network: by name, in the file of an nccl-tests log in JSON, or in the folder of a run.
 
     Raises UsageError for an unknown name, a file that is no such log and a run without all-reduces.
     """
@@ -95,6 +95,6 @@ def read_network(name: str) -> NetworkModel | MeasuredNetwork:
         text = read_text(path, most_bytes=MOST_LOG_BYTES, follow=True)
         log = parse_nccl_log(text, source=str(path))
         points = tuple((round(size), (ms,)) for size, ms in log.curve.points)
-        times = AllReduceTimes(num_ranks=log.num_ranks, backend=log.backend, points=points)
+        times = AllReduceTimes(num_ranks=log.num_ranks, backend="nccl", points=points)
         return MeasuredNetwork(f"nccl-tests log of {log.num_ranks} ranks", str(path), (times,))
     return network(name)

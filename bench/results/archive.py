@@ -41,8 +41,9 @@ def is_archive(path: Path) -> bool:
 
 
 def packed(members: Mapping[str, bytes]) -> bytes:
-    """An archive of `members`, which are among `MEMBERS`."""
+    """An archive of `members`, which are among `MEMBERS`. Raises UsageError for more than would be read."""
     content = io.BytesIO()
+    size = sum(map(len, members.values()))
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as file:
         for name in MEMBERS:
             if name in members:
@@ -51,6 +52,8 @@ def packed(members: Mapping[str, bytes]) -> bytes:
                 info.create_system = 3  # Unix everywhere: Python writes the platform's
                 info.external_attr = (stat.S_IFREG | 0o644) << 16
                 file.writestr(info, members[name])
+    if size > MOST_UNPACKED_BYTES or content.tell() > MOST_ARCHIVE_BYTES:
+        raise UsageError(f"{size} bytes of tables are too many for an archive; hand the folder on")
     return content.getvalue()
 
 

@@ -1,4 +1,4 @@
-"""Draws durations along a time axis: parts of a step, spread of step times, one step's all-reduces."""
+"""Draws durations along a time axis: parts of a step, one step's all-reduces."""
 
 from __future__ import annotations
 
@@ -18,22 +18,18 @@ from ddp_bench.report.draw.palette import (
     MUTED,
     PAPER,
     PARTS,
-    SERIES,
     WIDTH_PT,
     Fill,
     canvas_of,
     printable,
 )
-from ddp_bench.report.drawings import Bar, Bars, BoxPlot, Bucket, StepTimes, Timeline, Track
+from ddp_bench.report.drawings import Bar, Bars, Bucket, Timeline, Track
 
 _BAR_ROW_PT = 42
 _BAR_PT = 17
 _LEGEND_ROW_PT = 15
 _AROUND_BARS_PT = 60
 _CHARACTER_PT = 5.7
-_BOX_ROW_PT = 44
-_AROUND_BOXES_PT = 40
-_HALF = 0.19
 _AROUND_TRACKS_PT = 100
 _TITLE_PT = 34
 _LABELLED_ROW_PT = 13
@@ -100,37 +96,6 @@ def _draw_bar(axes: Any, bar: Bar, row: int, *, per_pt: float) -> None:
 def _look(fill: Fill) -> dict[str, Any]:
     # A hatch takes the colour of the edge; the outline is drawn by itself.
     return {"facecolor": fill.colour, "hatch": fill.hatch, "edgecolor": PAPER, "linewidth": 0}
-
-
-def draw_boxes(figure: BoxPlot) -> Canvas:
-    """Draw the boxes."""
-    height_pt = _AROUND_BOXES_PT + _BOX_ROW_PT * len(figure.rows)
-    canvas = canvas_of(height_pt)
-    axes = canvas.subplots()
-    left, right = figure.x_limits
-    axes.set_xlim(left, right)
-    axes.set_ylim(len(figure.rows) - 0.5, -0.75)
-    for place, row in enumerate(figure.rows):
-        _draw_box(axes, row, place, left=left)
-    axes.set_yticks([])
-    _grid_along_time(axes)
-    _time_axis(axes, "step time (ms)")
-    return canvas
-
-
-def _draw_box(axes: Any, row: StepTimes, place: int, *, left: float) -> None:
-    colour = SERIES[row.style]["color"]
-    above = {"xytext": (0, 3), "textcoords": "offset points", "va": "bottom", "ha": "left"}
-    axes.annotate(printable(row.label), (left, place - _HALF), fontsize=11, annotation_clip=False, **above)
-    axes.plot(
-        [row.low_ms, row.high_ms], [place, place], color=colour, linewidth=1.3, marker="|", markersize=8
-    )
-    width = row.three_quarters_ms - row.quarter_ms
-    box = {"facecolor": PAPER, "edgecolor": colour, "linewidth": 1.5, "zorder": 3}
-    axes.barh(place, width, left=row.quarter_ms, height=2 * _HALF, **box)
-    axes.plot([row.median_ms] * 2, [place - _HALF, place + _HALF], color=INK, linewidth=2.2, zorder=4)
-    dot = {"marker": "o", "markersize": 4, "color": colour, "linestyle": "", "zorder": 4}
-    axes.plot([row.longest_ms], [place], **dot)
 
 
 def draw_timeline(figure: Timeline) -> Canvas:

@@ -14,10 +14,10 @@ import matplotlib as mpl
 from matplotlib.figure import Figure as Canvas
 
 from ddp_bench.report.draw.chart import draw_chart
-from ddp_bench.report.draw.durations import draw_bars, draw_boxes, draw_timeline
+from ddp_bench.report.draw.durations import draw_bars, draw_timeline
 from ddp_bench.report.draw.forest import draw_forest
 from ddp_bench.report.draw.palette import PAPER, RC, light, printable, stand_ins, themed, tip_of
-from ddp_bench.report.drawings import Bars, BoxPlot, Chart, Drawing, Forest
+from ddp_bench.report.drawings import Bars, Chart, Drawing, Forest
 
 _SLIDE_DPI = 300
 _MARGIN: dict[str, Any] = {"bbox_inches": "tight", "pad_inches": 0.15}
@@ -62,8 +62,6 @@ def _draw(figure: Drawing) -> Canvas:
         return draw_chart(figure)
     if isinstance(figure, Bars):
         return draw_bars(figure)
-    if isinstance(figure, BoxPlot):
-        return draw_boxes(figure)
     if isinstance(figure, Forest):
         return draw_forest(figure)
     return draw_timeline(figure)

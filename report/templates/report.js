@@ -1,6 +1,5 @@
 "use strict";
-// The page is whole without this script, which adds sorting, filtering, a choice of what to compare with, a theme
-// switch, copying and downloads.
+// The page is whole without this script, which adds sorting, filtering, a theme switch and copying.
 (() => {
   const make = (tag, properties = {}, ...children) => {
     const element = Object.assign(document.createElement(tag), properties);
@@ -53,35 +52,6 @@
     });
   };
 
-  /** Lets the reader choose the row that the others are compared with: from a list, or by a click on it. */
-  const referable = (section, table) => {
-    const header = table.tHead.querySelector(".against");
-    const rows = [...table.tBodies[0].rows];
-    if (!header || !rows[0].dataset.against) return;
-    const column = header.cellIndex;
-    const label = header.querySelector("button") ?? header;
-    const given = { name: label.textContent, cells: rows.map((row) => row.cells[column].textContent) };
-    const unit = /\([^)]*\)$/.exec(given.name)[0];
-    const names = rows.map((row) => row.cells[0].textContent.trim());
-    const choice = make("select", {}, new Option("DDP's default", ""), ...names.map((name, i) => new Option(name, i)));
-    const apply = () => {
-      const chosen = choice.value;
-      label.textContent = chosen === "" ? given.name : `Against ${names[chosen]} ${unit}`;
-      rows.forEach((row, i) => {
-        row.cells[column].textContent = chosen === "" ? given.cells[i] : JSON.parse(row.dataset.against)[chosen];
-        row.classList.toggle("reference", String(i) === chosen);
-      });
-    };
-    choice.addEventListener("change", apply);
-    table.tBodies[0].addEventListener("click", (event) => {
-      if (event.target.closest("a, button") || String(getSelection())) return;
-      const clicked = String(rows.indexOf(event.target.closest("tr")));
-      choice.value = choice.value === clicked ? "" : clicked;
-      apply();
-    });
-    section.querySelector(".head").append(make("label", { className: "against" }, "Compare with ", choice));
-  };
-
   /** One box for all tables of cases and all marks of a run; what does not match goes, or fades. */
   const filterable = (article) => {
     const ofCases = [...article.querySelectorAll("[data-grid] table")].filter(
@@ -109,14 +79,6 @@
       status.textContent = words.length ? `${rows[0].filter(matches).length} of ${first} cases` : "";
     });
     article.querySelector(".contents").append(make("span", { className: "filter" }, status, box));
-  };
-
-  const download = (button) => {
-    const source = document.getElementById(button.dataset.source);
-    const blob = new Blob([JSON.parse(source.textContent)], { type: button.dataset.type });
-    const href = URL.createObjectURL(blob);
-    make("a", { href, download: button.dataset.name }).click();
-    setTimeout(() => URL.revokeObjectURL(href), 10000);
   };
 
   const copy = async (pre, button) => {
@@ -155,15 +117,8 @@
     const table = section.querySelector("table");
     if (table.tBodies[0].rows.length < 2) continue;
     sortable(table);
-    referable(section, table);
   }
   for (const article of document.querySelectorAll("article")) filterable(article);
-  for (const list of document.querySelectorAll(".downloads")) {
-    list.hidden = false;
-    for (const button of list.querySelectorAll("button")) {
-      button.addEventListener("click", () => download(button));
-    }
-  }
   for (const pre of document.querySelectorAll(".command pre")) {
     const button = make("button", { type: "button", textContent: "Copy" });
     button.addEventListener("click", () => copy(pre, button));

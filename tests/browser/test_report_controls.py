@@ -1,16 +1,11 @@
-"""What the page's script adds, in a real browser: sorting, filtering, themes, downloads, and nothing else."""
+"""What the page's script adds, in a real browser: sorting, filtering, themes, and nothing else."""
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-
-from ddp_bench.bench.findings.numbers import TIMES
-from ddp_bench.bench.results.store import load_run
-from ddp_bench.report.main import main
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,25 +61,6 @@ def test_text_sorts_by_the_numbers_in_it_and_blanks_stay_last(open_page: Callabl
         caps = [float(cell.split()[1]) for cell in filled if cell.endswith("MiB")]
         assert caps in (sorted(caps), sorted(caps, reverse=True))
     assert table.locator("[aria-sort]").count() == 1
-
-
-def test_any_row_can_be_what_the_others_are_compared_with(open_page: Callable[..., Any]) -> None:
-    table = results(open_page())
-    names = column(table, "Case")
-    given = column(table, f"Against DDP's default ({TIMES})")
-    choice = table.get_by_label("Compare with")
-    for i, name in enumerate(names):
-        choice.select_option(label=name)
-        found = column(table, f"Against {name} ({TIMES})")
-        assert found[i] == "1, the reference"
-        quotients = [rate / rates(table)[i] for rate in rates(table)]
-        shown = [float(cell.split()[0].rstrip(",")) for cell in found]
-        assert shown == pytest.approx(quotients, rel=0.01)
-    row = table.locator("tbody tr").first
-    row.locator("td").nth(1).click()
-    assert choice.input_value() == "0"
-    row.locator("td").nth(1).click()
-    assert column(table, f"Against DDP's default ({TIMES})") == given
 
 
 def test_filter_keeps_rows_with_every_word_and_says_how_many(open_page: Callable[..., Any]) -> None:
@@ -161,44 +137,20 @@ def test_theme_can_be_chosen_against_the_systems(open_page: Callable[..., Any]) 
     assert tab.evaluate(colour) == "rgb(255, 255, 255)"
 
 
-def test_downloads_are_the_runs_files_to_the_byte(
-    open_page: Callable[..., Any], page_file: Path, tmp_path: Path
-) -> None:
+def test_row_leads_to_its_traces(open_page: Callable[..., Any], page_file: Path, tmp_path: Path) -> None:
     tab = open_page()
-    for name in ("cases.csv", "blocks.csv", "manifest.json"):
-        with tab.expect_download() as started:
-            tab.get_by_role("button", name=name).click()
-        assert started.value.suggested_filename == name
-        started.value.save_as(tmp_path / name)
-        assert (tmp_path / name).read_bytes() == (page_file.parent / name).read_bytes()
-
-
-def test_row_leads_to_its_rounds_and_its_trace(
-    open_page: Callable[..., Any], page_file: Path, tmp_path: Path
-) -> None:
-    tab = open_page()
-    table = every_column(tab)
-    row = table.locator("tbody tr", has=tab.get_by_role("link", name="trace")).first
+    row = every_column(tab).locator("tbody tr", has=tab.get_by_role("link", name="rank 1")).first
     case_id = row.locator("td").last.inner_text()
-    row.get_by_role("link", name="rounds").click()
-    opened = tab.locator(".rounds details[open]")
-    assert opened.locator("summary code").inner_text() == case_id
-    blocks = load_run(page_file.parent).blocks
-    own = blocks[(blocks["case_id"] == case_id) & (blocks["phase"] == "timed")]
-    assert opened.locator("tbody tr").count() == own["round"].nunique()
-    assert opened.locator("thead th").count() == 1 + own["rank"].nunique()
-    assert opened.locator("summary").bounding_box()["y"] >= 0
     with tab.expect_download() as started:
-        row.get_by_role("link", name="trace").click()
+        row.get_by_role("link", name="rank 1").click()
     started.value.save_as(tmp_path / "trace.json.gz")
-    trace = page_file.parent / "traces" / f"{case_id}-rank0.json.gz"
+    trace = page_file.parent / "traces" / f"{case_id}-rank1.json.gz"
     assert (tmp_path / "trace.json.gz").read_bytes() == trace.read_bytes()
 
 
 def test_everything_is_readable_without_the_script(open_page: Callable[..., Any]) -> None:
     tab = open_page(java_script_enabled=False)
     assert column(results(tab), "Case")
-    assert tab.locator(".rounds details").count() >= results(tab).locator("tbody tr").count()
     assert tab.locator("button:visible, input:visible, select:visible").count() == 0
 
 
@@ -221,13 +173,3 @@ def test_axe_finds_no_serious_violation(open_page: Callable[..., Any], scheme: s
     results(tab).get_by_role("button").first.click()
     found = axe.Axe().run(tab).response["violations"]
     assert [(v["id"], [node["target"] for node in v["nodes"]]) for v in found if v["impact"] in SEVERE] == []
-
-
-@pytest.mark.campaign
-@pytest.mark.usefixtures("browser")
-def test_page_prints_as_pdf(page_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "report.pdf"
-    assert main([str(page_file.parent), "--pdf", str(out)]) == 0, capsys.readouterr().err
-    assert out.read_bytes().startswith(b"%PDF-")
-    assert sorted(tmp_path.iterdir()) == [out]
-    assert shutil.which("chromium") or shutil.which("chromium-browser")

@@ -21,9 +21,8 @@ from hypothesis import strategies as st
 
 from ddp_bench.bench.doctor import main as doctor
 from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.gate import command as gate_command
+from ddp_bench.bench.gate import interleave
 from ddp_bench.bench.gate import main as gate
-from ddp_bench.bench.gate import options as gate_options
 from ddp_bench.bench.gate.command import read_thresholds
 from ddp_bench.bench.lab import main as lab
 from ddp_bench.bench.lab import namespaces
@@ -105,7 +104,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in (
         (job, "print_plan"),
         (job, "launch"),
-        (gate_command, "measure_in_turns"),
+        (interleave, "measure_in_turns"),
         (doctor, "read_machine"),
         (lab, "run"),
         (report_command, "_write"),
@@ -133,7 +132,7 @@ def test_any_command_line_of_run(tmp_path: Path, arguments: list[str], dry: str)
 
 @pytest.mark.usefixtures("nothing_starts")
 @pytest.mark.parametrize(
-    ("command", "parser"), [(gate, gate_options.parser), (doctor, doctor.parser)], ids=["gate", "doctor"]
+    ("command", "parser"), [(gate, gate.parser), (doctor, doctor.parser)], ids=["gate", "doctor"]
 )
 def test_any_command_line(tmp_path: Path, command: Any, parser: Any) -> None:
     @bounded(100)

@@ -204,6 +204,37 @@ def test_a_base_that_cannot_be_fetched_is_a_mistake(tmp_path: Path, github: GitH
     assert len(github.comments) == 2
 
 
+def test_nothing_to_compare_is_another_verdict_than_undecided(tmp_path: Path, github: GitHub) -> None:
+    project, program = tmp_path / "mynet", tmp_path / "bin" / "ddp-bench"
+    base = commit(project, {"net.py": ""})
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\nexit 3\n")
+    program.chmod(0o755)
+    job = Job(project, tmp_path / "job", github)
+    job.environment["PATH"] = f"{program.parent}{os.pathsep}{job.environment['PATH']}"
+    assert job.gate(workload="net:make", base=base).returncode == 3
+    assert set(job.outputs.read_text().splitlines()) == {"verdict=not comparable", "exit-code=3"}
+    assert "gate: not comparable" in github.comments[1]["body"]
+
+
+@pytest.mark.parametrize("verdict", ["not comparable", "undecided"])
+def test_the_nightly_gate_takes_a_new_base_where_its_own_cannot_be_compared(
+    verdict: str, tmp_path: Path
+) -> None:
+    nightly = yaml.safe_load((ROOT / ".github/workflows/nightly-gate.yml").read_text(encoding="utf-8"))
+    *_, gate, decide = nightly["jobs"]["gate"]["steps"]
+    assert gate["continue-on-error"] is True
+    assert decide["if"] == f"steps.{gate['id']}.outcome == 'failure'"
+    assert decide["env"]["VERDICT"] == f"${{{{ steps.{gate['id']}.outputs.verdict }}}}"
+    summary = tmp_path / "summary"
+    here = {"VERDICT": verdict, "BASE": "1a2b", "GITHUB_SHA": "3c4d", "GITHUB_STEP_SUMMARY": str(summary)}
+    done = subprocess.run(
+        ["bash", "-e", "-c", decide["run"]], env={**os.environ, **here}, capture_output=True, check=False
+    )
+    assert (done.returncode == 0) == (verdict == "not comparable") == summary.exists()
+    assert done.returncode or summary.read_text().startswith("New base taken: 3c4d")
+
+
 def test_the_action_installs_this_tree_and_keeps_what_the_gate_left() -> None:
     install, _, keep = ACTION["runs"]["steps"]
     assert install["run"] == 'python -m pip install --quiet "$GITHUB_ACTION_PATH"'

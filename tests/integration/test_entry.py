@@ -61,7 +61,7 @@ def test_a_mistake_is_one_line_before_torch_is_imported(
 
 
 def test_help_of_a_command_names_it_in_the_form_that_was_typed(without_torch: dict[str, str]) -> None:
-    for name in COMMANDS:
+    for name in ("run", "report"):
         done = finished(name, "--help", env=without_torch)
         assert done.stdout.startswith(f"usage: ddp-bench {name} "), done.stderr
         assert "python -m bench." not in done.stdout

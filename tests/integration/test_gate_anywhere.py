@@ -17,6 +17,7 @@ from made_project import NET, RUN, commit, git
 
 from ddp_bench.bench.errors import ExitCode
 from ddp_bench.bench.gate.main import main
+from ddp_bench.bench.package import own_command
 from ddp_bench.bench.results.store import load_run
 
 SETUP = """
@@ -98,7 +99,7 @@ def gate(
     """The gate as typed in `folder`: exit code, JSON, stderr."""
     entries = [str(entry) for entry in path] + [os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
-        [str(python), "-m", "bench.gate", "--interleave", reference, "--json", "--", *arguments],
+        own_command("gate", "--interleave", reference, "--json", "--", *arguments, python=str(python)),
         cwd=folder,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, entries))},
         capture_output=True,

@@ -12,9 +12,12 @@ from pathlib import Path
 
 import pytest
 from commands import ROOT, SMALL
+from made_project import commit
 
-from ddp_bench.bench.errors import ExitCode, UsageError
+from ddp_bench.bench.errors import ExitCode, NotComparableError, UsageError
+from ddp_bench.bench.gate import checkouts
 from ddp_bench.bench.gate.checkouts import Checkout, both_checkouts, worktree
+from ddp_bench.bench.gate.interleave import measure_in_turns
 from ddp_bench.bench.gate.main import main
 from ddp_bench.bench.resolve import resolve
 from ddp_bench.bench.results.store import load_run
@@ -79,6 +82,65 @@ def test_a_side_that_could_not_measure_a_mode_says_why(
     code = main(["--interleave", ".", "--quiet", "--out", str(tmp_path / "sides"), "--", "--gpus", "1"])
     assert code == ExitCode.NOT_MEASURED == 4
     assert f"the candidate side ended with status 4: {reason}" in capsys.readouterr().err
+
+
+TURN = """
+import os, socket
+turns = socket.socket(socket.AF_UNIX)
+turns.connect(os.environ["BENCH_TURNS"])
+for asks in (b"?", b".?"):
+    turns.sendall(asks)
+    turns.recv(1)
+"""
+"""A run that takes a turn, and leaves no files that anybody can read."""
+
+REFUSES = "import sys; print('run: error: unrecognized arguments: --new', file=sys.stderr); sys.exit(2)"
+KILLED = "import os; os.kill(os.getpid(), 9)"
+
+
+def test_a_commit_of_another_format_is_one_line_and_in_the_jobs_summary(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project, summary = tmp_path / "ddp-bench", tmp_path / "summary.md"
+    commit(project, {"bench/__init__.py": ""})
+    commit(project, {"bench/run.py": TURN})
+    monkeypatch.setattr(checkouts, "ROOT", project)
+    monkeypatch.chdir(project)
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    assert main(["--interleave", "HEAD~1", "--", "--gpus", "1"]) == ExitCode.NOT_COMPARABLE
+    told = capsys.readouterr()
+    line = told.err.strip().splitlines()[-1]
+    assert line.startswith(
+        "bench.gate: not comparable: other format: the baseline side ended with status 1: "
+    )
+    assert line.endswith("No module named bench.run; take a later commit as the baseline")
+    assert told.out == ""
+    assert summary.read_text().startswith("### bench.gate: not comparable\n\nother format: ")
+
+
+@pytest.mark.parametrize(
+    ("earlier", "now", "error", "message"),
+    [
+        (REFUSES, TURN, NotComparableError, "other format: .* unrecognized arguments: --new; take a later"),
+        ("", TURN, NotComparableError, "other format: the two sides did not take turns; take a later"),
+        (TURN, TURN, NotComparableError, "other format: .*manifest"),
+        (REFUSES, REFUSES, UsageError, "^the baseline side ended with status 2: "),
+        (KILLED, TURN, UsageError, "^the baseline side ended with status -9: "),
+    ],
+    ids=["refuses", "takes no turns", "cannot be read", "so does the candidate", "killed"],
+)
+def test_what_tells_another_format(
+    earlier: str, now: str, error: type[UsageError], message: str, tmp_path: Path
+) -> None:
+    sides = []
+    for name, run in (("baseline", earlier), ("candidate", now)):
+        (tmp_path / name / "bench").mkdir(parents=True)
+        (tmp_path / name / "bench" / "run.py").write_text(run)
+        sides.append(Checkout(name, tmp_path / name, sys.executable, has_own_bench=True))
+    with pytest.raises(UsageError, match=message) as raised:
+        measure_in_turns((sides[0], sides[1]), [], tmp_path / "out")
+    assert type(raised.value) is error
 
 
 @pytest.mark.parametrize(

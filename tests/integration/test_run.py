@@ -111,7 +111,7 @@ def test_the_devices_are_measured_by_themselves_at_every_count(real_run: RealRun
     batches = {str(size) for size in real_run.data.cases["batch_per_device"]}
     assert set(manifest["model"]["operators"]) == batches
     page = (real_run.data.path / "report.html").read_text(encoding="utf-8")
-    assert "Roofline step (ms)" in page
+    assert "MFU (% of the measured matrix rate)" in page
 
 
 def test_the_summary_and_the_page(real_run: RealRun) -> None:

@@ -42,13 +42,10 @@ H100 = Gpu(
     default_power_limit_w=700.0,
     ecc=True,
     uncorrected_errors=0,
-    corrected_errors=0,
-    remap_pending=False,
     remap_failed=False,
     temperature_c=31,
     margin_c=56,
     persistence=True,
-    num_nvlinks=18,
 )
 
 

@@ -42,6 +42,7 @@ def case(mode: str, num_devices: int, images_per_s: float | None = None, **more:
         **(DDP_DEFAULTS if mode == "ddp" else {}),
     }
     if images_per_s is not None:
+        row["num_rounds"] = 2
         for name, value in (
             ("images_per_s", images_per_s),
             ("speedup", images_per_s / 100),

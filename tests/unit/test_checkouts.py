@@ -19,9 +19,9 @@ from ddp_bench.bench.gate.checkouts import (
     repository_to_compare,
     worktree,
 )
-from ddp_bench.bench.gate.command import from_any_folder
+from ddp_bench.bench.gate.importing import Seen
+from ddp_bench.bench.gate.interleave import from_any_folder
 from ddp_bench.bench.gate.main import main
-from ddp_bench.bench.gate.probe import Seen
 from ddp_bench.bench.run.main import settings_of
 
 

@@ -66,7 +66,7 @@ def test_help_groups_options_by_what_they_are_for(capsys: pytest.CaptureFixture[
         doctor.main(["--help"])
     assert ended.value.code == 0
     heads = [line for line in capsys.readouterr().out.splitlines() if line.endswith(":") and line[0] != " "]
-    assert heads[-4:] == ["reading the machine:", "noise:", "power:", "output:"]
+    assert heads[-3:] == ["reading the machine:", "noise:", "output:"]
 
 
 def test_a_wrong_command_line_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:

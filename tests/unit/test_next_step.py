@@ -18,7 +18,7 @@ from sample_runs import EVERY_SAMPLE, comparisons, rebuilt, sample
 from ddp_bench.bench.findings.answers import WRAPPER
 from ddp_bench.bench.findings.findings import conclude
 from ddp_bench.bench.findings.next_step import NextStep, next_step
-from ddp_bench.bench.gate.options import parser as gate_parser
+from ddp_bench.bench.gate.main import parser as gate_parser
 from ddp_bench.bench.resolve import resolve
 from ddp_bench.bench.results.comparisons import Comparison
 from ddp_bench.bench.run.main import parser as run_parser

@@ -10,147 +10,118 @@ import numpy as np
 import pytest
 
 from ddp_bench.bench.doctor import main as doctor
-from ddp_bench.bench.gate import noise, trials
+from ddp_bench.bench.doctor import noise
+from ddp_bench.bench.doctor.noise import FEWEST_ROUNDS, Noise, noise_of
+from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.gate.compare import FAMILY_CONFIDENCE
 from ddp_bench.bench.gate.judge import judge
-from ddp_bench.bench.gate.launches import LAUNCH, launch_ratio
-from ddp_bench.bench.gate.noise import FEWEST_ROUNDS, Noise, noise_of
-from ddp_bench.bench.gate.options import DEFAULT_THRESHOLD
-from ddp_bench.bench.gate.power import Launch, TrialStep
+from ddp_bench.bench.gate.launches import launch_ratio, side_by_side
+from ddp_bench.bench.gate.main import DEFAULT_THRESHOLD
+from ddp_bench.bench.results.round_times import ByRound
 
 
 def launches(
-    *, noise: float, between: float = 0.0, num_rounds: int = 100, seed: int = 0, drift: float = 0.0
-) -> list[Launch]:
-    """Three launches whose sides differ by `between`; blocks scatter by `noise` and drift over all rounds."""
+    *, noise: float, between: float = 0.0, num_rounds: int = 100, seed: int = 0, slower: float = 0.0
+) -> list[tuple[ByRound, ByRound]]:
+    """Throughputs of three launches whose sides differ by `between`, `slower` and, in each round, `noise`."""
     rng = np.random.default_rng(seed)
     made = []
-    for i, offset in enumerate((-between, between, 0.0)):
-        pace = 40 * (1 + drift * (i + np.arange(num_rounds) / num_rounds) / 3)
-        sides = [pace * np.exp(noise * rng.normal(size=num_rounds)) for _ in range(2)]
-        sides[1] *= 1 + offset
+    for offset in (-between, between, 0.0):
+        sides = [200 * np.exp(noise * rng.normal(size=num_rounds)) for _ in range(2)]
+        sides[1] *= (1 + offset) / (1 + slower)
         baseline, candidate = (dict(enumerate(map(float, side), start=1)) for side in sides)
-        made.append(Launch(slow_down=0.0, baseline_ms=baseline, candidate_ms=candidate))
+        made.append((baseline, candidate))
     return made
 
 
-def measured(**made: float) -> Noise:
-    return noise_of(launches(**made), round_s=0.5, device="made up")  # type: ignore[arg-type]
+def measured(*, seconds: float = 150.0, **made: float) -> Noise:
+    return noise_of(launches(**made), seconds=seconds, device="made up")  # type: ignore[arg-type]
 
 
-def test_the_spread_that_was_put_in_comes_out() -> None:
+def test_a_gate_fails_beyond_the_threshold_by_the_normal_theory_of_the_median() -> None:
     found = measured(noise=0.03)
-    assert found.block_spread == pytest.approx(0.03, rel=0.15)
-    assert found.ratio.low < 1 < found.ratio.high
-    assert found.step_ms == pytest.approx(40, rel=0.01)
     assert found.num_rounds == 300
-    assert found.sub_run_half_width == pytest.approx(found.expected_half_width, rel=0.35)
-
-
-@pytest.mark.campaign
-def test_half_intervals_follow_the_normal_theory_of_the_median() -> None:
-    found = measured(noise=0.03)
+    assert found.ratio.low < 1 < found.ratio.high
     (minute,) = [one for one in found.resolutions if one.seconds == 60]
     assert minute.num_rounds == 120
     # A ratio scatters sqrt(2) times as much as a side, a median sqrt(pi / 2) times as much as a mean.
-    expected = 2.326 * math.sqrt(math.pi / 2) * 0.03 * math.sqrt(2) / math.sqrt(120)
-    assert minute.half_width == pytest.approx(expected, rel=0.25)
+    scatter = math.sqrt(math.pi / 2) * 0.03 * math.sqrt(2) / math.sqrt(120)
+    assert minute.gated == pytest.approx(DEFAULT_THRESHOLD + 1.282 * scatter, rel=0.05)
 
 
-@pytest.mark.campaign
-def test_longer_runs_resolve_more_until_launches_differ() -> None:
+def test_longer_gates_resolve_more_until_launches_differ() -> None:
     steady, lottery = measured(noise=0.03), measured(noise=0.03, between=0.03)
     for found in (steady, lottery):
         resolved = [one.resolves for one in found.resolutions if one.resolves is not None]
         assert all(more < 1.05 * fewer for fewer, more in pairwise(resolved))
-        assert all(one.gated >= DEFAULT_THRESHOLD for one in found.resolutions if one.gated is not None)
     assert steady.resolutions[-1].resolves == pytest.approx(steady.resolutions[0].resolves / 6.3, rel=0.25)
     assert lottery.resolutions[-1].resolves > 0.03
     assert lottery.launch_ratios == pytest.approx((0.97, 1.03, 1.0), abs=0.015)
 
 
-def test_a_slow_down_of_the_size_named_is_seen_in_nine_of_ten_runs() -> None:
-    resolution = noise_of(launches(noise=0.04, num_rounds=500), round_s=1.0, device="made up").resolutions[1]
+def test_a_slow_down_of_the_size_named_is_seen_in_nine_of_ten_gates() -> None:
+    (resolution,) = measured(noise=0.04, num_rounds=500, seconds=1500).resolutions[1:2]
+    assert resolution.num_rounds == 30
     assert resolution.resolves is not None
     assert resolution.gated is not None
-    for slow_down, threshold in ((resolution.resolves, 0.0), (resolution.gated, DEFAULT_THRESHOLD)):
+    for slower, threshold in ((resolution.resolves, 0.0), (resolution.gated, DEFAULT_THRESHOLD)):
         seen = 0
         for seed in range(300):
-            made = launches(noise=0.04, num_rounds=10, seed=seed + 1)
-            sides: tuple[dict[int, float], dict[int, float]] = ({}, {})
-            for i, one in enumerate(made):
-                for side, step_ms in zip(sides, (one.baseline_ms, one.candidate_ms), strict=True):
-                    side.update({i * LAUNCH + r: ms for r, ms in step_ms.items()})
-            slower = {r: ms * (1 + slow_down) for r, ms in sides[1].items()}
-            ratio = launch_ratio(slower, sides[0], confidence=FAMILY_CONFIDENCE)
-            seen += judge(ratio, higher_is_better=False, threshold=threshold) == "regressed"
-        assert seen / 300 == pytest.approx(0.9, abs=0.07)
+            gate = launches(noise=0.04, num_rounds=10, seed=seed + 1, slower=slower)
+            baseline, candidate = (side_by_side(side) for side in zip(*gate, strict=True))
+            ratio = launch_ratio(candidate, baseline, confidence=FAMILY_CONFIDENCE)
+            seen += judge(ratio, higher_is_better=True, threshold=threshold) == "regressed"
+        assert seen / 300 == pytest.approx(0.9, abs=0.07), seen
 
 
-def test_drift_is_measured_over_all_launches() -> None:
-    found = measured(noise=0.01, drift=0.2)
-    assert found.drift.low < 0.2 < found.drift.high
-    assert found.ratio.high - found.ratio.low < 0.02, "it meets both sides of a round"
-
-
-def test_runs_too_short_for_an_interval_have_none() -> None:
-    found = noise_of(launches(noise=0.02, num_rounds=3), round_s=2.0, device="made up")
+def test_a_gate_too_short_for_an_interval_has_none() -> None:
+    found = measured(noise=0.02, num_rounds=3, seconds=20)
     short, longer = found.resolutions[:2]
-    assert (short.num_rounds, short.half_width, short.resolves, short.gated) == (7, None, None, None)
+    assert (short.num_rounds, short.resolves, short.gated) == (6, None, None)
     assert longer.num_rounds >= FEWEST_ROUNDS
-    assert longer.half_width is not None
-    assert "too few rounds" in noise.report(found, TrialStep())
+    assert longer.resolves is not None
+    assert "too few rounds" in noise.report(found)
+    with pytest.raises(UsageError, match=r"--seconds 2s gave 6 rounds.* needs 9"):
+        measured(noise=0.02, num_rounds=2, seconds=2)
 
 
-def test_the_screen_has_every_number_with_its_unit_and_interval() -> None:
+def test_screen_and_json_have_the_interval_and_every_resolution() -> None:
     found = measured(noise=0.03, between=0.01)
-    said = noise.report(found, TrialStep())
+    said = noise.report(found)
     assert f"{found.ratio.estimate:.4f} [{found.ratio.low:.4f}, {found.ratio.high:.4f}]" in said
-    assert said.count("resolves a slow-down") == len(found.resolutions)
-    assert "resnet20, 8 images" in said
+    assert said.count("resolves a slow-down") == len(found.resolutions) == 5
     assert "bad:" not in said
-    assert not noise.is_bad(found)
-
-
-def test_json_is_strict_and_complete() -> None:
-    found = json.loads(noise.as_json(measured(noise=0.03), TrialStep()))
-    assert found["step"]["arch"] == "resnet20"
-    assert len(found["resolutions"]) == 5
-    assert found["ratio"]["low"] < found["ratio"]["estimate"] < found["ratio"]["high"]
-
-
-def wrong(seconds: float, *, quiet: bool) -> Noise:
-    """Two sides that differ by 10%, which equal ones should not."""
-    assert seconds == 2
-    assert quiet
-    made = [
-        Launch(
-            slow_down=0.0,
-            baseline_ms=one.baseline_ms,
-            candidate_ms={r: 1.1 * ms for r, ms in one.candidate_ms.items()},
-        )
-        for one in launches(noise=0.01)
-    ]
-    return noise_of(made, round_s=1.0, device="made up")
+    told = json.loads(noise.as_json(found))
+    assert told["step"]["arch"] == "resnet20"
+    assert told["verdict"] in ("unchanged", "inconclusive")
+    assert told["ratio"]["low"] < told["ratio"]["estimate"] < told["ratio"]["high"]
+    assert len(told["resolutions"]) == 5
 
 
 def test_equal_sides_that_a_gate_would_tell_apart_are_bad(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(trials, "measure_noise", wrong)
+    def wrong(seconds: float, *, quiet: bool) -> Noise:
+        assert (seconds, quiet) == (2, True)
+        return measured(noise=0.01, slower=0.1)
+
+    monkeypatch.setattr(noise, "measure_noise", wrong)
     assert doctor.main(["--noise", "--seconds", "2s", "--quiet"]) == 1
-    assert capsys.readouterr().out.splitlines()[-1].startswith("bad: a gate at 5% would call A against A")
+    assert capsys.readouterr().out.splitlines()[-1].startswith("bad: a gate at 5% calls A against A")
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        *(["--seconds", "9s"], ["--noise", "--seconds", "soon"], ["--noise", "--power", "x.csv"]),
-        *(["--noise", "--trials", "3"], ["--power", "x.csv", "--seconds", "9s"]),
-    ],
-)
+@pytest.mark.parametrize("options", [["--seconds", "9s"], ["--noise", "--seconds", "soon"], ["--power", "x"]])
 def test_a_wrong_command_line_is_a_usage_error(
     options: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert doctor.main(options) == 2
     assert "error: " in capsys.readouterr().err
+
+
+@pytest.mark.campaign
+def test_this_machine_is_measured_by_the_gate(capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor.main(["--noise", "--seconds", "6s", "--json"]) in (0, 1)
+    told = json.loads(capsys.readouterr().out)
+    assert len(told["launch_ratios"]) == 3
+    assert told["num_rounds"] >= FEWEST_ROUNDS
+    assert told["device"]

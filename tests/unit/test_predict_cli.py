@@ -13,7 +13,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from commands import ROOT
-from test_scaling_predict import SMALL
 
 from ddp_bench.bench.predict import main as command
 from ddp_bench.bench.predict.source import read_source, save_calibration
@@ -25,13 +24,6 @@ pytestmark = pytest.mark.usefixtures("few_resamples")
 UNCALIBRATED = ROOT / "results" / "samples" / "cpu-lab-1gbit-2hosts"
 PREDICTIONS = ROOT / "results" / "samples" / "predictions"
 SAMPLE = PREDICTIONS / "resnet18-2hosts" / "1gbit"
-LOG = """#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
-#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
-     1048576        262144     float     sum      -1   900.00    1.17    1.17      0   100.00   10.49   10.49      0
-    67108864      16777216     float     sum      -1  9000.00    7.46    7.46      0  6000.00   11.18   11.18      0
-# Out of bounds values : 0 OK
-# Avg bus bandwidth    : 7.5
-"""  # noqa: E501 - as nccl-tests prints it
 
 
 @pytest.fixture
@@ -81,35 +73,6 @@ def test_a_run_without_a_calibration_is_refused_with_the_option_that_makes_one(
 ) -> None:
     said = refused([str(UNCALIBRATED), "--gpus", "2"], capsys)
     assert "has no calibration.json; measure a run with bench.run --calibrate" in said
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (LOG[: LOG.rindex("# Out")], "is cut off before its last line"),
-        (LOG.replace("11.18   11.18      0", "11.18"), "cut off"),
-        (LOG.replace("6000.00", "nan"), "impossible number"),
-        (LOG.replace("11.18   11.18", "11.18   5.59"), "one rank"),
-        ("hello", "no log of nccl-tests"),
-    ],
-)
-def test_a_log_that_is_not_whole_is_refused(
-    tmp_path: Path, text: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "log").write_text(text)
-    assert message in refused([str(SAMPLE), "--gpus", "2", "--network", str(tmp_path / "log")], capsys)
-
-
-def test_a_logs_in_place_times_are_what_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Out of place the messages took longer; DDP reduces in place. On GPUs: a core would slow its compute."""
-    save_calibration(tmp_path, SMALL)
-    exposed = []
-    for text in (LOG, LOG.replace("  9000.00", " 90000.00"), LOG.replace("  6000.00", " 60000.00")):
-        (tmp_path / "log").write_text(text)
-        given = [str(tmp_path), "--gpus", "2", "--network", str(tmp_path / "log"), "--json"]
-        assert command.main(given) == 0
-        exposed.append(json.loads(capsys.readouterr().out)["predictions"][0]["exposed_comm_ms"])
-    assert exposed[0] == exposed[1] < exposed[2]
 
 
 def test_the_all_reduces_of_another_run_are_a_network(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from html import unescape
 from pathlib import Path
 
@@ -92,12 +91,10 @@ def test_format_markdown_is_the_same_summary(usual: Path, capsys: pytest.Capture
     ("arguments", "named"),
     [
         (["--markdown", "--png", "x"], "--png"),
-        (["--format", "markdown", "--pdf", "x"], "--pdf"),
         (["--format", "word"], "--format"),
         (["--png", "{folder}/x", "--out", "y"], "--out"),
         (["--png", "{folder}/usual/cases.csv"], "--png"),
         (["--markdown", "--out", "{folder}/none/a.md"], "--out"),
-        (["--pdf", "{folder}/a.pdf"], "chromium"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_2(
@@ -105,32 +102,12 @@ def test_mistakes_are_one_line_and_exit_2(
     named: str,
     usual: Path,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(shutil, "which", lambda _: None)
     assert main([str(usual), *(a.format(folder=usual.parent) for a in arguments)]) == 2
     err = capsys.readouterr().err
     assert err.startswith("report: error: ")
     assert err.count("\n") == 1
     assert named in err
-
-
-@pytest.mark.parametrize("exit_status", [0, 3])
-def test_browser_that_prints_nothing_is_a_mistake_and_leaves_nothing(
-    exit_status: int,
-    usual: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    browser = tmp_path / "chromium"
-    browser.write_text(f"#!/bin/sh\nexit {exit_status}\n")
-    browser.chmod(0o755)
-    monkeypatch.setattr(shutil, "which", lambda _: str(browser))
-    (tmp_path / "out").mkdir()
-    assert main([str(usual), "--pdf", str(tmp_path / "out" / "a.pdf")]) == 2
-    assert f"exit status {exit_status}" in capsys.readouterr().err
-    assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_run_without_figures_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

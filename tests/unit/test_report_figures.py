@@ -12,19 +12,16 @@ from report_runs import case, paper_like, run, usual_cases
 from ddp_bench.bench.stats import Interval
 from ddp_bench.report.build import render
 from ddp_bench.report.draw.chart import draw_chart
-from ddp_bench.report.draw.durations import draw_boxes
 from ddp_bench.report.draw.figures import png, svg
 from ddp_bench.report.draw.palette import NAMES, PARTS
 from ddp_bench.report.drawings import (
     Bars,
-    BoxPlot,
     Bucket,
     Chart,
     Forest,
     Panel,
     Point,
     Series,
-    StepTimes,
     Tick,
     Timeline,
     Track,
@@ -62,11 +59,8 @@ def test_shared_devices_are_drawn_hollow() -> None:
 
 def test_every_kind_of_drawing_is_well_formed_and_the_same_each_time() -> None:
     shown = page([paper_like()]).runs[0]
-    assert shown.paper is not None
-    spread = StepTimes("rank 0", "ddp", 9, 1.0, 2.0, 3.0, 4.0, 5.0, 9.0)
-    spreads = BoxPlot(key="k", title="t", caption="c", how_to_read="h", rows=(spread, spread))
-    figures = (*shown.figures, *shown.more_figures, *shown.paper.figures, spreads)
-    assert {type(figure) for figure in figures} == {Chart, Bars, Timeline, BoxPlot, Forest}
+    figures = (*shown.figures, *shown.more_figures)
+    assert {type(figure) for figure in figures} == {Chart, Bars, Timeline, Forest}
     for figure in figures:
         drawing = svg(figure)
         assert drawing == svg(figure)
@@ -153,15 +147,6 @@ def test_an_axis_that_shows_zero_is_not_said_to_leave_it_out(
     assert all(low <= 0 for low, _ in limits) == (expected == "")
     assert all(low >= 0 for (low, _), (least, _) in zip(limits, panels, strict=True) if least >= 0)
     assert Chart(**words, ticks=ticks, panels=drawn).axis_note == ""  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(("low", "expected"), [(1.0, ""), (90.0, " The axis does not start at zero.")])
-def test_a_time_axis_that_shows_zero_is_not_said_to_leave_it_out(low: float, expected: str) -> None:
-    steps = StepTimes("rank 0", "ddp", 9, low, 92.0, 93.0, 94.0, 95.0, 99.0)
-    figure = BoxPlot(key="k", title="t", caption="c", how_to_read="h", rows=(steps,))
-    assert figure.axis_note == expected
-    (axes,) = draw_boxes(figure).axes
-    assert (axes.get_xlim()[0] <= 0) == (expected == "")
 
 
 def test_the_page_says_it_below_the_figure() -> None:

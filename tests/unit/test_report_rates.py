@@ -1,15 +1,17 @@
-"""Arithmetic, bus bandwidth, time and cost of an epoch, from round numbers."""
+"""Arithmetic, MFU, bus bandwidth, time and cost of an epoch, from round numbers."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from report_runs import case, communicating, run
+import torch
+from report_runs import case, communicating, dashed, run
 
+from ddp_bench.bench.findings.numbers import finite
 from ddp_bench.bench.results.schema import records
 from ddp_bench.report.main import main
-from ddp_bench.report.rates import EPOCH_IMAGES, with_rates
+from ddp_bench.report.rates import DENSE_PEAKS, EPOCH_IMAGES, with_rates
 from ddp_bench.report.view import page
 
 MANIFEST = {"model": {"forward_flops_per_image": 4e9}}
@@ -30,6 +32,86 @@ def test_arithmetic_is_three_forwards_per_image_and_device() -> None:
 def test_a_model_whose_operators_are_not_counted_has_no_arithmetic() -> None:
     (row,) = records(with_rates(run([case("single", 1, 100.0)]).cases, {}, None))
     assert row["tflop_per_s"] != row["tflop_per_s"]
+
+
+def device(num_devices: int, rank: int, tflop_per_s: Any) -> dict[str, Any]:
+    """What a rank's device reached beside the others."""
+    return {"num_devices": num_devices, "rank": rank, "matrix_tflop_per_s": tflop_per_s}
+
+
+ONE = device(1, 0, 2.0)
+
+
+def mfu(devices: Any, *cases: dict[str, Any]) -> tuple[float | None, float | None]:
+    """The last case's MFU, of the measured rate and of the data sheet's peak."""
+    manifest = MANIFEST | {"roofline": devices}
+    row = records(with_rates(run(cases or [case("single", 1, 100.0)]).cases, manifest, None))[-1]
+    over_rate, over_sheet = (finite(row[name]) for name in ("mfu_pct", "mfu_sheet_pct"))
+    return over_rate, over_sheet
+
+
+def test_mfu_is_the_arithmetic_over_the_devices_own_rate() -> None:
+    assert mfu([ONE]) == (pytest.approx(60.0), None)
+    shown = page([run([case("single", 1, 100.0)], MANIFEST | {"roofline": [ONE]})]).runs[0].tables[1]
+    at = [column.name for column in shown.columns].index("MFU (% of the measured matrix rate)")
+    assert shown.rows[0][at] == dashed("60.0 (59.4--60.6)")
+    assert "MFU is" in shown.note
+
+
+def test_several_devices_are_held_against_what_they_reached_together() -> None:
+    together = [ONE, device(2, 0, 1.0), device(2, 1, 2.0)]
+    assert mfu(together, case("ddp", 2, 180.0))[0] == pytest.approx(72.0)
+
+
+def test_data_parallel_without_ranks_takes_the_largest_count_and_no_other_case_does() -> None:
+    assert mfu([ONE], case("dp", 2, 100.0))[0] == pytest.approx(30.0)
+    assert mfu([ONE], case("ddp", 2, 100.0))[0] is None
+    assert mfu([ONE], case("dp", 2, 100.0, oversubscribed=True))[0] is None
+
+
+def test_a_known_gpu_has_the_data_sheets_peak_too() -> None:
+    def over_sheet(name: str) -> float | None:
+        return mfu([ONE], case("single", 1, 100.0, device_name=name, precision="bf16"))[1]
+
+    assert over_sheet("NVIDIA H200") == pytest.approx(100 * 1.2 / 989.4)
+    for name in ("NVIDIA H100 PCIe", "NVIDIA H200 NVL", "NVIDIA A100-SXM4-40GB MIG 1g.5gb"):
+        assert over_sheet(name) is None
+
+
+@pytest.mark.parametrize("name", sorted(DENSE_PEAKS))
+def test_peaks_are_those_that_torch_has_of_the_data_sheets(name: str) -> None:
+    """Its H100 is the SXM5 card, counted with sparsity; an H200 has the same chip."""
+    known = pytest.importorskip("torch._inductor.analysis.device_info")._device_mapping
+    info = known["NVIDIA A100" if "A100" in name else "NVIDIA H100"]
+    sparse = getattr(info, "tops_sparsity_factor", None)
+    if sparse is None:
+        pytest.skip("this torch does not say which of its figures count sparsity")
+    found = DENSE_PEAKS[name]
+    for precision, key in (("tf32", "torch.tf32"), ("bf16", torch.bfloat16), ("fp16", torch.float16)):
+        assert found[precision] == pytest.approx(info.tops[key] / sparse, rel=0.005)
+    assert found["fp32"] == pytest.approx(info.tops[torch.float32], rel=0.005)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        None,
+        {"num_devices": 1},
+        [None, 1, "x", {}, {"num_devices": [1]}],
+        [device(1, 0, 0)],
+        [device(1, 0, -1)],
+        [device(1, 0, "nan")],
+        [device(1, 0, 1e999)],
+        [device(1, 0, 10**400)],
+    ],
+)
+def test_a_manifest_without_usable_rates_gives_no_mfu(odd: Any) -> None:
+    assert mfu(odd)[0] is None
+
+
+@pytest.mark.parametrize("extreme", [1e-320, 1e308])
+def test_extreme_rates_leave_the_page_whole(extreme: float) -> None:
+    page([run([case("single", 1, 100.0)], MANIFEST | {"roofline": [device(1, 0, extreme)]})])
 
 
 @pytest.mark.parametrize(("ranks", "hook", "factor"), [(2, "none", 1.0), (4, "none", 1.5), (4, "bf16", 0.75)])

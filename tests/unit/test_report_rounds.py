@@ -1,66 +1,29 @@
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from report_runs import case, run, timed, usual_cases
+from report_runs import case, run, timed
 
 from ddp_bench.bench.results.store import failure_file
 from ddp_bench.report import files, rounds
-from ddp_bench.report.drawings import BoxPlot, Chart, Point
+from ddp_bench.report.drawings import Chart, Point
 from ddp_bench.report.model import Hyperlink, RunFiles
-from ddp_bench.report.rounds import step_times
 from ddp_bench.report.select import workloads
 from ddp_bench.report.view import page
 
 SINGLE, DP, DDP = case("single", 1, 100.0), case("dp", 2, 150.0), case("ddp", 2, 180.0)
 
 
-def test_each_case_lists_its_rounds_by_rank_and_a_missing_rank_is_blank() -> None:
-    blocks = [timed(SINGLE, 1, 90.0, 110.0), timed(SINGLE, 2, 120.0)]
-    blocks += [timed(DDP, 1, 200.0), timed(DDP, 1, 210.0, rank=1), timed(DDP, 2, 1234.5)]
-    blocks += [timed(DDP, 1, 5.0, phase="no_sync")]
-    single, ddp = page([run([SINGLE, DDP], timed_blocks=blocks)]).runs[0].rounds
-    assert (single.label, single.case_id) == ("single, 1 GPU", SINGLE["case_id"])
-    assert (single.columns, single.rows) == (("round", "rank 0"), (("1", "100.0"), ("2", "120.0")))
-    assert ddp.columns == ("round", "rank 0", "rank 1")
-    assert ddp.rows == (("1", "200.0", "210.0"), ("2", "1,234", ""))
-
-
-def test_results_lead_to_rounds_and_trace() -> None:
-    traces = (
-        Hyperlink("rank 0", "./traces/a-rank0.json.gz"),
-        Hyperlink("rank 1", "./traces/a-rank1.json.gz"),
-    )
-    files_of_run = RunFiles(traces={DDP["case_id"]: traces})
-    shown = page([run([SINGLE, DDP])], [files_of_run]).runs[0]
-    results = shown.tables[0]
-    assert results.links == (
-        (Hyperlink("2 rounds", "#run1-case-1"),),
-        (Hyperlink("2 rounds", "#run1-case-2"), Hyperlink("trace", "./traces/a-rank0.json.gz")),
-    )
-    assert [c.key for c in shown.rounds] == ["run1-case-1", "run1-case-2"]
-    assert shown.rounds[1].traces == traces
-
-
-def test_count_of_rounds_stands_where_their_blocks_are_lost() -> None:
-    shown = page([run([case("single", 1, 100.0, num_rounds=7)], timed_blocks=[])]).runs[0]
-    results, _ = shown.tables
-    assert results.rows[0][[c.name for c in results.columns].index("Rounds")] == "7"
-    assert results.links == ((),)
-    assert shown.rounds == ()
-
-
-def test_many_blocks_leave_the_longest_rank_of_each_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    blocks = [timed(DDP, r, 100.0 * r + rank, rank=rank) for r in (1, 2, 3) for rank in (0, 1)]
-    monkeypatch.setattr(rounds, "MOST_CELLS", 5)
-    (ddp,) = page([run([DDP], timed_blocks=blocks)]).runs[0].rounds
-    assert ddp.line == "1 to 3: 101.0 201.0 301.0 ms"
-    assert (ddp.columns, ddp.rows) == ((), ())
+def test_every_column_leads_to_a_cases_traces() -> None:
+    traces = tuple(Hyperlink(f"rank {rank}", f"./traces/a-rank{rank}.json.gz") for rank in (0, 1))
+    shown = page([run([SINGLE, DDP])], [RunFiles(traces={DDP["case_id"]: traces})]).runs[0]
+    every = shown.tables[1]
+    assert every.links == ((), traces)
+    at = [column.name for column in every.columns].index("Traces")
+    assert [row[at] for row in every.rows] == ["", "rank 0 rank 1"]
 
 
 def test_run_in_the_pages_folder_offers_its_traces_by_rank(tmp_path: Path) -> None:
@@ -69,8 +32,7 @@ def test_run_in_the_pages_folder_offers_its_traces_by_rank(tmp_path: Path) -> No
     for name in ("c#1-rank10.json.gz", "c#1-rank2.json.gz", "notes.txt", "odd.json.gz"):
         (folder / "traces" / name).touch()
     beside, above, elsewhere = (
-        files.offered([folder], page_folder)[0].traces
-        for page_folder in (folder, tmp_path, tmp_path / "pages")
+        files.offered(folder, page_folder).traces for page_folder in (folder, tmp_path, tmp_path / "pages")
     )
     assert beside == {
         "c#1": (
@@ -91,7 +53,7 @@ def test_a_failed_case_leads_to_its_tracebacks(tmp_path: Path) -> None:
         (folder / failure_file(row["case_id"])).touch()
     name = failure_file(failed["case_id"])
     above, elsewhere = (
-        page([run([SINGLE, failed, skipped])], files.offered([folder], page_folder)).runs[0].unmeasured
+        page([run([SINGLE, failed, skipped])], [files.offered(folder, page_folder)]).runs[0].unmeasured
         for page_folder in (tmp_path, tmp_path / "pages")
     )
     assert above is not None
@@ -102,64 +64,22 @@ def test_a_failed_case_leads_to_its_tracebacks(tmp_path: Path) -> None:
     assert elsewhere.links == ((), ())
 
 
-def test_files_are_carried_made_safe_and_large_ones_named(tmp_path: Path) -> None:
-    given = 'case_id,"a\r\n</script>",=1+1\n火'
-    safe = "case_id,a\\x0d\\x0a</script>,'=1+1\n火\n"
-    (tmp_path / "cases.csv").write_bytes(given.encode())
-    (tmp_path / "blocks.csv").write_bytes(b"x" * (files.MOST_BYTES + 1))
-    (tmp_path / "manifest.json").write_text(json.dumps({"name": "a"}), encoding="utf-8")
-    (offered,) = files.offered([tmp_path], tmp_path)
-    assert [(d.key, d.name, d.text) for d in offered.downloads] == [
-        ("run1-cases-csv", "cases.csv", safe),
-        ("run1-manifest-json", "manifest.json", '{"name": "a"}'),
-    ]
-    (left_out,) = offered.left_out
-    assert left_out.startswith("blocks.csv is not carried by this page: it has 2.00 MiB")
-
-
-def test_cases_that_were_not_measured_have_no_rounds() -> None:
-    shown = page([run(usual_cases())]).runs[0]
-    measured = [row["case_id"] for row in usual_cases() if row["status"] == "ok"]
-    assert [c.case_id for c in shown.rounds] == measured
-
-
-def spreads(cases: list[dict[str, Any]], blocks: list[dict[str, Any]]) -> BoxPlot | None:
-    data = run(cases, timed_blocks=blocks)
-    return step_times(workloads(data.cases)[0], data.blocks, key="k")
+def test_files_of_a_run_are_linked_where_the_page_lies_above_them(tmp_path: Path) -> None:
+    folder = tmp_path / "a run"
+    folder.mkdir()
+    for name in ("manifest.json", "cases.csv", "other.txt"):
+        (folder / name).touch()
+    beside, above, elsewhere = (
+        files.offered(folder, page_folder).tables for page_folder in (folder, tmp_path, tmp_path / "pages")
+    )
+    assert beside == tuple(Hyperlink(name, f"./{name}") for name in ("cases.csv", "manifest.json"))
+    assert [link.href for link in above] == ["./a%20run/cases.csv", "./a%20run/manifest.json"]
+    assert [link.href for link in elsewhere] == ["", ""]
 
 
 def paces(blocks: list[dict[str, Any]]) -> Chart | None:
     data = run([SINGLE, DP, DDP], timed_blocks=blocks)
     return rounds.drift(workloads(data.cases)[0], data.blocks, key="k")
-
-
-def test_every_rank_has_its_own_box_of_all_its_steps() -> None:
-    steps = {0: [100.0, 110.0, 120.0, 130.0, 140.0, 500.0], 1: [90.0, 95.0, 100.0, 105.0, 110.0, 115.0]}
-    blocks = [timed(DDP, r, *steps[rank][3 * r - 3 : 3 * r], rank=rank) for r in (1, 2) for rank in (0, 1)]
-    blocks += [timed(DDP, 1, *[9.0] * 9, phase="warmup"), timed(DDP, 1, *[8.0] * 9, phase="no_sync")]
-    figure = spreads([SINGLE, DDP], blocks)
-    assert figure is not None
-    assert [row.label for row in figure.rows] == [f"DDP, 2 GPUs, cap default, rank {rank}" for rank in (0, 1)]
-    for row, expected in zip(figure.rows, steps.values(), strict=True):
-        assert row.num_steps == 6
-        seen = (row.low_ms, row.quarter_ms, row.median_ms, row.three_quarters_ms, row.high_ms)
-        assert seen == pytest.approx(np.percentile(expected, [5, 25, 50, 75, 95]))
-        assert row.longest_ms == max(expected)
-    assert figure.caption.endswith("the longest 115 ms.")
-
-
-def test_headline_cases_are_drawn_and_of_many_ranks_the_slowest() -> None:
-    wide = case("ddp", 16, 1000.0)
-    blocks = [timed(wide, 1, *[100.0 + rank] * 5, rank=rank) for rank in range(16)]
-    blocks += [timed(SINGLE, 1, *[50.0] * 5), timed(DDP, 1, *[70.0] * 5)]
-    figure = spreads([SINGLE, DDP, wide], blocks)
-    assert figure is not None
-    assert [row.median_ms for row in figure.rows] == [50.0, *(115.0 - i for i in range(8))]
-    assert "Of many ranks" in figure.how_to_read
-
-
-def test_without_single_steps_there_is_no_distribution() -> None:
-    assert spreads([SINGLE, DDP], [timed(DDP, 1, 100.0, steps_ms=None), timed(SINGLE, 1, 50.0)]) is None
 
 
 def test_rounds_are_shown_against_the_cases_own_median() -> None:

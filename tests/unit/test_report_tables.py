@@ -6,9 +6,7 @@ import pytest
 from report_runs import case, communicating, dashed, measured, run
 
 from ddp_bench.bench.findings.numbers import TIMES
-from ddp_bench.bench.stats import Interval
 from ddp_bench.report.communication import communication
-from ddp_bench.report.fields import table, whole
 from ddp_bench.report.model import Table
 from ddp_bench.report.select import workloads
 from ddp_bench.report.view import page
@@ -174,13 +172,3 @@ def test_instruments_never_cost_less_than_nothing(low: float, width: float, cost
     row = communicating(2, 200.0) | {f"anatomy_slowdown_pct{end}": value for end, value in ends.items()}
     table = next(t for t in page([run([row])]).runs[0].tables if t.title == "Where the step goes")
     assert table.rows[0][-1] == cost
-
-
-@pytest.mark.parametrize(("num_rows", "chosen"), [(24, True), (25, False)])
-def test_a_table_says_where_its_reference_cannot_be_chosen(num_rows: int, *, chosen: bool) -> None:
-    cases = run([case("ddp", 2, 100.0 + i, bucket_cap_mb=str(i + 1)) for i in range(num_rows)]).cases
-    devices = [whole("Devices", "num_devices")]
-    made = table("Rates", "Note.", cases, (), devices, against=lambda *_: Interval(1.0, 1.0, 1.0))
-    assert made is not None
-    assert bool(made.against) == chosen
-    assert ("cannot be chosen" in made.note) != chosen

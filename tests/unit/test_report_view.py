@@ -113,16 +113,16 @@ def test_tables_of_the_usual_run() -> None:
     assert results.columns == (
         TableColumn("Case"),
         TableColumn("Throughput (images/s)", "number"),
-        TableColumn(f"Against DDP's default ({TIMES})", "number against"),
+        TableColumn(f"Against DDP's default ({TIMES})", "number"),
         TableColumn("Efficiency (%)", "number"),
-        TableColumn("Rounds", "links"),
+        TableColumn("Rounds", "number"),
     )
     assert results.rows[3] == (
         "DDP, 2 GPUs, cap default",
         dashed("180 (178--182)"),
         "1, the default",
         dashed("90.0 (89.1--90.9)"),
-        "2 rounds",
+        "2",
     )
     assert column(every, "Sharing") == ["", "", "shared", "", "", "", "", "shared"]
     assert results.below == ("2 cases on shared devices: see “Every column”.",)

@@ -1,4 +1,4 @@
-"""All-reduce curves, networks and nccl-tests' text."""
+"""All-reduce curves and networks."""
 
 from __future__ import annotations
 
@@ -18,26 +18,10 @@ from ddp_bench.bench.scaling.cost import (
     measured_curve,
     ring_factor,
 )
-from ddp_bench.bench.scaling.nccl_log import parse_nccl_log
 from ddp_bench.bench.scaling.networks import NETWORKS, network
 from ddp_bench.bench.scaling.slowest_rank import RankSpread, expected_max
 
 ALPHA_BETA = CostCurve(tuple((float(4096 * 4**i), 0.05 + 4096 * 4**i * 1e-6) for i in range(9)))
-
-LOG = """# nThread 1 nGpus 8 minBytes 1048576 maxBytes 16777216 step: 4(factor)
-#
-# Using devices
-{ranks}
-#                                                   out-of-place               in-place
-#   size    count  type redop root   time  algbw  busbw #wrong   time  algbw  busbw #wrong
-#    (B) (elements)                  (us) (GB/s) (GB/s)          (us) (GB/s) (GB/s)
- 1048576   262144 float   sum   -1  25.00  41.94  73.40      0  24.47  42.86  75.00      0
- 4194304  1048576 float   sum   -1  51.00  82.24 143.92      0  50.62  82.86 145.00      0
-16777216  4194304 float   sum   -1 115.20 145.64 254.87      0 114.69 146.29 256.00      0
-# Out of bounds values : 0 OK
-# Avg bus bandwidth    : 158.0
-"""
-RANKS = "\n".join(f"#  Rank  {i} Group  0 Pid {i} on host device  {i} [0x{i}] NVIDIA H200" for i in range(8))
 
 
 def test_between_points_a_curve_is_a_line_on_log_log_axes() -> None:
@@ -136,40 +120,6 @@ def test_one_member_sends_nothing() -> None:
 def test_unknown_network_names_the_known(name: str) -> None:
     with pytest.raises(UsageError, match=r"known: nvlink-h200, .*link:RATE"):
         network(name)
-
-
-def test_nccl_log_in_place_columns() -> None:
-    log = parse_nccl_log(LOG.format(ranks=RANKS))
-    assert log.num_ranks == 8
-    assert [(size, round(ms, 6)) for size, ms in log.curve.points] == [
-        (2**20, 0.02447),
-        (2**22, 0.05062),
-        (2**24, 0.11469),
-    ]
-
-
-def test_nccl_log_without_devices_takes_ranks_from_the_bandwidths() -> None:
-    assert parse_nccl_log(LOG.format(ranks="#")).num_ranks == 8
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "no log of nccl-tests"),
-        (LOG.format(ranks=RANKS).split("# Out of")[0], "cut off"),
-        (LOG.format(ranks=RANKS).replace("  24.47  42.86  75.00      0", ""), "cut off"),
-        ("\n".join(line[:62] for line in LOG.format(ranks=RANKS).splitlines()), None),
-        (LOG.format(ranks=RANKS).split("  73.40")[0] + "\n# Avg bus bandwidth : 1", "cut off"),
-        (LOG.format(ranks=RANKS).replace("256.00", "146.29"), "all_reduce_perf"),
-        (LOG.format(ranks=RANKS.splitlines()[0]), "one rank"),
-    ],
-)  # fmt: skip
-def test_nccl_log_refusals(text: str, message: str | None) -> None:
-    if message is None:  # out-of-place alone is a full table
-        assert parse_nccl_log(text).curve.points[0][1] == pytest.approx(0.025)
-        return
-    with pytest.raises(UsageError, match=message):
-        parse_nccl_log(text)
 
 
 def test_expected_maximum_against_simulation() -> None:

@@ -87,24 +87,16 @@ def test_two_levels_name_the_worst_case_and_both_speeds() -> None:
 def test_a_split_in_two_is_the_one_that_was_made() -> None:
     rng = np.random.default_rng(3)
     levels = split_levels([*rng.normal(100, 1, 40), *rng.normal(110, 1, 20)])
+    assert levels is not None
     assert levels.share_low == pytest.approx(2 / 3)
     assert (levels.low, levels.high) == pytest.approx((100, 110), abs=1)
-    assert levels.p_value < 0.001
 
 
-def test_p_values_of_normal_figures_are_even() -> None:
-    rng = np.random.default_rng(4)
-    p_values = [split_levels(list(np.exp(rng.normal(size=15)))).p_value for _ in range(500)]
-    assert np.mean(np.array(p_values) < 0.1) == pytest.approx(0.1, abs=0.04)
-    assert np.median(p_values) == pytest.approx(0.5, abs=0.08)
-
-
-def test_more_figures_than_are_searched_are_thinned_out() -> None:
-    rng = np.random.default_rng(5)
-    assert split_levels(list(np.exp(rng.normal(size=1500)))).p_value > 0.01
-    assert split_levels([*rng.normal(100, 1, 1000), *rng.normal(110, 1, 500)]).share_low == pytest.approx(
-        2 / 3, abs=0.02
-    )
+@pytest.mark.parametrize("size", [10, 20, 60])
+def test_noise_alone_is_no_split(size: int) -> None:
+    rng = np.random.default_rng(size)
+    for draw in (rng.standard_normal, lambda n: rng.standard_t(3, n), lambda n: rng.gumbel(size=n)):
+        assert sum(split_levels(list(np.exp(draw(size)))) is not None for _ in range(500)) <= 4
 
 
 def test_one_pause_is_told_by_its_round() -> None:

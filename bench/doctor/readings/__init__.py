@@ -145,13 +145,10 @@ class Gpu:
     default_power_limit_w: float | None = None
     ecc: bool | None = None
     uncorrected_errors: int | None = None
-    corrected_errors: int | None = None
-    remap_pending: bool | None = None
     remap_failed: bool | None = None
     temperature_c: int | None = None
     margin_c: int | None = None
     persistence: bool | None = None
-    num_nvlinks: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -84,21 +84,18 @@ def _gpu(index: int, handle: Any, root: Path) -> Gpu:
         power_limit_w=None if limit_mw is None else limit_mw / 1000,
         default_power_limit_w=None if default_mw is None else default_mw / 1000,
         ecc=None if ecc is None else bool(ecc[0]),
-        uncorrected_errors=_errors(handle, nv.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
-        corrected_errors=_errors(handle, nv.NVML_MEMORY_ERROR_TYPE_CORRECTED),
-        remap_pending=None if remapped is None else bool(remapped[2]),
+        # Since the driver was loaded.
+        uncorrected_errors=ask_nvml(
+            "nvmlDeviceGetTotalEccErrors",
+            handle,
+            nv.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
+            nv.NVML_VOLATILE_ECC,
+        ),
         remap_failed=None if remapped is None else bool(remapped[3]),
         temperature_c=temperature,
         margin_c=_margin_c(handle, temperature),
         persistence=None if persistence is None else bool(persistence),
-        num_nvlinks=_num_nvlinks(handle),
     )
-
-
-def _errors(handle: Any, kind: int) -> int | None:
-    """Count errors since the driver was loaded."""
-    count: int | None = ask_nvml("nvmlDeviceGetTotalEccErrors", handle, kind, pynvml.NVML_VOLATILE_ECC)
-    return count
 
 
 def _margin_c(handle: Any, temperature_c: int | None) -> int | None:
@@ -134,10 +131,3 @@ def _numa_node(handle: Any, root: Path) -> int | None:
     # NVML writes the PCI domain with eight digits, the kernel with four.
     node = sysfs.number(root / "sys/bus/pci/devices" / str(pci.busId).lower()[-12:] / "numa_node")
     return node if node is not None and node >= 0 else None
-
-
-def _num_nvlinks(handle: Any) -> int | None:
-    """Count NVLinks that are up; None where the GPU has none to ask about."""
-    states = [ask_nvml("nvmlDeviceGetNvLinkState", handle, i) for i in range(pynvml.NVML_NVLINK_MAX_LINKS)]
-    known = [state for state in states if state is not None]
-    return sum(known) if known else None

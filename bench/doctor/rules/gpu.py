@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from ddp_bench.bench.clock_reasons import CHOICES, FAULTS, ClockReason
 from ddp_bench.bench.doctor.readings import Gpu, HostReadings
 from ddp_bench.bench.doctor.rules import SEVERITY, Finding, Status, judged, unknown, worst
-from ddp_bench.bench.gpus import GpuPair
 from ddp_bench.bench.sysfs import ranges
 
 BUSY_CAUTION_PCT = 5
@@ -20,15 +19,6 @@ UNSEEN_CAUTION_MIB = 1024
 
 MARGIN_CAUTION_C = 10
 """Degrees to thermal slow-down on a GPU that should be idle. Own rule: training adds tens of degrees."""
-
-PATHS = {
-    "PIX": "one PCIe switch",
-    "PXB": "several PCIe switches",
-    "PHB": "the PCIe host bridge",
-    "NODE": "host bridges of one NUMA node",
-    "SYS": "the link between sockets",
-}
-"""Abbreviations of `nvidia-smi topo -m`, by its own legend."""
 
 
 @dataclass(frozen=True)
@@ -170,26 +160,13 @@ def power(gpu: Gpu) -> GpuFinding:
 
 
 def memory_errors(gpu: Gpu) -> GpuFinding:
-    """Judge the ECC mode and the errors since the driver was loaded.
-
-    Corrected errors need no action; uncorrected ones and a failed row remapping do (NVIDIA, "GPU Memory Error
-    Management").
-    """
-    if gpu.remap_failed:
-        return GpuFinding("bad", "row remapping failed", "replace the GPU: it qualifies for return")
-    if gpu.uncorrected_errors:
-        return GpuFinding(
-            "bad", "{} uncorrected errors", "drain the machine and reset the GPU", gpu.uncorrected_errors
-        )
-    if gpu.remap_pending:
-        return GpuFinding("caution", "a row waits to be remapped", "reset the GPU when nothing runs on it")
+    """Judge errors since the driver was loaded, but for corrected ones: they need no action."""
+    if gpu.uncorrected_errors or gpu.remap_failed:
+        advice = "drain the machine and reset the GPU; replace it if they come back"
+        return GpuFinding("bad", "memory errors that ECC could not correct", advice)
     if gpu.ecc is None:
         return GpuFinding("unknown", "ECC not reported by this GPU")
-    if not gpu.ecc:
-        return GpuFinding(
-            "caution", "ECC off", "compare only runs with ECC off; on: sudo nvidia-smi -e 1, then reboot"
-        )
-    return GpuFinding("ok", "ECC on, {} corrected, none uncorrected", value=gpu.corrected_errors)
+    return GpuFinding("ok", f"none, ECC {'on' if gpu.ecc else 'off'}")
 
 
 def heat(gpu: Gpu) -> GpuFinding:
@@ -218,50 +195,21 @@ def persistence(gpu: Gpu) -> GpuFinding:
 
 
 def links(machine: HostReadings, gpus: Sequence[Gpu]) -> Finding:
-    """Judge how GPUs reach each other: all-reduce is fastest over NVLink, then PCIe, then host memory.
+    """Judge how GPUs reach each other: the slowest link sets the pace of an all-reduce.
 
-    Bus bandwidth of all-reduce, published: A100 pair 208 GB/s by NVLink, 20 GB/s by PCIe. PCIe is a caution
-    only where other GPUs could be chosen, no peer access only where it could be had (not on GeForce cards).
+    NVLink is fastest, then PCIe, then host memory, the only way between GeForce cards without NVLink.
     """
     name, pairs = "GPU links", machine.pairs
     if len(gpus) == 1:
         return Finding(name, "ok", "one GPU: nothing to link")
-    if not pairs:
+    if not pairs or any(not pair.nvlink and pair.peer_access is None for pair in pairs):
         return unknown(name)
-    counts = Counter(way(pair) for pair in pairs)
-    text = ", ".join(f"{count} of {len(pairs)} pairs {how}" for how, count in counts.items())
-    if any("not readable" in how for how in counts):
-        return unknown(name, text)
-    if all(pair.nvlink for pair in pairs):
-        return _nvlinks(name, gpus, len(pairs))
-    if not all(pair.nvlink or pair.peer_access for pair in pairs):
-        by_design = all("GeForce" in (gpu.name or "") for gpu in gpus)
-        advice = "turn PCIe ACS and IOMMU off (NCCL, Troubleshooting)"
-        return judged(name, "ok" if by_design else "caution", text, advice)
-    choice = any(pair.nvlink for pair in pairs) or (machine.num_gpus_present or 0) > len(gpus)
-    advice = "choose GPUs joined by NVLink, if some are (nvidia-smi topo -m, CUDA_VISIBLE_DEVICES)"
-    return judged(name, "caution" if choice else "ok", text, advice)
-
-
-def _nvlinks(name: str, gpus: Sequence[Gpu], num_pairs: int) -> Finding:
-    numbers = {gpu.index: gpu.num_nvlinks for gpu in gpus if gpu.num_nvlinks is not None}
-    text = f"all {num_pairs} pairs by NVLink"
-    text += f", {span(list(numbers.values()))} links each" if numbers else ""
-    few = [index for index, number in numbers.items() if number < max(numbers.values())]
-    if not few:
-        return Finding(name, "ok", text)
-    uneven = f"{text}: GPU {ranges(few)} has fewer than the others"
-    return Finding(name, "caution", uneven, "nvidia-smi nvlink -s shows the links that are down")
-
-
-def way(pair: GpuPair) -> str:
-    """Say how one pair is joined."""
-    if pair.nvlink:
-        return "by NVLink"
-    if pair.peer_access is None:
-        return "not readable here"
-    through = f" through {PATHS.get(pair.path, pair.path)}" if pair.path else ""
-    return f"by PCIe{through}" if pair.peer_access else f"by host memory, no peer access{through}"
+    ways = Counter("NVLink" if p.nvlink else "PCIe" if p.peer_access else "host memory" for p in pairs)
+    text = ", ".join(f"{count} of {len(pairs)} pairs by {way}" for way, count in ways.items())
+    by_design = all("GeForce" in (gpu.name or "") for gpu in gpus)
+    is_slow = len(ways) > 1 or ("host memory" in ways and not by_design)
+    advice = "choose equal links (nvidia-smi topo -m, CUDA_VISIBLE_DEVICES), or turn PCIe ACS and IOMMU off"
+    return judged(name, "caution" if is_slow else "ok", text, advice)
 
 
 def affinity(machine: HostReadings, gpus: Sequence[Gpu]) -> Finding:

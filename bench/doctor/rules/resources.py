@@ -31,9 +31,6 @@ PRESSURE_CAUTION_PCT, PRESSURE_BAD_PCT = 5.0, 25.0
 """Share of the last 10 s in which some task waited for memory (Linux accounting/psi, "some avg10"): the
 gate's default threshold, and five times it."""
 
-SWAP_CAUTION_SHARE = 0.01
-"""Swap in use, as a share of memory. Own rule: pages put away once do no harm; reading them back does."""
-
 SHM_BYTES = 64 * 2**20
 """Docker's default size of /dev/shm (docker run reference, --shm-size), less than two batches."""
 
@@ -228,16 +225,13 @@ def pressure(memory: Memory) -> Finding:
 
 
 def swap(memory: Memory) -> Finding:
-    """Judge swap in use, and whether pages are being read back right now."""
+    """Judge swap: pages put away once do no harm, reading them back does."""
     if memory.swap_used_bytes is None:
         return unknown("swap")
-    text = f"{gib(memory.swap_used_bytes)} in use" if memory.swap_used_bytes else "none in use"
-    advice = "free memory; what is in swap comes back when it is next used"
-    if memory.swapped_in_bytes:
-        return Finding("swap", "bad", f"{text}, {gib(memory.swapped_in_bytes)} being read back", advice)
-    if memory.total_bytes and memory.swap_used_bytes >= SWAP_CAUTION_SHARE * memory.total_bytes:
-        return Finding("swap", "caution", text, advice)
-    return Finding("swap", "ok", text)
+    status: Status = "caution" if memory.swapped_in_bytes else "ok"
+    text = f"{gib(memory.swap_used_bytes)} in use"
+    text += f", {gib(memory.swapped_in_bytes)} being read back" if memory.swapped_in_bytes else ""
+    return judged("swap", status, text, "free memory; what is in swap comes back when it is next used")
 
 
 def huge_pages(memory: Memory) -> Finding:

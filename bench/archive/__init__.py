@@ -1,1 +1,0 @@
-"""One file of a run to hand on: checked, without what tells of its people and places."""

@@ -1,0 +1,404 @@
+"""The formats of other tools: a function each, from a run to its text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+
+from ddp_bench.bench.cli import to_json
+from ddp_bench.bench.conditions import Manifest, part
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.export.figures import Figure, MeasuredCase, measured_cases
+from ddp_bench.bench.export.metrics import DEFAULT, METRICS
+from ddp_bench.bench.findings.numbers import finite
+from ddp_bench.bench.findings.wording import CPU_STAND_IN, text
+from ddp_bench.bench.results.schema import records
+from ddp_bench.bench.results.store import RunData
+from ddp_bench.bench.stats import Interval
+from ddp_bench.bench.text import visible
+
+BENCHMARK = "ddp-bench"
+
+
+def bencher(run: RunData) -> str:
+    """Write every measured case with its measures and the ends of their intervals, as JSON.
+
+    Bencher Metric Format: https://bencher.dev/docs/reference/bencher-metric-format.
+    """
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for case in measured_cases(run):
+        for figure in case.figures.values():
+            if figure.value is not None:
+                name, factor = figure.metric.bencher
+                scaled = figure.value.scaled(factor)
+                ends = {"value": scaled.estimate, "lower_value": scaled.low, "upper_value": scaled.high}
+                known = {end: number for end, number in ends.items() if math.isfinite(number)}
+                found.setdefault(case.title, {})[name] = known
+    return to_json(found)
+
+
+def github_action(run: RunData, *, metric: str = DEFAULT) -> str:
+    """Write one metric of every measured case as a JSON list. Raises UsageError where no case has it.
+
+    Custom tools of github-action-benchmark: https://github.com/benchmark-action/github-action-benchmark.
+    """
+    found = []
+    for case, figure, value in _with(measured_cases(run), metric):
+        entry = {"name": case.title, "unit": figure.unit, "value": value.estimate}
+        if math.isfinite(value.low) and math.isfinite(value.high):
+            entry["range"] = f"95% interval {value.low:.6g} to {value.high:.6g}"
+        more = [figure.metric.meaning, f"rounds: {len(case.timed_ms)}", case.note]
+        found.append(entry | {"extra": "\n".join(filter(None, more))})
+    if not found:
+        raise UsageError(f"{run.path} has no {metric} of any case; give another --metric")
+    return to_json(found)
+
+
+def pytest_benchmark(run: RunData, *, host_names: bool = False) -> str:
+    """Write every timed case as a benchmark of one step, as `pytest --benchmark-json` writes it.
+
+    Its rounds are those of the run. Raises UsageError where no case has timed blocks.
+    """
+    cases = [case for case in measured_cases(run) if case.timed_ms]
+    if not cases:
+        raise UsageError(f"{run.path} has no timed blocks; restore its blocks.csv or name another run")
+    timed = run.blocks[run.blocks["phase"] == "timed"]
+    # Most blocks of a case have as many steps.
+    num_steps = timed.groupby("case_id")["num_steps"].agg(lambda steps: int(steps.mode().iloc[0]))
+    environment, commit = part(run.manifest, "environment"), _commit(run.manifest)
+    system, _, release = text(environment.get("os")).partition("-")
+    machine = {
+        "node": text(environment.get("host")) if host_names else "",
+        "processor": text(environment.get("cpu_model")),
+        "python_version": text(part(run.manifest, "versions").get("python")),
+        "system": system,
+        "release": release,
+    }
+    cpu = {"brand_raw": environment.get("cpu_model"), "count": environment.get("num_cores")}
+    return to_json(
+        {
+            "machine_info": _filled(machine) | {"cpu": cpu},
+            "commit_info": {
+                "id": commit.get("commit"),
+                "time": None,
+                "author_time": None,
+                "dirty": commit.get("dirty"),
+                "project": commit.get("repository") or BENCHMARK,
+                "branch": None,
+            },
+            "benchmarks": [_benchmark_of_a_step(case, int(num_steps[case.case_id])) for case in cases],
+            "datetime": text(run.manifest.get("created_utc")),
+        }
+    )
+
+
+def _benchmark_of_a_step(case: MeasuredCase, num_steps: int) -> dict[str, Any]:
+    rates = case.figures["images_per_s"]
+    told = case.labels | _filled({"note": case.note})
+    if rates.value is not None:
+        told[rates.name] = f"{rates.value.estimate:.6g}"
+    return {
+        "group": None,
+        "name": case.title,
+        "fullname": case.title,
+        "params": None,
+        "param": None,
+        "extra_info": told,
+        "options": {},
+        "stats": _stats([case.timed_ms[r] / 1000 for r in sorted(case.timed_ms)], num_steps),
+    }
+
+
+def _stats(data: list[float], iterations: int) -> dict[str, Any]:
+    """Describe step times, in seconds, one per round, in pytest-benchmark's words.
+
+    Its quartiles are Hazen's. `ld15iqr` and `hd15iqr` are the ends of the data that lie within 1.5
+    interquartile ranges of the quartiles.
+    """
+    values = np.array(data)
+    q1, q3 = (float(q) for q in np.quantile(values, [0.25, 0.75], method="hazen"))
+    iqr, mean = q3 - q1, float(values.mean())
+    stddev = float(values.std(ddof=1)) if len(values) > 1 else 0.0
+    within = values[(values >= q1 - 1.5 * iqr) & (values <= q3 + 1.5 * iqr)]
+    far = int((np.abs(values - mean) > stddev).sum())
+    beyond = len(values) - len(within)
+    return {
+        "min": float(values.min()),
+        "max": float(values.max()),
+        "mean": mean,
+        "stddev": stddev,
+        "rounds": len(values),
+        "median": float(np.median(values)),
+        "iqr": iqr,
+        "q1": q1,
+        "q3": q3,
+        "iqr_outliers": beyond,
+        "stddev_outliers": far,
+        "outliers": f"{far};{beyond}",
+        "ld15iqr": float(within.min()),
+        "hd15iqr": float(within.max()),
+        "ops": len(values) / float(values.sum()),
+        "total": float(values.sum()),
+        "data": data,
+        "iterations": iterations,
+    }
+
+
+def pytorch(run: RunData, *, host_names: bool = False) -> str:
+    """Write one record per measured case and metric, as a JSON list; every round is a value of the metric.
+
+    Records of PyTorch's OSS benchmark database, schema v3. The columns are those of
+    clickhouse_db_schema/benchmark.oss_ci_benchmark_v3 in pytorch/test-infra. What CI knows of the change and
+    the job, its upload action adds.
+    """
+    dependencies = _dependencies(run.manifest)
+    run_facts = {
+        "run_id": text(run.manifest.get("run_id")),
+        "started_at": text(run.manifest.get("created_utc")),
+    }
+    found = []
+    for case in measured_cases(run):
+        # The dashboards read `arch` as that of the device.
+        labels = {name: value for name, value in case.labels.items() if name not in ("arch", "precision")}
+        benchmark = {
+            "name": BENCHMARK,
+            "mode": "training",
+            "dtype": text(case.row["precision"]),
+            "extra_info": labels | _filled({"note": case.note, **run_facts}),
+        }
+        runners = _runners(case, run.manifest, host_names=host_names)
+        found += [
+            {
+                "benchmark": benchmark,
+                "model": {"name": case.workload, "backend": case.case_id},
+                "metric": _metric(figure),
+                "runners": runners,
+                "dependencies": dependencies,
+            }
+            for figure in case.figures.values()
+            if figure.by_round
+        ]
+    return to_json(found)
+
+
+def _metric(figure: Figure) -> dict[str, Any]:
+    told = {
+        "unit": figure.unit,
+        "meaning": figure.metric.meaning,
+        "better": "higher" if figure.metric.bigger_is_better else "lower",
+    }
+    value = figure.value
+    if value is not None:
+        ends = {"estimate": value.estimate, "low": value.low, "high": value.high}
+        told |= {name: f"{end:.12g}" for name, end in ends.items() if math.isfinite(end)}
+    return {"name": figure.name, "benchmark_values": list(figure.by_round), "extra_info": told}
+
+
+def _runners(case: MeasuredCase, manifest: Manifest, *, host_names: bool) -> list[dict[str, Any]]:
+    """Describe the hosts of a case, those of the first ranks; without names unless asked."""
+    environment = part(manifest, "environment")
+    hosts = part(manifest, "hosts") or {text(environment.get("host")): environment}
+    used = list(hosts)[: int(finite(case.row["num_nodes"]) or 1)]
+    return [
+        _runner(case, part(hosts, name)) | ({"extra_info": {"hostname": str(name)}} if host_names else {})
+        for name in used
+    ]
+
+
+def _runner(case: MeasuredCase, host: Manifest) -> dict[str, Any]:
+    device_type, cpu = text(case.row["device_type"]), text(host.get("cpu_model"))
+    listed = host.get("gpus")
+    gpus = [gpu for gpu in listed if isinstance(gpu, dict)] if isinstance(listed, list) else []
+    return _filled(
+        {
+            "name": device_type,
+            "type": cpu if device_type == "cpu" else text(case.row["device_name"]),
+            "cpu_info": cpu,
+            "cpu_count": _whole(host.get("num_cores")),
+            "avail_mem_in_gb": _whole(host.get("memory_gib")),
+            "gpu_info": ", ".join(dict.fromkeys(text(gpu.get("name")) for gpu in gpus)),
+            "gpu_count": len(gpus),
+            "avail_gpu_mem_in_gb": _whole(sum(finite(gpu.get("memory_mib")) or 0 for gpu in gpus) / 1024),
+        }
+    )
+
+
+def _whole(value: Any) -> int:
+    """A number as the database's UInt32; 0, its default, where unknown."""
+    number = finite(value)
+    return int(number) if number is not None and 0 <= number < 2**32 else 0
+
+
+def _dependencies(manifest: Manifest) -> dict[str, dict[str, Any]]:
+    """The versions that were measured with, and the commit of what was."""
+    found: dict[str, dict[str, Any]] = {
+        str(name): {"version": text(version)} for name, version in part(manifest, "versions").items()
+    }
+    found[BENCHMARK] = {
+        "version": text(part(manifest, "ddp_bench").get("version")),
+        "sha": text(part(manifest, "git").get("commit")),
+    }
+    measured = _commit(manifest)
+    if repository := text(measured.get("repository")):
+        found["workload"] = {"repo": repository, "sha": text(measured.get("commit"))}
+    return _filled({name: _filled(told) for name, told in found.items()})
+
+
+def prometheus(run: RunData) -> str:
+    """Write a gauge for every metric, and one for each end of its interval, with a sample per case.
+
+    Prometheus' text exposition format 0.0.4, which is valid OpenMetrics 1.0 as well. Samples have no time of
+    their own, which node_exporter's textfile collector would refuse; when the run began is a gauge.
+    """
+    cases = measured_cases(run)
+    note = f". {CPU_STAND_IN}" if any(case.note for case in cases) else ""
+    lines: list[str] = []
+    for column, metric in METRICS.items():
+        name, unit, factor = metric.gauge
+        what = metric.meaning.capitalize()
+        for end, meaning in (
+            ("", what),
+            ("low", f"{what}: lower end of the 95% interval"),
+            ("high", f"{what}: upper end of the 95% interval"),
+        ):
+            samples = [
+                (_series(case, figure), number * factor)
+                for case, figure, value in _with(cases, column)
+                if math.isfinite(number := getattr(value, end or "estimate"))
+            ]
+            lines += _family("_".join(filter(None, (name, end, unit))), f"{meaning}{note}", samples)
+    about = {
+        "run_id": text(run.manifest.get("run_id")),
+        "torch": text(part(run.manifest, "versions").get("torch")),
+        "commit": text(part(run.manifest, "git").get("commit")),
+    }
+    lines += _family("run_info", "The run that was measured", [(_filled(about), 1.0)])
+    try:
+        began = datetime.fromisoformat(text(run.manifest.get("created_utc"))).timestamp()
+    except (ValueError, OverflowError):
+        pass
+    else:
+        lines += _family("run_start_time_seconds", "When the run began, since the epoch", [({}, began)])
+    return "\n".join([*lines, "# EOF"])
+
+
+SERIES = (
+    *("arch", "mode", "impl", "num_devices", "num_nodes", "device_type", "device_name", "oversubscribed"),
+    *("backend", "link", "precision", "scaling", "global_batch"),
+)
+"""Columns of cases.csv that label a series beside the case's id, so that one can be asked for.
+
+No label changes from run to run: a series goes on."""
+
+
+def _series(case: MeasuredCase, figure: Figure) -> dict[str, str]:
+    known = case.labels
+    counted = {"unit": figure.unit.removesuffix("/s")} if figure.metric.column == "images_per_s" else {}
+    return {"case_id": case.case_id, **{name: known[name] for name in SERIES if name in known}, **counted}
+
+
+def _family(name: str, meaning: str, samples: Iterable[tuple[Mapping[str, str], float]]) -> list[str]:
+    name = f"ddp_bench_{name}"
+    lines = []
+    for labels, value in samples:
+        pairs = ",".join(f'{label}="{_escaped(told)}"' for label, told in labels.items())
+        lines.append(f"{name}{{{pairs}}} {value:.12g}" if pairs else f"{name} {value:.12g}")
+    return [f"# HELP {name} {meaning}.", f"# TYPE {name} gauge", *lines] if lines else []
+
+
+def _escaped(value: str) -> str:
+    return visible(value).replace("\\", r"\\").replace('"', r"\"")
+
+
+_WHAT = (12, 12, 8, 6, 6)
+"""Widths of nccl-tests' columns size, count, type, redop and root."""
+
+_OUT_OF_PLACE, _IN_PLACE = (7, 6, 6, 6), (14, 14, 14, 6)
+"""Widths of time, algbw, busbw and #wrong. A run reduces in place alone, as DDP does; the rest is blank."""
+
+_FLOAT32_BYTES = 4
+"""Of an element: float32 is what the curve is measured with."""
+
+
+def nccl_tests(run: RunData, *, gpus: int | None = None) -> str:
+    """Write allreduce.csv of one number of devices in the columns of nccl-tests' `all_reduce_perf`.
+
+    Times and bandwidths have more digits than nccl-tests writes, so that reading them back loses nothing.
+    Raises UsageError where the run has no all-reduce by itself, or has several numbers of devices and none
+    was chosen.
+    """
+    measured = run.allreduce.dropna(subset=["time_ms", "busbw_gb_per_s"])
+    rows = records(measured[measured["num_devices"] > 1])
+    chosen = _chosen(run, sorted({int(row["num_devices"]) for row in rows}), gpus)
+    known = sorted((row for row in rows if row["num_devices"] == chosen), key=lambda row: int(row["bytes"]))
+    backends = ", ".join(filter(None, dict.fromkeys(visible(text(row["backend"])) for row in known)))
+    on_cores = (run.cases["device_type"] == "cpu").any()
+    average = sum(float(row["busbw_gb_per_s"]) for row in known) / len(known)
+    return "\n".join(
+        [
+            f"# Measured by ddp-bench, not by nccl-tests: all_reduce over {chosen} ranks",
+            *([f"# Backend {backends}"] if backends else []),
+            *([f"# {CPU_STAND_IN}"] if on_cores else []),
+            "#",
+            _heading([""] * 5, ["", "out-of-place", "", ""], ["", "in-place", "", ""]),
+            _heading(["size", "count", "type", "redop", "root"], *[["time", "algbw", "busbw", "#wrong"]] * 2),
+            _heading(["(B)", "(elements)", "", "", ""], *[["(us)", "(GB/s)", "(GB/s)", ""]] * 2),
+            *(_line(int(row["bytes"]), float(row["time_ms"]), float(row["busbw_gb_per_s"])) for row in known),
+            f"# {'Avg bus bandwidth':<20} : {average:g} ",
+            "#",
+        ]
+    )
+
+
+def _chosen(run: RunData, counts: list[int], asked: int | None) -> int:
+    listed = ", ".join(map(str, counts))
+    if not counts:
+        raise UsageError(
+            f"{run.path} has no all-reduce measured by itself; measure a run with --allreduce-curve"
+        )
+    if asked is None and len(counts) > 1:
+        raise UsageError(
+            f"{run.path} has all-reduces over {listed} devices; a log is of one number, give --gpus "
+            f"{counts[0]}"
+        )
+    if asked is not None and asked not in counts:
+        raise UsageError(f"{run.path} has no all-reduce over {asked} devices, but over {listed}")
+    return counts[0] if asked is None else asked
+
+
+def _heading(what: Sequence[str], out_of_place: Sequence[str], in_place: Sequence[str]) -> str:
+    widths = (10, *_WHAT[1:], *_OUT_OF_PLACE, *_IN_PLACE)
+    return f"# {_row(widths, (*what, *out_of_place, *in_place))}".rstrip()
+
+
+def _line(num_bytes: int, time_ms: float, busbw: float) -> str:
+    what = [str(num_bytes), str(num_bytes // _FLOAT32_BYTES), "float", "sum", "-1"]
+    in_place = [f"{value:.10g}" for value in (1000 * time_ms, num_bytes / time_ms / 1e6, busbw)]
+    return _row((*_WHAT, *_OUT_OF_PLACE, *_IN_PLACE), (*what, *[""] * len(_OUT_OF_PLACE), *in_place, "N/A"))
+
+
+def _row(widths: Iterable[int], cells: Iterable[str]) -> str:
+    return "  ".join(f"{cell:>{width}}" for width, cell in zip(widths, cells, strict=True))
+
+
+def _with(cases: Iterable[MeasuredCase], column: str) -> Iterator[tuple[MeasuredCase, Figure, Interval]]:
+    """The cases that have a figure of this column with a value."""
+    for case in cases:
+        figure = case.figures.get(column)
+        if figure is not None and figure.value is not None:
+            yield case, figure, figure.value
+
+
+def _commit(manifest: Manifest) -> Manifest:
+    """The commit that was measured: of the user's workload where that is known, else of ddp-bench."""
+    workload = part(manifest, "workload")
+    return workload if workload.get("commit") else part(manifest, "git")
+
+
+def _filled(told: Mapping[str, Any]) -> dict[str, Any]:
+    """What is known of `told`."""
+    return {name: value for name, value in told.items() if value}
