@@ -7,6 +7,7 @@ import difflib
 import errno
 import io
 import json
+import math
 import os
 import re
 import shlex
@@ -153,9 +154,20 @@ def print_table(table: Table) -> None:
     Console(file=sys.stdout, width=None if sys.stdout.isatty() else PIPED_WIDTH).print(table)
 
 
-def to_json(value: Any) -> str:
-    """JSON with two spaces of indent; NaN and infinity, which JSON lacks, are null."""
-    return json.dumps(msgspec.json.decode(msgspec.json.encode(value)), indent=2)
+def to_json(value: Any, *, indent: int | None = 2) -> str:
+    """JSON of a value or a record, in ASCII; NaN and infinity, which JSON lacks, are null.
+
+    Not by msgspec: names of files and hosts may hold bytes that are no UTF-8, as lone surrogates.
+    """
+    return json.dumps(_finite(msgspec.to_builtins(value)), indent=indent, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 import msgspec
 from msgspec import Meta
 
+from ddp_bench.bench import cli
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.settings import MARGINS, Settings
 
@@ -173,8 +174,12 @@ class DeviceRates(Record, frozen=True):
 
     num_devices: Count
     rank: Count
-    matrix_tflop_per_s: Annotated[Amount | None, said("matrix products", unit="TFLOP/s")] = None
-    copy_gb_per_s: Annotated[Amount | None, said("a copy in memory", unit="GB/s")] = None
+    matrix_tflop_per_s: Annotated[Amount | None, said("matrix products, median", unit="TFLOP/s")] = None
+    matrix_tflop_per_s_low: Annotated[Amount | None, said("the slowest", unit="TFLOP/s")] = None
+    matrix_tflop_per_s_high: Annotated[Amount | None, said("the fastest", unit="TFLOP/s")] = None
+    copy_gb_per_s: Annotated[Amount | None, said("a copy in memory, median", unit="GB/s")] = None
+    copy_gb_per_s_low: Annotated[Amount | None, said("the slowest", unit="GB/s")] = None
+    copy_gb_per_s_high: Annotated[Amount | None, said("the fastest", unit="GB/s")] = None
 
 
 class Resumed(Record, frozen=True):
@@ -227,7 +232,7 @@ class Manifest(Record, frozen=True):
             "schema_version": SCHEMA_VERSION,
             "settings": self.settings.stored(),
         }
-        return msgspec.json.format(msgspec.json.encode(plain)) + b"\n"
+        return f"{cli.to_json(plain, indent=1)}\n".encode()
 
 
 T = TypeVar("T")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
@@ -9,10 +10,11 @@ import pandas as pd
 from ddp_bench.bench.case import Case
 from ddp_bench.bench.layout import BucketCaps
 from ddp_bench.bench.manifest import SCHEMA_VERSION, Manifest, manifest_of
-from ddp_bench.bench.results.aggregate import comparisons_of, units_per_step
-from ddp_bench.bench.results.comparisons import pairs_of
+from ddp_bench.bench.results.aggregate import Outcome, case_rows, comparisons_of, units_per_step
+from ddp_bench.bench.results.comparisons import Comparison, pairs_of
 from ddp_bench.bench.results.round_times import RoundTimes
-from ddp_bench.bench.results.schema import COMPARISONS, records, typed_frame
+from ddp_bench.bench.results.schema import BLOCKS, COMPARISONS, records, typed_frame
+from ddp_bench.bench.results.store import RunWriter
 
 
 def case_of(*, bucket_cap_mb: str = "default", **settings: Any) -> Case:
@@ -32,8 +34,16 @@ def cap_of(case: Case) -> str:
     return str(case.bucket_cap_mb) if case.mode == "ddp" else ""
 
 
-def compared(cases: pd.DataFrame, blocks: pd.DataFrame, margin: float = 0.05) -> pd.DataFrame:
-    """comparisons.csv of these cases and blocks."""
+def compared(cases: pd.DataFrame, blocks: pd.DataFrame, margin: float = 0.05) -> list[Comparison]:
+    """The comparisons of these cases by these blocks."""
     ok = cases[cases["status"] == "ok"]
-    found = comparisons_of(pairs_of(records(ok)), RoundTimes.of(blocks), units_per_step(ok), margin)
-    return typed_frame([one.row() for one in found], COMPARISONS)
+    return comparisons_of(pairs_of(records(ok)), RoundTimes.of(blocks), units_per_step(ok), margin)
+
+
+def write_tables(writer: RunWriter, outcomes: Sequence[Outcome], blocks: Sequence[dict[str, Any]]) -> None:
+    """The tables of a run that has ended so."""
+    frame = typed_frame(blocks, BLOCKS)
+    comparisons = compared(case_rows(outcomes, frame), frame)
+    writer.append("blocks.csv", blocks)
+    writer.replace("cases.csv", case_rows(outcomes, frame, comparisons))
+    writer.replace("comparisons.csv", typed_frame([one.row() for one in comparisons], COMPARISONS))

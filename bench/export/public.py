@@ -85,7 +85,10 @@ PUBLIC: dict[type, tuple[str, ...]] = {
         *("startup_s", "measuring_s", "timed_steps_s", "rounds", "stopped_because", "total_s"),
         "timed_share_pct",
     ),
-    DeviceRates: ("num_devices", "rank", "matrix_tflop_per_s", "copy_gb_per_s"),
+    DeviceRates: (
+        *("num_devices", "rank", "matrix_tflop_per_s", "matrix_tflop_per_s_low", "matrix_tflop_per_s_high"),
+        *("copy_gb_per_s", "copy_gb_per_s_low", "copy_gb_per_s_high"),
+    ),
     Load: ("cores", "others", "steal", "seconds"),
     Resumed: ("utc", "git"),
     Settings: (*_SETTINGS, "data", "workload"),

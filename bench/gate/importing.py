@@ -16,9 +16,7 @@ from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
-import msgspec
-
-from ddp_bench.bench.cli import guarded
+from ddp_bench.bench.cli import guarded, to_json
 from ddp_bench.bench.errors import ExitCode
 from ddp_bench.bench.manifest import WorkloadCode, of_json
 from ddp_bench.bench.provenance import imported_below, is_own, is_tracked, workload_code
@@ -144,7 +142,7 @@ def _main(out: Path, top: Path, arguments: Sequence[str]) -> int:
         "file": str(getattr(sys.modules[spec.partition(":")[0]], "__file__", None)),
         "modules": {name: str(file) for name, file in imported_below(top).items()},
     }
-    out.write_bytes(msgspec.json.encode(told))
+    out.write_text(to_json(told), encoding="utf-8")
     return ExitCode.OK
 
 

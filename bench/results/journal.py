@@ -6,6 +6,7 @@ It is only ever appended to, so that a process that dies at any moment leaves al
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from ddp_bench.bench.cli import to_json
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.layout import BucketLayout
 from ddp_bench.bench.manifest import Count, Record
@@ -181,10 +183,10 @@ class Journal:
 
     def write(self, event: Event, *, sync: bool = False) -> None:
         """Append a line. Raises OSError."""
-        line = msgspec.json.encode(event)
-        self._append(line + b"\n", sync=sync)
+        line = to_json(event, indent=None)
+        self._append(f"{line}\n".encode(), sync=sync)
         # Round trip: the state must be the one that a reader will find.
-        self.state.take(msgspec.json.decode(line, type=Event))
+        self.state.take(msgspec.convert(json.loads(line), Event))
 
     def _append(self, line: bytes, *, sync: bool = False) -> None:
         descriptor = open_regular(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -213,10 +215,10 @@ def _state(path: Path) -> tuple[State, bool]:
             if len(line) == MOST_JSON_BYTES:
                 raise UsageError(f"{path} line {number} is longer than any that a run writes; restore it")
             try:
-                event = msgspec.json.decode(line, type=Event)
+                event = msgspec.convert(json.loads(line), Event)
             except (msgspec.ValidationError, RecursionError) as error:
                 raise _damaged(path, number, error) from None
-            except (msgspec.DecodeError, UnicodeError):  # a crash cut the line
+            except ValueError:  # a crash cut the line
                 num_cut += 1
                 if num_cut > MOST_CUT_LINES:
                     raise UsageError(

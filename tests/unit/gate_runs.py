@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from made import compared, made_manifest
+from made import made_manifest, write_tables
 
 from ddp_bench.bench.gate.runs import GateCase, GateRun
 from ddp_bench.bench.layout import BucketCaps
 from ddp_bench.bench.plan import Machine, Planned, expand
 from ddp_bench.bench.resolve import with_device_defaults
-from ddp_bench.bench.results.aggregate import Outcome, case_rows
-from ddp_bench.bench.results.schema import BLOCKS, typed_frame
+from ddp_bench.bench.results.aggregate import Outcome
 from ddp_bench.bench.results.store import RunWriter, claim
 from ddp_bench.bench.settings import Settings
 
@@ -81,8 +80,7 @@ def write_run(
 ) -> Path:
     """A results folder as bench.run leaves it; DDP's step under no_sync takes `no_sync_ms`."""
     writer = RunWriter(claim(folder))
-    told = made_manifest(**{**MANIFEST, **manifest})
-    writer.write_manifest(told)
+    writer.write_manifest(made_manifest(**{**MANIFEST, **manifest}))
     outcomes, rows = [], []
     for p in planned or plan():
         series = steps.get((p.case.mode, p.case.num_devices))
@@ -91,11 +89,7 @@ def write_run(
         rows += block_rows(p.case.case_id, p.case.mode, series or [])
         if p.case.mode == "ddp" and series:
             rows += block_rows(p.case.case_id, "ddp", [no_sync_ms] * len(series), "no_sync")
-    writer.append("blocks.csv", rows)
-    blocks = typed_frame(rows, BLOCKS)
-    cases = case_rows(outcomes, blocks)
-    writer.replace("cases.csv", cases)
-    writer.replace("comparisons.csv", compared(cases, blocks, told.margin))
+    write_tables(writer, outcomes, rows)
     return folder
 
 

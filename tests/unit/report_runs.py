@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from made import compared, made_manifest
 
 from ddp_bench.bench.axes import DDP_DEFAULTS, STEP_DEFAULTS
-from ddp_bench.bench.results.schema import ALLREDUCE, BLOCKS, BUCKETS, CASES, typed_frame
+from ddp_bench.bench.results.comparisons import over_default
+from ddp_bench.bench.results.schema import ALLREDUCE, BLOCKS, BUCKETS, CASES, COMPARISONS, typed_frame
 from ddp_bench.bench.results.store import RunData
 
 if TYPE_CHECKING:
@@ -119,16 +120,21 @@ def run(
     timed_blocks: Sequence[Row] | None = None,
 ) -> RunData:
     told = made_manifest(**manifest or {})
-    frame = typed_frame(cases, CASES)
-    measured_blocks = typed_frame(blocks(cases) if timed_blocks is None else timed_blocks, BLOCKS)
+    frame = typed_frame(blocks(cases) if timed_blocks is None else timed_blocks, BLOCKS)
+    comparisons = compared(typed_frame(cases, CASES), frame, told.margin)
+    ratios = over_default(comparisons, cases)
+    rows = [
+        {**ratios[row["case_id"]].columns("vs_ddp_default"), **row} if row["case_id"] in ratios else row
+        for row in cases
+    ]
     return RunData(
         path=Path(path),
         manifest=told,
-        cases=frame,
-        blocks=measured_blocks,
+        cases=typed_frame(rows, CASES),
+        blocks=frame,
         buckets=typed_frame(buckets, BUCKETS),
         allreduce=typed_frame(allreduce, ALLREDUCE),
-        comparisons=compared(frame, measured_blocks, told.margin),
+        comparisons=typed_frame([one.row() for one in comparisons], COMPARISONS),
     )
 
 

@@ -72,6 +72,11 @@ def test_every_prefix_is_a_journal(tmp_path: Path) -> None:
         assert (again.plan, again.settled, again.layouts) == (known.plan, known.settled, known.layouts)
 
 
+def test_a_reason_may_name_a_file_whose_name_is_no_text(tmp_path: Path) -> None:
+    written(tmp_path).write(Settled(index=0, status="failed", reason="no file \udcff"))
+    assert read(tmp_path).settled[0].reason == "no file \udcff"
+
+
 def test_a_case_that_failed_is_no_longer_under_way_and_can_be_tried_again(tmp_path: Path) -> None:
     journal = written(tmp_path)
     journal.write(Settled(index=0, status="failed", reason="ValueError"))

@@ -52,11 +52,11 @@ def made(**more: object) -> Predictions:
         marks=(mark(1, 1.0, asked=False), mark(32, 0.75, asked=False), mark(64, 0.7)),
     )  # fmt: skip
     case = RUN.cases[(RUN.cases["mode"] == "ddp") & (RUN.cases["status"] == "ok")].iloc[0]
-    cpu = RUN.manifest["environment"]
+    cpu = RUN.manifest.environment
     identity = Identity(
         arch="resnet18", image_size=64, batch_per_device=16, precision="fp32", device_type="cpu",
         device_name=case["device_name"], torch="2.15.0", link="1gbit",
-        host=f"{cpu['cpu_model']} x {cpu['num_cores']}, 0 GPUs",
+        host=f"{cpu.cpu_model} x {cpu.num_cores}, 0 GPUs",
     )  # fmt: skip
     outlook = Predictions(
         identity=identity, fitted=None, rule="the rule", notes=("Network: x; assumed: y.",), lines=(line,),

@@ -9,14 +9,13 @@ from typing import Any
 import pandas as pd
 import torch
 from gate_runs import MANIFEST, block_rows
-from made import compared, made_manifest
+from made import made_manifest, write_tables
 from torch import nn
 
 from ddp_bench.bench.layout import BucketCaps
 from ddp_bench.bench.plan import Machine, Planned, expand
 from ddp_bench.bench.resolve import with_device_defaults
-from ddp_bench.bench.results.aggregate import Outcome, case_rows
-from ddp_bench.bench.results.schema import BLOCKS, typed_frame
+from ddp_bench.bench.results.aggregate import Outcome
 from ddp_bench.bench.results.store import RunWriter, claim
 from ddp_bench.bench.settings import Settings
 from ddp_bench.models.workload import Workload
@@ -85,11 +84,7 @@ def token_run(folder: Path, *, scale: float = 1.0, **manifest: Any) -> Path:
         facts = {"device_name": "CPU core", "peak_mem_mib": 10.0}
         outcomes.append(Outcome(planned, *(("oom", "out of memory") if failed else ("ok", "", facts))))
         rows += [] if failed else blocks_of(planned, scale)
-    writer.append("blocks.csv", rows)
-    blocks = typed_frame(rows, BLOCKS)
-    cases = case_rows(outcomes, blocks)
-    writer.replace("cases.csv", cases)
-    writer.replace("comparisons.csv", compared(cases, blocks))
+    write_tables(writer, outcomes, rows)
     writer.close()
     return folder
 
