@@ -17,6 +17,7 @@ import pandas as pd
 import psutil
 from commands import ROOT
 
+from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.results.schema import IDENTITY
 from ddp_bench.bench.results.store import load_run
 
@@ -75,7 +76,7 @@ class Ended:
     error: str
     cases: pd.DataFrame
     rows: frozenset[str]
-    manifest: dict[str, Any]
+    manifest: Manifest
 
 
 @dataclass

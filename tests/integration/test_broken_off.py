@@ -41,7 +41,7 @@ def test_its_files_are_brought_up_to_date_once(
     assert said[-1].endswith(f"python -m bench.run --resume {broken_off}")
     assert "interrupted; 6 of 8 cases have results in " in said[-2]
     run, whole = load_run(broken_off), real_run.data
-    assert run.manifest["timing"]["stopped_because"] == "interrupted"
+    assert run.manifest.timing.stopped_because == "interrupted"
     assert run.cases["status"].tolist() == whole.cases["status"].tolist()
     same = ["case_id", "mode", "num_devices", "bucket_cap_mb", "bucket_bytes"]
     pd.testing.assert_frame_equal(run.cases[same], whole.cases[same])

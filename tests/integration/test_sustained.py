@@ -98,7 +98,7 @@ def test_a_run_broken_off_meanwhile_goes_on_where_it_was(sustained: RunData, tmp
         resumed.blocks["phase"] != "warmup"
     ].any()
     assert resumed.cases[list(STEADY)].notna().all(axis=None)
-    assert resumed.manifest["timing"]["stopped_because"] == "all rounds done"
+    assert resumed.manifest.timing.stopped_because == "all rounds done"
 
     again = bench_run("--resume", str(folder))
     assert "is complete: nothing is left to do" in again.stderr
