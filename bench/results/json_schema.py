@@ -129,7 +129,6 @@ _MODEL = {
     "num_params": _COUNT,
     "gradient_bytes": _said(_COUNT, "gradients of a step"),
     "forward_flops_per_image": _said(_or_null(_NUMBER), "arithmetic of a forward, FLOP"),
-    "operators": _said(_table(_list(_ANY)), "operators of a forward, by batch per device"),
 }
 _RANK = {
     "rank": _COUNT,
@@ -161,7 +160,6 @@ _RATES = {
     "num_devices": _COUNT,
     "rank": _COUNT,
     "matrix_tflop_per_s": _said(_or_null(_NUMBER), "rate of matrix products"),
-    "copy_gb_per_s": _said(_or_null(_NUMBER), "bandwidth of a copy in memory"),
 }
 _MANIFEST = {
     "schema_version": {"type": "integer", "minimum": 1, "maximum": SCHEMA_VERSION},

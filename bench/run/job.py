@@ -32,7 +32,7 @@ from ddp_bench.bench.findings.wording import devices, samples_noun, workload_par
 from ddp_bench.bench.gpus import gpus
 from ddp_bench.bench.layout import BucketCaps
 from ddp_bench.bench.machine import versions
-from ddp_bench.bench.measure.timed import AUTOCAST_DTYPES, probe
+from ddp_bench.bench.measure.timed import probe
 from ddp_bench.bench.plan import Machine, Planned
 from ddp_bench.bench.provenance import known, own_git_state, own_version, workload_code
 from ddp_bench.bench.recovery.failures import STARTED_ENV
@@ -49,7 +49,6 @@ from ddp_bench.bench.run.schedule import expected_half_width
 from ddp_bench.bench.settings import ResolvedSettings, Settings
 from ddp_bench.bench.text import visible
 from ddp_bench.models.data import check_folder
-from ddp_bench.models.operators import forward_costs
 from ddp_bench.models.profile import profile_workload
 from ddp_bench.models.registry import default_image_size, load_workload, resnet_workload
 from ddp_bench.models.step import as_set, has_fused_optimizer, takes_images
@@ -166,12 +165,6 @@ def new_manifest(
 ) -> dict[str, Any]:
     """What manifest.json says of a run that begins; `machines` are its hosts, the first rank's first."""
     profile = profile_workload(job.workload)
-    batches = sorted({p.case.batch_per_device for p in job.plan if p.skip_reason is None})
-    autocast = AUTOCAST_DTYPES.get(job.settings.precision)
-    operators = {
-        str(size): [asdict(c) for c in forward_costs(job.workload, batch_size=size, autocast=autocast)]
-        for size in batches
-    }
     return {
         "name": job.settings.name,
         "run_id": uuid.uuid4().hex[:12],
@@ -189,7 +182,7 @@ def new_manifest(
         **({} if job.settings.workload is None else {"workload": workload_code(job.settings.workload)}),
         "environment": machines[0],
         "hosts": {m["host"]: {k: m[k] for k in HOST_FACTS} for m in machines},
-        "model": {"arch": job.workload.name, **asdict(profile), "operators": operators},
+        "model": {"arch": job.workload.name, **asdict(profile)},
         "ranks": [asdict(info) for info in infos],
         "link": infos[0].link,
     }

@@ -26,7 +26,6 @@ ROWS, LENGTH = 8, 512
 ROUNDS = 12
 STEP_MS = {"single": 100.0, "dp": 200.0, "ddp": 125.0}
 WATTS = 50.0
-RATES = ("matrix_tflop_per_s", "copy_gb_per_s")
 
 
 def token_plan() -> list[Planned]:
@@ -63,20 +62,15 @@ def token_run(folder: Path, *, scale: float = 1.0, **manifest: Any) -> Path:
     """A results folder as `bench.run` leaves it; DDP with a cap of 25 MiB fails."""
     writer = RunWriter(claim(folder))
     model = {"arch": "lm:model", "num_params": 1e6, "gradient_bytes": 4e6, "forward_flops_per_image": 1e9}
-    operators = {str(ROWS): [{"count": 1, "flops": 10**9, "num_bytes": 10**6}]}
     rates = [
-        {"num_devices": n, "rank": rank, "matrix_tflop_per_s": 2.0, "copy_gb_per_s": 100.0}
-        | {
-            f"{name}_{end}": 1.0
-            for name in ("matrix_tflop_per_s", "copy_gb_per_s")
-            for end in ("low", "high")
-        }
+        {"num_devices": n, "rank": rank, "matrix_tflop_per_s": 2.0}
+        | {f"matrix_tflop_per_s_{end}": 1.0 for end in ("low", "high")}
         for n in (1, 2)
         for rank in range(n)
     ]
     writer.write_manifest(
         MANIFEST
-        | {"schema_version": 2, "model": model | {"operators": operators}, "roofline": rates}
+        | {"schema_version": 2, "model": model, "roofline": rates}
         | {"settings": {"data": "device", "device": "cpu", "margin": 0.05, "precision_target": 0.001}}
         | manifest
     )
