@@ -112,14 +112,6 @@ class OwnVersion(Record, frozen=True):
     version: Annotated[str | None, said("of ddp-bench")] = None
 
 
-class OperatorCost(Record, frozen=True):
-    """Operators of a forward that cost the same."""
-
-    count: Count
-    flops: Count
-    num_bytes: Count
-
-
 class Model(Record, frozen=True):
     """What was trained."""
 
@@ -127,9 +119,6 @@ class Model(Record, frozen=True):
     num_params: Count | None = None
     gradient_bytes: Annotated[Count | None, said("gradients of a step", unit="bytes")] = None
     forward_flops_per_image: Annotated[Amount | None, said("arithmetic of a forward", unit="FLOP")] = None
-    operators: Annotated[
-        dict[str, tuple[OperatorCost, ...]], said("operators of a forward, by batch per device")
-    ] = {}
 
 
 class RankPlace(Record, frozen=True):
@@ -177,9 +166,6 @@ class DeviceRates(Record, frozen=True):
     matrix_tflop_per_s: Annotated[Amount | None, said("matrix products, median", unit="TFLOP/s")] = None
     matrix_tflop_per_s_low: Annotated[Amount | None, said("the slowest", unit="TFLOP/s")] = None
     matrix_tflop_per_s_high: Annotated[Amount | None, said("the fastest", unit="TFLOP/s")] = None
-    copy_gb_per_s: Annotated[Amount | None, said("a copy in memory, median", unit="GB/s")] = None
-    copy_gb_per_s_low: Annotated[Amount | None, said("the slowest", unit="GB/s")] = None
-    copy_gb_per_s_high: Annotated[Amount | None, said("the fastest", unit="GB/s")] = None
 
 
 class Resumed(Record, frozen=True):
@@ -253,7 +239,7 @@ def manifest_of(found: Any, where: Path | str) -> Manifest:
     version = found.get("schema_version")
     if version != SCHEMA_VERSION:
         raise UsageError(
-            f"{where} is of schema {version}, this version reads {SCHEMA_VERSION}; use the ddp-bench that "
+            f"{where} is of schema {version!r}, this version reads {SCHEMA_VERSION}; use the ddp-bench that "
             "wrote it"
         )
     settings = found.pop("settings", {})

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +13,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ddp_bench.bench.errors import RAISED_BY_USERS
 from ddp_bench.models.nested import map_tensors
-from ddp_bench.models.operators import unfused_encoders
 from ddp_bench.models.workload import Batch, Workload, arguments_of, make_batch, make_module
 
 _BATCH_SIZE = 2  # some models squeeze away a batch of one
@@ -85,3 +86,17 @@ def _count(workload: Workload, module: nn.Module, batch: Batch) -> _Forward:
             arguments, named = arguments_of(batch[0])
             outputs = module(*arguments, **named)
     return _Forward(module, outputs, counter.get_total_flops())
+
+
+@contextlib.contextmanager
+def unfused_encoders() -> Iterator[None]:
+    """Within it, transformer encoders in evaluation run the operators of training, which have known FLOPs.
+
+    They would be one operator for each layer, which has none and which the meta device does not know.
+    """
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(value=False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(value=before)

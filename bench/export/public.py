@@ -87,7 +87,6 @@ PUBLIC: dict[type, tuple[str, ...]] = {
     ),
     DeviceRates: (
         *("num_devices", "rank", "matrix_tflop_per_s", "matrix_tflop_per_s_low", "matrix_tflop_per_s_high"),
-        *("copy_gb_per_s", "copy_gb_per_s_low", "copy_gb_per_s_high"),
     ),
     Load: ("cores", "others", "steal", "seconds"),
     Resumed: ("utc", "git"),

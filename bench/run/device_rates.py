@@ -9,8 +9,8 @@ from typing import Any
 from ddp_bench.bench.cluster.ranks import Cluster
 from ddp_bench.bench.findings.numbers import plural
 from ddp_bench.bench.manifest import DeviceRates
+from ddp_bench.bench.measure.matrix_rate import DeviceMeter
 from ddp_bench.bench.measure.memory import release_memory
-from ddp_bench.bench.measure.roofline import DeviceMeter
 from ddp_bench.bench.plan import Planned
 from ddp_bench.bench.recovery.attempt import is_broken_by
 from ddp_bench.bench.recovery.lockstep import Lockstep, RestartError

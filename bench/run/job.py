@@ -34,7 +34,7 @@ from ddp_bench.bench.gpus import gpus
 from ddp_bench.bench.layout import BucketCaps
 from ddp_bench.bench.machine import versions
 from ddp_bench.bench.manifest import FirstHost, Host, Manifest, Model, OwnVersion, RankPlace
-from ddp_bench.bench.measure.timed import AUTOCAST_DTYPES, probe
+from ddp_bench.bench.measure.timed import probe
 from ddp_bench.bench.plan import Machine, Planned
 from ddp_bench.bench.provenance import own_git_state, own_version, workload_code
 from ddp_bench.bench.recovery.failures import STARTED_ENV
@@ -51,7 +51,6 @@ from ddp_bench.bench.run.schedule import expected_half_width
 from ddp_bench.bench.settings import ResolvedSettings, Settings
 from ddp_bench.bench.text import visible
 from ddp_bench.models.data import check_folder
-from ddp_bench.models.operators import forward_costs
 from ddp_bench.models.profile import profile_workload
 from ddp_bench.models.registry import default_image_size, load_workload, resnet_workload
 from ddp_bench.models.step import as_set, has_fused_optimizer, takes_images
@@ -161,12 +160,6 @@ def new_manifest(
 ) -> Manifest:
     """What manifest.json says of a run that begins; `machines` are its hosts, the first rank's first."""
     profile = profile_workload(job.workload)
-    batches = sorted({p.case.batch_per_device for p in job.plan if p.skip_reason is None})
-    autocast = AUTOCAST_DTYPES.get(job.settings.precision)
-    operators = {
-        str(size): forward_costs(job.workload, batch_size=size, autocast=autocast) for size in batches
-    }
-    model = {"arch": job.workload.name, **asdict(profile), "operators": operators}
     return Manifest(
         name=job.settings.name,
         run_id=uuid.uuid4().hex[:12],
@@ -184,7 +177,7 @@ def new_manifest(
         workload=None if job.settings.workload is None else workload_code(job.settings.workload),
         environment=machines[0],
         hosts={str(one.host): msgspec.convert(msgspec.to_builtins(one), Host) for one in machines},
-        model=msgspec.convert(model, Model, from_attributes=True),
+        model=Model(arch=job.workload.name, **asdict(profile)),
         ranks=tuple(infos),
         link=infos[0].link,
     )

@@ -106,10 +106,8 @@ def test_the_devices_are_measured_by_themselves_at_every_count(real_run: RealRun
     rates = manifest["roofline"]
     assert [(row["num_devices"], row["rank"]) for row in rates] == [(1, 0), (2, 0), (2, 1)]
     for row in rates:
-        for name in ("matrix_tflop_per_s", "copy_gb_per_s"):
-            assert 0 < row[f"{name}_low"] <= row[name] <= row[f"{name}_high"]
-    batches = {str(size) for size in real_run.data.cases["batch_per_device"]}
-    assert set(manifest["model"]["operators"]) == batches
+        low, found, high = (row[f"matrix_tflop_per_s{end}"] for end in ("_low", "", "_high"))
+        assert 0 < low <= found <= high
     page = (real_run.data.path / "report.html").read_text(encoding="utf-8")
     assert "MFU (% of the measured matrix rate)" in page
 

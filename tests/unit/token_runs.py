@@ -26,7 +26,6 @@ ROWS, LENGTH = 8, 512
 ROUNDS = 12
 STEP_MS = {"single": 100.0, "dp": 200.0, "ddp": 125.0}
 WATTS = 50.0
-RATES = ("matrix_tflop_per_s", "copy_gb_per_s")
 
 
 def token_plan() -> list[Planned]:
@@ -68,13 +67,8 @@ def token_run(folder: Path, *, scale: float = 1.0, **manifest: Any) -> Path:
         "gradient_bytes": 4 * 10**6,
         "forward_flops_per_image": 1e9,
     }
-    operators = {str(ROWS): [{"count": 1, "flops": 10**9, "num_bytes": 10**6}]}
-    rates = [
-        {"num_devices": n, "rank": rank, "matrix_tflop_per_s": 2.0, "copy_gb_per_s": 100.0}
-        for n in (1, 2)
-        for rank in range(n)
-    ]
-    told = MANIFEST | {"model": model | {"operators": operators}, "roofline": rates}
+    rates = [{"num_devices": n, "rank": rank, "matrix_tflop_per_s": 2.0} for n in (1, 2) for rank in range(n)]
+    told = MANIFEST | {"model": model, "roofline": rates}
     told |= {"settings": {"data": "device", "device": "cpu", "margin": 0.05, "precision_target": 0.001}}
     writer.write_manifest(made_manifest(**told | manifest))
     rows: list[dict[str, Any]] = []

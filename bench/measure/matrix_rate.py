@@ -1,8 +1,7 @@
-"""What a device reaches at most: the rate of a large matrix product, and the bandwidth of a copy."""
+"""What a device reaches at most: the rate of a large matrix product."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from statistics import median
 
 import torch
@@ -13,11 +12,8 @@ from ddp_bench.bench.measure.timed import AUTOCAST_DTYPES, run_block
 MATRIX_SIZE = {"cuda": 8192, "cpu": 512}
 """Rows and columns of both factors: enough for every SM, and few milliseconds on a CPU core."""
 
-COPIED_BYTES = {"cuda": 2**30, "cpu": 2**25}
-"""Of one copy: beyond a GPU's L2 (50 MB on an H200); on a CPU, source and target exceed an L3 of 32 MiB."""
-
 MEASURED_S = {"cuda": 0.1, "cpu": 0.02}
-"""About so long each of the two is repeated: a run's start must not wait for more."""
+"""About so long it is repeated: a run's start must not wait for more."""
 
 WARM_UP_S = 0.1
 """Untimed repetitions on a GPU, whose clock is low before."""
@@ -41,41 +37,31 @@ class DeviceMeter:
             torch.randn(size, size, dtype=dtype, device=device, generator=generator) for _ in range(2)
         ]
         self._product = torch.empty(size, size, dtype=dtype, device=device)
-        # Written to: pages that no one has written are all the same one in memory.
-        self._source, self._target = torch.ones(
-            2, COPIED_BYTES[device.type], dtype=torch.uint8, device=device
-        )
         self._device = device
 
     def measured(self) -> dict[str, float]:
-        """Matrix rate in TFLOP/s and copied GB/s, read and written counted; `_low` and `_high` of each."""
-        flops, moved = 2 * len(self._product) ** 3, 2 * self._source.nbytes
+        """Matrix rate in TFLOP/s: the median of the repetitions, the least and the most."""
+        flops = 2 * len(self._product) ** 3
+        rates = [flops / ms / 1e9 for ms in self._times_ms()]
         return {
-            **_spread("matrix_tflop_per_s", [flops / ms / 1e9 for ms in self._times_ms(self._multiply)]),
-            **_spread("copy_gb_per_s", [moved / ms / 1e6 for ms in self._times_ms(self._copy)]),
+            "matrix_tflop_per_s": median(rates),
+            "matrix_tflop_per_s_low": min(rates),  # too few milliseconds for an interval
+            "matrix_tflop_per_s_high": max(rates),
         }
 
     def _multiply(self) -> None:
         torch.mm(*self._factors, out=self._product)
 
-    def _copy(self) -> None:
-        self._target.copy_(self._source)
-
-    def _times_ms(self, work: Callable[[], None]) -> tuple[float, ...]:
+    def _times_ms(self) -> tuple[float, ...]:
         """Milliseconds of repetitions in a row, after the first, which loads libraries."""
         clock = make_clock(self._device)
-        run_block(work, 1, clock)
-        once_ms = run_block(work, 1, clock).block_ms
+        run_block(self._multiply, 1, clock)
+        once_ms = run_block(self._multiply, 1, clock).block_ms
         if self._device.type == "cuda":
-            run_block(work, _repetitions(WARM_UP_S, once_ms), clock)
-        return run_block(work, _repetitions(MEASURED_S[self._device.type], once_ms), clock).steps_ms
+            run_block(self._multiply, _repetitions(WARM_UP_S, once_ms), clock)
+        return run_block(self._multiply, _repetitions(MEASURED_S[self._device.type], once_ms), clock).steps_ms
 
 
 def _repetitions(seconds: float, once_ms: float) -> int:
     wanted = 1000 * seconds / once_ms if once_ms > 0 else MOST_REPETITIONS
     return int(min(max(wanted, LEAST_REPETITIONS), MOST_REPETITIONS))
-
-
-def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
-    """Median, least and most of the repetitions: too few milliseconds for an interval."""
-    return {name: median(values), f"{name}_low": min(values), f"{name}_high": max(values)}

@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from ddp_bench.bench.manifest import DeviceRates
-from ddp_bench.bench.measure import roofline
-from ddp_bench.bench.measure.roofline import (
-    COPIED_BYTES,
+from ddp_bench.bench.measure import matrix_rate
+from ddp_bench.bench.measure.matrix_rate import (
     LEAST_REPETITIONS,
     MATRIX_SIZE,
     MOST_REPETITIONS,
@@ -25,7 +24,7 @@ from ddp_bench.bench.recovery.lockstep import RestartError
 from ddp_bench.bench.run.device_rates import measure_rates
 
 CPU = torch.device("cpu")
-FLOPS, MOVED = 2 * MATRIX_SIZE["cpu"] ** 3, 2 * COPIED_BYTES["cpu"]
+FLOPS = 2 * MATRIX_SIZE["cpu"] ** 3
 
 
 class HandClock:
@@ -55,13 +54,11 @@ def timed_by(monkeypatch: pytest.MonkeyPatch, *times_ms: float) -> list[HandCloc
         made.append(HandClock(times_ms))
         return made[-1]
 
-    monkeypatch.setattr(roofline, "make_clock", make)
+    monkeypatch.setattr(matrix_rate, "make_clock", make)
     return made
 
 
-def test_rates_are_arithmetic_and_bytes_read_and_written_over_the_median_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_rate_is_arithmetic_over_the_median_time(monkeypatch: pytest.MonkeyPatch) -> None:
     timed_by(monkeypatch, 10.0, 8.0, 20.0)  # so long that each is repeated three times
     found = DeviceMeter(CPU, "fp32").measured()
     assert found == pytest.approx(
@@ -69,9 +66,6 @@ def test_rates_are_arithmetic_and_bytes_read_and_written_over_the_median_time(
             "matrix_tflop_per_s": FLOPS / 10e-3 / 1e12,
             "matrix_tflop_per_s_low": FLOPS / 20e-3 / 1e12,
             "matrix_tflop_per_s_high": FLOPS / 8e-3 / 1e12,
-            "copy_gb_per_s": MOVED / 10e-3 / 1e9,
-            "copy_gb_per_s_low": MOVED / 20e-3 / 1e9,
-            "copy_gb_per_s_high": MOVED / 8e-3 / 1e9,
         }
     )
 
@@ -84,22 +78,14 @@ def test_the_product_is_in_the_arithmetic_of_autocast(precision: str, dtype: tor
     assert {factor.dtype for factor in (*meter._factors, meter._product)} == {dtype} == {expected}
 
 
-def test_the_copy_is_of_memory_that_was_written_and_goes_elsewhere() -> None:
-    meter = DeviceMeter(CPU, "fp32")
-    assert meter._source.nbytes == meter._target.nbytes == COPIED_BYTES["cpu"]
-    assert abs(meter._source.data_ptr() - meter._target.data_ptr()) >= COPIED_BYTES["cpu"]
-    meter._source.fill_(7)
-    meter._copy()
-    assert (meter._target == 7).all()
-
-
 def test_a_gpu_warms_up_and_is_not_waited_for_within_the_repetitions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     meter: Any = object.__new__(DeviceMeter)
     meter._device = torch.device("cuda")
     made = timed_by(monkeypatch, 10.0)
-    times = meter._times_ms(lambda: made[0].said.append("work"))
+    meter._multiply = lambda: made[0].said.append("work")
+    times = meter._times_ms()
     assert len(times) == 10
     once, ten = "mark work mark read", f"mark {'work mark ' * 10}read"
     assert " ".join(made[0].said) == f"{once} {once} {ten} {ten}"
@@ -110,7 +96,7 @@ def test_a_gpu_warms_up_and_is_not_waited_for_within_the_repetitions(
     [(0.0, MOST_REPETITIONS), (0.01, MOST_REPETITIONS), (10.0, 10), (1000.0, LEAST_REPETITIONS)],
 )
 def test_repetitions_fill_the_time_within_limits(once_ms: float, expected: int) -> None:
-    assert roofline._repetitions(0.1, once_ms) == expected
+    assert matrix_rate._repetitions(0.1, once_ms) == expected
 
 
 def _plain_ms(work: Callable[[], object]) -> float:
@@ -125,12 +111,9 @@ def _plain_ms(work: Callable[[], object]) -> float:
 def test_this_cpu_is_as_fast_as_plain_timing_finds_it() -> None:
     """Within a factor of ten, for what else runs here; a wrong unit or size is further away."""
     size = MATRIX_SIZE["cpu"]
-    a, source = torch.randn(size, size), torch.ones(COPIED_BYTES["cpu"] // 4)
-    target = torch.empty_like(source)
+    a = torch.randn(size, size)
     found = DeviceMeter(CPU, "fp32").measured()
-    matrix, copied = _plain_ms(lambda: a @ a), _plain_ms(lambda: target.copy_(source))
-    assert 0.1 < found["matrix_tflop_per_s"] / (FLOPS / matrix / 1e9) < 10
-    assert 0.1 < found["copy_gb_per_s"] / (MOVED / copied / 1e6) < 10
+    assert 0.1 < found["matrix_tflop_per_s"] / (FLOPS / _plain_ms(lambda: a @ a) / 1e9) < 10
 
 
 class FakeLockstep:
@@ -147,7 +130,7 @@ class FakeLockstep:
         assert limit_s == 60
         self.asked.append((what, work is not None))
         mine = Report(value=work() if work is not None else None)
-        other = Report(value="OutOfMemoryError: full" if what in self._fails else {"copy_gb_per_s": 1.0})
+        other = Report(value="OutOfMemoryError: full" if what in self._fails else {"matrix_tflop_per_s": 1.0})
         return 0.0, [mine, other] if self._rank == 0 else [other, mine]
 
 
