@@ -208,7 +208,7 @@ def damage(out: Path, seed: str) -> set[str]:
     before = lines(table)
     table.write_text("".join(before)[: -draw.randint(2, len(before[-1]) - 1)])
     with (out / "journal.jsonl").open("ab") as journal:
-        journal.write(b'{"outcome":[' + draw.randbytes(40) + b'\0\0{"on"')
+        journal.write(b'{"event":"settled",' + draw.randbytes(40) + b'\0\0{"event"')
     gone = set(before) - set(lines(table))
     assert gone
     # A block is whole with the rows of all its ranks: what is left of the last one goes too.

@@ -24,7 +24,7 @@ def broken_off(real_run: RealRun, tmp_path: Path) -> Path:
     """The run, but killed in the middle of a row of its last block: no end, no table of cases, no page."""
     folder = Path(shutil.copytree(real_run.data.path, tmp_path / "run"))
     journal = (folder / "journal.jsonl").read_text().splitlines(keepends=True)
-    assert '"end"' in journal[-1]
+    assert '"event": "end"' in journal[-1]
     (folder / "journal.jsonl").write_text("".join(journal[:-1]))
     blocks = (folder / "blocks.csv").read_bytes()
     (folder / "blocks.csv").write_bytes(blocks[:-20])

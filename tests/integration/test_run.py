@@ -103,11 +103,10 @@ def test_the_files_are_what_the_published_schemas_say(real_run: RealRun) -> None
 
 def test_the_devices_are_measured_by_themselves_at_every_count(real_run: RealRun) -> None:
     manifest = real_run.data.manifest
-    rates = manifest["roofline"]
-    assert [(row["num_devices"], row["rank"]) for row in rates] == [(1, 0), (2, 0), (2, 1)]
+    rates = manifest.roofline
+    assert [(row.num_devices, row.rank) for row in rates] == [(1, 0), (2, 0), (2, 1)]
     for row in rates:
-        low, found, high = (row[f"matrix_tflop_per_s{end}"] for end in ("_low", "", "_high"))
-        assert 0 < low <= found <= high
+        assert 0 < row.matrix_tflop_per_s_low <= row.matrix_tflop_per_s <= row.matrix_tflop_per_s_high
     page = (real_run.data.path / "report.html").read_text(encoding="utf-8")
     assert "MFU (% of the measured matrix rate)" in page
 
