@@ -13,7 +13,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
-import msgspec
 import pandas as pd
 
 from ddp_bench.bench import cli
@@ -50,7 +49,7 @@ COMPARISON_COLUMNS = {
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Run(store.RunData):
-    """A run that has been loaded: `manifest`, and its tables as frames with typed columns.
+    """A run that has been loaded: `manifest`, a record, and its tables as frames with typed columns.
 
     `cases`, `blocks`, `buckets`, `allreduce` and `comparisons` hold the columns that `results/README.md`
     explains, a missing value as NA. Their units are in `units`.
@@ -74,7 +73,7 @@ class Run(store.RunData):
         )
         found = run_cautions(self.manifest, self.cases, self.blocks)
         whole = summary_of(self.path, self.cases, conclusion, found, self.manifest.timing)
-        return cast("dict[str, Any]", msgspec.to_builtins(whole))
+        return cast("dict[str, Any]", json.loads(cli.to_json(whole)))
 
     def __repr__(self) -> str:
         measured = int((self.cases["status"] == "ok").sum())

@@ -6,7 +6,7 @@ A field may be missing: then nobody knows it. Keys that no field names are ignor
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -17,7 +17,7 @@ from ddp_bench.bench.settings import MARGINS, Settings
 
 MANIFEST = "manifest.json"
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION: Final = 3
 """Of a results folder as a whole; a folder of another one is refused."""
 
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=10**15)]
@@ -181,7 +181,7 @@ class Resumed(Record, frozen=True):
 class Manifest(Record, frozen=True):
     """A run: what was asked for, what it was measured under, how it ended."""
 
-    schema_version: int = SCHEMA_VERSION
+    schema_version: Literal[3] = SCHEMA_VERSION
     name: Annotated[str | None, said("--name")] = None
     run_id: Annotated[str | None, said("names the run, whatever becomes of its folder")] = None
     interleaved_id: Annotated[str | None, said("alike in the runs that a gate measured in turns")] = None

@@ -17,6 +17,7 @@ from ddp_bench.bench.findings.compiled import compile_verdicts
 from ddp_bench.bench.findings.findings import conclude
 from ddp_bench.bench.findings.wording import ddp_call
 from ddp_bench.bench.gate.runs import checked
+from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.resolve import resolve
 from ddp_bench.bench.results.aggregate import Outcome, case_rows
 from ddp_bench.bench.results.comparisons import Comparison, over_default, pairs_of
@@ -289,7 +290,7 @@ def test_every_mode_has_the_answers_of_a_run_of_its_own() -> None:
         (WRAPPER, "compiled"),
         (CAP, "compiled"),
     ]
-    said = conclude(Path("x"), {}, frame, typed_frame([], BLOCKS), COMPARISONS).sentences
+    said = conclude(Path("x"), Manifest(), frame, typed_frame([], BLOCKS), COMPARISONS).sentences
     assert sum(sentence.startswith("torch.compile: ") for sentence in said) == 1
     assert sum(sentence.startswith(("Eager: ", "Compiled: ")) for sentence in said) == 4
 

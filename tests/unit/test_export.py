@@ -621,7 +621,6 @@ def test_what_is_not_public_is_known() -> None:
         "WorkloadCode": {"spec", "file", "repository", "origin"},
         "Host": {"topology"},
         "FirstHost": {"topology"},
-        "Model": {"operators"},
         "RankPlace": {"pid"},
         "Resumed": {"command", "workload", "host"},
         "Settings": {"out", "name"},
