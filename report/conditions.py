@@ -122,10 +122,7 @@ def _run(manifest: Manifest) -> tuple[Fact, ...]:
                 ("seed", manifest.seed),
             )
         ),
-        *_facts(
-            (("plan", manifest.plan_hash), ("command", manifest.command or " ".join(manifest.argv))),
-            code=True,
-        ),
+        *_facts((("plan", manifest.plan_hash), ("command", command)), code=True),
     )
 
 
