@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-import msgspec
 import torch
 
 from ddp_bench.bench.cluster.meeting import host_name
 from ddp_bench.bench.cluster.messages import may_be_sent
 from ddp_bench.bench.gpus import gpus, pairs
 from ddp_bench.bench.machine import machine
-from ddp_bench.bench.manifest import FirstHost, Gpu
 
 
 @dataclass(frozen=True)
@@ -22,7 +21,7 @@ class SeenGpus:
     host: str
     local_rank: int
     uuids: tuple[str, ...]
-    facts: tuple[Gpu, ...]
+    facts: tuple[dict[str, Any], ...]
 
     @property
     def own(self) -> str:
@@ -30,7 +29,7 @@ class SeenGpus:
         return self.uuids[self.local_rank % len(self.uuids)]
 
 
-may_be_sent(SeenGpus, Gpu)
+may_be_sent(SeenGpus)
 
 
 def num_gpus() -> int:
@@ -55,9 +54,9 @@ def seen_gpus(local_rank: int) -> SeenGpus:
     return SeenGpus(host_name(), local_rank, uuids, tuple(gpus(uuids)))
 
 
-def this_machine(seen: Sequence[SeenGpus]) -> FirstHost:
+def this_machine(seen: Sequence[SeenGpus]) -> dict[str, Any]:
     """This machine as a manifest describes it, with the GPUs that its ranks among `seen` see, each once."""
     here = [one for one in seen if one.host == host_name()]
     known = {uuid: facts for one in here for uuid, facts in zip(one.uuids, one.facts, strict=False)}
-    joined = tuple(pairs(list(known)))
-    return msgspec.structs.replace(machine(host_name()), gpus=tuple(known.values()), gpu_pairs=joined)
+    joined = [pair.stored() for pair in pairs(list(known))]
+    return {**machine(host_name()), "gpus": list(known.values()), "gpu_pairs": joined}

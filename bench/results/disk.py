@@ -107,9 +107,9 @@ def read_json(path: Path, *, most_bytes: int = MOST_JSON_BYTES) -> Any:
 
 
 def parse_json(content: bytes | str, where: Path | str) -> Any:
-    """The value that `content` holds; `where` is named in errors. NaN and infinity are null."""
+    """The value that `content` holds; `where` is named in errors."""
     try:
-        return json.loads(content, parse_constant=lambda _: None)
+        return json.loads(content)
     except RecursionError:
         raise UsageError(f"{where} is nested too deeply to be read; restore the file") from None
     except ValueError as error:
