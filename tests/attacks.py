@@ -44,15 +44,23 @@ VALUES: tuple[Any, ...] = (
     ["9" * 5000],
 )
 
-NCCL_LOG = """# nThread 1 nGpus 1
-#  Rank  0 Group  0 Pid 1 on h device  0 [0x10] NVIDIA H100
-#  Rank  1 Group  0 Pid 2 on h device  0 [0x10] NVIDIA H100
-#       size         count      type   redop    root     time   algbw   busbw #wrong
-#        (B)    (elements)                               (us)  (GB/s)  (GB/s)
-     1048576        262144     float     sum      -1    96.21   10.90   10.90      0
-    67108864      16777216     float     sum      -1   1391.1   48.24   48.24      0
-# Avg bus bandwidth    : 7.5
-"""
+NCCL_LOG = json.dumps(
+    {
+        "version": 3,
+        "nccl_version": 22803,
+        "config": {"nthreads": 1, "ngpus": 2, "devices": [{"rank": 0, "device_info": "NVIDIA H100"}]},
+        "results": [
+            {
+                "size": size,
+                "type": "float",
+                "redop": "sum",
+                "in_place": {"time": us, "alg_bw": bw, "bus_bw": bw},
+            }
+            for size, us, bw in ((2**20, 96.21, 10.9), (2**26, 1391.1, 48.24))
+        ],
+        "average_bus_bandwidth": {"bandwidth": 7.5},
+    }
+)
 
 
 @dataclass(frozen=True)
