@@ -11,12 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 
 from ddp_bench.bench import cli
-from ddp_bench.bench.conditions import part
 from ddp_bench.bench.findings.cautions import run_cautions
 from ddp_bench.bench.findings.findings import conclude
 from ddp_bench.bench.findings.wording import unit_of_cases
@@ -28,7 +27,7 @@ from ddp_bench.bench.gate.runs import read_run
 from ddp_bench.bench.results import store
 from ddp_bench.bench.results.aggregate import comparisons_of_run
 from ddp_bench.bench.results.units import units_of
-from ddp_bench.bench.run.summary import summary_json
+from ddp_bench.bench.run.summary import summary_of
 
 COMPARISON_COLUMNS = {
     "case_id": "string",
@@ -50,7 +49,7 @@ COMPARISON_COLUMNS = {
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Run(store.RunData):
-    """A run that has been loaded: `manifest`, and its tables as frames with typed columns.
+    """A run that has been loaded: `manifest`, a record, and its tables as frames with typed columns.
 
     `cases`, `blocks`, `buckets`, `allreduce` and `comparisons` hold the columns that `results/README.md`
     explains, a missing value as NA. Their units are in `units`.
@@ -73,9 +72,8 @@ class Run(store.RunData):
             resumable=self.resumable,
         )
         found = run_cautions(self.manifest, self.cases, self.blocks)
-        timing = dict(part(self.manifest, "timing"))
-        whole: dict[str, Any] = json.loads(summary_json(self.path, self.cases, conclusion, found, timing))
-        return whole
+        whole = summary_of(self.path, self.cases, conclusion, found, self.manifest.timing)
+        return cast("dict[str, Any]", json.loads(cli.to_json(whole)))
 
     def __repr__(self) -> str:
         measured = int((self.cases["status"] == "ok").sum())
@@ -85,7 +83,7 @@ class Run(store.RunData):
 def load_run(path: str | os.PathLike[str]) -> Run:
     """Load a results folder, or an archive of one.
 
-    Raises UsageError where `path` is neither, is damaged, or was written by a later version.
+    Raises UsageError where `path` is neither, is damaged, or was written by another version.
     """
     return Run(**vars(store.load_run(Path(path).expanduser())))
 

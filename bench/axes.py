@@ -34,9 +34,7 @@ def _axis(
     **more: Any,
 ) -> Any:
     facts = {"parse": parse, "help": meaning, "metavar": metavar, "column": column, "short": short}
-    return field(
-        default=default, metadata=facts | {"kind": "argument", "unmeasured": (), "later": False} | more
-    )
+    return field(default=default, metadata=facts | {"kind": "argument", "unmeasured": ()} | more)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +43,6 @@ class DdpSettings:
 
     A field declares a setting: its option and parser, its column of cases.csv, and what stands for it in the
     id of a case where it is not the default. `Settings` has a field of the same name, with values to measure.
-    One that came `later` counts in ids only where it is not the default: those of earlier runs hold.
     Its `kind` is `argument` (of DDP's constructor, by this name), `training` (it changes the training itself,
     not only its speed) or `other`. Where it is not the default the passes `unmeasured` are left out: they
     would be wrong.
@@ -86,7 +83,6 @@ class DdpSettings:
         column="DDP setting; with it no `comm_ms`: not every bucket is sent",
         short="skip",
         unmeasured=("comm", "calibration"),
-        later=True,
     )
     batched_grad_copy: bool = _axis(
         NO,
@@ -95,7 +91,6 @@ class DdpSettings:
         "on,off",
         column="DDP setting of torch 2.15",
         short="batched",
-        later=True,
     )
     lazy_bucket_allocation: bool = _axis(
         NO,
@@ -104,7 +99,6 @@ class DdpSettings:
         "on,off",
         column="DDP setting of torch 2.15",
         short="lazy",
-        later=True,
     )
     delay_all_reduce: int = _axis(
         0,
@@ -115,7 +109,6 @@ class DdpSettings:
         short="delay",
         kind="other",
         unmeasured=("no_sync", "comm", "calibration"),
-        later=True,
     )
     ddp_mixed_precision: str = _axis(
         "none",
@@ -126,7 +119,6 @@ class DdpSettings:
         short="mp",
         kind="training",
         unmeasured=("no_sync", "comm", "calibration"),
-        later=True,
     )
     zero_optimizer: bool = _axis(
         NO,
@@ -137,7 +129,6 @@ class DdpSettings:
         short="zero",
         kind="other",
         unmeasured=("comm", "calibration"),
-        later=True,
     )
     sync_buffers: bool = _axis(
         YES,
@@ -183,7 +174,6 @@ class DdpSettings:
         "WAY,…",
         column="compiled DDP: `ddp_optimizer`, `no_optimization` or `python_reducer`",
         short="",
-        later=True,
     )
 
 
@@ -247,7 +237,6 @@ class PipelineSettings:
         "NAME,…",
         column="pipeline: order of forwards and backwards, `gpipe` or `1f1b`",
         short="",
-        later=True,
     )
     micro_batches: int = _axis(
         4,
@@ -256,7 +245,6 @@ class PipelineSettings:
         "M,…",
         column="pipeline: micro-batches of a step",
         short="m",
-        later=True,
     )
 
 
@@ -282,10 +270,3 @@ def stored(value: Any) -> Any:
 
 DDP_DEFAULTS: dict[str, Any] = {setting.name: stored(setting.default) for setting in DDP_SETTINGS}
 """DDP as its constructor makes it without arguments, as cases.csv holds it."""
-
-LATER_DEFAULTS: dict[str, Any] = STEP_DEFAULTS | {
-    setting.name: setting.default
-    for setting in (*DDP_SETTINGS, *PIPELINE_SETTINGS)
-    if setting.metadata["later"]
-}
-"""Settings that count in the id of a case only where they are not the default."""

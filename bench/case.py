@@ -5,14 +5,11 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from ddp_bench.bench.axes import (
-    DDP_AXES,
     DDP_SETTINGS,
-    LATER_DEFAULTS,
     PIPELINE_SETTINGS,
     PYTHON_REDUCER,
     DdpSettings,
@@ -20,7 +17,6 @@ from ddp_bench.bench.axes import (
     StepSettings,
     stored,
 )
-from ddp_bench.bench.layout import BucketCaps
 from ddp_bench.bench.settings import IMAGES, RANK_PER_DEVICE, STAGED
 
 GRAPH_MODES = ("reduce-overhead", "max-autotune")
@@ -28,8 +24,6 @@ GRAPH_MODES = ("reduce-overhead", "max-autotune")
 
 HALF_HOOKS = ("fp16", "bf16")
 """Communication hooks that send two bytes for every gradient element of four."""
-
-_UNIT_DEFAULTS = {"unit": IMAGES, "units_per_sample": 1}
 
 
 def wire_share(comm_hook: str) -> float:
@@ -131,17 +125,5 @@ class Case(DdpSettings, PipelineSettings, StepSettings):
         return "-".join([*parts, digest])
 
     def stored(self) -> dict[str, Any]:
-        """Every setting as journals hold it and `case_id` counts it; a mode without buckets has no cap.
-
-        A setting that came later only where it is not the default: runs of before it keep their ids.
-        """
-        later = LATER_DEFAULTS | _UNIT_DEFAULTS
-        plain = {name for name, default in later.items() if getattr(self, name) == default}
-        names = [*(f.name for f in fields(self) if f.name not in DDP_AXES), *DDP_AXES]
-        values = {name: stored(getattr(self, name)) for name in names if name not in plain}
-        return values if self.mode == "ddp" else values | {"bucket_cap_mb": ""}
-
-    @classmethod
-    def of_stored(cls, values: Mapping[str, Any]) -> Case:
-        """The case that a journal holds. Raises UsageError for a bucket cap that is none."""
-        return cls(**{**values, "bucket_cap_mb": BucketCaps.parse(values.get("bucket_cap_mb") or "default")})
+        """Every setting as tables hold it."""
+        return {f.name: stored(getattr(self, f.name)) for f in fields(self)}

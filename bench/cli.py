@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+import msgspec
 from rich.console import Console
 from rich.table import Table
 
@@ -153,9 +154,12 @@ def print_table(table: Table) -> None:
     Console(file=sys.stdout, width=None if sys.stdout.isatty() else PIPED_WIDTH).print(table)
 
 
-def to_json(value: Any) -> str:
-    """JSON with two spaces of indent; NaN and infinity, which JSON lacks, are null."""
-    return json.dumps(_finite(value), indent=2, allow_nan=False)
+def to_json(value: Any, *, indent: int | None = 2) -> str:
+    """JSON of a value or a record, in ASCII; NaN and infinity, which JSON lacks, are null.
+
+    Not by msgspec: names of files and hosts may hold bytes that are no UTF-8, as lone surrogates.
+    """
+    return json.dumps(_finite(msgspec.to_builtins(value)), indent=indent, allow_nan=False)
 
 
 def _finite(value: Any) -> Any:

@@ -7,21 +7,21 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
 from enum import Enum, auto
-from typing import Any, TypeAlias
+from typing import Any
+
+from ddp_bench.bench.axes import stored
+from ddp_bench.bench.manifest import FirstHost, Host, Manifest, RankPlace
 
 ANALYSIS_PACKAGES = ("pandas", "scipy", "matplotlib")
 """They evaluate what was measured, and take no part in a step."""
 
 INTERNAL_ENV_PREFIX = "BENCH_"
-"""The suite's own variables, such as a start time: no conditions. Earlier versions recorded them."""
+"""The suite's own variables, such as a start time: no conditions."""
 UNKNOWN = "unknown"
 NONE = "none"
-
-Manifest: TypeAlias = Mapping[str, Any]
-"""A run's manifest.json, or as much of one as is known. It may be anyone's: any part may be missing."""
 
 
 class Question(Enum):
@@ -58,10 +58,11 @@ class Difference:
     blocking: bool
 
 
-def variables_of(environment: Manifest) -> dict[str, Any]:
+def variables_of(environment: FirstHost) -> dict[str, str]:
     """The environment variables of a manifest's `environment`, without the suite's own."""
-    listed = part(environment, "env").items()
-    return {name: value for name, value in listed if not name.startswith(INTERNAL_ENV_PREFIX)}
+    return {
+        name: value for name, value in environment.env.items() if not name.startswith(INTERNAL_ENV_PREFIX)
+    }
 
 
 def differences(then: Manifest, now: Manifest, question: Question) -> list[Difference]:
@@ -74,7 +75,7 @@ def differences(then: Manifest, now: Manifest, question: Question) -> list[Diffe
         if not blocking and not any(question in c.mentioned for c in pair):
             continue
         left, right = (side[name].value if name in side else NONE for side in (ours, theirs))
-        unknown = UNKNOWN in (left, right)  # as what earlier versions did not record: no difference to name
+        unknown = UNKNOWN in (left, right)
         if (blocking and unknown) or (left != right and not unknown):
             found.append(Difference(name, left, right, blocking))
     return sorted(found, key=lambda difference: not difference.blocking)
@@ -87,148 +88,92 @@ def needed(manifest: Manifest, question: Question) -> dict[str, str]:
 
 def conditions_of(manifest: Manifest) -> list[Condition]:
     """Every condition that a manifest tells: the table of what is needed for which question."""
-    machine, versions, git, model, settings = (
-        part(manifest, name) for name in ("environment", "versions", "git", "model", "settings")
+    machine, versions, model, settings = (
+        manifest.environment,
+        manifest.versions,
+        manifest.model,
+        manifest.settings,
     )
-    listed = gpus_of(machine)
-    gpus = [gpu for gpu in listed or () if isinstance(gpu, dict)]
-    known = listed is not None and all(gpu.get("name") for gpu in gpus) and len(gpus) == len(listed)
-    from_files = settings.get("data") not in ("device", "host")
+    gpus = machine.gpus or ()
+    known = machine.gpus is not None and all(gpu.name for gpu in gpus)
+    from_files = settings.data not in ("device", "host")
     cuda = f" (CUDA {versions['cuda']})" if versions.get("cuda") else ""
-    cgroup, governors = part(machine, "cgroup"), machine.get("governors")
+    cgroup = machine.cgroup
     rows: list[tuple[str, Any, Iterable[Question], Iterable[Question]]] = [
         # name, value, needed by, mentioned to
-        ("plan", manifest.get("plan_hash"), (RESUME,), ()),
-        ("ranks", manifest.get("ranks"), (RESUME,), ()),
-        ("device", manifest.get("device"), (HOSTS,), ()),
-        ("ranks per host", manifest.get("num_ranks"), (HOSTS,), ()),
-        ("CPU", machine.get("cpu_model"), (RESUME, GATE), ()),
-        ("CPU cores", machine.get("num_cores"), (RESUME, GATE), ()),
-        ("GPUs", _counted(gpus, "name") if known else None, (RESUME, GATE), ()),
-        ("GPU power limits, W", _counted(gpus, "power_limit_w"), (GATE,), ()),
-        ("GPU driver", _distinct(gpus, "driver"), (HOSTS, RESUME), (GATE,)),
+        ("plan", manifest.plan_hash, (RESUME,), ()),
+        ("ranks", devices_of(manifest.ranks), (RESUME,), ()),
+        ("CPU", machine.cpu_model, (RESUME, GATE), ()),
+        ("CPU cores", machine.num_cores, (RESUME, GATE), ()),
+        ("GPUs", _counted(gpu.name for gpu in gpus) if known else None, (RESUME, GATE), ()),
+        ("GPU power limits, W", _counted(gpu.power_limit_w for gpu in gpus), (GATE,), ()),
+        ("GPU driver", _each_once(str(gpu.driver) for gpu in gpus), (HOSTS, RESUME), (GATE,)),
         ("torch", f"{versions['torch']}{cuda}" if versions.get("torch") else None, Question, ()),
         ("python", versions.get("python", NONE), (HOSTS, RESUME), (GATE,)),
         ("NCCL backend", versions.get("nccl_backend", NONE), Question, ()),
-        ("model parameters", model.get("num_params"), (GATE,), ()),
-        ("gradient bytes", model.get("gradient_bytes"), (GATE,), ()),
-        ("CPU governor", "/".join(map(str, governors)) if isinstance(governors, list) else None, (), (GATE,)),
-        ("transparent huge pages", machine.get("huge_pages"), (), (GATE,)),
-        ("container's CPU quota, cores", cgroup.get("cpu_quota_cores"), (), (GATE,)),
-        ("container's memory limit, GiB", cgroup.get("memory_limit_gib"), (), (GATE,)),
-        ("container's cores", cgroup.get("cpuset"), (), (GATE,)),
-        ("ranks bound to cores", _bound(manifest.get("ranks")), (), (GATE,)),
-        ("data workers", settings.get("data_workers") if from_files else NONE, (GATE,), ()),
-        ("prefetch", prefetches(settings), (GATE,), ()),
-        ("steps per block", settings.get("steps", NONE), (), (GATE,)),
-        ("seed", settings.get("seed", NONE), (), (GATE,)),
-        ("host", machine.get("host", NONE), (), (GATE,)),
-        ("ddp-bench commit", git.get("commit", NONE), (HOSTS,), (GATE,)),
-        ("ddp-bench uncommitted changes", git.get("dirty", NONE), (HOSTS,), (GATE,)),
+        ("model parameters", model.num_params, (GATE,), ()),
+        ("gradient bytes", model.gradient_bytes, (GATE,), ()),
+        ("CPU governor", None if machine.governors is None else "/".join(machine.governors), (), (GATE,)),
+        ("transparent huge pages", machine.huge_pages, (), (GATE,)),
+        ("container's CPU quota, cores", cgroup.cpu_quota_cores, (), (GATE,)),
+        ("container's memory limit, GiB", cgroup.memory_limit_gib, (), (GATE,)),
+        ("container's cores", cgroup.cpuset, (), (GATE,)),
+        ("ranks bound to cores", _each_once(rank.bound_cores for rank in manifest.ranks), (), (GATE,)),
+        ("data workers", settings.data_workers if from_files else NONE, (GATE,), ()),
+        ("prefetch", settings.copies_ahead, (GATE,), ()),
+        ("steps per block", settings.steps, (), (GATE,)),
+        ("seed", settings.seed, (), (GATE,)),
+        ("host", machine.host or NONE, (), (GATE,)),
+        ("ddp-bench commit", manifest.git.commit or NONE, (HOSTS,), (GATE,)),
+        ("ddp-bench uncommitted changes", _or_none(manifest.git.dirty), (HOSTS,), (GATE,)),
     ]
     for name, value in versions.items():
         if name not in ("torch", "cuda", "python", "nccl_backend"):
             rows.append((name, value, (RESUME,), () if name in ANALYSIS_PACKAGES else (GATE,)))
     rows += [(name, value, (), (GATE,)) for name, value in variables_of(machine).items()]
-    for name, value in settings.items():
-        if name not in ("out", "preset", "name"):
-            rows.append((f"--{name.replace('_', '-')}", str(value), (HOSTS,), ()))
+    for setting in fields(settings):
+        if setting.name not in ("out", "preset", "name"):
+            value = str(stored(getattr(settings, setting.name)))
+            rows.append((f"--{setting.name.replace('_', '-')}", value, (HOSTS,), ()))
     return [
         Condition(name, UNKNOWN if value is None else str(value), frozenset(by), frozenset(to))
         for name, value, by, to in rows
     ]
 
 
-def prefetches(settings: Manifest) -> bool:
-    """Whether a run with these settings copies batches ahead: to a GPU, from elsewhere."""
-    copied = settings.get("device") == "cuda" and settings.get("data") != "device"
-    return copied and settings.get("prefetch") is True
-
-
 def machine_kind(manifest: Manifest) -> dict[str, Any]:
     """What makes two machines of one kind, whatever their host name, driver or operating system."""
-    environment = part(manifest, "environment")
-    gpus = [str(gpu.get("name")) for gpu in gpus_of(environment) or () if isinstance(gpu, dict)]
-    torch = re.findall(r"\d+", str(part(manifest, "versions").get("torch", "")))
+    machine = manifest.environment
+    torch = re.findall(r"\d+", manifest.versions.get("torch", ""))
     return {
-        "device": part(manifest, "settings").get("device"),
-        "gpus": sorted(Counter(gpus).items()),
-        "cpu_model": environment.get("cpu_model"),
-        "num_cores": environment.get("num_cores"),
+        "device": manifest.settings.device,
+        "gpus": sorted(Counter(str(gpu.name) for gpu in machine.gpus or ()).items()),
+        "cpu_model": machine.cpu_model,
+        "num_cores": machine.num_cores,
         "torch": ".".join(torch[:2]),
     }
 
 
-def machine_name(environment: Manifest) -> str:
-    """Name a machine by a manifest's `environment`, as calibrations do: processor, cores, number of GPUs."""
-    num_gpus = len(gpus_of(environment) or ())
-    return f"{environment.get('cpu_model', '')} x {environment.get('num_cores', '')}, {num_gpus} GPUs"
+def machine_name(machine: Host) -> str:
+    """Name a machine as calibrations do: processor, cores, number of GPUs."""
+    return f"{machine.cpu_model or ''} x {machine.num_cores or ''}, {len(machine.gpus or ())} GPUs"
 
 
-def visible(setting: str | None, names: Sequence[Sequence[str]]) -> list[int]:
-    """Find the GPUs that CUDA_VISIBLE_DEVICES leaves, by their places in `names`.
-
-    `names` are the UUIDs of every GPU, its own and those of its MIG slices, in NVML's order: CUDA shares it
-    for equal GPUs. The setting lists indices or beginnings of UUIDs, ended by the first that is not there
-    (CUDA programming guide). Where it names slices that NVML does not, all GPUs are taken.
-    """
-    if setting is None:
-        return list(range(len(names)))
-    chosen: list[int] = []
-    for word in (part.strip() for part in setting.split(",")):
-        match = [i for i, own in enumerate(names) if str(i) == word or _is_named(word, own)]
-        if len(match) != 1:
-            break
-        chosen += match
-    if not chosen and setting.strip().startswith("MIG-"):
-        return list(range(len(names)))
-    return sorted(set(chosen))
+def devices_of(ranks: Sequence[RankPlace]) -> str | None:
+    """How many ranks there are, and on what they train; None where it is not told."""
+    names = sorted({rank.device_name for rank in ranks})
+    return f"{len(ranks)} on {', '.join(names)}" if ranks else None
 
 
-def _is_named(word: str, names: Sequence[str]) -> bool:
-    return word.startswith(("GPU-", "MIG-")) and any(name.startswith(word) for name in names)
-
-
-def gpus_of(environment: Manifest) -> list[Any] | None:
-    """The GPUs that a run's ranks saw, of a manifest's `environment`; None where it does not tell.
-
-    Without UUIDs it is of a version that listed all GPUs of the machine, whatever CUDA_VISIBLE_DEVICES left.
-    """
-    listed = environment.get("gpus")
-    if not isinstance(listed, list):
-        return None
-    setting = part(environment, "env").get("CUDA_VISIBLE_DEVICES")
-    if not isinstance(setting, str) or any("uuid" in gpu for gpu in listed if isinstance(gpu, dict)):
-        return listed
-    if setting.strip().startswith(("GPU-", "MIG-")):
-        return listed[: setting.count(",") + 1]  # which ones cannot be told; equal ones are compared alike
-    return [listed[i] for i in visible(setting, [()] * len(listed))]
-
-
-def code_of_workload(manifest: Manifest) -> str | None:
-    """The SHA-256 of the user's code that a run imported; None without such code, or where it is not told."""
-    found = part(manifest, "workload").get("code_sha256")
-    return found if isinstance(found, str) else None
-
-
-def part(manifest: Manifest, name: str) -> Manifest:
-    """A part of a manifest that should be a table; empty where it is missing or something else."""
-    found = manifest.get(name)
-    return found if isinstance(found, dict) else {}
-
-
-def _counted(gpus: Iterable[Manifest], key: str) -> str:
+def _counted(values: Iterable[object]) -> str:
     """`2 x NVIDIA H200`, or `none`."""
-    known = Counter(str(gpu.get(key)) for gpu in gpus if gpu.get(key) is not None)
+    known = Counter(str(value) for value in values if value is not None)
     return ", ".join(f"{count} x {value}" for value, count in sorted(known.items())) or NONE
 
 
-def _bound(ranks: Any) -> str:
-    """Which cores ranks were kept on, each set once; `none` also of runs from before ranks were bound."""
-    known = [rank for rank in ranks if isinstance(rank, dict)] if isinstance(ranks, list) else []
-    cores = dict.fromkeys(str(rank["bound_cores"]) for rank in known if rank.get("bound_cores"))
-    return ", ".join(cores) or NONE
+def _each_once(values: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(filter(None, values))) or NONE
 
 
-def _distinct(gpus: Iterable[Manifest], key: str) -> str:
-    return ", ".join(dict.fromkeys(str(gpu.get(key)) for gpu in gpus)) or NONE
+def _or_none(value: object) -> object:
+    return NONE if value is None else value

@@ -10,32 +10,17 @@ import ctypes
 import itertools
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import pynvml
 
-from ddp_bench.bench.conditions import visible
+from ddp_bench.bench.manifest import Gpu, GpuPair
 
 PATHS = {10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 """nvmlGpuTopologyLevel_t of nvml.h in the words of `nvidia-smi topo -m`."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class GpuPair:
-    """How two GPUs reach each other; `path` is the abbreviation of `nvidia-smi topo -m`."""
-
-    first: int
-    second: int
-    nvlink: bool | None = None
-    peer_access: bool | None = None
-    path: str | None = None
-
-    def stored(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if value is not None}
-
-
-def gpus(uuids: Sequence[str] | None = None) -> list[dict[str, Any]]:
+def gpus(uuids: Sequence[str] | None = None) -> list[Gpu]:
     """What a manifest says of the GPUs with these UUIDs, in their order; empty without a driver.
 
     Without `uuids`, and where NVML lacks one of them, of those that CUDA_VISIBLE_DEVICES leaves.
@@ -77,6 +62,30 @@ def pair(first: int, second: int, a: Any, b: Any) -> GpuPair:
     )
 
 
+def visible(setting: str | None, names: Sequence[Sequence[str]]) -> list[int]:
+    """Find the GPUs that CUDA_VISIBLE_DEVICES leaves, by their places in `names`.
+
+    `names` are the UUIDs of every GPU, its own and those of its MIG slices, in NVML's order: CUDA shares it
+    for equal GPUs. The setting lists indices or beginnings of UUIDs, ended by the first that is not there
+    (CUDA programming guide). Where it names slices that NVML does not, all GPUs are taken.
+    """
+    if setting is None:
+        return list(range(len(names)))
+    chosen: list[int] = []
+    for word in (part.strip() for part in setting.split(",")):
+        match = [i for i, own in enumerate(names) if str(i) == word or _is_named(word, own)]
+        if len(match) != 1:
+            break
+        chosen += match
+    if not chosen and setting.strip().startswith("MIG-"):
+        return list(range(len(names)))
+    return sorted(set(chosen))
+
+
+def _is_named(word: str, names: Sequence[str]) -> bool:
+    return word.startswith(("GPU-", "MIG-")) and any(name.startswith(word) for name in names)
+
+
 def is_mig(handle: Any) -> bool | None:
     """Whether a GPU is split by MIG; None where it cannot be."""
     mode = ask_nvml("nvmlDeviceGetMigMode", handle)
@@ -105,20 +114,19 @@ def _named(uuids: Sequence[str], handles: Sequence[Any]) -> list[Any]:
     return [by_digits.get(uuid[4:]) for uuid in uuids]
 
 
-def _gpu(handle: Any) -> dict[str, Any]:
+def _gpu(handle: Any) -> Gpu:
     """What is known of a GPU; the memory of one that MIG splits is not what its slices have."""
     mig = is_mig(handle)
     name, memory = ask_nvml("nvmlDeviceGetName", handle), ask_nvml("nvmlDeviceGetMemoryInfo", handle)
     limit_mw = ask_nvml("nvmlDeviceGetEnforcedPowerLimit", handle)
-    facts = {
-        "uuid": ask_nvml("nvmlDeviceGetUUID", handle),
-        "name": f"{name} MIG" if mig and name else name,
-        "driver": ask_nvml("nvmlSystemGetDriverVersion"),
-        "memory_mib": None if memory is None or mig else int(memory.total) // 2**20,
-        "power_limit_w": None if limit_mw is None else int(limit_mw) / 1000,
-        "max_sm_clock_mhz": ask_nvml("nvmlDeviceGetMaxClockInfo", handle, pynvml.NVML_CLOCK_SM),
-    }
-    return {name: fact for name, fact in facts.items() if fact is not None}
+    return Gpu(
+        uuid=ask_nvml("nvmlDeviceGetUUID", handle),
+        name=f"{name} MIG" if mig and name else name,
+        driver=ask_nvml("nvmlSystemGetDriverVersion"),
+        memory_mib=None if memory is None or mig else int(memory.total) // 2**20,
+        power_limit_w=None if limit_mw is None else int(limit_mw) / 1000,
+        max_sm_clock_mhz=ask_nvml("nvmlDeviceGetMaxClockInfo", handle, pynvml.NVML_CLOCK_SM),
+    )
 
 
 @contextlib.contextmanager

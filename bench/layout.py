@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from ddp_bench.bench.errors import UsageError
 
@@ -19,7 +21,7 @@ ONE_BYTE_MIB = 1e-6
 class BucketCaps:
     """DDP's `bucket_cap_mb`, parsed: PyTorch's own caps, one for every bucket, or one per bucket."""
 
-    mib: tuple[float, ...] = ()
+    mib: tuple[Annotated[float, Meta(ge=0, lt=1e6)], ...] = ()
     """None for PyTorch's own, one for every bucket, or a cap per bucket; 0 is a bucket per parameter."""
 
     @classmethod

@@ -8,12 +8,12 @@ import platform
 import subprocess
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from ddp_bench.bench import sysfs
 from ddp_bench.bench.credentials import HIDDEN, is_credential
+from ddp_bench.bench.manifest import Cgroup, FirstHost, Limit
 
 PACKAGES = ("torch", "torchvision", "numpy", "pandas", "scipy", "matplotlib")
 
@@ -24,9 +24,6 @@ ENV_PREFIXES = (
     *("TORCHDYNAMO_", "TORCHINDUCTOR_", "TRITON_"),
 )
 """Beginnings of the names of environment variables that change how fast a step is."""
-
-UNLIMITED = "unlimited"
-"""Stands in a manifest where a container has no limit; null is what could not be read."""
 
 
 def versions() -> dict[str, str]:
@@ -51,41 +48,32 @@ def versions() -> dict[str, str]:
     return found
 
 
-def machine(host: str, root: Path = Path("/")) -> dict[str, Any]:
+def machine(host: str, root: Path = Path("/")) -> FirstHost:
     """Host, processor, memory, topology, and how the kernel runs them; its GPUs are told by `bench.gpus`.
 
     `root` is where /proc and /sys are found.
     """
-    return {
-        "host": host,
-        "os": platform.platform(),
-        "cpu_model": cpu_model(),
-        "num_cores": psutil.cpu_count(logical=True),
-        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-        "topology": topology(),
-        **kernel_settings(root),
-        "env": environment(),
-    }
+    limit_bytes, quota = sysfs.memory_limit_bytes(root), sysfs.cpu_quota(root)
+    return FirstHost(
+        host=host,
+        os=platform.platform(),
+        cpu_model=cpu_model(),
+        num_cores=psutil.cpu_count(logical=True),
+        memory_gib=round(psutil.virtual_memory().total / 2**30, 1),
+        topology=topology(),
+        governors=sysfs.governors(root),
+        huge_pages=sysfs.huge_pages(root),
+        cgroup=Cgroup(
+            cpu_quota_cores=None if quota is None else _limit(quota),
+            memory_limit_gib=None if limit_bytes is None else _limit(limit_bytes / 2**30),
+            cpuset=sysfs.cpuset(root),
+        ),
+        env=environment(),
+    )
 
 
-def kernel_settings(root: Path) -> dict[str, Any]:
-    """What the kernel is told that changes how fast a step is; None for what cannot be read."""
-    governors, limit_bytes = sysfs.governors(root), sysfs.memory_limit_bytes(root)
-    limit_gib = None if limit_bytes is None else _limit(limit_bytes / 2**30)
-    quota = sysfs.cpu_quota(root)
-    return {
-        "governors": None if governors is None else list(governors),
-        "huge_pages": sysfs.huge_pages(root),
-        "cgroup": {
-            "cpu_quota_cores": None if quota is None else _limit(quota),
-            "memory_limit_gib": limit_gib,
-            "cpuset": sysfs.cpuset(root),
-        },
-    }
-
-
-def _limit(value: float) -> float | str:
-    return UNLIMITED if math.isinf(value) else round(value, 3)
+def _limit(value: float) -> Limit:
+    return "unlimited" if math.isinf(value) else round(value, 3)
 
 
 def environment() -> dict[str, str]:

@@ -9,13 +9,13 @@ import subprocess
 import sys
 import sysconfig
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
+from ddp_bench.bench.manifest import Git, WorkloadCode
 from ddp_bench.bench.package import OWN_FOLDERS, PACKAGE, ROOT
 
 GIT_TIMEOUT_S = 10
@@ -79,19 +79,19 @@ def is_tracked(path: Path, top: Path) -> bool:
     return bool(ask_git(top, "ls-files", "--", str(path)))
 
 
-def commit_of(folder: Path) -> dict[str, Any]:
+def commit_of(folder: Path) -> Git:
     """Commit, and whether tracked files differ from it (`dirty`), as far as git tells."""
     commit = ask_git(folder, "rev-parse", "HEAD")
     changes = ask_git(folder, "status", "--porcelain", "--untracked-files=no")
-    return known({"commit": commit, "dirty": None if commit is None or changes is None else bool(changes)})
+    return Git(commit=commit, dirty=None if commit is None or changes is None else bool(changes))
 
 
-def own_git_state() -> dict[str, Any]:
+def own_git_state() -> Git:
     """Commit and cleanliness of the checkout this code runs from; empty where it is installed.
 
     The folder of installed packages may lie within a repository of the user's.
     """
-    return commit_of(ROOT) if is_tracked(PACKAGE / "__init__.py", ROOT) else {}
+    return commit_of(ROOT) if is_tracked(PACKAGE / "__init__.py", ROOT) else Git()
 
 
 def own_version() -> str | None:
@@ -108,8 +108,8 @@ def own_version() -> str | None:
         return None
 
 
-def workload_code(spec: str) -> dict[str, Any]:
-    """What a manifest says of a loaded workload's code; what is not known is left out.
+def workload_code(spec: str) -> WorkloadCode:
+    """What a manifest says of a loaded workload's code.
 
     `file` is relative to the top of its `repository`, or to where it is imported from; `code_sha256` is of
     all files that this process has imported from there.
@@ -117,7 +117,7 @@ def workload_code(spec: str) -> dict[str, Any]:
     name = spec.partition(":")[0]
     told = getattr(sys.modules.get(name), "__file__", None)
     if told is None or not Path(told).is_file():
-        return {"spec": spec}
+        return WorkloadCode(spec=spec)
     file = Path(told).resolve()
     top = repository_with(file)
     if top is None:
@@ -125,18 +125,19 @@ def workload_code(spec: str) -> dict[str, Any]:
         files, root = imported_as(name.partition(".")[0]), import_root(name, file) or file.parent
     else:
         files, root = imported_below(top), top
-    found = {
-        "spec": spec,
-        "file": file.relative_to(root).as_posix(),
-        "sha256": sha256(file),
-        "code_sha256": code_sha256({*files.values(), file}, root),
-    }
-    if top is not None:
-        state = commit_of(top)
-        if state and not is_tracked(file, top):
-            state["dirty"] = True  # its commit does not have the file
-        found |= {"repository": repository_name(top), "origin": origin(top), **state}
-    return known(found)
+    state = Git() if top is None else commit_of(top)
+    # Its commit may not have the file.
+    untracked = top is not None and state.commit is not None and not is_tracked(file, top)
+    return WorkloadCode(
+        spec=spec,
+        file=file.relative_to(root).as_posix(),
+        sha256=sha256(file),
+        code_sha256=code_sha256({*files.values(), file}, root),
+        repository=None if top is None else repository_name(top),
+        origin=None if top is None else origin(top),
+        commit=state.commit,
+        dirty=True if untracked else state.dirty,
+    )
 
 
 def imported_below(top: Path) -> dict[str, Path]:
@@ -225,8 +226,3 @@ def public_url(url: str) -> str | None:
         return f"{parts.scheme}://{host}{parts.path}" if parts.scheme != "file" and host else None
     remote = re.fullmatch(r"(?:[^/:]*@)?([^/:@]{2,}:[^:]+)", url)
     return remote[1] if remote else None
-
-
-def known(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts that are not None."""
-    return {name: value for name, value in facts.items() if value is not None}

@@ -44,7 +44,7 @@ DEFAULT_CAPS = ("default", "1", "25", "100")
 """A run's sweep: PyTorch's own, many small buckets, its later cap from the first on, and one large bucket."""
 
 IMAGES = "images"
-"""What image models train on, and what every run of before units counted."""
+"""What image models train on."""
 
 MOST_UNITS = 10**9
 """Units in a sample; more would be a mistake, and products of counts stay exact."""
@@ -209,6 +209,11 @@ class Settings:
         if not self.name or not all(c.isalnum() or c in "-_." for c in self.name):
             raise UsageError(f"--name {self.name!r} may hold only letters, digits, '-', '_' and '.'")
 
+    @property
+    def copies_ahead(self) -> bool:
+        """Whether batches are copied during the step before: to a GPU, from elsewhere."""
+        return self.prefetch and self.device == "cuda" and self.data != "device"
+
     def stored(self) -> dict[str, Any]:
         """What manifest.json holds of them."""
         return {f.name: stored(getattr(self, f.name)) for f in fields(self)}
@@ -218,8 +223,12 @@ class Settings:
         """The settings that a manifest holds. Raises UsageError for a value that no option gives."""
         own = {"caps_given": cli.switch, "least_block_s": float}
         parsers = {f.name: f.metadata.get("parse", own.get(f.name, str)) for f in fields(cls)}
-        given = {n: _stored_text(v, parsers.get(n)) for n, v in values.items() if v is not None}
-        found: dict[str, Any] = {n: cli.named(n, parsers[n], text) for n, text in given.items()}
+        found: dict[str, Any] = {}
+        for name, value in values.items():
+            if name not in parsers:
+                raise UsageError(f"another version of ddp-bench has set {name}; use that one")
+            if value is not None:
+                found[name] = cli.named(name, parsers[name], _stored_text(value, parsers[name]))
         return cls(**found)
 
 
@@ -249,13 +258,13 @@ def options_of() -> list[Field[Any]]:
     return [f for f in fields(Settings) if f.metadata]
 
 
-def as_options(stored_settings: Mapping[str, Any], names: Iterable[str]) -> list[str]:
-    """The command line of those of `names` that a manifest holds and that are not the default."""
+def as_options(settings: Settings, names: Iterable[str]) -> list[str]:
+    """The command line of those of `names` that are not the default."""
     found: list[str] = []
-    plain = {} if stored_settings.get("device") == "cuda" else {"precision": "fp32", **STEP_DEFAULTS}
+    plain = {} if settings.device == "cuda" else {"precision": "fp32", **STEP_DEFAULTS}
     for setting in options_of():
-        value = stored_settings.get(setting.name)
-        usual = plain.get(setting.name) if setting.default is None else stored(setting.default)
+        value = getattr(settings, setting.name)
+        usual = plain.get(setting.name) if setting.default is None else setting.default
         if setting.name in names and value is not None and as_text(value) != as_text(usual):
             found += [f"--{setting.name.replace('_', '-')}", _stored_text(value, setting.metadata["parse"])]
     return found

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
-from ddp_bench.bench.conditions import Manifest, part
 from ddp_bench.bench.findings.answers import CAP, COMMUNICATION, RESOLVED, WRAPPER, Verdict
 from ddp_bench.bench.findings.findings import Conclusion
-from ddp_bench.bench.findings.numbers import about, finite, plain, plural
+from ddp_bench.bench.findings.numbers import about, finite, plural
 from ddp_bench.bench.findings.wording import CPU_STAND_IN, device_noun, text, truth, without_stand_in
+from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.results.comparisons import EQUAL, FASTER, SLOWER
 from ddp_bench.bench.text import visible
 from ddp_bench.report.model import Card, Following
@@ -52,8 +52,7 @@ def model_name(arch: str) -> str:
 
 def status(manifest: Manifest, cases: pd.DataFrame, verdicts: Sequence[Verdict]) -> str:
     """Say in one line how the run ended and how much of its questions it answered."""
-    timing = part(manifest, "timing")
-    why = plain(timing.get("stopped_because"))
+    why = manifest.timing.stopped_because or ""
     ended = {"interrupted": "Interrupted", "time limit reached": "Time limit reached"}.get(why, "Finished")
     skipped = int((cases["status"] == "skipped").sum())
     num_open = sum(verdict.is_open for verdict in verdicts)
@@ -68,7 +67,7 @@ def status(manifest: Manifest, cases: pd.DataFrame, verdicts: Sequence[Verdict])
         answered = len(verdicts) - num_open
         said = "answered" if not num_open else f"{answered} of {plural(len(verdicts), 'question')} answered"
     rounds = finite(ok["num_rounds"].max()) if len(ok) else None
-    took = finite(timing.get("measuring_s"))
+    took = manifest.timing.measuring_s
     parts = (
         f"{ended}, {said}",
         f"{len(ok):,d} of {plural(len(cases) - skipped, 'case')} measured",

@@ -6,12 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ddp_bench.bench.conditions import Manifest, machine_kind
+from ddp_bench.bench.conditions import machine_kind
 from ddp_bench.bench.findings.numbers import between, plural, times
 from ddp_bench.bench.findings.separate_runs import UNKNOWN_REF, interleave_command, took_turns
 from ddp_bench.bench.findings.wording import Row, case_label, estimate, text, truth
+from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.results.aggregate import images_per_s_by_round, units_per_step
-from ddp_bench.bench.results.comparisons import EQUAL, FASTER, SLOWER, Comparison, margin_of
+from ddp_bench.bench.results.comparisons import EQUAL, FASTER, SLOWER, Comparison
 from ddp_bench.bench.results.round_times import ByRound
 from ddp_bench.bench.results.schema import records
 from ddp_bench.bench.results.store import RunData
@@ -58,7 +59,7 @@ def ratios(group: Sequence[MeasuredRun]) -> list[dict[str, Comparison]]:
     first, *others = group
     common = [[name for name in run.rows if name in first.rows] for run in others]
     confidence = 1 - (1 - _CONFIDENCE) / max(sum(map(len, common)), 1)
-    margin = margin_of(first.manifest)
+    margin = first.manifest.margin
     return [
         {
             name: found

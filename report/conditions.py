@@ -1,4 +1,4 @@
-"""Shows the conditions of a run, from its manifest; a missing key shows nothing."""
+"""Shows the conditions of a run, from its manifest; what is not known shows nothing."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import pandas as pd
 
 from ddp_bench.bench.axes import STEP_DEFAULTS
-from ddp_bench.bench.conditions import Manifest, Question, conditions_of, gpus_of, part, variables_of
+from ddp_bench.bench.conditions import Question, conditions_of, variables_of
 from ddp_bench.bench.findings.cautions import load_shares
 from ddp_bench.bench.findings.numbers import TIMES, count, duration, finite, mib, plain, quantity, singular
 from ddp_bench.bench.findings.wording import Row, link_name, samples_noun, text, unit_of, units_per_sample
-from ddp_bench.bench.results.schema import READS
+from ddp_bench.bench.manifest import Git, Gpu, Manifest, Model, WorkloadCode
 from ddp_bench.bench.settings import IMAGES
 from ddp_bench.report.model import Fact, Group, Table, TableColumn
 
@@ -34,56 +34,48 @@ _YES_OR_NO = {"True": "yes", "False": "no"}
 
 def link(manifest: Manifest, cases: pd.DataFrame) -> str:
     """Return the rate of the link between the hosts of a lab; empty on a real network."""
-    known = dict.fromkeys((plain(manifest.get("link")), *(text(cell) for cell in cases["link"])))
+    known = dict.fromkeys((manifest.link or "", *(text(cell) for cell in cases["link"])))
     return ", ".join(link_name(rate) for rate in known if rate)
 
 
 def hosts(manifest: Manifest) -> list[str]:
     """Return every host of the run once; the one that wrote the results comes first."""
-    entries = manifest.get("ranks")
-    ranks = entries if isinstance(entries, list) else []
-    own = plain(part(manifest, "environment").get("host"))
-    others = (plain(entry.get("host")) for entry in ranks if isinstance(entry, dict))
-    return [name for name in dict.fromkeys((own, *others)) if name]
+    names = (manifest.environment.host, *(rank.host for rank in manifest.ranks))
+    return [name for name in dict.fromkeys(names) if name]
 
 
 def groups(manifest: Manifest, cases: pd.DataFrame) -> tuple[Group, ...]:
     """Return the conditions in groups, without empty facts and groups."""
-    environment = part(manifest, "environment")
     made = (
         Group("Run", _run(manifest)),
-        Group("Settings", _facts(part(manifest, "settings").items())),
-        Group("Model", _model(part(manifest, "model"), cases)),
-        Group("Machine", _machine(manifest, environment, link(manifest, cases))),
-        Group("Versions", _facts(part(manifest, "versions").items())),
-        Group("Workload's code", _workload_code(part(manifest, "workload"))),
-        Group("ddp-bench", _own_code(part(manifest, "ddp_bench"), part(manifest, "git"))),
-        Group("Environment variables", _facts(variables_of(environment).items(), code=True)),
+        Group("Settings", _facts(manifest.settings.stored().items())),
+        Group("Model", _model(manifest.model, cases)),
+        Group("Machine", _machine(manifest, link(manifest, cases))),
+        Group("Versions", _facts(manifest.versions.items())),
+        Group("Workload's code", _workload_code(manifest.workload or WorkloadCode())),
+        Group("ddp-bench", _own_code(manifest.ddp_bench.version, manifest.git)),
+        Group("Environment variables", _facts(variables_of(manifest.environment).items(), code=True)),
     )
     return tuple(group for group in made if group.facts)
 
 
 def ranks(manifest: Manifest) -> Table | None:
     """Tabulate where every rank ran."""
-    entries = manifest.get("ranks")
-    known = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
-    names = [name for name in _RANK_COLUMNS if any(plain(entry.get(name)) for entry in known)]
+    told = [{name: plain(getattr(rank, name)) for name in _RANK_COLUMNS} for rank in manifest.ranks]
+    names = [name for name in _RANK_COLUMNS if any(rank[name] for rank in told)]
     columns = tuple(
         TableColumn(name.replace("_", " ").capitalize(), "number" if name in {"rank", "local_rank"} else "")
         for name in names
     )
     rows = tuple(
-        tuple(
-            link_name(cell) if name == "link" else cell for name in names for cell in [plain(entry.get(name))]
-        )
-        for entry in known
+        tuple(link_name(rank[name]) if name == "link" else rank[name] for name in names) for rank in told
     )
     return Table("Ranks", "Where every rank ran.", columns, rows) if names else None
 
 
 def topology(manifest: Manifest) -> str:
     """Return the topology as the machine printed it; empty when unknown."""
-    return plain(part(manifest, "environment").get("topology")).strip("\n")
+    return (manifest.environment.topology or "").strip("\n")
 
 
 def differences(titles: Sequence[str], manifests: Sequence[Manifest], links: Sequence[str]) -> Table | None:
@@ -102,38 +94,35 @@ def differences(titles: Sequence[str], manifests: Sequence[Manifest], links: Seq
 
 def _that_matter(manifest: Manifest, link: str) -> dict[str, str]:
     """Return by name the conditions of a run that a difference in speed may come from."""
-    settings = part(manifest, "settings")
-    work = {name.replace("_", " "): plain(settings.get(name)) for name in _OF_THE_WORK}
+    settings = manifest.settings.stored()
+    work = {name.replace("_", " "): plain(settings[name]) for name in _OF_THE_WORK}
     known = conditions_of(manifest)
     needed = [c for c in known if Question.GATE in c.needed]
     mentioned = [c for c in known if Question.GATE in c.mentioned]
     compared = {c.name: _YES_OR_NO.get(c.value, c.value) for c in (*needed, *mentioned)}
-    code = part(manifest, "workload")
-    edited = " with uncommitted changes" if code.get("dirty") else ""
-    commit = f"{plain(code.get('commit'))[:_SHORT_COMMIT]}{edited}"
+    code = manifest.workload or WorkloadCode()
+    edited = " with uncommitted changes" if code.dirty else ""
+    commit = f"{(code.commit or '')[:_SHORT_COMMIT]}{edited}"
     return {**work, "workload's commit": commit, "link between hosts": link, **compared}
 
 
 def _run(manifest: Manifest) -> tuple[Fact, ...]:
-    timing = part(manifest, "timing")
-    argv = manifest.get("argv")
-    command = plain(manifest.get("command")) or (" ".join(map(plain, argv)) if isinstance(argv, list) else "")
+    timing, command = manifest.timing, manifest.command or " ".join(manifest.argv)
     return (
         *_facts(
             (
-                ("name", manifest.get("name")),
-                ("started (UTC)", manifest.get("created_utc")),
-                ("total time", duration(finite(timing.get("total_s")))),
-                ("start-up", duration(finite(timing.get("startup_s")))),
-                ("share of time measured", quantity(finite(timing.get("timed_share_pct")), "%")),
+                ("name", manifest.name),
+                ("started (UTC)", manifest.created_utc),
+                ("total time", duration(timing.total_s)),
+                ("start-up", duration(timing.startup_s)),
+                ("share of time measured", quantity(timing.timed_share_pct, "%")),
                 ("cores used by others", _load(manifest)),
-                ("rounds", timing.get("rounds")),
-                ("stopped because", timing.get("stopped_because")),
-                ("seed", manifest.get("seed")),
-                ("results schema", _schema(manifest)),
+                ("rounds", timing.rounds),
+                ("stopped because", timing.stopped_because),
+                ("seed", manifest.seed),
             )
         ),
-        *_facts((("plan", manifest.get("plan_hash")), ("command", command)), code=True),
+        *_facts((("plan", manifest.plan_hash), ("command", command)), code=True),
     )
 
 
@@ -143,21 +132,16 @@ def _load(manifest: Manifest) -> str:
     return f"{100 * shares.busy:.0f}%, other guests {100 * shares.steal:.0f}%" if shares else ""
 
 
-def _schema(manifest: Manifest) -> str:
-    version = plain(manifest.get("schema_version"))
-    return f"{version} (this version {READS})" if version else ""
-
-
-def _model(model: Manifest, cases: pd.DataFrame) -> tuple[Fact, ...]:
-    flops = finite(model.get("forward_flops_per_image"))
+def _model(model: Model, cases: pd.DataFrame) -> tuple[Fact, ...]:
+    flops = model.forward_flops_per_image
     row: Row = cases.iloc[0] if len(cases) else {}
     unit, each = unit_of(row), units_per_sample(row)
     counted = "" if unit == IMAGES else unit if each == 1 else f"{unit}, {each:,d} per sample"
     return _facts(
         (
-            ("model", model.get("arch")),
-            ("parameters", count(finite(model.get("num_params")))),
-            ("gradients per step", mib(finite(model.get("gradient_bytes")))),
+            ("model", model.arch),
+            ("parameters", count(model.num_params)),
+            ("gradients per step", mib(model.gradient_bytes)),
             (
                 "forward pass",
                 quantity(None if flops is None else flops / 1e9, f"GFLOP/{singular(samples_noun(row))}"),
@@ -167,7 +151,7 @@ def _model(model: Manifest, cases: pd.DataFrame) -> tuple[Fact, ...]:
     )
 
 
-def _workload_code(code: Manifest) -> tuple[Fact, ...]:
+def _workload_code(code: WorkloadCode) -> tuple[Fact, ...]:
     names = {
         "spec": "workload",
         "file": "file",
@@ -178,51 +162,38 @@ def _workload_code(code: Manifest) -> tuple[Fact, ...]:
     }
     hashes = {"sha256": "SHA-256 of the file", "code_sha256": "SHA-256 of all imported files"}
     return (
-        *_facts((label, code.get(key)) for key, label in names.items()),
-        *_facts(((label, code.get(key)) for key, label in hashes.items()), code=True),
+        *_facts((label, getattr(code, key)) for key, label in names.items()),
+        *_facts(((label, getattr(code, key)) for key, label in hashes.items()), code=True),
     )
 
 
-def _own_code(own: Manifest, git: Manifest) -> tuple[Fact, ...]:
-    return _facts(
-        (
-            ("version", own.get("version")),
-            ("commit", git.get("commit")),
-            ("uncommitted changes", git.get("dirty")),
-        )
-    )
+def _own_code(version: str | None, git: Git) -> tuple[Fact, ...]:
+    return _facts((("version", version), ("commit", git.commit), ("uncommitted changes", git.dirty)))
 
 
-def _machine(manifest: Manifest, environment: Manifest, link: str) -> tuple[Fact, ...]:
-    cgroup = part(environment, "cgroup")
+def _machine(manifest: Manifest, link: str) -> tuple[Fact, ...]:
+    machine, cgroup = manifest.environment, manifest.environment.cgroup
     return _facts(
         (
-            ("host", environment.get("host")),
-            ("system", environment.get("os")),
-            ("CPU", environment.get("cpu_model")),
-            ("CPU cores", count(finite(environment.get("num_cores")))),
-            ("memory", quantity(finite(environment.get("memory_gib")), "GiB")),
-            ("CPU governor", environment.get("governors")),
-            ("transparent huge pages", environment.get("huge_pages")),
-            ("container's CPU quota", quantity(finite(cgroup.get("cpu_quota_cores")), "cores")),
-            ("container's memory limit", quantity(finite(cgroup.get("memory_limit_gib")), "GiB")),
-            ("container's cores", cgroup.get("cpuset")),
-            ("GPUs", _gpus(gpus_of(environment) or ())),
+            ("host", machine.host),
+            ("system", machine.os),
+            ("CPU", machine.cpu_model),
+            ("CPU cores", count(machine.num_cores)),
+            ("memory", quantity(machine.memory_gib, "GiB")),
+            ("CPU governor", machine.governors),
+            ("transparent huge pages", machine.huge_pages),
+            ("container's CPU quota", quantity(finite(cgroup.cpu_quota_cores), "cores")),
+            ("container's memory limit", quantity(finite(cgroup.memory_limit_gib), "GiB")),
+            ("container's cores", cgroup.cpuset),
+            ("GPUs", _gpus(machine.gpus or ())),
             ("link between hosts", link),
-            ("devices shared", manifest.get("oversubscription")),
         )
     )
 
 
-def _gpus(gpus: Iterable[Any]) -> str:
+def _gpus(gpus: Iterable[Gpu]) -> str:
     """Return `2 x NVIDIA H200, 143,771 MiB`, equal GPUs counted together."""
-    known = [gpu for gpu in gpus if isinstance(gpu, dict)]
-    names = (
-        ", ".join(
-            part for part in (plain(gpu.get("name")), quantity(finite(gpu.get("memory_mib")), "MiB")) if part
-        )
-        for gpu in known
-    )
+    names = (", ".join(filter(None, (gpu.name, quantity(gpu.memory_mib, "MiB")))) for gpu in gpus)
     return "; ".join(f"{how_many} {TIMES} {name}" for name, how_many in Counter(names).items() if name)
 
 

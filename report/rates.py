@@ -8,10 +8,10 @@ from statistics import median
 import pandas as pd
 
 from ddp_bench.bench.case import wire_share
-from ddp_bench.bench.conditions import Manifest, part
 from ddp_bench.bench.findings.numbers import finite
 from ddp_bench.bench.findings.wording import Row, estimate, text, truth, unit_of, units_per_sample
 from ddp_bench.bench.layout import BucketLayout
+from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.results.aggregate import bus_gb
 from ddp_bench.bench.results.schema import records
 from ddp_bench.bench.settings import IMAGES
@@ -55,7 +55,7 @@ def with_rates(cases: pd.DataFrame, manifest: Manifest, price: float | None) -> 
 
 def _rates(row: Row, manifest: Manifest, price: float | None) -> Mapping[str, float]:
     found: dict[str, float] = {}
-    flops = finite(part(manifest, "model").get("forward_flops_per_image"))
+    flops = manifest.model.forward_flops_per_image
     rate, num_devices = estimate(row, "images_per_s"), finite(row["num_devices"])
     if rate is not None and flops and num_devices:
         samples = rate.scaled(1 / units_per_sample(row))
@@ -77,26 +77,19 @@ def _rates(row: Row, manifest: Manifest, price: float | None) -> Mapping[str, fl
 
 def _matrix_rate(row: Row, manifest: Manifest) -> float | None:
     """Return what the median of the case's devices reached in large matrix products, TFLOP/s."""
-    listed = manifest.get("roofline")
-    measured = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
-    wanted = _measured_count(row, {finite(one.get("num_devices")) for one in measured} - {None})
-    rates = [
-        found
-        for one in measured
-        if finite(one.get("num_devices")) == wanted
-        and (found := finite(one.get("matrix_tflop_per_s"))) is not None
-        and found > 0
-    ]
-    return median(rates) if rates and wanted is not None else None
+    wanted = _measured_count(row, {one.num_devices for one in manifest.roofline})
+    rates = [one.matrix_tflop_per_s for one in manifest.roofline if one.num_devices == wanted]
+    known = [rate for rate in rates if rate]
+    return median(known) if known else None
 
 
-def _measured_count(row: Row, counts: Collection[float | None]) -> float | None:
+def _measured_count(row: Row, counts: Collection[int]) -> float | None:
     """Return how many devices were measured together for a case."""
     own = finite(row["num_devices"])
     if own in counts or row["mode"] != "dp" or truth(row["oversubscribed"]):
         return own
     # One process drives all devices of DataParallel: there may be fewer ranks to measure them.
-    return max((count for count in counts if count is not None), default=None)
+    return max(counts, default=None)
 
 
 def bus_gb_per_s(row: Row) -> Interval | None:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from ddp_bench.bench.findings.cautions import run_cautions
 from ddp_bench.bench.findings.findings import conclude
-from ddp_bench.bench.findings.numbers import plain, plural
+from ddp_bench.bench.findings.numbers import plural
 from ddp_bench.bench.findings.wording import text, without_stand_in
 from ddp_bench.bench.results.aggregate import comparisons_of_run, typical_of
 from ddp_bench.bench.results.comparisons import Comparison
@@ -26,7 +26,6 @@ from ddp_bench.report import (
     devices,
     forest,
     forms,
-    older,
     predicted,
     rounds,
     tables,
@@ -56,7 +55,6 @@ def page(
     offered = files or [RunFiles()] * len(runs)
     titles = _titles(runs)
     comparisons = [comparisons_of_run(run) for run in runs]
-    runs = [older.completed(run, found) for run, found in zip(runs, comparisons, strict=True)]
     # One block of objects: pandas takes long for every row that is chosen of a hundred typed columns.
     runs = [replace(run, cases=run.cases.astype(object)) for run in runs]
     views = tuple(
@@ -81,7 +79,7 @@ def page(
 
 def _titles(runs: Sequence[RunData]) -> list[str]:
     """Name each run; runs that share a name go by their folder too, or by a number."""
-    names = [plain(run.manifest.get("name")) or run.path.name for run in runs]
+    names = [run.manifest.name or run.path.name for run in runs]
     names = [
         name if names.count(name) == 1 else f"{name} ({run.path.name})"
         for name, run in zip(names, runs, strict=True)
@@ -128,7 +126,7 @@ def _run_view(
         cautions=tuple(
             Fact(caution.kind, caution.sentence) for caution in run_cautions(run.manifest, cases, run.blocks)
         ),
-        notes=(*(without_stand_in(note) for note in conclusion.notes), *older.notes(run)),
+        notes=tuple(without_stand_in(note) for note in conclusion.notes),
         figures=tuple(main),
         more_figures=tuple(more),
         tables=_tables(run, named, files.traces, comparisons, price),
@@ -202,7 +200,7 @@ def _subtitle(
         *hardware,
         f"{'hosts' if len(hosts) > 1 else 'host'} {_listed(hosts)}" if hosts else "",
         f"link {link}" if link else "",
-        _moment(plain(run.manifest.get("created_utc"))),
+        _moment(run.manifest.created_utc or ""),
         f"run {title}" if title != "run" else "",
     )
     return tuple(part for part in parts if part)

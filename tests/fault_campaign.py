@@ -17,6 +17,7 @@ import pandas as pd
 import psutil
 from commands import ROOT
 
+from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.results.schema import IDENTITY
 from ddp_bench.bench.results.store import load_run
 
@@ -75,7 +76,7 @@ class Ended:
     error: str
     cases: pd.DataFrame
     rows: frozenset[str]
-    manifest: dict[str, Any]
+    manifest: Manifest
 
 
 @dataclass
@@ -207,7 +208,7 @@ def damage(out: Path, seed: str) -> set[str]:
     before = lines(table)
     table.write_text("".join(before)[: -draw.randint(2, len(before[-1]) - 1)])
     with (out / "journal.jsonl").open("ab") as journal:
-        journal.write(b'{"outcome":[' + draw.randbytes(40) + b'\0\0{"on"')
+        journal.write(b'{"event":"settled",' + draw.randbytes(40) + b'\0\0{"event"')
     gone = set(before) - set(lines(table))
     assert gone
     # A block is whole with the rows of all its ranks: what is left of the last one goes too.

@@ -113,8 +113,8 @@ def under_way() -> dict[str, Any]:
     if not journal.exists():
         return {"what": "opening the folder"}
     for line in reversed(journal.read_text(errors="replace").splitlines()):
-        if line.startswith('{"on"'):
-            found: dict[str, Any] = json.loads(line)["on"]
+        if line.startswith('{"event": "underway"'):
+            found: dict[str, Any] = json.loads(line)
             return found
     return {"what": "opening the folder"}
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from jsonschema import Draft202012Validator
 
-from ddp_bench.bench.results.json_schema import json_schema
+from ddp_bench.bench.export.json_schema import json_schema
 
 TABLES = ("cases", "blocks", "buckets", "allreduce", "comparisons")
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+import msgspec
 import torch
 
 from ddp_bench.bench.cluster.meeting import host_name
 from ddp_bench.bench.cluster.messages import may_be_sent
 from ddp_bench.bench.gpus import gpus, pairs
 from ddp_bench.bench.machine import machine
+from ddp_bench.bench.manifest import FirstHost, Gpu
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class SeenGpus:
     host: str
     local_rank: int
     uuids: tuple[str, ...]
-    facts: tuple[dict[str, Any], ...]
+    facts: tuple[Gpu, ...]
 
     @property
     def own(self) -> str:
@@ -29,7 +30,7 @@ class SeenGpus:
         return self.uuids[self.local_rank % len(self.uuids)]
 
 
-may_be_sent(SeenGpus)
+may_be_sent(SeenGpus, Gpu)
 
 
 def num_gpus() -> int:
@@ -54,9 +55,9 @@ def seen_gpus(local_rank: int) -> SeenGpus:
     return SeenGpus(host_name(), local_rank, uuids, tuple(gpus(uuids)))
 
 
-def this_machine(seen: Sequence[SeenGpus]) -> dict[str, Any]:
+def this_machine(seen: Sequence[SeenGpus]) -> FirstHost:
     """This machine as a manifest describes it, with the GPUs that its ranks among `seen` see, each once."""
     here = [one for one in seen if one.host == host_name()]
     known = {uuid: facts for one in here for uuid, facts in zip(one.uuids, one.facts, strict=False)}
-    joined = [pair.stored() for pair in pairs(list(known))]
-    return {**machine(host_name()), "gpus": list(known.values()), "gpu_pairs": joined}
+    joined = tuple(pairs(list(known)))
+    return msgspec.structs.replace(machine(host_name()), gpus=tuple(known.values()), gpu_pairs=joined)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from ddp_bench.bench.cluster.messages import may_be_sent
 from ddp_bench.bench.cluster.ranks import allowed_cores
+from ddp_bench.bench.manifest import Load
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -36,27 +36,16 @@ class LoadReading:
 may_be_sent(LoadReading)
 
 
-@dataclass(frozen=True)
-class OtherLoad:
-    """Mean use, between two readings, of the cores on which the ranks of one machine may run."""
-
-    cores: int
-    others: float
-    """Cores' worth of time in programs that are no rank."""
-    steal: float
-    """Cores' worth of time that the hypervisor gave to other guests."""
-    seconds: float
-    """Between the readings."""
-
-    def after(self, earlier: Mapping[str, Any]) -> OtherLoad:
-        """The mean of this and of what an earlier part of the run was told, as a manifest has it."""
-        total_s = self.seconds + (earlier.get("seconds") or 0.0)
-        share = self.seconds / total_s if total_s else 1.0
-        others, steal = (
-            round(share * now + (1 - share) * earlier[name], 3)
-            for name, now in (("others", self.others), ("steal", self.steal))
-        )
-        return OtherLoad(self.cores, others, steal, round(total_s, 1))
+def mean_load(now: Load, earlier: Load) -> Load:
+    """The mean over two parts of a run."""
+    total_s = now.seconds + earlier.seconds
+    share = now.seconds / total_s if total_s else 1.0
+    return Load(
+        cores=now.cores,
+        others=round(share * now.others + (1 - share) * earlier.others, 3),
+        steal=round(share * now.steal + (1 - share) * earlier.steal, 3),
+        seconds=round(total_s, 1),
+    )
 
 
 def read_load() -> LoadReading | None:
@@ -83,7 +72,7 @@ def _cpu_s(process: psutil.Process) -> tuple[float, ...]:
     return (found.user, found.system, found.children_user, found.children_system)
 
 
-def other_loads(before: Sequence[LoadReading | None], after: Sequence[LoadReading | None]) -> list[OtherLoad]:
+def other_loads(before: Sequence[LoadReading | None], after: Sequence[LoadReading | None]) -> list[Load]:
     """Compute the load between two readings of every rank, in rank order: one per machine, if known."""
     if None in before or None in after:
         return []
@@ -92,7 +81,7 @@ def other_loads(before: Sequence[LoadReading | None], after: Sequence[LoadReadin
     return [_of_machine([pair for pair in pairs if pair[0].machine == machine]) for machine in machines]
 
 
-def _of_machine(pairs: Sequence[tuple[LoadReading, LoadReading]]) -> OtherLoad:
+def _of_machine(pairs: Sequence[tuple[LoadReading, LoadReading]]) -> Load:
     first, last = pairs[0]
     cores = sorted({core for reading, _ in pairs for core in reading.cores})
     elapsed_s = max(last.at_s - first.at_s, 1e-9)
@@ -103,4 +92,9 @@ def _of_machine(pairs: Sequence[tuple[LoadReading, LoadReading]]) -> OtherLoad:
     own = sum(now.own_s - then.own_s for then, now in pairs) / elapsed_s
     others = mean(first.busy_s, last.busy_s) - own
     steal = mean(first.steal_s, last.steal_s)
-    return OtherLoad(len(cores), round(max(others, 0.0), 3), round(max(steal, 0.0), 3), round(elapsed_s, 1))
+    return Load(
+        cores=len(cores),
+        others=round(max(others, 0.0), 3),
+        steal=round(max(steal, 0.0), 3),
+        seconds=round(elapsed_s, 1),
+    )

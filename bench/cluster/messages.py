@@ -1,7 +1,7 @@
 """What ranks send each other, as JSON: nothing that arrives is unpickled, imported or called.
 
 Whoever reaches a rank's port could send it something. So a message holds data alone: JSON's own types,
-tuples, sets, bytes, and dataclasses that the program named beforehand with `may_be_sent`.
+tuples, sets, bytes, and dataclasses and records that the program named beforehand with `may_be_sent`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+import msgspec
+
 _CLASSES: dict[str, type] = {}
-"""Dataclasses that may be sent, by name; the same on every rank, for all run one program."""
+"""Dataclasses and records that may be sent, by name; the same on every rank, for all run one program."""
 
 
 def may_be_sent(*classes: type) -> None:
-    """Let messages hold instances of these dataclasses. Raises ValueError for a name that is taken."""
+    """Let messages hold instances of these classes. Raises ValueError for a name that is taken."""
     for one in classes:
         if _CLASSES.setdefault(one.__name__, one) is not one:
             raise ValueError(f"two classes named {one.__name__} cannot both be sent")
@@ -47,14 +49,14 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if isinstance(value, dict):
         return {"dict": [[_plain(key), _plain(item)] for key, item in value.items()]}
-    if isinstance(value, bytes):
-        return {"bytes": base64.b64encode(value).decode()}
     for name, kind in (("tuple", tuple), ("frozenset", frozenset), ("set", set)):
         if type(value) is kind:
             return {name: [_plain(item) for item in value]}
     name = type(value).__name__
-    if not is_dataclass(value) or _CLASSES.get(name) is not type(value):
-        raise TypeError(f"ranks cannot send a {name}: it is no JSON; name a dataclass with may_be_sent")
+    if not isinstance(value, bytes) and _CLASSES.get(name) is not type(value):
+        raise TypeError(f"ranks cannot send a {name}: it is no JSON; name its class with may_be_sent")
+    if not is_dataclass(value):
+        return {name: msgspec.to_builtins(value)}  # a record, or bytes
     return {name: {f.name: _plain(getattr(value, f.name)) for f in fields(value)}}
 
 
@@ -75,4 +77,7 @@ def _restored(value: Any) -> Any:
     [(name, content)] = value.items()
     if name in _RESTORE:
         return _RESTORE[name](content)
-    return _CLASSES[name](**{field: _restored(item) for field, item in content.items()})
+    kind = _CLASSES[name]
+    if issubclass(kind, msgspec.Struct):
+        return msgspec.convert(content, kind)
+    return kind(**{field: _restored(item) for field, item in content.items()})

@@ -23,6 +23,7 @@ from ddp_bench.bench.cluster.numa import bind, near_cores
 from ddp_bench.bench.conditions import Question, needed
 from ddp_bench.bench.errors import AgreedError, ExitCode, UsageError
 from ddp_bench.bench.machine import versions
+from ddp_bench.bench.manifest import FirstHost, Manifest, RankPlace
 from ddp_bench.bench.modes import Place
 from ddp_bench.bench.modes.base import pin
 from ddp_bench.bench.provenance import own_git_state
@@ -131,24 +132,7 @@ def gpus_by_rank(device_type: str) -> tuple[SeenGpus, ...]:
     return tuple(gather(own))
 
 
-@dataclass(frozen=True)
-class RankInfo:
-    """What the manifest says of a rank."""
-
-    rank: int
-    host: str
-    local_rank: int
-    device: str
-    device_name: str
-    link: str | None
-    pid: int = 0
-    gpu: str | None = None
-    """UUID of its GPU."""
-    bound_cores: str = ""
-    """The cores next to its GPU, as `0-15,64`, where it was bound to them."""
-
-
-may_be_sent(RankInfo)
+may_be_sent(RankPlace)
 
 
 class Cluster:
@@ -217,10 +201,10 @@ class Cluster:
         """Rank 0's `value`, on every rank."""
         return from_first(value)
 
-    def info(self) -> RankInfo:
+    def info(self) -> RankPlace:
         """This rank, for the manifest."""
         device = self.place.device
-        return RankInfo(
+        return RankPlace(
             rank=self.rank,
             host=host_name(),
             local_rank=self.local_rank,
@@ -244,23 +228,28 @@ def allowed_cores() -> tuple[int, ...]:
     return tuple(range(os.cpu_count() or 1))
 
 
-def described_host(
-    environment: Mapping[str, Any], settings: Settings, *, device: str, num_local_ranks: int
-) -> dict[str, Any]:
-    """This host as a manifest describes a run, with what its ranks train on."""
-    return {
-        "environment": environment,
-        "versions": versions(),
-        "git": own_git_state(),
-        "settings": settings.stored(),
-        "device": device,
-        "num_ranks": num_local_ranks,
-    }
+@dataclass(frozen=True)
+class HostHello:
+    """What the first rank of a host says of it."""
+
+    machine: FirstHost
+    conditions: Mapping[str, str]
+    """What has to be the same of hosts that train together, by name."""
 
 
-def check_alike(found: Sequence[Mapping[str, Any] | None]) -> None:
+may_be_sent(HostHello, FirstHost)
+
+
+def described_host(machine: FirstHost, settings: Settings, *, device: str, num_local_ranks: int) -> HostHello:
+    """This host, with what its ranks train on."""
+    whole = Manifest(environment=machine, versions=versions(), git=own_git_state(), settings=settings)
+    of_ranks = {"device": device, "ranks per host": str(num_local_ranks)}
+    return HostHello(machine, needed(whole, Question.HOSTS) | of_ranks)
+
+
+def check_alike(found: Sequence[HostHello | None]) -> None:
     """Raise AgreedError with every difference between hosts; None are ranks that speak for no host."""
-    hosts = {str(one["environment"]["host"]): needed(one, Question.HOSTS) for one in found if one is not None}
+    hosts = {str(one.machine.host): one.conditions for one in found if one is not None}
     differences = []
     for name in dict.fromkeys(name for told in hosts.values() for name in told):
         values: dict[str, list[str]] = {}

@@ -28,7 +28,7 @@ class Figure:
     name: str
     unit: str
     value: Interval | None
-    """As in cases.csv; None where it has none, as the step time of older runs."""
+    """As in cases.csv; None where it has none."""
     by_round: tuple[float, ...]
     """Of the slowest rank, in order of the rounds; of memory, which is not taken by round, the one value."""
 

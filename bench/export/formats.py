@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from ddp_bench.bench.cli import to_json
-from ddp_bench.bench.conditions import Manifest, part
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.export.figures import Figure, MeasuredCase, measured_cases
 from ddp_bench.bench.export.metrics import DEFAULT, METRICS
 from ddp_bench.bench.findings.numbers import finite
 from ddp_bench.bench.findings.wording import CPU_STAND_IN, text
+from ddp_bench.bench.manifest import Host, Manifest, WorkloadCode
 from ddp_bench.bench.results.schema import records
 from ddp_bench.bench.results.store import RunData
 from ddp_bench.bench.stats import Interval
@@ -69,29 +69,29 @@ def pytest_benchmark(run: RunData, *, host_names: bool = False) -> str:
     timed = run.blocks[run.blocks["phase"] == "timed"]
     # Most blocks of a case have as many steps.
     num_steps = timed.groupby("case_id")["num_steps"].agg(lambda steps: int(steps.mode().iloc[0]))
-    environment, commit = part(run.manifest, "environment"), _commit(run.manifest)
-    system, _, release = text(environment.get("os")).partition("-")
+    environment, commit = run.manifest.environment, _commit(run.manifest)
+    system, _, release = (environment.os or "").partition("-")
     machine = {
-        "node": text(environment.get("host")) if host_names else "",
-        "processor": text(environment.get("cpu_model")),
-        "python_version": text(part(run.manifest, "versions").get("python")),
+        "node": environment.host if host_names else "",
+        "processor": environment.cpu_model,
+        "python_version": run.manifest.versions.get("python"),
         "system": system,
         "release": release,
     }
-    cpu = {"brand_raw": environment.get("cpu_model"), "count": environment.get("num_cores")}
+    cpu = {"brand_raw": environment.cpu_model, "count": environment.num_cores}
     return to_json(
         {
             "machine_info": _filled(machine) | {"cpu": cpu},
             "commit_info": {
-                "id": commit.get("commit"),
+                "id": commit.commit,
                 "time": None,
                 "author_time": None,
-                "dirty": commit.get("dirty"),
-                "project": commit.get("repository") or BENCHMARK,
+                "dirty": commit.dirty,
+                "project": commit.repository or BENCHMARK,
                 "branch": None,
             },
             "benchmarks": [_benchmark_of_a_step(case, int(num_steps[case.case_id])) for case in cases],
-            "datetime": text(run.manifest.get("created_utc")),
+            "datetime": run.manifest.created_utc or "",
         }
     )
 
@@ -156,10 +156,7 @@ def pytorch(run: RunData, *, host_names: bool = False) -> str:
     the job, its upload action adds.
     """
     dependencies = _dependencies(run.manifest)
-    run_facts = {
-        "run_id": text(run.manifest.get("run_id")),
-        "started_at": text(run.manifest.get("created_utc")),
-    }
+    run_facts = {"run_id": run.manifest.run_id, "started_at": run.manifest.created_utc}
     found = []
     for case in measured_cases(run):
         # The dashboards read `arch` as that of the device.
@@ -200,51 +197,45 @@ def _metric(figure: Figure) -> dict[str, Any]:
 
 def _runners(case: MeasuredCase, manifest: Manifest, *, host_names: bool) -> list[dict[str, Any]]:
     """Describe the hosts of a case, those of the first ranks; without names unless asked."""
-    environment = part(manifest, "environment")
-    hosts = part(manifest, "hosts") or {text(environment.get("host")): environment}
+    first = manifest.environment
+    hosts = manifest.hosts or {first.host or "": first}
     used = list(hosts)[: int(finite(case.row["num_nodes"]) or 1)]
     return [
-        _runner(case, part(hosts, name)) | ({"extra_info": {"hostname": str(name)}} if host_names else {})
+        _runner(case, hosts[name]) | ({"extra_info": {"hostname": name}} if host_names else {})
         for name in used
     ]
 
 
-def _runner(case: MeasuredCase, host: Manifest) -> dict[str, Any]:
-    device_type, cpu = text(case.row["device_type"]), text(host.get("cpu_model"))
-    listed = host.get("gpus")
-    gpus = [gpu for gpu in listed if isinstance(gpu, dict)] if isinstance(listed, list) else []
+def _runner(case: MeasuredCase, host: Host) -> dict[str, Any]:
+    device_type, cpu, gpus = text(case.row["device_type"]), host.cpu_model or "", host.gpus or ()
     return _filled(
         {
             "name": device_type,
             "type": cpu if device_type == "cpu" else text(case.row["device_name"]),
             "cpu_info": cpu,
-            "cpu_count": _whole(host.get("num_cores")),
-            "avail_mem_in_gb": _whole(host.get("memory_gib")),
-            "gpu_info": ", ".join(dict.fromkeys(text(gpu.get("name")) for gpu in gpus)),
+            "cpu_count": _whole(host.num_cores),
+            "avail_mem_in_gb": _whole(host.memory_gib),
+            "gpu_info": ", ".join(dict.fromkeys(gpu.name or "" for gpu in gpus)),
             "gpu_count": len(gpus),
-            "avail_gpu_mem_in_gb": _whole(sum(finite(gpu.get("memory_mib")) or 0 for gpu in gpus) / 1024),
+            "avail_gpu_mem_in_gb": _whole(sum(gpu.memory_mib or 0 for gpu in gpus) / 1024),
         }
     )
 
 
-def _whole(value: Any) -> int:
+def _whole(value: float | None) -> int:
     """A number as the database's UInt32; 0, its default, where unknown."""
-    number = finite(value)
-    return int(number) if number is not None and 0 <= number < 2**32 else 0
+    return int(value) if value is not None and value < 2**32 else 0
 
 
 def _dependencies(manifest: Manifest) -> dict[str, dict[str, Any]]:
     """The versions that were measured with, and the commit of what was."""
     found: dict[str, dict[str, Any]] = {
-        str(name): {"version": text(version)} for name, version in part(manifest, "versions").items()
+        name: {"version": version} for name, version in manifest.versions.items()
     }
-    found[BENCHMARK] = {
-        "version": text(part(manifest, "ddp_bench").get("version")),
-        "sha": text(part(manifest, "git").get("commit")),
-    }
+    found[BENCHMARK] = {"version": manifest.ddp_bench.version, "sha": manifest.git.commit}
     measured = _commit(manifest)
-    if repository := text(measured.get("repository")):
-        found["workload"] = {"repo": repository, "sha": text(measured.get("commit"))}
+    if measured.repository:
+        found["workload"] = {"repo": measured.repository, "sha": measured.commit}
     return _filled({name: _filled(told) for name, told in found.items()})
 
 
@@ -272,13 +263,13 @@ def prometheus(run: RunData) -> str:
             ]
             lines += _family("_".join(filter(None, (name, end, unit))), f"{meaning}{note}", samples)
     about = {
-        "run_id": text(run.manifest.get("run_id")),
-        "torch": text(part(run.manifest, "versions").get("torch")),
-        "commit": text(part(run.manifest, "git").get("commit")),
+        "run_id": run.manifest.run_id,
+        "torch": run.manifest.versions.get("torch"),
+        "commit": run.manifest.git.commit,
     }
     lines += _family("run_info", "The run that was measured", [(_filled(about), 1.0)])
     try:
-        began = datetime.fromisoformat(text(run.manifest.get("created_utc"))).timestamp()
+        began = datetime.fromisoformat(run.manifest.created_utc or "").timestamp()
     except (ValueError, OverflowError):
         pass
     else:
@@ -393,10 +384,10 @@ def _with(cases: Iterable[MeasuredCase], column: str) -> Iterator[tuple[Measured
             yield case, figure, figure.value
 
 
-def _commit(manifest: Manifest) -> Manifest:
+def _commit(manifest: Manifest) -> WorkloadCode:
     """The commit that was measured: of the user's workload where that is known, else of ddp-bench."""
-    workload = part(manifest, "workload")
-    return workload if workload.get("commit") else part(manifest, "git")
+    code, own = manifest.workload, manifest.git
+    return code if code and code.commit else WorkloadCode(commit=own.commit, dirty=own.dirty)
 
 
 def _filled(told: Mapping[str, Any]) -> dict[str, Any]:

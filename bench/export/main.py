@@ -109,7 +109,7 @@ def _main(argv: Sequence[str] | None) -> int:
 
 
 def _print_schema(options: argparse.Namespace) -> int:
-    from ddp_bench.bench.results.json_schema import SCHEMAS, json_schema  # pandas, as above
+    from ddp_bench.bench.export.json_schema import SCHEMAS, json_schema
 
     if any(value for name, value in vars(options).items() if name != "schema"):
         raise UsageError("--schema describes every run; leave out RUN and the other options")

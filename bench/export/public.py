@@ -4,45 +4,45 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import re
 from collections.abc import Mapping
-from enum import Enum, auto
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from ddp_bench.bench.axes import DDP_AXES, PIPELINE_AXES, STEP_DEFAULTS
-from ddp_bench.bench.conditions import part
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.export.figures import data_kind
 from ddp_bench.bench.machine import PACKAGES
+from ddp_bench.bench.manifest import (
+    MANIFEST,
+    Cgroup,
+    DeviceRates,
+    FirstHost,
+    Git,
+    Gpu,
+    GpuPair,
+    Host,
+    Load,
+    Manifest,
+    Model,
+    OwnVersion,
+    RankPlace,
+    Resumed,
+    Timing,
+    WorkloadCode,
+)
 from ddp_bench.bench.plan import equal_layout, equal_layout_reason
 from ddp_bench.bench.results.archive import SUFFIX, opened, packed
 from ddp_bench.bench.results.disk import MOST_TABLE_BYTES, read_bytes
 from ddp_bench.bench.results.recorder import NOT_REACHED
 from ddp_bench.bench.results.schema import FILES, Column
-from ddp_bench.bench.results.store import MANIFEST, RunData, write_output
+from ddp_bench.bench.results.store import RunData, write_output
 from ddp_bench.bench.results.tables import readable
+from ddp_bench.bench.settings import Settings
 from ddp_bench.bench.text import csv_cell, csv_text
-
-
-class As(Enum):
-    """How a public field is handed on."""
-
-    IT_IS = auto()
-    """A number, a text or a list of them, unchanged."""
-    HOST = auto()
-    """The name of a host: `host0` for the first, `host1`, …"""
-    DATA = auto()
-    """Where batches come from: `folder` for the path of one."""
-    WORKLOAD = auto()
-    """That there is one, not where it lies."""
-
-
-def _fields(*names: str) -> dict[str, Any]:
-    """Fields that are handed on as they are."""
-    return dict.fromkeys(names, As.IT_IS)
-
 
 _SETTINGS = (
     *("modes", "gpus", "arch", "batch_size", "image_size", "data_workers", "prefetch", "scaling"),
@@ -50,6 +50,7 @@ _SETTINGS = (
     *("sustain", "case_timeout", "steps", "trace", "telemetry", "allreduce_curve", "calibrate", "passes"),
     *("sweep", "seed", "preset", "caps_given", "least_block_s", *STEP_DEFAULTS, *DDP_AXES, *PIPELINE_AXES),
 )
+_VERSIONS = ("python", *PACKAGES, "cuda", "cudnn", "nccl", "nccl_backend")
 _VARIABLES = (
     *("OMP_NUM_THREADS", "OMP_PROC_BIND", "OMP_WAIT_POLICY", "OMP_DYNAMIC", "MKL_NUM_THREADS", "MKL_DYNAMIC"),
     *("OPENBLAS_NUM_THREADS", "KMP_AFFINITY", "KMP_BLOCKTIME", "GLIBC_TUNABLES", "MALLOC_ARENA_MAX"),
@@ -61,37 +62,41 @@ _VARIABLES = (
     *("NCCL_MAX_NCHANNELS", "NCCL_MIN_CTAS", "NCCL_MAX_CTAS", "NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL"),
     *("NCCL_SHM_DISABLE", "NCCL_IB_DISABLE", "NCCL_NET_GDR_LEVEL", "NCCL_NVLS_ENABLE", "NCCL_CUMEM_ENABLE"),
 )
-_HOST = {
-    **_fields("cpu_model", "num_cores", "memory_gib", "governors", "huge_pages"),
-    "gpus": [_fields("uuid", "name", "driver", "memory_mib", "power_limit_w", "max_sm_clock_mhz")],
-    "gpu_pairs": [_fields("first", "second", "nvlink", "peer_access", "path")],
-    "cgroup": _fields("cpu_quota_cores", "memory_limit_gib", "cpuset"),
-}
-_RANK = _fields("local_rank", "device", "device_name", "link", "gpu", "bound_cores")
-_TIMING = _fields(
-    *("startup_s", "measuring_s", "timed_steps_s", "rounds", "stopped_because", "total_s", "timed_share_pct")
-)
-_GIT = _fields("commit", "dirty")
-_RATES = [f"matrix_tflop_per_s{end}" for end in ("", "_low", "_high")]
+_HOST = ("cpu_model", "num_cores", "memory_gib", "gpus", "gpu_pairs", "governors", "huge_pages", "cgroup")
+_GIT = ("commit", "dirty")
 
-PUBLIC: dict[str, Any] = {
-    **_fields("schema_version", "run_id", "interleaved_id", "preset", "created_utc", "seed", "plan_hash"),
-    **_fields("link", "restarts"),
-    "settings": {**_fields(*_SETTINGS), "data": As.DATA, "workload": As.WORKLOAD},
-    "versions": _fields("python", *PACKAGES, "cuda", "cudnn", "nccl", "nccl_backend"),
-    "ddp_bench": _fields("version"),
-    "git": _GIT,
-    "workload": _fields("commit", "dirty", "sha256", "code_sha256"),
-    "environment": {**_HOST, "host": As.HOST, "os": As.IT_IS, "env": _fields(*_VARIABLES)},
-    "hosts": {As.HOST: _HOST},
-    "model": _fields("arch", "num_params", "gradient_bytes", "forward_flops_per_image"),
-    "ranks": [{"rank": As.IT_IS, "host": As.HOST, **_RANK}],
-    "timing": _TIMING,
-    "load": [_fields("cores", "others", "steal", "seconds")],
-    "roofline": [_fields("num_devices", "rank", *_RATES)],
-    "resumed": [{**_fields("utc"), "git": _GIT}],
+PUBLIC: dict[type, tuple[str, ...]] = {
+    Manifest: (
+        *("run_id", "interleaved_id", "preset", "created_utc", "settings", "seed", "plan_hash", "versions"),
+        *("ddp_bench", "git", "workload", "environment", "hosts", "model", "ranks", "link", "timing"),
+        *("roofline", "load", "restarts", "resumed"),
+    ),
+    OwnVersion: ("version",),
+    Git: _GIT,
+    WorkloadCode: (*_GIT, "sha256", "code_sha256"),
+    Host: _HOST,
+    FirstHost: (*_HOST, "os", "host", "env"),
+    Gpu: ("uuid", "name", "driver", "memory_mib", "power_limit_w", "max_sm_clock_mhz"),
+    GpuPair: ("first", "second", "nvlink", "peer_access", "path"),
+    Cgroup: ("cpu_quota_cores", "memory_limit_gib", "cpuset"),
+    Model: ("arch", "num_params", "gradient_bytes", "forward_flops_per_image"),
+    RankPlace: ("rank", "host", "local_rank", "device", "device_name", "link", "gpu", "bound_cores"),
+    Timing: (
+        *("startup_s", "measuring_s", "timed_steps_s", "rounds", "stopped_because", "total_s"),
+        "timed_share_pct",
+    ),
+    DeviceRates: (
+        *("num_devices", "rank", "matrix_tflop_per_s", "matrix_tflop_per_s_low", "matrix_tflop_per_s_high"),
+    ),
+    Load: ("cores", "others", "steal", "seconds"),
+    Resumed: ("utc", "git"),
+    Settings: (*_SETTINGS, "data", "workload"),
 }
-"""The public fields of a manifest, the only ones that are handed on; a list holds the fields of its items."""
+"""The public fields of a manifest's records, the only ones that are handed on.
+
+Of versions and variables those in `_VERSIONS` and `_VARIABLES`; hosts by other names; of `data` and
+`workload` only whether they are the user's.
+"""
 
 TEXTS = (
     *("case_id", "status", "mode", "impl", "device_type", "device_name", "backend", "link", "arch", "unit"),
@@ -122,7 +127,7 @@ def write_zip(run: RunData, out: Path | None) -> Path:
 
 def _beside(run: RunData) -> Path:
     """Not by the folder's name, which has that of the host."""
-    run_id = str(run.manifest.get("run_id"))
+    run_id = run.manifest.run_id or ""
     if not re.fullmatch(r"[0-9a-f]{12}", run_id):
         raise UsageError(f"{run.path} has no run_id to name the archive by; name it with --out FILE{SUFFIX}")
     target = run.path.absolute().parent / f"{run_id}{SUFFIX}"
@@ -133,8 +138,7 @@ def _beside(run: RunData) -> Path:
 
 def _members(run: RunData) -> dict[str, bytes]:
     hosts = _aliases(run)
-    manifest = json.dumps(_public(run.manifest, PUBLIC, hosts), indent=2) + "\n"
-    members = {MANIFEST: manifest.encode("utf-8")}
+    members = {MANIFEST: _manifest(run.manifest, hosts).as_json()}
     with opened(run.path) as folder:
         for name, columns in FILES.items():
             path = folder / name
@@ -146,39 +150,44 @@ def _members(run: RunData) -> dict[str, bytes]:
 
 def _aliases(run: RunData) -> dict[str, str]:
     """What stands for each host that a run names, the first rank's first."""
-    ranks = run.manifest.get("ranks")
     found = [
-        part(run.manifest, "environment").get("host"),
-        *(rank.get("host") for rank in (ranks if isinstance(ranks, list) else ()) if isinstance(rank, dict)),
-        *part(run.manifest, "hosts"),
+        run.manifest.environment.host,
+        *(rank.host for rank in run.manifest.ranks),
+        *run.manifest.hosts,
         *run.blocks["host"].dropna().unique(),
     ]
-    names = dict.fromkeys(name for name in found if isinstance(name, str) and name)
+    names = dict.fromkeys(name for name in found if name)
     return {name: f"host{place}" for place, name in enumerate(names)}
 
 
-def _public(value: Any, allowed: Any, hosts: Mapping[str, str]) -> Any:
-    """What is public of a value in the place of a manifest that `allowed` describes."""
-    if isinstance(allowed, list):
-        items = value if isinstance(value, list) else []
-        return [_public(item, allowed[0], hosts) for item in items if isinstance(item, dict)]
-    if not isinstance(allowed, dict):
-        return _public_field(value, allowed, hosts)
-    known = value if isinstance(value, dict) else {}
-    if As.HOST in allowed:
-        inner = allowed[As.HOST]
-        return {hosts[name]: _public(facts, inner, hosts) for name, facts in known.items() if name in hosts}
-    return {name: _public(known[name], inner, hosts) for name, inner in allowed.items() if name in known}
+def _manifest(whole: Manifest, hosts: Mapping[str, str]) -> Manifest:
+    """What is public of a manifest."""
+    found: Manifest = _public(whole)
+    first, settings = found.environment, found.settings
+    kinds = replace(settings, data=data_kind(settings.data), workload=settings.workload and "WORKLOAD")
+    return structs.replace(
+        found,
+        settings=kinds,
+        versions={name: told for name, told in found.versions.items() if name in _VERSIONS},
+        environment=structs.replace(
+            first,
+            host=hosts.get(first.host or ""),
+            env={name: told for name, told in first.env.items() if name in _VARIABLES},
+        ),
+        hosts={hosts[name]: host for name, host in found.hosts.items() if name in hosts},
+        ranks=tuple(structs.replace(rank, host=hosts.get(rank.host, "")) for rank in found.ranks),
+    )
 
 
-def _public_field(value: Any, allowed: As, hosts: Mapping[str, str]) -> Any:
-    """None where it is nothing of what was allowed."""
-    if allowed is As.IT_IS:
-        items = value if isinstance(value, list) else [value]
-        return value if all(item is None or isinstance(item, str | int | float) for item in items) else None
-    if not isinstance(value, str):
-        return None
-    return {As.HOST: hosts.get(value), As.DATA: data_kind(value), As.WORKLOAD: "WORKLOAD"}[allowed]
+def _public(value: Any) -> Any:
+    """A record with its public fields alone, and so within; anything else as it is."""
+    if type(value) in PUBLIC:
+        return type(value)(**{name: _public(getattr(value, name)) for name in PUBLIC[type(value)]})
+    if isinstance(value, tuple):
+        return tuple(map(_public, value))
+    if isinstance(value, dict):
+        return {key: _public(item) for key, item in value.items()}
+    return value
 
 
 def _table(content: bytes, columns: tuple[Column, ...], hosts: Mapping[str, str]) -> bytes:

@@ -266,7 +266,7 @@ def _listed(names: Sequence[str]) -> str:
 def _communication(row: Row) -> Verdict | None:
     """What communication adds to DDP's step, and how much of it is hidden."""
     exposed, hidden = estimate(row, "exposed_comm_ms"), hidden_share(row)
-    step = estimate(row, "step_ms") or estimate(row, "step_ms_p50")  # schema 1 has the median alone
+    step = estimate(row, "step_ms")
     if exposed is None or step is None:
         return None
     if pd.isna(exposed.low):

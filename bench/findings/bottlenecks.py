@@ -98,9 +98,7 @@ def slow_rank(ddp: pd.DataFrame, blocks: pd.DataFrame) -> list[str]:
     slowest = own.loc[own.groupby("round")["block_ms"].idxmax()]
     rank = int(slowest["rank"].mode().iloc[0])
     often, rounds = int((slowest["rank"] == rank).sum()), len(slowest)
-    # Schema 1 has the median alone.
-    step_ms = row["step_ms_p50"] if pd.isna(row["step_ms"]) else row["step_ms"]
-    share = 100 * row["rank_skew_ms"] / step_ms
+    share = 100 * row["rank_skew_ms"] / row["step_ms"]
     apart = f"{ranged(row, 'rank_skew_ms', 'ms')} per step ({share:.0f}% of it)"
     num_ranks = own["rank"].nunique()
     by_chance = min(num_ranks * scipy.stats.binom.sf(often - 1, rounds, 1 / num_ranks), 1.0)

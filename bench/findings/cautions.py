@@ -7,11 +7,11 @@ from typing import NamedTuple
 import pandas as pd
 
 from ddp_bench.bench.cli import command
-from ddp_bench.bench.conditions import Manifest, part
 from ddp_bench.bench.findings.caution import MOST_BUSY, MOST_STEAL, Caution
 from ddp_bench.bench.findings.links import link_cautions
 from ddp_bench.bench.findings.numbers import finite, short
-from ddp_bench.bench.findings.stability import cautions, target_of
+from ddp_bench.bench.findings.stability import cautions
+from ddp_bench.bench.manifest import Manifest
 
 MOST_SPLIT_EFFECT = 1e-2
 """More of `split_effect` is no rounding: float32 leaves 1e-3 at most."""
@@ -27,22 +27,20 @@ class LoadShares(NamedTuple):
 
 def load_shares(manifest: Manifest) -> LoadShares | None:
     """Return the largest shares of any machine of a run; None where the manifest does not tell."""
-    told = manifest.get("load")
-    loads = [load for load in told if isinstance(load, dict)] if isinstance(told, list) else []
     shares = [
-        LoadShares(*((finite(load.get(name)) or 0.0) / cores for name in ("others", "steal")))
-        for load in loads
-        if (cores := finite(load.get("cores"))) is not None and cores > 0
+        LoadShares(load.others / load.cores, load.steal / load.cores) for load in manifest.load if load.cores
     ]
     return LoadShares(*map(max, zip(*shares, strict=True))) if shares else None
 
 
 def run_cautions(manifest: Manifest, cases: pd.DataFrame, blocks: pd.DataFrame) -> list[Caution]:
     """Return what to know before trusting a run, of its files."""
+    settings = manifest.settings
+    target = None if settings.rounds else settings.precision_target
     return [
         *other_load(manifest, cases),
         *unequal_weights(cases),
-        *cautions(cases, blocks, target=target_of(part(manifest, "settings"))),
+        *cautions(cases, blocks, target=target),
         *link_cautions(manifest, cases),
     ]
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -16,7 +15,8 @@ from ddp_bench.bench.findings.next_step import NextStep, next_step
 from ddp_bench.bench.findings.numbers import rate
 from ddp_bench.bench.findings.uncertainty import unmeasured
 from ddp_bench.bench.findings.wording import estimate, mode_label, place, unit_of
-from ddp_bench.bench.results.comparisons import Comparison, margin_of
+from ddp_bench.bench.manifest import Manifest
+from ddp_bench.bench.results.comparisons import Comparison
 from ddp_bench.bench.text import visible
 
 
@@ -40,7 +40,7 @@ class Conclusion:
 
 def conclude(
     folder: Path,
-    manifest: Mapping[str, Any],
+    manifest: Manifest,
     cases: pd.DataFrame,
     blocks: pd.DataFrame,
     comparisons: Sequence[Comparison],
@@ -49,7 +49,7 @@ def conclude(
 ) -> Conclusion:
     """Conclude a run from its files in `folder`; `resumable` where its journal is among them."""
     found = (
-        *verdicts(cases, comparisons, margin=margin_of(manifest)),
+        *verdicts(cases, comparisons, margin=manifest.margin),
         *compile_verdicts(cases, comparisons),
     )
     following = next_step(folder, manifest, cases, comparisons, found, resumable=resumable)

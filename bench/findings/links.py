@@ -9,10 +9,10 @@ from typing import Any, TypeAlias
 import pandas as pd
 
 from ddp_bench.bench.cli import command
-from ddp_bench.bench.conditions import Manifest, part
 from ddp_bench.bench.findings.caution import Caution
 from ddp_bench.bench.findings.numbers import plural
 from ddp_bench.bench.findings.wording import text
+from ddp_bench.bench.manifest import Manifest, RankPlace
 from ddp_bench.bench.results.schema import records
 
 Pair: TypeAlias = tuple[str, int, int]
@@ -21,12 +21,16 @@ Pair: TypeAlias = tuple[str, int, int]
 
 def link_cautions(manifest: Manifest, cases: pd.DataFrame) -> list[Caution]:
     """Return a caution about the pairs of GPUs that measured cases used; what is not known is not told."""
-    known = _known(manifest)
-    with_nvlink = {host for (host, _, _), pair in known.items() if pair.get("nvlink")}
+    known = {
+        (name, pair.first, pair.second): pair
+        for name, host in manifest.hosts.items()
+        for pair in host.gpu_pairs
+    }
+    with_nvlink = {host for (host, _, _), pair in known.items() if pair.nvlink}
     slow = {
-        pair
-        for pair, how in known.items()
-        if how.get("peer_access") is False or (how.get("nvlink") is False and pair[0] in with_nvlink)
+        place
+        for place, pair in known.items()
+        if pair.peer_access is False or (pair.nvlink is False and place[0] in with_nvlink)
     }
     ok = cases[(cases["status"] == "ok") & (cases["device_type"] == "cuda") & (cases["num_devices"] > 1)]
     used = {text(row["case_id"]): _used(manifest, row) & slow for row in records(ok)}
@@ -44,38 +48,19 @@ def link_cautions(manifest: Manifest, cases: pd.DataFrame) -> list[Caution]:
     ]
 
 
-def _known(manifest: Manifest) -> dict[Pair, Manifest]:
-    """What is known of every pair of a run's GPUs."""
-    hosts = part(manifest, "hosts")
-    return {
-        (host, first, second): pair
-        for host in hosts
-        for pair in _tables(part(hosts, host), "gpu_pairs")
-        for first, second in [(pair.get("first"), pair.get("second"))]
-        if isinstance(first, int) and isinstance(second, int)
-    }
-
-
 def _used(manifest: Manifest, row: Mapping[Any, Any]) -> set[Pair]:
     """The pairs of GPUs between which a case copies: any two of its ranks on a host, or of DP's replicas."""
-    ranks = _tables(manifest, "ranks")
+    ranks = manifest.ranks
     if row["mode"] == "dp":
-        host = text(ranks[0].get("host")) if ranks else ""
+        host = ranks[0].host if ranks else ""
         return {(host, a, b) for a, b in itertools.combinations(range(int(row["num_devices"])), 2)}
     places = [_place(manifest, rank) for rank in ranks[: int(row["num_devices"])]]
     own = sorted({place for place in places if place is not None})
     return {(host, a, b) for (host, a), (other, b) in itertools.combinations(own, 2) if host == other}
 
 
-def _place(manifest: Manifest, rank: Manifest) -> tuple[str, int] | None:
+def _place(manifest: Manifest, rank: RankPlace) -> tuple[str, int] | None:
     """Host and place of the GPU that a rank trained on; None where its UUID is not known."""
-    host = text(rank.get("host"))
-    uuids = [gpu.get("uuid") for gpu in _tables(part(part(manifest, "hosts"), host), "gpus")]
-    own = rank.get("gpu")
-    return (host, uuids.index(own)) if own and own in uuids else None
-
-
-def _tables(whole: Manifest, name: str) -> list[Manifest]:
-    """A list of tables in a part of a manifest; empty where it is something else."""
-    found = whole.get(name)
-    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+    host = manifest.hosts.get(rank.host)
+    uuids = [gpu.uuid for gpu in (host.gpus if host else None) or ()]
+    return (rank.host, uuids.index(rank.gpu)) if rank.gpu and rank.gpu in uuids else None

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
-from ddp_bench.bench.axes import STEP_DEFAULTS
+from ddp_bench.bench.axes import STEP_DEFAULTS, YES
 from ddp_bench.bench.cli import command
-from ddp_bench.bench.conditions import part
 from ddp_bench.bench.estimate import MIN_ROUNDS
 from ddp_bench.bench.findings.answers import Verdict, by_compile_label, headline
-from ddp_bench.bench.findings.numbers import about, finite
+from ddp_bench.bench.findings.numbers import about
 from ddp_bench.bench.findings.uncertainty import failed_modes
 from ddp_bench.bench.findings.wording import text
-from ddp_bench.bench.results.comparisons import OPEN, Comparison, margin_of
+from ddp_bench.bench.manifest import Manifest
+from ddp_bench.bench.results.comparisons import OPEN, Comparison
 from ddp_bench.bench.results.recorder import resume_command
-from ddp_bench.bench.settings import as_options, options_of
+from ddp_bench.bench.settings import Settings, as_options, options_of
 from ddp_bench.bench.text import visible
 
 MOST_S = 7200.0
@@ -58,7 +57,7 @@ class NextStep:
 
 def next_step(
     folder: Path,
-    manifest: Mapping[str, Any],
+    manifest: Manifest,
     cases: pd.DataFrame,
     comparisons: Sequence[Comparison],
     verdicts: Sequence[Verdict],
@@ -71,11 +70,11 @@ def next_step(
     with failed cases is no baseline. None of a side of an interleaved gate: the gate says what comes next.
     A folder without its journal, such as a baseline, is not `resumable`: its command begins anew.
     """
-    settings = part(manifest, "settings")
+    settings = manifest.settings
     failed = cases[cases["mode"].isin(failed_modes(cases, cases["mode"].unique()))]
     if any(LOOKS_FOR_UNUSED in text(reason) for reason in failed.loc[failed["mode"] == "ddp", "reason"]):
         return _with_unused_parameters(settings, set(failed["mode"]) - {"ddp"})
-    if not verdicts or not failed.empty or manifest.get("interleaved_id"):
+    if not verdicts or not failed.empty or manifest.interleaved_id:
         return None
     if any(verdict.is_open for verdict in verdicts):
         again = command("run", *as_options(settings, _ALL_BUT_WHERE - {"rounds", "max_time"}))
@@ -84,9 +83,8 @@ def next_step(
     here = headline(by_compile_label(cases)[0][1])
     ddp = here[(here["mode"] == "ddp") & here["exposed_comm_ms"].notna()]
     num_devices = int(here["num_devices"].iloc[0])
-    step_ms = ddp["step_ms"].fillna(ddp["step_ms_p50"])  # schema 1 has the median alone
     several = ddp["num_buckets"].isna() | (ddp["num_buckets"] > 1)  # a single bucket has no better cap
-    if several.any() and (ddp["exposed_comm_ms"] / step_ms).min() >= WORTH_TUNING:
+    if several.any() and (ddp["exposed_comm_ms"] / ddp["step_ms"]).min() >= WORTH_TUNING:
         options = as_options(_eager_of_several(settings), CARRIED)
         search = command("tune", "--gpus", str(num_devices), *options)
         return NextStep("search for better buckets", visible(search))
@@ -96,31 +94,29 @@ def next_step(
     return NextStep("keep this run, to hold later ones against it", visible(save))
 
 
-def _with_unused_parameters(settings: Mapping[str, Any], failed: set[str]) -> NextStep:
+def _with_unused_parameters(settings: Settings, failed: set[str]) -> NextStep:
     """Measure DDP as it can train here, without the modes that `failed` for another reason."""
-    modes = settings.get("modes")
-    kept = [mode for mode in modes if mode not in failed] if isinstance(modes, list) else None
-    wanted = {**settings, "modes": kept, "find_unused_parameters": [True]}
+    kept = tuple(mode for mode in settings.modes if mode not in failed)
+    wanted = replace(settings, modes=kept, find_unused_parameters=(YES,))
     again = command("run", *as_options(wanted, _ALL_BUT_WHERE))
     return NextStep("let DDP search for parameters without gradient", visible(again))
 
 
-def _eager_of_several(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings with the first mode of torch.compile alone: tuning takes one, and it is what was judged."""
-    modes = settings.get("compile")
-    return {**settings, "compile": modes[:1]} if isinstance(modes, list) else {**settings}
+def _eager_of_several(settings: Settings) -> Settings:
+    """Tune one way to compile; where a run compared several, eager, which is the first."""
+    return replace(settings, compile=settings.compile and settings.compile[:1])
 
 
 def _more(
     begin: str,
-    manifest: Mapping[str, Any],
+    manifest: Manifest,
     cases: pd.DataFrame,
     comparisons: Sequence[Comparison],
     verdicts: Sequence[Verdict],
 ) -> NextStep:
     """Go on, with the command that `begin`s so, for as long as the widest of what is open needs."""
-    spent_s = finite(part(manifest, "timing").get("measuring_s")) or LEAST_S
-    margin = margin_of(manifest)
+    spent_s = manifest.timing.measuring_s or LEAST_S
+    margin = manifest.margin
     rounds = int(cases["num_rounds"].fillna(0).max() or 0)
     unsettled = [one for one in comparisons if one.answer in OPEN]
     wanted = math.log1p(margin) / 2
@@ -137,7 +133,7 @@ def _more(
         if factor * spent_s > MOST_S:
             why = f"telling {100 * margin:g}% apart would take {about(factor * spent_s)} at this noise"
             return NextStep(f"{why}; quiet the machine first", command("doctor"))
-    if part(manifest, "settings").get("rounds") is not None:
+    if manifest.settings.rounds is not None:
         more = f"--rounds {math.ceil(rounds * factor)}"
     else:
         more = f"--max-time {math.ceil(max(factor * spent_s, LEAST_S) / 60)}m"

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from ddp_bench.bench.cli import command
-from ddp_bench.bench.conditions import part
+from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.settings import as_options, options_of
 from ddp_bench.bench.text import visible
 
@@ -19,25 +18,23 @@ LEFT_OUT = {"out", "name", "sustain", "trace", "calibrate", "allreduce_curve"}
 """Settings that are not repeated: the gate decides on folders, and compares nothing of the others."""
 
 
-def took_turns(runs: Sequence[Mapping[str, Any]]) -> bool:
+def took_turns(runs: Sequence[Manifest]) -> bool:
     """Whether these manifests are of runs that `bench.gate --interleave` measured together, and of no more.
 
     A run that was gone on with later has rounds beyond those in turns.
     """
-    ids = [manifest.get("interleaved_id") for manifest in runs]
-    together = isinstance(ids[0], str) and all(one == ids[0] for one in ids)
-    return together and not any(manifest.get("resumed") for manifest in runs)
+    ids = {manifest.interleaved_id for manifest in runs}
+    return len(ids) == 1 and None not in ids and not any(manifest.resumed for manifest in runs)
 
 
-def interleave_command(baseline: Mapping[str, Any], candidate: Mapping[str, Any]) -> str:
+def interleave_command(baseline: Manifest, candidate: Manifest) -> str:
     """Write the command that measures what two manifests tell of in turns, as the candidate was measured.
 
     `UNKNOWN_REF` stands for the baseline's commit, of the repository that holds what trains, where its
     manifest does not know it.
     """
     names = {setting.name for setting in options_of()} - LEFT_OUT
-    settings = part(candidate, "settings")
-    arguments = as_options(settings, names)
-    commit = part(baseline, "workload" if settings.get("workload") else "git").get("commit")
-    reference = commit[:12] if isinstance(commit, str) and commit else UNKNOWN_REF
+    arguments = as_options(candidate.settings, names)
+    code = baseline.workload if candidate.settings.workload else baseline.git
+    reference = code.commit[:12] if code and code.commit else UNKNOWN_REF
     return visible(command("gate", "--interleave", reference, "--", *arguments))

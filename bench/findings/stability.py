@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -18,7 +18,7 @@ import scipy
 from ddp_bench.bench.cli import command, speaker
 from ddp_bench.bench.findings.caution import Caution
 from ddp_bench.bench.findings.gpu_load import throttled, unequal_clocks
-from ddp_bench.bench.findings.numbers import TIMES, finite, per_second, plural, rate
+from ddp_bench.bench.findings.numbers import TIMES, per_second, plural, rate
 from ddp_bench.bench.findings.wording import estimate, own_devices, unit_of_cases
 from ddp_bench.bench.results.aggregate import images_per_s_by_round, units_per_step
 from ddp_bench.bench.results.round_times import ByRound, RoundTimes
@@ -42,11 +42,6 @@ MOST_OUTLIERS = 0.05
 
 SMALLEST_SHARE = 0.2
 """Smallest share of the figures that is a level; fewer that stand apart are outliers."""
-
-
-def target_of(settings: Mapping[str, Any]) -> float | None:
-    """The half interval that a run was to reach, of the settings in its manifest; None without one."""
-    return None if settings.get("rounds") else finite(settings.get("precision_target"))
 
 
 def cautions(

@@ -6,9 +6,10 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+
+from msgspec import structs
 
 from ddp_bench.bench.cli import command
 from ddp_bench.bench.conditions import machine_kind
@@ -16,15 +17,16 @@ from ddp_bench.bench.errors import NotComparableError, UsageError
 from ddp_bench.bench.gate.compare import require_rounds
 from ddp_bench.bench.gate.main import BASELINES
 from ddp_bench.bench.gate.runs import read_run
+from ddp_bench.bench.manifest import MANIFEST, Manifest
 from ddp_bench.bench.results.archive import opened
 from ddp_bench.bench.results.disk import replace_file
 from ddp_bench.bench.results.schema import FILES
-from ddp_bench.bench.results.store import MANIFEST, check_claimable
+from ddp_bench.bench.results.store import check_claimable
 
 _LONGEST_NAME = 40
 
 
-def fingerprint(manifest: Mapping[str, Any]) -> str:
+def fingerprint(manifest: Manifest) -> str:
     """A machine's name for its baseline: what trains and how many, torch, and a hash of all that counts.
 
     GPUs by name and number, else the CPU; both CPU model and cores are in the hash, and torch's major.minor.
@@ -73,15 +75,9 @@ def save(run: Path, root: Path = BASELINES) -> Path:
         for name in FILES:
             if (files / name).is_file():
                 shutil.copyfile(files / name, folder / name)
-    text = json.dumps(_without_path(checked.manifest), indent=2) + "\n"
+    # Where a run was written is no condition, and nobody else's folder.
+    nowhere = replace(checked.manifest.settings, out=None)
+    kept = structs.replace(checked.manifest, argv=(), command=None, settings=nowhere)
     # Last, so that a folder that was broken off is no baseline.
-    replace_file(folder / MANIFEST, lambda path: path.write_text(text, encoding="utf-8"))
+    replace_file(folder / MANIFEST, lambda path: path.write_bytes(kept.as_json()))
     return folder
-
-
-def _without_path(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Where a run was written is no condition, and nobody else's folder."""
-    kept = {key: value for key, value in manifest.items() if key not in ("argv", "command")}
-    if isinstance(kept.get("settings"), dict):
-        kept["settings"] = {**kept["settings"], "out": None}
-    return kept

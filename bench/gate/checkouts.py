@@ -14,7 +14,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from ddp_bench.bench.cli import speaker
 from ddp_bench.bench.cluster.process import end_all, ended_with_us, huge_pages_env, uninterrupted
@@ -22,6 +21,7 @@ from ddp_bench.bench.cluster.scratch import PREFIX, locks, scratch_folder
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.gate.code import Code
 from ddp_bench.bench.gate.importing import Seen, moved_folder, moved_path, source_of
+from ddp_bench.bench.manifest import Manifest, WorkloadCode
 from ddp_bench.bench.package import OWN_FOLDERS, ROOT, own_command
 from ddp_bench.bench.provenance import (
     INSTALLED,
@@ -54,7 +54,7 @@ class Checkout:
     """What its runs have beside this process's variables."""
     has_own_bench: bool = False
     """Whether its runs are of the ddp-bench in `folder`, which may be of another commit than this one."""
-    code: Mapping[str, Any] = field(default_factory=dict)
+    code: WorkloadCode | None = None
     """What its manifests will say of the workload's code, where that was looked at."""
 
     def start(
@@ -122,7 +122,7 @@ def both_checkouts(
 def planned_code(baseline: Checkout, candidate: Checkout) -> Code:
     """Which code will be compared, as far as that was looked at."""
     ours, theirs = (
-        {"workload": side.code, "versions": {"interpreter": side.python}} for side in (baseline, candidate)
+        Manifest(workload=side.code, versions={"interpreter": side.python}) for side in (baseline, candidate)
     )
     return Code(ours, theirs, interleaved=True)
 

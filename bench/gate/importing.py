@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import Any
 
-from ddp_bench.bench.cli import guarded
+from ddp_bench.bench.cli import guarded, to_json
 from ddp_bench.bench.errors import ExitCode
+from ddp_bench.bench.manifest import WorkloadCode, of_json
 from ddp_bench.bench.provenance import imported_below, is_own, is_tracked, workload_code
 from ddp_bench.bench.run.main import settings_of
 
@@ -113,7 +113,7 @@ def _belongs(folder: Path, top: Path, place: Path) -> bool:
 class Seen:
     """What a side imports: `code` as in a manifest, `modules` with their files below a folder."""
 
-    code: Mapping[str, Any]
+    code: WorkloadCode
     file: Path
     modules: Mapping[str, Path]
 
@@ -122,7 +122,7 @@ class Seen:
         """What the script has written."""
         told = json.loads(place.read_text(encoding="utf-8"))
         modules = {name: Path(file) for name, file in told["modules"].items()}
-        return cls(told["code"], Path(told["file"]), modules)
+        return cls(of_json(told["code"], WorkloadCode, place), Path(told["file"]), modules)
 
 
 def main(given: Sequence[str]) -> int:
@@ -142,7 +142,7 @@ def _main(out: Path, top: Path, arguments: Sequence[str]) -> int:
         "file": str(getattr(sys.modules[spec.partition(":")[0]], "__file__", None)),
         "modules": {name: str(file) for name, file in imported_below(top).items()},
     }
-    out.write_text(json.dumps(told), encoding="utf-8")
+    out.write_text(to_json(told), encoding="utf-8")
     return ExitCode.OK
 
 

@@ -15,9 +15,10 @@ from typing import Any
 import pandas as pd
 
 from ddp_bench.bench.axes import DDP_AXES, DDP_DEFAULTS, PIPELINE_AXES, STEP_DEFAULTS
-from ddp_bench.bench.conditions import UNKNOWN, Difference, Question, differences, part
+from ddp_bench.bench.conditions import UNKNOWN, Difference, Question, differences
 from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.findings.numbers import count, finite, mib, plain, rounded
+from ddp_bench.bench.findings.numbers import count, finite, mib, rounded
+from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.results.aggregate import (
     fits_of_cases,
     images_per_s_by_round,
@@ -28,7 +29,7 @@ from ddp_bench.bench.results.aggregate import (
 from ddp_bench.bench.results.archive import opened
 from ddp_bench.bench.results.comparisons import compile_mode
 from ddp_bench.bench.results.round_times import ByRound, RoundTimes
-from ddp_bench.bench.results.schema import IDENTITY, SCHEMA_VERSION, records
+from ddp_bench.bench.results.schema import IDENTITY, records
 from ddp_bench.bench.results.store import RunData, load_run
 from ddp_bench.bench.results.tables import readable
 from ddp_bench.bench.settings import IMAGES, RANK_PER_DEVICE
@@ -55,11 +56,11 @@ FITTED = ("images_per_s", "speedup", "efficiency", "exposed_comm_ms")
 NEEDED = {
     "cases.csv": (
         *("case_id", "status", "mode", "num_devices", "batch_per_device", "global_batch", "accumulate"),
-        *("images_per_s", "peak_mem_mib", "num_rounds"),
+        *("images_per_s", "peak_mem_mib", "num_rounds", "num_blocks"),
     ),
     "blocks.csv": ("case_id", "phase", "round", "rank", "num_steps", "block_ms", "steps_ms"),
 }
-"""Columns without which there is nothing to compare; later versions added others."""
+"""Columns without which there is nothing to compare; an archive has not all the others."""
 
 _MOST_HEADER_BYTES = 2**16
 
@@ -96,7 +97,7 @@ class GateCase:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What names the case among those of its run; what is not recorded had PyTorch's default."""
+        """What names the case within its run; a setting that its ddp-bench lacked had PyTorch's default."""
         return tuple(self.row.get(name, str(DEFAULTS.get(name, ""))) for name in SWEPT)
 
 
@@ -105,7 +106,7 @@ class GateRun:
     """A run that passed every check."""
 
     path: Path
-    manifest: Mapping[str, Any]
+    manifest: Manifest
     cases: tuple[GateCase, ...]
 
 
@@ -113,9 +114,6 @@ def read_run(path: Path) -> GateRun:
     """Load and check a results folder or an archive. Raises UsageError that names what is wrong with it."""
     with opened(path) as folder:
         run = load_run(folder)
-        version = run.manifest.get("schema_version")
-        if not isinstance(version, int) or not 1 <= version <= SCHEMA_VERSION:
-            raise UsageError(f"{path}: manifest.json has no valid schema_version; {RESTORE}")
         for name, columns in NEEDED.items():
             _check_text(folder / name, columns)
         return checked(replace(run, path=path))
@@ -219,20 +217,13 @@ def _check_ranks(where: str, cases: pd.DataFrame, used: pd.DataFrame) -> None:
 
 def _check_rounds(where: str, case: GateCase, row: Mapping[Any, Any], num_blocks: int) -> None:
     """A file cut off between two lines has rounds that stop early."""
-    if not pd.isna(row["num_blocks"]) and row["num_blocks"] != num_blocks:
-        raise UsageError(
-            f"{where}: blocks.csv has {num_blocks} blocks of {case.case_id}, cases.csv has num_blocks "
-            f"{row['num_blocks']}; {RESTORE}"
-        )
-    local, timed = case.exposed_comm_ms.keys(), case.images_per_s.keys()
-    if pd.isna(row["num_blocks"]) and local and local != timed:  # schema 1: both in every round
-        raise UsageError(f"{where}: blocks.csv lacks no_sync rounds of {case.case_id}; {RESTORE}")
-    found, num_rounds = len(case.images_per_s), row["num_rounds"]
-    if pd.isna(num_rounds) or num_rounds != found:
-        raise UsageError(
-            f"{where}: blocks.csv has {found} rounds of {case.case_id}, cases.csv has num_rounds "
-            f"{num_rounds}; {RESTORE}"
-        )
+    for what, found in (("blocks", num_blocks), ("rounds", len(case.images_per_s))):
+        told = row[f"num_{what}"]
+        if pd.isna(told) or told != found:
+            raise UsageError(
+                f"{where}: blocks.csv has {found} {what} of {case.case_id}, cases.csv has num_{what} {told}; "
+                f"{RESTORE}"
+            )
 
 
 def run_differences(
@@ -255,17 +246,16 @@ def _allowed(difference: Difference) -> Difference:
     return replace(difference, blocking=False) if difference.name in OF_THE_MODEL and known else difference
 
 
-def model_change(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+def model_change(then: Manifest, now: Manifest) -> str:
     """Say how the model of two manifests differs: its name, parameters and gradient bytes; else empty."""
-    before, after = part(then, "model"), part(now, "model")
-    names = [plain(model.get("arch")) for model in (before, after)]
+    models = then.model, now.model
+    names = [model.arch for model in models]
     said = [f"{names[0]} \N{RIGHTWARDS ARROW} {names[1]}"] if all(names) and names[0] != names[1] else []
-    params, num_bytes = (
-        [finite(model.get(key)) for model in (before, after)] for key in ("num_params", "gradient_bytes")
-    )
-    if changed := _changed(params, rounded, count):
+    if changed := _changed([model.num_params for model in models], rounded, count):
         said.append(f"{changed[0]} parameters ({changed[1]})")
-    elif changed := _changed(num_bytes, mib, lambda value: f"{count(value)} bytes"):
+    elif changed := _changed(
+        [model.gradient_bytes for model in models], mib, lambda value: f"{count(value)} bytes"
+    ):
         said.append(f"gradients of {changed[0]} ({changed[1]})")
     return f"model changed: {', '.join(said)}" if said else ""
 

@@ -212,7 +212,7 @@ def visible_gpus() -> list[str]:
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
         return [gpu for gpu in named.split(",") if gpu]
-    return [str(gpu["uuid"]) for gpu in gpus() if "uuid" in gpu]
+    return [gpu.uuid for gpu in gpus() if gpu.uuid]
 
 
 @contextmanager

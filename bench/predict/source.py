@@ -10,8 +10,9 @@ from pathlib import Path
 
 from ddp_bench.bench.cli import speaker
 from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.manifest import MANIFEST
 from ddp_bench.bench.results.disk import MOST_CALIBRATION_BYTES, MOST_JSON_BYTES, read_text, replace_file
-from ddp_bench.bench.results.store import CALIBRATION, MANIFEST, load_run
+from ddp_bench.bench.results.store import CALIBRATION, load_run
 from ddp_bench.bench.scaling.calibration import AllReduceTimes, Calibration, check_same
 from ddp_bench.bench.scaling.from_pass import Trainable, calibration_of, residual_case
 from ddp_bench.bench.scaling.measured import allreduce_of_run, most_like

@@ -7,10 +7,12 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from ddp_bench.bench.cli import speaker
 from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.manifest import Timing
 from ddp_bench.bench.results.journal import JOURNAL, read
 from ddp_bench.bench.results.recorder import Recorder, resume_command
 from ddp_bench.bench.results.store import FolderLock
@@ -40,9 +42,7 @@ def finish(folder: Path, because: str, *, lock: FolderLock | None = None) -> Fin
         if read(folder).ended:
             return None
         recorder = Recorder.reopen(folder)
-        manifest = recorder.manifest()
-        manifest["timing"] = manifest.get("timing", {}) | timing_of(recorder, recorder.elapsed_s, because)
-        recorder.write_manifest(manifest)
+        recorder.tell(timing=timing_of(recorder, recorder.elapsed_s, because))
         measured = recorder.cases["images_per_s"].notna().sum()
         recorder.close(because)
         return Finished(int(measured), len(recorder.cases), _page(folder))
@@ -51,14 +51,15 @@ def finish(folder: Path, because: str, *, lock: FolderLock | None = None) -> Fin
             held.release()
 
 
-def timing_of(recorder: Recorder, measuring_s: float, because: str) -> dict[str, Any]:
-    """What the manifest says of the time of a run, but for its start-up; `because` is why it ended."""
-    return {
-        "measuring_s": round(measuring_s, 2),
-        "timed_steps_s": round(recorder.timed_s, 2),
-        "rounds": recorder.rounds,
-        "stopped_because": because,
-    }
+def timing_of(recorder: Recorder, measuring_s: float, because: str) -> Timing:
+    """The time of a run that ended `because`, with what is known of it by then."""
+    return msgspec.structs.replace(
+        recorder.manifest.timing,
+        measuring_s=round(measuring_s, 2),
+        timed_steps_s=round(recorder.timed_s, 2),
+        rounds=recorder.rounds,
+        stopped_because=because,
+    )
 
 
 def _page(folder: Path) -> Path | None:

@@ -113,18 +113,19 @@ def is_restartable(exit_codes: Mapping[int, int]) -> bool:
     return all(code < 0 or code in (0, RESTART_EXIT_CODE, TIMEOUT_EXIT_CODE) for code in exit_codes.values())
 
 
-def progress_of(state: State, table_bytes: int) -> list[int]:
+def progress_of(state: State, table_bytes: int) -> tuple[int, ...]:
     """How far the next attempt starts out: bytes of blocks.csv, cases settled and failed, curves done.
 
     What was under way when the ranks died counts as done: the next attempt gives it up.
     """
     statuses = {index: case.status for index, case in state.settled.items()}
-    under_way = state.under_way or {}
-    if under_way.get("index") is not None:
-        statuses[under_way["index"]] = "failed"
-    curves = state.curves | {tuple(curve) for curve in [under_way.get("curve")] if curve is not None}
+    curves = set(state.curves)
+    if state.under_way and state.under_way.index is not None:
+        statuses[state.under_way.index] = "failed"
+    if state.under_way and state.under_way.curve is not None:
+        curves.add(state.under_way.curve)
     num_failed = sum(status != "ok" for status in statuses.values())
-    return [table_bytes, len(statuses), num_failed, len(curves)]
+    return (table_bytes, len(statuses), num_failed, len(curves))
 
 
 def is_stuck(progress: Sequence[object]) -> bool:
@@ -136,10 +137,10 @@ def is_stuck(progress: Sequence[object]) -> bool:
     return len(last) > MOST_IDLE_ATTEMPTS and all(one == last[-1] for one in last)
 
 
-def progress_in(folder: Path) -> list[int]:
+def progress_in(folder: Path) -> tuple[int, ...]:
     """`progress_of` the run in a results folder; empty before it has begun. Raises UsageError."""
     if not (folder / JOURNAL).is_file():
-        return []
+        return ()
     blocks = folder / "blocks.csv"
     return progress_of(read(folder), blocks.stat().st_size if blocks.exists() else 0)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -14,16 +14,25 @@ from typing import Any
 from ddp_bench.bench.cli import command, quoted
 from ddp_bench.bench.cluster.meeting import host_name
 from ddp_bench.bench.cluster.messages import may_be_sent
-from ddp_bench.bench.conditions import Question, code_of_workload, differences
+from ddp_bench.bench.conditions import Question, devices_of, differences
 from ddp_bench.bench.errors import GaveUpError, NotComparableError, UsageError
 from ddp_bench.bench.findings.uncertainty import why_not_measured
+from ddp_bench.bench.manifest import MANIFEST, Manifest, Resumed, WorkloadCode
 from ddp_bench.bench.plan import Planned
 from ddp_bench.bench.recovery.failures import Failure, failure_of, is_stuck, progress_of, written
 from ddp_bench.bench.results import store
-from ddp_bench.bench.results.disk import read_bytes, read_json
-from ddp_bench.bench.results.journal import JOURNAL, MOST_JOURNAL_BYTES, State, read
+from ddp_bench.bench.results.disk import read_bytes
+from ddp_bench.bench.results.journal import (
+    JOURNAL,
+    MOST_JOURNAL_BYTES,
+    Attempt,
+    Retry,
+    State,
+    UnderWay,
+    read,
+)
 from ddp_bench.bench.results.recorder import Block, Recorder
-from ddp_bench.bench.results.store import MANIFEST, FolderLock
+from ddp_bench.bench.results.store import FolderLock, read_manifest
 from ddp_bench.bench.settings import Settings
 
 MAY_CHANGE = ("rounds", "max_time", "precision_target", "sustain", "case_timeout")
@@ -86,7 +95,7 @@ class Opened:
 def open_run(
     settings: Settings,
     plan: Sequence[Planned],
-    manifest: dict[str, Any],
+    manifest: Manifest,
     hellos: Sequence[RankHello],
     *,
     resume: Path | None,
@@ -114,34 +123,33 @@ def open_run(
         if earlier is not None:
             _check_worth_it(recorder, settings)
             notes = _settle_fault(recorder, hellos)
-            _check_devices(recorder.manifest(), manifest)
+            _check_devices(recorder.manifest, manifest)
         else:
             _retry_failed_cases(recorder)
-        manifest = _carried_on(recorder.manifest(), manifest, resumed=earlier is None) | code
-        recorder.write_manifest(manifest)
-    attempt = {
-        "run_id": run_id,
-        "progress": _progress_of(recorder),
-        "oom_kills": {hello.host: hello.oom_kills for hello in hellos if hello.oom_kills is not None},
-    }
-    recorder.journal.write({"attempt": attempt}, sync=True)
+        _carry_on(recorder, manifest, code, resumed=earlier is None)
+    attempt = Attempt(
+        run_id=run_id,
+        progress=_progress_of(recorder),
+        oom_kills={hello.host: hello.oom_kills for hello in hellos if hello.oom_kills is not None},
+    )
+    recorder.journal.write(attempt, sync=True)
     return Opened(recorder, lock, _progress_so_far(recorder, notes))
 
 
-def _code_of(recorder: Recorder, now: Mapping[str, Any]) -> dict[str, Any]:
-    """The workload's code that a manifest is to hold: as it is now, where nothing has been timed yet.
+def _code_of(recorder: Recorder, now: Manifest) -> WorkloadCode | None:
+    """The workload's code that the manifest is to hold: as it is now, where nothing has been timed yet.
 
     Raises NotComparableError where blocks of other code have been.
     """
     if not any(phase == "timed" for _, phase, _ in recorder.measured()):
-        return {CODE: now[CODE]} if CODE in now else {}
-    hashes = {code_of_workload(manifest) for manifest in (recorder.manifest(), now)} - {None}
+        return now.workload or recorder.manifest.workload
+    hashes = {one.workload.code_sha256 for one in (recorder.manifest, now) if one.workload} - {None}
     if len(hashes) > 1:
         raise NotComparableError(
             f"{recorder.folder}: the workload's code has changed since its first cases were measured; start "
             "anew, or go back to the code as it was"
         )
-    return {}
+    return recorder.manifest.workload
 
 
 def _earlier(folder: Path | None, run_id: str) -> Path | None:
@@ -167,8 +175,7 @@ def _is_own(folder: Path, run_id: str) -> bool:
 
 def _is_of(folder: Path, run_id: str) -> bool:
     attempts = read(folder).attempts
-    last = attempts[-1] if attempts else None
-    return isinstance(last, dict) and last.get("run_id") == run_id
+    return bool(attempts) and attempts[-1].run_id == run_id
 
 
 def _check_worth_it(recorder: Recorder, settings: Settings) -> None:
@@ -178,12 +185,12 @@ def _check_worth_it(recorder: Recorder, settings: Settings) -> None:
         raise GaveUpError(f"the run has ended, and to start its ranks again changes nothing: {reasons[0]}")
 
 
-def _check_devices(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def _check_devices(then: Manifest, now: Manifest) -> None:
     """Raise GaveUpError where ranks that started again have other devices: a GPU that fell off the bus."""
-    gpus = [[rank.get("gpu") for rank in one.get("ranks", [])] for one in (then, now)]
-    if then.get("plan_hash") == now.get("plan_hash") and gpus[0] == gpus[1]:
+    gpus = [[rank.gpu for rank in one.ranks] for one in (then, now)]
+    if then.plan_hash == now.plan_hash and gpus[0] == gpus[1]:
         return
-    before, after = (devices_of(one.get("ranks", [])) for one in (then, now))
+    before, after = (devices_of(one.ranks) for one in (then, now))
     raise GaveUpError(
         f"gave up: started again, the ranks have other devices ({before} before, {after} now); "
         f"{command('doctor')}, then go on with --resume on whole hardware"
@@ -194,20 +201,20 @@ def _settle_fault(recorder: Recorder, hellos: Sequence[RankHello]) -> list[str]:
     """Put the fault down to the case or curve that was under way; what to tell the user."""
     state = recorder.journal.state
     codes = {rank: code for hello in hellos for rank, code in hello.failure.items()}
-    kills_before = state.attempts[-1].get("oom_kills", {})
+    kills_before = state.attempts[-1].oom_kills
     out_of_memory = any(
         hello.oom_kills is not None and hello.oom_kills > kills_before.get(hello.host, hello.oom_kills)
         for hello in hellos
     )
-    under_way = state.under_way or {}
-    found = failure_of(codes, what=under_way.get("what", "between cases"), out_of_memory=out_of_memory)
-    index, curve = under_way.get("index"), under_way.get("curve")
+    under_way = state.under_way or UnderWay(what="between cases")
+    found = failure_of(codes, what=under_way.what, out_of_memory=out_of_memory)
+    index, curve = under_way.index, under_way.curve
     if index is not None:
         return [fail_case(recorder, index, found)]
     if curve is not None:
         recorder.add_allreduce(curve[0], curve[1], {})
         return [f"all-reduce curve left out: {found.reason}"]
-    if is_stuck([*(attempt.get("progress") for attempt in state.attempts), _progress_of(recorder)]):
+    if is_stuck([*(attempt.progress for attempt in state.attempts), _progress_of(recorder)]):
         raise GaveUpError(f"gave up: {found.reason}, again and again; see the messages above")
     return []
 
@@ -216,7 +223,7 @@ def fail_case(recorder: Recorder, index: int, found: Failure) -> str:
     """Write down why a case ends here, and what its ranks say; the sentence for the user."""
     state = recorder.journal.state
     case_id = state.plan[index].case.case_id
-    what = (state.under_way or {}).get("what", "")
+    what = state.under_way.what if state.under_way else ""
     kept = any(c == case_id and phase == "timed" for c, phase, _ in recorder.measured())
     reason = f"{found.reason}; its finished rounds are kept" if kept else found.reason
     recorder.set_outcome(index, found.status, reason)
@@ -232,26 +239,32 @@ def _retry_failed_cases(recorder: Recorder) -> None:
     settled = recorder.journal.state.settled
     again = [index for index, s in settled.items() if s.status in ("failed", "oom", "timeout")]
     recorder.note(None, "between attempts")
-    recorder.journal.write({"retry": again}, sync=True)
+    recorder.journal.write(Retry(indices=tuple(again)), sync=True)
 
 
-def _progress_of(recorder: Recorder) -> list[int]:
+def _progress_of(recorder: Recorder) -> tuple[int, ...]:
     return progress_of(recorder.journal.state, (recorder.folder / "blocks.csv").stat().st_size)
 
 
-def _carried_on(old: dict[str, Any], new: dict[str, Any], *, resumed: bool) -> dict[str, Any]:
-    """The manifest that began the run, with what has changed since."""
+def _carry_on(recorder: Recorder, new: Manifest, code: WorkloadCode | None, *, resumed: bool) -> None:
+    """Put what has changed since the run began into its manifest."""
+    old = recorder.manifest
     if not resumed:
-        return {**old, "restarts": old.get("restarts", 0) + 1}
-    again = {
-        "utc": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": new["command"],
-        "git": new["git"],
-        **{name: new[name] for name in ("workload",) if name in new},
-        "host": new["environment"]["host"],
-    }
-    settings = {**new["settings"], "out": old.get("settings", {}).get("out")}
-    return {**old, "settings": settings, "ranks": new["ranks"], "resumed": [*old.get("resumed", []), again]}
+        recorder.tell(restarts=old.restarts + 1, workload=code)
+        return
+    again = Resumed(
+        utc=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=new.command,
+        git=new.git,
+        workload=new.workload,
+        host=new.environment.host,
+    )
+    recorder.tell(
+        settings=replace(new.settings, out=old.settings.out),
+        ranks=new.ranks,
+        resumed=(*old.resumed, again),
+        workload=code,
+    )
 
 
 def _progress_so_far(recorder: Recorder, notes: Sequence[str]) -> Progress:
@@ -277,7 +290,7 @@ def settings_of(folder: Path, changes: Mapping[str, Any]) -> Settings:
 
     Raises UsageError where there is no run to resume, or for a change of what is measured.
     """
-    manifest = manifest_of(folder)
+    stored = resumable_manifest(folder).settings
     refused = [f"--{name.replace('_', '-')}" for name in changes if name not in (*MAY_CHANGE, CODE)]
     if refused:
         allowed = ", ".join(f"--{name.replace('_', '-')}" for name in MAY_CHANGE)
@@ -285,17 +298,7 @@ def settings_of(folder: Path, changes: Mapping[str, Any]) -> Settings:
             f"--resume takes its settings from {folder}: leave out {', '.join(refused)} (with it "
             f"go {allowed}, --quiet, --json)"
         )
-    known = {f.name for f in fields(Settings)}
-    stored = manifest.get("settings")
-    if not isinstance(stored, dict) or not set(stored) <= known:
-        raise NotComparableError(
-            f"{folder} was made by another version of bench.run; resume it with that one"
-        )
-    values = {**stored, "max_time": changes.get("max_time")} if "rounds" in changes else stored
-    try:
-        found = Settings.of_stored(values)
-    except UsageError as error:
-        raise UsageError(f"{folder / MANIFEST}: its settings are damaged: {error}") from None
+    found = replace(stored, max_time=None) if "rounds" in changes else stored
     _check_workload(folder, found.workload, changes.get(CODE))
     return replace(found, **changes, out=None)
 
@@ -314,38 +317,26 @@ def _check_workload(folder: Path, stored: str | None, given: str | None) -> None
         )
 
 
-def manifest_of(folder: Path) -> dict[str, Any]:
+def resumable_manifest(folder: Path) -> Manifest:
     """The manifest of a run that can be resumed. Raises UsageError where there is none."""
     if not (folder / MANIFEST).is_file():
         raise UsageError(f"--resume {folder}: it has no {MANIFEST}; name a run's folder")
     read(folder)
-    manifest = read_json(folder / MANIFEST)
-    if not isinstance(manifest, dict) or "plan_hash" not in manifest:
+    manifest = read_manifest(folder)
+    if manifest.plan_hash is None:
         raise UsageError(f"--resume {folder}: its {MANIFEST} tells of no plan; start the run anew")
     return manifest
 
 
-def check_same(folder: Path, manifest: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise NotComparableError, with every difference, unless plan and environment are those of `manifest`.
-
-    `now` has a manifest's `plan_hash`, `versions` and `environment`, and `ranks` where they are known.
-    """
-    then = {**manifest, "ranks": devices_of(manifest.get("ranks", []))}
-    here = {**now, "ranks": devices_of(now["ranks"]) if "ranks" in now else then["ranks"]}
+def check_same(folder: Path, then: Manifest, now: Manifest) -> None:
+    """Raise NotComparableError, with every difference, unless plan and environment are the same."""
     found = [
-        f"{d.name}: then {d.then}, now {d.now}"
-        for d in differences(then, here, Question.RESUME)
-        if d.blocking
+        f"{d.name}: then {d.then}, now {d.now}" for d in differences(then, now, Question.RESUME) if d.blocking
     ]
     if found:
         raise NotComparableError(
             f"--resume {folder}: not the same run: {'; '.join(found)}; go where it began, or start anew"
         )
-
-
-def devices_of(ranks: Sequence[Mapping[str, Any]]) -> str:
-    """How many ranks there are, and on what they train."""
-    return f"{len(ranks)} on {', '.join(sorted({str(rank.get('device_name')) for rank in ranks}))}"
 
 
 def has_nothing_left(state: State) -> bool:

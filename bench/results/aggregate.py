@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ddp_bench.bench.axes import DDP_AXES, LATER_DEFAULTS, PIPELINE_AXES
+from ddp_bench.bench.axes import DDP_AXES, PIPELINE_AXES
 from ddp_bench.bench.case import Case
 from ddp_bench.bench.estimate import MIN_ROUNDS
 from ddp_bench.bench.layout import BucketLayout
@@ -20,10 +20,8 @@ from ddp_bench.bench.results.comparisons import (
     Comparison,
     compared,
     compile_mode,
-    margin_of,
     of_table,
     over_default,
-    pairs_of,
 )
 from ddp_bench.bench.results.gpu_load import DEVICE_ALLOCS
 from ddp_bench.bench.results.round_times import ByRound, RoundTimes
@@ -164,12 +162,8 @@ def comparisons_of(
 
 
 def comparisons_of_run(run: RunData) -> list[Comparison]:
-    """The comparisons of a loaded run; of an older one without comparisons.csv made from its blocks."""
-    if not run.comparisons.empty:
-        return of_table(records(run.comparisons))
-    ok = run.cases[run.cases["status"] == "ok"]
-    pairs = pairs_of(records(ok))
-    return comparisons_of(pairs, RoundTimes.of(run.blocks), units_per_step(ok), margin_of(run.manifest))
+    """The comparisons of a loaded run."""
+    return of_table(records(run.comparisons))
 
 
 def fitted_columns(
@@ -310,13 +304,10 @@ def allreduce_rows(
 def _identity(outcome: Outcome) -> dict[str, Any]:
     planned, case = outcome.planned, outcome.planned.case
     row = {
-        **LATER_DEFAULTS,
         **case.stored(),
         "case_id": case.case_id,
         "impl": case.impl,
         "global_batch": case.global_batch,
-        "unit": case.unit,
-        "units_per_sample": case.units_per_sample,
         "num_nodes": planned.num_nodes,
         "oversubscribed": planned.oversubscribed,
         "status": outcome.status,

@@ -10,10 +10,9 @@ from typing import Any
 import pandas as pd
 
 from ddp_bench.bench.axes import DDP_AXES, DDP_DEFAULTS
-from ddp_bench.bench.conditions import part
 from ddp_bench.bench.estimate import MIN_ROUNDS
 from ddp_bench.bench.results.typical import Typical
-from ddp_bench.bench.settings import IMAGES, MARGINS
+from ddp_bench.bench.settings import IMAGES
 from ddp_bench.bench.stats import Interval
 
 FASTER, SLOWER, EQUAL, UNRESOLVED, TOO_FEW = ANSWERS = (
@@ -120,7 +119,7 @@ def by_compile(rows: Iterable[Mapping[Any, Any]]) -> dict[str, list[Mapping[Any,
 
 
 def compile_mode(row: Mapping[Any, Any] | pd.Series) -> str:
-    """The mode of torch.compile of a case; `off` where its run knew none."""
+    """The mode of torch.compile of a case; `off` where the row does not say."""
     mode = row.get("compile")
     return mode if isinstance(mode, str) and mode else "off"
 
@@ -167,15 +166,6 @@ def _within(rows: Iterable[Mapping[Any, Any]]) -> list[tuple[str, str]]:
         others = [str(row["case_id"]) for row in here if row["mode"] != "dp"]
         found += [(case_id, default) for case_id in others if case_id != default]
     return found
-
-
-def margin_of(manifest: Mapping[str, Any]) -> float:
-    """What a run calls equal, a fraction; that of its kind of device where the manifest does not say."""
-    settings = part(manifest, "settings")
-    margin = settings.get("margin")
-    if isinstance(margin, float) and 0 < margin < 1:
-        return margin
-    return MARGINS["cuda" if settings.get("device") == "cuda" else "cpu"]
 
 
 def default_of(here: Iterable[Mapping[Any, Any]]) -> str | None:

@@ -107,9 +107,9 @@ def read_json(path: Path, *, most_bytes: int = MOST_JSON_BYTES) -> Any:
 
 
 def parse_json(content: bytes | str, where: Path | str) -> Any:
-    """The value that `content` holds; `where` is named in errors."""
+    """The value that `content` holds; `where` is named in errors. NaN and infinity are null."""
     try:
-        return json.loads(content)
+        return json.loads(content, parse_constant=lambda _: None)
     except RecursionError:
         raise UsageError(f"{where} is nested too deeply to be read; restore the file") from None
     except ValueError as error:

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pandas as pd
 
 from ddp_bench.bench.cli import command
-from ddp_bench.bench.conditions import part, prefetches
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.layout import BucketLayout
 from ddp_bench.bench.plan import Planned, plan_hash
@@ -25,12 +25,13 @@ from ddp_bench.bench.results.aggregate import (
     typical_of,
     worst_half_width,
 )
-from ddp_bench.bench.results.comparisons import Comparison, margin_of, pairs_of
-from ddp_bench.bench.results.disk import read_json, remove_unfinished
-from ddp_bench.bench.results.journal import Journal, repair_allreduce, repair_blocks
+from ddp_bench.bench.results.comparisons import Comparison, pairs_of
+from ddp_bench.bench.results.disk import remove_unfinished
+from ddp_bench.bench.results.journal import Curve, End, Journal, Layout, Settled
+from ddp_bench.bench.results.repair import repair_allreduce, repair_blocks
 from ddp_bench.bench.results.round_times import ByRound, CaseTimes, RoundTimes
 from ddp_bench.bench.results.schema import COMPARISONS, typed_frame
-from ddp_bench.bench.results.store import MANIFEST, MEASURED, RunWriter
+from ddp_bench.bench.results.store import MEASURED, RunWriter, read_manifest
 from ddp_bench.bench.results.tables import load_blocks, read_blocks, readable
 from ddp_bench.bench.results.typical import FITTED
 from ddp_bench.bench.settings import IMAGES
@@ -62,9 +63,15 @@ class Recorder:
         self.timed_s = 0.0
         self.elapsed_s = 0.0
         """End of the last block, in seconds since the run began."""
-        manifest = _manifest(self.folder)
-        self._run = _run_columns(manifest)
-        self._margin = margin_of(manifest)
+        self.manifest = read_manifest(self.folder)
+        """As it is on disk."""
+        self._run = {
+            "prefetch": self.manifest.settings.copies_ahead,
+            "run_id": self.manifest.run_id,
+            "started_at": self.manifest.created_utc,
+            "torch_version": self.manifest.versions.get("torch"),
+        }
+        """What cases.csv holds of the run itself."""
         blocks = self.folder / "blocks.csv"
         with readable(blocks):
             for rows in read_blocks(blocks):
@@ -88,8 +95,8 @@ class Recorder:
             journal = Journal(folder)
             if not journal.state.plan:
                 raise UsageError(f"{journal.path} tells of no plan: its first line is damaged; restore it")
-            if plan_hash(journal.state.plan) != _manifest(folder).get("plan_hash"):
-                raise UsageError(f"{journal.path} tells of another plan than {MANIFEST}; restore both")
+            if plan_hash(journal.state.plan) != read_manifest(folder).plan_hash:
+                raise UsageError(f"{journal.path} tells of another plan than manifest.json; restore both")
             remove_unfinished(folder, MEASURED)
             plan = [p.case for p in journal.state.plan]
             num_ranks = {case.case_id: case.num_ranks for case in plan}
@@ -122,10 +129,10 @@ class Recorder:
         """The last round with a timed block."""
         return max((r for rounds in self._times.step_ms("timed").values() for r in rounds), default=0)
 
-    def note(self, index: int | None, what: str, **more: Any) -> None:
+    def note(self, index: int | None, what: str, curve: tuple[int, str] | None = None) -> None:
         """What is under way from now on, for whoever has to tell how this process ended."""
         with self._writing():
-            self.journal.note(index, what, **more)
+            self.journal.note(index, what, curve)
 
     def set_outcome(
         self, index: int, status: str, reason: str = "", facts: Mapping[str, Any] | None = None
@@ -134,7 +141,8 @@ class Recorder:
         old = self.journal.state.settled.get(index)
         known = {**(old.facts if old else {}), **(facts or {})}
         with self._writing():
-            self.journal.write({"outcome": [index, status, reason, known]}, sync=True)
+            outcome = Settled(index=index, status=status, reason=reason, facts=known)
+            self.journal.write(outcome, sync=True)
 
     def add_failure(self, case_id: str, text: str) -> Path:
         """Keep what the ranks say of a failure of a case; the file, which has those before, too."""
@@ -145,7 +153,8 @@ class Recorder:
         if layout is None or self.journal.state.layouts.get(case_id) == layout:
             return
         with self._writing():
-            self.journal.write({"layout": [case_id, layout.num_bytes, layout.parameters]})
+            found = Layout(case_id=case_id, num_bytes=layout.num_bytes, parameters=layout.parameters)
+            self.journal.write(found)
 
     def add_block(self, rows: Sequence[dict[str, Any]]) -> None:
         with self._writing():
@@ -168,7 +177,7 @@ class Recorder:
         """Times of the all-reduce by itself, by message size in bytes; none where it failed."""
         with self._writing():
             self._writer.append("allreduce.csv", allreduce_rows(num_ranks, backend, times_ms))
-            self.journal.write({"curve": [num_ranks, backend]}, sync=True)
+            self.journal.write(Curve(num_ranks=num_ranks, backend=backend), sync=True)
 
     def _pairs(self) -> list[tuple[str, str]]:
         """The pairs to compare; a case whose bucket layout another has stands for nothing."""
@@ -205,7 +214,7 @@ class Recorder:
                 shown.append(Outcome(planned, known.status, known.reason, known.facts))
         typical = typical_of(self._times)
         self.comparisons = comparisons_of(
-            self._pairs(), self._times, self._units_per_step(), self._margin, typical=typical
+            self._pairs(), self._times, self._units_per_step(), self.manifest.margin, typical=typical
         )
         self.cases = case_rows(shown, self._times, self.comparisons, run=self._run, typical=typical)
         with self._writing():
@@ -217,22 +226,17 @@ class Recorder:
             self._writer.replace("buckets.csv", bucket_rows(state.layouts, self._times))
         return self.cases
 
-    def manifest(self) -> dict[str, Any]:
-        """What manifest.json holds. Raises UsageError where it cannot be read: it is never replaced then."""
-        return _manifest(self.folder)
-
-    def write_manifest(self, manifest: Mapping[str, Any]) -> None:
+    def tell(self, **facts: Any) -> None:
+        """Replace fields of manifest.json."""
+        manifest = msgspec.structs.replace(self.manifest, **facts)
         with self._writing():
             self._writer.write_manifest(manifest)
-
-    def tell(self, **facts: Any) -> None:
-        """Put what was measured of the devices by themselves into the manifest."""
-        self.write_manifest({**self.manifest(), **facts})
+        self.manifest = manifest
 
     def close(self, because: str) -> None:
         """Write why the run ended, and close its files."""
         with self._writing():
-            self.journal.write({"end": because}, sync=True)
+            self.journal.write(End(because=because), sync=True)
         self._writer.close()
 
     @contextlib.contextmanager
@@ -245,32 +249,14 @@ class Recorder:
         return worst_half_width(self.cases)
 
 
-def _run_columns(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """What cases.csv holds of the run itself."""
-    found = {
-        "prefetch": prefetches(part(manifest, "settings")),
-        "run_id": manifest.get("run_id"),
-        "started_at": manifest.get("created_utc"),
-        "torch_version": part(manifest, "versions").get("torch"),
-    }
-    return {name: value for name, value in found.items() if isinstance(value, str | bool)}
-
-
 def resume_command(folder: Path) -> str:
     """The command that goes on with a run, to be pasted; the user names a workload again, as it is code."""
     try:
-        workload = part(_manifest(folder), "settings").get("workload")
+        workload = read_manifest(folder).settings.workload
     except UsageError:
         workload = None
     more = ["--workload", str(workload)] if workload else []
     return visible(command("run", "--resume", str(folder), *more))
-
-
-def _manifest(folder: Path) -> dict[str, Any]:
-    found = read_json(folder / MANIFEST)
-    if not isinstance(found, dict):
-        raise UsageError(f"{folder / MANIFEST} does not hold a JSON object; restore it")
-    return found
 
 
 @contextlib.contextmanager

@@ -17,18 +17,10 @@ from numpy.typing import NDArray
 
 from ddp_bench.bench import cli
 from ddp_bench.bench.axes import DDP_SETTINGS, PIPELINE_SETTINGS, STEP_SETTINGS
-from ddp_bench.bench.settings import IMAGES, MODES, MOST_DEVICES, MOST_UNITS, PRECISIONS
+from ddp_bench.bench.settings import MODES, MOST_DEVICES, MOST_UNITS, PRECISIONS
 
 FloatArray: TypeAlias = NDArray[np.float64]
 BoolArray: TypeAlias = NDArray[np.bool_]
-
-SCHEMA_VERSION = 2
-"""Of the files as a whole; a folder of a later one is refused.
-
-2: `images_per_s` and what is formed of it come from one fit, `hidden_pct` is not clamped.
-"""
-
-READS = f"reads 1 to {SCHEMA_VERSION}"
 
 STATUSES = ("ok", "skipped", "oom", "failed", "timeout")
 """Every planned case ends in exactly one of these."""
@@ -58,8 +50,6 @@ class Column:
     most: float = MOST
     among: tuple[str, ...] = ()
     """The texts that there are; none for any."""
-    default: str | int | None = None
-    """What an empty cell stands for, as in every row of a folder that is older than the column."""
 
     @property
     def is_limited(self) -> bool:
@@ -123,13 +113,12 @@ def _count(
     needed: bool = False,
     first: int = 1,
     most: float = MOST,
-    default: int | None = None,
 ) -> Column:
-    return Column(name, "int", meaning, needed=needed, above=first - 1, most=most, default=default)
+    return Column(name, "int", meaning, needed=needed, above=first - 1, most=most)
 
 
 UNIT = Column(
-    "unit", "text", "what `images_per_s` counts: `images`, or the workload's own, as `tokens`", default=IMAGES
+    "unit", "text", "what `images_per_s` counts: `images`, or the workload's own, as `tokens`", needed=True
 )
 
 
@@ -162,7 +151,7 @@ IDENTITY: tuple[Column, ...] = (
     _count("batch_per_device", "samples, which are rows of the batch, per device and micro-batch"),
     _count("global_batch", "samples per optimizer step over all devices", needed=True),
     UNIT,
-    _count("units_per_sample", "how many of `unit` a sample holds", most=MOST_UNITS, default=1),
+    _count("units_per_sample", "how many of `unit` a sample holds", needed=True, most=MOST_UNITS),
     Column(
         "scaling",
         "text",
@@ -410,6 +399,7 @@ FILES: dict[str, tuple[Column, ...]] = {
 }
 
 README = Path(__file__).resolve().parents[2] / "results" / "README.md"
+"""Explains the files to people."""
 
 _DTYPES: dict[str, Any] = {"text": "string", "int": "Int64", "bool": "boolean"}
 

@@ -8,7 +8,6 @@ import errno
 import fcntl
 import hashlib
 import io
-import json
 import os
 import socket
 import tempfile
@@ -21,15 +20,15 @@ from typing import Any
 import pandas as pd
 
 from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.manifest import MANIFEST, Manifest, manifest_of
 from ddp_bench.bench.results.archive import opened
 from ddp_bench.bench.results.disk import append, make_folder, open_regular, read_json, replace_file
 from ddp_bench.bench.results.journal import JOURNAL
-from ddp_bench.bench.results.schema import FILES, READS, SCHEMA_VERSION, typed_frame
+from ddp_bench.bench.results.schema import FILES, typed_frame
 from ddp_bench.bench.results.tables import is_large, load_blocks, read_table
 from ddp_bench.bench.settings import RANK_PER_DEVICE
 from ddp_bench.bench.text import csv_cell
 
-MANIFEST = "manifest.json"
 CALIBRATION = "calibration.json"
 TUNE = "tune.json"
 FAILURES = "failures"
@@ -53,7 +52,7 @@ class RunData:
     """A loaded run; frames hold exactly the columns of `bench.results.schema`, missing values as NA."""
 
     path: Path
-    manifest: dict[str, Any]
+    manifest: Manifest
     cases: pd.DataFrame
     blocks: pd.DataFrame
     buckets: pd.DataFrame
@@ -230,9 +229,9 @@ class RunWriter:
 
         replace_file(self.folder / name, write)
 
-    def write_manifest(self, manifest: Mapping[str, Any]) -> None:
-        text = json.dumps({"schema_version": SCHEMA_VERSION, **manifest}, indent=2, default=str) + "\n"
-        replace_file(self.folder / MANIFEST, lambda path: path.write_text(text, encoding="utf-8"))
+    def write_manifest(self, manifest: Manifest) -> None:
+        """Replace `manifest.json`."""
+        replace_file(self.folder / MANIFEST, lambda path: path.write_bytes(manifest.as_json()))
 
 
 def write_output(target: Path, write: Callable[[Path], object], *, option: str) -> None:
@@ -250,22 +249,22 @@ def write_output(target: Path, write: Callable[[Path], object], *, option: str) 
         ) from None
 
 
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a run's folder. Raises UsageError where it is missing, damaged or of another schema."""
+    path = folder / MANIFEST
+    if not os.path.isfile(path):  # noqa: PTH113 - Path's raises where a name is too long
+        raise UsageError(f"{folder} is not a results folder: it has no {MANIFEST}; name a run's folder")
+    return manifest_of(read_json(path), path)
+
+
 def load_run(path: Path) -> RunData:
-    """Read a results folder or an archive. Raises UsageError where it is neither, or is of a newer schema."""
+    """Read a results folder or an archive. Raises UsageError where it is neither, or of another schema."""
     with opened(path) as folder:
         return replace(_load(folder), path=path)
 
 
 def _load(path: Path) -> RunData:
-    manifest_path = path / MANIFEST
-    if not os.path.isfile(manifest_path):  # noqa: PTH113 - Path's raises where a name is too long
-        raise UsageError(f"{path} is not a results folder: it has no {MANIFEST}; name a run's folder")
-    manifest = read_json(manifest_path)
-    if not isinstance(manifest, dict):
-        raise UsageError(f"{manifest_path} does not hold a JSON object")
-    version = manifest.get("schema_version")
-    if isinstance(version, int) and version > SCHEMA_VERSION:
-        raise UsageError(f"{path} has schema {version}, this version {READS}; upgrade ddp-bench")
+    manifest = read_manifest(path)
     cases = read_table(path / "cases.csv", FILES["cases.csv"])
     if cases.empty and (path / "cases.csv").is_file():
         raise UsageError(f"{path / 'cases.csv'} holds no case; restore the file, or measure again")

@@ -39,7 +39,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
 
 
 def read_table(path: Path, columns: tuple[Column, ...]) -> pd.DataFrame:
-    """A whole table; cells that it lacks are NA or have their default, and a missing file is an empty table.
+    """A whole table; cells that it lacks are NA, and a missing file is an empty table.
 
     A last line without its end is not read: whoever wrote it was killed, or still writes. Raises UsageError
     for a cell that the schema does not allow.
@@ -75,7 +75,7 @@ def _checked(raw: pd.DataFrame, columns: tuple[Column, ...]) -> pd.DataFrame:
 def _typed(cells: Sequence[str], column: Column, lines: pd.Index[int]) -> Any:
     missing = np.array([not cell for cell in cells], dtype=bool)
     if missing.all() and not column.needed:
-        return _filled([None] * len(cells), column)
+        return typed([None] * len(cells), column.kind)
 
     def refuse(bad: BoolArray, allowed: str) -> None:
         if bad.any():
@@ -85,19 +85,19 @@ def _typed(cells: Sequence[str], column: Column, lines: pd.Index[int]) -> Any:
     if column.kind == "bool":
         truths = [_TRUTHS.get(cell.lower()) for cell in cells]
         refuse(np.array([truth is None for truth in truths], dtype=bool) & ~missing, "True or False")
-        return _filled(truths, column)
+        return typed(truths, column.kind)
     if column.kind == "text":
         texts = [csv_text(cell) or None for cell in cells]
         missing = np.array([text is None for text in texts], dtype=bool)
         refuse(column.refused(texts, missing), column.allowed)
-        return _filled(texts, column)
+        return typed(texts, column.kind)
     numbers = np.array([_number(cell) for cell in cells])
     missing = np.isnan(numbers)
     refuse(column.refused(numbers, missing), column.allowed)
     if column.kind == "float":
         return numbers
     refuse(~missing & (numbers % 1 != 0), "a whole number")
-    return _filled([None if math.isnan(number) else int(number) for number in numbers.tolist()], column)
+    return typed([None if math.isnan(number) else int(number) for number in numbers.tolist()], column.kind)
 
 
 def _number(cell: str) -> float:
@@ -109,13 +109,6 @@ def _number(cell: str) -> float:
     except ValueError:
         found = math.nan
     return math.inf if math.isnan(found) else found
-
-
-def _filled(values: Sequence[Any], column: Column) -> Any:
-    """A typed column, whose empty cells stand for its default where it has one."""
-    if column.default is not None:
-        values = [column.default if value is None else value for value in values]
-    return typed(values, column.kind)
 
 
 def is_large(path: Path) -> bool:

@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import TypeVar
 
-from ddp_bench.bench.cluster.ranks import Cluster, RankInfo
+from ddp_bench.bench.cluster.ranks import Cluster
 from ddp_bench.bench.cluster.turns import TURNS_ENV, TurnClient
 from ddp_bench.bench.console import Console
 from ddp_bench.bench.expected_time import least_warmup_s
+from ddp_bench.bench.manifest import RankPlace
 from ddp_bench.bench.measure import telemetry, trace
 from ddp_bench.bench.measure.clock import make_clock
 from ddp_bench.bench.measure.memory import release_memory
@@ -50,7 +51,7 @@ class Blocks:
         *,
         cluster: Cluster,
         job: Job,
-        infos: Sequence[RankInfo],
+        infos: Sequence[RankPlace],
         recorder: Recorder | None,
         console: Console,
         watchdog: Watchdog,

@@ -8,6 +8,7 @@ from typing import Any
 
 from ddp_bench.bench.cluster.ranks import Cluster
 from ddp_bench.bench.findings.numbers import plural
+from ddp_bench.bench.manifest import DeviceRates
 from ddp_bench.bench.measure.matrix_rate import DeviceMeter
 from ddp_bench.bench.measure.memory import release_memory
 from ddp_bench.bench.plan import Planned
@@ -24,7 +25,7 @@ def measure_rates(
     precision: str,
     limit_s: float,
     say: Callable[[str], None],
-) -> list[dict[str, Any]]:
+) -> list[DeviceRates]:
     """Matrix rate and copy bandwidth of every rank, by the number of devices measured at the same moment.
 
     A case on n devices is held against what those n devices reach together: cores that share a memory
@@ -35,7 +36,7 @@ def measure_rates(
     meter = functools.cache(lambda: DeviceMeter(device, precision))
     counts = _counts(plan, cluster.world_size)
     takes_part = cluster.rank < max(counts, default=0)
-    found: list[dict[str, Any]] = []
+    found: list[DeviceRates] = []
 
     def done(what: str, work: Callable[[], Any] | None) -> list[Any]:
         """What each rank's work gives, or why it gives nothing. Raises RestartError for a broken device."""
@@ -55,7 +56,7 @@ def measure_rates(
             say(f"{what} are not known: {reasons[0]}")
         elif None not in values:  # only rank 0 hears of them
             found += [
-                {"num_devices": num_devices, "rank": rank, **value} for rank, value in enumerate(values)
+                DeviceRates(num_devices=num_devices, rank=rank, **value) for rank, value in enumerate(values)
             ]
     meter.cache_clear()
     done("giving their memory back", lambda: release_memory(device))

@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import msgspec
 import torch
 
 from ddp_bench.bench import plan
@@ -22,7 +23,7 @@ from ddp_bench.bench.cluster.meeting import host_name
 from ddp_bench.bench.cluster.messages import may_be_sent
 from ddp_bench.bench.cluster.numa import is_narrowed
 from ddp_bench.bench.cluster.process import is_first, is_rank
-from ddp_bench.bench.cluster.ranks import RankInfo, agreed, allowed_cores, gpus_by_rank
+from ddp_bench.bench.cluster.ranks import agreed, allowed_cores, gpus_by_rank
 from ddp_bench.bench.cluster.turns import interleaved_id
 from ddp_bench.bench.console import format_s
 from ddp_bench.bench.errors import UsageError
@@ -32,11 +33,12 @@ from ddp_bench.bench.findings.wording import devices, samples_noun, workload_par
 from ddp_bench.bench.gpus import gpus
 from ddp_bench.bench.layout import BucketCaps
 from ddp_bench.bench.machine import versions
+from ddp_bench.bench.manifest import FirstHost, Host, Manifest, Model, OwnVersion, RankPlace
 from ddp_bench.bench.measure.timed import probe
 from ddp_bench.bench.plan import Machine, Planned
-from ddp_bench.bench.provenance import known, own_git_state, own_version, workload_code
+from ddp_bench.bench.provenance import own_git_state, own_version, workload_code
 from ddp_bench.bench.recovery.failures import STARTED_ENV
-from ddp_bench.bench.recovery.reopen import check_same, has_nothing_left, manifest_of, settings_of
+from ddp_bench.bench.recovery.reopen import check_same, has_nothing_left, resumable_manifest, settings_of
 from ddp_bench.bench.recovery.watchdog import meet_and_watch
 from ddp_bench.bench.resolve import GpuKind, with_device_defaults
 from ddp_bench.bench.results import store
@@ -53,13 +55,6 @@ from ddp_bench.models.profile import profile_workload
 from ddp_bench.models.registry import default_image_size, load_workload, resnet_workload
 from ddp_bench.models.step import as_set, has_fused_optimizer, takes_images
 from ddp_bench.models.workload import Workload
-
-HOST_FACTS = (
-    *("cpu_model", "num_cores", "memory_gib", "gpus", "gpu_pairs", "topology"),
-    *("governors", "huge_pages", "cgroup"),
-)
-"""What the manifest says of every host; of the first it says all."""
-
 
 may_be_sent(Settings, BucketCaps)
 
@@ -125,7 +120,7 @@ def print_plan(job: Job) -> None:
     here = devices(job.machine.devices_per_node, job.machine.device_type)
     noun = samples_noun(asdict(job.plan[0].case))
     of_single = job.plan[0].case
-    trained = workload_parts({**of_single.stored(), "unit": of_single.unit}, of_single.batch_per_device)
+    trained = workload_parts(of_single.stored(), of_single.batch_per_device)
     print(visible(f"{len(job.plan)} cases, {len(runnable)} to measure, on {here}; {', '.join(trained)}:"))
     for p in job.plan:
         what = f"skipped: {p.skip_reason}" if p.skip_reason else f"place {place[p.case.case_id]} in round 1"
@@ -160,32 +155,32 @@ def print_plan(job: Job) -> None:
 def new_manifest(
     job: Job,
     arguments: Sequence[str],
-    infos: Sequence[RankInfo],
-    machines: Sequence[dict[str, Any]],
-) -> dict[str, Any]:
+    infos: Sequence[RankPlace],
+    machines: Sequence[FirstHost],
+) -> Manifest:
     """What manifest.json says of a run that begins; `machines` are its hosts, the first rank's first."""
     profile = profile_workload(job.workload)
-    return {
-        "name": job.settings.name,
-        "run_id": uuid.uuid4().hex[:12],
-        **({} if (interleaved := interleaved_id()) is None else {"interleaved_id": interleaved}),
-        "preset": job.settings.preset,
-        "created_utc": datetime.now(UTC).isoformat(timespec="seconds"),
-        "argv": list(arguments),
-        "command": command("run", *arguments),
-        "settings": job.settings.stored(),
-        "seed": job.settings.seed,
-        "plan_hash": plan.plan_hash(job.plan),
-        "versions": versions(),
-        "ddp_bench": known({"version": own_version()}),
-        "git": own_git_state(),
-        **({} if job.settings.workload is None else {"workload": workload_code(job.settings.workload)}),
-        "environment": machines[0],
-        "hosts": {m["host"]: {k: m[k] for k in HOST_FACTS} for m in machines},
-        "model": {"arch": job.workload.name, **asdict(profile)},
-        "ranks": [asdict(info) for info in infos],
-        "link": infos[0].link,
-    }
+    return Manifest(
+        name=job.settings.name,
+        run_id=uuid.uuid4().hex[:12],
+        interleaved_id=interleaved_id(),
+        preset=job.settings.preset,
+        created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
+        argv=tuple(arguments),
+        command=command("run", *arguments),
+        settings=job.settings,
+        seed=job.settings.seed,
+        plan_hash=plan.plan_hash(job.plan),
+        versions=versions(),
+        ddp_bench=OwnVersion(version=own_version()),
+        git=own_git_state(),
+        workload=None if job.settings.workload is None else workload_code(job.settings.workload),
+        environment=machines[0],
+        hosts={str(one.host): msgspec.convert(msgspec.to_builtins(one), Host) for one in machines},
+        model=Model(arch=job.workload.name, **asdict(profile)),
+        ranks=tuple(infos),
+        link=infos[0].link,
+    )
 
 
 def resumed_settings(folder: Path, changes: Mapping[str, Any]) -> Settings:
@@ -223,9 +218,15 @@ def launch_here(
             given += ["--out", str(out)]  # every rank gets the one folder
     else:
         out = resume
-        now = {"plan_hash": plan.plan_hash(job.plan), "versions": versions()}
         seen = [seen_gpus(0)] if job.machine.device_type == "cuda" else []
-        check_same(out, manifest_of(out), now | {"environment": this_machine(seen)})
+        then = resumable_manifest(out)
+        now = Manifest(
+            plan_hash=plan.plan_hash(job.plan),
+            versions=versions(),
+            environment=this_machine(seen),
+            ranks=then.ranks,
+        )
+        check_same(out, then, now)
         FolderLock(out).release()
     return launch(
         given,

@@ -13,9 +13,9 @@ import torch.distributed as dist
 
 from ddp_bench.bench.case import Case
 from ddp_bench.bench.cluster.messages import may_be_sent
-from ddp_bench.bench.cluster.ranks import Cluster, RankInfo
-from ddp_bench.bench.conditions import prefetches
+from ddp_bench.bench.cluster.ranks import Cluster
 from ddp_bench.bench.layout import BucketLayout
+from ddp_bench.bench.manifest import RankPlace
 from ddp_bench.bench.measure.clock import Clock
 from ddp_bench.bench.measure.compiling import Compilation, CompileWatch
 from ddp_bench.bench.measure.memory import DeviceMemory, MemoryWatch, release_memory
@@ -126,7 +126,7 @@ def prepare(
     return Prepared(warmup, memory, compilation, gradient_error, split_effect, update)
 
 
-def facts_of(live: LiveCase, first: RankInfo, found: Sequence[Prepared]) -> dict[str, Any]:
+def facts_of(live: LiveCase, first: RankPlace, found: Sequence[Prepared]) -> dict[str, Any]:
     """What is known of a case once every rank has prepared it, for its row in cases.csv.
 
     Args:
@@ -195,7 +195,7 @@ def _source(case: Case, prover: Prover, settings: Settings) -> BatchSource:
         seed=settings.seed,
         num_workers=settings.data_workers,
     )
-    return PrefetchSource(source, prover.place.device) if prefetches(settings.stored()) else source
+    return PrefetchSource(source, prover.place.device) if settings.copies_ahead else source
 
 
 def _warm_up(

@@ -11,19 +11,19 @@ import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import psutil
 
 from ddp_bench.bench import github
-from ddp_bench.bench.cli import speaker
+from ddp_bench.bench.cli import speaker, to_json
 from ddp_bench.bench.cluster.devices import SeenGpus, this_machine
 from ddp_bench.bench.cluster.meeting import host_name
 from ddp_bench.bench.cluster.process import is_first
 from ddp_bench.bench.cluster.ranks import (
     Cluster,
+    HostHello,
     PeerLostError,
-    RankInfo,
     check_alike,
     described_host,
     gpus_by_rank,
@@ -33,6 +33,7 @@ from ddp_bench.bench.errors import ExitCode, UsageError, UserCodeError
 from ddp_bench.bench.findings.cautions import run_cautions
 from ddp_bench.bench.findings.findings import conclude
 from ddp_bench.bench.findings.uncertainty import why_not_measured
+from ddp_bench.bench.manifest import FirstHost, RankPlace
 from ddp_bench.bench.measure.calibration import trainable
 from ddp_bench.bench.measure.clock import float32_precision
 from ddp_bench.bench.predict.source import write_calibration
@@ -51,13 +52,13 @@ from ddp_bench.bench.recovery.reopen import (
     RankHello,
     check_same,
     fail_case,
-    manifest_of,
     open_run,
+    resumable_manifest,
 )
 from ddp_bench.bench.recovery.watchdog import START_LIMIT_S, die_at_once, meet_and_watch, on_stop, say_and_end
 from ddp_bench.bench.run.job import Job, new_manifest
 from ddp_bench.bench.run.session import CasesToDrop, Session
-from ddp_bench.bench.run.summary import print_not_measured, print_summary, summary_json
+from ddp_bench.bench.run.summary import print_not_measured, print_summary, summary_of
 from ddp_bench.bench.settings import Settings
 
 PEER_GRACE_S = 3.0
@@ -130,7 +131,7 @@ class Rank:
         hellos = cluster.gather(_hello())
         console = Console(silent=self._quiet or not self._first)
         if self._first:
-            self._open(infos, hellos, [host["environment"] for host in hosts if host is not None])
+            self._open(infos, hellos, [host.machine for host in hosts if host is not None])
         opened = self._opened
         earlier: Progress = cluster.from_first(opened.progress if opened else None)
         for note in earlier.notes:
@@ -164,13 +165,13 @@ class Rank:
 
     def _open(
         self,
-        infos: Sequence[RankInfo],
+        infos: Sequence[RankPlace],
         hellos: Sequence[RankHello],
-        machines: Sequence[dict[str, Any]],
+        machines: Sequence[FirstHost],
     ) -> None:
         manifest = new_manifest(self._job, self._arguments, infos, machines)
         if self._resume is not None:
-            check_same(self._resume, manifest_of(self._resume), manifest)
+            check_same(self._resume, resumable_manifest(self._resume), manifest)
         self._opened = open_run(self._job.settings, self._job.plan, manifest, hellos, resume=self._resume)
 
     def _measured(self, session: Session, cluster: Cluster) -> str:
@@ -190,7 +191,7 @@ class Rank:
         self._ending.acquire()  # never released: a second thread waits here for the end
         opened = self._opened
         state = opened.recorder.journal.state if opened is not None else None
-        index = ((state.under_way if state else None) or {}).get("index")
+        index = state.under_way.index if state and state.under_way else None
         if failure is not None and failure.status and index is None:
             print(f"{speaker()}: error: {failure.reason}", file=sys.stderr, flush=True)
         if opened is not None and opened.recorder.lock.acquire(timeout=LOCK_WAIT_S):
@@ -231,7 +232,7 @@ class _Startup:
         return time.monotonic() - self._over_s
 
 
-def _host(settings: Settings, cluster: Cluster, seen: Sequence[SeenGpus]) -> dict[str, Any] | None:
+def _host(settings: Settings, cluster: Cluster, seen: Sequence[SeenGpus]) -> HostHello | None:
     if cluster.local_rank != 0:
         return None  # the first rank of a host speaks for it
     device = cluster.info().device_name
@@ -249,12 +250,13 @@ def _conclude(
 ) -> int:
     """Write what a run that came to its end leaves, and say what was found; the exit code."""
     recorder, before_s = opened.recorder, opened.progress.elapsed_s
-    manifest = recorder.manifest()
     cases = recorder.write()
     folder = recorder.folder
-    measured = timing_of(recorder, before_s + startup.since_s(), stopped_because)
-    manifest["timing"] = timing = {"startup_s": round(startup.seconds, 2), **measured}
-    recorder.write_manifest(manifest)
+    timing = msgspec.structs.replace(
+        timing_of(recorder, before_s + startup.since_s(), stopped_because),
+        startup_s=round(startup.seconds, 2),
+    )
+    recorder.tell(timing=timing)
     missing = write_calibration(folder, trainable(job.workload)) if job.settings.calibrate else None
     if missing is not None:
         print(f"{speaker()}: {missing}", file=sys.stderr)
@@ -263,14 +265,17 @@ def _conclude(
 
     page = build([folder], folder / "report.html")
     after_startup_s = before_s + startup.since_s()
-    timing["total_s"] = round(startup.seconds + after_startup_s, 2)
-    timing["timed_share_pct"] = round(100 * recorder.timed_s / after_startup_s, 1)
-    recorder.write_manifest(manifest)
+    timing = msgspec.structs.replace(
+        timing,
+        total_s=round(startup.seconds + after_startup_s, 2),
+        timed_share_pct=round(100 * recorder.timed_s / after_startup_s, 1),
+    )
+    recorder.tell(timing=timing)
     blocks = recorder.blocks()
-    conclusion = conclude(folder, manifest, cases, blocks, recorder.comparisons)
-    found = run_cautions(manifest, cases, blocks)
+    conclusion = conclude(folder, recorder.manifest, cases, blocks, recorder.comparisons)
+    found = run_cautions(recorder.manifest, cases, blocks)
     if as_json:
-        print(summary_json(folder, cases, conclusion, found, timing))
+        print(to_json(summary_of(folder, cases, conclusion, found, timing)))
     elif not quiet:
         print_summary(cases, conclusion, found, timing, page)
     recorder.close(stopped_because)

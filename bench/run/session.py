@@ -9,12 +9,11 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import torch
 
-from ddp_bench.bench.cluster.load import LoadReading, other_loads, read_load
+from ddp_bench.bench.cluster.load import LoadReading, mean_load, other_loads, read_load
 from ddp_bench.bench.cluster.turns import interleaved_id
 from ddp_bench.bench.measure.memory import release_cache, release_memory
 from ddp_bench.bench.measure.telemetry import sampled
@@ -94,10 +93,10 @@ class Session(Blocks):
         measured = num_rounds > self._earlier.last_round
         if self._recorder is None or interleaved_id() is not None or not measured:
             return
-        loads, earlier = other_loads(before, after), self._recorder.manifest().get("load") or []
+        loads, earlier = other_loads(before, after), self._recorder.manifest.load
         if len(earlier) == len(loads):
-            loads = [load.after(was) for load, was in zip(loads, earlier, strict=True)]
-        self._recorder.tell(load=[asdict(load) for load in loads])
+            loads = [mean_load(*pair) for pair in zip(loads, earlier, strict=True)]
+        self._recorder.tell(load=tuple(loads))
 
     def _reason_to_stop(self, num_rounds: int) -> str:
         """Why to measure no more after so many rounds; empty while the run goes on."""
@@ -108,7 +107,7 @@ class Session(Blocks):
     def _measure_rates(self) -> None:
         """Measure the devices by themselves, while no case needs their memory, unless it was done before."""
         recorder = self._recorder
-        if self._cluster.from_first(recorder is not None and bool(recorder.manifest().get("roofline"))):
+        if self._cluster.from_first(recorder is not None and bool(recorder.manifest.roofline)):
             return
         self._next_turn()
         found = measure_rates(
@@ -120,7 +119,7 @@ class Session(Blocks):
             say=self._console.note,
         )
         if recorder is not None:
-            recorder.tell(roofline=found)
+            recorder.tell(roofline=tuple(found))
 
     def _prepare_cases(self) -> None:
         torch.manual_seed(self._settings.seed)

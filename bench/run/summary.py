@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pandas as pd
 from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from ddp_bench.bench.cli import print_table, speaker, to_json
+from ddp_bench.bench.cli import print_table, speaker
 from ddp_bench.bench.findings.caution import Caution
 from ddp_bench.bench.findings.findings import Conclusion
+from ddp_bench.bench.findings.next_step import NextStep
 from ddp_bench.bench.findings.numbers import (
     MIB,
     between,
@@ -39,6 +39,7 @@ from ddp_bench.bench.findings.wording import (
     workload_parts,
 )
 from ddp_bench.bench.layout import BucketLayout
+from ddp_bench.bench.manifest import Record, Timing, said
 from ddp_bench.bench.results.comparisons import by_compile, compile_mode
 from ddp_bench.bench.results.schema import records
 from ddp_bench.bench.results.store import FAILURES, failure_file, shown
@@ -68,7 +69,7 @@ def print_summary(
     cases: pd.DataFrame,
     conclusion: Conclusion,
     cautions: Sequence[Caution],
-    timing: dict[str, Any],
+    timing: Timing,
     page: Path,
 ) -> None:
     """Print the table, the times of the run, and what was found; `page` is in the run's folder."""
@@ -85,9 +86,9 @@ def print_summary(
     if (cases["device_type"] == "cpu").any():
         print(CPU_STAND_IN)
     print(
-        f"{plural(timing['rounds'], 'round')} in {duration(timing['measuring_s'])} of measuring, "
-        f"{duration(timing['total_s'])} in all with {timing['startup_s']:.0f} s of start-up and preparation, "
-        f"{timing['timed_share_pct']:.0f}% in timed steps; ended: {timing['stopped_because']}"
+        f"{plural(timing.rounds or 0, 'round')} in {duration(timing.measuring_s)} of measuring, "
+        f"{duration(timing.total_s)} in all with {timing.startup_s:.0f} s of start-up and preparation, "
+        f"{timing.timed_share_pct:.0f}% in timed steps; ended: {timing.stopped_because}"
     )
     print()
     for sentence in conclusion.sentences:
@@ -119,28 +120,45 @@ def print_not_measured(folder: Path, reasons: Sequence[str]) -> None:
         print(visible(f"{speaker()}: error: {reason}"), file=sys.stderr, flush=True)
 
 
-def summary_json(
-    folder: Path,
-    cases: pd.DataFrame,
-    conclusion: Conclusion,
-    cautions: Sequence[Caution],
-    timing: dict[str, Any],
-) -> str:
-    """Return the same as JSON."""
-    following = conclusion.next_step
-    whole = {
-        "results": str(folder),
-        "answers": [
-            {"question": one.question, "answer": one.answer, "sentence": one.said, "paste": one.paste}
+class Answer(Record, frozen=True, omit_defaults=False):
+    """What a run says of one question."""
+
+    question: Annotated[str, said("what is answered, such as wrapper or communication")]
+    answer: Annotated[
+        str, said("of a comparison faster, slower, equal or unresolved; resolved: nothing was compared")
+    ]
+    sentence: str
+    paste: Annotated[str, said("a line of code that follows from it; may be empty")]
+
+
+class Summary(Record, frozen=True, omit_defaults=False):
+    """What `ddp-bench run --json` prints at the end of a run."""
+
+    results: Annotated[str, said("the run's folder")]
+    answers: tuple[Answer, ...]
+    findings: Annotated[tuple[str, ...], said("further sentences")]
+    next: Annotated[NextStep | None, said("the command to run next")]
+    cautions: Annotated[tuple[Caution, ...], said("what to know before trusting the run")]
+    timing: Timing
+    cases: Annotated[tuple[dict[str, Any], ...], said("the rows of cases.csv")]
+
+
+def summary_of(
+    folder: Path, cases: pd.DataFrame, conclusion: Conclusion, cautions: Sequence[Caution], timing: Timing
+) -> Summary:
+    """Return the same for a program."""
+    return Summary(
+        results=str(folder),
+        answers=tuple(
+            Answer(question=one.question, answer=one.answer, sentence=one.said, paste=one.paste)
             for one in conclusion.verdicts
-        ],
-        "findings": list(conclusion.notes),
-        "next": None if following is None else {"why": following.why, "command": following.command},
-        "cautions": [asdict(caution) for caution in cautions],
-        "timing": timing,
-        "cases": json.loads(cases.to_json(orient="records")),
-    }
-    return to_json(whole)
+        ),
+        findings=conclusion.notes,
+        next=conclusion.next_step,
+        cautions=tuple(cautions),
+        timing=timing,
+        cases=tuple(json.loads(cases.to_json(orient="records"))),
+    )
 
 
 def _workload(cases: pd.DataFrame) -> str:

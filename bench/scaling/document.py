@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ddp_bench.bench.cli import to_json
@@ -12,13 +12,11 @@ from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.results.disk import parse_json
 from ddp_bench.bench.scaling.calibration import Identity
 from ddp_bench.bench.scaling.predict import Prediction
-from ddp_bench.bench.scaling.refusal import is_exposed_refused, is_refused, refusal, width_of
 from ddp_bench.bench.scaling.scaling_limit import Curve
 from ddp_bench.bench.scaling.validate import HeldOut
 from ddp_bench.bench.stats import Interval
 
 DOCUMENT_VERSION = 2
-"""Version 1 knew no refused predictions: those of its figures that are too wide are refused when read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +80,8 @@ class Predictions:
         """Read the document from that text. Raises UsageError, naming `source`, where it is not one."""
         data = parse_json(content, source)
         try:
-            if (version := data["schema_version"]) not in (1, DOCUMENT_VERSION):
-                raise ValueError(f"schema {version!r}, this version reads up to {DOCUMENT_VERSION}")
+            if (version := data["schema_version"]) != DOCUMENT_VERSION:
+                raise ValueError(f"schema {version!r}, this version reads {DOCUMENT_VERSION}")
             checked = data["validation"]
             return cls(
                 identity=Identity(**data["identity"]),
@@ -134,18 +132,13 @@ def _line(data: Mapping[str, Any]) -> Line:
     if not marks or data["broken_at"] not in (None, *(mark.num_devices for mark in marks)):
         raise ValueError("a line has no marks, or breaks where it has none")
     names = ("network", "bucket_cap_mb", "scaling", "comm_hook", "verdict")
-    found = Line(
+    return Line(
         marks=marks,
         broken_at=data["broken_at"],
         batch_size=int(data["batch_size"]),
         accumulate=int(data["accumulate"]),
         **{name: str(data[name]) for name in names},
     )
-    reason = next((mark.reason for mark in marks if mark.num_devices == found.broken_at and mark.reason), "")
-    if not reason:
-        return found
-    verdict = f"On {found.network} where scaling breaks is not known; at {found.broken_at} devices {reason}."
-    return replace(found, broken_at=None, verdict=verdict)
 
 
 _INTERVALS = ("step_ms", "images_per_s", "efficiency", "exposed_comm_ms")
@@ -167,21 +160,14 @@ def _mark(data: Mapping[str, Any]) -> Mark:
         raise ValueError(f"a prediction for {found.num_devices} devices is not above 0")
     if not found.reason and len(known) < len(whole):
         raise ValueError(f"a prediction for {found.num_devices} devices has neither figures nor a reason")
-    if found.reason or is_refused(*known):
-        reason = found.reason or refusal(width_of(*known))
-        empty: dict[str, Any] = dict.fromkeys((*_INTERVALS, "wait_ms"))
-        return replace(found, reason=reason, **empty)
-    exposed, step = found.exposed_comm_ms, found.step_ms
-    if exposed is not None and step is not None and is_exposed_refused(exposed, step):
-        return replace(found, exposed_comm_ms=None)
+    if found.reason and known:
+        raise ValueError(f"a prediction for {found.num_devices} devices has figures and a reason for none")
     return found
 
 
 def _held_out(data: Mapping[str, Any]) -> HeldOut:
     predicted = None if data["predicted_ms"] is None else _interval(data["predicted_ms"])
     reason = str(data.get("reason", ""))
-    if predicted is not None and is_refused(predicted):
-        reason, predicted = reason or refusal(width_of(predicted)), None
     if predicted is None and not reason:
         raise ValueError("a held-out case has neither a prediction nor a reason")
     return HeldOut(

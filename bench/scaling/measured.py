@@ -65,7 +65,6 @@ def _step(case: Mapping[Any, Any]) -> str:
 
 def identity(run: RunData, case: Mapping[str, Any]) -> Identity:
     """Identify the workload and machine of a run's case."""
-    environment = run.manifest.get("environment", {})
     return Identity(
         arch=str(case["arch"]),
         image_size=None if pd.isna(case["image_size"]) else int(case["image_size"]),
@@ -73,8 +72,8 @@ def identity(run: RunData, case: Mapping[str, Any]) -> Identity:
         precision=str(case["precision"]),
         device_type=str(case["device_type"]),
         device_name=str(case["device_name"]),
-        torch=str(run.manifest.get("versions", {}).get("torch", "")),
-        host=machine_name(environment),
+        torch=run.manifest.versions.get("torch", ""),
+        host=machine_name(run.manifest.environment),
         link=None if pd.isna(case["link"]) else str(case["link"]),
         step=_step(case),
         unit=unit_of(case),

@@ -20,6 +20,7 @@ from typing import Any
 
 from ddp_bench.bench.findings.findings import conclude
 from ddp_bench.bench.layout import BucketCaps
+from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.plan import Machine, Planned, expand, round_order
 from ddp_bench.bench.resolve import with_device_defaults
 from ddp_bench.bench.results.aggregate import Outcome, case_rows, comparisons_of
@@ -86,7 +87,7 @@ def main(num_caps: int, num_rounds: int, num_ranks: int, folder: Path) -> dict[s
     ranks = [p.case.num_devices for p in planned]
     outcomes = [Outcome(p) for p in planned]
     writer, times = RunWriter(claim(folder)), RoundTimes()
-    writer.write_manifest({})
+    writer.write_manifest(Manifest())
     for round_index in range(1, num_rounds + 1):
         for index in round_order(len(planned), seed=0, round_index=round_index):
             rows = block(ids[index], index, round_index, ranks[index])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ddp_bench.bench.layout import BucketCaps
+from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.plan import Machine, Planned, expand
 from ddp_bench.bench.resolve import with_device_defaults
 from ddp_bench.bench.results.aggregate import Outcome, case_rows
@@ -77,6 +78,6 @@ def test_report_build(benchmark: Any, tmp_path: Path) -> None:
     writer.append("blocks.csv", rows)
     frame = typed_frame(rows, BLOCKS)
     writer.replace("cases.csv", case_rows([Outcome(p, "ok") for p in planned], frame))
-    writer.write_manifest({})
+    writer.write_manifest(Manifest())
     page = benchmark.pedantic(lambda: build([tmp_path / "run"], tmp_path / "report.html"), rounds=2)
     assert page.stat().st_size > 0

@@ -56,7 +56,9 @@ def case(index: int) -> dict[str, Any]:
 
 def write(folder: Path, num_cases: int) -> Path:
     folder.mkdir()
-    (folder / "manifest.json").write_text(json.dumps({"name": "large"}), encoding="utf-8")
+    (folder / "manifest.json").write_text(
+        json.dumps({"schema_version": 3, "name": "large"}), encoding="utf-8"
+    )
     writer = RunWriter(folder)
     cases = [case(i) for i in range(num_cases)]
     writer.replace("cases.csv", typed_frame(cases, CASES))

@@ -11,11 +11,12 @@ from typing import Any
 
 from ddp_bench.bench.case import Case
 from ddp_bench.bench.layout import BucketLayout
+from ddp_bench.bench.manifest import SCHEMA_VERSION
 from ddp_bench.bench.plan import Machine, Planned, expand
 from ddp_bench.bench.resolve import PRESETS, resolve, with_device_defaults
 from ddp_bench.bench.results.aggregate import Outcome, allreduce_rows, bucket_rows, case_rows
 from ddp_bench.bench.results.disk import replace_file
-from ddp_bench.bench.results.schema import BLOCKS, SCHEMA_VERSION, typed_frame
+from ddp_bench.bench.results.schema import BLOCKS, typed_frame
 from ddp_bench.bench.results.store import MANIFEST, RunWriter
 from ddp_bench.bench.settings import Settings
 

@@ -32,7 +32,7 @@ def campaign(tmp_path_factory: pytest.TempPathFactory) -> Campaign:
 def test_survives(campaign: Campaign, undisturbed: pd.DataFrame, fault: Deed) -> None:
     ended = campaign.check(fault.name, undisturbed)
     assert ended.code == 0, ended.error
-    assert ended.manifest["restarts"] == len(RANK_1 + RANK_0)
+    assert ended.manifest.restarts == len(RANK_1 + RANK_0)
     if "between" not in fault.name:
         status, reason = campaign.outcome(fault.name)
         assert status == "failed"

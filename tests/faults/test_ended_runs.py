@@ -58,7 +58,7 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> Campaign:
 def test_a_run_that_is_asked_to_end(asked: Campaign, undisturbed: pd.DataFrame, fault: Deed) -> None:
     ended = asked.check(fault.name, undisturbed)
     assert ended.code == 130
-    assert ended.manifest["timing"]["stopped_because"] == "interrupted"
+    assert ended.manifest.timing.stopped_because == "interrupted"
     assert ended.error.splitlines()[-1].endswith(f"python -m bench.run {shlex.join(asked.resume)}")
     assert "Traceback" not in ended.error
 

@@ -60,4 +60,4 @@ def test_every_failure_costs_its_case_alone(
     assert ended.cases["num_rounds"].iloc[NONE] == 2
     lost = "AcceleratorError: CUDA error: device-side assert triggered"
     assert reasons[SINGLE].startswith(f"{lost} (tests/faulty_workload.py:")
-    assert ended.manifest["restarts"] == 3, "who failed at the same bucket need not start again"
+    assert ended.manifest.restarts == 3, "who failed at the same bucket need not start again"

@@ -29,7 +29,7 @@ def test_a_killed_rank_costs_its_case_alone(campaign: Campaign) -> None:
     assert status == "failed"
     assert "rank 1 was killed by signal 9 (SIGKILL) in " in reason
     assert ended.cases["status"].eq("failed").sum() == 1, campaign.reasons(KILLED.name)
-    assert ended.manifest["restarts"] == 1
+    assert ended.manifest.restarts == 1
     case_id = ended.cases.loc[ended.cases["status"] == "failed", "case_id"].iloc[0]
     kept = (campaign.out / failure_file(case_id)).read_text()
     assert f"{reason.partition(';')[0]}\n" in kept

@@ -43,7 +43,7 @@ def test_a_model_that_fails_costs_its_case_alone(campaign: Campaign) -> None:
 
 
 def test_a_rank_that_died_between_rounds_costs_nothing(campaign: Campaign) -> None:
-    assert campaign.kept(KILLED.name).manifest["restarts"] == 1
+    assert campaign.kept(KILLED.name).manifest.restarts == 1
 
 
 def test_a_killed_launcher_and_damaged_files_cost_the_last_block_alone(campaign: Campaign) -> None:

@@ -150,7 +150,7 @@ def test_a_slower_commit_ends_with_1_and_is_named_in_comment_summary_and_annotat
     assert (kept / "gate.md").read_text() in said + "\n"
     for side, of_side in {"baseline": base, "candidate": head}.items():
         folder = kept / "sides" / "launch1" / side
-        assert load_run(folder).manifest["workload"]["commit"] == of_side
+        assert load_run(folder).manifest.workload.commit == of_side
         assert of_side in (folder / "report.html").read_text(encoding="utf-8")
 
     # The next push: what was said is replaced, and a mistake is not the candidate's fault.

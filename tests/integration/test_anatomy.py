@@ -105,20 +105,18 @@ def test_the_stand_in_waits_for_no_gpu(waited_for: list[Any]) -> None:
 
 
 RANKS = """
+from made import case_of
 from ddp_bench.bench.cluster.ranks import Cluster
 from ddp_bench.bench.measure.anatomy import bucket_ready_ms, run_anatomy
 from ddp_bench.bench.measure.timed import Trainer
 from ddp_bench.bench.measure.trace import run_trace
 from ddp_bench.bench.modes import build_mode
-from ddp_bench.bench.case import Case
 from ddp_bench.models.data import open_source
 from ddp_bench.models.registry import resnet_workload
 cluster = Cluster("cpu")
 workload = resnet_workload("resnet20", 32)
 def made(**settings):
-    base = dict(mode="ddp", num_devices=2, arch="resnet20", image_size=32, batch_per_device=4, scaling="weak",
-                precision="fp32", data="device", device_type="cpu", backend="gloo", bucket_cap_mb="0.25")
-    case = Case.of_stored({**base, **settings})
+    case = case_of(**dict(image_size=32, backend="gloo", bucket_cap_mb="0.25") | settings)
     mode = build_mode(case, workload.module(), cluster.place, cluster.group(2, "gloo"))
     source = open_source(workload, data="device", batch_size=4, rank=cluster.rank, world_size=2,
                          device=cluster.place.device, seed=0)
@@ -358,8 +356,7 @@ def counted(tensor, *rest, **options):
     return all_reduce(tensor, *rest, **options)
 dist.all_reduce = counted
 def both(dtype, hook):
-    case = Case.of_stored(dict(mode="ddp", num_devices=2, arch="a", image_size=8, batch_per_device=4,
-        scaling="weak", precision="fp32", data="device", device_type="cpu", backend="gloo", comm_hook=hook))
+    case = case_of(image_size=8, backend="gloo", comm_hook=hook)
     layers = torch.nn.Linear(30, 20), torch.nn.Linear(20, 10)
     group = cluster.group(2, "gloo")
     mode = build_mode(case, torch.nn.Sequential(*layers).to(dtype), cluster.place, group)
@@ -414,7 +411,6 @@ def test_communication_alone_holds_the_buffers_that_a_step_broadcasts(ranks: Any
         + """
 from dataclasses import replace
 import torch
-from ddp_bench.bench.case import Case
 from ddp_bench.bench.measure.clock import make_clock
 from ddp_bench.bench.measure.collectives import BucketReplay
 from ddp_bench.bench.modes import build_mode
@@ -427,9 +423,7 @@ def counted(group, tensors, *rest):
     return broadcast(group, tensors, *rest)
 details = {}
 for sync in (True, False):
-    case = Case.of_stored(dict(mode="ddp", num_devices=2, arch="resnet20", image_size=32, batch_per_device=2,
-        scaling="weak", precision="fp32", data="device", device_type="cpu", backend="gloo",
-        bucket_cap_mb="default", sync_buffers=sync))
+    case = case_of(image_size=32, batch_per_device=2, backend="gloo", sync_buffers=sync)
     mode = build_mode(case, resnet_workload("resnet20", 32).module(), cluster.place, group)
     torch.distributed._broadcast_coalesced = counted
     replay = BucketReplay([4000], "none", group, device)

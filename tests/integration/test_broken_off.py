@@ -24,7 +24,7 @@ def broken_off(real_run: RealRun, tmp_path: Path) -> Path:
     """The run, but killed in the middle of a row of its last block: no end, no table of cases, no page."""
     folder = Path(shutil.copytree(real_run.data.path, tmp_path / "run"))
     journal = (folder / "journal.jsonl").read_text().splitlines(keepends=True)
-    assert '"end"' in journal[-1]
+    assert '"event": "end"' in journal[-1]
     (folder / "journal.jsonl").write_text("".join(journal[:-1]))
     blocks = (folder / "blocks.csv").read_bytes()
     (folder / "blocks.csv").write_bytes(blocks[:-20])
@@ -41,7 +41,7 @@ def test_its_files_are_brought_up_to_date_once(
     assert said[-1].endswith(f"python -m bench.run --resume {broken_off}")
     assert "interrupted; 6 of 8 cases have results in " in said[-2]
     run, whole = load_run(broken_off), real_run.data
-    assert run.manifest["timing"]["stopped_because"] == "interrupted"
+    assert run.manifest.timing.stopped_because == "interrupted"
     assert run.cases["status"].tolist() == whole.cases["status"].tolist()
     same = ["case_id", "mode", "num_devices", "bucket_cap_mb", "bucket_bytes"]
     pd.testing.assert_frame_equal(run.cases[same], whole.cases[same])

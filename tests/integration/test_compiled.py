@@ -26,8 +26,8 @@ torch._inductor.compile_fx.compile_fx = lambda graph, inputs, **_: aot_eager(gra
 from ddp_bench.bench.cluster.ranks import Cluster
 from ddp_bench.bench.measure.compiling import CompileWatch
 from ddp_bench.bench.modes import build_mode
-from ddp_bench.bench.case import Case
 from ddp_bench.models.step import placed
+from made import case_of
 cluster = Cluster("cpu")
 group = cluster.group(2, "gloo")
 torch.manual_seed(0)
@@ -55,9 +55,7 @@ plain.zero_grad()
 def off(found, wanted):
     return float((found - wanted).norm() / wanted.norm())
 def tried(**settings):
-    case = Case.of_stored(dict(mode="ddp", num_devices=2, arch="linear", image_size=None, batch_per_device=4,
-        scaling="weak", precision="fp32", data="device", device_type="cpu", compile="default",
-        backend="gloo", bucket_cap_mb="default") | settings)
+    case = case_of(**dict(compile="default", backend="gloo") | settings)
     module = placed(copy.deepcopy(plain), case, cluster.place.device)
     watch = CompileWatch()
     mode = build_mode(case, module, cluster.place, group)

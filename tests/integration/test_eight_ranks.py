@@ -17,8 +17,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hoo
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from ddp_bench.bench.cluster.ranks import RankInfo
 from ddp_bench.bench.console import Console
+from ddp_bench.bench.manifest import Manifest, RankPlace
 from ddp_bench.bench.measure.timed import Trainer
 from ddp_bench.bench.modes import Place
 from ddp_bench.bench.modes.ddp import DistributedMode
@@ -106,7 +106,7 @@ def measured(folder: Path, **more: str) -> RunData:
     machine = Machine(device_type="cpu", devices_per_node=NUM_RANKS)
     plan = expand(settings, machine, arch=workload.name, image_size=workload.image_size)
     job = Job(settings=settings, machine=machine, workload=workload, plan=plan)
-    opened = open_run(settings, plan, {"settings": settings.stored()}, hellos=[], resume=None)
+    opened = open_run(settings, plan, Manifest(settings=settings), hellos=[], resume=None)
     session = Session(
         cluster=FakeCluster(),  # type: ignore[arg-type]
         job=job,
@@ -122,8 +122,8 @@ def measured(folder: Path, **more: str) -> RunData:
     return load_run(folder)
 
 
-def _info(rank: int) -> RankInfo:
-    return RankInfo(
+def _info(rank: int) -> RankPlace:
+    return RankPlace(
         rank=rank, host="one", local_rank=rank, device=f"core {rank}", device_name="core", link=None
     )
 

@@ -39,25 +39,33 @@ def test_help_names_every_command_on_a_line_of_its_own(without_torch: dict[str, 
     )
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["rum"], "ddp-bench: error: unknown command 'rum'; did you mean 'run'? known: run, tune, "),
-        ([], "ddp-bench: error: name a command: run, tune, "),
-        (["--verson"], "ddp-bench: error: unrecognized arguments: --verson; did you mean --version?"),
-        (["run", "--gpu", "x"], "ddp-bench run: error: "),
-        (["tune", "--gpuz", "2"], "ddp-bench tune: error: unrecognized arguments"),
-        (["report", "nowhere"], "ddp-bench report: error: nowhere"),
-    ],
-)
-def test_a_mistake_is_one_line_before_torch_is_imported(
-    without_torch: dict[str, str], arguments: list[str], said: str
-) -> None:
-    done = finished(*arguments, env=without_torch)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr.startswith(said)
-    assert done.stderr.count("\n") == 1
+MISTAKES = {
+    "rum": "ddp-bench: error: unknown command 'rum'; did you mean 'run'? known: run, tune, ",
+    "": "ddp-bench: error: name a command: run, tune, ",
+    "--verson": "ddp-bench: error: unrecognized arguments: --verson; did you mean --version?",
+    "run --gpu x": "ddp-bench run: error: ",
+    "tune --gpuz 2": "ddp-bench tune: error: unrecognized arguments",
+    "report nowhere": "ddp-bench report: error: nowhere",
+}
+
+EACH = """
+import sys
+from ddp_bench.__main__ import console
+for line in sys.argv[1:]:
+    sys.argv = ["ddp-bench", *line.split()]
+    try:
+        console()
+    except SystemExit as end:
+        print(end.code)
+"""
+
+
+def test_a_mistake_is_one_line_before_torch_is_imported(without_torch: dict[str, str]) -> None:
+    command = [sys.executable, "-c", EACH, *MISTAKES]
+    done = subprocess.run(command, env=without_torch, capture_output=True, text=True, check=True)
+    assert done.stdout == "2\n" * len(MISTAKES)
+    for line, said in zip(done.stderr.splitlines(), MISTAKES.values(), strict=True):
+        assert line.startswith(said)
 
 
 def test_help_of_a_command_names_it_in_the_form_that_was_typed(without_torch: dict[str, str]) -> None:

@@ -62,7 +62,8 @@ def test_a_slower_commit_of_a_users_project_is_a_regression(
     assert states == [same | {"commit": first, "dirty": False}, same | {"commit": second, "dirty": True}]
     for side, state in zip(("baseline", "candidate"), states, strict=True):
         folder = out / "launch1" / side
-        assert load_run(folder).manifest["workload"].items() >= state.items()
+        code = load_run(folder).manifest.workload
+        assert {name: getattr(code, name) for name in state} == state
         assert str(state["commit"]) in (folder / "report.html").read_text(encoding="utf-8")
     assert len(git(project, "worktree", "list").splitlines()) == 1
 

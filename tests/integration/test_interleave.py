@@ -59,7 +59,7 @@ def test_two_sides_take_turns(
     for side in sides:
         timed = side.blocks[side.blocks["phase"] == "timed"]
         assert set(timed["round"]) == {1, 2, 3, 4}
-    assert len({side.manifest["plan_hash"] for side in sides}) == 1
+    assert len({side.manifest.plan_hash for side in sides}) == 1
     lines = [line.split() for line in (tmp_path / "forwards").read_text().splitlines()]
     forwards = sorted((float(began), float(ended), pid) for pid, began, ended in lines)
     assert all(one[1] <= other[0] for one, other in itertools.pairwise(forwards)), "two trained at once"

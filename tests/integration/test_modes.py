@@ -23,14 +23,12 @@ from ddp_bench.bench.modes.dp import CudaDataParallel, HostDataParallel
 COMMON = """
 from ddp_bench.bench.cluster.ranks import Cluster
 from ddp_bench.bench.modes import build_mode
-from ddp_bench.bench.case import Case
+from made import case_of
 from torch.nn import functional
 from torchvision.models import resnet18
 cluster = Cluster("cpu")
 def case(**settings):
-    base = dict(mode="ddp", num_devices=2, arch="resnet18", image_size=32, batch_per_device=2, scaling="weak",
-                precision="fp32", data="device", device_type="cpu", backend="gloo", bucket_cap_mb="default")
-    return Case.of_stored({**base, **settings})
+    return case_of(**dict(image_size=32, batch_per_device=2, backend="gloo") | settings)
 def step(mode):
     mode.wrapped.zero_grad(set_to_none=True)
     functional.cross_entropy(mode.wrapped(torch.randn(2, 3, 32, 32)), torch.tensor([1, 2])).backward()

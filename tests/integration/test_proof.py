@@ -79,8 +79,8 @@ def test_a_prefix_in_the_state_dict_is_caught(monkeypatch: pytest.MonkeyPatch) -
 
 
 DDP_PROOF = """
+from made import case_of
 from ddp_bench.bench.cluster.ranks import Cluster
-from ddp_bench.bench.case import Case
 from ddp_bench.bench.run import proof
 from ddp_bench.bench.run.proof import ProofError, Prover
 from ddp_bench.models.registry import resnet_workload
@@ -89,10 +89,9 @@ workload = resnet_workload("resnet20", 32)
 torch.manual_seed(0)
 prover = Prover(workload, workload.module(), cluster.place, 0)
 group = cluster.group(2, "gloo")
-base = dict(mode="ddp", num_devices=2, arch="resnet20", image_size=32, batch_per_device=2, scaling="weak",
-            precision="fp32", data="device", device_type="cpu", backend="gloo", bucket_cap_mb="default")
+base = dict(image_size=32, batch_per_device=2, backend="gloo")
 def error(**settings):
-    return prover.prove(Case.of_stored({**base, **settings}), group)
+    return prover.prove(case_of(**base | settings), group)
 """
 
 
@@ -344,7 +343,7 @@ report({
     "of bf16": outcome(OfBf16),
     "paths": [outcome(Paths) for _ in range(4)],
     "tokens": outcome(Net, by_name | {"batch_loss": of_tokens}),
-    "its effect": cluster.is_first and prover.split_effect(Case.of_stored(base)),
+    "its effect": cluster.is_first and prover.split_effect(case_of(**base)),
 })
 cluster.close()
 """,
@@ -501,7 +500,7 @@ from ddp_bench.bench.cluster.ranks import Cluster
 from ddp_bench.bench.measure.clock import HostClock
 from ddp_bench.bench.measure.timed import Trainer
 from ddp_bench.bench.modes.ddp import DistributedMode
-from ddp_bench.bench.case import Case
+from made import case_of
 from ddp_bench.bench.run.prepare import LiveCase, prepare
 from ddp_bench.bench.run.proof import ProofError, Prover
 from ddp_bench.bench.resolve import with_device_defaults
@@ -513,9 +512,7 @@ cluster = Cluster("cpu")
 group = cluster.group(2, "gloo")
 run = with_device_defaults(Settings(), device_type="cpu", num_local_devices=2)
 def proven(workload=None, **settings):
-    base = dict(mode="ddp", num_devices=2, arch="resnet20", image_size=32, batch_per_device=4, scaling="weak",
-                precision="fp32", data="host", device_type="cpu", backend="gloo", bucket_cap_mb="100")
-    case = Case.of_stored({**base, **settings})
+    case = case_of(**dict(image_size=32, data="host", backend="gloo", bucket_cap_mb="100") | settings)
     workload = as_set(workload or resnet_workload("resnet20", 32), case)
     torch.manual_seed(0)
     prover = Prover(workload, make_module(workload), cluster.place, 0, equal_replicas=True)

@@ -48,7 +48,7 @@ def test_equal_layouts_are_measured_once(real_run: RealRun) -> None:
     assert "same bucket layout as ddp-n2-cap50" in caps.loc["100", "reason"]
     assert caps.loc["0.25", "num_buckets"] > 1
     sizes = [int(size) for size in str(caps.loc["0.25", "bucket_bytes"]).split("/")]
-    assert sum(sizes) == run.manifest["model"]["gradient_bytes"]
+    assert sum(sizes) == run.manifest.model.gradient_bytes
 
 
 def test_the_numbers_hang_together(real_run: RealRun) -> None:
@@ -86,13 +86,13 @@ def test_blocks_tell_rounds_order_ranks_and_warm_up(real_run: RealRun) -> None:
 def test_the_manifest_says_under_what_conditions(real_run: RealRun) -> None:
     run = real_run.data
     manifest = run.manifest
-    assert manifest["settings"]["arch"] == "resnet20"
-    assert manifest["settings"]["device"] == "cpu"
-    assert manifest["versions"]["torch"]
-    assert [r["rank"] for r in manifest["ranks"]] == [0, 1]
-    assert manifest["timing"]["rounds"] == 3
-    assert manifest["timing"]["stopped_because"] == "all rounds done"
-    assert 0 < manifest["timing"]["timed_share_pct"] < 100
+    assert manifest.settings.arch == "resnet20"
+    assert manifest.settings.device == "cpu"
+    assert manifest.versions["torch"]
+    assert [r.rank for r in manifest.ranks] == [0, 1]
+    assert manifest.timing.rounds == 3
+    assert manifest.timing.stopped_because == "all rounds done"
+    assert 0 < manifest.timing.timed_share_pct < 100
 
 
 def test_the_files_are_what_the_published_schemas_say(real_run: RealRun) -> None:
@@ -103,11 +103,10 @@ def test_the_files_are_what_the_published_schemas_say(real_run: RealRun) -> None
 
 def test_the_devices_are_measured_by_themselves_at_every_count(real_run: RealRun) -> None:
     manifest = real_run.data.manifest
-    rates = manifest["roofline"]
-    assert [(row["num_devices"], row["rank"]) for row in rates] == [(1, 0), (2, 0), (2, 1)]
+    rates = manifest.roofline
+    assert [(row.num_devices, row.rank) for row in rates] == [(1, 0), (2, 0), (2, 1)]
     for row in rates:
-        low, found, high = (row[f"matrix_tflop_per_s{end}"] for end in ("_low", "", "_high"))
-        assert 0 < low <= found <= high
+        assert 0 < row.matrix_tflop_per_s_low <= row.matrix_tflop_per_s <= row.matrix_tflop_per_s_high
     page = (real_run.data.path / "report.html").read_text(encoding="utf-8")
     assert "MFU (% of the measured matrix rate)" in page
 
@@ -160,7 +159,7 @@ def test_under_the_users_own_torchrun(tmp_path: Path) -> None:
     run = load_run(tmp_path / "run")
     assert run.cases["status"].tolist() == ["ok", "ok"]
     assert run.cases["num_rounds"].tolist() == [2, 2]
-    assert len({rank["pid"] for rank in run.manifest["ranks"]}) == 2
+    assert len({rank.pid for rank in run.manifest.ranks}) == 2
 
 
 @pytest.mark.campaign

@@ -71,7 +71,9 @@ def test_a_run_broken_off_meanwhile_goes_on_where_it_was(sustained: RunData, tmp
     """As a power cut leaves it within the second case's third block."""
     folder = Path(shutil.copytree(sustained.path, tmp_path / "run"))
     journal = (folder / "journal.jsonl").read_text().splitlines(keepends=True)
-    (folder / "journal.jsonl").write_text("".join(line for line in journal if not line.startswith('{"end"')))
+    (folder / "journal.jsonl").write_text(
+        "".join(line for line in journal if not line.startswith('{"event": "end"'))
+    )
     second = sustained.cases["case_id"].iloc[1]
     lines = (folder / "blocks.csv").read_text().splitlines(keepends=True)
     cut = next(i for i, line in enumerate(lines) if line.startswith(f"{second},sustained,3,"))
@@ -98,7 +100,7 @@ def test_a_run_broken_off_meanwhile_goes_on_where_it_was(sustained: RunData, tmp
         resumed.blocks["phase"] != "warmup"
     ].any()
     assert resumed.cases[list(STEADY)].notna().all(axis=None)
-    assert resumed.manifest["timing"]["stopped_because"] == "all rounds done"
+    assert resumed.manifest.timing.stopped_because == "all rounds done"
 
     again = bench_run("--resume", str(folder))
     assert "is complete: nothing is left to do" in again.stderr

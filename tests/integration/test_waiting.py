@@ -214,5 +214,5 @@ def test_what_a_block_measured_goes_to_the_first_rank_alone(ranks: Ranks) -> Non
 def test_ranks_send_data_that_runs_no_code(ranks: Ranks, tmp_path: Path) -> None:
     found = ranks(NO_DATA.format(place=str(tmp_path / "made-by-rank")), 2)
     assert not list(tmp_path.glob("made-by-rank*"))
-    refusal = "ranks cannot send a Code: it is no JSON; name a dataclass with may_be_sent"
+    refusal = "ranks cannot send a Code: it is no JSON; name its class with may_be_sent"
     assert found == [[[refusal, refusal], True], [[refusal, "sent"], True]]

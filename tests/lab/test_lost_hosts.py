@@ -88,7 +88,7 @@ def test_a_host_that_is_gone_ends_the_run_with_its_tables_written(campaign: Camp
     assert before <= ended.rows
     assert len(ended.cases) == 5
     assert ended.cases["case_id"].is_unique
-    assert ended.manifest["timing"]["stopped_because"] == "a rank was lost"
+    assert ended.manifest.timing.stopped_because == "a rank was lost"
     again = campaign.start(within=LAB)
     assert again.code == 0, again.error
     assert before <= again.rows

@@ -23,7 +23,7 @@ def test_one_gigabit_link_shows_what_buckets_hide(tmp_path: Path) -> None:
     assert (cases["status"] == "ok").all()
     assert cases["link"].tolist() == ["1gbit", "1gbit"]
     assert cases["num_nodes"].tolist() == [2, 2]
-    assert {rank["host"] for rank in run.manifest["ranks"]} == {"host0", "host1"}
+    assert {rank.host for rank in run.manifest.ranks} == {"host0", "host1"}
     assert (cases["comm_ms"] > LINK_MS).all(), "not faster than the link carries the payload"
     whole, split = cases.loc["100"], cases.loc["1"]
     assert whole["exposed_comm_ms"] > split["exposed_comm_ms"], "small buckets hide some"

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from made import made_manifest
 from report_runs import Row, case, run
 
 from ddp_bench.bench.findings.findings import Conclusion, conclude
@@ -31,7 +32,7 @@ FAILED = {"status": "failed", "reason": "ValueError: late bug (net.py:6, in late
 
 def concluded(*cases: Row, by: tuple[Comparison, ...] = (), **settings: Any) -> Conclusion:
     data = run(cases, timed_blocks=[])
-    manifest = {"settings": settings, "timing": {"measuring_s": 100.0}}
+    manifest = made_manifest(settings=settings, timing={"measuring_s": 100.0})
     return conclude(Path("results/made run"), manifest, data.cases, data.blocks, by)
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddp_bench.bench.axes import DDP_DEFAULTS
-from ddp_bench.bench.results.schema import ALLREDUCE, BLOCKS, BUCKETS, CASES, typed_frame
+from made import compared, made_manifest
+
+from ddp_bench.bench.axes import DDP_DEFAULTS, STEP_DEFAULTS
+from ddp_bench.bench.results.comparisons import over_default
+from ddp_bench.bench.results.schema import ALLREDUCE, BLOCKS, BUCKETS, CASES, COMPARISONS, typed_frame
 from ddp_bench.bench.results.store import RunData
 
 if TYPE_CHECKING:
@@ -31,8 +34,11 @@ def case(mode: str, num_devices: int, images_per_s: float | None = None, **more:
         "image_size": 224,
         "batch_per_device": 10,
         "global_batch": 10 * num_devices,
+        "unit": "images",
+        "units_per_sample": 1,
         "scaling": "weak",
         "precision": "fp32",
+        **STEP_DEFAULTS,
         "data": "device",
         **(DDP_DEFAULTS if mode == "ddp" else {}),
     }
@@ -113,13 +119,22 @@ def run(
     allreduce: Sequence[Row] = (),
     timed_blocks: Sequence[Row] | None = None,
 ) -> RunData:
+    told = made_manifest(**manifest or {})
+    frame = typed_frame(blocks(cases) if timed_blocks is None else timed_blocks, BLOCKS)
+    comparisons = compared(typed_frame(cases, CASES), frame, told.margin)
+    ratios = over_default(comparisons, cases)
+    rows = [
+        {**ratios[row["case_id"]].columns("vs_ddp_default"), **row} if row["case_id"] in ratios else row
+        for row in cases
+    ]
     return RunData(
         path=Path(path),
-        manifest=manifest or {},
-        cases=typed_frame(cases, CASES),
-        blocks=typed_frame(blocks(cases) if timed_blocks is None else timed_blocks, BLOCKS),
+        manifest=told,
+        cases=typed_frame(rows, CASES),
+        blocks=frame,
         buckets=typed_frame(buckets, BUCKETS),
         allreduce=typed_frame(allreduce, ALLREDUCE),
+        comparisons=typed_frame([one.row() for one in comparisons], COMPARISONS),
     )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from made import cap_of
 from scipy import stats as scipy_stats
 
 from ddp_bench.bench.layout import BucketLayout
@@ -29,7 +30,7 @@ SETTINGS = with_device_defaults(
     num_local_devices=2,
 )
 PLAN = expand(SETTINGS, Machine(device_type="cpu", devices_per_node=2), arch="resnet18", image_size=64)
-IDS = {(p.case.mode, p.case.num_devices, p.case.stored()["bucket_cap_mb"]): p.case.case_id for p in PLAN}
+IDS = {(p.case.mode, p.case.num_devices, cap_of(p.case)): p.case.case_id for p in PLAN}
 
 
 def block(

@@ -350,11 +350,6 @@ def test_communication_was_not_measured() -> None:
     assert COMMUNICATION not in found(SINGLE, DP | exposing(1, 2) | measured(step_ms=100.0))
 
 
-def test_a_schema_1_run_has_the_median_step_alone() -> None:
-    row = DDP | exposing(11, 13) | {"step_ms_p50": 100.0}
-    assert "12% of the step" in found(SINGLE, row)[COMMUNICATION].sentence
-
-
 def test_the_answers_are_those_of_the_largest_count_of_their_own() -> None:
     data = run(usual_cases())
     assert set(headline(data.cases)["num_devices"]) == {2}

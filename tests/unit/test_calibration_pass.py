@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from ddp_bench.bench.case import Case
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.layout import BucketCaps, BucketLayout
+from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.measure import calibration, collectives
 from ddp_bench.bench.measure.clock import make_clock
 from ddp_bench.bench.measure.collectives import BucketReplay
@@ -176,7 +177,7 @@ def known_run(tmp_path: Path, *, with_pass: bool = True) -> RunData:
         for size, ms in CURVE.points
     ]
     return RunData(
-        tmp_path, {"environment": {}, "versions": {"torch": "2.15"}}, typed_frame(cases, CASES),
+        tmp_path, Manifest(versions={"torch": "2.15"}), typed_frame(cases, CASES),
         typed_frame(blocks, BLOCKS), typed_frame([], BUCKETS), typed_frame(curve, ALLREDUCE),
     )  # fmt: skip
 

@@ -22,6 +22,7 @@ from ddp_bench.bench.gate.checkouts import (
 from ddp_bench.bench.gate.importing import Seen
 from ddp_bench.bench.gate.interleave import from_any_folder
 from ddp_bench.bench.gate.main import main
+from ddp_bench.bench.manifest import WorkloadCode
 from ddp_bench.bench.run.main import settings_of
 
 
@@ -148,7 +149,7 @@ def test_a_baseline_that_needs_a_file_of_the_working_tree_is_refused(project: Pa
 
 
 def test_equal_code_in_two_environments_is_no_a_a_comparison(tmp_path: Path) -> None:
-    code = {"repository": "mynet", "commit": "a" * 40, "code_sha256": "x"}
+    code = WorkloadCode(repository="mynet", commit="a" * 40, code_sha256="x")
     sides = [Checkout("a side", tmp_path, python, code=code) for python in ("python3", "python3", "python4")]
     assert "this is an A/A comparison" in planned_code(*sides[:2]).lines()[1]
     assert "what differs is the environment" in planned_code(*sides[1:]).lines()[1]

@@ -17,7 +17,7 @@ from ddp_bench.bench.findings.compiled import compile_verdicts
 from ddp_bench.bench.findings.findings import conclude
 from ddp_bench.bench.findings.wording import ddp_call
 from ddp_bench.bench.gate.runs import checked
-from ddp_bench.bench.plan import plan_hash
+from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.resolve import resolve
 from ddp_bench.bench.results.aggregate import Outcome, case_rows
 from ddp_bench.bench.results.comparisons import Comparison, over_default, pairs_of
@@ -48,12 +48,9 @@ def test_a_mistake_is_one_line(text: str) -> None:
         resolve({"compile": text})
 
 
-def test_a_manifest_of_before_the_axis_is_read() -> None:
-    """It held one mode as text. Both come back as a command line."""
-    assert Settings.of_stored({"compile": "default"}).compile == ("default",)
-    assert as_options({"device": "cpu", "compile": "off"}, ["compile"]) == []
-    assert as_options({"device": "cpu", "compile": ["off"]}, ["compile"]) == []
-    assert as_options({"compile": ["off", "default"]}, ["compile"]) == ["--compile", "off,default"]
+def test_modes_come_back_as_a_command_line() -> None:
+    assert as_options(Settings(device="cpu", compile=("off",)), ["compile"]) == []
+    assert as_options(Settings(compile=("off", "default")), ["compile"]) == ["--compile", "off,default"]
 
 
 def test_every_mode_has_its_own_single_and_eager_cases_keep_their_ids() -> None:
@@ -65,13 +62,6 @@ def test_every_mode_has_its_own_single_and_eager_cases_keep_their_ids() -> None:
     reasons = {p.case.compile: str(p.skip_reason) for p in both if p.case.mode == "dp"}
     assert "cannot replicate" in reasons["default"]
     assert reasons["off"] == "None"
-
-
-def test_ids_of_compiled_cases_are_those_of_earlier_versions() -> None:
-    """Computed with the code of 4ba3253, where one mode held for a whole run."""
-    plan = make(gpus=(1, 2), compile="default", modes=("ddp",))
-    assert plan_hash(plan) == "06faafaa1d8e"
-    assert [p.case.case_id for p in plan[:2]] == ["single-n1-4d8d74", "ddp-n1-capdefault-182586"]
 
 
 def test_ways_of_optimising_ddp_are_crossed_with_compiled_cases_alone() -> None:
@@ -300,7 +290,7 @@ def test_every_mode_has_the_answers_of_a_run_of_its_own() -> None:
         (WRAPPER, "compiled"),
         (CAP, "compiled"),
     ]
-    said = conclude(Path("x"), {}, frame, typed_frame([], BLOCKS), COMPARISONS).sentences
+    said = conclude(Path("x"), Manifest(), frame, typed_frame([], BLOCKS), COMPARISONS).sentences
     assert sum(sentence.startswith("torch.compile: ") for sentence in said) == 1
     assert sum(sentence.startswith(("Eager: ", "Compiled: ")) for sentence in said) == 4
 

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import copy
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from made import made_manifest
 
-from ddp_bench.bench.conditions import UNKNOWN, Question, differences, machine_kind, machine_name, needed
+from ddp_bench.bench.conditions import UNKNOWN, Question, differences, machine_kind, needed
 from ddp_bench.bench.doctor.readings.system import read_cpu, read_memory
-from ddp_bench.bench.machine import environment, kernel_settings, machine, versions
+from ddp_bench.bench.machine import environment, machine, versions
+from ddp_bench.bench.manifest import Cgroup, Manifest
 
 HOSTS, RESUME, GATE = Question
 
 RUN: dict[str, Any] = {
     "plan_hash": "p",
-    "ranks": "2 on A",
-    "device": "A",
-    "num_ranks": 2,
+    "ranks": [{"rank": 0, "device_name": "A"}, {"rank": 1, "device_name": "A"}],
     "versions": {"torch": "2.15.0", "cuda": "13.0", "python": "3.12.1", "scipy": "1.13", "numpy": "2.3"},
     "environment": {
         "host": "here",
@@ -46,12 +45,13 @@ RUN: dict[str, Any] = {
     "model": {"num_params": 10, "gradient_bytes": 40},
 }
 
+KERNEL = ("governors", "huge_pages", "cgroup")
+
 TABLE: dict[str, tuple[Any, set[Question], set[Question]]] = {
     # what changes, its new value, whom it blocks, whom it is only told to
     "plan_hash": ("q", {RESUME}, set()),
-    "ranks": ("4 on A", {RESUME}, set()),
-    "device": ("B", {HOSTS}, set()),
-    "num_ranks": (4, {HOSTS}, set()),
+    "ranks": ([{"rank": 0, "device_name": "A"}], {RESUME}, set()),
+    "ranks.0.device_name": ("B", {RESUME}, set()),
     "versions.torch": ("2.11.0", {HOSTS, RESUME, GATE}, set()),
     "versions.cuda": ("12.8", {HOSTS, RESUME, GATE}, set()),
     "versions.python": ("3.13.0", {HOSTS, RESUME}, {GATE}),
@@ -84,21 +84,28 @@ TABLE: dict[str, tuple[Any, set[Question], set[Question]]] = {
 }
 
 
-def changed(path: str, value: Any) -> dict[str, Any]:
+def with_change(path: str, value: Any) -> dict[str, Any]:
     other = copy.deepcopy(RUN)
     *parents, last = path.split(".")
     place: Any = other
     for name in parents:
         place = place[int(name)] if isinstance(place, list) else place[name]
-    place[last] = value
+    place[int(last) if isinstance(place, list) else last] = value
     return other
+
+
+def changed(path: str, value: Any) -> Manifest:
+    return made_manifest(**with_change(path, value))
+
+
+SAME = made_manifest(**RUN)
 
 
 @pytest.mark.parametrize("question", Question)
 @pytest.mark.parametrize("path", TABLE)
 def test_a_change_blocks_whom_it_should(path: str, question: Question) -> None:
     value, blocks, told = TABLE[path]
-    for pair in ((RUN, changed(path, value)), (changed(path, value), RUN)):
+    for pair in ((SAME, changed(path, value)), (changed(path, value), SAME)):
         found = differences(*pair, question)
         assert any(d.blocking for d in found) == (question in blocks)
         assert any(not d.blocking for d in found) == (question in told)
@@ -106,28 +113,26 @@ def test_a_change_blocks_whom_it_should(path: str, question: Question) -> None:
 
 @pytest.mark.parametrize("question", Question)
 def test_equal_runs_differ_in_nothing(question: Question) -> None:
-    assert not differences(RUN, copy.deepcopy(RUN), question)
+    assert not differences(SAME, made_manifest(**RUN), question)
 
 
 @pytest.mark.parametrize("missing", ["versions", "environment"])
 @pytest.mark.parametrize("question", [RESUME, GATE])
 def test_what_is_needed_and_unknown_blocks_even_its_like(missing: str, question: Question) -> None:
-    run = {**RUN, missing: "?"}
+    run = made_manifest(**RUN | {missing: {}})
     assert any(d.blocking and UNKNOWN in (d.then, d.now) for d in differences(run, run, question))
 
 
 def test_blocking_differences_come_first_and_equal_gpus_are_counted() -> None:
-    other = changed("environment.gpus.0.name", "B")
+    other = with_change("environment.gpus.0.name", "B")
     other["git"]["commit"] = "def"
-    first, second = differences(RUN, other, GATE)
+    first, second = differences(SAME, made_manifest(**other), GATE)
     assert (first.name, first.then, first.now, first.blocking) == ("GPUs", "2 x A", "1 x A, 1 x B", True)
     assert (second.name, second.blocking) == ("ddp-bench commit", False)
 
 
 def test_the_order_of_gpus_is_no_difference() -> None:
-    mixed = changed("environment.gpus.0.name", "B")
-    turned = copy.deepcopy(mixed)
-    turned["environment"]["gpus"].reverse()
+    mixed, turned = (changed(f"environment.gpus.{place}.name", "B") for place in (0, 1))
     assert differences(mixed, turned, GATE) == []
 
 
@@ -135,54 +140,32 @@ def test_a_gpu_without_a_name_is_unknown() -> None:
     assert needed(changed("environment.gpus.0.name", None), GATE)["GPUs"] == UNKNOWN
 
 
-@pytest.mark.parametrize(
-    ("setting", "left"),
-    [("1", 1), ("0,1", 2), ("", 0), ("GPU-aa,GPU-bb", 2), ("GPU-aa", 1), ("5", 0), (None, 2)],
-)
-def test_a_run_of_before_listed_all_gpus_and_is_compared_by_those_it_saw(
-    setting: str | None, left: int
-) -> None:
-    """A new run lists, with their UUIDs, those that CUDA_VISIBLE_DEVICES leaves."""
-    old, new = copy.deepcopy(RUN), copy.deepcopy(RUN)
-    for run in (old, new):
-        run["environment"]["env"] |= {} if setting is None else {"CUDA_VISIBLE_DEVICES": setting}
-    seen = [gpu | {"uuid": f"GPU-{i}"} for i, gpu in enumerate(RUN["environment"]["gpus"])][:left]
-    new["environment"]["gpus"] = seen
-    for question in Question:
-        assert not differences(old, new, question)
-    assert machine_kind(old) == machine_kind(new)
-    assert machine_name(old["environment"]) == machine_name(new["environment"])
-    if left < 2:
-        assert [d.name for d in differences(RUN, new, GATE) if d.blocking][:1] == ["GPUs"]
-
-
 def test_cores_that_ranks_were_bound_to_are_told_to_the_gate() -> None:
-    cores = [{"bound_cores": text} for text in ("0-31", "0-31", "32-63", "")]
-    (found,) = differences({**RUN, "ranks": []}, {**RUN, "ranks": cores}, GATE)
+    cores = [{"rank": rank, "bound_cores": text} for rank, text in enumerate(("0-31", "0-31", "32-63", ""))]
+    (found,) = differences(changed("ranks", []), changed("ranks", cores), GATE)
     assert (found.name, found.then, found.now) == ("ranks bound to cores", "none", "0-31, 32-63")
     assert not found.blocking
 
 
 def test_a_kind_of_machine_is_told_by_gpus_cores_and_minor_version_alone() -> None:
-    alike = changed("environment.host", "there")
+    alike = with_change("environment.host", "there")
     alike["versions"]["torch"] = "2.15.1+cu130"
     alike["environment"]["gpus"][0]["driver"] = "580"
-    assert machine_kind(alike) == machine_kind(RUN)
+    assert machine_kind(made_manifest(**alike)) == machine_kind(SAME)
     for path in ("environment.num_cores", "environment.cpu_model", "environment.gpus.0.name"):
-        assert machine_kind(changed(path, TABLE[path][0])) != machine_kind(RUN)
+        assert machine_kind(changed(path, TABLE[path][0])) != machine_kind(SAME)
 
 
-def test_what_an_earlier_version_did_not_record_is_no_difference_to_name() -> None:
-    before = copy.deepcopy(RUN)
-    for name in ("governors", "huge_pages", "cgroup"):
-        del before["environment"][name]
-    assert differences(before, RUN, GATE) == differences(RUN, before, GATE) == []
+def test_what_is_unknown_and_not_needed_is_no_difference_to_name() -> None:
+    told = {name: fact for name, fact in RUN["environment"].items() if name not in KERNEL}
+    unknown = changed("environment", told)
+    assert differences(unknown, SAME, GATE) == differences(SAME, unknown, GATE) == []
 
 
 def test_a_difference_is_named_with_both_values() -> None:
-    (found,) = differences(RUN, changed("environment.governors", ["powersave", "schedutil"]), GATE)
+    (found,) = differences(SAME, changed("environment.governors", ["powersave", "schedutil"]), GATE)
     assert (found.name, found.then, found.now) == ("CPU governor", "performance", "powersave/schedutil")
-    (found,) = differences(RUN, changed("environment.cgroup.cpu_quota_cores", 1.5), GATE)
+    (found,) = differences(SAME, changed("environment.cgroup.cpu_quota_cores", 1.5), GATE)
     assert (found.name, found.then, found.now) == ("container's CPU quota, cores", "unlimited", "1.5")
 
 
@@ -201,16 +184,12 @@ def test_the_kernels_settings_are_those_of_the_doctor(tmp_path: Path) -> None:
     for path, content in tree.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(f"{content}\n")
-    found = kernel_settings(tmp_path)
-    assert found == {
-        "governors": ["performance", "schedutil"],
-        "huge_pages": "never",
-        "cgroup": {"cpu_quota_cores": 1.5, "memory_limit_gib": 3.0, "cpuset": "0-3,8"},
-    }
+    found = machine("here", tmp_path)
+    assert (found.governors, found.huge_pages) == (("performance", "schedutil"), "never")
+    assert found.cgroup == Cgroup(cpu_quota_cores=1.5, memory_limit_gib=3.0, cpuset="0-3,8")
     cpu, memory = read_cpu(tmp_path, None), read_memory(tmp_path)
-    assert (list(cpu.governors or ()), memory.huge_pages) == (found["governors"], found["huge_pages"])
+    assert (cpu.governors, memory.huge_pages) == (found.governors, found.huge_pages)
     assert (cpu.quota, memory.limit_bytes) == (1.5, 3 * 2**30)
-    assert machine("here", tmp_path)["cgroup"] == found["cgroup"]
 
 
 def test_cores_of_a_container_under_cgroup_v1(tmp_path: Path) -> None:
@@ -218,17 +197,16 @@ def test_cores_of_a_container_under_cgroup_v1(tmp_path: Path) -> None:
     (tmp_path / "proc/self/cgroup").write_text("5:cpuset:/docker/ab\n4:memory:/docker/ab\n")
     (tmp_path / "sys/fs/cgroup/cpuset/docker/ab").mkdir(parents=True)
     (tmp_path / "sys/fs/cgroup/cpuset/docker/ab/cpuset.cpus").write_text("2-3\n")
-    assert kernel_settings(tmp_path)["cgroup"]["cpuset"] == "2-3"
+    assert machine("here", tmp_path).cgroup.cpuset == "2-3"
 
 
 def test_no_limit_is_not_unknown(tmp_path: Path) -> None:
-    nothing: dict[str, Any] = {"cpu_quota_cores": None, "memory_limit_gib": None, "cpuset": None}
-    assert kernel_settings(tmp_path) == {"governors": None, "huge_pages": None, "cgroup": nothing}
+    nothing = machine("here", tmp_path)
+    assert (nothing.governors, nothing.huge_pages, nothing.cgroup) == (None, None, Cgroup())
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_text("0::/\n")
-    found = kernel_settings(tmp_path)["cgroup"]
-    assert (found["cpu_quota_cores"], found["memory_limit_gib"]) == ("unlimited", "unlimited")
-    json.dumps(found, allow_nan=False)
+    found = machine("here", tmp_path).cgroup
+    assert (found.cpu_quota_cores, found.memory_limit_gib) == ("unlimited", "unlimited")
 
 
 @pytest.mark.parametrize(

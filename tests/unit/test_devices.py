@@ -18,7 +18,7 @@ from rank_pool import run_ranks
 from ddp_bench.bench.cluster import devices
 from ddp_bench.bench.cluster.devices import SeenGpus, gpu_of, seen_gpus, this_machine
 from ddp_bench.bench.cluster.numa import is_narrowed, near_cores
-from ddp_bench.bench.gpus import GpuPair
+from ddp_bench.bench.manifest import Gpu, GpuPair
 from ddp_bench.bench.plan import Machine, expand
 from ddp_bench.bench.resolve import with_device_defaults
 from ddp_bench.bench.run import job
@@ -112,7 +112,7 @@ def test_the_gpu_that_a_rank_takes_is_the_one_it_says() -> None:
 
 def test_a_host_lists_what_its_ranks_see_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
     def seen(host: str, rank: int, *uuids: str) -> SeenGpus:
-        return SeenGpus(host, rank, uuids, tuple({"uuid": uuid, "name": "A"} for uuid in uuids))
+        return SeenGpus(host, rank, uuids, tuple(Gpu(uuid=uuid, name="A") for uuid in uuids))
 
     def pairs(uuids: Sequence[str]) -> list[GpuPair]:
         asked.append(list(uuids))
@@ -122,10 +122,10 @@ def test_a_host_lists_what_its_ranks_see_once_each(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(devices, "pairs", pairs)
     monkeypatch.setattr(devices, "host_name", lambda: "here")
     found = this_machine([seen("here", 0, "b"), seen("here", 1, "a", "b"), seen("there", 0, "c")])
-    assert [one["uuid"] for one in found["gpus"]] == ["b", "a"]
+    assert [one.uuid for one in found.gpus or ()] == ["b", "a"]
     assert asked == [["b", "a"]]
-    assert found["gpu_pairs"] == [{"first": 0, "second": 1, "peer_access": False}]
-    assert this_machine(())["gpus"] == []
+    assert found.gpu_pairs == (GpuPair(first=0, second=1, peer_access=False),)
+    assert this_machine(()).gpus == ()
 
 
 AGREE = """

@@ -21,7 +21,8 @@ from ddp_bench.bench.results.disk import (
     remove_unfinished,
     replace_file,
 )
-from ddp_bench.bench.results.journal import JOURNAL, Journal, read, repair_allreduce, repair_blocks
+from ddp_bench.bench.results.journal import JOURNAL, Journal, read
+from ddp_bench.bench.results.repair import repair_allreduce, repair_blocks
 from ddp_bench.bench.results.store import LOCK, MEASURED, FolderLock, RunWriter, claim
 from ddp_bench.bench.results.tables import read_blocks
 
@@ -150,13 +151,13 @@ def test_sizes_are_not_believed(tmp_path: Path) -> None:
 
 def test_a_line_of_a_journal_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ddp_bench.bench.results.journal.MOST_JSON_BYTES", 100)
-    (tmp_path / JOURNAL).write_text('{"end": "x"}\n{"end": "' + "x" * 100 + '"}\n')
+    (tmp_path / JOURNAL).write_text('{"event": "end", "because": "x"}\n"' + "x" * 100 + '"\n')
     with pytest.raises(UsageError, match="line 2 is longer"):
         read(tmp_path)
 
 
 def test_what_is_no_journal_is_not_read_to_its_end(tmp_path: Path) -> None:
-    (tmp_path / JOURNAL).write_text("0\n" * 101)
+    (tmp_path / JOURNAL).write_text("{\n" * 101)
     with pytest.raises(UsageError, match="101 lines are damaged"):
         read(tmp_path)
 

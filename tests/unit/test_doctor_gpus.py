@@ -4,13 +4,14 @@ from dataclasses import replace
 
 import pytest
 from doctor_machines import H100, h100_box, laptop, nvlink_pairs, virtual_gpu, with_gpu
+from msgspec import structs
 
 from ddp_bench.bench.clock_reasons import ClockReason
 from ddp_bench.bench.doctor.main import diagnose
 from ddp_bench.bench.doctor.readings import GpuProcess, HostReadings, Software
 from ddp_bench.bench.doctor.rules import Finding
 from ddp_bench.bench.doctor.rules.gpu import span
-from ddp_bench.bench.gpus import GpuPair
+from ddp_bench.bench.manifest import GpuPair
 from ddp_bench.bench.sysfs import ranges
 
 
@@ -98,12 +99,12 @@ def test_links_that_differ_or_lack_peer_access_are_a_caution() -> None:
     assert line(replace(two, pairs=nvlink_pairs(2)), "GPU links").status == "ok"
     mixed = line(replace(h100_box(), pairs=(pci, *nvlink_pairs(8)[1:])), "GPU links")
     assert (mixed.status, mixed.text) == ("caution", "1 of 28 pairs by PCIe, 27 of 28 pairs by NVLink")
-    through_host = replace(two, pairs=(replace(pci, peer_access=False),))
+    through_host = replace(two, pairs=(structs.replace(pci, peer_access=False),))
     assert line(through_host, "GPU links").status == "caution"
     assert "ACS" in line(through_host, "GPU links").advice
     geforce = tuple(replace(gpu, name="NVIDIA GeForce RTX 4090") for gpu in through_host.gpus or ())
     assert line(replace(through_host, gpus=geforce), "GPU links").status == "ok", "they have no other way"
-    unread = replace(two, pairs=(replace(pci, peer_access=None),))
+    unread = replace(two, pairs=(structs.replace(pci, peer_access=None),))
     assert line(unread, "GPU links").status == "unknown"
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import pynvml
 import pytest
 
-from ddp_bench.bench import conditions, gpus
+from ddp_bench.bench import gpus
 from ddp_bench.bench.clock_reasons import ClockReason
 from ddp_bench.bench.doctor.readings import GpuProcess, nvml
-from ddp_bench.bench.gpus import GpuPair
 from ddp_bench.bench.lab.main import visible_gpus
+from ddp_bench.bench.manifest import Gpu, GpuPair
 
 
 class Nvml:
@@ -109,21 +109,21 @@ def test_a_gpu_that_supports_no_reading(monkeypatch: pytest.MonkeyPatch) -> None
     driver = nvml.read_gpus(Path("/"), {})
     assert driver.gpus == (nvml.Gpu(index=0), nvml.Gpu(index=1))
     assert driver.pairs == (GpuPair(first=0, second=1),)
-    assert gpus.gpus() == [{}, {}]
+    assert gpus.gpus() == [Gpu(), Gpu()]
 
 
 def test_what_a_manifest_keeps_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "pynvml", Nvml(two_a100()))
     first, second = gpus.gpus()
-    assert first == {
-        "uuid": "GPU-a1234567",
-        "name": "NVIDIA A100-SXM4-80GB",
-        "driver": "570.86.15",
-        "memory_mib": 81920,
-        "power_limit_w": 250.0,
-        "max_sm_clock_mhz": 1410,
-    }
-    assert second["power_limit_w"] == 400.0
+    assert first == Gpu(
+        uuid="GPU-a1234567",
+        name="NVIDIA A100-SXM4-80GB",
+        driver="570.86.15",
+        memory_mib=81920,
+        power_limit_w=250.0,
+        max_sm_clock_mhz=1410,
+    )
+    assert second.power_limit_w == 400.0
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_no_driver_is_not_a_broken_driver(
 )
 def test_visible_devices(setting: str | None, chosen: list[int]) -> None:
     names = [["GPU-aa11"], ["GPU-bb22", "MIG-b111", "MIG-b222"], ["GPU-cc33"]]
-    assert conditions.visible(setting, names) == chosen
+    assert gpus.visible(setting, names) == chosen
 
 
 @pytest.fixture
@@ -180,13 +180,13 @@ def two(monkeypatch: pytest.MonkeyPatch) -> dict[str, Callable[..., Any]]:
 @pytest.mark.usefixtures("two")
 def test_gpus_are_those_that_cuda_sees(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = "GPU-a1234567", "GPU-b1234567"
-    assert [gpu["uuid"] for gpu in gpus.gpus()] == visible_gpus() == [a, b]
-    assert [gpu["uuid"] for gpu in gpus.gpus([b, a])] == [b, a]
+    assert [gpu.uuid for gpu in gpus.gpus()] == visible_gpus() == [a, b]
+    assert [gpu.uuid for gpu in gpus.gpus([b, a])] == [b, a]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert [gpu["uuid"] for gpu in gpus.gpus()] == [b]
+    assert [gpu.uuid for gpu in gpus.gpus()] == [b]
     assert visible_gpus() == ["1"]  # the user's own word
-    assert [gpu["uuid"] for gpu in gpus.gpus([a])] == [a], "torch has looked"
-    assert [gpu["uuid"] for gpu in gpus.gpus(["GPU-unknown"])] == [b], "as the variable says"
+    assert [gpu.uuid for gpu in gpus.gpus([a])] == [a], "torch has looked"
+    assert [gpu.uuid for gpu in gpus.gpus(["GPU-unknown"])] == [b], "as the variable says"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert gpus.gpus() == []
 
@@ -198,7 +198,7 @@ def test_a_gpu_that_a_cgroup_keeps_away_is_none(two: dict[str, Callable[..., Any
         return "b"
 
     two["nvmlDeviceGetHandleByIndex"] = handle
-    assert [gpu["uuid"] for gpu in gpus.gpus()] == ["GPU-b1234567"]
+    assert [gpu.uuid for gpu in gpus.gpus()] == ["GPU-b1234567"]
     assert nvml.read_gpus(Path("/"), {"CUDA_VISIBLE_DEVICES": "0"}).num_present == 1
     assert gpus.pairs(["GPU-a1234567", "GPU-b1234567"]) == []
 
@@ -209,13 +209,6 @@ def test_pairs_are_told_by_the_places_of_their_uuids(two: dict[str, Callable[...
     )
     found = gpus.pairs(["GPU-unknown", "GPU-b1234567", "GPU-a1234567"])
     assert found == [GpuPair(first=1, second=2, nvlink=False, peer_access=True, path="NODE")]
-    assert found[0].stored() == {
-        "first": 1,
-        "second": 2,
-        "nvlink": False,
-        "peer_access": True,
-        "path": "NODE",
-    }
 
 
 def test_a_slice_is_its_parent_and_says_mig(two: dict[str, Callable[..., Any]]) -> None:
@@ -230,8 +223,8 @@ def test_a_slice_is_its_parent_and_says_mig(two: dict[str, Callable[..., Any]]) 
     two["nvmlDeviceGetUUID"] = lambda handle: "MIG-5117e" if handle == "slice" else f"GPU-{handle}1234567"
     for name in ("GPU-5117e", "GPU-b1234567"):  # torch may tell the slice's digits, or its parent's
         (found,) = gpus.gpus([name])
-        assert (found["uuid"], found["name"]) == ("GPU-b1234567", "NVIDIA A100-SXM4-80GB MIG")
-        assert "memory_mib" not in found
+        assert (found.uuid, found.name) == ("GPU-b1234567", "NVIDIA A100-SXM4-80GB MIG")
+        assert found.memory_mib is None
     assert gpus.pairs(["GPU-a1234567", "GPU-5117e"]) == [GpuPair(first=0, second=1)]
 
 

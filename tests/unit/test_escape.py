@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made import made_manifest
 
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.results.schema import CASES, typed_frame
@@ -79,7 +80,7 @@ def test_an_error_message_is_one_harmless_line() -> None:
 @pytest.mark.parametrize("text", HOSTILE)
 def test_a_run_holds_what_a_host_or_a_model_said_and_opens_harmlessly(text: str, tmp_path: Path) -> None:
     writer = RunWriter(claim(tmp_path / "run"))
-    writer.write_manifest({"environment": {"host": text}})
+    writer.write_manifest(made_manifest(environment={"host": text}))
     writer.replace(
         "cases.csv",
         typed_frame(
@@ -90,6 +91,8 @@ def test_a_run_holds_what_a_host_or_a_model_said_and_opens_harmlessly(text: str,
                     "mode": "single",
                     "num_devices": 1,
                     "global_batch": 16,
+                    "unit": "images",
+                    "units_per_sample": 1,
                     "reason": text,
                     "device_name": text,
                 }
@@ -116,4 +119,4 @@ def test_a_run_holds_what_a_host_or_a_model_said_and_opens_harmlessly(text: str,
     assert run.cases["reason"].tolist() == [text]
     assert run.cases["device_name"].tolist() == [text]
     assert run.blocks["host"].tolist() == [text]
-    assert run.manifest["environment"]["host"] == text
+    assert run.manifest.environment.host == text

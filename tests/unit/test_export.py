@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import jsonschema
 import numpy as np
@@ -45,7 +45,6 @@ from ddp_bench.bench.results.archive import unpacked
 from ddp_bench.bench.results.recorder import NOT_REACHED
 from ddp_bench.bench.results.schema import FILES
 from ddp_bench.bench.results.store import RunData
-from ddp_bench.bench.settings import Settings
 
 SAMPLE = ROOT / "results" / "samples" / "cpu-lab-1gbit-2hosts"
 CALIBRATED = ROOT / "results" / "samples" / "predictions" / "resnet18-2hosts" / "1gbit"
@@ -228,13 +227,7 @@ def test_a_case_that_was_not_measured_stays_out(export: Any) -> None:
 
 @pytest.mark.parametrize("export", EXPORTS)
 def test_manifests_may_lack_anything(export: Any) -> None:
-    """And have anything in it: a folder may be anyone's."""
-    for manifest in (
-        {},
-        dict.fromkeys(MANIFEST, None),
-        {key: [7] for key in MANIFEST},
-        {"hosts": {"h": None}},
-    ):
+    for manifest in ({}, {"hosts": {"h": {}}}, {"environment": {"gpus": [{}]}}, {"created_utc": "then"}):
         assert "ddp-n2" in export(run(usual_cases(), manifest))
 
 
@@ -522,15 +515,13 @@ SECRETIVE: dict[str, Any] = {
         "out": "/home/alice/run",
         "data": "/home/alice/my images",
         "workload": "/home/alice/net.py:model",
-        "name": TOLD,
-        "of later": TOLD,
+        "name": "gpu-node-17",
     },
     "git": {"commit": "a" * 40, "dirty": False, "origin": TOLD},
     "environment": {
         **OF_A_GATE["environment"],
         "host": NODE,
         "topology": TOLD,
-        "governors": [{"of": TOLD}],
         "env": {
             "LD_PRELOAD": "/usr/lib/x.so:/home/alice/y.so",
             "NCCL_COMM_ID": "10.1.2.3:29500",
@@ -540,7 +531,7 @@ SECRETIVE: dict[str, Any] = {
             "OMP_NUM_THREADS": "1",
         },
     },
-    "hosts": {NODE: {"num_cores": 2, "topology": TOLD}, OTHER: {"num_cores": 2, "gpus": TOLD}},
+    "hosts": {name: {"num_cores": 2, "topology": TOLD} for name in (NODE, OTHER)},
     "ranks": [
         {"rank": 0, "host": NODE, "device": "core 0", "pid": 4711},
         {"rank": 1, "host": OTHER, "device": "core 1", "pid": 4712},
@@ -579,7 +570,7 @@ def zipped(folder: Path, out: Path) -> Path:
 def test_no_member_of_the_zip_tells_of_people_and_places(secretive: Path, tmp_path: Path) -> None:
     path = zipped(secretive, tmp_path / "a.zip")
     members = unpacked(path)
-    assert set(members) == {"manifest.json", "cases.csv", "blocks.csv", "allreduce.csv"}
+    assert set(members) == {"manifest.json", "cases.csv", "blocks.csv", "allreduce.csv", "comparisons.csv"}
     for name, content in members.items():
         assert not [word for word in TELLING if word in content.decode().lower()], name
     manifest = json.loads(members["manifest.json"])
@@ -591,7 +582,7 @@ def test_no_member_of_the_zip_tells_of_people_and_places(secretive: Path, tmp_pa
     found = load_run(path)
     assert set(found.cases["reason"]) == {LEFT_OUT}
     assert set(found.blocks["host"]) == {"host0", "host1"}
-    assert schemas.problems("manifest", {**found.manifest, "hosts": {}, "environment": {}}) == []
+    assert schemas.problems("manifest", manifest) == []
 
 
 def test_commands_read_the_zip_as_they_read_the_run(secretive: Path, tmp_path: Path) -> None:
@@ -603,7 +594,7 @@ def test_commands_read_the_zip_as_they_read_the_run(secretive: Path, tmp_path: P
     assert json.loads(bencher(after)) == json.loads(bencher(before))
     whole = load_run(zipped(SAMPLE, tmp_path / "sample.zip"))
     assert not compare(SAMPLE, whole)["verdict"].isin(["not comparable", "missing"]).any()
-    assert schemas.problems("manifest", whole.manifest) == []
+    assert schemas.problems("manifest", json.loads(whole.manifest.as_json())) == []
 
 
 def test_a_reason_is_public_where_it_names_a_case_or_the_end_of_the_run(tmp_path: Path) -> None:
@@ -620,7 +611,20 @@ def test_a_reason_is_public_where_it_names_a_case_or_the_end_of_the_run(tmp_path
 
 def test_what_is_not_public_is_known() -> None:
     """Whoever adds a setting or a column of text decides here whether it may name people and places."""
-    assert set(Settings().stored()) - set(PUBLIC["settings"]) == {"out", "name"}
+    private = {
+        kind.__name__: left
+        for kind, public in PUBLIC.items()
+        if (left := set(get_type_hints(kind)) - set(public))
+    }
+    assert private == {
+        "Manifest": {"schema_version", "name", "argv", "command"},
+        "WorkloadCode": {"spec", "file", "repository", "origin"},
+        "Host": {"topology"},
+        "FirstHost": {"topology"},
+        "RankPlace": {"pid"},
+        "Resumed": {"command", "workload", "host"},
+        "Settings": {"out", "name"},
+    }
     texts = {column.name for columns in FILES.values() for column in columns if column.kind == "text"}
     assert texts - set(TEXTS) == {"host", "data", "reason"}
 
@@ -640,7 +644,7 @@ def test_the_zip_lies_beside_the_run_by_its_id_and_replaces_nothing_unasked(
     target.write_text("of another")
     assert "is there already" in refused([str(secretive), "--format", "zip"], capsys)
     assert target.read_text() == "of another"
-    assert load_run(zipped(secretive, target)).manifest["run_id"] == "0123456789ab"
+    assert load_run(zipped(secretive, target)).manifest.run_id == "0123456789ab"
     capsys.readouterr()
     nameless = write_run(tmp_path / "nameless", run_id="../x")
     assert "has no run_id to name" in refused([str(nameless), "--format", "zip"], capsys)

@@ -24,7 +24,7 @@ from ddp_bench.bench.recovery.failures import (
     written,
 )
 from ddp_bench.bench.resolve import with_device_defaults
-from ddp_bench.bench.results.journal import Journal, Settled, State
+from ddp_bench.bench.results.journal import Journal, Settled, State, UnderWay
 from ddp_bench.bench.settings import ResolvedSettings, Settings
 
 TERM, KILL, SEGV = -signal.SIGTERM, -signal.SIGKILL, -signal.SIGSEGV
@@ -84,8 +84,8 @@ def test_the_kernel_counts_its_oom_kills() -> None:
     assert count is None or count >= 0
 
 
-def state(*statuses: str, curves: int = 0, on: dict[str, object] | None = None) -> State:
-    settled = {index: Settled(status, "", {}) for index, status in enumerate(statuses)}
+def state(*statuses: str, curves: int = 0, on: UnderWay | None = None) -> State:
+    settled = {index: Settled(index=index, status=status) for index, status in enumerate(statuses)}
     return State(settled=settled, curves={(n, "gloo") for n in range(curves)}, under_way=on)
 
 
@@ -96,9 +96,9 @@ def state(*statuses: str, curves: int = 0, on: dict[str, object] | None = None) 
         (state("ok", "ok"), 100),
         (state("failed"), 100),
         (state("ok", curves=1), 100),
-        (state("ok", on={"index": 0, "what": "round 1 (timed)"}), 100),
-        (state("ok", on={"index": 1, "what": "its preparation"}), 100),
-        (state("ok", on={"index": None, "what": "a curve", "curve": [2, "gloo"]}), 100),
+        (state("ok", on=UnderWay(index=0, what="round 1 (timed)")), 100),
+        (state("ok", on=UnderWay(index=1, what="its preparation")), 100),
+        (state("ok", on=UnderWay(what="a curve", curve=(2, "gloo"))), 100),
     ],
     ids=["a block", "a case", "a failed case", "a curve", "ends a case", "ends a new case", "ends a curve"],
 )
@@ -108,11 +108,11 @@ def test_what_counts_as_progress(later: State, table_bytes: int) -> None:
 
 def test_the_case_that_an_attempt_died_in_counts_once() -> None:
     """Before the next attempt has given it up and after."""
-    died = state("ok", "ok", on={"index": 1, "what": "round 1 (timed)"})
+    died = state("ok", "ok", on=UnderWay(index=1, what="round 1 (timed)"))
     assert progress_of(died, 100) == progress_of(state("ok", "failed"), 100)
-    curve = {"index": None, "what": "a curve", "curve": [0, "gloo"]}
+    curve = UnderWay(what="a curve", curve=(0, "gloo"))
     assert progress_of(state(on=curve), 0) == progress_of(state(curves=1, on=curve), 0)
-    between = state("ok", on={"index": None, "what": "between rounds"})
+    between = state("ok", on=UnderWay(what="between rounds"))
     assert progress_of(between, 100) == progress_of(state("ok"), 100)
 
 
@@ -127,11 +127,11 @@ def test_two_attempts_in_a_row_without_progress_are_the_end() -> None:
 
 
 def test_a_run_that_has_not_begun_has_no_progress(tmp_path: Path) -> None:
-    assert progress_in(tmp_path) == []
+    assert progress_in(tmp_path) == ()
     Journal(tmp_path).begin([])
-    assert progress_in(tmp_path) == [0, 0, 0, 0]
+    assert progress_in(tmp_path) == (0, 0, 0, 0)
     (tmp_path / "blocks.csv").write_text("case_id\n")
-    assert progress_in(tmp_path) == [8, 0, 0, 0]
+    assert progress_in(tmp_path) == (8, 0, 0, 0)
 
 
 def test_time_limits_follow_the_settings_and_the_warm_up() -> None:

@@ -13,6 +13,7 @@ from report_runs import Row, case, measured, run, timed, usual_cases
 from ddp_bench.bench.findings.cautions import run_cautions
 from ddp_bench.bench.findings.findings import conclude, notes
 from ddp_bench.bench.findings.uncertainty import why_not_measured
+from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.results.aggregate import comparisons_of_run
 from ddp_bench.bench.results.schema import BLOCKS, CASES, typed_frame
 
@@ -149,7 +150,7 @@ def test_slow_rank_is_named_with_its_host() -> None:
 def test_no_missing_value_is_written() -> None:
     data = run(usual_cases())
     by = comparisons_of_run(data)
-    made = conclude(Path("x"), {}, data.cases, data.blocks, by)
+    made = conclude(Path("x"), Manifest(), data.cases, data.blocks, by)
     assert not re.search(r"nan|None|<NA>|inf\b", " ".join(made.sentences))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from gate_runs import made_run
+from made import made_manifest
 
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.gate import output
@@ -70,20 +71,20 @@ def side(commit: str, code: str = "x", *, dirty: bool = False, **more: Any) -> d
             False,
             ["workload: net.py in no repository with a commit -> mynet bbbbbbb"],
         ),
-        (({"workload": "?", "git": 3}, {"workload": {}}), False, []),
     ],
 )
 def test_the_commits_are_named(
     *, sides: tuple[dict[str, Any], dict[str, Any]], interleaved: bool, lines: list[str]
 ) -> None:
-    assert Code(*sides, interleaved=interleaved).lines() == lines
+    ours, theirs = (made_manifest(**side) for side in sides)
+    assert Code(ours, theirs, interleaved=interleaved).lines() == lines
 
 
 def test_code_that_was_edited_between_launches_is_refused() -> None:
-    check_one_code([side("a"), side("b")])
-    check_one_code([OWN, OWN])
+    check_one_code([made_manifest(**side(commit)) for commit in "ab"])
+    check_one_code([made_manifest(**OWN)] * 2)
     with pytest.raises(UsageError, match="was changed while it was measured"):
-        check_one_code([side("a"), side("a"), side("a", "y")])
+        check_one_code([made_manifest(**side("a", code)) for code in "xxy"])
 
 
 def test_every_form_of_output_tells_the_commits() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gate_runs import MANIFEST, STEADY, Steps, failed, made_run, noisy, plan, write_run
+from made import made_manifest
 from scipy.stats import binomtest
 
 from ddp_bench.bench import stats
@@ -207,7 +208,7 @@ def test_conditions_that_may_be_the_change_itself_are_told_and_do_not_block() ->
 
 
 def test_a_manifest_that_does_not_tell_its_machine_is_not_comparable_even_to_its_like() -> None:
-    unknown = made_run(STEADY, environment="?")
+    unknown = made_run(STEADY, environment={})
     assert compare(unknown, unknown, thresholds=FIVE).exit_code == 3
 
 
@@ -361,7 +362,7 @@ def test_how_a_model_changed_is_said_with_its_unit(
     then: dict[str, Any], now: dict[str, Any], said: str
 ) -> None:
     expected = f"model changed: {said}".replace(">", "\N{RIGHTWARDS ARROW}") if said else ""
-    assert model_change({"model": then}, {"model": now}) == expected
+    assert model_change(made_manifest(model=then), made_manifest(model=now)) == expected
 
 
 def test_another_architecture_is_a_changed_model(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from made import made_manifest
 from report_runs import case, run, usual_cases
 
 from ddp_bench.bench.findings.links import link_cautions
@@ -16,7 +17,7 @@ PCIE = {"nvlink": False, "peer_access": True}
 HOST_MEMORY = {"nvlink": False, "peer_access": False, "path": "SYS"}
 
 
-def manifest(pairs: dict[str, dict[str, Any]], *, hosts: tuple[str, ...] = ("h",)) -> dict[str, Any]:
+def told_of(pairs: dict[str, dict[str, Any]], *, hosts: tuple[str, ...] = ("h",)) -> dict[str, Any]:
     """Hosts of four GPUs with a rank each; `pairs` by host and places, as `h 0-1`, all others on NVLink."""
 
     def host(name: str) -> dict[str, Any]:
@@ -26,46 +27,52 @@ def manifest(pairs: dict[str, dict[str, Any]], *, hosts: tuple[str, ...] = ("h",
 
     return {
         "hosts": {name: host(name) for name in hosts},
-        "ranks": [{"host": name, "gpu": f"{name}{i}"} for name in hosts for i in range(4)],
+        "ranks": ranks_on(*((name, f"{name}{i}") for name in hosts for i in range(4))),
     }
+
+
+def ranks_on(*places: tuple[str, str | None]) -> list[dict[str, Any]]:
+    return [{"rank": rank, "host": host, "gpu": gpu} for rank, (host, gpu) in enumerate(places)]
 
 
 def found(told: dict[str, Any], *cases: dict[str, Any]) -> str:
     """The one caution's text; empty without one."""
-    made = link_cautions(told, typed_frame(list(cases), CASES))
+    made = link_cautions(made_manifest(**told), typed_frame(list(cases), CASES))
     assert len(made) <= 1
     assert all(caution.kind == "slow links" for caution in made)
     return "".join(caution.text for caution in made)
 
 
 def test_a_pair_without_peer_access_is_told_where_a_measured_case_used_it() -> None:
-    told = manifest({"h 2-3": HOST_MEMORY})
+    told = told_of({"h 2-3": HOST_MEMORY})
     assert found(told, case("ddp", 2, 100.0), case("ddp", 4, status="failed")) == ""
     assert found(told, case("ddp", 2, 100.0), case("ddp", 4, 100.0)).startswith("cases used 1 pair of GPUs")
-    (caution,) = link_cautions(told, typed_frame([case("ddp", 2, 100.0), case("ddp", 4, 100.0)], CASES))
+    (caution,) = link_cautions(
+        made_manifest(**told), typed_frame([case("ddp", 2, 100.0), case("ddp", 4, 100.0)], CASES)
+    )
     assert caution.case_id == case("ddp", 4)["case_id"]
 
 
 def test_a_pair_without_nvlink_is_told_where_others_have_it() -> None:
     pcie = {f"h {a}-{b}": PCIE for a in range(4) for b in range(a + 1, 4)}
-    assert found(manifest(pcie), case("ddp", 4, 100.0)) == "", "there is no better choice"
-    assert "used 1 pair" in found(manifest(pcie | {"h 2-3": NVLINK}), case("ddp", 2, 100.0))
-    assert "used 5 pairs" in found(manifest(pcie | {"h 2-3": NVLINK}), case("ddp", 4, 100.0))
+    assert found(told_of(pcie), case("ddp", 4, 100.0)) == "", "there is no better choice"
+    assert "used 1 pair" in found(told_of(pcie | {"h 2-3": NVLINK}), case("ddp", 2, 100.0))
+    assert "used 5 pairs" in found(told_of(pcie | {"h 2-3": NVLINK}), case("ddp", 4, 100.0))
 
 
 def test_ranks_are_found_by_uuid_and_replicas_by_their_place() -> None:
-    told = manifest({"h 0-1": HOST_MEMORY})
-    told["ranks"] = [{"host": "h", "gpu": f"h{i}"} for i in (2, 3, 0, 1)]
+    told = told_of({"h 0-1": HOST_MEMORY})
+    told["ranks"] = ranks_on(*(("h", f"h{i}") for i in (2, 3, 0, 1)))
     assert found(told, case("ddp", 2, 100.0)) == ""
     assert found(told, case("dp", 2, 100.0))
     assert found(told, case("ddp", 4, 100.0))
 
 
 def test_pairs_are_of_one_host() -> None:
-    told = manifest({"a 0-1": HOST_MEMORY, "b 0-1": HOST_MEMORY}, hosts=("a", "b"))
+    told = told_of({"a 0-1": HOST_MEMORY, "b 0-1": HOST_MEMORY}, hosts=("a", "b"))
     assert "used 1 pair" in found(told, case("ddp", 4, 100.0))
     assert "used 2 pairs" in found(told, case("ddp", 8, 100.0))
-    told["ranks"] = [{"host": "a", "gpu": "a0"}, {"host": "b", "gpu": "b1"}]
+    told["ranks"] = ranks_on(("a", "a0"), ("b", "b1"))
     assert found(told, case("ddp", 2, 100.0)) == "", "between hosts there is a network"
 
 
@@ -73,21 +80,19 @@ def test_pairs_are_of_one_host() -> None:
     "told",
     [
         {},
-        {"hosts": {"h": {"gpus": [{"name": "A"}] * 4}}, "ranks": [{"host": "h", "device": "cuda:0"}] * 4},
-        {"hosts": {"h": 3}, "ranks": "?"},
-        manifest({"h 0-1": {"nvlink": None, "peer_access": None}}),
-        {**manifest({"h 0-1": HOST_MEMORY}), "ranks": [{"host": "h"}] * 4},
+        told_of({"h 0-1": {"nvlink": None, "peer_access": None}}),
+        {**told_of({"h 0-1": HOST_MEMORY}), "ranks": ranks_on(*[("h", None)] * 4)},
     ],
-    ids=["empty", "of before", "damaged", "not readable", "no UUID"],
+    ids=["empty", "not readable", "no UUID"],
 )
 def test_what_is_not_known_is_not_told(told: dict[str, Any]) -> None:
     assert found(told, case("ddp", 4, 100.0)) == ""
 
 
 def test_cores_that_stand_in_for_gpus_have_no_links() -> None:
-    assert found(manifest({"h 0-1": HOST_MEMORY}), case("ddp", 2, 100.0, device_type="cpu")) == ""
+    assert found(told_of({"h 0-1": HOST_MEMORY}), case("ddp", 2, 100.0, device_type="cpu")) == ""
 
 
 def test_the_page_shows_them_beside_the_other_cautions() -> None:
-    (shown,) = page([run(usual_cases(), manifest({"h 0-1": HOST_MEMORY}))]).runs
+    (shown,) = page([run(usual_cases(), told_of({"h 0-1": HOST_MEMORY}))]).runs
     assert "slow links" in [caution.name for caution in shown.cautions]

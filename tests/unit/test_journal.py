@@ -9,7 +9,17 @@ from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.layout import BucketCaps, BucketLayout
 from ddp_bench.bench.plan import Planned
 from ddp_bench.bench.recovery.close import finish
-from ddp_bench.bench.results.journal import JOURNAL, Journal, read
+from ddp_bench.bench.results.journal import (
+    JOURNAL,
+    Attempt,
+    End,
+    Journal,
+    Layout,
+    Retry,
+    Settled,
+    UnderWay,
+    read,
+)
 from ddp_bench.bench.results.recorder import Recorder
 
 CASE = Case(
@@ -31,10 +41,10 @@ PLAN = [Planned(case=CASE, num_nodes=1, oversubscribed=True, skip_reason=None)]
 def written(folder: Path) -> Journal:
     journal = Journal(folder)
     journal.begin(PLAN)
-    journal.write({"attempt": {"run_id": "a"}})
+    journal.write(Attempt(run_id="a"))
     journal.note(0, "its preparation")
-    journal.write({"outcome": [0, "ok", "", {"num_buckets": 2}]})
-    journal.write({"layout": [CASE.case_id, (8, 4), ((0,), (1, 2))]})
+    journal.write(Settled(index=0, status="ok", facts={"num_buckets": 2}))
+    journal.write(Layout(case_id=CASE.case_id, num_bytes=(8, 4), parameters=((0,), (1, 2))))
     journal.note(0, "round 1 (timed)")
     return journal
 
@@ -45,7 +55,7 @@ def test_what_is_written_comes_back(tmp_path: Path) -> None:
     assert state.plan == PLAN
     assert state.settled[0].facts == {"num_buckets": 2}
     assert state.layouts[CASE.case_id] == BucketLayout((8, 4), ((0,), (1, 2)))
-    assert state.under_way == {"index": 0, "what": "round 1 (timed)"}
+    assert state.under_way == UnderWay(index=0, what="round 1 (timed)")
     assert not state.ended
 
 
@@ -56,17 +66,22 @@ def test_every_prefix_is_a_journal(tmp_path: Path) -> None:
     for length in range(len(whole)):
         path.write_bytes(whole[:length])
         known = read(tmp_path)
-        Journal(tmp_path).write({"end": "interrupted"})
+        Journal(tmp_path).write(End(because="interrupted"))
         again = read(tmp_path)
         assert again.ended == "interrupted", "a line after a cut one is a line of its own"
         assert (again.plan, again.settled, again.layouts) == (known.plan, known.settled, known.layouts)
 
 
+def test_a_reason_may_name_a_file_whose_name_is_no_text(tmp_path: Path) -> None:
+    written(tmp_path).write(Settled(index=0, status="failed", reason="no file \udcff"))
+    assert read(tmp_path).settled[0].reason == "no file \udcff"
+
+
 def test_a_case_that_failed_is_no_longer_under_way_and_can_be_tried_again(tmp_path: Path) -> None:
     journal = written(tmp_path)
-    journal.write({"outcome": [0, "failed", "ValueError", {}]})
+    journal.write(Settled(index=0, status="failed", reason="ValueError"))
     assert read(tmp_path).under_way is None
-    journal.write({"retry": [0]})
+    journal.write(Retry(indices=(0,)))
     assert read(tmp_path).settled == {}
 
 
@@ -75,54 +90,34 @@ def test_a_folder_without_one_is_no_run(tmp_path: Path) -> None:
         read(tmp_path)
 
 
-def test_the_plan_is_written_as_earlier_versions_did(tmp_path: Path) -> None:
-    """A line of baf1d00; a run that it began is resumed by this version."""
-    line = (
-        '{"plan":[[{"mode":"single","num_devices":1,"arch":"resnet18","image_size":64,"batch_per_device":64,'
-        '"scaling":"strong","precision":"bf16","data":"device","device_type":"cuda","backend":"",'
-        '"bucket_cap_mb":"","gradient_as_bucket_view":false,"static_graph":false,'
-        '"find_unused_parameters":false,"sync_buffers":true,"sync_batchnorm":false,"comm_hook":"none",'
-        '"accumulate":1},{"num_nodes":1,"oversubscribed":false,"skip_reason":null}],'
-        '[{"mode":"ddp","num_devices":4,"arch":"resnet18","image_size":64,"batch_per_device":16,'
-        '"scaling":"strong","precision":"bf16","data":"device","device_type":"cuda","backend":"nccl",'
-        '"bucket_cap_mb":"1/25/25","gradient_as_bucket_view":false,"static_graph":true,'
-        '"find_unused_parameters":true,"sync_buffers":true,"sync_batchnorm":false,"comm_hook":"none",'
-        '"accumulate":1},{"num_nodes":1,"oversubscribed":false,"skip_reason":null}]]}\n'
-    )
-    (tmp_path / JOURNAL).write_text(line)
-    plan = read(tmp_path).plan
-    assert [p.case.case_id for p in plan] == ["single-n1-9d66fb", "ddp-n4-cap1_25_25-static-unused-17e08d"]
-    (tmp_path / JOURNAL).unlink()
-    Journal(tmp_path).begin(plan)
-    assert (tmp_path / JOURNAL).read_text() == line
-
-
 @pytest.mark.parametrize(
     "line",
     [
-        '{"plan": [1]}',
-        '{"plan": 5}',
-        '{"plan": [[{"mode": "ddp"}, {}]]}',
-        '{"outcome": [0]}',
-        '{"outcome": 3}',
-        '{"layout": ["x", 1, 2]}',
-        '{"curve": [1]}',
-        '{"retry": 7}',
-        '{"retry": [{}]}',
-        '{"outcome": [1, "ok", "", {}]}',
-        '{"outcome": [-1, "ok", "", {}]}',
-        '{"outcome": [0, "fine", "", {}]}',
-        '{"outcome": [0, "ok", null, {}]}',
-        '{"outcome": [0, "ok", "", {"num_buckets": "x"}]}',
-        '{"outcome": [0, "ok", "", {"unheard_of": 1}]}',
-        '{"on": {"index": 9, "what": "x"}}',
-        '{"on": {"index": 0}}',
-        '{"on": {"index": null, "what": "x", "curve": [[], 2]}}',
-        '{"attempt": {"oom_kills": {"h": "x"}}}',
-        '{"attempt": 5}',
-        '{"curve": [2, 5]}',
-        '{"layout": ["x", ["a"], []]}',
-        '{"end": 5}',
+        '{"event":"plan","cases":[1]}',
+        '{"event":"plan","cases":5}',
+        '{"event":"plan","cases":[{"case":{"mode":"ddp"},"num_nodes":1,"oversubscribed":true}]}',
+        '{"event":"plan"}',
+        '{"event":"settled","index":0}',
+        '{"event":"settled","index":1,"status":"ok"}',
+        '{"event":"settled","index":-1,"status":"ok"}',
+        '{"event":"settled","index":0,"status":"fine"}',
+        '{"event":"settled","index":0,"status":"ok","reason":null}',
+        '{"event":"settled","index":0,"status":"ok","facts":{"num_buckets":"x"}}',
+        '{"event":"settled","index":0,"status":"ok","facts":{"unheard_of":1}}',
+        '{"event":"layout","case_id":"x","num_bytes":1}',
+        '{"event":"layout","case_id":"x","num_bytes":["a"],"parameters":[]}',
+        '{"event":"curve","num_ranks":1}',
+        '{"event":"curve","num_ranks":2,"backend":5}',
+        '{"event":"retry","indices":7}',
+        '{"event":"retry","indices":[{}]}',
+        '{"event":"underway","index":9,"what":"x"}',
+        '{"event":"underway","index":0}',
+        '{"event":"underway","what":"x","curve":[[],2]}',
+        '{"event":"attempt","oom_kills":{"h":"x"}}',
+        '{"event":"attempt","run_id":5}',
+        '{"event":"end","because":5}',
+        '{"event":"unheard of"}',
+        "5",
     ],
 )
 def test_a_line_that_holds_something_else_is_named(line: str, tmp_path: Path) -> None:
@@ -136,7 +131,7 @@ def test_a_line_that_holds_something_else_is_named(line: str, tmp_path: Path) ->
 
 def test_a_journal_of_another_plan_is_refused(tmp_path: Path) -> None:
     written(tmp_path)
-    (tmp_path / "manifest.json").write_text('{"plan_hash": "another"}')
+    (tmp_path / "manifest.json").write_text('{"schema_version": 3, "plan_hash": "another"}')
     with pytest.raises(UsageError, match=r"another plan than manifest\.json"):
         Recorder.reopen(tmp_path)
 

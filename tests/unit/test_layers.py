@@ -14,8 +14,8 @@ from commands import ROOT
 LAYERS = (
     ("errors", "text", "stats", "estimate", "layout", "parent_death", "sysfs", "credentials", "package"),
     (
-        *("cli", "axes", "settings", "resolve", "console", "github", "machine", "conditions", "gpus"),
-        *("clock_reasons", "case", "plan", "expected_time", "provenance"),
+        *("cli", "axes", "settings", "resolve", "console", "github", "machine", "manifest", "conditions"),
+        *("gpus", "clock_reasons", "case", "plan", "expected_time", "provenance"),
     ),
     ("models", "modes", "results"),
     ("measure", "findings", "scaling", "cluster"),

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from ddp_bench.bench.manifest import DeviceRates
 from ddp_bench.bench.measure import matrix_rate
 from ddp_bench.bench.measure.matrix_rate import (
     LEAST_REPETITIONS,
@@ -133,7 +134,7 @@ class FakeLockstep:
         return 0.0, [mine, other] if self._rank == 0 else [other, mine]
 
 
-def rates(lockstep: Any, *counts: int, rank: int = 0) -> tuple[list[dict[str, Any]], list[str]]:
+def rates(lockstep: Any, *counts: int, rank: int = 0) -> tuple[list[DeviceRates], list[str]]:
     """Of a job of two ranks; with what the user hears."""
     cluster: Any = SimpleNamespace(place=SimpleNamespace(device=CPU), rank=rank, world_size=2)
     plan: Any = [SimpleNamespace(case=SimpleNamespace(num_devices=n), skip_reason=None) for n in counts]
@@ -155,8 +156,8 @@ def test_every_device_count_is_measured_at_once_as_far_as_there_are_ranks(
         ("the rates of 2 devices", True),
         ("giving their memory back", True),
     ]
-    assert [(row["num_devices"], row["rank"]) for row in found] == [(1, 0), (2, 0), (2, 1)]
-    assert found[1]["matrix_tflop_per_s"] == pytest.approx(FLOPS / 10e-3 / 1e12)
+    assert [(row.num_devices, row.rank) for row in found] == [(1, 0), (2, 0), (2, 1)]
+    assert found[1].matrix_tflop_per_s == pytest.approx(FLOPS / 10e-3 / 1e12)
     assert not said
 
 
@@ -172,7 +173,7 @@ def test_a_count_that_failed_on_any_rank_has_no_rates_and_the_reason_is_told(
 ) -> None:
     timed_by(monkeypatch, 10.0)
     found, said = rates(FakeLockstep(fails=["the rates of 2 devices"]), 1, 2)
-    assert [row["num_devices"] for row in found] == [1]
+    assert [row.num_devices for row in found] == [1]
     assert said == ["the rates of 2 devices are not known: OutOfMemoryError: full"]
 
 

@@ -12,10 +12,11 @@ import pytest
 
 from ddp_bench.bench.cluster.messages import decode, encode, may_be_sent
 from ddp_bench.bench.layout import BucketCaps
+from ddp_bench.bench.manifest import Cgroup, FirstHost, Gpu
 from ddp_bench.bench.recovery.reopen import Completion, Progress, RankHello
 from ddp_bench.bench.settings import Settings
 
-may_be_sent(Settings, BucketCaps)
+may_be_sent(Settings, BucketCaps, FirstHost)
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Unknown:
         {1, 2},
         (),
         RankHello("node", {0: -9, 1: 75}, None),
+        FirstHost(host="node", memory_gib=0.1, gpus=(Gpu(uuid="GPU-1"),), cgroup=Cgroup(cpuset="0-3")),
         Settings(modes=("ddp",), bucket_cap_mb=(BucketCaps(), BucketCaps((1.0, 25.0)))),
         Progress(
             measured=frozenset({("case", "timed", 1)}),
@@ -74,6 +76,7 @@ def test_nothing_else_is_sent(value: Any) -> None:
         b'{"Unknown":{"value":1}}',
         b'{"RankHello":{"nonsense":1}}',
         b'{"RankHello":{},"tuple":[]}',
+        b'{"FirstHost":{"host":5}}',
         b'{"set":[[1]]}',
         b'{"bytes":"?"}',
         b"[" * 100_000,

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from finding_cases import CAP_1, DDP, DP, FAILED, NAN, SINGLE, concluded, exposing, over
+from made import made_manifest
 from report_runs import Row, case, measured, run
 from sample_runs import EVERY_SAMPLE, comparisons, rebuilt, sample
 
@@ -54,10 +55,10 @@ def test_a_side_of_an_interleaved_gate_is_not_gone_on_with() -> None:
     """Resumed, it would measure the code as it stands, whatever the side's was."""
     data = run((SINGLE, DP, DDP), timed_blocks=[])
     wide = (over(DDP, DP, 1 / 1.1, 1.1),)
-    alone = {"settings": {}, "timing": {"measuring_s": 100.0}}
+    told = {"timing": {"measuring_s": 100.0}}
     proposed = [
-        conclude(Path("x"), manifest, data.cases, data.blocks, wide).next_step
-        for manifest in (alone, alone | {"interleaved_id": "abc"})
+        conclude(Path("x"), made_manifest(**told, **more), data.cases, data.blocks, wide).next_step
+        for more in ({}, {"interleaved_id": "abc"})
     ]
     assert proposed[0] is not None
     assert proposed[1] is None
@@ -111,7 +112,7 @@ def test_an_open_communication_takes_the_time_that_its_own_interval_needs() -> N
 def test_a_folder_without_its_journal_begins_anew() -> None:
     data = run((SINGLE, DP | ROUNDS_20, DDP | ROUNDS_20), timed_blocks=[])
     wide = (over(DDP, DP, 1 / 1.1, 1.1),)
-    manifest = {"settings": {"batch_size": 8}, "timing": {"measuring_s": "x"}}
+    manifest = made_manifest(settings={"batch_size": 8})
     found = conclude(Path("x"), manifest, data.cases, data.blocks, wide, resumable=False).next_step
     module, given = parsed(found)
     assert module == "bench.run"
@@ -159,11 +160,6 @@ def test_a_run_with_an_answer_is_worth_keeping() -> None:
     assert following(over(row, DP, 1.2, 1.3), cases=(SINGLE, DP, row))[1] == "bench.gate"
 
 
-def test_the_step_of_a_schema_1_run_is_known_too() -> None:
-    row = DDP | exposing(11, 13) | {"step_ms_p50": 100.0}
-    assert following(over(row, DP, 1.2, 1.3), cases=(SINGLE, DP, row))[1] == "bench.tune"
-
-
 def test_with_nothing_to_compare_the_speed_up_says_how_much_more() -> None:
     """Known to ±1%, and a margin of 1%: the half-width has to be halved."""
     close = case("ddp", 2, 100.0, num_rounds=20)
@@ -183,7 +179,7 @@ def test_a_case_that_came_late_asks_for_ten_rounds_of_its_own() -> None:
 def test_ten_rounds_that_take_hours_are_still_the_next_step() -> None:
     data = run([SINGLE, DP, DDP], timed_blocks=[])
     few = over(DDP, DP, NAN, NAN, num_rounds=2)
-    manifest = {"settings": {}, "timing": {"measuring_s": 3600.0}}
+    manifest = made_manifest(timing={"measuring_s": 3600.0})
     made = conclude(Path("x"), manifest, data.cases, data.blocks, [few])
     assert parsed(made.next_step)[1].max_time == "300m"
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 from PIL import Image
 
-from ddp_bench.bench.conditions import prefetches
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.plan import Machine, expand
 from ddp_bench.bench.resolve import resolve, with_device_defaults
 from ddp_bench.bench.run import prepare
+from ddp_bench.bench.settings import Settings
 from ddp_bench.models import data
 from ddp_bench.models.data import BatchSource, PrefetchSource, open_source
 from ddp_bench.models.registry import resnet_workload
@@ -213,10 +213,9 @@ def test_a_corrupt_image_ends_the_step_that_would_train_on_it(
         ({"device": "cuda", "data": "host", "prefetch": False}, False),
         ({"device": "cuda", "data": "device", "prefetch": True}, False),
         ({"device": "cpu", "data": "host", "prefetch": True}, False),
-        ({"device": "cuda", "data": "host"}, False),  # a run of before there was such a setting
     ],
 )
 def test_batches_are_copied_ahead_where_there_is_a_copy_to_a_gpu(
     settings: dict[str, Any], *, wanted: bool
 ) -> None:
-    assert prefetches(settings) is wanted
+    assert Settings(**settings).copies_ahead is wanted

@@ -7,12 +7,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from made_project import commit, git
+from msgspec import structs, to_builtins
 
 from ddp_bench.bench import provenance
+from ddp_bench.bench.manifest import Git, WorkloadCode
 from ddp_bench.bench.provenance import own_git_state, public_url, workload_code
 
 
@@ -26,7 +27,7 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         del sys.modules[name]
 
 
-def code_of(spec: str, root: Path) -> dict[str, Any]:
+def code_of(spec: str, root: Path) -> WorkloadCode:
     sys.path.insert(0, str(root))
     importlib.invalidate_caches()
     importlib.import_module(spec.partition(":")[0])
@@ -41,22 +42,22 @@ def test_a_workload_is_told_by_repository_commit_and_content(tmp_path: Path) -> 
     git(top, "remote", "add", "origin", "https://me:secret@example.org/team/net.git")
     code = code_of("net_k:make", top / "src")
     digest = subprocess.check_output(["sha256sum", str(top / "src/net_k/__init__.py")], text=True).split()[0]
-    combined = code.pop("code_sha256")
-    assert code == {
-        "spec": "net_k:make",
-        "file": "src/net_k/__init__.py",
-        "sha256": digest,
-        "repository": "net",
-        "origin": "https://example.org/team/net.git",
-        "commit": made,
-        "dirty": False,
-    }
+    assert code == WorkloadCode(
+        spec="net_k:make",
+        file="src/net_k/__init__.py",
+        sha256=digest,
+        code_sha256=code.code_sha256,
+        repository="net",
+        origin="https://example.org/team/net.git",
+        commit=made,
+        dirty=False,
+    )
     (top / "other.py").write_text("not imported")
-    assert workload_code("net_k:make") == code | {"code_sha256": combined, "dirty": True}
+    assert workload_code("net_k:make") == structs.replace(code, dirty=True)
     (top / "src/net_k/part.py").write_text("A = 2")
     changed = workload_code("net_k:make")
-    assert changed["sha256"] == digest, "only what it imports has changed"
-    assert changed["code_sha256"] != combined
+    assert changed.sha256 == digest, "only what it imports has changed"
+    assert changed.code_sha256 != code.code_sha256
 
 
 @pytest.mark.usefixtures("modules")
@@ -68,14 +69,14 @@ def test_the_same_code_has_the_same_hash_in_another_worktree(tmp_path: Path) -> 
     for name in ("net_l", "net_l_part"):
         del sys.modules[name]
     assert code_of("net_l:make", place) == first
-    assert first["repository"] == "mynet"
+    assert first.repository == "mynet"
 
 
 @pytest.mark.usefixtures("modules")
 def test_a_file_that_no_commit_has_is_no_clean_state(tmp_path: Path) -> None:
     commit(tmp_path / "mynet", {"a": ""})
     (tmp_path / "mynet" / "net_m.py").write_text("")
-    assert code_of("net_m:make", tmp_path / "mynet")["dirty"] is True
+    assert code_of("net_m:make", tmp_path / "mynet").dirty is True
 
 
 @pytest.mark.usefixtures("modules")
@@ -87,8 +88,8 @@ def test_a_workload_in_no_repository_has_its_content_alone(folder: str, tmp_path
     (root / "net_n").mkdir(parents=True)
     (root / "net_n" / "net.py").write_text("")
     code = code_of("net_n.net:make", root)
-    assert set(code) == {"spec", "file", "sha256", "code_sha256"}
-    assert code["file"] == "net_n/net.py"
+    assert set(to_builtins(code)) == {"spec", "file", "sha256", "code_sha256"}
+    assert code.file == "net_n/net.py"
 
 
 def test_a_repository_around_an_installed_ddp_bench_is_not_its_own(
@@ -99,9 +100,9 @@ def test_a_repository_around_an_installed_ddp_bench_is_not_its_own(
     (tmp_path / ".venv" / "ddp_bench" / "__init__.py").write_text("")
     monkeypatch.setattr(provenance, "ROOT", tmp_path / ".venv")
     monkeypatch.setattr(provenance, "PACKAGE", tmp_path / ".venv" / "ddp_bench")
-    assert own_git_state() == {}
+    assert own_git_state() == Git()
     made = commit(tmp_path, {})
-    assert own_git_state() == {"commit": made, "dirty": False}, "now it is under version control there"
+    assert own_git_state() == Git(commit=made, dirty=False), "now it is under version control there"
 
 
 @pytest.mark.parametrize(

@@ -1,21 +1,22 @@
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import pytest
+from made import made_manifest
 
 from ddp_bench.bench.cluster import meeting
-from ddp_bench.bench.cluster.ranks import check_alike
+from ddp_bench.bench.cluster.ranks import HostHello, check_alike
+from ddp_bench.bench.conditions import Question, needed
 from ddp_bench.bench.errors import AgreedError, UsageError
 
 
-def host(name: str, *, torch: str = "2.15.0", seed: int = 0) -> dict[str, Any]:
-    return {
-        "environment": {"host": name, "gpus": [{"name": "H200", "driver": "570"}]},
-        "versions": {"torch": torch, "cuda": "13.0", "python": "3.11.7"},
-        "git": {"commit": "abc", "dirty": False},
-        "settings": {"seed": seed, "batch_size": 64},
-        "device": "H200",
-        "num_ranks": 8,
-    }
+def host(name: str, *, torch: str = "2.15.0", seed: int = 0) -> HostHello:
+    told = made_manifest(
+        environment={"host": name, "gpus": [{"name": "H200", "driver": "570"}]},
+        versions={"torch": torch, "cuda": "13.0", "python": "3.11.7"},
+        git={"commit": "abc", "dirty": False},
+        settings={"seed": seed, "batch_size": 64},
+    )
+    return HostHello(told.environment, needed(told, Question.HOSTS))
 
 
 def test_hosts_that_are_alike_pass() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
+import made
 import pytest
 import torch
 from torch import Tensor, nn
@@ -23,18 +24,7 @@ LR, MOMENTUM = 0.01, 0.9
 
 
 def case_of(**settings: Any) -> Case:
-    base = {
-        "mode": "ddp",
-        "num_devices": 2,
-        "arch": "line",
-        "image_size": None,
-        "batch_per_device": 3,
-        "scaling": "weak",
-        "precision": "fp32",
-        "data": "host",
-        "device_type": "cpu",
-    }
-    return Case.of_stored({**base, **settings})
+    return made.case_of(**{"batch_per_device": 3, "data": "host", **settings})
 
 
 class Line(nn.Module):

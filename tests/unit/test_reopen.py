@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made import made_manifest
 
 from ddp_bench.bench.errors import GaveUpError, NotComparableError, UsageError
+from ddp_bench.bench.manifest import SCHEMA_VERSION
 from ddp_bench.bench.plan import Machine, expand, plan_hash
 from ddp_bench.bench.recovery.failures import Failure
 from ddp_bench.bench.recovery.reopen import RankHello, check_same, fail_case, open_run, settings_of
@@ -17,14 +19,24 @@ from ddp_bench.bench.results.recorder import Recorder, resume_command
 from ddp_bench.bench.settings import Settings
 
 MACHINE = {"cpu_model": "x", "num_cores": 2, "gpus": []}
-THEN = {"plan_hash": "p", "versions": {"torch": "2.15.0", "cuda": "13"}, "environment": MACHINE}
+THEN: dict[str, Any] = {
+    "plan_hash": "p",
+    "versions": {"torch": "2.15.0", "cuda": "13"},
+    "environment": MACHINE,
+    "ranks": [{"rank": 0, "device_name": "A"}],
+}
+
+
+def written(folder: Path, settings: dict[str, Any]) -> Path:
+    """A folder that tells of a run with these settings."""
+    told = {"schema_version": SCHEMA_VERSION, **THEN, "settings": settings}
+    (folder / "manifest.json").write_text(json.dumps(told))
+    Journal(folder).begin([])
+    return folder
 
 
 def folder(tmp_path: Path) -> Path:
-    settings = Settings(arch="resnet20", rounds=3, out="elsewhere")
-    (tmp_path / "manifest.json").write_text(json.dumps({**THEN, "settings": settings.stored()}))
-    Journal(tmp_path).begin([])
-    return tmp_path
+    return written(tmp_path, Settings(arch="resnet20", rounds=3, out="elsewhere").stored())
 
 
 def test_settings_come_back_as_they_were(tmp_path: Path) -> None:
@@ -35,8 +47,7 @@ def test_settings_come_back_as_they_were(tmp_path: Path) -> None:
 def test_nothing_that_a_folder_names_is_imported(tmp_path: Path) -> None:
     (tmp_path / "evil.py").write_text("raise SystemExit(99)\n")
     settings = Settings(workload="evil:model", rounds=3)
-    (tmp_path / "manifest.json").write_text(json.dumps({**THEN, "settings": settings.stored()}))
-    Journal(tmp_path).begin([])
+    written(tmp_path, settings.stored())
     with pytest.raises(UsageError, match="name it again if you trust it: --workload evil:model"):
         settings_of(tmp_path, {"rounds": 5})
     with pytest.raises(NotComparableError, match="workload: then evil:model, now train:model"):
@@ -65,10 +76,14 @@ def test_a_workload_where_there_was_none_is_another_run(tmp_path: Path) -> None:
     ],
 )
 def test_stored_settings_are_read_as_options_are(wrong: dict[str, object], tmp_path: Path) -> None:
-    settings = {**Settings(arch="resnet20").stored(), **wrong}
-    (tmp_path / "manifest.json").write_text(json.dumps({**THEN, "settings": settings}))
-    Journal(tmp_path).begin([])
-    with pytest.raises(UsageError, match=r"its settings are damaged: --"):
+    written(tmp_path, {**Settings(arch="resnet20").stored(), **wrong})
+    with pytest.raises(UsageError, match=r"manifest\.json: settings: --"):
+        settings_of(tmp_path, {})
+
+
+def test_a_setting_of_another_version_is_no_setting_to_go_on_with(tmp_path: Path) -> None:
+    written(tmp_path, Settings().stored() | {"warp": 9})
+    with pytest.raises(UsageError, match="another version of ddp-bench has set warp; use that one"):
         settings_of(tmp_path, {})
 
 
@@ -88,10 +103,12 @@ def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
 
 
 def test_every_difference_is_named(tmp_path: Path) -> None:
-    check_same(tmp_path, THEN, THEN)
-    now = {"plan_hash": "q", "versions": {"torch": "2.11.0"}, "environment": {**MACHINE, "num_cores": 4}}
+    then = made_manifest(**THEN)
+    check_same(tmp_path, then, then)
+    changed = {"plan_hash": "q", "versions": {"torch": "2.11.0"}, "environment": MACHINE | {"num_cores": 4}}
+    now = made_manifest(**THEN | changed)
     with pytest.raises(NotComparableError) as caught:
-        check_same(tmp_path, THEN, now)
+        check_same(tmp_path, then, now)
     for words in ("plan: then p, now q", "torch: then 2.15.0 (CUDA 13), now 2.11.0"):
         assert words in str(caught.value)
     assert "CPU cores: then 2, now 4" in str(caught.value)
@@ -110,8 +127,8 @@ def opened(
     machine = Machine(device_type="cpu", devices_per_node=cores)
     plan = expand(settings, machine, arch="resnet20", image_size=32)
     hellos = [RankHello("here", {}, None)]
-    ranks = [{"gpu": gpu, "device_name": f"GPU {gpu}"} for gpu in gpus]
-    manifest = {**THEN, "plan_hash": plan_hash(plan), "ranks": ranks}
+    ranks = [{"rank": rank, "gpu": gpu, "device_name": f"GPU {gpu}"} for rank, gpu in enumerate(gpus)]
+    manifest = made_manifest(**THEN | {"plan_hash": plan_hash(plan), "ranks": ranks})
     found = open_run(settings, plan, manifest, hellos, resume=None)
     found.lock.release()
     return found.recorder.folder.absolute()
@@ -123,8 +140,9 @@ def test_a_restart_finds_its_own_run_whatever_else_lies_there(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     own = opened(run_id, monkeypatch)
-    attempt = json.dumps({"attempt": {"run_id": run_id}})
-    damaged = ('{"plan": 5}', '{"attempt": 5}', f'{{"outcome": 1, "of": "{run_id}"}}', f'["{run_id}", \xff')
+    attempt = json.dumps({"event": "attempt", "run_id": run_id})
+    plan, settled = '{"event": "plan", "cases": 5}', f'{{"event": "settled", "index": "{run_id}"}}'
+    damaged = (plan, '{"event": "attempt", "run_id": 5}', settled, f'["{run_id}", \xff')
     for number, line in enumerate(damaged):
         neighbour = tmp_path / "results" / f"{9000 + number}Z-neighbour"
         neighbour.mkdir()

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from ddp_bench.bench.results import tables
-from ddp_bench.bench.results.journal import repair_allreduce, repair_blocks
+from ddp_bench.bench.results.repair import repair_allreduce, repair_blocks
 from ddp_bench.bench.results.store import RunWriter
 from ddp_bench.bench.results.tables import load_blocks, read_blocks
 

@@ -1,17 +1,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
-import pandas as pd
 import pytest
-from report_runs import case, communicating, dashed, measured, run, timed, usual_cases
+from made import made_manifest
+from report_runs import case, dashed, run, usual_cases
 
 from ddp_bench.bench.findings.answers import CAP, COMMUNICATION, RESOLVED, WRAPPER, Verdict, verdicts
 from ddp_bench.bench.findings.numbers import between
+from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.results.comparisons import EQUAL, FASTER, SLOWER, TOO_FEW, UNRESOLVED, Comparison
-from ddp_bench.bench.results.schema import SCHEMA_VERSION
 from ddp_bench.bench.stats import Interval
 from ddp_bench.report.answer import cards, heading, model_name, status
 from ddp_bench.report.draw.figures import svg
@@ -67,17 +66,19 @@ def test_heading_names_model_and_devices() -> None:
 def test_status_says_how_the_run_ended_and_what_is_open() -> None:
     cases = run([case("single", 1, 9.0, num_rounds=7), case("ddp", 2, status="oom")]).cases
     done, left = Verdict(WRAPPER, EQUAL, "s"), Verdict(CAP, UNRESOLVED, "s")
-    timing = {"timing": {"stopped_because": "time limit reached", "measuring_s": 60.0}}
+    timing = made_manifest(timing={"stopped_because": "time limit reached", "measuring_s": 60.0})
     assert status(timing, cases, [done, left]) == (
         "Time limit reached, 1 of 2 questions answered · 1 of 2 cases measured · 7 rounds · 60 s of measuring"
     )
     skipped = run([case("single", 1, 9.0), case("ddp", 2, status="skipped")]).cases
     assert "1 of 1 case measured · 1 skipped" in status(timing, skipped, [done])
-    assert status({}, cases, [left]).startswith("Finished, inconclusive · ")
-    assert status({}, cases, [done]).startswith("Finished, answered · ")
-    assert status({}, cases, []).startswith("Finished, nothing to compare · ")
-    assert status({"timing": {"stopped_because": "interrupted"}}, cases, [done]).startswith("Interrupted, ")
-    assert status({}, cases[cases["status"] != "ok"], []).startswith("Finished, nothing measured · ")
+    assert status(Manifest(), cases, [left]).startswith("Finished, inconclusive · ")
+    assert status(Manifest(), cases, [done]).startswith("Finished, answered · ")
+    assert status(Manifest(), cases, []).startswith("Finished, nothing to compare · ")
+    assert status(made_manifest(timing={"stopped_because": "interrupted"}), cases, [done]).startswith(
+        "Interrupted, "
+    )
+    assert status(Manifest(), cases[cases["status"] != "ok"], []).startswith("Finished, nothing measured · ")
 
 
 def rows_of(figure: Any) -> list[tuple[str, float]]:
@@ -123,32 +124,6 @@ def test_forest_needs_something_to_compare() -> None:
 )
 def test_ratio_axis_has_round_ticks(low: float, high: float, ticks: list[float]) -> None:
     assert ratio_ticks(low, high) == ticks
-
-
-def test_older_run_gets_numbers_that_hang_together_and_says_so() -> None:
-    single, ddp = case("single", 1, 100.0, num_rounds=6), communicating(2, 90.0, num_rounds=6)
-    clamped = measured(hidden_pct=0.0)
-    blocks = [
-        timed(row, r, ms * (1 + 0.01 * r)) for row, ms in ((single, 100.0), (ddp, 160.0)) for r in range(6)
-    ]
-    blocks += [
-        timed(ddp, r, ms * (1 + 0.01 * r), phase=phase)
-        for phase, ms in (("no_sync", 100.0), ("comm", 50.0))
-        for r in range(6)
-    ]
-    data = run([single, ddp | clamped], {"schema_version": SCHEMA_VERSION - 1}, timed_blocks=blocks)
-    shown = page([data]).runs[0]
-    every = shown.tables[1]
-    cells = dict(zip([c.name for c in every.columns], every.rows[1], strict=True))
-    assert cells["Speed-up (\N{MULTIPLICATION SIGN})"].startswith("1.25")
-    assert cells["Step (ms)"].startswith("16")
-    communication = next(t for t in shown.tables if t.title == "Communication")
-    hidden = communication.rows[0][[c.name for c in communication.columns].index("Hidden (%)")]
-    assert hidden.startswith("-2")
-    assert "earlier version" in shown.notes[-1]
-    newer = page([replace(data, manifest={"schema_version": SCHEMA_VERSION})]).runs[0]
-    assert not [note for note in newer.notes if "earlier version" in note]
-    assert pd.isna(data.cases["step_ms"]).all()
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import re
 import shutil
 from html.parser import HTMLParser
@@ -10,9 +9,9 @@ from pathlib import Path
 
 import matplotlib as mpl
 import pytest
+from made import made_manifest
 from report_runs import blocks, case, dashed, run, usual_cases
 
-from ddp_bench.bench.axes import DDP_DEFAULTS
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.results.schema import CASES
 from ddp_bench.bench.results.store import RunWriter
@@ -43,10 +42,12 @@ class Elements(HTMLParser):
 
 def write(folder: Path, cases: list[dict], manifest: dict | None = None) -> Path:
     folder.mkdir()
-    (folder / "manifest.json").write_text(json.dumps(manifest or {}), encoding="utf-8")
     writer = RunWriter(folder)
+    writer.write_manifest(made_manifest(**manifest or {}))
+    made = run(cases)
     writer.append("blocks.csv", blocks(cases))
-    writer.replace("cases.csv", run(cases).cases)
+    writer.replace("cases.csv", made.cases)
+    writer.replace("comparisons.csv", made.comparisons)
     return folder
 
 
@@ -102,7 +103,7 @@ def test_page_in_the_runs_folder_links_to_its_files(usual: Path, tmp_path: Path)
     folder = Path(shutil.copytree(usual, tmp_path / "run"))
     elements = Elements(build([folder], folder / "report.html").read_text(encoding="utf-8"))
     linked = [a["href"] for tag, a in elements.tags if tag == "a" and (a.get("href") or "").startswith("./")]
-    assert linked == ["./cases.csv", "./blocks.csv", "./manifest.json"]
+    assert linked == ["./cases.csv", "./comparisons.csv", "./blocks.csv", "./manifest.json"]
     assert all((folder / href).is_file() for href in linked)
     elsewhere = Elements(build([folder], tmp_path / "pages.html").read_text(encoding="utf-8"))
     assert "./run/cases.csv" in [a.get("href") for _, a in elsewhere.tags]
@@ -135,15 +136,17 @@ def test_hostile_text_is_shown_and_never_becomes_markup(tmp_path: Path) -> None:
     ]
     part = {HOSTILE: HOSTILE}
     manifest = {
-        **dict.fromkeys(("name", "created_utc", "command", "plan_hash", "link", "seed"), HOSTILE),
-        **dict.fromkeys(("settings", "versions", "git"), part),
+        **dict.fromkeys(("name", "created_utc", "command", "plan_hash", "link"), HOSTILE),
+        "settings": dict.fromkeys(("arch", "data"), HOSTILE),
+        "versions": part,
+        "git": {"commit": HOSTILE},
         "environment": {
             **dict.fromkeys(("host", "os", "cpu_model", "topology"), HOSTILE),
             "gpus": [{"name": HOSTILE}],
             "env": part,
         },
         "model": {"arch": HOSTILE},
-        "ranks": [{"rank": HOSTILE, "host": HOSTILE, "device_name": HOSTILE}],
+        "ranks": [{"rank": 0, "host": HOSTILE, "device_name": HOSTILE}],
         "timing": {"stopped_because": HOSTILE},
     }
     plain = build([write(tmp_path / "plain", usual_cases(), {"seed": 1})], tmp_path / "b.html")
@@ -154,16 +157,6 @@ def test_hostile_text_is_shown_and_never_becomes_markup(tmp_path: Path) -> None:
     assert not [name for _, a in elements.tags for name in a if name.startswith("on")]
     assert elements.text.count(HOSTILE) > 20
     assert [tag for tag, _ in elements.tags].count("script") == 1
-
-
-def test_run_of_an_older_schema_builds(tmp_path: Path) -> None:
-    older = write(tmp_path / "older", usual_cases())
-    kept = ["case_id", "status", "mode", "impl", "num_devices", "device_type", "global_batch", "images_per_s"]
-    cases = run(usual_cases()).cases[[*kept, "speedup", *DDP_DEFAULTS]]
-    cases.to_csv(older / "cases.csv", index=False)
-    (older / "allreduce.csv").unlink()
-    html = build([older], tmp_path / "a.html").read_text(encoding="utf-8")
-    assert '<td class="number">180</td>' in html
 
 
 def test_run_with_nothing_measured_builds(tmp_path: Path) -> None:

@@ -27,15 +27,16 @@ def test_conditions_show_what_is_known_and_nothing_else() -> None:
         },
         "timing": {"total_s": 186.2},
         "ranks": [{"rank": 0, "host": "h", "link": None}],
-        "git": "not a table",
     }
     shown = view(usual_cases(), manifest)
     assert shown.title == "nightly"
     assert [caution.name for caution in shown.cautions] == ["few rounds"]
     assert "bench.run --rounds 10" in shown.cautions[0].value
-    assert shown.conditions == (
-        Group("Run", (Fact("name", "nightly"), Fact("total time", "3 min 06 s"))),
-        Group("Settings", (Fact("gpus", "1, 2"), Fact("static graph", "no"))),
+    run_group, settings, *others = shown.conditions
+    assert run_group == Group("Run", (Fact("name", "nightly"), Fact("total time", "3 min 06 s")))
+    assert {Fact("gpus", "1, 2"), Fact("static graph", "no"), Fact("seed", "0")} <= set(settings.facts)
+    assert "rounds" not in {fact.name for fact in settings.facts}
+    assert others == [
         Group("Model", (Fact("parameters", "11,689,512"), Fact("gradients per step", "44.6 MiB"))),
         Group(
             "Machine",
@@ -47,8 +48,8 @@ def test_conditions_show_what_is_known_and_nothing_else() -> None:
             ),
         ),
         Group("Environment variables", (Fact("NCCL_DEBUG", "WARN", code=True),)),
-    )
-    assert [c.name for c in shown.condition_tables[0].columns] == ["Rank", "Host"]
+    ]
+    assert [c.name for c in shown.condition_tables[0].columns] == ["Rank", "Host", "Local rank"]
     assert shown.topology == "GPU0 GPU1\n NV18"
 
 
@@ -59,10 +60,10 @@ def test_link_of_a_lab_is_named_first_and_among_the_conditions() -> None:
     assert not [part for part in view(usual_cases()).subtitle if "link" in part]
 
 
-def test_empty_manifest_shows_no_condition() -> None:
+def test_empty_manifest_shows_no_condition_but_the_usual_settings() -> None:
     shown = view(usual_cases())
     assert (shown.title, shown.condition_tables, shown.topology) == ("by-hand", (), "")
-    assert shown.conditions == ()
+    assert [group.title for group in shown.conditions] == ["Settings"]
 
 
 def test_the_workloads_code_and_ddp_benchs_own_are_shown_apart() -> None:
@@ -72,8 +73,8 @@ def test_the_workloads_code_and_ddp_benchs_own_are_shown_apart() -> None:
         "ddp_bench": {"version": "0.1.0"},
         "git": {"commit": "def", "dirty": False},
     }
-    shown = view(usual_cases(), manifest).conditions
-    assert shown == (
+    _, *shown = view(usual_cases(), manifest).conditions
+    assert shown == [
         Group(
             "Workload's code",
             (
@@ -89,11 +90,11 @@ def test_the_workloads_code_and_ddp_benchs_own_are_shown_apart() -> None:
             "ddp-bench",
             (Fact("version", "0.1.0"), Fact("commit", "def"), Fact("uncommitted changes", "no")),
         ),
-    )
+    ]
 
 
 def test_the_table_of_ranks_shows_the_cores_that_they_were_bound_to() -> None:
     ranks = [{"rank": 0, "device": "cuda:0", "bound_cores": "0-31"}, {"rank": 1, "bound_cores": ""}]
     (table,) = view(usual_cases(), {"ranks": ranks}).condition_tables
-    assert [column.name for column in table.columns] == ["Rank", "Device", "Bound cores"]
+    assert [column.name for column in table.columns] == ["Rank", "Local rank", "Device", "Bound cores"]
     assert [row[-1] for row in table.rows] == ["0-31", ""]

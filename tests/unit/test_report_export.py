@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-import json
 from html import unescape
 from pathlib import Path
 
 import pytest
 from report_runs import blocks, case, dashed, run, usual_cases
 
+from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.results.store import RunWriter
 from ddp_bench.report.build import markdown
 from ddp_bench.report.main import main
@@ -17,10 +17,12 @@ from ddp_bench.report.view import page
 def usual(tmp_path: Path) -> Path:
     folder = tmp_path / "usual"
     folder.mkdir()
-    (folder / "manifest.json").write_text(json.dumps({"name": "nightly"}), encoding="utf-8")
     writer = RunWriter(folder)
+    writer.write_manifest(Manifest(name="nightly"))
+    made = run(usual_cases())
     writer.append("blocks.csv", blocks(usual_cases()))
-    writer.replace("cases.csv", run(usual_cases()).cases)
+    writer.replace("cases.csv", made.cases)
+    writer.replace("comparisons.csv", made.comparisons)
     return folder
 
 
@@ -60,8 +62,8 @@ def test_hostile_text_cannot_leave_its_cell() -> None:
 
 def test_several_runs_begin_with_what_they_say_together_then_what_differs() -> None:
     first, second = (
-        run(usual_cases(), {"name": name, "settings": {"precision": name}}, path=f"runs/{name}")
-        for name in "ab"
+        run(usual_cases(), {"name": name, "settings": {"precision": precision}}, path=f"runs/{name}")
+        for name, precision in (("a", "fp32"), ("b", "bf16"))
     )
     text = markdown(page([first, second]))
     assert text.startswith("**Not told apart are b and a in ")
@@ -112,8 +114,9 @@ def test_mistakes_are_one_line_and_exit_2(
 
 def test_run_without_figures_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "manifest.json").write_text("{}", encoding="utf-8")
-    RunWriter(tmp_path / "run").replace("cases.csv", run([case("single", 1, 100.0)]).cases)
+    writer = RunWriter(tmp_path / "run")
+    writer.write_manifest(Manifest())
+    writer.replace("cases.csv", run([case("single", 1, 100.0)]).cases)
     assert main([str(tmp_path / "run"), "--png", str(tmp_path / "slides")]) == 2
     assert "no figure" in capsys.readouterr().err
     assert not (tmp_path / "slides").exists()

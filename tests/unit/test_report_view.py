@@ -1,18 +1,16 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from report_runs import case, dashed, run, usual_cases
 
-from ddp_bench.bench.axes import DDP_DEFAULTS
 from ddp_bench.bench.findings.findings import conclude
 from ddp_bench.bench.findings.numbers import TIMES
 from ddp_bench.bench.findings.wording import CPU_STAND_IN
 from ddp_bench.bench.results.aggregate import comparisons_of_run
 from ddp_bench.bench.text import visible
-from ddp_bench.report import caps, devices
+from ddp_bench.report import caps
 from ddp_bench.report.drawings import Chart, Forest, Panel, Point, Series, Tick
 from ddp_bench.report.model import RunView, Table, TableColumn
 from ddp_bench.report.select import workloads
@@ -251,14 +249,6 @@ def test_several_runs_stand_side_by_side_with_their_differences() -> None:
     assert page([first]).differences is None
 
 
-def test_settings_an_older_run_does_not_have_count_as_usual() -> None:
-    old = [case("single", 1, 100.0), case("ddp", 2, 150.0) | dict.fromkeys(DDP_DEFAULTS)]
-    (workload,) = workloads(run(old).cases)
-    throughput = devices.throughput(workload, key="k")
-    assert throughput is not None
-    assert throughput.panels[0].series[1] == Series("DDP", "ddp", (point(2, 150),))
-
-
 def test_equal_layouts_share_a_mark_and_say_so() -> None:
     equal = case("ddp", 2, case_id="equal", bucket_cap_mb="50", status="skipped")
     kept = case("ddp", 2, 200.0, bucket_cap_mb="25", num_buckets=2)
@@ -281,19 +271,6 @@ def test_two_hundred_cases_have_a_row_each_and_a_page_of_bounded_figures() -> No
     said = [card.sentence for card in shown.cards] + list(shown.notes)
     assert len(said) < 10
     assert max(map(len, said)) < 600
-
-
-def test_columns_an_older_schema_lacks_leave_blanks_not_zeros() -> None:
-    data = run(usual_cases())
-    known = ["case_id", "status", "mode", "num_devices", "device_type", "global_batch", "images_per_s"]
-    older = data.cases.copy()
-    for name in older.columns.difference(known):
-        older[name] = data.cases[name].where(data.cases[name].isna())
-    shown = page([replace(data, cases=older)]).runs[0]
-    assert column(shown.tables[0], "Throughput (images/s)")[0] == "100"
-    assert "Efficiency (%)" not in [c.name for c in shown.tables[0].columns]
-    said = [card.sentence for card in shown.cards] + list(shown.notes)
-    assert not [sentence for sentence in said if "nan" in sentence or "<NA>" in sentence]
 
 
 def test_machines_of_a_run_on_several_hosts_are_listed() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import scipy
+from made import cap_of
 
 from ddp_bench.bench.estimate import MIN_ROUNDS
 from ddp_bench.bench.plan import Machine, Planned, expand
@@ -181,7 +182,7 @@ def test_every_pass_is_seen_early() -> None:
 def test_shared_cases_come_within_their_share_and_with_the_default_cap_alone() -> None:
     settings = resolved(gpus=[1, 2, 4])
     shared = [one for one in visitable(settings) if one.oversubscribed]
-    assert [(one.case.mode, one.case.stored()["bucket_cap_mb"]) for one in shared] == [
+    assert [(one.case.mode, cap_of(one.case)) for one in shared] == [
         ("dp", ""),
         ("ddp", "default"),
     ]

@@ -20,7 +20,7 @@ from ddp_bench.bench.gate.compare import compare
 from ddp_bench.bench.gate.judge import METRICS
 from ddp_bench.bench.gate.main import main
 from ddp_bench.bench.gate.runs import FITTED, GateCase, read_run
-from ddp_bench.bench.results.store import load_run
+from ddp_bench.bench.results.store import load_run, read_manifest
 from ddp_bench.bench.run.main import settings_of
 from ddp_bench.bench.stats import Interval, ratio_of_runs, with_change_of_runs
 
@@ -130,8 +130,6 @@ def test_runs_that_took_turns_are_compared_round_by_round_in_their_folders_too()
     assert not any("nterleave" in line for line in said)
     for others in ({"interleaved_id": "abd"}, {}, {"interleaved_id": "abc", "resumed": [{"utc": ""}]}):
         assert not compare(together[0], made_run(slow, **others), thresholds=FIVE).interleaved
-    damaged = [made_run(steps, interleaved_id=["abc"]) for steps in (base, slow)]
-    assert not compare(*damaged, thresholds=FIVE).interleaved
 
 
 def test_a_clear_regression_of_steady_runs_is_one_and_says_that_it_is_not_interleaved(
@@ -216,13 +214,11 @@ def test_runs_in_turns_need_no_such_line() -> None:
 @pytest.mark.parametrize("run", ["cpu-lab-1gbit-2hosts", "predictions/resnet18-2hosts/1gbit"])
 def test_the_command_measures_what_the_run_measured(run: str) -> None:
     """Oracle: the parser of bench.run, with the options that the gate refuses."""
-    manifest: dict[str, Any] = json.loads((ROOT / "results/samples" / run / "manifest.json").read_text())
+    manifest = read_manifest(ROOT / "results/samples" / run)
     command = shlex.split(interleave_command(manifest, manifest))
     start, arguments = command[:5], command[6:]
-    assert start == ["python", "-m", "bench.gate", "--interleave", manifest["git"]["commit"][:12]]
+    assert start == ["python", "-m", "bench.gate", "--interleave", str(manifest.git.commit)[:12]]
     refused = ("resume", "dry_run", "json", "out", "sustain")
     settings = settings_of(arguments, decided=refused)
     for name in ("modes", "gpus", "arch", "batch_size", "image_size", "bucket_cap_mb", "rounds", "max_time"):
-        written = settings.stored()[name]
-        kept = list(written) if isinstance(written, tuple) else written
-        assert kept == manifest["settings"][name], name
+        assert getattr(settings, name) == getattr(manifest.settings, name), name

@@ -4,6 +4,7 @@ import pandas as pd
 import pytest
 
 from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.results.schema import BLOCKS, CASES, FILES, README, typed_frame, with_tables
 from ddp_bench.bench.results.store import (
     MEASURED,
@@ -33,7 +34,7 @@ BLOCK = {
 
 def written(folder: Path) -> RunWriter:
     writer = RunWriter(claim(folder))
-    writer.write_manifest({"seed": 7})
+    writer.write_manifest(Manifest(seed=7))
     return writer
 
 
@@ -46,12 +47,14 @@ def test_what_is_written_comes_back_with_its_types(tmp_path: Path) -> None:
         "mode": "single",
         "num_devices": 1,
         "global_batch": 16,
+        "unit": "images",
+        "units_per_sample": 1,
         "oversubscribed": False,
         "images_per_s": 1 / 3,
     }
     writer.replace("cases.csv", typed_frame([case], CASES))
     run = load_run(tmp_path / "run")
-    assert run.manifest["seed"] == 7
+    assert run.manifest.seed == 7
     assert run.blocks["host"].tolist() == [BLOCK["host"]] * 2
     assert run.blocks["round"].tolist() == [1, 2]
     assert run.cases["images_per_s"].iloc[0] == pytest.approx(1 / 3)
@@ -89,17 +92,6 @@ def test_checking_leaves_no_trace(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_columns_of_an_older_schema_are_empty(tmp_path: Path) -> None:
-    writer = written(tmp_path / "run")
-    writer.write_manifest({})
-    (tmp_path / "run" / "cases.csv").write_text(
-        "case_id,status,mode,num_devices,global_batch\nsingle-n1,ok,single,1,16\n"
-    )
-    cases = load_run(tmp_path / "run").cases
-    assert cases["mode"].tolist() == ["single"]
-    assert cases["images_per_s"].isna().all()
-
-
 def test_what_is_not_a_run_is_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not a results folder"):
         load_run(tmp_path)
@@ -111,7 +103,7 @@ def test_what_is_not_a_run_is_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"blocks\.csv cannot be read") as caught:
         load_run(folder)
     assert "\n" not in str(caught.value)
-    writer.write_manifest({"schema_version": 99})
+    (folder / "manifest.json").write_text('{"schema_version": 99}')
     with pytest.raises(UsageError, match="schema 99"):
         load_run(folder)
     (folder / "manifest.json").write_text("{")

@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 
 from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.results import tables
 from ddp_bench.bench.results.disk import read_json
 from ddp_bench.bench.results.schema import CASES
@@ -51,7 +52,7 @@ def test_a_pipe_cannot_hang_a_reader(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not a results folder"):
         load_run(folder)
     (folder / "manifest.json").unlink()
-    (folder / "manifest.json").write_text("{}")
+    (folder / "manifest.json").write_bytes(Manifest().as_json())
     os.mkfifo(folder / "cases.csv")
     with pytest.raises(UsageError, match="no regular file"):
         load_run(folder)
@@ -59,7 +60,7 @@ def test_a_pipe_cannot_hang_a_reader(tmp_path: Path) -> None:
 
 def test_a_table_beyond_the_limit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = RunWriter(claim(tmp_path / "run"))
-    writer.write_manifest({})
+    writer.write_manifest(Manifest())
     writer.append("allreduce.csv", [{"num_devices": 2, "backend": "gloo"}] * 50)
     monkeypatch.setattr(tables, "MOST_TABLE_BYTES", 300)
     with pytest.raises(UsageError, match=r"allreduce\.csv is too large: \d+ bytes, at most 300"):

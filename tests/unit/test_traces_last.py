@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,8 +15,8 @@ import pandas as pd
 import pytest
 import torch
 
-from ddp_bench.bench.cluster.ranks import RankInfo
 from ddp_bench.bench.console import Console
+from ddp_bench.bench.manifest import Manifest, RankPlace
 from ddp_bench.bench.measure.timed import BlockTimes
 from ddp_bench.bench.modes import Place
 from ddp_bench.bench.plan import Machine, Planned, expand, plan_hash
@@ -103,10 +104,7 @@ def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     def run(settings: ResolvedSettings, *, most: int = 10**9, device_type: str = "cuda") -> list[Block]:
         FakeLockstep.most, FakeLockstep.num_blocks = most, 0
         plan = plan_of(settings, device_type)
-        manifest = {
-            "settings": {**settings.stored(), "out": str(folder)}, "plan_hash": plan_hash(plan), "ranks": [],
-            "command": "", "git": {}, "environment": {"host": "here"}, "created_utc": "",
-        }  # fmt: skip
+        manifest = Manifest(settings=replace(settings, out=str(folder)), plan_hash=plan_hash(plan))
         device = torch.device("cuda", 0) if device_type == "cuda" else torch.device("cpu")
         resume = folder if folder.exists() else None
         monkeypatch.chdir(tmp_path)
@@ -120,7 +118,7 @@ def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
                 gather_to_first=lambda told, more: [(told, more)],
             ),
             job=SimpleNamespace(settings=settings, plan=plan, workload=None),  # type: ignore[arg-type]
-            infos=[RankInfo(r, "here", r, str(r), "a GPU", None) for r in range(4)],
+            infos=[RankPlace(rank=r, host="here", device_name="a GPU") for r in range(4)],
             recorder=opened.recorder,
             console=Console(silent=True),
             watchdog=None,  # type: ignore[arg-type]

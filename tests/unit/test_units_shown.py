@@ -1,4 +1,4 @@
-"""Nothing that people read of a run of tokens speaks of images; an old run still does."""
+"""Nothing that people read of a run of tokens speaks of images; one of images still does."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
-import pandas as pd
 import pytest
 from gate_runs import plan, write_run
 from report_runs import case, run
@@ -22,12 +21,13 @@ from ddp_bench.bench.findings.numbers import rate, short, singular, with_interva
 from ddp_bench.bench.findings.stability import cautions
 from ddp_bench.bench.findings.wording import workload_parts
 from ddp_bench.bench.gate import main as gate_command
+from ddp_bench.bench.manifest import Timing
 from ddp_bench.bench.plan import Planned
 from ddp_bench.bench.predict import main as predict_command
 from ddp_bench.bench.predict.source import read_source, save_calibration
 from ddp_bench.bench.results.aggregate import comparisons_of_run
 from ddp_bench.bench.results.store import RunWriter, claim, load_run
-from ddp_bench.bench.run.summary import case_table, print_summary, summary_json
+from ddp_bench.bench.run.summary import case_table, print_summary, summary_of
 from ddp_bench.bench.scaling.document import Predictions
 from ddp_bench.bench.stats import Interval
 from ddp_bench.report.main import main as report_command
@@ -70,8 +70,14 @@ def test_the_terminal_says_the_unit(tokens: Path, tmp_path: Path, capsys: pytest
     found = load_run(tokens)
     conclusion = conclude(tmp_path, found.manifest, found.cases, found.blocks, comparisons_of_run(found))
     warned = cautions(found.cases, found.blocks, target=0.001)
-    timing = {"rounds": 12, "total_s": 9.0, "measuring_s": 7.0, "startup_s": 1.0, "timed_share_pct": 90.0}
-    timing |= {"stopped_because": "rounds done"}
+    timing = Timing(
+        rounds=12,
+        total_s=9.0,
+        measuring_s=7.0,
+        startup_s=1.0,
+        timed_share_pct=90.0,
+        stopped_because="rounds done",
+    )
     print_summary(found.cases, conclusion, warned, timing, tokens / "report.html")
     printed = capsys.readouterr().out
     assert "More cautions" not in printed
@@ -82,8 +88,8 @@ def test_the_terminal_says_the_unit(tokens: Path, tmp_path: Path, capsys: pytest
     assert_speaks_of_tokens(said)
     assert "8 samples of 512 tokens per device" in said
     assert {"two levels", "wide intervals", "steady rate"} <= {one.kind for one in warned}
-    shown = json.loads(summary_json(tokens, found.cases, conclusion, warned, timing))
-    assert {row["unit"] for row in shown["cases"]} == {"tokens"}
+    shown = summary_of(tokens, found.cases, conclusion, warned, timing)
+    assert {row["unit"] for row in shown.cases} == {"tokens"}
 
 
 def test_the_page_says_the_unit(tokens: Path, tmp_path: Path) -> None:
@@ -121,10 +127,7 @@ def test_the_gate_says_the_unit(tokens: Path, tmp_path: Path, capsys: pytest.Cap
 
 
 def test_the_command_names_the_units_that_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """An old folder, without the column, counts images."""
     old = write_run(tmp_path / "old")
-    frame = pd.read_csv(old / "cases.csv", dtype=str, keep_default_na=False)
-    frame.drop(columns=["unit", "units_per_sample"]).to_csv(old / "cases.csv", index=False)
     new = write_run(tmp_path / "new", planned=[in_samples(p) for p in plan()])
     assert gate_command.main([str(old), str(new)]) == 3
     said = capsys.readouterr().out
@@ -176,10 +179,8 @@ def test_predict_and_its_page_say_the_unit(tmp_path: Path, capsys: pytest.Captur
     assert not re.search(r"[0-9]e\+[0-9]", shown)
 
 
-def test_an_old_sample_still_counts_images() -> None:
+def test_a_sample_counts_images() -> None:
     found = sample(SAMPLES[0])
-    header = (SAMPLES[0] / "cases.csv").read_text(encoding="utf-8").splitlines()[0].split(",")
-    assert "unit" not in header
     assert set(found.cases["unit"]) == {"images"}
     assert set(found.cases["units_per_sample"]) == {1}
     assert "images/s (95%)" in [column.header for column in case_table(found.cases).columns]

@@ -9,13 +9,13 @@ from typing import Any
 import pandas as pd
 import torch
 from gate_runs import MANIFEST, block_rows
+from made import made_manifest, write_tables
 from torch import nn
 
 from ddp_bench.bench.layout import BucketCaps
 from ddp_bench.bench.plan import Machine, Planned, expand
 from ddp_bench.bench.resolve import with_device_defaults
-from ddp_bench.bench.results.aggregate import Outcome, case_rows
-from ddp_bench.bench.results.schema import BLOCKS, typed_frame
+from ddp_bench.bench.results.aggregate import Outcome
 from ddp_bench.bench.results.store import RunWriter, claim
 from ddp_bench.bench.settings import Settings
 from ddp_bench.models.workload import Workload
@@ -61,19 +61,16 @@ def blocks_of(planned: Planned, scale: float) -> list[dict[str, Any]]:
 def token_run(folder: Path, *, scale: float = 1.0, **manifest: Any) -> Path:
     """A results folder as `bench.run` leaves it; DDP with a cap of 25 MiB fails."""
     writer = RunWriter(claim(folder))
-    model = {"arch": "lm:model", "num_params": 1e6, "gradient_bytes": 4e6, "forward_flops_per_image": 1e9}
-    rates = [
-        {"num_devices": n, "rank": rank, "matrix_tflop_per_s": 2.0}
-        | {f"matrix_tflop_per_s_{end}": 1.0 for end in ("low", "high")}
-        for n in (1, 2)
-        for rank in range(n)
-    ]
-    writer.write_manifest(
-        MANIFEST
-        | {"schema_version": 2, "model": model, "roofline": rates}
-        | {"settings": {"data": "device", "device": "cpu", "margin": 0.05, "precision_target": 0.001}}
-        | manifest
-    )
+    model = {
+        "arch": "lm:model",
+        "num_params": 10**6,
+        "gradient_bytes": 4 * 10**6,
+        "forward_flops_per_image": 1e9,
+    }
+    rates = [{"num_devices": n, "rank": rank, "matrix_tflop_per_s": 2.0} for n in (1, 2) for rank in range(n)]
+    told = MANIFEST | {"model": model, "roofline": rates}
+    told |= {"settings": {"data": "device", "device": "cpu", "margin": 0.05, "precision_target": 0.001}}
+    writer.write_manifest(made_manifest(**told | manifest))
     rows: list[dict[str, Any]] = []
     outcomes = []
     for planned in token_plan():
@@ -81,8 +78,7 @@ def token_run(folder: Path, *, scale: float = 1.0, **manifest: Any) -> Path:
         facts = {"device_name": "CPU core", "peak_mem_mib": 10.0}
         outcomes.append(Outcome(planned, *(("oom", "out of memory") if failed else ("ok", "", facts))))
         rows += [] if failed else blocks_of(planned, scale)
-    writer.append("blocks.csv", rows)
-    writer.replace("cases.csv", case_rows(outcomes, typed_frame(rows, BLOCKS)))
+    write_tables(writer, outcomes, rows)
     writer.close()
     return folder
 

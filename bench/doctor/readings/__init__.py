@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ddp_bench.bench.clock_reasons import ClockReason
-from ddp_bench.bench.gpus import GpuPair
+from ddp_bench.bench.manifest import GpuPair
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,9 +13,9 @@ import pynvml
 
 from ddp_bench.bench import sysfs
 from ddp_bench.bench.clock_reasons import clock_reasons
-from ddp_bench.bench.conditions import visible
 from ddp_bench.bench.doctor.readings import Gpu, GpuProcess
-from ddp_bench.bench.gpus import GpuPair, ask_nvml, is_mig, names_of, nvml_devices, pair
+from ddp_bench.bench.gpus import ask_nvml, is_mig, names_of, nvml_devices, pair, visible
+from ddp_bench.bench.manifest import GpuPair
 
 
 @dataclass(frozen=True, kw_only=True)

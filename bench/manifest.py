@@ -1,0 +1,252 @@
+"""manifest.json: what a run was measured under and how it ended, as typed records.
+
+A field may be missing: then nobody knows it. Keys that no field names are ignored.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from ddp_bench.bench import cli
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.settings import MARGINS, Settings
+
+MANIFEST = "manifest.json"
+
+SCHEMA_VERSION: Final = 3
+"""Of a results folder as a whole; a folder of another one is refused."""
+
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=10**15)]
+Amount: TypeAlias = Annotated[float, Meta(ge=0, le=1e15)]
+Limit: TypeAlias = Amount | Literal["unlimited"]
+
+
+def said(text: str, **more: Any) -> Meta:
+    """What a field means, for the printed JSON Schema; with `unit` where it has one."""
+    unit = more.pop("unit", None)
+    return Meta(description=text, extra_json_schema={"x-unit": unit} if unit else None, **more)
+
+
+class Record(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
+    """An object of a JSON file of ours."""
+
+
+class Gpu(Record, frozen=True):
+    """A GPU, as NVML tells it; the memory of one that MIG splits is not what its slices have."""
+
+    name: str | None = None
+    uuid: str | None = None
+    driver: str | None = None
+    memory_mib: Annotated[Amount | None, said("memory", unit="MiB")] = None
+    power_limit_w: Annotated[Amount | None, said("power limit", unit="W")] = None
+    max_sm_clock_mhz: Annotated[Amount | None, said("highest SM clock", unit="MHz")] = None
+
+
+class GpuPair(Record, frozen=True):
+    """How two GPUs of a host reach each other, by their places in its `gpus`."""
+
+    first: Count
+    second: Count
+    nvlink: bool | None = None
+    peer_access: bool | None = None
+    path: Annotated[str | None, said("in the words of `nvidia-smi topo -m`")] = None
+
+
+class Cgroup(Record, frozen=True):
+    """What a container may use."""
+
+    cpu_quota_cores: Annotated[Limit | None, said("CPU time", unit="cores")] = None
+    memory_limit_gib: Annotated[Limit | None, said("memory", unit="GiB")] = None
+    cpuset: Annotated[str | None, said("cores, such as 0-3,8")] = None
+
+
+class Host(Record, frozen=True):
+    """A machine that ranks ran on."""
+
+    cpu_model: Annotated[str | None, said("name of the processor")] = None
+    num_cores: Annotated[Count | None, said("logical cores")] = None
+    memory_gib: Annotated[Amount | None, said("memory", unit="GiB")] = None
+    gpus: Annotated[tuple[Gpu, ...] | None, said("the GPUs that its ranks see, as NVML tells them")] = None
+    gpu_pairs: tuple[GpuPair, ...] = ()
+    topology: Annotated[str | None, said("what `nvidia-smi topo -m` printed")] = None
+    governors: Annotated[tuple[str, ...] | None, said("frequency governors of the cores")] = None
+    huge_pages: Annotated[str | None, said("transparent huge pages: always, madvise or never")] = None
+    cgroup: Cgroup = Cgroup()
+
+
+class FirstHost(Host, frozen=True):
+    """The first rank's machine."""
+
+    host: Annotated[str | None, said("its name")] = None
+    os: Annotated[str | None, said("operating system")] = None
+    env: Annotated[
+        dict[str, str], said("variables that change how fast a step is; credentials are hidden")
+    ] = {}
+
+
+class Git(Record, frozen=True):
+    """A checkout."""
+
+    commit: str | None = None
+    dirty: Annotated[bool | None, said("whether tracked files had uncommitted changes")] = None
+
+
+class WorkloadCode(Git, frozen=True):
+    """The user's code."""
+
+    spec: Annotated[str | None, said("--workload")] = None
+    file: Annotated[str | None, said("below the top of its repository, or where it is imported from")] = None
+    sha256: Annotated[str | None, said("of that file")] = None
+    code_sha256: Annotated[str | None, said("of all files that were imported from there")] = None
+    repository: Annotated[str | None, said("its name")] = None
+    origin: Annotated[str | None, said("where it was cloned from")] = None
+
+
+class OwnVersion(Record, frozen=True):
+    """ddp-bench."""
+
+    version: Annotated[str | None, said("of ddp-bench")] = None
+
+
+class Model(Record, frozen=True):
+    """What was trained."""
+
+    arch: Annotated[str | None, said("architecture, or the user's workload")] = None
+    num_params: Count | None = None
+    gradient_bytes: Annotated[Count | None, said("gradients of a step", unit="bytes")] = None
+    forward_flops_per_image: Annotated[Amount | None, said("arithmetic of a forward", unit="FLOP")] = None
+
+
+class RankPlace(Record, frozen=True):
+    """Where a rank ran."""
+
+    rank: Count
+    host: str = ""
+    local_rank: Count = 0
+    device: Annotated[str, said("cuda:0, or the core")] = ""
+    device_name: str = ""
+    link: str | None = None
+    pid: Count = 0
+    gpu: Annotated[str | None, said("UUID of its GPU")] = None
+    bound_cores: Annotated[str, said("the cores that it was kept on, such as 0-15,64")] = ""
+
+
+class Timing(Record, frozen=True):
+    """How long a run took."""
+
+    startup_s: Annotated[Amount | None, said("from the command to the first case", unit="s")] = None
+    measuring_s: Annotated[Amount | None, said("from there to the end", unit="s")] = None
+    timed_steps_s: Annotated[Amount | None, said("in timed steps", unit="s")] = None
+    rounds: Count | None = None
+    stopped_because: str | None = None
+    total_s: Annotated[Amount | None, said("from the command to the end", unit="s")] = None
+    timed_share_pct: Annotated[
+        Amount | None, said("share of the time after start-up in timed steps", unit="%")
+    ] = None
+
+
+class Load(Record, frozen=True):
+    """Mean use of the cores on which the ranks of one machine may run, by what is no rank."""
+
+    cores: Count
+    others: Annotated[Amount, said("cores' worth of time in other programs")] = 0.0
+    steal: Annotated[Amount, said("the same that the hypervisor gave to other guests")] = 0.0
+    seconds: Annotated[Amount, said("of all rounds, those of earlier attempts included")] = 0.0
+
+
+class DeviceRates(Record, frozen=True):
+    """What a device reaches by itself, beside others."""
+
+    num_devices: Count
+    rank: Count
+    matrix_tflop_per_s: Annotated[Amount | None, said("matrix products, median", unit="TFLOP/s")] = None
+    matrix_tflop_per_s_low: Annotated[Amount | None, said("the slowest", unit="TFLOP/s")] = None
+    matrix_tflop_per_s_high: Annotated[Amount | None, said("the fastest", unit="TFLOP/s")] = None
+
+
+class Resumed(Record, frozen=True):
+    """A `--resume`."""
+
+    utc: str | None = None
+    command: str | None = None
+    git: Git = Git()
+    workload: WorkloadCode | None = None
+    host: str | None = None
+
+
+class Manifest(Record, frozen=True):
+    """A run: what was asked for, what it was measured under, how it ended."""
+
+    schema_version: Literal[3] = SCHEMA_VERSION
+    name: Annotated[str | None, said("--name")] = None
+    run_id: Annotated[str | None, said("names the run, whatever becomes of its folder")] = None
+    interleaved_id: Annotated[str | None, said("alike in the runs that a gate measured in turns")] = None
+    preset: str | None = None
+    created_utc: Annotated[str | None, said("when the run began")] = None
+    argv: Annotated[tuple[str, ...], said("the command's arguments")] = ()
+    command: Annotated[str | None, said("the command, to be pasted")] = None
+    settings: Annotated[Settings, said("every setting, defaults included")] = Settings()
+    seed: Annotated[int | None, said("of weights, batches and the order of cases")] = None
+    plan_hash: Annotated[str | None, said("equal for runs of the same cases")] = None
+    versions: Annotated[dict[str, str], said("of Python, packages, CUDA, cuDNN and NCCL")] = {}
+    ddp_bench: OwnVersion = OwnVersion()
+    git: Annotated[Git, said("ddp-bench's own checkout")] = Git()
+    workload: WorkloadCode | None = None
+    environment: FirstHost = FirstHost()
+    hosts: Annotated[dict[str, Host], said("every host, by name")] = {}
+    model: Model = Model()
+    ranks: tuple[RankPlace, ...] = ()
+    link: Annotated[str | None, said("rate of the link between the hosts of a lab, such as 1gbit")] = None
+    timing: Timing = Timing()
+    roofline: tuple[DeviceRates, ...] = ()
+    load: Annotated[tuple[Load, ...], said("use of the ranks' cores by others, per machine")] = ()
+    restarts: Annotated[Count, said("how often the ranks were started again")] = 0
+    resumed: tuple[Resumed, ...] = ()
+
+    @property
+    def margin(self) -> float:
+        """What the run calls equal, a fraction; that of its kind of device where it does not say."""
+        return self.settings.margin or MARGINS["cuda" if self.settings.device == "cuda" else "cpu"]
+
+    def as_json(self) -> bytes:
+        """The text of manifest.json."""
+        plain = msgspec.to_builtins(self) | {
+            "schema_version": SCHEMA_VERSION,
+            "settings": self.settings.stored(),
+        }
+        return f"{cli.to_json(plain, indent=1)}\n".encode()
+
+
+T = TypeVar("T")
+
+
+def of_json(value: Any, kind: type[T], where: Path | str) -> T:
+    """`value`, of a JSON file, as a record; raises UsageError, which names `where`, for what it cannot be."""
+    try:
+        return msgspec.convert(value, kind)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise UsageError(f"{where} is damaged: {error}; restore it, or leave the run out") from None
+
+
+def manifest_of(found: Any, where: Path | str) -> Manifest:
+    """The manifest that a JSON value is. Raises UsageError."""
+    if not isinstance(found, dict):
+        raise UsageError(f"{where} does not hold a JSON object; restore it")
+    version = found.get("schema_version")
+    if version != SCHEMA_VERSION:
+        raise UsageError(
+            f"{where} is of schema {version!r}, this version reads {SCHEMA_VERSION}; use the ddp-bench that "
+            "wrote it"
+        )
+    settings = found.pop("settings", {})
+    manifest = of_json(found, Manifest, where)
+    if not isinstance(settings, dict):
+        raise UsageError(f"{where} is damaged: its settings are no object; restore it")
+    try:
+        return msgspec.structs.replace(manifest, settings=Settings.of_stored(settings))
+    except UsageError as error:
+        raise UsageError(f"{where}: settings: {error}") from None

@@ -1,0 +1,49 @@
+"""Parts of runs, made of the few fields that a test is about."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+
+from ddp_bench.bench.case import Case
+from ddp_bench.bench.layout import BucketCaps
+from ddp_bench.bench.manifest import SCHEMA_VERSION, Manifest, manifest_of
+from ddp_bench.bench.results.aggregate import Outcome, case_rows, comparisons_of, units_per_step
+from ddp_bench.bench.results.comparisons import Comparison, pairs_of
+from ddp_bench.bench.results.round_times import RoundTimes
+from ddp_bench.bench.results.schema import BLOCKS, COMPARISONS, records, typed_frame
+from ddp_bench.bench.results.store import RunWriter
+
+
+def case_of(*, bucket_cap_mb: str = "default", **settings: Any) -> Case:
+    """DDP on two CPU cores, or what `settings` say; bucket caps as they are typed."""
+    usual = {"mode": "ddp", "num_devices": 2, "arch": "line", "image_size": None, "batch_per_device": 4}
+    usual |= {"scaling": "weak", "precision": "fp32", "data": "device", "device_type": "cpu"}
+    return Case(**{**usual, **settings, "bucket_cap_mb": BucketCaps.parse(bucket_cap_mb)})
+
+
+def made_manifest(**fields: Any) -> Manifest:
+    """A manifest of these fields, as JSON holds them."""
+    return manifest_of({"schema_version": SCHEMA_VERSION, **fields}, "made")
+
+
+def cap_of(case: Case) -> str:
+    """The bucket cap of a DDP case, as it is typed; empty of another mode."""
+    return str(case.bucket_cap_mb) if case.mode == "ddp" else ""
+
+
+def compared(cases: pd.DataFrame, blocks: pd.DataFrame, margin: float = 0.05) -> list[Comparison]:
+    """The comparisons of these cases by these blocks."""
+    ok = cases[cases["status"] == "ok"]
+    return comparisons_of(pairs_of(records(ok)), RoundTimes.of(blocks), units_per_step(ok), margin)
+
+
+def write_tables(writer: RunWriter, outcomes: Sequence[Outcome], blocks: Sequence[dict[str, Any]]) -> None:
+    """The tables of a run that has ended so."""
+    frame = typed_frame(blocks, BLOCKS)
+    comparisons = compared(case_rows(outcomes, frame), frame)
+    writer.append("blocks.csv", blocks)
+    writer.replace("cases.csv", case_rows(outcomes, frame, comparisons))
+    writer.replace("comparisons.csv", typed_frame([one.row() for one in comparisons], COMPARISONS))
