@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from conftest import RealRun
 
 COPIES = 40
-"""A real run of three rounds, repeated, is a long one whose rounds are real."""
+SCATTER = 0.1
+"""A real run of three rounds, repeated, is a long one. On a busy machine those three differ by a factor of
+two, and no number of copies decides a change of 20%: so a long run has a tenth of their scatter."""
 
 
 Gate = Callable[..., subprocess.CompletedProcess[str]]
@@ -50,14 +52,18 @@ def gate_process(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def copy(run: Path, folder: Path, *, num_copies: int = 1, slower: float = 1.0) -> str:
-    """The run under another name, its rounds repeated; a slower one is of another commit."""
+    """The run under another name, or a long one made of it; a slower one is of another commit."""
     shutil.copytree(run, folder)
     if slower > 1:
         manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
         manifest["git"] = {"commit": "0123456789abcdef", "dirty": False}
         (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     blocks = pd.read_csv(folder / "blocks.csv", dtype="string", keep_default_na=False)
-    blocks["block_ms"] = (blocks["block_ms"].astype(float) * slower).map("{:.10g}".format)
+    block_ms = blocks["block_ms"].astype(float)
+    if num_copies > 1:
+        typical = block_ms.groupby([blocks["case_id"], blocks["phase"], blocks["rank"]]).transform("median")
+        block_ms = typical * (block_ms / typical) ** SCATTER
+    blocks["block_ms"] = (block_ms * slower).map("{:.10g}".format)
     rounds = blocks["round"].astype(int)
     parts = [blocks.assign(round=rounds + k * rounds.max()) for k in range(num_copies)]
     pd.concat(parts).to_csv(folder / "blocks.csv", index=False, lineterminator="\n")
