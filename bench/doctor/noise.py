@@ -89,8 +89,10 @@ def noise_of(launches: list[tuple[ByRound, ByRound]], *, seconds: float, device:
     baseline, candidate = (side_by_side(side) for side in zip(*launches, strict=True))
     num_rounds = len(baseline.keys() & candidate.keys())
     if num_rounds < FEWEST_ROUNDS:
+        enough_s = 5 * math.ceil(2 * seconds * FEWEST_ROUNDS / max(num_rounds, 1) / 5)
         raise UsageError(
-            f"--seconds {seconds:g}s gave {num_rounds} rounds, an interval needs {FEWEST_ROUNDS}; give more"
+            f"--seconds {seconds:g}s gave {num_rounds} rounds on this machine, as busy as it is, and an "
+            f"interval needs {FEWEST_ROUNDS}; say --seconds {enough_s}s, or stop other programs"
         )
     ratio = launch_ratio(candidate, baseline, confidence=FAMILY_CONFIDENCE)
     pooled = paired_ratio(candidate, baseline, confidence=FAMILY_CONFIDENCE)
