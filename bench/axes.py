@@ -78,7 +78,7 @@ class DdpSettings:
     skip_all_reduce_unused_params: bool = _axis(
         NO,
         cli.switch,
-        "DDP: send no bucket of parameters without gradient (needs --find-unused-parameters on)",
+        "DDP: send no bucket of parameters without gradient; with --find-unused-parameters or --static-graph",
         "on,off",
         column="DDP setting; with it no `comm_ms`: not every bucket is sent",
         short="skip",

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import scipy
 
-from ddp_bench.bench.cli import command, to_json
+from ddp_bench.bench.cli import command, speaker, to_json
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.findings.numbers import about
 from ddp_bench.bench.gate.checkouts import WORKING_TREE
@@ -156,11 +156,12 @@ def report(noise: Noise) -> str:
         f"Noise of this machine: {ARCH}, {BATCH} images, {STEPS} steps a block on {noise.device}.",
         f"The gate in turns, of this code with itself: {noise.num_rounds} rounds.",
         f"A / A is {within}, and 1 is the truth; by launch {launches}.",
-        "More rounds do not average out what differs between launches, more bench.gate --launches do.",
+        "More rounds do not average out what differs between launches, but "
+        f"{speaker('gate')} with more --launches does.",
         *(_line(one) for one in noise.resolutions),
         f"A slow-down named here is seen in {100 * SEEN:g}% of gates simulated from these rounds.",
         "This holds for this step and one case: longer steps are usually steadier, a gate on many cases asks",
-        "for more confidence. Compare versions with bench.gate --interleave REF.",
+        f"for more confidence. Compare versions with {speaker('gate')} --interleave REF.",
     ]
     if noise.is_bad:
         lines.append(
