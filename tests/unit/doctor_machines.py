@@ -137,7 +137,9 @@ class Machine:
         patch.setattr(shutil, "disk_usage", usage)
         patch.setattr(metadata, "version", about_vision(0))
         patch.setattr(metadata, "requires", lambda name: [about_vision(1)(name)])
-        patch.setattr(host.time, "sleep", lambda _: write(root, self.later))
+        clock = iter((0.0, 0.5))
+        watched = SimpleNamespace(sleep=lambda _: write(root, self.later), perf_counter=lambda: next(clock))
+        patch.setattr(host, "time", watched)
         patch.setattr(host.os, "cpu_count", lambda: self.num_cores)
         patch.setattr(host.os, "sched_getaffinity", lambda _: set(self.allowed))
         patch.setattr(
