@@ -13,9 +13,8 @@ from dataclasses import dataclass
 import pynvml
 
 from ddp_bench.bench import sysfs
-from ddp_bench.bench.clock_reasons import CHOICES, FAULTS, ClockReason, clock_reasons
 from ddp_bench.bench.doctor.host import SEVERITY, Finding, Gpu, Host, Status, judged, unknown, worst
-from ddp_bench.bench.gpus import is_mig
+from ddp_bench.bench.gpus import CHOICES, FAULTS, ClockReason, clock_reasons, is_mig
 
 BUSY_CAUTION_PCT = 5
 """GPU time that others may take before it can pass for a regression: the gate's default threshold."""
