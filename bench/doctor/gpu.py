@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 import pynvml
 
 from ddp_bench.bench import sysfs
-from ddp_bench.bench.doctor.host import SEVERITY, Finding, Gpu, Host, Status, judged, unknown, worst
+from ddp_bench.bench.doctor.host import SEVERITY, UNKNOWN, Answer, Check, Gpu, Host, Status, judged
 from ddp_bench.bench.gpus import CHOICES, FAULTS, ClockReason, clock_reasons, is_mig
 
 BUSY_CAUTION_PCT = 5
@@ -26,61 +26,24 @@ MARGIN_CAUTION_C = 10
 """Degrees to thermal slow-down on a GPU that should be idle. Own rule: training adds tens of degrees."""
 
 
-@dataclass(frozen=True)
-class GpuFinding:
-    """One GPU's answer to one question; `{}` in `text` stands for `value`: equal answers share a line."""
+def per_gpu(check: Callable[[Host, Gpu], Answer]) -> Check:
+    """Make a check of every GPU: equal answers together, the gravest first, whose advice is the line's."""
 
-    status: Status
-    text: str
-    advice: str = ""
-    value: float | None = None
+    def checked(host: Host) -> Answer | None:
+        groups: dict[Answer, list[tuple[int, float | None]]] = defaultdict(list)
+        for gpu in host.gpus or ():
+            answer = check(host, gpu)
+            groups[replace(answer, value=None)].append((gpu.index, answer.value))
+        order = sorted(groups.items(), key=lambda group: -SEVERITY.index(group[0].status))
+        parts = []
+        for answer, members in order:
+            shown = answer.text.replace("{}", span([value for _, value in members if value is not None]))
+            which = sysfs.ranges([index for index, _ in members])
+            parts.append(shown if len(order) == 1 else f"GPU {which}: {shown}")
+        advice = next((answer.advice for answer, _ in order if answer.advice), "")
+        return Answer(order[0][0].status, "; ".join(parts), advice) if order else None
 
-
-NOT_READABLE = GpuFinding("unknown", "not readable here")
-
-
-def gpu_findings(host: Host) -> list[Finding]:
-    """Check the GPUs, their links and the cores next to them; one line where there is no GPU."""
-    name, gpus = "GPUs", host.gpus
-    if gpus is None:
-        seen = f"; torch sees {host.num_gpus} CUDA device(s)" if host.num_gpus else ""
-        text = f"NVIDIA's driver library answers: {host.gpu_error}{seen}"
-        advice = "" if host.num_gpus else "nvidia-smi says more; after a driver update, reboot"
-        return [Finding(name, "unknown" if host.num_gpus else "bad", text, advice)]
-    if not gpus and host.num_gpus:
-        return [unknown(name, f"torch sees {host.num_gpus} device(s), NVIDIA's driver library none")]
-    if not gpus and host.num_gpus_present:
-        hidden = f"CUDA_VISIBLE_DEVICES hides all {host.num_gpus_present}: devices are CPU cores"
-        return [Finding(name, "caution", hidden, "unset CUDA_VISIBLE_DEVICES to measure on GPUs")]
-    if not gpus:
-        return [Finding(name, "ok", "no CUDA device: devices are CPU cores")]
-    return [
-        models(host, gpus),
-        per_gpu("GPU use", gpus, use),
-        per_gpu("GPU clocks", gpus, clocks),
-        per_gpu("GPU power", gpus, power),
-        per_gpu("GPU memory errors", gpus, memory_errors),
-        per_gpu("GPU heat", gpus, heat),
-        per_gpu("GPU persistence", gpus, persistence),
-        links(host, gpus),
-        per_gpu("GPU affinity", gpus, lambda gpu: affinity(host, gpu)),
-    ]
-
-
-def per_gpu(name: str, gpus: Sequence[Gpu], check: Callable[[Gpu], GpuFinding]) -> Finding:
-    """Make one line for all GPUs: equal answers together, the gravest first, whose advice is the line's."""
-    groups: dict[tuple[Status, str, str], list[tuple[int, float | None]]] = defaultdict(list)
-    for gpu in gpus:
-        found = check(gpu)
-        groups[found.status, found.text, found.advice].append((gpu.index, found.value))
-    order = sorted(groups.items(), key=lambda group: -SEVERITY.index(group[0][0]))
-    parts = []
-    for (_, text, _), members in order:
-        shown = text.replace("{}", span([value for _, value in members if value is not None]))
-        which = sysfs.ranges([index for index, _ in members])
-        parts.append(shown if len(order) == 1 else f"GPU {which}: {shown}")
-    advice = next((key[2] for key, _ in order if key[2]), "")
-    return Finding(name, worst(key[0] for key in groups), "; ".join(parts), advice)
+    return checked
 
 
 def span(values: Sequence[float]) -> str:
@@ -91,8 +54,11 @@ def span(values: Sequence[float]) -> str:
     return low if low == high else f"{low}-{high}"
 
 
-def models(host: Host, gpus: Sequence[Gpu]) -> Finding:
+def models(host: Host) -> Answer:
     """Name the GPUs, and check whether they are equal, whole and real ones."""
+    gpus = host.gpus
+    if not gpus:
+        return _without_gpus(host)
     for gpu in gpus:
         mode = gpu.ask("nvmlDeviceGetVirtualizationMode")
         gpu.keep("name", gpu.ask("nvmlDeviceGetName"))
@@ -104,17 +70,32 @@ def models(host: Host, gpus: Sequence[Gpu]) -> Finding:
     if host.num_gpus_present is not None and host.num_gpus_present > len(gpus):
         text += f" ({len(gpus)} of {host.num_gpus_present} visible)"
     if len(counts) > 1:
-        return Finding("GPUs", "caution", f"{text}: the slowest sets the pace", "choose equal ones")
+        return Answer("caution", f"{text}: the slowest sets the pace", "choose equal ones")
     if any(gpu["mig"] for gpu in gpus):
         mig = f"{text}, split by MIG: a part of a GPU, beside others' parts"
-        return Finding("GPUs", "caution", mig, "measure on whole GPUs, with MIG mode off")
+        return Answer("caution", mig, "measure on whole GPUs, with MIG mode off")
     if any(gpu["virtual"] for gpu in gpus):
         shared = f"{text}, virtual: others can share it, and readings are hidden"
-        return Finding("GPUs", "caution", shared, "compare by ratios only, or use a passed-through GPU")
-    return Finding("GPUs", "ok", text)
+        return Answer("caution", shared, "compare by ratios only, or use a passed-through GPU")
+    return Answer("ok", text)
 
 
-def use(gpu: Gpu) -> GpuFinding:
+def _without_gpus(host: Host) -> Answer:
+    seen = host.num_gpus
+    if host.gpus is None:
+        text = f"NVIDIA's driver library answers: {host.gpu_error}"
+        if seen:
+            return Answer("unknown", f"{text}; torch sees {seen} CUDA device(s)")
+        return Answer("bad", text, "nvidia-smi says more; after a driver update, reboot")
+    if seen:
+        return Answer("unknown", f"torch sees {seen} device(s), NVIDIA's driver library none")
+    if host.num_gpus_present:
+        hidden = f"CUDA_VISIBLE_DEVICES hides all {host.num_gpus_present}: devices are CPU cores"
+        return Answer("caution", hidden, "unset CUDA_VISIBLE_DEVICES to measure on GPUs")
+    return Answer("ok", "no CUDA device: devices are CPU cores")
+
+
+def use(_: Host, gpu: Gpu) -> Answer:
     """Check whether anyone else uses the GPU."""
     processes = gpu.keep("processes", _others(gpu))
     rates = gpu.ask("nvmlDeviceGetUtilizationRates")
@@ -129,16 +110,16 @@ def use(gpu: Gpu) -> GpuFinding:
             "wait for it, or use other GPUs (CUDA_VISIBLE_DEVICES); ps -o user,cmd -p PID shows whose it is"
         )
         status: Status = "bad" if working else "caution"
-        return GpuFinding(status, f"used by process {who}, {busy}", advice, busy_pct)
+        return Answer(status, f"used by process {who}, {busy}", advice, busy_pct)
     elsewhere = "ask who else runs on this GPU: another container or virtual machine can"
     if working:
-        return GpuFinding("bad", "{}% busy, by a process not visible from here", elsewhere, busy_pct)
+        return Answer("bad", "{}% busy, by a process not visible from here", elsewhere, busy_pct)
     if used_mib is not None and used_mib >= UNSEEN_CAUTION_MIB:
         text = "{} MiB in use by a process not visible from here"
-        return GpuFinding("caution", text, elsewhere, used_mib)
+        return Answer("caution", text, elsewhere, used_mib)
     if processes is None and busy_pct is None:
-        return NOT_READABLE
-    return GpuFinding("ok", f"no other process, {busy}", value=busy_pct)
+        return UNKNOWN
+    return Answer("ok", f"no other process, {busy}", value=busy_pct)
 
 
 def _others(gpu: Gpu) -> list[dict[str, int | None]] | None:
@@ -152,45 +133,45 @@ def _others(gpu: Gpu) -> list[dict[str, int | None]] | None:
     return [{"pid": pid, "used_mib": None if size is None else size // 2**20} for pid, size in used.items()]
 
 
-def clocks(gpu: Gpu) -> GpuFinding:
+def clocks(_: Host, gpu: Gpu) -> Answer:
     """Check the SM clock by what holds it down."""
     clock = gpu.keep("sm_clock_mhz", gpu.ask("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM))
     most = gpu.keep("max_sm_clock_mhz", gpu.ask("nvmlDeviceGetMaxClockInfo", pynvml.NVML_CLOCK_SM))
     reasons = clock_reasons(gpu.handle)
     gpu.keep("clock_reasons", None if reasons is None else sorted(reasons))
     if clock is None:
-        return NOT_READABLE
+        return UNKNOWN
     text = f"{{}} of {most or '?'} MHz"
     if reasons is None:
-        return GpuFinding("unknown", f"{text}, why not readable here", value=clock)
+        return Answer("unknown", f"{text}, why not readable here", value=clock)
     held = f"{text}, held down by {', '.join(sorted(reasons - {ClockReason.IDLE}))}"
     if reasons & FAULTS:
         advice = "look at cooling and power supply (nvidia-smi -q -d PERFORMANCE,TEMPERATURE)"
-        return GpuFinding("bad", held, advice, clock)
+        return Answer("bad", held, advice, clock)
     if ClockReason.POWER_CAP in reasons:
-        return GpuFinding("caution", held, "raise the power limit, see the line GPU power", clock)
+        return Answer("caution", held, "raise the power limit, see the line GPU power", clock)
     if reasons & CHOICES:
         advice = "compare only runs at these clocks; for the default: sudo nvidia-smi -rac and -rgc"
-        return GpuFinding("caution", held, advice, clock)
-    return GpuFinding("ok", f"{text}{', idle' if ClockReason.IDLE in reasons else ''}", value=clock)
+        return Answer("caution", held, advice, clock)
+    return Answer("ok", f"{text}{', idle' if ClockReason.IDLE in reasons else ''}", value=clock)
 
 
-def power(gpu: Gpu) -> GpuFinding:
+def power(_: Host, gpu: Gpu) -> Answer:
     """Check the enforced power limit against the maker's default; the half watt is for rounding."""
     limit_mw = gpu.ask("nvmlDeviceGetEnforcedPowerLimit")
     default_mw = gpu.ask("nvmlDeviceGetPowerManagementDefaultLimit")
     limit_w = gpu.keep("power_limit_w", None if limit_mw is None else limit_mw / 1000)
     default_w = gpu.keep("default_power_limit_w", None if default_mw is None else default_mw / 1000)
     if limit_w is None or default_w is None:
-        return NOT_READABLE
+        return UNKNOWN
     default = f"default {default_w:.0f} W"
     if limit_w < default_w - 0.5:
         advice = f"sudo nvidia-smi -pl {default_w:.0f}; else compare only runs with this limit"
-        return GpuFinding("caution", f"capped at {{}} W, {default}", advice, limit_w)
-    return GpuFinding("ok", f"limit {{}} W, {default}", value=limit_w)
+        return Answer("caution", f"capped at {{}} W, {default}", advice, limit_w)
+    return Answer("ok", f"limit {{}} W, {default}", value=limit_w)
 
 
-def memory_errors(gpu: Gpu) -> GpuFinding:
+def memory_errors(_: Host, gpu: Gpu) -> Answer:
     """Check errors since the driver was loaded, but for corrected ones: they need no action."""
     ecc = gpu.ask("nvmlDeviceGetEccMode")
     gpu.keep("ecc", None if ecc is None else bool(ecc[0]))
@@ -200,13 +181,13 @@ def memory_errors(gpu: Gpu) -> GpuFinding:
     remap_failed = gpu.keep("remap_failed", None if remapped is None else bool(remapped[3]))
     if errors or remap_failed:
         advice = "drain the machine and reset the GPU; replace it if they come back"
-        return GpuFinding("bad", "memory errors that ECC could not correct", advice)
+        return Answer("bad", "memory errors that ECC could not correct", advice)
     if ecc is None:
-        return GpuFinding("unknown", "ECC not reported by this GPU")
-    return GpuFinding("ok", f"none, ECC {'on' if ecc[0] else 'off'}")
+        return Answer("unknown", "ECC not reported by this GPU")
+    return Answer("ok", f"none, ECC {'on' if ecc[0] else 'off'}")
 
 
-def heat(gpu: Gpu) -> GpuFinding:
+def heat(_: Host, gpu: Gpu) -> Answer:
     """Check the temperature by the degrees left to thermal slow-down, both from NVML."""
     sensor = pynvml.NVML_TEMPERATURE_GPU
     now_c = gpu.keep("temperature_c", gpu.ask("nvmlDeviceGetTemperatureV|nvmlDeviceGetTemperature", sensor))
@@ -218,49 +199,51 @@ def heat(gpu: Gpu) -> GpuFinding:
         margin_c = threshold - now_c if threshold else None
     gpu.keep("margin_c", margin_c)
     if now_c is None:
-        return NOT_READABLE
+        return UNKNOWN
     if margin_c is None:
-        return GpuFinding("unknown", "{} C, slow-down temperature not readable here", value=now_c)
+        return Answer("unknown", "{} C, slow-down temperature not readable here", value=now_c)
     advice = "look at fans and airflow, or let it cool"
     if margin_c <= 0:
-        return GpuFinding("bad", "{} C, at thermal slow-down", advice, now_c)
+        return Answer("bad", "{} C, at thermal slow-down", advice, now_c)
     if margin_c <= MARGIN_CAUTION_C:
         text = f"{{}} C, within {MARGIN_CAUTION_C} C of thermal slow-down"
-        return GpuFinding("caution", text, advice, now_c)
-    return GpuFinding("ok", "{} C", value=now_c)
+        return Answer("caution", text, advice, now_c)
+    return Answer("ok", "{} C", value=now_c)
 
 
-def persistence(gpu: Gpu) -> GpuFinding:
+def persistence(_: Host, gpu: Gpu) -> Answer:
     """Check persistence: without it the driver unloads an idle GPU (NVIDIA, "Driver Persistence")."""
     mode = gpu.ask("nvmlDeviceGetPersistenceMode")
     gpu.keep("persistence", None if mode is None else bool(mode))
     if mode is None:
-        return NOT_READABLE
+        return UNKNOWN
     if mode:
-        return GpuFinding("ok", "on")
+        return Answer("ok", "on")
     advice = "sudo nvidia-smi -pm 1, or run nvidia-persistenced"
-    return GpuFinding("caution", "off: the driver unloads between runs, and settings with it", advice)
+    return Answer("caution", "off: the driver unloads between runs, and settings with it", advice)
 
 
-def links(host: Host, gpus: Sequence[Gpu]) -> Finding:
+def links(host: Host) -> Answer | None:
     """Check how GPUs reach each other: the slowest link sets the pace of an all-reduce.
 
     NVLink is fastest, then PCIe, then host memory, the only way between GeForce cards without NVLink.
     """
-    name, pairs = "GPU links", host.pairs
+    gpus, pairs = host.gpus, host.pairs
+    if not gpus:
+        return None
     if len(gpus) == 1:
-        return Finding(name, "ok", "one GPU: nothing to link")
+        return Answer("ok", "one GPU: nothing to link")
     if not pairs or any(not pair.nvlink and pair.peer_access is None for pair in pairs):
-        return unknown(name)
+        return UNKNOWN
     ways = Counter("NVLink" if p.nvlink else "PCIe" if p.peer_access else "host memory" for p in pairs)
     text = ", ".join(f"{count} of {len(pairs)} pairs by {way}" for way, count in ways.items())
     by_design = all("GeForce" in (gpu["name"] or "") for gpu in gpus)
     is_slow = len(ways) > 1 or ("host memory" in ways and not by_design)
     advice = "choose equal links (nvidia-smi topo -m, CUDA_VISIBLE_DEVICES), or turn PCIe ACS and IOMMU off"
-    return judged(name, "caution" if is_slow else "ok", text, advice)
+    return judged("caution" if is_slow else "ok", text, advice)
 
 
-def affinity(host: Host, gpu: Gpu) -> GpuFinding:
+def affinity(host: Host, gpu: Gpu) -> Answer:
     """Check whether this process may use cores on the GPU's own NUMA node, that of its PCI slot."""
     pci, node = gpu.ask("nvmlDeviceGetPciInfo"), None
     if pci is not None:
@@ -270,13 +253,26 @@ def affinity(host: Host, gpu: Gpu) -> GpuFinding:
     # The kernel writes -1 where the firmware does not say.
     gpu.keep("numa_node", node if node is not None and node >= 0 else None)
     if len(host.nodes) == 1:
-        return GpuFinding("ok", "one NUMA node")
+        return Answer("ok", "one NUMA node")
     if node not in host.nodes or not host.allowed:
-        return NOT_READABLE
+        return UNKNOWN
     if not host.nodes[node] & host.allowed:
         advice = (
             "allow cores of every GPU's node (Slurm: --gpus-per-node with --cpus-per-task, or "
             "--exclusive; docker: --cpuset-cpus)"
         )
-        return GpuFinding("caution", f"on NUMA node {node}, where no core is allowed", advice)
-    return GpuFinding("ok", f"on NUMA node {node}")
+        return Answer("caution", f"on NUMA node {node}, where no core is allowed", advice)
+    return Answer("ok", f"on NUMA node {node}")
+
+
+GPU_CHECKS: dict[str, Check] = {
+    "GPUs": models,
+    "GPU use": per_gpu(use),
+    "GPU clocks": per_gpu(clocks),
+    "GPU power": per_gpu(power),
+    "GPU memory errors": per_gpu(memory_errors),
+    "GPU heat": per_gpu(heat),
+    "GPU persistence": per_gpu(persistence),
+    "GPU links": links,
+    "GPU affinity": per_gpu(affinity),
+}

@@ -1,4 +1,4 @@
-"""What the checks share: a line of the doctor, and what several of them read."""
+"""What the checks share: their answers, and what several of them read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self, TypeVar
+from typing import Any, Literal, NamedTuple, Self, TypeAlias, TypeVar
 
 import psutil
 import pynvml
@@ -33,23 +33,22 @@ SAMPLE_S = 0.5
 
 
 @dataclass(frozen=True)
-class Finding:
-    """A line: what was looked at, how it is, what to do; `advice` is empty where nothing needs doing."""
+class Answer:
+    """How something is, and what to do; `advice` is empty where nothing needs doing."""
 
-    name: str
     status: Status
     text: str
     advice: str = ""
+    value: float | None = None
+    """Of one GPU: `{}` in `text` stands for it, so that equal answers share a line."""
 
 
-def unknown(name: str, text: str = "not readable here") -> Finding:
-    """Say that something could not be read."""
-    return Finding(name, "unknown", text)
+UNKNOWN = Answer("unknown", "not readable here")
 
 
-def judged(name: str, status: Status, text: str, advice: str) -> Finding:
-    """Make a line of any status; ok goes without the advice."""
-    return Finding(name, status, text, "" if status == "ok" else advice)
+def judged(status: Status, text: str, advice: str) -> Answer:
+    """Make an answer of any status; ok goes without the advice."""
+    return Answer(status, text, "" if status == "ok" else advice)
 
 
 def worst(statuses: Iterable[Status]) -> Status:
@@ -243,3 +242,7 @@ def _times(cores: Sequence[Any]) -> tuple[float, float, float]:
     steal = sum(getattr(core, "steal", 0.0) for core in cores)
     total = sum(sum(core) for core in cores) - guests
     return total - idle - steal, steal, total
+
+
+Check: TypeAlias = Callable[[Host], Answer | None]
+"""Reads and judges; None where there is nothing to say of such a machine."""

@@ -5,6 +5,7 @@ They create no CUDA context.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import ipaddress
 import platform
@@ -21,7 +22,17 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from ddp_bench.bench import sysfs
 from ddp_bench.bench.cli import speaker
-from ddp_bench.bench.doctor.host import Finding, Host, Status, attempt, figures, first_line, unknown, worst
+from ddp_bench.bench.doctor.host import (
+    UNKNOWN,
+    Answer,
+    Check,
+    Host,
+    Status,
+    attempt,
+    figures,
+    first_line,
+    worst,
+)
 from ddp_bench.bench.gpus import ask_nvml
 
 NCCL_ORDER = ("ib", "^docker,lo,virbr", "docker", "lo", "virbr")
@@ -54,20 +65,6 @@ ROUTE_UP, ANYWHERE = 0x1, "00000000"
 RDMA = "sys/class/infiniband"
 
 
-def library_findings(host: Host) -> list[Finding]:
-    """Check OpenMP, gloo, torch, torchvision and debugging settings; with GPUs also NCCL and the driver."""
-    network = Network(host)
-    return [
-        threads(host),
-        gloo(host, network),
-        *([nccl(host, network)] if host.num_gpus else []),
-        torch_build(host),
-        torchvision(host),
-        *driver(host),
-        settings(host),
-    ]
-
-
 @dataclass(frozen=True)
 class Interface:
     """A network interface; link-local addresses left out."""
@@ -85,7 +82,7 @@ class Interface:
 
 
 class Network:
-    """What decides which interface gloo and NCCL would use, and the lines about it."""
+    """What decides which interface gloo and NCCL would use, and what both are told about it."""
 
     def __init__(self, host: Host) -> None:
         keep = host.network.keep
@@ -106,16 +103,19 @@ class Network:
             return "for several machines this one needs an interface besides loopback"
         return f"for several machines: export {library}_SOCKET_IFNAME={best}"
 
-    def reachable(self, library: str, text: str, chosen: Sequence[Interface]) -> Finding:
+    def reachable(self, library: str, text: str, chosen: Sequence[Interface]) -> Answer:
         """Judge whether other machines can be met through the interfaces `chosen`."""
-        name = f"{library} network"
         if all(interface.is_loopback for interface in chosen):
             text += ", loopback only: one machine can run, several cannot meet"
         elif all(interface.name.startswith(VIRTUAL_PREFIXES) for interface in chosen):
             text += ", a bridge inside this machine: several machines cannot meet"
         else:
-            return Finding(name, "ok", text)
-        return Finding(name, "caution", text, self.advice(library.upper()))
+            return Answer("ok", text)
+        return Answer("caution", text, self.advice(library.upper()))
+
+
+network_of = functools.lru_cache(maxsize=1)(Network)
+"""The network of a host, looked up once."""
 
 
 def _interfaces() -> tuple[Interface, ...]:
@@ -168,51 +168,53 @@ def _host_addresses() -> tuple[str, ...] | None:
     return found[0] if found else None
 
 
-def gloo(host: Host, network: Network) -> Finding:
+def gloo(host: Host) -> Answer:
     """Check gloo's interface: GLOO_SOCKET_IFNAME, else where this host's name resolves to, else loopback.
 
     Source: PyTorch, ProcessGroupGloo.cpp, createDefaultDevice; exact names separated by commas.
     """
-    name = "gloo network"
+    network = network_of(host)
     if network.interfaces is None:
-        return unknown(name)
+        return UNKNOWN
     if setting := host.env.get("GLOO_SOCKET_IFNAME"):
         up = {interface.name: interface for interface in network.interfaces if interface.is_up}
         words = setting.split(",")
         if missing := [word for word in words if word not in up]:
             wrong = f"GLOO_SOCKET_IFNAME={setting}: {', '.join(missing)} is not there or not up"
-            return Finding(name, "bad", f"{wrong}; there are {network.names()}", network.advice("GLOO"))
+            return Answer("bad", f"{wrong}; there are {network.names()}", network.advice("GLOO"))
         chosen = [up[word] for word in words]
         return network.reachable("gloo", ", ".join(map(str, chosen)), chosen)
     if network.host_addresses is None:
-        return unknown(name, "what this host's name resolves to is not known: the look-up took too long")
+        return Answer("unknown", "what this host's name resolves to is not known: the look-up took too long")
     chosen = [i for i in network.interfaces if set(i.addresses) & set(network.host_addresses)][:1]
     if chosen and not chosen[0].is_loopback:
         return network.reachable("gloo", str(chosen[0]), chosen)
     resolved = ", ".join(network.host_addresses) or "nothing"
     text = f"loopback (this host's name resolves to {resolved}): one machine can run, several cannot meet"
-    return Finding(name, "caution", text, network.advice("GLOO"))
+    return Answer("caution", text, network.advice("GLOO"))
 
 
-def nccl(host: Host, network: Network) -> Finding:
+def nccl(host: Host) -> Answer | None:
     """Check NCCL's interface for connecting ranks, and the InfiniBand or RoCE ports for the data."""
-    name = "NCCL network"
+    network = network_of(host)
+    if not host.num_gpus:
+        return None
     if network.interfaces is None:
-        return unknown(name)
+        return UNKNOWN
     setting = host.env.get("NCCL_SOCKET_IFNAME")
     chosen = nccl_interfaces(network.interfaces, setting)
     if not chosen:
         wrong = (
             f"NCCL_SOCKET_IFNAME={setting}: no interface that is up matches" if setting else "no interface"
         )
-        return Finding(name, "bad", f"{wrong}; there are {network.names()}", network.advice("NCCL"))
+        return Answer("bad", f"{wrong}; there are {network.names()}", network.advice("NCCL"))
     text = ", ".join(map(str, chosen))
     active = [f"{port['name']} {port['rate']}" for port in network.ports if port["active"]]
     if active:
         text += f"; RDMA ports {', '.join(active)}"
     elif network.ports:
         down = f"{text}; none of {len(network.ports)} RDMA ports is known to be active"
-        return Finding(name, "caution", down, "ibstat shows why; on one machine it does not matter")
+        return Answer("caution", down, "ibstat shows why; on one machine it does not matter")
     return network.reachable("NCCL", text, chosen)
 
 
@@ -238,7 +240,7 @@ def _matches(name: str, pattern: str) -> bool:
     return hit != excluded
 
 
-def torch_build(host: Host) -> Finding:
+def torch_build(host: Host) -> Answer:
     """Check whether torch loads and sees the GPUs that the driver shows."""
     keep, torch, gpus = host.software.keep, host.torch, host.gpus or ()
     python = keep("python", platform.python_version())
@@ -247,31 +249,31 @@ def torch_build(host: Host) -> Finding:
     nccl = keep("nccl", attempt(lambda: ".".join(map(str, torch.cuda.nccl.version()))))
     keep("num_cuda_devices", host.num_cuda_devices)
     if keep("torch_error", host.torch_error) is not None:
-        return Finding("torch", "bad", f"does not load: {host.torch_error}", REINSTALL)
+        return Answer("bad", f"does not load: {host.torch_error}", REINSTALL)
     built = f"CUDA {cuda}" if cuda else "built without CUDA"
     text = f"{version}, Python {python}, {built}{f', NCCL {nccl}' if nccl else ''}"
     if gpus and not cuda:
-        return Finding("torch", "bad", f"{text}: it cannot use the {len(gpus)} GPU(s) here", REINSTALL)
+        return Answer("bad", f"{text}: it cannot use the {len(gpus)} GPU(s) here", REINSTALL)
     if gpus and host.num_cuda_devices == 0:
         text += f": it sees none of the {len(gpus)} GPU(s) that the driver shows"
         advice = "python -c 'import torch; torch.cuda.init()' says why; see also the line CUDA driver"
-        return Finding("torch", "bad", text, advice)
-    return Finding("torch", "ok", text)
+        return Answer("bad", text, advice)
+    return Answer("ok", text)
 
 
-def torchvision(host: Host) -> Finding:
+def torchvision(host: Host) -> Answer:
     """Check whether torchvision was built for this torch: its own requirement, and whether it loads."""
     name, keep, torch = "torchvision", host.software.keep, host.torch
     version = keep(name, attempt(lambda: metadata.version(name)))
     error = keep("torchvision_error", None if torch is None else _operators_error(torch))
     needs = keep("torchvision_needs", _needs(name, "torch"))
     if version is None:
-        return Finding(name, "bad", f"does not load: {error}", REINSTALL) if error else unknown(name)
+        return Answer("bad", f"does not load: {error}", REINSTALL) if error else UNKNOWN
     if needs and torch is not None and not _fits(str(torch.__version__), needs):
-        return Finding(name, "bad", f"{version} needs {needs}, here is {torch.__version__}", REINSTALL)
+        return Answer("bad", f"{version} needs {needs}, here is {torch.__version__}", REINSTALL)
     if error is not None:
-        return Finding(name, "bad", f"{version} does not load: {error}", REINSTALL)
-    return Finding(name, "ok", f"{version}, made for this torch" if needs else version)
+        return Answer("bad", f"{version} does not load: {error}", REINSTALL)
+    return Answer("ok", f"{version}, made for this torch" if needs else version)
 
 
 def _operators_error(torch: Any) -> str | None:
@@ -308,31 +310,31 @@ def _fits(version: str, requirement: str) -> bool:
     return Requirement(requirement).specifier.contains(version, prereleases=True)
 
 
-def driver(host: Host) -> list[Finding]:
+def driver(host: Host) -> Answer | None:
     """Check whether the driver is new enough for the CUDA that torch was built with; no line without either.
 
     Any of the same CUDA major version is ("CUDA Compatibility", minor version compatibility), and newer ones.
     """
-    name, number = "CUDA driver", ask_nvml("nvmlSystemGetCudaDriverVersion_v2")
+    number = ask_nvml("nvmlSystemGetCudaDriverVersion_v2")
     version = host.software.keep("driver", ask_nvml("nvmlSystemGetDriverVersion"))
     # 13020 stands for 13.2: NVML, nvmlSystemGetCudaDriverVersion.
     most = f"{number // 1000}.{number % 1000 // 10}" if number else None
     host.software.keep("driver_cuda", most)
     cuda = host.torch.version.cuda if host.torch is not None else None
     if not host.gpus and not version:
-        return []
+        return None
     if version is None and most is None:
-        return [unknown(name)]
+        return UNKNOWN
     text = f"{version or 'version unknown'}, up to CUDA {most or '?'}"
     if most is None:
-        return [unknown(name, text)]
+        return Answer("unknown", text)
     if cuda and int(most.split(".")[0]) < int(cuda.split(".")[0]):
         text += f"; torch was built for {cuda}"
-        return [Finding(name, "bad", text, "update the driver, or install a torch built for this CUDA")]
-    return [Finding(name, "ok", text)]
+        return Answer("bad", text, "update the driver, or install a torch built for this CUDA")
+    return Answer("ok", text)
 
 
-def settings(host: Host) -> Finding:
+def settings(host: Host) -> Answer:
     """Name environment variables for debugging that would be measured along with the step."""
     found = {
         key: status
@@ -340,34 +342,45 @@ def settings(host: Host) -> Finding:
         if host.env.get(key, "").strip().upper() in values
     }
     if not found:
-        return Finding("settings", "ok", "none that slow a step down")
+        return Answer("ok", "none that slow a step down")
     text = ", ".join(f"{key}={host.env[key]}" for key in found)
-    return Finding("settings", worst(found.values()), f"{text}: slower steps", f"unset {' '.join(found)}")
+    return Answer(worst(found.values()), f"{text}: slower steps", f"unset {' '.join(found)}")
 
 
-def threads(host: Host) -> Finding:
+def threads(host: Host) -> Answer:
     """Check the OpenMP and MKL settings that every rank would inherit."""
-    name, env, gpus, cores = "threads", host.env, host.num_gpus, host.usable_cores
+    env, gpus, cores = host.env, host.num_gpus, host.usable_cores
     pinned = [key for key in ("GOMP_CPU_AFFINITY", "KMP_AFFINITY") if env.get(key)]
     if pinned:
         what = ", ".join(f"{key}={env[key]}" for key in pinned)
         text, advice = f"{what}: every rank is pinned to the same cores", f"unset {' '.join(pinned)}"
-        return Finding(name, "caution", text, advice)
+        return Answer("caution", text, advice)
     most = 0
     for key in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         if not (value := env.get(key)):
             continue
         first = value.split(",")[0].strip()
         if not first.isdecimal() or int(first) < 1:
-            return Finding(name, "caution", f"{key}={value} is no number of threads", f"export {key}=1")
+            return Answer("caution", f"{key}={value} is no number of threads", f"export {key}=1")
         most = max(most, int(first))
     if not most:
-        return Finding(name, "ok", f"OMP_NUM_THREADS unset: {speaker('run')} and torchrun give each rank 1")
+        return Answer("ok", f"OMP_NUM_THREADS unset: {speaker('run')} and torchrun give each rank 1")
     if not gpus:
-        return Finding(name, "ok", f"{most} set; a CPU core standing in for a GPU runs 1 all the same")
+        return Answer("ok", f"{most} set; a CPU core standing in for a GPU runs 1 all the same")
     text = f"{most} per rank x {gpus} GPU(s)"
     if cores is not None and most * gpus > cores:
         fits = max(int(cores) // gpus, 1)
         over = f"{text} on {figures(cores)} cores: ranks push each other off their cores"
-        return Finding(name, "caution", over, f"export OMP_NUM_THREADS={fits} MKL_NUM_THREADS={fits}")
-    return Finding(name, "ok", text)
+        return Answer("caution", over, f"export OMP_NUM_THREADS={fits} MKL_NUM_THREADS={fits}")
+    return Answer("ok", text)
+
+
+LIBRARY_CHECKS: dict[str, Check] = {
+    "threads": threads,
+    "gloo network": gloo,
+    "NCCL network": nccl,
+    "torch": torch_build,
+    "torchvision": torchvision,
+    "CUDA driver": driver,
+    "settings": settings,
+}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,14 @@ from rich.table import Table
 from rich.text import Text
 
 from ddp_bench.bench.cli import Parser, command, duration_s, guarded, print_table, to_json
-from ddp_bench.bench.doctor.gpu import gpu_findings
-from ddp_bench.bench.doctor.host import Finding, Host, worst
-from ddp_bench.bench.doctor.libraries import library_findings
-from ddp_bench.bench.doctor.resources import resource_findings
+from ddp_bench.bench.doctor.gpu import GPU_CHECKS
+from ddp_bench.bench.doctor.host import Host, Status, worst
+from ddp_bench.bench.doctor.libraries import LIBRARY_CHECKS
+from ddp_bench.bench.doctor.resources import RESOURCE_CHECKS
 from ddp_bench.bench.errors import ExitCode, UsageError
 from ddp_bench.bench.text import visible
 
+CHECKS = {**GPU_CHECKS, **RESOURCE_CHECKS, **LIBRARY_CHECKS}
 NOISE_SECONDS = "30s"
 STYLES = {"ok": "green", "unknown": "dim", "caution": "yellow", "bad": "bold red"}
 
@@ -83,13 +85,24 @@ def _noise(options: argparse.Namespace) -> int:
     return ExitCode.FAILED if found.is_bad else ExitCode.OK
 
 
+@dataclass(frozen=True)
+class Finding:
+    """A line: what was looked at, how it is, what to do."""
+
+    name: str
+    status: Status
+    text: str
+    advice: str
+
+
 def examine(root: Path = Path("/")) -> tuple[list[Finding], dict[str, Any]]:
     """Make every check, in reading order, and return what it found and what it read.
 
     It takes a few seconds, most of them for importing torch. `root` is where /proc and /sys are found.
     """
     with Host(root) as host:
-        found = [*gpu_findings(host), *resource_findings(host), *library_findings(host)]
+        answers = {name: check(host) for name, check in CHECKS.items()}
+        found = [Finding(name, a.status, a.text, a.advice) for name, a in answers.items() if a is not None]
         return found, host.readings()
 
 

@@ -19,7 +19,7 @@ import pytest
 
 from ddp_bench.bench import gpus
 from ddp_bench.bench.doctor import host, main
-from ddp_bench.bench.doctor.host import Finding
+from ddp_bench.bench.doctor.main import Finding
 
 GIB = 2**30
 CPUS = "sys/devices/system/cpu"

@@ -12,7 +12,7 @@ from made import made_manifest
 
 from ddp_bench.bench.conditions import UNKNOWN, Question, differences, machine_kind, needed
 from ddp_bench.bench.doctor.host import Host
-from ddp_bench.bench.doctor.resources import resource_findings
+from ddp_bench.bench.doctor.resources import RESOURCE_CHECKS
 from ddp_bench.bench.machine import environment, machine, versions
 from ddp_bench.bench.manifest import Cgroup, Manifest
 
@@ -189,7 +189,8 @@ def test_the_kernels_settings_are_those_of_the_doctor(tmp_path: Path) -> None:
     assert (found.governors, found.huge_pages) == (("performance", "schedutil"), "never")
     assert found.cgroup == Cgroup(cpu_quota_cores=1.5, memory_limit_gib=3.0, cpuset="0-3,8")
     with Host(tmp_path) as host:
-        resource_findings(host)
+        for check in RESOURCE_CHECKS.values():
+            check(host)
     assert (host.cpu["governors"], host.memory["huge_pages"]) == (found.governors, found.huge_pages)
     assert (host.quota, host.memory["limit_bytes"]) == (1.5, 3 * 2**30)
 
