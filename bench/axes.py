@@ -37,6 +37,10 @@ def _axis(
     return field(default=default, metadata=facts | {"kind": "argument", "unmeasured": ()} | more)
 
 
+def _switch(meaning: str, short: str, *, default: bool = NO, column: str = "DDP setting", **more: Any) -> Any:
+    return _axis(default, cli.switch, meaning, "on,off", column=column, short=short, **more)
+
+
 @dataclass(frozen=True, kw_only=True)
 class DdpSettings:
     """One value of every DDP setting that a run may vary; the defaults are DDP's own.
@@ -56,49 +60,22 @@ class DdpSettings:
         column="`default`, a number of MiB, `0`, or a `/`-separated list per bucket",
         short="cap",
     )
-    gradient_as_bucket_view: bool = _axis(
-        NO,
-        cli.switch,
-        "DDP: gradients are views of the buckets",
-        "on,off",
-        column="DDP setting",
-        short="view",
-    )
-    static_graph: bool = _axis(
-        NO, cli.switch, "DDP: the graph never changes", "on,off", column="DDP setting", short="static"
-    )
-    find_unused_parameters: bool = _axis(
-        NO,
-        cli.switch,
-        "DDP: search for parameters without gradient",
-        "on,off",
-        column="DDP setting",
-        short="unused",
-    )
-    skip_all_reduce_unused_params: bool = _axis(
-        NO,
-        cli.switch,
-        "DDP: send no bucket of parameters without gradient (needs --find-unused-parameters on)",
-        "on,off",
+    gradient_as_bucket_view: bool = _switch("DDP: gradients are views of the buckets", "view")
+    static_graph: bool = _switch("DDP: the graph never changes", "static")
+    find_unused_parameters: bool = _switch("DDP: search for parameters without gradient", "unused")
+    skip_all_reduce_unused_params: bool = _switch(
+        "DDP: send no bucket of parameters without gradient; with --find-unused-parameters or --static-graph",
+        "skip",
         column="DDP setting; with it no `comm_ms`: not every bucket is sent",
-        short="skip",
         unmeasured=("comm", "calibration"),
     )
-    batched_grad_copy: bool = _axis(
-        NO,
-        cli.switch,
+    batched_grad_copy: bool = _switch(
         "DDP: copy all gradients of a bucket at once (torch 2.15)",
-        "on,off",
+        "batched",
         column="DDP setting of torch 2.15",
-        short="batched",
     )
-    lazy_bucket_allocation: bool = _axis(
-        NO,
-        cli.switch,
-        "DDP: allocate buckets as they become ready (torch 2.15)",
-        "on,off",
-        column="DDP setting of torch 2.15",
-        short="lazy",
+    lazy_bucket_allocation: bool = _switch(
+        "DDP: allocate buckets as they become ready (torch 2.15)", "lazy", column="DDP setting of torch 2.15"
     )
     delay_all_reduce: int = _axis(
         0,
@@ -120,32 +97,24 @@ class DdpSettings:
         kind="training",
         unmeasured=("no_sync", "comm", "calibration"),
     )
-    zero_optimizer: bool = _axis(
-        NO,
-        cli.switch,
+    zero_optimizer: bool = _switch(
         "DDP: ranks share the optimizer's state (ZeRO-1, ZeroRedundancyOptimizer)",
-        "on,off",
+        "zero",
         column="whether ranks share the optimizer's state (ZeRO-1); no `comm_ms`: parameters are sent too",
-        short="zero",
         kind="other",
         unmeasured=("comm", "calibration"),
     )
-    sync_buffers: bool = _axis(
-        YES,
-        cli.switch,
+    sync_buffers: bool = _switch(
         "DDP: broadcast buffers in the forward",
-        "on,off",
+        "nobuf",
+        default=YES,
         column="whether DDP broadcasts buffers in the forward",
-        short="nobuf",
         kind="training",
     )
-    sync_batchnorm: bool = _axis(
-        NO,
-        cli.switch,
+    sync_batchnorm: bool = _switch(
         "DDP: convert to SyncBatchNorm (GPUs only)",
-        "on,off",
+        "syncbn",
         column="whether BatchNorm was converted to SyncBatchNorm",
-        short="syncbn",
         kind="training",
     )
     comm_hook: str = _axis(

@@ -1,4 +1,4 @@
-"""Reads the GPUs that a process may use, and how they are joined, through NVML.
+"""Reads the GPUs that a process may use, how they are joined, and what holds them back, through NVML.
 
 CUDA, NVML and the files in /dev number GPUs each in an order of its own: a UUID names the same one to all.
 """
@@ -10,6 +10,7 @@ import ctypes
 import itertools
 import os
 from collections.abc import Iterator, Sequence
+from enum import StrEnum
 from typing import Any
 
 import pynvml
@@ -18,6 +19,45 @@ from ddp_bench.bench.manifest import Gpu, GpuPair
 
 PATHS = {10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 """nvmlGpuTopologyLevel_t of nvml.h in the words of `nvidia-smi topo -m`."""
+
+
+class ClockReason(StrEnum):
+    """Why a GPU's clocks are not at their maximum: the bits of "nvmlClocksEventReasons" in nvml.h, from 1 up.
+
+    Their names in the binding have changed, the bits have not.
+    """
+
+    IDLE = "idle"
+    APPLICATION = "application clocks"
+    POWER_CAP = "power cap"
+    HARDWARE = "hardware slow-down"
+    SYNC_BOOST = "sync boost"
+    SOFTWARE_HEAT = "software thermal slow-down"
+    HARDWARE_HEAT = "hardware thermal slow-down"
+    POWER_BRAKE = "power brake"
+    DISPLAY = "display clocks"
+
+
+FAULTS = frozenset(
+    (ClockReason.HARDWARE, ClockReason.SOFTWARE_HEAT, ClockReason.HARDWARE_HEAT, ClockReason.POWER_BRAKE)
+)
+"""Reasons that NVML documents as heat or power delivery, not choice ("nvmlClocksEventReasons")."""
+
+CHOICES = frozenset((ClockReason.APPLICATION, ClockReason.SYNC_BOOST, ClockReason.DISPLAY))
+"""Reasons that someone set, again by NVML's documentation."""
+
+THROTTLING = FAULTS | {ClockReason.POWER_CAP}
+"""Reasons that heat and power bring about under load: neither idle nor set by someone."""
+
+
+def clock_reasons(handle: Any) -> frozenset[ClockReason] | None:
+    """What holds down the clocks of a GPU now; None where it does not say."""
+    bits = ask_nvml(
+        "nvmlDeviceGetCurrentClocksEventReasons|nvmlDeviceGetCurrentClocksThrottleReasons", handle
+    )
+    if bits is None:
+        return None
+    return frozenset(why for place, why in enumerate(ClockReason) if bits >> place & 1)
 
 
 def gpus(uuids: Sequence[str] | None = None) -> list[Gpu]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import platform
+import re
 import subprocess
 from importlib import metadata
 from pathlib import Path
@@ -12,7 +13,6 @@ from pathlib import Path
 import psutil
 
 from ddp_bench.bench import sysfs
-from ddp_bench.bench.credentials import HIDDEN, is_credential
 from ddp_bench.bench.manifest import Cgroup, FirstHost, Limit
 
 PACKAGES = ("torch", "torchvision", "numpy", "pandas", "scipy", "matplotlib")
@@ -24,6 +24,24 @@ ENV_PREFIXES = (
     *("TORCHDYNAMO_", "TORCHINDUCTOR_", "TRITON_"),
 )
 """Beginnings of the names of environment variables that change how fast a step is."""
+
+HIDDEN = "(hidden)"
+
+_SECRET_NAME = re.compile(
+    r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH|BEARER|(API|ACCESS|PRIVATE|SSH)_?KEY|(^|_)KEYS?(_|$)",
+    re.IGNORECASE,
+)
+"""Parts of names; a bare KEY only as a word of its own: NCCL_IB_PKEY is the number of a partition."""
+
+_SECRET_VALUE = re.compile(
+    r"://[^/\s]*@"  # a URL with user, or user and password
+    r"|\b(token|secret|passw(or)?d|passphrase|credentials?|auth(orization)?|api[_-]?key)\s*[=:]"
+    r"|\bbearer\s"
+    r"|-----BEGIN "
+    r"|\b(gh[opsur]_|github_pat_|glpat-|hf_|xox[abprs]-|A[KS]IA[0-9A-Z]{8}|eyJ[\w-]{8,}\.|sk-)",
+    re.IGNORECASE,
+)
+"""Values that give themselves away: URLs with a user, `password=…`, keys and tokens by their known heads."""
 
 
 def versions() -> dict[str, str]:
@@ -79,7 +97,12 @@ def _limit(value: float) -> Limit:
 def environment() -> dict[str, str]:
     """The environment variables that change how fast a step is, by name; credentials are left out."""
     found = {name: value for name, value in sorted(os.environ.items()) if name.startswith(ENV_PREFIXES)}
-    return {name: HIDDEN if is_credential(name, value) else value for name, value in found.items()}
+    return {name: HIDDEN if _is_credential(name, value) else value for name, value in found.items()}
+
+
+def _is_credential(name: str, value: str) -> bool:
+    """Whether a variable looks as if it held one; in doubt it does, so that it is never written down."""
+    return _SECRET_NAME.search(name) is not None or _SECRET_VALUE.search(value) is not None
 
 
 def cpu_model() -> str:

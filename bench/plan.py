@@ -71,6 +71,11 @@ def expand(
     batch, counts = settings.batch_size, settings.gpus
     if settings.compile == ("off",) and settings.optimize_ddp != (DDP_OPTIMIZER,):
         raise UsageError("--optimize-ddp is about compiled DDP; give --compile on, or off,on, with it")
+    if settings.calibrate and settings.comm_hook[0] == "powersgd":
+        raise UsageError(
+            "--calibrate on looks into the first --comm-hook, and of powersgd nothing can be predicted: its "
+            "messages are not the buckets; name another one first, as in --comm-hook none,powersgd"
+        )
     if settings.scaling == "strong":
         bad = [n for n in counts if batch % n]
         if bad:
@@ -189,7 +194,8 @@ def _senseless(case: Case) -> str | None:
     if case.is_staged and (reason := _no_stages(case)):
         return reason
     if case.skip_all_reduce_unused_params and not (case.find_unused_parameters or case.static_graph):
-        return "nothing looks for unused parameters; --find-unused-parameters on measures it"
+        ways = "--find-unused-parameters on or --static-graph on"
+        return f"nothing looks for unused parameters; {ways} measures it"
     caps = case.bucket_cap_mb.mib
     refusals = {
         "DataParallel cannot replicate a compiled module": case.mode == "dp",

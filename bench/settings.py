@@ -171,7 +171,7 @@ class Settings:
         NO, cli.switch, "also time the all-reduce by itself over message sizes", "on"
     )
     calibrate: bool = _setting(
-        NO, cli.switch, "also measure what bench.predict and bench.tune need: calibration.json", "on"
+        NO, cli.switch, "also measure what predictions and tuning need: calibration.json", "on"
     )
     passes: tuple[str, ...] = _setting(
         PASSES,

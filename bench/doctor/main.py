@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +13,14 @@ from rich.table import Table
 from rich.text import Text
 
 from ddp_bench.bench.cli import Parser, command, duration_s, guarded, print_table, to_json
-from ddp_bench.bench.doctor.readings import HostReadings
-from ddp_bench.bench.doctor.readings.nvml import read_gpus
-from ddp_bench.bench.doctor.readings.software import read_software
-from ddp_bench.bench.doctor.readings.system import read_disk, read_host, read_network
-from ddp_bench.bench.doctor.rules import Finding, Status, worst
-from ddp_bench.bench.doctor.rules.gpu import gpu_findings
-from ddp_bench.bench.doctor.rules.libraries import library_findings
-from ddp_bench.bench.doctor.rules.resources import resource_findings
+from ddp_bench.bench.doctor.gpu import GPU_CHECKS
+from ddp_bench.bench.doctor.host import Host, Status, worst
+from ddp_bench.bench.doctor.libraries import LIBRARY_CHECKS
+from ddp_bench.bench.doctor.resources import RESOURCE_CHECKS
 from ddp_bench.bench.errors import ExitCode, UsageError
-from ddp_bench.bench.machine import environment
 from ddp_bench.bench.text import visible
 
+CHECKS = {**GPU_CHECKS, **RESOURCE_CHECKS, **LIBRARY_CHECKS}
 NOISE_SECONDS = "30s"
 STYLES = {"ok": "green", "unknown": "dim", "caution": "yellow", "bad": "bold red"}
 
@@ -64,12 +59,12 @@ def _main(argv: Sequence[str] | None) -> int:
         raise UsageError("--seconds is the length of --noise; add that")
     if options.noise:
         return _noise(options)
-    machine = read_machine()
-    found = diagnose(machine)
+    found, readings = examine()
     grave = worst(finding.status for finding in found)
     shown = [f for f in found if not options.quiet or f.status in ("caution", "bad")]
     if options.json:
-        print(as_json(machine, shown, grave))
+        # In readings null is "could not be read", "unlimited" is no limit.
+        print(to_json({"status": grave, "findings": shown, "readings": readings}))
     else:
         show(shown)
         if not options.quiet:
@@ -90,28 +85,25 @@ def _noise(options: argparse.Namespace) -> int:
     return ExitCode.FAILED if found.is_bad else ExitCode.OK
 
 
-def read_machine() -> HostReadings:
-    """Read everything that the rules judge; it takes a few seconds, most of them for importing torch."""
-    # First what our own work would disturb: the load, then the GPUs, then the imports.
-    cpu, memory = read_host()
-    driver = read_gpus()
-    return HostReadings(
-        cpu=cpu,
-        memory=memory,
-        disk=read_disk(Path("results")),
-        network=read_network(),
-        software=read_software(driver=driver.version, driver_cuda=driver.cuda),
-        gpus=driver.gpus,
-        num_gpus_present=driver.num_present,
-        gpu_error=driver.error,
-        pairs=driver.pairs,
-        env=environment(),
-    )
+@dataclass(frozen=True)
+class Finding:
+    """A line: what was looked at, how it is, what to do."""
+
+    name: str
+    status: Status
+    text: str
+    advice: str
 
 
-def diagnose(machine: HostReadings) -> list[Finding]:
-    """Judge the readings, in reading order: GPUs, cores, memory, network, software."""
-    return [*gpu_findings(machine), *resource_findings(machine), *library_findings(machine)]
+def examine(root: Path = Path("/")) -> tuple[list[Finding], dict[str, Any]]:
+    """Make every check, in reading order, and return what it found and what it read.
+
+    It takes a few seconds, most of them for importing torch. `root` is where /proc and /sys are found.
+    """
+    with Host(root) as host:
+        answers = {name: check(host) for name, check in CHECKS.items()}
+        found = [Finding(name, a.status, a.text, a.advice) for name, a in answers.items() if a is not None]
+        return found, host.readings()
 
 
 def show(found: Sequence[Finding]) -> None:
@@ -139,19 +131,3 @@ def summary(found: Sequence[Finding]) -> str:
     else:
         meaning = "fit to measure on"
     return f"{numbers}: {meaning}"
-
-
-def as_json(machine: HostReadings, found: Sequence[Finding], status: Status) -> str:
-    """Write findings and readings as JSON; null is "could not be read", "unlimited" is no limit."""
-    whole = {"status": status, "findings": [asdict(f) for f in found], "readings": asdict(machine)}
-    return to_json(_plain(whole))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, frozenset):
-        return sorted(value)
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return "unlimited" if value == math.inf else value

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import scipy
 
-from ddp_bench.bench.cli import command, to_json
+from ddp_bench.bench.cli import command, speaker, to_json
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.findings.numbers import about
 from ddp_bench.bench.gate.checkouts import WORKING_TREE
@@ -89,8 +89,10 @@ def noise_of(launches: list[tuple[ByRound, ByRound]], *, seconds: float, device:
     baseline, candidate = (side_by_side(side) for side in zip(*launches, strict=True))
     num_rounds = len(baseline.keys() & candidate.keys())
     if num_rounds < FEWEST_ROUNDS:
+        enough_s = 5 * math.ceil(2 * seconds * FEWEST_ROUNDS / max(num_rounds, 1) / 5)
         raise UsageError(
-            f"--seconds {seconds:g}s gave {num_rounds} rounds, an interval needs {FEWEST_ROUNDS}; give more"
+            f"--seconds {seconds:g}s gave {num_rounds} rounds on this machine, as busy as it is, and an "
+            f"interval needs {FEWEST_ROUNDS}; say --seconds {enough_s}s, or stop other programs"
         )
     ratio = launch_ratio(candidate, baseline, confidence=FAMILY_CONFIDENCE)
     pooled = paired_ratio(candidate, baseline, confidence=FAMILY_CONFIDENCE)
@@ -154,11 +156,12 @@ def report(noise: Noise) -> str:
         f"Noise of this machine: {ARCH}, {BATCH} images, {STEPS} steps a block on {noise.device}.",
         f"The gate in turns, of this code with itself: {noise.num_rounds} rounds.",
         f"A / A is {within}, and 1 is the truth; by launch {launches}.",
-        "More rounds do not average out what differs between launches, more bench.gate --launches do.",
+        "More rounds do not average out what differs between launches, but "
+        f"{speaker('gate')} with more --launches does.",
         *(_line(one) for one in noise.resolutions),
         f"A slow-down named here is seen in {100 * SEEN:g}% of gates simulated from these rounds.",
         "This holds for this step and one case: longer steps are usually steadier, a gate on many cases asks",
-        "for more confidence. Compare versions with bench.gate --interleave REF.",
+        f"for more confidence. Compare versions with {speaker('gate')} --interleave REF.",
     ]
     if noise.is_bad:
         lines.append(

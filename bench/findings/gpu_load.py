@@ -5,10 +5,10 @@ from __future__ import annotations
 import pandas as pd
 
 from ddp_bench.bench.cli import command
-from ddp_bench.bench.clock_reasons import FAULTS
 from ddp_bench.bench.findings.caution import Caution
 from ddp_bench.bench.findings.numbers import plural
 from ddp_bench.bench.findings.wording import text
+from ddp_bench.bench.gpus import FAULTS
 from ddp_bench.bench.results.schema import records
 
 MOST_THROTTLED_PCT = 5.0

@@ -39,8 +39,8 @@ def parser() -> cli.Parser:
         "--interleave",
         metavar="REF",
         help="measure now: the code as it stands against git reference REF of the repository that holds the "
-        "--workload (. is the code as it stands, too), in turns, with the bench.run arguments after --; "
-        "without --workload, of ddp-bench's own repository",
+        "--workload (. is the code as it stands, too), in turns, with "
+        f"{cli.speaker('run')}'s arguments after --; without --workload, of ddp-bench's own repository",
     )
     what.add_argument(
         "--save-baseline",
@@ -107,7 +107,8 @@ def _parsed(given: Sequence[str], *, has_run: bool) -> argparse.Namespace:
     options, unknown = made.parse_known_args(given)
     if unknown and options.interleave is not None and not has_run:
         example = cli.command("gate", "--interleave", options.interleave, "--", *unknown[:1])
-        raise UsageError(f"{cli.UNRECOGNIZED}{unknown[0]}; those of bench.run stand behind --: {example} …")
+        run = cli.speaker("run")
+        raise UsageError(f"{cli.UNRECOGNIZED}{unknown[0]}; those of {run} stand behind --: {example} …")
     if unknown:
         made.error(f"{cli.UNRECOGNIZED}{' '.join(unknown)}")
     return options

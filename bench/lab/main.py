@@ -47,7 +47,7 @@ from dataclasses import asdict, dataclass
 from types import FrameType
 from typing import NoReturn
 
-from ddp_bench.bench.cli import Parser, command, guarded, positive_int
+from ddp_bench.bench.cli import Parser, command, guarded, positive_int, speaker
 from ddp_bench.bench.cluster.process import huge_pages_env
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.gpus import gpus
@@ -146,7 +146,7 @@ def parse(argv: Sequence[str]) -> LabOptions:
 def _in_the_form_typed(text: str) -> str:
     """Replace the commands of the help above by those that the user types."""
     for name in ("lab", "run"):
-        text = text.replace(f"python -m bench.{name}", command(name))
+        text = text.replace(f"python -m bench.{name}", command(name)).replace(f"bench.{name}", speaker(name))
     return text.strip()
 
 

@@ -42,17 +42,15 @@ def require_support(tools_path: str | None = None) -> None:
         UsageError: the first thing that is missing, and what would bring it.
     """
     if sys.platform != "linux":
-        raise UsageError(
-            "bench.lab needs Linux network namespaces; run it on Linux, or torchrun on real hosts"
-        )
+        raise UsageError("a lab needs Linux network namespaces; run it on Linux, or torchrun on real hosts")
     path = tools_path or environment()["PATH"]
     for tool, package in _PACKAGES.items():
         if shutil.which(tool, path=path) is None:
-            raise UsageError(f"bench.lab needs the command {tool!r}, which is missing; install {package}")
+            raise UsageError(f"a lab needs the command {tool!r}, which is missing; install {package}")
     user = () if os.geteuid() == 0 else _OWN_USER[1:]
     if _run(["unshare", *user, "--net", *_HOST[1:], "true"]).returncode:
         raise UsageError(
-            "bench.lab needs root or user namespaces and may make neither network nor PID namespaces here; "
+            "a lab needs root or user namespaces and may make neither network nor PID namespaces here; "
             "run it as root, or the container as privileged"
         )
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import TextIO
 
+from ddp_bench.bench.cli import speaker
 from ddp_bench.bench.cluster.process import end_all, ended_with_us
 from ddp_bench.bench.cluster.turns import turn_server
 from ddp_bench.bench.errors import UsageError
@@ -32,7 +33,9 @@ def commands(links: Sequence[ShapedLink], options: Sequence[str], command: Seque
         UsageError: the job cannot take turns, or two links have one rate.
     """
     if not is_bench_run(command):
-        raise UsageError("several rates are measured in turns, which bench.run alone can; give one --rate")
+        raise UsageError(
+            f"several rates are measured in turns, which {speaker('run')} alone can; give one --rate"
+        )
     names = [link.rate_label for link in links]
     if len(set(names)) < len(names):
         raise UsageError(f"--rate {','.join(names)} names one rate twice; give each once")

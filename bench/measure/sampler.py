@@ -22,8 +22,7 @@ from typing import Any
 
 import pynvml
 
-from ddp_bench.bench.clock_reasons import THROTTLING, ClockReason, clock_reasons
-from ddp_bench.bench.gpus import ask_nvml, is_mig, nvml_devices
+from ddp_bench.bench.gpus import THROTTLING, ClockReason, ask_nvml, clock_reasons, is_mig, nvml_devices
 
 INTERVAL_S = 0.05
 """Between two samples: twenty in a block of a second, and little work for the driver."""

@@ -27,7 +27,12 @@ def parser() -> cli.Parser:
     add("--nics-per-node", metavar="N", help="network ports that a node's GPUs share; default one per GPU")
 
     add = made.add_argument_group("how they train").add_argument
-    add("--bucket-cap-mb", default="default", metavar="CAPS", help="as in bench.run; several by comma")
+    add(
+        "--bucket-cap-mb",
+        default="default",
+        metavar="CAPS",
+        help=f"as in {cli.speaker('run')}; several by comma",
+    )
     add("--batch-size", metavar="N", help="per device (weak) or global (strong); default as measured")
     add("--scaling", metavar="NAME", help="weak or strong; default as measured")
     add("--comm-hook", default="none", metavar="NAME", help="none, fp16 or bf16: half the bytes on the wire")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, TypeAlias
 
-from ddp_bench.bench.clock_reasons import ClockReason
+from ddp_bench.bench.gpus import ClockReason
 from ddp_bench.bench.stats import median_interval
 
 ByRound: TypeAlias = dict[int, float]

@@ -88,7 +88,9 @@ def settings_of(arguments: Sequence[str], *, decided: Sequence[str] = ()) -> Set
     for name in decided:
         if options.get(name):
             option = f"--{name.replace('_', '-')}"
-            raise UsageError(f"remove {option} from the arguments of bench.run: this command decides on it")
+            raise UsageError(
+                f"remove {option} from the arguments of {speaker('run')}: this command decides on it"
+            )
     return _resolved(options, _how(options))
 
 

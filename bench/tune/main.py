@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddp_bench.bench.cli import Parser, command, guarded, to_json
+from ddp_bench.bench.cli import Parser, command, guarded, speaker, to_json
 from ddp_bench.bench.cluster.process import is_first, is_rank, ranks_environment
 from ddp_bench.bench.errors import AgreedError
 from ddp_bench.bench.package import own_command
@@ -51,11 +51,11 @@ HELP = {
 
 
 def parser() -> Parser:
-    """The command line: settings of bench.run, and how to tune."""
+    """The command line: settings of a run, and how to tune."""
     made = Parser(
         prog=command("tune"),
         description=__doc__,
-        epilog="Works under torchrun, srun and bench.lab like bench.run.",
+        epilog=f"Works under torchrun, srun and {speaker('lab')} like {speaker('run')}.",
     )
     settings = {setting.name: setting for setting in options_of() if setting.name not in DECIDED}
 
@@ -77,7 +77,7 @@ def parser() -> Parser:
     add = group("calibration", ())
     add("--calibration", type=Path, metavar="DIR", help="take that of this run instead of measuring one")
     add("--accept", action="store_true", help="though it is of another machine, torch or workload")
-    group("further settings, as in bench.run", settings)
+    group(f"further settings, as in {speaker('run')}", settings)
     return made
 
 

@@ -105,7 +105,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
         (job, "print_plan"),
         (job, "launch"),
         (interleave, "measure_in_turns"),
-        (doctor, "read_machine"),
+        (doctor, "examine"),
         (lab, "run"),
         (report_command, "_write"),
     ):

@@ -1,171 +1,327 @@
-"""Readings of machines that are not at hand, as the doctor would have taken them."""
+"""Machines that are not at hand, as what the doctor's checks read there: files, NVML, environment, torch."""
 
 from __future__ import annotations
 
-import itertools
-import math
-from dataclasses import replace
+import copy
+import shutil
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-from ddp_bench.bench.clock_reasons import ClockReason
-from ddp_bench.bench.doctor.readings import (
-    Cpu,
-    Disk,
-    Gpu,
-    HostNetwork,
-    HostReadings,
-    Interface,
-    Memory,
-    NumaNode,
-    Port,
-    Software,
-)
-from ddp_bench.bench.gpus import GpuPair
+import psutil
+import pynvml
+import pytest
+
+from ddp_bench.bench import gpus
+from ddp_bench.bench.doctor import host, main
+from ddp_bench.bench.doctor.main import Finding
 
 GIB = 2**30
-LOOPBACK = Interface(name="lo", is_up=True, is_loopback=True, addresses=("127.0.0.1", "::1"))
-ETH0 = Interface(name="eth0", is_up=True, is_loopback=False, addresses=("192.0.2.7",), speed_mbit_per_s=10000)
-
-H100 = Gpu(
-    index=0,
-    name="NVIDIA H100 80GB HBM3",
-    virtual=False,
-    mig=False,
-    numa_node=0,
-    processes=(),
-    busy_pct=0,
-    used_mib=4,
-    total_mib=81559,
-    sm_clock_mhz=345,
-    max_sm_clock_mhz=1980,
-    clock_reasons=frozenset({ClockReason.IDLE}),
-    power_limit_w=700.0,
-    default_power_limit_w=700.0,
-    ecc=True,
-    uncorrected_errors=0,
-    remap_failed=False,
-    temperature_c=31,
-    margin_c=56,
-    persistence=True,
-)
+CPUS = "sys/devices/system/cpu"
+NODES = "sys/devices/system/node"
 
 
-def nvlink_pairs(count: int) -> tuple[GpuPair, ...]:
-    return tuple(
-        GpuPair(first=a, second=b, nvlink=True, peer_access=True, path="SYS")
-        for a, b in itertools.combinations(range(count), 2)
+class Nvml:
+    """pynvml with given answers; everything else this GPU does not support, as virtual GPUs say."""
+
+    def __init__(self, answers: dict[str, Callable[..., Any]]) -> None:
+        self.answers = answers
+        self.absent: set[str] = set()
+        self.set_calls: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if not hasattr(pynvml, name):
+            self.absent.add(name)
+            raise AttributeError(name)
+        if not name.startswith("nvml") or not callable(getattr(pynvml, name)):
+            return getattr(pynvml, name)
+        if "Set" in name or "Reset" in name or "Clear" in name:
+            self.set_calls.append(name)
+        return self.answers.get(name, self.not_supported)
+
+    @staticmethod
+    def not_supported(*_: Any) -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+
+@dataclass
+class Machine:
+    """What is read there; `gpus` is what NVML answers of each, or its error; None is a machine without."""
+
+    files: dict[str, str | None]
+    env: dict[str, str] = field(default_factory=dict)
+    gpus: list[dict[str, Any]] | int = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
+    link: dict[str, Any] = field(default_factory=dict)
+    """What it answers of every pair."""
+    system: dict[str, Any] = field(default_factory=dict)
+    num_cores: int | None = 8
+    allowed: frozenset[int] = frozenset(range(8))
+    load: float | None = 0.4
+    shm: tuple[int, int] | None = (8 * GIB, 8 * GIB)
+    disk: tuple[int, int] | None = (1000 * GIB, 900 * GIB)
+    interfaces: dict[str, tuple[bool, str, int]] | None = None
+    resolves: str | None = "192.0.2.7"
+    torch: Any = None
+    vision: tuple[str, str] | None = ("0.26.0", "torch==2.11.0")
+    later: dict[str, str] = field(default_factory=dict)
+    """Files as they are once load and swap have been watched."""
+
+    def nvml(self) -> Nvml:
+        if isinstance(self.gpus, int):
+            error = pynvml.NVMLError(self.gpus)
+            return Nvml({"nvmlInit": lambda: _raise(error)})
+        handles = self.gpus
+        names = {name for handle in handles for name in handle}
+        answers: dict[str, Callable[..., Any]] = {
+            "nvmlInit": lambda: None,
+            "nvmlShutdown": lambda: None,
+            "nvmlDeviceGetCount": lambda: len(handles),
+            "nvmlDeviceGetHandleByIndex": lambda index: handles[index],
+        }
+        for name in names:
+            answers[f"nvmlDeviceGet{name}"] = lambda handle, *_, name=name: (
+                handle[name] if handle.get(name) is not None else Nvml.not_supported()
+            )
+        for name, value in self.link.items():
+            answers[f"nvmlDeviceGet{name}"] = lambda *_, value=value: value
+        for name, value in self.system.items():
+            answers[f"nvmlSystemGet{name}"] = lambda value=value: (
+                Nvml.not_supported() if value is None else value
+            )
+        return Nvml(answers)
+
+    def look_up(self, *_: Any, **__: Any) -> Any:
+        if not self.resolves:
+            raise socket.gaierror
+        return [(0, 0, 0, "", (address, 0)) for address in self.resolves.split()]
+
+    def install(self, root: Path, patch: pytest.MonkeyPatch) -> None:
+        """Let the doctor find this machine."""
+        write(root, self.files)
+        rooms = {str(root / "dev/shm"): self.shm}
+        torch, vision, found = self.torch, self.vision, self.interfaces or {}
+
+        def usage(path: Path) -> Any:
+            total_free = rooms.get(str(path), self.disk)
+            if total_free is None:
+                raise OSError
+            return SimpleNamespace(total=total_free[0], free=total_free[1])
+
+        def about_vision(place: int) -> Callable[[str], Any]:
+            def answer(_: str) -> Any:
+                return vision[place] if vision else _raise(metadata.PackageNotFoundError())
+
+            return answer
+
+        def stats() -> Any:
+            if self.interfaces is None:
+                raise OSError
+            return {n: SimpleNamespace(isup=up, speed=speed) for n, (up, _, speed) in found.items()}
+
+        def addresses() -> Any:
+            return {
+                name: [SimpleNamespace(family=socket.AF_INET, address=one) for one in listed.split()]
+                for name, (_, listed, _) in found.items()
+            }
+
+        patch.setattr(gpus, "pynvml", self.nvml())
+        patch.setattr(psutil, "PROCFS_PATH", str(root / "proc"))
+        patch.setattr(psutil, "net_if_stats", stats)
+        patch.setattr(psutil, "net_if_addrs", addresses)
+        patch.setattr(socket, "getaddrinfo", self.look_up)
+        patch.setattr(shutil, "disk_usage", usage)
+        patch.setattr(metadata, "version", about_vision(0))
+        patch.setattr(metadata, "requires", lambda name: [about_vision(1)(name)])
+        clock = iter((0.0, 0.5))
+        watched = SimpleNamespace(sleep=lambda _: write(root, self.later), perf_counter=lambda: next(clock))
+        patch.setattr(host, "time", watched)
+        patch.setattr(host.os, "cpu_count", lambda: self.num_cores)
+        patch.setattr(host.os, "sched_getaffinity", lambda _: set(self.allowed))
+        patch.setattr(
+            host.os, "getloadavg", lambda: _raise(OSError()) if self.load is None else (self.load,) * 3
+        )
+        patch.setitem(sys.modules, "torch", torch)
+        for name in list(host.environment()):
+            patch.delenv(name)
+        for name, value in self.env.items():
+            patch.setenv(name, value)
+
+
+def _raise(error: Exception) -> Any:
+    raise error
+
+
+def write(root: Path, files: dict[str, str | None]) -> Path:
+    for path, content in files.items():
+        if content is None:
+            continue
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(f"{content}\n")
+    return root
+
+
+def found_in(machine: Machine, root: Path) -> dict[str, Finding]:
+    """The doctor's lines of a machine, by name."""
+    with pytest.MonkeyPatch.context() as patch:
+        machine.install(root, patch)
+        found, _ = main.examine(root)
+    assert len({finding.name for finding in found}) == len(found)
+    return {finding.name: finding for finding in found}
+
+
+def fake_torch(version: str = "2.11.0", *, cuda: str | None = None, num_devices: int = 0) -> Any:
+    return SimpleNamespace(
+        __version__=version,
+        version=SimpleNamespace(cuda=cuda),
+        cuda=SimpleNamespace(
+            nccl=SimpleNamespace(version=lambda: (2, 27, 5) if cuda else _raise(RuntimeError())),
+            device_count=lambda: num_devices,
+        ),
+        ops=SimpleNamespace(load_library=lambda _: None, torchvision=SimpleNamespace(nms=None)),
     )
 
 
-def h100_box() -> HostReadings:
+def stat(num_cores: int, *, busy: float = 0.0, steal: float = 0.0, since: int = 0) -> str:
+    """/proc/stat at a moment; the shares are of the second that it then went on."""
+    used = [round(100 * share) for share in (busy, 0, 0, 1 - busy - steal, 0, 0, 0, steal, 0, 0)]
+    ever = [0, 0, 0, 100 * since, 0, 0, 0, 0, 0, 0]
+    line = " ".join(str(then + now) for then, now in zip(ever, used, strict=True))
+    return "\n".join([f"cpu  {line}", *(f"cpu{core} {line}" for core in range(num_cores))])
+
+
+def meminfo(total_gib: float, available_gib: float, swapped_kib: int = 0) -> str:
+    sizes = {"MemTotal": total_gib * 2**20, "MemFree": available_gib * 2**20, "Buffers": 0, "Cached": 0}
+    sizes |= {"MemAvailable": available_gib * 2**20, "SwapTotal": 2**22, "SwapFree": 2**22 - swapped_kib}
+    return "\n".join(f"{name}: {size:.0f} kB" for name, size in sizes.items())
+
+
+def h100(index: int) -> dict[str, Any]:
+    """What NVML answers of one."""
+    return {
+        "Name": "NVIDIA H100 80GB HBM3",
+        "UUID": f"GPU-{index}1234567",
+        "VirtualizationMode": 0,
+        "MigMode": [0, 0],
+        "PciInfo": SimpleNamespace(busId=f"00000000:{index}7:00.0"),
+        "ComputeRunningProcesses": [],
+        "GraphicsRunningProcesses": [],
+        "UtilizationRates": SimpleNamespace(gpu=0),
+        "MemoryInfo": SimpleNamespace(used=4 * 2**20, total=81559 * 2**20),
+        "ClockInfo": 345,
+        "MaxClockInfo": 1980,
+        "CurrentClocksEventReasons": 0x1,
+        "EnforcedPowerLimit": 700000,
+        "PowerManagementDefaultLimit": 700000,
+        "EccMode": [1, 1],
+        "TotalEccErrors": 0,
+        "RemappedRows": (0, 0, 0, 0),
+        "TemperatureV": 29 + index,
+        "MarginTemperature": 56,
+        "PersistenceMode": 1,
+    }
+
+
+NVLINK = {"P2PStatus": pynvml.NVML_P2P_STATUS_OK, "TopologyCommonAncestor": pynvml.NVML_TOPOLOGY_SYSTEM}
+ROUTE = "Iface\tDestination\tGateway\neth0\t00000000\t0\t0003\t0\t0\t0\t00000000"
+
+
+def h100_box() -> Machine:
     """Eight H100 joined by NVSwitch, two sockets, InfiniBand, nothing else running."""
-    return HostReadings(
-        cpu=Cpu(
-            present=112,
-            allowed=112,
-            allowed_physical=112,
-            quota=math.inf,
-            virtual=False,
-            governors=("performance",),
-            driver="intel_pstate",
-            turbo=True,
-            sample_s=0.5,
-            busy_share=0.004,
-            steal_share=0.0,
-            steal_share_since_boot=0.0,
-            load_1min=0.4,
-            nodes=(
-                NumaNode(number=0, num_cores=56, num_allowed=56),
-                NumaNode(number=1, num_cores=56, num_allowed=56),
-            ),
-            numa_balancing=False,
-        ),
-        memory=Memory(
-            total_bytes=2048 * GIB,
-            available_bytes=1990 * GIB,
-            limit_bytes=math.inf,
-            swap_used_bytes=0,
-            swapped_in_bytes=0,
-            pressure_pct=0.0,
-            shm_total_bytes=1024 * GIB,
-            shm_free_bytes=1024 * GIB,
-            huge_pages="madvise",
-        ),
-        disk=Disk(path="results", free_bytes=900 * GIB, writable=True),
-        network=HostNetwork(
-            interfaces=(LOOPBACK, ETH0),
-            default_route="eth0",
-            host_addresses=("192.0.2.7",),
-            ports=(Port(name="mlx5_0", active=True, rate="400 Gb/sec (4X NDR)"),),
-        ),
-        software=Software(
-            python="3.12.3",
-            torch="2.11.0+cu128",
-            torch_cuda="12.8",
-            nccl="2.27.5",
-            num_cuda_devices=8,
-            torchvision="0.26.0",
-            torchvision_needs="torch==2.11.0",
-            driver="570.86.15",
-            driver_cuda="12.8",
-        ),
-        gpus=tuple(replace(H100, index=i, numa_node=i // 4, temperature_c=29 + i) for i in range(8)),
-        num_gpus_present=8,
-        pairs=nvlink_pairs(8),
+    files = {f"{CPUS}/cpu{core}/cpufreq/scaling_governor": "performance" for core in range(2)}
+    files |= {f"sys/bus/pci/devices/0000:{gpu}7:00.0/numa_node": f"{gpu // 4}" for gpu in range(8)}
+    files |= {
+        f"{CPUS}/cpu0/cpufreq/scaling_driver": "intel_pstate",
+        f"{CPUS}/intel_pstate/no_turbo": "0",
+        f"{NODES}/node0/cpulist": "0-55",
+        f"{NODES}/node1/cpulist": "56-111",
+        "proc/cpuinfo": "flags\t\t: fpu",
+        "proc/self/cgroup": "0::/",
+        "sys/fs/cgroup/cpu.max": "max 100000",
+        "sys/fs/cgroup/memory.max": "max",
+        "proc/stat": stat(112, since=100),
+        "proc/meminfo": meminfo(2048, 1990),
+        "proc/vmstat": "pswpin 0\npswpout 0",
+        "proc/pressure/memory": "some avg10=0.00 avg60=0.00 avg300=0.00 total=1",
+        "proc/sys/kernel/numa_balancing": "0",
+        "sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never",
+        "proc/net/route": ROUTE,
+        "sys/class/infiniband/mlx5_0/ports/1/state": "4: ACTIVE",
+        "sys/class/infiniband/mlx5_0/ports/1/rate": "400 Gb/sec (4X NDR)",
+    }
+    return Machine(
+        files,
+        gpus=[h100(index) for index in range(8)],
+        link=dict(NVLINK),
+        system={"DriverVersion": "570.86.15", "CudaDriverVersion_v2": 12080},
+        num_cores=112,
+        allowed=frozenset(range(112)),
+        shm=(1024 * GIB, 1024 * GIB),
+        interfaces={"lo": (True, "127.0.0.1", 0), "eth0": (True, "192.0.2.7", 10000)},
+        torch=fake_torch("2.11.0+cu128", cuda="12.8", num_devices=8),
+        later={"proc/stat": stat(112, since=101)},
     )
 
 
-def laptop() -> HostReadings:
+def laptop() -> Machine:
     """No GPU, four cores with two hardware threads each, Intel, on battery."""
     box = h100_box()
-    return replace(
-        box,
-        cpu=replace(
-            box.cpu,
-            present=8,
-            allowed=8,
-            allowed_physical=4,
-            governors=("powersave",),
-            busy_share=0.02,
-            nodes=(NumaNode(number=0, num_cores=8, num_allowed=8),),
-        ),
-        memory=replace(box.memory, total_bytes=16 * GIB, available_bytes=9 * GIB),
-        network=replace(box.network, ports=(), host_addresses=("127.0.1.1",)),
-        software=replace(
-            box.software, torch="2.11.0+cpu", torch_cuda="", nccl=None, num_cuda_devices=0, driver=None
-        ),
-        gpus=(),
-        num_gpus_present=0,
-        pairs=(),
-    )
+    kept = ("proc/", "sys/fs", "sys/kernel", f"{CPUS}/intel")
+    files = {path: text for path, text in box.files.items() if path.startswith(kept)}
+    files |= {f"{CPUS}/cpu{core}/topology/thread_siblings_list": f"{core % 4}" for core in range(8)}
+    files |= {f"{CPUS}/cpu{core}/cpufreq/scaling_governor": "powersave" for core in range(8)}
+    files |= {
+        f"{CPUS}/cpu0/cpufreq/scaling_driver": "intel_pstate",
+        f"{NODES}/node0/cpulist": "0-7",
+        "proc/stat": stat(8, since=100),
+        "proc/meminfo": meminfo(16, 9),
+    }
+    later = {"proc/stat": stat(8, since=101)}
+    torch = fake_torch("2.11.0+cpu")
+    return Machine(files, interfaces=box.interfaces, resolves="127.0.1.1", torch=torch, later=later)
 
 
-def container() -> HostReadings:
+def container() -> Machine:
     """Of eight cores and 64 GiB 2.5 and 3 may be used; Docker's default /dev/shm; a disk that is full."""
     box = laptop()
-    return replace(
-        box,
-        cpu=replace(box.cpu, quota=2.5, allowed_physical=8, governors=None, turbo=None, virtual=True),
-        memory=replace(
-            box.memory,
-            total_bytes=64 * GIB,
-            available_bytes=50 * GIB,
-            limit_bytes=3 * GIB,
-            shm_total_bytes=64 * 2**20,
-            shm_free_bytes=64 * 2**20,
-        ),
-        disk=replace(box.disk, free_bytes=50 * 2**20),
-    )
+    files = {path: text for path, text in box.files.items() if "cpufreq" not in path and "turbo" not in path}
+    files |= {f"{CPUS}/cpu{core}/topology/thread_siblings_list": f"{core}" for core in range(8)}
+    files |= {
+        "proc/cpuinfo": "flags\t\t: fpu hypervisor sse",
+        "proc/meminfo": meminfo(64, 50),
+        "sys/fs/cgroup/cpu.max": "250000 100000",
+        "sys/fs/cgroup/memory.max": f"{3 * GIB}",
+    }
+    box.files, box.shm, box.disk = files, (64 * 2**20, 64 * 2**20), (GIB, 50 * 2**20)
+    return box
 
 
-def virtual_gpu() -> HostReadings:
+def virtual_gpu() -> Machine:
     """One vGPU in a virtual machine: NVML answers its name and little else."""
     box = h100_box()
-    hidden = Gpu(index=0, name="GRID A100-10C", virtual=True, processes=(), used_mib=0)
-    return replace(box, gpus=(hidden,), num_gpus_present=1, pairs=(), cpu=replace(box.cpu, nodes=None))
+    hidden = {"Name": "GRID A100-10C", "VirtualizationMode": pynvml.NVML_GPU_VIRTUALIZATION_MODE_VGPU}
+    box.gpus = [{**hidden, "ComputeRunningProcesses": [], "UUID": "GPU-1"}]
+    box.files = {path: text for path, text in box.files.items() if not path.startswith(NODES)}
+    return box
 
 
-def with_gpu(machine: HostReadings, index: int, **changes: object) -> HostReadings:
-    """The machine with one GPU changed."""
-    assert machine.gpus is not None
-    gpus = [replace(gpu, **changes) if gpu.index == index else gpu for gpu in machine.gpus]  # type: ignore[arg-type]
-    return replace(machine, gpus=tuple(gpus))
+def blank() -> Machine:
+    """Nothing can be read."""
+    return Machine({}, num_cores=None, allowed=frozenset(), load=None, shm=None, disk=None, vision=None)
+
+
+def changed(machine: Machine, **changes: Any) -> Machine:
+    """The machine with other values: of files, answers and variables those named, of GPUs by index."""
+    made = copy.copy(machine)
+    for name, value in changes.items():
+        now = getattr(made, name)
+        if name == "gpus" and isinstance(value, dict):
+            now = [{**one, **value.get(index, {})} for index, one in enumerate(now)]
+        else:
+            now = {**now, **value} if isinstance(now, dict) and isinstance(value, dict) else value
+        setattr(made, name, now)
+    return made

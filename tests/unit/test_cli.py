@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -227,3 +228,37 @@ def test_a_command_is_pasted_on_one_line_whatever_its_words_hold(word: str) -> N
 
 def test_the_form_of_a_command_is_no_condition_of_a_run() -> None:
     assert not TYPED_ENV.startswith(ENV_PREFIXES)
+
+
+REFUSED = (
+    ("run", "--gpus 1,1"),
+    ("gate", "--interleave HEAD --modes ddp"),
+    ("gate", "--interleave HEAD -- --resume RUN"),
+    ("gate", ""),
+    ("predict", "no-such-run --gpus 8"),
+    ("tune", "--comm-hook powersgd"),
+    ("doctor", "--seconds 9s"),
+    ("export", ""),
+    ("lab", "--rate 1gbit,2gbit -- python train.py"),
+    ("report", "no-such-run"),
+)
+
+
+@pytest.mark.parametrize("typed", ["", "ddp-bench", "python -m ddp_bench"])
+@pytest.mark.parametrize(("name", "arguments"), [*((name, "--help") for name, _ in REFUSED), *REFUSED])
+def test_messages_name_commands_in_the_form_typed(
+    name: str, arguments: str, typed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("_DDP_BENCH_TYPED", typed)
+    module = "report" if name == "report" else f"bench.{name}"
+    try:
+        code = importlib.import_module(f"ddp_bench.{module}.main").main(arguments.split())
+    except SystemExit as end:
+        code = end.code
+    out, err = capsys.readouterr()
+    assert code == (0 if arguments == "--help" else 2)
+    said = out + err
+    ours = f"({'|'.join((*NAMES, 'report'))})"
+    as_module, as_script = rf"(?<!ddp_bench\.)\bbench\.{ours}\b|python -m report", rf"ddp[-_]bench {ours}\b"
+    assert re.search(as_script if typed else as_module, said) or name == "report"
+    assert not re.search(as_module if typed else as_script, said)

@@ -11,7 +11,8 @@ import torch
 from made import made_manifest
 
 from ddp_bench.bench.conditions import UNKNOWN, Question, differences, machine_kind, needed
-from ddp_bench.bench.doctor.readings.system import read_cpu, read_memory
+from ddp_bench.bench.doctor.host import Host
+from ddp_bench.bench.doctor.resources import RESOURCE_CHECKS
 from ddp_bench.bench.machine import environment, machine, versions
 from ddp_bench.bench.manifest import Cgroup, Manifest
 
@@ -187,9 +188,11 @@ def test_the_kernels_settings_are_those_of_the_doctor(tmp_path: Path) -> None:
     found = machine("here", tmp_path)
     assert (found.governors, found.huge_pages) == (("performance", "schedutil"), "never")
     assert found.cgroup == Cgroup(cpu_quota_cores=1.5, memory_limit_gib=3.0, cpuset="0-3,8")
-    cpu, memory = read_cpu(tmp_path, None), read_memory(tmp_path)
-    assert (cpu.governors, memory.huge_pages) == (found.governors, found.huge_pages)
-    assert (cpu.quota, memory.limit_bytes) == (1.5, 3 * 2**30)
+    with Host(tmp_path) as host:
+        for check in RESOURCE_CHECKS.values():
+            check(host)
+    assert (host.cpu["governors"], host.memory["huge_pages"]) == (found.governors, found.huge_pages)
+    assert (host.quota, host.memory["limit_bytes"]) == (1.5, 3 * 2**30)
 
 
 def test_cores_of_a_container_under_cgroup_v1(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ import pytest
 from commands import ROOT
 
 LAYERS = (
-    ("errors", "text", "stats", "estimate", "layout", "parent_death", "sysfs", "credentials", "package"),
+    ("errors", "text", "stats", "estimate", "layout", "parent_death", "sysfs", "package"),
     (
         *("cli", "axes", "settings", "resolve", "console", "github", "machine", "manifest", "conditions"),
-        *("gpus", "clock_reasons", "case", "plan", "expected_time", "provenance"),
+        *("gpus", "case", "plan", "expected_time", "provenance"),
     ),
     ("models", "modes", "results"),
     ("measure", "findings", "scaling", "cluster"),

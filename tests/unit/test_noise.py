@@ -81,7 +81,7 @@ def test_a_gate_too_short_for_an_interval_has_none() -> None:
     assert longer.num_rounds >= FEWEST_ROUNDS
     assert longer.resolves is not None
     assert "too few rounds" in noise.report(found)
-    with pytest.raises(UsageError, match=r"--seconds 2s gave 6 rounds.* needs 9"):
+    with pytest.raises(UsageError, match=r"--seconds 2s gave 6 rounds.* needs 9; say --seconds 10s"):
         measured(noise=0.02, num_rounds=2, seconds=2)
 
 
@@ -120,7 +120,12 @@ def test_a_wrong_command_line_is_a_usage_error(
 
 @pytest.mark.campaign
 def test_this_machine_is_measured_by_the_gate(capsys: pytest.CaptureFixture[str]) -> None:
-    assert doctor.main(["--noise", "--seconds", "6s", "--json"]) in (0, 1)
+    seconds = 6
+    while (code := doctor.main(["--noise", "--seconds", f"{seconds}s", "--json"])) == 2:
+        error = capsys.readouterr().err.splitlines()[-1]
+        assert f"--seconds {seconds}s gave" in error, error
+        seconds = int(error.split("say --seconds ")[1].split("s,")[0])  # the machine is busy
+    assert code in (0, 1)
     told = json.loads(capsys.readouterr().out)
     assert len(told["launch_ratios"]) == 3
     assert told["num_rounds"] >= FEWEST_ROUNDS

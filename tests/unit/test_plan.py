@@ -440,3 +440,10 @@ def test_the_reason_of_an_equal_layout_names_the_case_that_was_measured() -> Non
     assert equal_layout(equal_layout_reason("ddp-n2-cap50-1a2b3c")) == "ddp-n2-cap50-1a2b3c"
     assert equal_layout("same bucket layout as ddp-n2-cap50; see its row") == "ddp-n2-cap50"
     assert equal_layout("SyncBatchNorm needs GPUs") is None
+
+
+def test_a_calibration_of_powersgd_is_refused() -> None:
+    asked = {"modes": "ddp", "gpus": "2", "calibrate": "on"}
+    assert len(make(**asked, comm_hook="none,powersgd")) > 1
+    with pytest.raises(UsageError, match=r"--comm-hook none,powersgd$"):
+        make(**asked, comm_hook="powersgd,none")

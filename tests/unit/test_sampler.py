@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from ddp_bench.bench.clock_reasons import ClockReason
+from ddp_bench.bench.gpus import ClockReason
 from ddp_bench.bench.measure import sampler
 from ddp_bench.bench.measure.sampler import Sample, SampledGpu, answer, power_w, summary
 

@@ -2,41 +2,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pynvml
 import pytest
+from doctor_machines import Nvml
 
 from ddp_bench.bench import gpus
-from ddp_bench.bench.clock_reasons import ClockReason
-from ddp_bench.bench.doctor.readings import GpuProcess, nvml
 from ddp_bench.bench.lab.main import visible_gpus
 from ddp_bench.bench.manifest import Gpu, GpuPair
-
-
-class Nvml:
-    """pynvml with given answers; everything else this GPU does not support, as virtual GPUs say."""
-
-    def __init__(self, answers: dict[str, Callable[..., Any]]) -> None:
-        self.answers = answers
-        self.absent: set[str] = set()
-        self.set_calls: list[str] = []
-
-    def __getattr__(self, name: str) -> Any:
-        if not hasattr(pynvml, name):
-            self.absent.add(name)
-            raise AttributeError(name)
-        if not name.startswith("nvml") or not callable(getattr(pynvml, name)):
-            return getattr(pynvml, name)
-        if "Set" in name or "Reset" in name or "Clear" in name:
-            self.set_calls.append(name)
-        return self.answers.get(name, self.not_supported)
-
-    @staticmethod
-    def not_supported(*_: Any) -> None:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
 
 def two_a100(states: int = 12) -> dict[str, Callable[..., Any]]:
@@ -81,34 +56,9 @@ def two_a100(states: int = 12) -> dict[str, Callable[..., Any]]:
     }
 
 
-def test_gpus_as_nvml_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = Nvml(two_a100())
-    monkeypatch.setattr(gpus, "pynvml", fake)
-    for slot, node in (("0000:a7:00.0", "1\n"), ("0000:b7:00.0", "-1\n")):
-        folder = tmp_path / "sys/bus/pci/devices" / slot
-        folder.mkdir(parents=True)
-        (folder / "numa_node").write_text(node)
-    driver = nvml.read_gpus(tmp_path, {})
-    assert fake.absent == set()
-    assert fake.set_calls == []
-    assert (driver.num_present, driver.version, driver.cuda) == (2, "570.86.15", "12.8")
-    first, second = driver.gpus or ()
-    assert (first.processes, first.busy_pct) == ((GpuProcess(pid=4242, used_mib=12288),), 63)
-    assert (first.power_limit_w, first.default_power_limit_w) == (250.0, 400.0)
-    assert first.clock_reasons == {ClockReason.IDLE, ClockReason.POWER_CAP}
-    assert (first.temperature_c, first.margin_c) == (41, 51)
-    assert (first.ecc, first.uncorrected_errors, first.remap_failed) == (True, 7, False)
-    assert (first.numa_node, second.numa_node, second.processes) == (1, None, ())
-    assert first.virtual is None  # not supported here
-    assert driver.pairs == (GpuPair(first=0, second=1, nvlink=True, peer_access=True, path="NODE"),)
-
-
 def test_a_gpu_that_supports_no_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = ("nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex")
     monkeypatch.setattr(gpus, "pynvml", Nvml({name: two_a100()[name] for name in kept}))
-    driver = nvml.read_gpus(Path("/"), {})
-    assert driver.gpus == (nvml.Gpu(index=0), nvml.Gpu(index=1))
-    assert driver.pairs == (GpuPair(first=0, second=1),)
     assert gpus.gpus() == [Gpu(), Gpu()]
 
 
@@ -124,29 +74,6 @@ def test_what_a_manifest_keeps_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         max_sm_clock_mhz=1410,
     )
     assert second.power_limit_w == 400.0
-
-
-@pytest.mark.parametrize(
-    ("code", "known"),
-    [
-        (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, ()),
-        (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, ()),
-        (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, None),
-        (pynvml.NVML_ERROR_GPU_IS_LOST, None),
-    ],
-)
-def test_no_driver_is_not_a_broken_driver(
-    code: int, known: tuple[()] | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: Any) -> None:
-        raise pynvml.NVMLError(code)
-
-    where = "nvmlDeviceGetHandleByIndex" if code == pynvml.NVML_ERROR_GPU_IS_LOST else "nvmlInit"
-    monkeypatch.setattr(gpus, "pynvml", Nvml({**two_a100(), where: fail}))
-    driver = nvml.read_gpus(Path("/"), {})
-    assert driver.gpus == known
-    assert gpus.gpus() == []
-    assert (driver.error is None) == (known is not None)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +126,6 @@ def test_a_gpu_that_a_cgroup_keeps_away_is_none(two: dict[str, Callable[..., Any
 
     two["nvmlDeviceGetHandleByIndex"] = handle
     assert [gpu.uuid for gpu in gpus.gpus()] == ["GPU-b1234567"]
-    assert nvml.read_gpus(Path("/"), {"CUDA_VISIBLE_DEVICES": "0"}).num_present == 1
     assert gpus.pairs(["GPU-a1234567", "GPU-b1234567"]) == []
 
 
