@@ -26,7 +26,7 @@ from ddp_bench.bench.gate.output import as_json
 from ddp_bench.bench.gate.runs import read_run
 from ddp_bench.bench.results import store
 from ddp_bench.bench.results.aggregate import comparisons_of_run
-from ddp_bench.bench.results.units import units_of
+from ddp_bench.bench.results.schema import units_of
 from ddp_bench.bench.run.summary import summary_of
 
 COMPARISON_COLUMNS = {

@@ -50,8 +50,21 @@ MOST_UNITS = 10**9
 """Units in a sample; more would be a mistake, and products of counts stay exact."""
 
 
-def _setting(default: Any, parse: Callable[[str], Any], meaning: str, metavar: str = "VALUE") -> Any:
-    return field(default=default, metadata={"parse": parse, "help": meaning, "metavar": metavar})
+def _setting(
+    default: Any, parse: Callable[[str], Any], meaning: str, metavar: str = "VALUE", **more: Any
+) -> Any:
+    return field(default=default, metadata={"parse": parse, "help": meaning, "metavar": metavar, **more})
+
+
+def _decided(default: Any) -> Any:
+    """A field that is no option of its own."""
+    return field(default=default, metadata={"public": True})
+
+
+def is_public(setting: Field[Any]) -> bool:
+    """Whether a setting may be handed on: one of free text may name a person or a machine."""
+    facts = setting.metadata
+    return bool(facts.get("public", facts.get("parse", str) is not str))
 
 
 def _swept(name: str, *values: Any) -> Any:
@@ -80,7 +93,9 @@ class Settings:
     gpus: tuple[int, ...] | None = _setting(
         None, cli.csv(cli.positive_int), "device counts (without a GPU: CPU cores)", "N,…"
     )
-    arch: str | None = _setting(None, str, "model: resnet18 (CPU default), resnet50 (GPU default), …", "NAME")
+    arch: str | None = _setting(
+        None, str, "model: resnet18 (CPU default), resnet50 (GPU default), …", "NAME", public=True
+    )
     workload: str | None = _setting(None, str, "your own model instead of --arch", "package.module:name")
     batch_size: int | None = _setting(
         None, cli.positive_int, "samples per device (weak scaling) or in all (strong)", "N"
@@ -187,12 +202,12 @@ class Settings:
     )
     seed: int = _setting(0, cli.whole_number, "seed of weights, batches and order", "N")
     name: str = _setting("run", str, "label in the results folder's name", "NAME")
-    preset: str | None = None
-    """Where values came from; not an option of its own."""
-    caps_given: bool = NO
-    """Whether anyone but the default chose `bucket_cap_mb`; not an option of its own."""
-    least_block_s: float | None = None
-    """Least seconds of a block, where `steps` leaves it open; not an option of its own."""
+    preset: str | None = _decided(None)
+    """Where values came from."""
+    caps_given: bool = _decided(NO)
+    """Whether anyone but the default chose `bucket_cap_mb`."""
+    least_block_s: float | None = _decided(None)
+    """Least seconds of a block, where `steps` leaves it open."""
     out: str | None = _setting(None, str, "results folder (default: results/<time>-<host>-<name>)", "DIR")
 
     def __post_init__(self) -> None:
@@ -255,7 +270,7 @@ class ResolvedSettings(Settings):
 
 def options_of() -> list[Field[Any]]:
     """The settings that a user can give, as dataclass fields with parser and help in their metadata."""
-    return [f for f in fields(Settings) if f.metadata]
+    return [f for f in fields(Settings) if "parse" in f.metadata]
 
 
 def as_options(settings: Settings, names: Iterable[str]) -> list[str]:

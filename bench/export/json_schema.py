@@ -13,7 +13,6 @@ import msgspec
 
 from ddp_bench.bench.manifest import SCHEMA_VERSION, Manifest
 from ddp_bench.bench.results.schema import FILES, MOST, Column
-from ddp_bench.bench.results.units import unit_of
 from ddp_bench.bench.run.summary import Summary
 from ddp_bench.bench.settings import Settings
 
@@ -39,7 +38,7 @@ def _row(columns: tuple[Column, ...]) -> Schema:
 
 def _cell(column: Column) -> Schema:
     found: Schema = {"description": column.meaning}
-    if unit := unit_of(column.name):
+    if unit := column.unit:
         found["x-unit"] = unit
     if column.among:
         found["enum"] = [*column.among, *([] if column.needed else [None])]

@@ -78,6 +78,33 @@ def images_per_s_by_round(blocks: pd.DataFrame | RoundTimes, units: Mapping[str,
     }
 
 
+def metrics_by_round(cases: pd.DataFrame, blocks: pd.DataFrame) -> dict[str, dict[str, ByRound]]:
+    """By case and metric of `schema` what each round gives; of memory, not taken by round, the one value.
+
+    Ratios to `single` are formed within a round; `single` itself has none.
+    """
+    timed, local = (step_ms_by_round(blocks, phase) for phase in ("timed", "no_sync"))
+    rates = images_per_s_by_round(blocks, units_per_step(cases))
+    rows = records(cases)
+    singles = {compile_mode(row): str(row["case_id"]) for row in rows if row["mode"] == "single"}
+    found = {}
+    for row in rows:
+        case_id = str(row["case_id"])
+        steps, alone, rate = (by_case.get(case_id, {}) for by_case in (timed, local, rates))
+        single = {} if row["mode"] == "single" else rates.get(singles.get(compile_mode(row), ""), {})
+        speedup = {r: rate[r] / single[r] for r in rate if r in single}
+        memory = row["peak_mem_mib"]
+        found[case_id] = {
+            "step_ms": steps,
+            "images_per_s": rate,
+            "speedup": speedup,
+            "efficiency": {r: ratio / int(row["num_devices"]) for r, ratio in speedup.items()},
+            "exposed_comm_ms": {r: ms - alone[r] for r, ms in steps.items() if r in alone},
+            "peak_mem_mib": {} if pd.isna(memory) else {0: float(memory)},
+        }
+    return found
+
+
 def case_rows(
     outcomes: Sequence[Outcome],
     blocks: pd.DataFrame | RoundTimes,

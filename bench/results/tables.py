@@ -13,16 +13,20 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice, pairwise
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeAlias
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.results.disk import MOST_CSV_BYTES, MOST_LINE, MOST_TABLE_BYTES, open_text, read_bytes
 from ddp_bench.bench.results.round_times import blocks
-from ddp_bench.bench.results.schema import BLOCKS, BoolArray, Column, typed, typed_frame
+from ddp_bench.bench.results.schema import BLOCKS, LEAST, Column, typed, typed_frame
 from ddp_bench.bench.text import csv_text
+
+FloatArray: TypeAlias = NDArray[np.float64]
+BoolArray: TypeAlias = NDArray[np.bool_]
 
 _PIECE_ROWS = 50_000
 
@@ -89,15 +93,26 @@ def _typed(cells: Sequence[str], column: Column, lines: pd.Index[int]) -> Any:
     if column.kind == "text":
         texts = [csv_text(cell) or None for cell in cells]
         missing = np.array([text is None for text in texts], dtype=bool)
-        refuse(column.refused(texts, missing), column.allowed)
+        refuse(refused(column, texts, missing), column.allowed)
         return typed(texts, column.kind)
     numbers = np.array([_number(cell) for cell in cells])
     missing = np.isnan(numbers)
-    refuse(column.refused(numbers, missing), column.allowed)
+    refuse(refused(column, numbers, missing), column.allowed)
     if column.kind == "float":
         return numbers
     refuse(~missing & (numbers % 1 != 0), "a whole number")
     return typed([None if math.isnan(number) else int(number) for number in numbers.tolist()], column.kind)
+
+
+def refused(column: Column, values: Sequence[str | None] | FloatArray, missing: BoolArray) -> BoolArray:
+    """Whether each of the values of a column is one that it must not hold; as `Column.allows`, by arrays."""
+    bad = np.zeros(len(missing), dtype=bool)
+    if column.kind in ("int", "float"):
+        found = np.asarray(values)
+        bad = ~((found > column.above) & (found <= column.most) & ((found == 0) | (abs(found) >= LEAST)))
+    elif column.among:
+        bad = np.array([value not in column.among for value in values], dtype=bool)
+    return (missing & column.needed) | (bad & ~missing)
 
 
 def _number(cell: str) -> float:
