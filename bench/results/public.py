@@ -68,7 +68,7 @@ def _beside(run: RunData) -> Path:
 
 
 def public_members(run: RunData) -> dict[str, bytes]:
-    """The files of a run's folder by name, with what of them is public."""
+    """The files of a run's folder by name, its manifest first, with what of them is public."""
     hosts = _aliases(run)
     members = {MANIFEST: _manifest(run.manifest, hosts).as_json()}
     with opened(run.path) as folder:
