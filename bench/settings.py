@@ -9,16 +9,14 @@ from typing import Any
 
 from ddp_bench.bench import cli
 from ddp_bench.bench.axes import (
-    DDP_SETTINGS,
     NO,
-    PIPELINE_SETTINGS,
     STEP_DEFAULTS,
     STEP_SETTINGS,
     YES,
+    Swept,
     stored,
 )
 from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.layout import BucketCaps
 
 STAGED = ("partition", "pipeline")
 """Modes in which each device has some of the layers."""
@@ -39,9 +37,6 @@ LEAST_BLOCK_S = 1.0
 
 MOST_DEVICES = 4096
 """Largest device count of a case or a prediction: a slip of the keyboard ends here."""
-
-DEFAULT_CAPS = ("default", "1", "25", "100")
-"""A run's sweep: PyTorch's own, many small buckets, its later cap from the first on, and one large bucket."""
 
 IMAGES = "images"
 """What image models train on."""
@@ -67,13 +62,6 @@ def is_public(setting: Field[Any]) -> bool:
     return bool(facts.get("public", facts.get("parse", str) is not str))
 
 
-def _swept(name: str, *values: Any) -> Any:
-    """The option of an axis: `values`, or its default alone, where the user gives none."""
-    setting = next(s for s in (*DDP_SETTINGS, *PIPELINE_SETTINGS) if s.name == name)
-    facts = setting.metadata
-    return _setting(values or (setting.default,), cli.csv(facts["parse"]), facts["help"], facts["metavar"])
-
-
 def _by_device(name: str) -> Any:
     """The option of a step setting, which the device decides where the user does not."""
     facts = next(s for s in STEP_SETTINGS if s.name == name).metadata
@@ -81,7 +69,7 @@ def _by_device(name: str) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(Swept):
     """A run as asked for. None means "by device" or "by workload": see `ResolvedSettings`."""
 
     modes: tuple[str, ...] = _setting(
@@ -124,23 +112,6 @@ class Settings:
     fused_optimizer: bool | None = _by_device("fused_optimizer")
     cudnn_benchmark: bool | None = _by_device("cudnn_benchmark")
     compile: tuple[str, ...] | None = _by_device("compile")
-    bucket_cap_mb: tuple[BucketCaps, ...] = _swept("bucket_cap_mb", *map(BucketCaps.parse, DEFAULT_CAPS))
-    gradient_as_bucket_view: tuple[bool, ...] = _swept("gradient_as_bucket_view")
-    static_graph: tuple[bool, ...] = _swept("static_graph")
-    find_unused_parameters: tuple[bool, ...] = _swept("find_unused_parameters")
-    skip_all_reduce_unused_params: tuple[bool, ...] = _swept("skip_all_reduce_unused_params")
-    batched_grad_copy: tuple[bool, ...] = _swept("batched_grad_copy")
-    lazy_bucket_allocation: tuple[bool, ...] = _swept("lazy_bucket_allocation")
-    delay_all_reduce: tuple[int, ...] = _swept("delay_all_reduce")
-    ddp_mixed_precision: tuple[str, ...] = _swept("ddp_mixed_precision")
-    zero_optimizer: tuple[bool, ...] = _swept("zero_optimizer")
-    sync_buffers: tuple[bool, ...] = _swept("sync_buffers")
-    sync_batchnorm: tuple[bool, ...] = _swept("sync_batchnorm")
-    comm_hook: tuple[str, ...] = _swept("comm_hook")
-    accumulate: tuple[int, ...] = _swept("accumulate")
-    pipeline_schedule: tuple[str, ...] = _swept("pipeline_schedule")
-    micro_batches: tuple[int, ...] = _swept("micro_batches")
-    optimize_ddp: tuple[str, ...] = _swept("optimize_ddp")
     device: str = _setting("auto", cli.choice(("auto", "cpu", "cuda")), "where to train", "auto|cpu|cuda")
     backend: str = _setting(
         "auto", cli.choice(("auto", "nccl", "gloo")), "gradient process group", "auto|nccl|gloo"
@@ -269,8 +240,15 @@ class ResolvedSettings(Settings):
 
 
 def options_of() -> list[Field[Any]]:
-    """The settings that a user can give, as dataclass fields with parser and help in their metadata."""
-    return [f for f in fields(Settings) if "parse" in f.metadata]
+    """The settings that a user can give, as dataclass fields with parser and help in their metadata.
+
+    In the order in which commands repeat them: what is trained, how a step is computed, the axes, the rest.
+    """
+    swept = {setting.name for setting in fields(Swept)}
+    options = [f for f in fields(Settings) if "parse" in f.metadata]
+    own = [f for f in options if f.name not in swept]
+    rest = next(place for place, f in enumerate(own) if f.name == "device")
+    return [*own[:rest], *(f for f in options if f.name in swept), *own[rest:]]
 
 
 def as_options(settings: Settings, names: Iterable[str]) -> list[str]:
