@@ -26,9 +26,8 @@ from ddp_bench.bench.results.comparisons import (
 from ddp_bench.bench.results.gpu_load import DEVICE_ALLOCS
 from ddp_bench.bench.results.round_times import ByRound, RoundTimes
 from ddp_bench.bench.results.schema import BUCKETS, CASES, records, typed_frame
-from ddp_bench.bench.results.steady import steady
 from ddp_bench.bench.results.store import RunData
-from ddp_bench.bench.results.typical import FITTED, UNKNOWN, Typical
+from ddp_bench.bench.results.typical import FITTED, UNKNOWN, Typical, steady
 from ddp_bench.bench.settings import RANK_PER_DEVICE
 from ddp_bench.bench.stats import Interval, median_interval, median_intervals, paired_ratio
 
