@@ -25,7 +25,7 @@ from ddp_bench.bench.results.comparisons import (
 )
 from ddp_bench.bench.results.gpu_load import DEVICE_ALLOCS
 from ddp_bench.bench.results.round_times import ByRound, RoundTimes
-from ddp_bench.bench.results.schema import BUCKETS, CASES, records, typed_frame
+from ddp_bench.bench.results.schema import BUCKETS, CASES, EXPOSED_COMM, records, typed_frame
 from ddp_bench.bench.results.store import RunData
 from ddp_bench.bench.results.typical import FITTED, UNKNOWN, Typical, steady
 from ddp_bench.bench.settings import RANK_PER_DEVICE
@@ -98,7 +98,7 @@ def metrics_by_round(cases: pd.DataFrame, blocks: pd.DataFrame) -> dict[str, dic
             "images_per_s": rate,
             "speedup": speedup,
             "efficiency": {r: ratio / int(row["num_devices"]) for r, ratio in speedup.items()},
-            "exposed_comm_ms": {r: ms - alone[r] for r, ms in steps.items() if r in alone},
+            EXPOSED_COMM: {r: ms - alone[r] for r, ms in steps.items() if r in alone},
             "peak_mem_mib": {} if pd.isna(memory) else {0: float(memory)},
         }
     return found
@@ -223,7 +223,7 @@ def fitted_columns(
         "efficiency": Interval(estimate, low, high),
         "no_sync_step_ms": typical.step_ms(case_id, "no_sync"),
         "comm_ms": typical.step_ms(case_id, "comm"),
-        "exposed_comm_ms": typical.exposed_ms(case_id),
+        EXPOSED_COMM: typical.exposed_ms(case_id),
         "hidden_pct": typical.hidden_pct(case_id) if num_rounds >= MIN_ROUNDS else UNKNOWN,
     }
 

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 STATUSES = ("ok", "skipped", "oom", "failed", "timeout")
 """Every planned case ends in exactly one of these."""
 
+EXPOSED_COMM = "exposed_comm_ms"
+"""The column of what communication adds to a step, by which findings, page and summary name it."""
+
 PHASES = ("warmup", "timed", "no_sync", "comm", "anatomy", "trace", "calibration", "sustained")
 """What a block measured; only `timed` blocks make throughput."""
 
@@ -322,7 +325,7 @@ MEASURED: tuple[Column, ...] = (
     ),
     *_interval("no_sync_step_ms", "step time of the same case under `no_sync`: the compute"),
     *_interval(
-        "exposed_comm_ms",
+        EXPOSED_COMM,
         "step minus step under `no_sync`: time communication adds",
         summary=Shown("exposed ms (95%)", digits=0),
         kind=Metric,
