@@ -25,7 +25,7 @@ from ddp_bench.bench.results.comparisons import (
 )
 from ddp_bench.bench.results.gpu_load import DEVICE_ALLOCS
 from ddp_bench.bench.results.round_times import ByRound, RoundTimes
-from ddp_bench.bench.results.schema import BUCKETS, CASES, EXPOSED_COMM, records, typed_frame
+from ddp_bench.bench.results.schema import BUCKETS, CASES, EXPOSED_COMM, METRICS, records, typed_frame
 from ddp_bench.bench.results.store import RunData
 from ddp_bench.bench.results.typical import FITTED, UNKNOWN, Typical, steady
 from ddp_bench.bench.settings import RANK_PER_DEVICE
@@ -78,7 +78,7 @@ def images_per_s_by_round(blocks: pd.DataFrame | RoundTimes, units: Mapping[str,
 
 
 def metrics_by_round(cases: pd.DataFrame, blocks: pd.DataFrame) -> dict[str, dict[str, ByRound]]:
-    """By case and metric of `schema` what each round gives; of memory, not taken by round, the one value.
+    """By case and metric what each round gives; of one that is not taken by round, as memory, the one value.
 
     Ratios to `single` are formed within a round; `single` itself has none.
     """
@@ -92,14 +92,14 @@ def metrics_by_round(cases: pd.DataFrame, blocks: pd.DataFrame) -> dict[str, dic
         steps, alone, rate = (by_case.get(case_id, {}) for by_case in (timed, local, rates))
         single = {} if row["mode"] == "single" else rates.get(singles.get(compile_mode(row), ""), {})
         speedup = {r: rate[r] / single[r] for r in rate if r in single}
-        memory = row["peak_mem_mib"]
+        once = {name: row[name] for name, metric in METRICS.items() if not metric.repeated}
         found[case_id] = {
             "step_ms": steps,
             "images_per_s": rate,
             "speedup": speedup,
             "efficiency": {r: ratio / int(row["num_devices"]) for r, ratio in speedup.items()},
             EXPOSED_COMM: {r: ms - alone[r] for r, ms in steps.items() if r in alone},
-            "peak_mem_mib": {} if pd.isna(memory) else {0: float(memory)},
+            **{name: {} if pd.isna(value) else {0: float(value)} for name, value in once.items()},
         }
     return found
 
