@@ -78,8 +78,9 @@ def notes(gate: Gate) -> list[str]:
         lines.append("of the step: candidate less baseline, in parts of the baseline's step.")
     if gate.model_change:
         lines.append(f"{gate.model_change}.")
-    if any(c.metric is not None and not c.is_repeated for c in gate.comparisons):
-        lines.append("peak memory: one reading per run, compared exactly, no interval.")
+    once = {c.column.label for c in gate.comparisons if c.column is not None and not c.is_repeated}
+    if once:
+        lines.append(f"{', '.join(sorted(once))}: one reading per run, compared exactly, no interval.")
     if gate.only_in_candidate:
         lines.append(f"only in the candidate, not gated: {', '.join(gate.only_in_candidate)}")
     if gate.only_in_baseline:
