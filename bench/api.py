@@ -20,13 +20,12 @@ from ddp_bench.bench.findings.cautions import run_cautions
 from ddp_bench.bench.findings.findings import conclude
 from ddp_bench.bench.findings.wording import unit_of_cases
 from ddp_bench.bench.gate.compare import compare as gate_of
-from ddp_bench.bench.gate.judge import METRICS
 from ddp_bench.bench.gate.main import DEFAULT_THRESHOLD
 from ddp_bench.bench.gate.output import as_json
 from ddp_bench.bench.gate.runs import read_run
 from ddp_bench.bench.results import store
 from ddp_bench.bench.results.aggregate import comparisons_of_run
-from ddp_bench.bench.results.units import units_of
+from ddp_bench.bench.results.schema import GATED, units_of
 from ddp_bench.bench.run.summary import summary_of
 
 COMPARISON_COLUMNS = {
@@ -98,9 +97,10 @@ def compare(
 ) -> pd.DataFrame:
     """Gate `candidate` against `baseline` as `bench.gate` does: one row per case and metric, worst first.
 
-    `baseline` and `candidate` are in `unit`; `ratio` is candidate / baseline, with its interval; `threshold`
-    is the share of change that matters, such as 0.05 or "5%". `attrs` of the frame holds what concerns the
-    whole gate: `verdict`, `exit_code`, `sentence`, `interval_confidence`, `differences` and more.
+    `baseline` and `candidate` are in `unit`; `ratio` is candidate / baseline, with its interval, of exposed
+    communication 1 + candidate less baseline in parts of the baseline's step; `threshold` is the share of
+    change that matters, such as 0.05 or "5%". `attrs` of the frame holds what concerns the whole gate:
+    `verdict`, `exit_code`, `sentence`, `interval_confidence`, `differences` and more.
 
     Raises UsageError for what is no run, NotComparableError where no case is in both.
     """
@@ -111,7 +111,7 @@ def compare(
     gate = gate_of(
         first,
         second,
-        thresholds={metric.name: share for metric in METRICS},
+        thresholds=dict.fromkeys(GATED, share),
         ratios_only=ratios_only,
         allow_missing=allow_missing,
     )

@@ -46,7 +46,7 @@ class DdpSettings:
     """One value of every DDP setting that a run may vary; the defaults are DDP's own.
 
     A field declares a setting: its option and parser, its column of cases.csv, and what stands for it in the
-    id of a case where it is not the default. `Settings` has a field of the same name, with values to measure.
+    id of a case where it is not the default. `Swept` has a field of the same name, with values to measure.
     Its `kind` is `argument` (of DDP's constructor, by this name), `training` (it changes the training itself,
     not only its speed) or `other`. Where it is not the default the passes `unmeasured` are left out: they
     would be wrong.
@@ -82,7 +82,7 @@ class DdpSettings:
         cli.whole_number,
         "DDP: send the last N layers apart, when the backward ends (delay_all_reduce_named_params)",
         "N,…",
-        column="last layers that are sent apart, also under `no_sync`: no `comm_ms`, no `exposed_comm_ms`",
+        column="last layers that are sent apart, also under `no_sync`: no `comm_ms`, nothing exposed",
         short="delay",
         kind="other",
         unmeasured=("no_sync", "comm", "calibration"),
@@ -92,7 +92,7 @@ class DdpSettings:
         cli.choice(("none", "bf16")),
         "DDP: its own copies of parameters and gradients in bf16 (GPUs only)",
         "DTYPE,…",
-        column="DDP's own mixed precision, or `none`; with it no `comm_ms` and no `exposed_comm_ms`",
+        column="DDP's own mixed precision, or `none`; with it no `comm_ms`, and nothing exposed",
         short="mp",
         kind="training",
         unmeasured=("no_sync", "comm", "calibration"),
@@ -228,6 +228,43 @@ DDP_AXES = tuple(setting.name for setting in DDP_SETTINGS)
 """Names of the DDP settings, in the order of case ids and columns."""
 
 DDP_KINDS: dict[str, str] = {setting.name: setting.metadata["kind"] for setting in DDP_SETTINGS}
+
+
+DEFAULT_CAPS = ("default", "1", "25", "100")
+"""A run's sweep: PyTorch's own, many small buckets, its later cap from the first on, and one large bucket."""
+
+
+def _swept(name: str, *values: Any) -> Any:
+    """The option of an axis: `values`, or its default alone, where the user gives none."""
+    setting = next(s for s in (*DDP_SETTINGS, *PIPELINE_SETTINGS) if s.name == name)
+    facts = setting.metadata
+    return field(
+        default=values or (setting.default,),
+        metadata={"parse": cli.csv(facts["parse"]), "help": facts["help"], "metavar": facts["metavar"]},
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Swept:
+    """The axes of a run, with the values that it measures; `Settings` has the other settings beside them."""
+
+    bucket_cap_mb: tuple[BucketCaps, ...] = _swept("bucket_cap_mb", *map(BucketCaps.parse, DEFAULT_CAPS))
+    gradient_as_bucket_view: tuple[bool, ...] = _swept("gradient_as_bucket_view")
+    static_graph: tuple[bool, ...] = _swept("static_graph")
+    find_unused_parameters: tuple[bool, ...] = _swept("find_unused_parameters")
+    skip_all_reduce_unused_params: tuple[bool, ...] = _swept("skip_all_reduce_unused_params")
+    batched_grad_copy: tuple[bool, ...] = _swept("batched_grad_copy")
+    lazy_bucket_allocation: tuple[bool, ...] = _swept("lazy_bucket_allocation")
+    delay_all_reduce: tuple[int, ...] = _swept("delay_all_reduce")
+    ddp_mixed_precision: tuple[str, ...] = _swept("ddp_mixed_precision")
+    zero_optimizer: tuple[bool, ...] = _swept("zero_optimizer")
+    sync_buffers: tuple[bool, ...] = _swept("sync_buffers")
+    sync_batchnorm: tuple[bool, ...] = _swept("sync_batchnorm")
+    comm_hook: tuple[str, ...] = _swept("comm_hook")
+    accumulate: tuple[int, ...] = _swept("accumulate")
+    pipeline_schedule: tuple[str, ...] = _swept("pipeline_schedule")
+    micro_batches: tuple[int, ...] = _swept("micro_batches")
+    optimize_ddp: tuple[str, ...] = _swept("optimize_ddp")
 
 
 def stored(value: Any) -> Any:

@@ -9,16 +9,14 @@ from typing import Any
 
 from ddp_bench.bench import cli
 from ddp_bench.bench.axes import (
-    DDP_SETTINGS,
     NO,
-    PIPELINE_SETTINGS,
     STEP_DEFAULTS,
     STEP_SETTINGS,
     YES,
+    Swept,
     stored,
 )
 from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.layout import BucketCaps
 
 STAGED = ("partition", "pipeline")
 """Modes in which each device has some of the layers."""
@@ -40,9 +38,6 @@ LEAST_BLOCK_S = 1.0
 MOST_DEVICES = 4096
 """Largest device count of a case or a prediction: a slip of the keyboard ends here."""
 
-DEFAULT_CAPS = ("default", "1", "25", "100")
-"""A run's sweep: PyTorch's own, many small buckets, its later cap from the first on, and one large bucket."""
-
 IMAGES = "images"
 """What image models train on."""
 
@@ -50,15 +45,21 @@ MOST_UNITS = 10**9
 """Units in a sample; more would be a mistake, and products of counts stay exact."""
 
 
-def _setting(default: Any, parse: Callable[[str], Any], meaning: str, metavar: str = "VALUE") -> Any:
-    return field(default=default, metadata={"parse": parse, "help": meaning, "metavar": metavar})
+def _setting(
+    default: Any, parse: Callable[[str], Any], meaning: str, metavar: str = "VALUE", **more: Any
+) -> Any:
+    return field(default=default, metadata={"parse": parse, "help": meaning, "metavar": metavar, **more})
 
 
-def _swept(name: str, *values: Any) -> Any:
-    """The option of an axis: `values`, or its default alone, where the user gives none."""
-    setting = next(s for s in (*DDP_SETTINGS, *PIPELINE_SETTINGS) if s.name == name)
+def _decided(default: Any) -> Any:
+    """A field that is no option of its own."""
+    return field(default=default, metadata={"public": True})
+
+
+def is_public(setting: Field[Any]) -> bool:
+    """Whether a setting may be handed on: one of free text may name a person or a machine."""
     facts = setting.metadata
-    return _setting(values or (setting.default,), cli.csv(facts["parse"]), facts["help"], facts["metavar"])
+    return bool(facts.get("public", facts.get("parse", str) is not str))
 
 
 def _by_device(name: str) -> Any:
@@ -68,7 +69,7 @@ def _by_device(name: str) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(Swept):
     """A run as asked for. None means "by device" or "by workload": see `ResolvedSettings`."""
 
     modes: tuple[str, ...] = _setting(
@@ -80,7 +81,9 @@ class Settings:
     gpus: tuple[int, ...] | None = _setting(
         None, cli.csv(cli.positive_int), "device counts (without a GPU: CPU cores)", "N,…"
     )
-    arch: str | None = _setting(None, str, "model: resnet18 (CPU default), resnet50 (GPU default), …", "NAME")
+    arch: str | None = _setting(
+        None, str, "model: resnet18 (CPU default), resnet50 (GPU default), …", "NAME", public=True
+    )
     workload: str | None = _setting(None, str, "your own model instead of --arch", "package.module:name")
     batch_size: int | None = _setting(
         None, cli.positive_int, "samples per device (weak scaling) or in all (strong)", "N"
@@ -109,23 +112,6 @@ class Settings:
     fused_optimizer: bool | None = _by_device("fused_optimizer")
     cudnn_benchmark: bool | None = _by_device("cudnn_benchmark")
     compile: tuple[str, ...] | None = _by_device("compile")
-    bucket_cap_mb: tuple[BucketCaps, ...] = _swept("bucket_cap_mb", *map(BucketCaps.parse, DEFAULT_CAPS))
-    gradient_as_bucket_view: tuple[bool, ...] = _swept("gradient_as_bucket_view")
-    static_graph: tuple[bool, ...] = _swept("static_graph")
-    find_unused_parameters: tuple[bool, ...] = _swept("find_unused_parameters")
-    skip_all_reduce_unused_params: tuple[bool, ...] = _swept("skip_all_reduce_unused_params")
-    batched_grad_copy: tuple[bool, ...] = _swept("batched_grad_copy")
-    lazy_bucket_allocation: tuple[bool, ...] = _swept("lazy_bucket_allocation")
-    delay_all_reduce: tuple[int, ...] = _swept("delay_all_reduce")
-    ddp_mixed_precision: tuple[str, ...] = _swept("ddp_mixed_precision")
-    zero_optimizer: tuple[bool, ...] = _swept("zero_optimizer")
-    sync_buffers: tuple[bool, ...] = _swept("sync_buffers")
-    sync_batchnorm: tuple[bool, ...] = _swept("sync_batchnorm")
-    comm_hook: tuple[str, ...] = _swept("comm_hook")
-    accumulate: tuple[int, ...] = _swept("accumulate")
-    pipeline_schedule: tuple[str, ...] = _swept("pipeline_schedule")
-    micro_batches: tuple[int, ...] = _swept("micro_batches")
-    optimize_ddp: tuple[str, ...] = _swept("optimize_ddp")
     device: str = _setting("auto", cli.choice(("auto", "cpu", "cuda")), "where to train", "auto|cpu|cuda")
     backend: str = _setting(
         "auto", cli.choice(("auto", "nccl", "gloo")), "gradient process group", "auto|nccl|gloo"
@@ -187,12 +173,12 @@ class Settings:
     )
     seed: int = _setting(0, cli.whole_number, "seed of weights, batches and order", "N")
     name: str = _setting("run", str, "label in the results folder's name", "NAME")
-    preset: str | None = None
-    """Where values came from; not an option of its own."""
-    caps_given: bool = NO
-    """Whether anyone but the default chose `bucket_cap_mb`; not an option of its own."""
-    least_block_s: float | None = None
-    """Least seconds of a block, where `steps` leaves it open; not an option of its own."""
+    preset: str | None = _decided(None)
+    """Where values came from."""
+    caps_given: bool = _decided(NO)
+    """Whether anyone but the default chose `bucket_cap_mb`."""
+    least_block_s: float | None = _decided(None)
+    """Least seconds of a block, where `steps` leaves it open."""
     out: str | None = _setting(None, str, "results folder (default: results/<time>-<host>-<name>)", "DIR")
 
     def __post_init__(self) -> None:
@@ -254,8 +240,15 @@ class ResolvedSettings(Settings):
 
 
 def options_of() -> list[Field[Any]]:
-    """The settings that a user can give, as dataclass fields with parser and help in their metadata."""
-    return [f for f in fields(Settings) if f.metadata]
+    """The settings that a user can give, as dataclass fields with parser and help in their metadata.
+
+    In the order in which commands repeat them: what is trained, how a step is computed, the axes, the rest.
+    """
+    swept = {setting.name for setting in fields(Swept)}
+    options = [f for f in fields(Settings) if "parse" in f.metadata]
+    own = [f for f in options if f.name not in swept]
+    rest = next(place for place, f in enumerate(own) if f.name == "device")
+    return [*own[:rest], *(f for f in options if f.name in swept), *own[rest:]]
 
 
 def as_options(settings: Settings, names: Iterable[str]) -> list[str]:

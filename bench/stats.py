@@ -6,7 +6,7 @@ import functools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -47,7 +47,13 @@ class Interval:
 
     def exp(self) -> Interval:
         """The interval of what this one is the logarithm of."""
-        return Interval(*(math.exp(end) for end in (self.estimate, self.low, self.high)))
+        # Beyond exp(700) a float overflows; such an interval says nothing anyway.
+        return Interval(*(math.exp(min(end, 700.0)) for end in (self.estimate, self.low, self.high)))
+
+    def log(self) -> Interval:
+        """The logarithm of a positive interval; without ends where one is not above 0."""
+        ends = (self.low, self.high) if min(self.low, self.high) > 0 else (math.nan, math.nan)
+        return Interval(*map(math.log, (self.estimate, *ends)))
 
     def columns(self, name: str) -> dict[str, float]:
         """The cells of a table that hold it: `name`, `name_low` and `name_high`."""
@@ -151,71 +157,90 @@ def paired_ratio(
     return median_interval([numerator[r] / denominator[r] for r in rounds], confidence=confidence)
 
 
-def ratio_of_medians(
-    numerator: Sequence[float], denominator: Sequence[float], *, confidence: float = 0.95
+def difference_of_medians(
+    first: Sequence[float] | Figures, second: Sequence[float] | Figures, *, confidence: float = 0.95
 ) -> Interval:
-    """Median over median of two independent samples, such as the rounds of two runs.
+    """Median less median of two independent samples, such as the rounds of two runs.
 
     The interval is t standard errors wide: the errors of both medians are the bootstrap's (scipy), times
     sqrt(n/(n-1)), and t has Welch's degrees of freedom, against the narrowness of the bootstrap on few rounds
-    (Hesterberg, "What Teachers Should Know About the Bootstrap", 2015, section 3.4.1). It is formed on a log
-    scale where every value is positive, otherwise (a difference of two times can be 0 or less) by Fieller,
-    "Some Problems in Interval Estimation" (1954): every r for which numerator - r x denominator is within t
-    standard errors of 0.
-
-    A denominator that cannot be told from 0 leaves Fieller's interval open: `high` is infinite, `low` still a
-    bound where the numerator is clearly above 0, else -infinite. The estimate is infinite, or NaN, where the
-    denominator's median is not above 0.
+    (Hesterberg, "What Teachers Should Know About the Bootstrap", 2015, section 3.4.1).
 
     Args:
-        numerator: one figure per round, any unit.
-        denominator: likewise, in the same unit, of other rounds.
+        first: one figure per round, any unit.
+        second: likewise, in the same unit, of other rounds.
         confidence: coverage of the interval, a fraction.
     """
-    above, below = np.asarray(numerator, dtype=float), np.asarray(denominator, dtype=float)
-    if not above.size or not below.size:
+    one, other = np.asarray(first, dtype=float), np.asarray(second, dtype=float)
+    if not one.size or not other.size:
         return Interval(math.nan, math.nan, math.nan)
-    top, bottom = float(np.median(above)), max(float(np.median(below)), 0.0)
-    ratio = top / bottom if bottom else (math.inf if top > 0 else math.nan)
-    if min(above.size, below.size) < 2:
-        return Interval(ratio, math.nan, math.nan)
-    if (above > 0).all() and (below > 0).all():
-        of_above, of_below = _median_variance(np.log(above)), _median_variance(np.log(below))
-        t = _welch_t((of_above, above.size), (of_below, below.size), confidence)
-        # Beyond exp(700) a float overflows; such an interval says nothing anyway.
-        factor = math.exp(min(t * math.sqrt(of_above + of_below), 700.0))
-        return Interval(ratio, ratio / factor, ratio * factor)
-    of_above, of_below = _median_variance(above), _median_variance(below)
-    scale = ratio if math.isfinite(ratio) else 1.0
-    t = _welch_t((of_above, above.size), (scale**2 * of_below, below.size), confidence)
-    # The ends solve lead r^2 - 2 cross r + rest = 0.
-    lead, cross, rest = bottom**2 - t**2 * of_below, top * bottom, top**2 - t**2 * of_above
-    root = math.sqrt(max(cross**2 - lead * rest, 0.0))
-    if lead > 0:
-        return Interval(ratio, (cross - root) / lead, (cross + root) / lead)
-    if top > 0 and rest > 0 and cross + root > 0:
-        return Interval(ratio, rest / (cross + root), math.inf)
-    return Interval(ratio, -math.inf, math.inf)
+    apart = float(np.median(one)) - float(np.median(other))
+    if min(one.size, other.size) < 2:
+        return Interval(apart, math.nan, math.nan)
+    of_one, of_other = _median_variance(one), _median_variance(other)
+    t = _welch_t((of_one, one.size), (of_other, other.size), confidence)
+    reach = t * math.sqrt(of_one + of_other)
+    return Interval(apart, apart - reach, apart + reach)
+
+
+def ratio_of_medians(
+    numerator: Sequence[float], denominator: Sequence[float], *, confidence: float = 0.95
+) -> Interval:
+    """Median over median of two independent samples of positive figures: their difference on a log scale."""
+    logs = (np.log(np.asarray(values, dtype=float)) for values in (numerator, denominator))
+    found = difference_of_medians(*logs, confidence=confidence)
+    if math.isnan(found.estimate):
+        return found
+    # About the ratio of the medians, from which that of the logarithms differs where their number is even.
+    ratio = float(np.median(numerator)) / float(np.median(denominator))
+    about = found.exp().scaled(ratio / math.exp(found.estimate))
+    return replace(about, estimate=ratio)
+
+
+def difference_of_estimates(one: Interval, other: Interval, *, confidence: float = 0.95) -> Interval:
+    """Subtract two figures of different runs, which share no rounds: errors add as squares.
+
+    Both have intervals of 95%, which are widened as those of a normal distribution to `confidence`.
+    """
+    apart = one.estimate - other.estimate
+    wider = float(scipy.stats.norm.ppf((1 + confidence) / 2) / scipy.stats.norm.ppf((1 + 0.95) / 2))
+    down = wider * math.hypot(one.estimate - one.low, other.high - other.estimate)
+    up = wider * math.hypot(one.high - one.estimate, other.estimate - other.low)
+    return Interval(apart, apart - down, apart + up)
 
 
 def ratio_of_estimates(
     one: Interval | None, other: Interval | None, *, confidence: float = 0.95
 ) -> Interval | None:
-    """Divide two rates of different runs, which share no rounds: relative errors add as squares.
-
-    Both have intervals of 95%, which are widened as those of a normal distribution to `confidence`.
-    """
+    """Divide two rates of different runs: their difference on a log scale."""
     if one is None or other is None or min(one.estimate, other.estimate) <= 0:
         return None
-    ratio = one.estimate / other.estimate
-    ends = (one.low, one.high, other.low, other.high)
-    if not all(math.isfinite(end) and end > 0 for end in ends):
-        return Interval(ratio, math.nan, math.nan)
-    wider = float(scipy.stats.norm.ppf((1 + confidence) / 2) / scipy.stats.norm.ppf((1 + 0.95) / 2))
-    down = wider * math.hypot(math.log(one.estimate / one.low), math.log(other.high / other.estimate))
-    up = wider * math.hypot(math.log(one.high / one.estimate), math.log(other.estimate / other.low))
-    # Beyond exp(300) a float may overflow; such an interval says nothing anyway.
-    return Interval(ratio, ratio * math.exp(-min(down, 300.0)), ratio * math.exp(min(up, 300.0)))
+    found = difference_of_estimates(one.log(), other.log(), confidence=confidence)
+    return replace(found.exp(), estimate=one.estimate / other.estimate)
+
+
+def difference_of_runs(
+    fits: tuple[Interval | None, Interval | None],
+    rounds: tuple[Sequence[float], Sequence[float]],
+    *,
+    confidence: float = 0.95,
+) -> tuple[Interval, Interval]:
+    """Subtract the same figure of two separate runs: by rounds alone, and with the change of the runs.
+
+    The estimate is the difference of what each run fitted. The interval covers that of the fits and that of
+    the medians over rounds: where two ways to sum up a run disagree, neither is evidence of a change.
+
+    Args:
+        fits: of both runs with their intervals of 95%.
+        rounds: one figure per round of each, in the same unit and the order of the rounds.
+        confidence: coverage of the intervals, a fraction.
+    """
+    one, other = fits
+    ways = [difference_of_medians(*rounds, confidence=confidence)]
+    if one is not None and other is not None:
+        ways.append(difference_of_estimates(one, other, confidence=confidence))
+    wider = [with_change_of_runs(way, *rounds, confidence=confidence) for way in ways]
+    return _covering(ways), _covering(wider)
 
 
 def ratio_of_runs(
@@ -224,26 +249,17 @@ def ratio_of_runs(
     *,
     confidence: float = 0.95,
 ) -> tuple[Interval, Interval]:
-    """Divide the same figure of two separate runs: by their rounds alone, and with the change of the runs.
-
-    The estimate is the quotient of what each run fitted. The interval covers that of the fits and that of
-    the medians over rounds: where two ways to sum up a run disagree, neither is evidence of a change. Where
-    a figure is not above 0, medians alone are divided.
-
-    Args:
-        fits: numerator and denominator with their intervals of 95%.
-        rounds: one figure per round of each, in the same unit and the order of the rounds.
-        confidence: coverage of the intervals, a fraction.
-    """
-    fitted = ratio_of_estimates(*fits, confidence=confidence)
+    """Divide the same positive figure of two separate runs, as `difference_of_runs` on a log scale."""
+    logs = tuple(np.log(np.asarray(values, dtype=float)) for values in rounds)
     ways = [ratio_of_medians(*rounds, confidence=confidence)]
+    fitted = ratio_of_estimates(*fits, confidence=confidence)
     ways += [] if fitted is None else [fitted]
-    wider = [with_change_of_runs(ratio, *rounds, confidence=confidence) for ratio in ways]
-    return _covering(ways), _covering(wider)
+    wider = [with_change_of_runs(way.log(), *logs, confidence=confidence).exp() for way in ways]
+    return _covering(ways), replace(_covering(wider), estimate=ways[-1].estimate)
 
 
 def _covering(ratios: Sequence[Interval]) -> Interval:
-    """The last of some ratios with an interval that covers those of all that have one."""
+    """The last of some intervals, as wide as to cover all that have ends."""
     low = np.fmin.reduce([ratio.low for ratio in ratios])
     return Interval(ratios[-1].estimate, float(low), float(np.fmax.reduce([ratio.high for ratio in ratios])))
 
@@ -260,41 +276,31 @@ def variance_between(groups: Sequence[Sequence[float]]) -> float:
 
 
 def with_change_of_runs(
-    ratio: Interval, numerator: Sequence[float], denominator: Sequence[float], *, confidence: float = 0.95
+    difference: Interval,
+    first: Sequence[float] | Figures,
+    second: Sequence[float] | Figures,
+    *,
+    confidence: float = 0.95,
 ) -> Interval:
-    """Widen the ratio of two runs that did not take turns by how much each run changed within itself.
+    """Widen the difference of two runs that did not take turns by how much each run changed within itself.
 
     A machine whose pace changes during a run is likely to have another between two. So the variance between
     the quarters of each run, beyond that of its rounds, counts once more, as that of where the whole run lay:
-    its normal interval is added in quadrature. On a log scale where every figure is positive. Runs of fewer
-    than two rounds in every quarter tell nothing of that, and widen nothing.
+    its normal interval is added in quadrature. Runs of fewer than two rounds in every quarter tell nothing of
+    that, and widen nothing.
 
     Args:
-        ratio: numerator over denominator, with the interval that their rounds give.
-        numerator: one figure per round, any unit, in the order of the rounds.
-        denominator: likewise of the other run.
-        confidence: coverage of `ratio`'s interval, a fraction.
+        difference: first less second, with the interval that their rounds give.
+        first: one figure per round, any unit, in the order of the rounds; logarithms for a ratio.
+        second: likewise of the other run.
+        confidence: coverage of the interval, a fraction.
     """
-    if not (math.isfinite(ratio.low) and math.isfinite(ratio.high) and math.isfinite(ratio.estimate)):
-        return ratio
-    above, below = np.asarray(numerator, dtype=float), np.asarray(denominator, dtype=float)
     z = float(scipy.stats.norm.ppf((1 + confidence) / 2))
-    if min(ratio.low, *above, *below) > 0:
-        beyond = z * math.sqrt(_change_within(np.log(above)) + _change_within(np.log(below)))
-        down = math.hypot(math.log(ratio.estimate / ratio.low), beyond)
-        up = math.hypot(math.log(ratio.high / ratio.estimate), beyond)
-        # Beyond exp(300) a float may overflow; such an interval says nothing anyway.
-        low, high = ratio.estimate * math.exp(-min(down, 300.0)), ratio.estimate * math.exp(min(up, 300.0))
-        return Interval(ratio.estimate, low, high)
-    # In parts of the largest figure: the square of a very large one overflows.
-    scale = float(max(np.abs(above).max(), np.abs(below).max()))
-    spread = [math.sqrt(_change_within(rounds / scale)) for rounds in (above, below)]
-    beyond = z * math.hypot(spread[0], ratio.estimate * spread[1]) * scale / abs(float(np.median(below)))
-    return Interval(
-        ratio.estimate,
-        ratio.estimate - math.hypot(ratio.estimate - ratio.low, beyond),
-        ratio.estimate + math.hypot(ratio.high - ratio.estimate, beyond),
-    )
+    changed = (_change_within(np.asarray(rounds, dtype=float)) for rounds in (first, second))
+    beyond = z * math.sqrt(sum(changed))
+    down = math.hypot(difference.estimate - difference.low, beyond)
+    up = math.hypot(difference.high - difference.estimate, beyond)
+    return Interval(difference.estimate, difference.estimate - down, difference.estimate + up)
 
 
 def _change_within(rounds: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from ddp_bench.bench.findings.numbers import finite, mib, plural, quantity, with_interval
 from ddp_bench.bench.findings.wording import Row, cap_label, case_label, estimate, ranged, text, truth
-from ddp_bench.bench.results.schema import records
+from ddp_bench.bench.results.schema import EXPOSED_COMM, records
 from ddp_bench.bench.stats import Interval
 from ddp_bench.report.drawings import Bar, Bars, Bucket, Part, Timeline, Track
 from ddp_bench.report.select import WorkloadCases, at_headline, by_mode, headline_count, step_time, unshared
@@ -118,7 +118,7 @@ def _measured_parts(row: Row) -> tuple[Part, ...]:
     data, forward, backward, optimizer = (finite(row[name]) for name in _PHASES)
     if forward is None or backward is None:
         return ()
-    exposed = finite(row["exposed_comm_ms"])
+    exposed = finite(row[EXPOSED_COMM])
     if exposed is None:
         alone = text(row["mode"]) != "ddp" or finite(row["num_devices"]) == 1
         split: dict[str, float | None] = {"backward" if alone else MIXED: backward}
@@ -167,7 +167,7 @@ def _finding(row: Row, device: str) -> str:
     made = parts(row)
     whole = sum(part.ms for part in made)
     largest = max(made, key=lambda part: part.ms)
-    exposed, alone = estimate(row, "exposed_comm_ms"), ranged(row, "dp_device0_pct", "%")
+    exposed, alone = estimate(row, EXPOSED_COMM), ranged(row, "dp_device0_pct", "%")
     said = f"{largest.label} takes most, {_share(largest.ms, whole)} of the step"
     if exposed is not None:
         added = f"{with_interval(exposed, 'ms')}, {_share(max(exposed.estimate, 0.0), whole)} of the step"

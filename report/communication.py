@@ -8,7 +8,7 @@ import pandas as pd
 
 from ddp_bench.bench.findings.numbers import TIMES, finite, plural, with_interval
 from ddp_bench.bench.findings.wording import Row, case_label, device_noun, hidden_share, ranged, text
-from ddp_bench.bench.results.schema import records
+from ddp_bench.bench.results.schema import EXPOSED_COMM, records
 from ddp_bench.report.fields import NAME, Field, interval, table
 from ddp_bench.report.model import Table, TableColumn
 
@@ -25,7 +25,7 @@ _COLUMNS: tuple[tuple[Field, str], ...] = (
         "bytes of the buckets / their part of communication alone x 2 (n - 1) / n, as nccl-tests defines it",
     ),
     (
-        interval("Exposed", "exposed_comm_ms", "ms"),
+        interval("Exposed", EXPOSED_COMM, "ms"),
         "the step minus the same step without synchronising, in the same round: time that communication adds",
     ),
     (

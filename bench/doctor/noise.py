@@ -14,9 +14,9 @@ from ddp_bench.bench.findings.numbers import about
 from ddp_bench.bench.gate.checkouts import WORKING_TREE
 from ddp_bench.bench.gate.compare import FAMILY_CONFIDENCE
 from ddp_bench.bench.gate.interleave import measure_launches
-from ddp_bench.bench.gate.judge import judge
-from ddp_bench.bench.gate.launches import LAUNCH, launch_ratio, side_by_side
+from ddp_bench.bench.gate.judge import judge, launch_ratio
 from ddp_bench.bench.gate.main import DEFAULT_LAUNCHES, DEFAULT_THRESHOLD
+from ddp_bench.bench.gate.runs import LAUNCH, side_by_side
 from ddp_bench.bench.results.round_times import ByRound
 from ddp_bench.bench.stats import Interval, paired_ratio
 
@@ -80,7 +80,10 @@ def measure_noise(seconds: float, *, quiet: bool) -> Noise:
     run = f"--modes single --gpus 1 --arch {ARCH} --batch-size {BATCH} --steps {STEPS} --passes none "
     run += f"--precision-target 0.001% --max-time {seconds / DEFAULT_LAUNCHES:g}s"
     launches = measure_launches(WORKING_TREE, run.split(), num_launches=DEFAULT_LAUNCHES, quiet=quiet)
-    sides = [(ours.cases[0].images_per_s, theirs.cases[0].images_per_s) for ours, theirs in launches]
+    sides = [
+        (ours.cases[0].rounds["images_per_s"], theirs.cases[0].rounds["images_per_s"])
+        for ours, theirs in launches
+    ]
     return noise_of(sides, seconds=seconds, device=launches[0][0].cases[0].row.get("device_name", "CPU"))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -11,17 +12,113 @@ import numpy as np
 
 from ddp_bench.bench.cli import to_json
 from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.export.figures import Figure, MeasuredCase, measured_cases
-from ddp_bench.bench.export.metrics import DEFAULT, METRICS
-from ddp_bench.bench.findings.numbers import finite
-from ddp_bench.bench.findings.wording import CPU_STAND_IN, text
+from ddp_bench.bench.export.main import DEFAULT
+from ddp_bench.bench.findings.numbers import finite, per_second
+from ddp_bench.bench.findings.wording import CPU_STAND_IN, estimate, place, stand_in, text, unit_of
 from ddp_bench.bench.manifest import Host, Manifest, WorkloadCode
-from ddp_bench.bench.results.schema import records
+from ddp_bench.bench.results.aggregate import metrics_by_round
+from ddp_bench.bench.results.public import data_kind
+from ddp_bench.bench.results.schema import EXPORTED, IDENTITY, Metric, records
 from ddp_bench.bench.results.store import RunData
 from ddp_bench.bench.stats import Interval
 from ddp_bench.bench.text import visible
 
 BENCHMARK = "ddp-bench"
+
+_NO_LABELS = {"case_id", "status", "reason"}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure of a case; `name` and `unit` say what a rate counts: `tokens_per_s`, `tokens/s`."""
+
+    metric: Metric
+    name: str
+    unit: str
+    value: Interval | None
+    """As in cases.csv; None where it has none."""
+    by_round: tuple[float, ...]
+    """Of the slowest rank, in order of the rounds; of memory, which is not taken by round, the one value."""
+
+
+@dataclass(frozen=True)
+class MeasuredCase:
+    """A case of status `ok`, its figures by column; a figure that was not measured is left out."""
+
+    row: Mapping[str, Any]
+    figures: Mapping[str, Figure]
+
+    @property
+    def case_id(self) -> str:
+        """The case's name in the run's files, which stays the same from run to run."""
+        return str(self.row["case_id"])
+
+    @property
+    def title(self) -> str:
+        """Name it for tools that take nothing but a name: workload, case, devices, stand-ins told as such."""
+        return f"{self.workload} {self.case_id}, {place(self.row)}{stand_in(self.row)}".strip()
+
+    @property
+    def workload(self) -> str:
+        """The architecture, or the user's workload."""
+        return text(self.row["arch"])
+
+    @property
+    def note(self) -> str:
+        """What stands beside every number that was measured on CPU cores; else empty."""
+        return CPU_STAND_IN if text(self.row["device_type"]) == "cpu" else ""
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """What the case is, as text by column of cases.csv."""
+        known = {c.name: _label(self.row.get(c.name)) for c in IDENTITY if c.name not in _NO_LABELS}
+        known["data"] = data_kind(known["data"])
+        return {name: value for name, value in known.items() if value}
+
+    @property
+    def timed_ms(self) -> tuple[float, ...]:
+        """Step time of the slowest rank, in order of the rounds."""
+        return self.figures["step_ms"].by_round if "step_ms" in self.figures else ()
+
+
+def measured_cases(run: RunData) -> list[MeasuredCase]:
+    """List the cases of status `ok` in the order of cases.csv. Raises UsageError where there are none."""
+    rows = records(run.cases[run.cases["status"] == "ok"])
+    if not rows:
+        raise UsageError(f"{run.path} has no measured case; name a run with cases of status ok")
+    by_round = metrics_by_round(run.cases, run.blocks)
+    found = []
+    for row in rows:
+        figures = {}
+        for column, metric in EXPORTED.items():
+            values = by_round[str(row["case_id"])][column]
+            figure = Figure(
+                metric,
+                name=f"{unit_of(row)}_per_s" if metric.is_rate else column,
+                unit=per_second(unit_of(row)) if metric.is_rate else metric.unit or "ratio",
+                value=estimate(row, column),
+                by_round=tuple(values[r] for r in sorted(values)),
+            )
+            if figure.value or figure.by_round:
+                figures[column] = figure
+        found.append(MeasuredCase(row, figures))
+    return found
+
+
+def _label(value: Any) -> str:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return str(value).lower() if isinstance(value, bool) else text(value)
+
+
+BENCHER_UNITS = {"ms": ("-ns", 1e6), "MiB": ("-bytes", 2.0**20)}
+"""The ends of measures' names, as the format has no place for units, and how many of them one of ours has."""
+
+
+def _bencher_name(metric: Metric) -> tuple[str, float]:
+    """Bencher's measure, and how many of its units one of ours has; `latency`, in ns, is its own."""
+    end, factor = BENCHER_UNITS.get(metric.unit, ("", 1.0))
+    return "latency" if metric.name == "step_ms" else metric.label.replace(" ", "-") + end, factor
 
 
 def bencher(run: RunData) -> str:
@@ -33,7 +130,7 @@ def bencher(run: RunData) -> str:
     for case in measured_cases(run):
         for figure in case.figures.values():
             if figure.value is not None:
-                name, factor = figure.metric.bencher
+                name, factor = _bencher_name(figure.metric)
                 scaled = figure.value.scaled(factor)
                 ends = {"value": scaled.estimate, "lower_value": scaled.low, "upper_value": scaled.high}
                 known = {end: number for end, number in ends.items() if math.isfinite(number)}
@@ -51,7 +148,7 @@ def github_action(run: RunData, *, metric: str = DEFAULT) -> str:
         entry = {"name": case.title, "unit": figure.unit, "value": value.estimate}
         if math.isfinite(value.low) and math.isfinite(value.high):
             entry["range"] = f"95% interval {value.low:.6g} to {value.high:.6g}"
-        more = [figure.metric.meaning, f"rounds: {len(case.timed_ms)}", case.note]
+        more = [figure.metric.brief, f"rounds: {len(case.timed_ms)}", case.note]
         found.append(entry | {"extra": "\n".join(filter(None, more))})
     if not found:
         raise UsageError(f"{run.path} has no {metric} of any case; give another --metric")
@@ -109,7 +206,7 @@ def _benchmark_of_a_step(case: MeasuredCase, num_steps: int) -> dict[str, Any]:
         "param": None,
         "extra_info": told,
         "options": {},
-        "stats": _stats([case.timed_ms[r] / 1000 for r in sorted(case.timed_ms)], num_steps),
+        "stats": _stats([ms / 1000 for ms in case.timed_ms], num_steps),
     }
 
 
@@ -185,8 +282,8 @@ def pytorch(run: RunData, *, host_names: bool = False) -> str:
 def _metric(figure: Figure) -> dict[str, Any]:
     told = {
         "unit": figure.unit,
-        "meaning": figure.metric.meaning,
-        "better": "higher" if figure.metric.bigger_is_better else "lower",
+        "meaning": figure.metric.brief,
+        "better": "higher" if figure.metric.higher_is_better else "lower",
     }
     value = figure.value
     if value is not None:
@@ -239,6 +336,15 @@ def _dependencies(manifest: Manifest) -> dict[str, dict[str, Any]]:
     return _filled({name: _filled(told) for name, told in found.items()})
 
 
+BASE_UNITS = {
+    "images/s": ("per_second", 1.0),
+    "ms": ("seconds", 1e-3),
+    "MiB": ("bytes", 2.0**20),
+    "": ("ratio", 1.0),
+}
+"""Prometheus' units, and how many of them one of ours has."""
+
+
 def prometheus(run: RunData) -> str:
     """Write a gauge for every metric, and one for each end of its interval, with a sample per case.
 
@@ -248,9 +354,10 @@ def prometheus(run: RunData) -> str:
     cases = measured_cases(run)
     note = f". {CPU_STAND_IN}" if any(case.note for case in cases) else ""
     lines: list[str] = []
-    for column, metric in METRICS.items():
-        name, unit, factor = metric.gauge
-        what = metric.meaning.capitalize()
+    for column, metric in EXPORTED.items():
+        name = metric.label.replace(" ", "_").replace("-", "")
+        unit, factor = BASE_UNITS[metric.unit]
+        what = metric.brief.capitalize()
         for end, meaning in (
             ("", what),
             ("low", f"{what}: lower end of the 95% interval"),
@@ -288,7 +395,7 @@ No label changes from run to run: a series goes on."""
 
 def _series(case: MeasuredCase, figure: Figure) -> dict[str, str]:
     known = case.labels
-    counted = {"unit": figure.unit.removesuffix("/s")} if figure.metric.column == "images_per_s" else {}
+    counted = {"unit": figure.unit.removesuffix("/s")} if figure.unit.endswith("/s") else {}
     return {"case_id": case.case_id, **{name: known[name] for name in SERIES if name in known}, **counted}
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
+from ddp_bench.bench.gate.output import Printed
 from ddp_bench.bench.manifest import SCHEMA_VERSION, Manifest
 from ddp_bench.bench.results.schema import FILES, MOST, Column
-from ddp_bench.bench.results.units import unit_of
 from ddp_bench.bench.run.summary import Summary
 from ddp_bench.bench.settings import Settings
 
@@ -39,7 +39,7 @@ def _row(columns: tuple[Column, ...]) -> Schema:
 
 def _cell(column: Column) -> Schema:
     found: Schema = {"description": column.meaning}
-    if unit := unit_of(column.name):
+    if unit := column.unit:
         found["x-unit"] = unit
     if column.among:
         found["enum"] = [*column.among, *([] if column.needed else [None])]
@@ -58,90 +58,25 @@ def _object(properties: Mapping[str, Schema]) -> Schema:
     return {"type": "object", "properties": dict(properties)}
 
 
-def _complete(properties: Mapping[str, Schema]) -> Schema:
-    """An object that has all of its properties."""
-    return _object(properties) | {"required": list(properties)}
-
-
-def _table(values: Schema) -> Schema:
-    """An object of any keys."""
-    return {"type": "object", "additionalProperties": values}
-
-
-def _list(items: Schema) -> Schema:
-    return {"type": "array", "items": items}
-
-
-def _or_null(schema: Schema) -> Schema:
-    return schema | {"type": [schema["type"], "null"]}
-
-
-def _said(schema: Schema, description: str) -> Schema:
-    return {"description": description, **schema}
-
-
 def _manifest() -> Schema:
     whole = msgspec.json.schema(Manifest)
-    options = {one.name: _said({}, one.metadata.get("help", "")) for one in fields(Settings)}
+    options = {one.name: {"description": one.metadata.get("help", "")} for one in fields(Settings)}
     whole["$defs"]["Settings"] = _object(options)
     return whole
 
 
 def _summary() -> Schema:
     whole = msgspec.json.schema(Summary)
-    whole["$defs"]["Summary"]["properties"]["cases"] = _list(_row(FILES["cases.csv"]))
+    whole["$defs"]["Summary"]["properties"]["cases"] = {"type": "array", "items": _row(FILES["cases.csv"])}
     return whole
 
 
-_TEXT: Schema = {"type": "string"}
-_COUNT: Schema = {"type": "integer", "minimum": 0}
-_NUMBER: Schema = {"type": "number"}
-_FLAG: Schema = {"type": "boolean"}
-_ANY: Schema = {"type": "object"}
+def _gate() -> Schema:
+    whole = msgspec.json.schema(Printed)
+    for end in whole["$defs"]["Interval"]["properties"].values():
+        end["type"] = ["number", "null"]  # one that is not known
+    return whole
 
-_RATIO = {"estimate": _or_null(_NUMBER), "low": _or_null(_NUMBER), "high": _or_null(_NUMBER)}
-_GATED = {
-    "case_id": _TEXT,
-    "stand_in": _said(_FLAG, "whether CPU cores stood in for GPUs in DP"),
-    "metric": _said(_or_null(_TEXT), "a column of cases.csv; null where the whole case is missing"),
-    "verdict": {"enum": ["regressed", "missing", "not comparable", "inconclusive", "unchanged", "improved"]},
-    "reason": _TEXT,
-    "baseline": _said(_or_null(_NUMBER), "median over rounds, in the metric's unit"),
-    "candidate": _said(_or_null(_NUMBER), "the same of the candidate"),
-    "ratio": _said(
-        _or_null(_complete(_RATIO)), "candidate / baseline; an end is null where unbounded or unknown"
-    ),
-    "threshold": _said(_or_null(_NUMBER), "the change that matters, a fraction"),
-    "num_rounds": _said(_or_null(_list(_COUNT)), "of the baseline and of the candidate"),
-    "units": _said(_list(_TEXT), "what throughput counts, in the baseline and the candidate"),
-    "suspected": _said(_FLAG, "a regression that may be the machine's; reason says why"),
-}
-_SIDE = _object({"workload": _ANY, "ddp_bench": _object({"version": _TEXT}), "git": _ANY})
-_CODE_OF_BOTH = {
-    "identical": _said(_or_null(_FLAG), "whether both imported the same code; null: not recorded"),
-    "baseline": _SIDE,
-    "candidate": _SIDE,
-}
-_DIFFERENCE = {
-    "name": _TEXT,
-    "baseline": _TEXT,
-    "candidate": _TEXT,
-    "blocking": _said(_FLAG, "whether it makes the runs not comparable"),
-}
-_GATE: dict[str, Schema] = {
-    "verdict": {"enum": ["pass", "regression", "not comparable", "undecided"]},
-    "exit_code": {"enum": [0, 1, 3]},
-    "sentence": _said(_TEXT, "the verdict and what decided it"),
-    "interval_confidence": _said(_NUMBER, "of each single interval, a fraction"),
-    "cpu_stand_in": _said(_FLAG, "whether devices were CPU cores"),
-    "code": _complete(_CODE_OF_BOTH),
-    "interleaved": _said(_FLAG, "whether both sides took turns on one machine"),
-    "interleave_command": _said(_or_null(_TEXT), "the command that measures both in turns"),
-    "model_change": _said(_or_null(_TEXT), "how the candidate's model differs"),
-    "differences": _list(_complete(_DIFFERENCE)),
-    "only_in_candidate": _said(_list(_TEXT), "cases that were not gated"),
-    "comparisons": _said(_list(_complete(_GATED)), "worst first"),
-}
 
 SCHEMAS: dict[str, tuple[str, Schema]] = {
     **{
@@ -150,6 +85,6 @@ SCHEMAS: dict[str, tuple[str, Schema]] = {
     },
     "manifest": ("manifest.json: what a run was measured under, and how it ended", _manifest()),
     "summary": ("What `ddp-bench run --json` prints at the end of a run", _summary()),
-    "gate": ("What `ddp-bench gate --json` prints", _complete(_GATE)),
+    "gate": ("What `ddp-bench gate --json` prints", _gate()),
 }
 """By name the title and the schema."""

@@ -11,9 +11,12 @@ from typing import Any
 
 from ddp_bench.bench import cli
 from ddp_bench.bench.errors import ExitCode, UsageError
-from ddp_bench.bench.export.metrics import DEFAULT, METRICS
+from ddp_bench.bench.results.schema import EXPORTED
 
 ZIP = "zip"
+
+DEFAULT = "images_per_s"
+"""Where a format takes one metric and none is named."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +38,9 @@ FORMATS = {
     "nccl-tests": Format("allreduce.csv in the columns of all_reduce_perf's text", frozenset({"gpus"})),
     ZIP: Format("one file to hand on, without names of hosts, folders and users; commands read it as a run"),
 }
-"""By the name of the function in `formats` that writes it; the archive is `public`'s."""
+"""By the name of the function in `formats` that writes it; the archive is that of `results.public`."""
 
-PARSERS = {"metric": cli.choice(METRICS), "gpus": cli.positive_int, "host_names": bool}
+PARSERS = {"metric": cli.choice(EXPORTED), "gpus": cli.positive_int, "host_names": bool}
 """Of the options that a format may take."""
 
 
@@ -63,7 +66,7 @@ def parser() -> cli.Parser:
     add(
         "--metric",
         metavar="COLUMN",
-        help=f"github-action: {', '.join(METRICS)} (default {DEFAULT}); images_per_s and speedup are for "
+        help=f"github-action: {', '.join(EXPORTED)} (default {DEFAULT}); images_per_s and speedup are for "
         "the action's tool customBiggerIsBetter, the others for customSmallerIsBetter",
     )
     add(
@@ -90,7 +93,8 @@ def _main(argv: Sequence[str] | None) -> int:
     name = cli.named("format", cli.choice(FORMATS), options.format)
     asked = _asked(options, name)
     # pandas takes a second
-    from ddp_bench.bench.export import formats, public
+    from ddp_bench.bench.export import formats
+    from ddp_bench.bench.results import public
     from ddp_bench.bench.results.store import load_run, shown, write_output
 
     run = load_run(options.run)
@@ -103,8 +107,8 @@ def _main(argv: Sequence[str] | None) -> int:
     else:
         write_output(options.out, lambda part: part.write_text(f"{text}\n", encoding="utf-8"), option="--out")
     if name == "github-action":
-        metric = METRICS[asked.get("metric", DEFAULT)]
-        print(f"For github-action-benchmark's tool: {metric.tool}", file=sys.stderr)
+        better = "Bigger" if EXPORTED[asked.get("metric", DEFAULT)].higher_is_better else "Smaller"
+        print(f"For github-action-benchmark's tool: custom{better}IsBetter", file=sys.stderr)
     return ExitCode.OK
 
 

@@ -36,7 +36,7 @@ from ddp_bench.bench.results.comparisons import (
     compile_mode,
     default_of,
 )
-from ddp_bench.bench.results.schema import records
+from ddp_bench.bench.results.schema import EXPOSED_COMM, records
 from ddp_bench.bench.settings import MARGINS
 from ddp_bench.bench.stats import Interval
 
@@ -265,7 +265,7 @@ def _listed(names: Sequence[str]) -> str:
 
 def _communication(row: Row) -> Verdict | None:
     """What communication adds to DDP's step, and how much of it is hidden."""
-    exposed, hidden = estimate(row, "exposed_comm_ms"), hidden_share(row)
+    exposed, hidden = estimate(row, EXPOSED_COMM), hidden_share(row)
     step = estimate(row, "step_ms")
     if exposed is None or step is None:
         return None

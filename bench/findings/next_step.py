@@ -19,6 +19,7 @@ from ddp_bench.bench.findings.wording import text
 from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.results.comparisons import OPEN, Comparison
 from ddp_bench.bench.results.recorder import resume_command
+from ddp_bench.bench.results.schema import EXPOSED_COMM
 from ddp_bench.bench.settings import Settings, as_options, options_of
 from ddp_bench.bench.text import visible
 
@@ -81,10 +82,10 @@ def next_step(
         begin = resume_command(folder) if resumable else visible(again)
         return _more(begin, manifest, cases, comparisons, [one for one in verdicts if one.is_open])
     here = headline(by_compile_label(cases)[0][1])
-    ddp = here[(here["mode"] == "ddp") & here["exposed_comm_ms"].notna()]
+    ddp = here[(here["mode"] == "ddp") & here[EXPOSED_COMM].notna()]
     num_devices = int(here["num_devices"].iloc[0])
     several = ddp["num_buckets"].isna() | (ddp["num_buckets"] > 1)  # a single bucket has no better cap
-    if several.any() and (ddp["exposed_comm_ms"] / ddp["step_ms"]).min() >= WORTH_TUNING:
+    if several.any() and (ddp[EXPOSED_COMM] / ddp["step_ms"]).min() >= WORTH_TUNING:
         options = as_options(_eager_of_several(settings), CARRIED)
         search = command("tune", "--gpus", str(num_devices), *options)
         return NextStep("search for better buckets", visible(search))

@@ -5,23 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import shutil
-from dataclasses import replace
 from pathlib import Path
-
-from msgspec import structs
 
 from ddp_bench.bench.cli import command
 from ddp_bench.bench.conditions import machine_kind
 from ddp_bench.bench.errors import NotComparableError, UsageError
 from ddp_bench.bench.gate.compare import require_rounds
 from ddp_bench.bench.gate.main import BASELINES
-from ddp_bench.bench.gate.runs import read_run
+from ddp_bench.bench.gate.runs import checked, read_run
 from ddp_bench.bench.manifest import MANIFEST, Manifest
-from ddp_bench.bench.results.archive import opened
-from ddp_bench.bench.results.disk import replace_file
-from ddp_bench.bench.results.schema import FILES
-from ddp_bench.bench.results.store import check_claimable
+from ddp_bench.bench.results.public import public_members
+from ddp_bench.bench.results.store import check_claimable, load_run
 
 _LONGEST_NAME = 40
 
@@ -57,27 +51,22 @@ def find(candidate: Path, root: Path = BASELINES) -> Path:
 
 
 def save(run: Path, root: Path = BASELINES) -> Path:
-    """Keep a run as its machine's baseline: its tables and its manifest, without traces and its own path.
+    """Keep a run as its machine's baseline: what an archive would hold of it, so nobody's name or folder.
 
     Raises UsageError where the run cannot serve as one or the machine has a baseline already.
     """
-    checked = read_run(run)
-    measured = [case for case in checked.cases if case.ok]
+    whole = load_run(run)
+    found = checked(whole)
+    measured = [case for case in found.cases if case.ok]
     if not measured:
         raise UsageError(f"{run} has no case with status ok; it cannot be a baseline")
-    require_rounds(checked, measured)
-    folder = root / fingerprint(checked.manifest)
+    require_rounds(found, measured)
+    folder = root / fingerprint(found.manifest)
     if folder.exists():
         raise UsageError(f"{folder} is this machine's baseline already; remove it first to replace it")
     check_claimable(folder, option="--baselines")
     folder.mkdir(parents=True)
-    with opened(run) as files:
-        for name in FILES:
-            if (files / name).is_file():
-                shutil.copyfile(files / name, folder / name)
-    # Where a run was written is no condition, and nobody else's folder.
-    nowhere = replace(checked.manifest.settings, out=None)
-    kept = structs.replace(checked.manifest, argv=(), command=None, settings=nowhere)
-    # Last, so that a folder that was broken off is no baseline.
-    replace_file(folder / MANIFEST, lambda path: path.write_bytes(kept.as_json()))
+    # The manifest last, so that a folder that was broken off is no baseline.
+    for name, content in reversed([*public_members(whole).items()]):
+        (folder / name).write_bytes(content)
     return folder

@@ -20,7 +20,7 @@ from ddp_bench.bench.cluster.process import end_all, ended_with_us, huge_pages_e
 from ddp_bench.bench.cluster.scratch import PREFIX, locks, scratch_folder
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.gate.code import Code
-from ddp_bench.bench.gate.importing import Seen, moved_folder, moved_path, source_of
+from ddp_bench.bench.gate.importing import Seen, moved_folder, moved_path
 from ddp_bench.bench.manifest import Manifest, WorkloadCode
 from ddp_bench.bench.package import OWN_FOLDERS, ROOT, own_command
 from ddp_bench.bench.provenance import (
@@ -28,9 +28,7 @@ from ddp_bench.bench.provenance import (
     import_root,
     is_own,
     is_tracked,
-    not_found,
     repository_of,
-    repository_with,
     run_git,
 )
 from ddp_bench.bench.settings import Settings
@@ -106,9 +104,10 @@ def both_checkouts(
                 Checkout("candidate", ROOT, sys.executable, has_own_bench=True),
             )
     else:
-        top = repository_to_compare(settings.workload)
+        with scratch_folder() as folder:
+            candidates = look(candidate, arguments, folder)
+        top = repository_to_compare(settings.workload, candidates)
         with worktree(top, reference) as place:
-            candidates = look(candidate, arguments, place.parent, top)
             roots = [root for item in candidates.modules.items() if (root := import_root(*item)) is not None]
             path = moved_path(roots, top, place, python_path=os.environ.get("PYTHONPATH", ""))
             start = moved_folder(here, top, place)
@@ -148,29 +147,26 @@ def own_repository() -> Path:
     return ROOT
 
 
-def repository_to_compare(workload: str) -> Path:
+def repository_to_compare(workload: str, candidate: Seen) -> Path:
     """The repository with a workload's file, else the current folder's. Raises UsageError without either."""
-    module = workload.partition(":")[0]
-    here = Path.cwd()
-    file = source_of(module)
-    if file is None:
-        raise UsageError(f"--workload {workload}: {not_found(module, here)}")
-    if any(file.resolve().is_relative_to(folder) for folder in OWN_FOLDERS):
+    if any(candidate.file.resolve().is_relative_to(folder) for folder in OWN_FOLDERS):
         raise UsageError(f"--workload {workload} is ddp-bench's own; leave it out to compare its commits")
-    top = repository_with(file.resolve()) or repository_of(here)
-    if top is None:
+    if candidate.top is None:
         raise UsageError(
-            f"--interleave: neither {file} nor the current folder is in a git repository; put the workload "
-            "under version control, or compare the code as it stands with --interleave ."
+            f"--interleave: neither {candidate.file} nor the current folder is in a git repository; put the "
+            "workload under version control, or compare the code as it stands with --interleave ."
         )
-    return top
+    return candidate.top
 
 
-def look(side: Checkout, arguments: Sequence[str], folder: Path, top: Path) -> Seen:
-    """Have a side import its workload. Raises UsageError with what it said if it fails."""
+def look(side: Checkout, arguments: Sequence[str], folder: Path, top: Path | None = None) -> Seen:
+    """Have a side import its workload; `top` is the repository's where it is known.
+
+    Raises UsageError with what it said if it fails.
+    """
     out = folder / f"{side.name}.json"
     with uninterrupted():
-        process = side.start("bench.gate.importing", [str(out), str(top), *arguments])
+        process = side.start("bench.gate.importing", [str(out), str(top or ""), *arguments])
     try:
         said = process.communicate()[1]
     finally:

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import msgspec
+from typing import Annotated
 
 from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.manifest import Git, Manifest, WorkloadCode
+from ddp_bench.bench.manifest import Git, Manifest, OwnVersion, Record, WorkloadCode, said
 
 SHORT = 7
 """Digits of a commit that a reader is shown, as git does; JSON has all."""
+
+
+class CodeOfSide(Record, frozen=True, omit_defaults=False):
+    """The code of a side."""
+
+    workload: WorkloadCode
+    ddp_bench: OwnVersion
+    git: Git
+
+
+class CodeOfBoth(Record, frozen=True, omit_defaults=False):
+    """Which code was compared; what a manifest does not tell is left out."""
+
+    identical: Annotated[bool | None, said("whether both imported the same code; null: not recorded")]
+    baseline: CodeOfSide
+    candidate: CodeOfSide
 
 
 @dataclass(frozen=True)
@@ -54,14 +68,13 @@ class Code:
         what = "this is an A/A comparison" if same else "what differs is the environment"
         return f"both sides import identical code: {what}"
 
-    def as_dict(self) -> dict[str, Any]:
-        """The same for a program, per side; what a manifest does not tell is empty."""
-        both = {"baseline": self.baseline, "candidate": self.candidate}
-        sides: dict[str, Any] = {
-            name: {"workload": side.workload or {}, "ddp_bench": side.ddp_bench, "git": side.git}
-            for name, side in both.items()
-        }
-        return {"identical": self.is_identical, **msgspec.to_builtins(sides)}
+    def of_both(self) -> CodeOfBoth:
+        """The same for a program."""
+        ours, theirs = (
+            CodeOfSide(workload=side.workload or WorkloadCode(), ddp_bench=side.ddp_bench, git=side.git)
+            for side in (self.baseline, self.candidate)
+        )
+        return CodeOfBoth(identical=self.is_identical, baseline=ours, candidate=theirs)
 
 
 def check_one_code(launches: Sequence[Manifest]) -> None:

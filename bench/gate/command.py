@@ -13,10 +13,9 @@ from ddp_bench.bench.gate import baseline
 from ddp_bench.bench.gate import output as gate_output
 from ddp_bench.bench.gate.compare import Gate, compare
 from ddp_bench.bench.gate.interleave import measure_launches
-from ddp_bench.bench.gate.judge import METRICS
-from ddp_bench.bench.gate.launches import merged
 from ddp_bench.bench.gate.main import DEFAULT_LAUNCHES
-from ddp_bench.bench.gate.runs import GateRun, read_run
+from ddp_bench.bench.gate.runs import GateRun, merged, read_run
+from ddp_bench.bench.results.schema import GATED
 from ddp_bench.bench.text import markdown
 
 AUTO = "auto"
@@ -71,8 +70,7 @@ def read_thresholds(default: str, config: Path | None = None) -> dict[str, float
 
     Raises UsageError that names the key and the fix.
     """
-    names = [metric.name for metric in METRICS]
-    found = dict.fromkeys(names, _share("--threshold", default))
+    found = dict.fromkeys(GATED, _share("--threshold", default))
     if config is None:
         return found
     content = cli.read_toml(config)
@@ -84,7 +82,7 @@ def read_thresholds(default: str, config: Path | None = None) -> dict[str, float
         raise UsageError(f"--config {config}: thresholds is no table; write [thresholds] above its lines")
     for name, value in table.items():
         if name not in found:
-            raise UsageError(f"--config {config}: unknown metric {name!r}; {cli.did_you_mean(name, names)}")
+            raise UsageError(f"--config {config}: unknown metric {name!r}; {cli.did_you_mean(name, GATED)}")
         found[name] = _share(f"--config {config}: {name}", str(value))
     return found
 

@@ -10,23 +10,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from ddp_bench.bench.conditions import Difference
 from ddp_bench.bench.errors import ExitCode, NotComparableError, UsageError
 from ddp_bench.bench.findings.separate_runs import interleave_command, took_turns
 from ddp_bench.bench.gate.code import Code
-from ddp_bench.bench.gate.judge import (
-    DECIDED,
-    METRICS,
-    MIN_ROUNDS,
-    VERDICTS,
-    Comparison,
-    compare_metric,
-    is_compared,
-    values,
-)
+from ddp_bench.bench.gate.judge import DECIDED, MIN_ROUNDS, VERDICTS, Comparison, Verdict, compare_metric
 from ddp_bench.bench.gate.runs import SWEPT, GateCase, GateRun, model_change, run_differences
+from ddp_bench.bench.results.schema import GATED
 
 FAMILY_CONFIDENCE = 0.98
 """Of all intervals of a gate together; half of the rest, 1%, lies on the side of a regression."""
@@ -58,7 +52,7 @@ class Gate:
     """What the candidate's passes left out of cases that are compared."""
     exit_code: ExitCode
 
-    def having(self, verdict: str) -> list[Comparison]:
+    def having(self, verdict: Verdict) -> list[Comparison]:
         return [c for c in self.comparisons if c.verdict == verdict]
 
 
@@ -117,11 +111,11 @@ def compare(
     differing = run_differences(baseline, candidate, pairs, allow_changed_model=allow_changed_model)
     code = Code(baseline.manifest, candidate.manifest, interleaved=interleaved)
     blocked = "" if ratios_only else _obstacle(pairs, differing, interleaved=interleaved)
-    metrics = [metric for metric in METRICS if not (ratios_only and metric.absolute)]
-    wanted = [(a, b, metric) for a, b in both_ok for metric in metrics if is_compared(a, b, metric)]
-    left_out = [
-        (a, m) for a, b in both_ok for m in metrics if m.repeated and values(a, m) and not values(b, m)
-    ]
+    metrics = [metric for metric in GATED.values() if not (ratios_only and metric.absolute)]
+    # A pass that one of them left out says nothing of its speed.
+    had = [(a, b, metric) for a, b in both_ok for metric in metrics if a.rounds[metric.name]]
+    wanted = [(a, b, metric) for a, b, metric in had if b.rounds[metric.name]]
+    left_out = [(a, m) for a, b, m in had if m.repeated and not b.rounds[m.name]]
     # Efficiency is speed-up over a constant: the two are one piece of evidence, counted once.
     evidence = sum(metric.repeated and metric.name != "efficiency" for _, _, metric in wanted)
     confidence = 1 - (1 - FAMILY_CONFIDENCE) / max(evidence, 1)
@@ -169,7 +163,7 @@ def _obstacle(
 
 def _of_the_machine(comparison: Comparison) -> Comparison:
     """Two runs of the same code under the same conditions: what got slower is the machine."""
-    if comparison.verdict != "regressed" or not (comparison.metric and comparison.metric.repeated):
+    if comparison.verdict != "regressed" or not comparison.is_repeated:
         return comparison
     return replace(comparison, verdict="inconclusive", reason=SAME_CODE, suspected=True)
 
@@ -192,9 +186,9 @@ def _missing(ours: GateCase, theirs: GateCase | None) -> Comparison:
 def require_rounds(run: GateRun, cases: Sequence[GateCase]) -> None:
     """Raise NotComparableError where a case has too few rounds for an interval."""
     for case in cases:
-        if len(case.images_per_s) < MIN_ROUNDS:
+        if (num_rounds := len(case.rounds["images_per_s"])) < MIN_ROUNDS:
             raise NotComparableError(
-                f"{run.path}: {case.case_id} has {len(case.images_per_s)} rounds, a gate needs at least "
+                f"{run.path}: {case.case_id} has {num_rounds} rounds, a gate needs at least "
                 f"{MIN_ROUNDS}; measure longer: --rounds 10, and enough --max-time for them"
             )
 
@@ -206,9 +200,9 @@ def _ids(run: GateRun) -> str:
 
 def _badness(comparison: Comparison) -> tuple[int, float]:
     worse = 0.0
-    if comparison.ratio is not None and comparison.metric is not None:
+    if comparison.ratio is not None and comparison.column is not None:
         change = comparison.ratio.estimate - 1
-        worse = 0.0 if math.isnan(change) else -change if comparison.metric.higher_is_better else change
+        worse = 0.0 if math.isnan(change) else -change if comparison.column.higher_is_better else change
     return VERDICTS.index(comparison.verdict), -worse
 
 
@@ -221,5 +215,5 @@ def _exit_code(found: Sequence[Comparison], *, blocked: bool, allow_missing: boo
     if any(c.suspected for c in found) or (strict and "inconclusive" in verdicts):
         return ExitCode.NOT_COMPARABLE
     # Equal memory alone, or nothing but intervals too wide to say anything, is no pass.
-    decided = any(c.verdict in DECIDED for c in found if c.metric and c.metric.repeated)
+    decided = any(c.verdict in DECIDED for c in found if c.is_repeated)
     return ExitCode.OK if decided else ExitCode.NOT_COMPARABLE

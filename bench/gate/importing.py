@@ -1,75 +1,31 @@
 """Where a workload is imported from, and the path that imports it from another checkout instead.
 
 As a script, `OUT TOP ARGUMENTS` prepares a run with these arguments, does not begin it, and writes to the
-file OUT what it has imported of its workload, and every module that is imported from below TOP.
+file OUT what it has imported of its workload, and every module that is imported from below TOP. Where TOP is
+empty it is the top of the repository with the workload's file, else of the current folder's.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 from ddp_bench.bench.cli import guarded, to_json
 from ddp_bench.bench.errors import ExitCode
 from ddp_bench.bench.manifest import WorkloadCode, of_json
-from ddp_bench.bench.provenance import imported_below, is_own, is_tracked, workload_code
+from ddp_bench.bench.provenance import (
+    imported_below,
+    is_own,
+    is_tracked,
+    repository_of,
+    repository_with,
+    workload_code,
+)
 from ddp_bench.bench.run.main import settings_of
-
-
-def source_of(module: str) -> Path | None:
-    """The file that a run started here would import `module` from, found without executing it.
-
-    None where there is none: no such module, or one without a file.
-    """
-    names = module.split(".")
-    if not all(name.isidentifier() for name in names):
-        return None
-    with _current_folder_first():
-        importlib.invalidate_caches()
-        spec = _spec(names[0], None)
-        for depth in range(2, len(names) + 1):
-            if spec is None or spec.submodule_search_locations is None:
-                return None
-            spec = _spec(".".join(names[:depth]), list(spec.submodule_search_locations))
-    return Path(spec.origin).absolute() if spec is not None and spec.has_location and spec.origin else None
-
-
-@contextmanager
-def _current_folder_first() -> Iterator[None]:
-    """Have the path that `models.registry` imports a workload with."""
-    before = list(sys.path)
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        yield
-    finally:
-        sys.path[:] = before
-
-
-def _spec(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
-    """Ask the import system's finders, as `import` does, the editable installs' among them."""
-    for finder in sys.meta_path:
-        find = getattr(finder, "find_spec", None)
-        try:
-            found: ModuleSpec | None = None if find is None else find(name, path)
-        except KeyError:  # a folder without __init__.py in a package that is not imported: PathFinder asks it
-            found = _namespace(name, path or ())
-        if found is not None:
-            return found
-    return None
-
-
-def _namespace(name: str, path: Sequence[str]) -> ModuleSpec:
-    found = ModuleSpec(name, None, is_package=True)
-    found.submodule_search_locations = [os.path.join(entry, name.rpartition(".")[2]) for entry in path]  # noqa: PTH118 - as on the path
-    return found
 
 
 def moved_folder(folder: Path, top: Path, place: Path) -> Path:
@@ -111,36 +67,42 @@ def _belongs(folder: Path, top: Path, place: Path) -> bool:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a side imports: `code` as in a manifest, `modules` with their files below a folder."""
+    """What a side imports: `code` as in a manifest, `modules` with their files below `top`."""
 
     code: WorkloadCode
     file: Path
     modules: Mapping[str, Path]
+    top: Path | None = None
+    """Of the repository; None where there is none."""
 
     @classmethod
     def read(cls, place: Path) -> Seen:
         """What the script has written."""
         told = json.loads(place.read_text(encoding="utf-8"))
         modules = {name: Path(file) for name, file in told["modules"].items()}
-        return cls(of_json(told["code"], WorkloadCode, place), Path(told["file"]), modules)
+        top = Path(told["top"]) if told["top"] else None
+        return cls(of_json(told["code"], WorkloadCode, place), Path(told["file"]), modules, top)
 
 
 def main(given: Sequence[str]) -> int:
     """Prepare a run and write what it has imported; the exit code."""
     out, top, *arguments = given
-    return guarded("run", lambda: _main(Path(out), Path(top), arguments))
+    return guarded("run", lambda: _main(Path(out), Path(top) if top else None, arguments))
 
 
-def _main(out: Path, top: Path, arguments: Sequence[str]) -> int:
+def _main(out: Path, top: Path | None, arguments: Sequence[str]) -> int:
     settings = settings_of(arguments)
     from ddp_bench.bench.run import job
 
     job.prepare(settings)
     spec = settings.workload or ""
+    file = Path(str(getattr(sys.modules[spec.partition(":")[0]], "__file__", None)))
+    top = top or repository_with(file.resolve()) or repository_of(Path.cwd())
     told = {
         "code": workload_code(spec),
-        "file": str(getattr(sys.modules[spec.partition(":")[0]], "__file__", None)),
-        "modules": {name: str(file) for name, file in imported_below(top).items()},
+        "file": str(file),
+        "modules": {name: str(path) for name, path in imported_below(top).items()} if top else {},
+        "top": str(top or ""),
     }
     out.write_text(to_json(told), encoding="utf-8")
     return ExitCode.OK

@@ -5,75 +5,72 @@ from __future__ import annotations
 import functools
 import math
 import statistics
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from typing import Annotated, Literal, TypeAlias, get_args
 
-from ddp_bench.bench.gate.launches import launch_median, launch_ratio, typical_sides
-from ddp_bench.bench.gate.runs import GateCase
+import scipy
+from msgspec.structs import replace
+
+from ddp_bench.bench.gate.runs import LAUNCH, GateCase
+from ddp_bench.bench.manifest import Count, Record, said
 from ddp_bench.bench.results.round_times import ByRound
+from ddp_bench.bench.results.schema import GATED, Metric
 from ddp_bench.bench.settings import IMAGES
-from ddp_bench.bench.stats import Interval, ratio_of_runs
+from ddp_bench.bench.stats import (
+    Interval,
+    difference_of_runs,
+    median_interval,
+    ratio_of_runs,
+    variance_between,
+)
 
 MIN_ROUNDS = 3
 """Fewer rounds say nothing of their own spread."""
 
-VERDICTS = ("regressed", "missing", "not comparable", "inconclusive", "unchanged", "improved")
+Verdict: TypeAlias = Literal[
+    "regressed", "missing", "not comparable", "inconclusive", "unchanged", "improved"
+]
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 """Worst first."""
 
 DECIDED = ("improved", "unchanged")
 """Verdicts with which a gate can pass."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Metric:
-    """A column of cases.csv in which one direction is better."""
-
-    name: str
-    label: str
-    higher_is_better: bool
-    absolute: bool = False
-    """Whether it depends on the machine; a ratio inside one run does so less."""
-    repeated: bool = True
-    """Whether every round gives one; otherwise it is compared exactly, without an interval."""
-    least_change: float = 0.0
-    """Differences below this, in its own unit, are none."""
-
-
-METRICS = (
-    Metric(name="images_per_s", label="throughput", higher_is_better=True, absolute=True),
-    Metric(name="speedup", label="speed-up", higher_is_better=True),
-    Metric(name="efficiency", label="efficiency", higher_is_better=True),
-    Metric(name="exposed_comm_ms", label="exposed communication", higher_is_better=False, absolute=True),
-    Metric(
-        name="peak_mem_mib",
-        label="peak memory",
-        higher_is_better=False,
-        absolute=True,
-        repeated=False,
-        least_change=1.0,  # MiB: allocators and the C library round by about as much
-    ),
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """One metric of one case; without a metric, the whole case. Estimates are in the metric's unit."""
+class Comparison(Record, frozen=True, omit_defaults=False):
+    """One metric of one case; without a metric, the whole case."""
 
     case_id: str
-    stand_in: bool
-    metric: Metric | None
-    verdict: str
+    stand_in: Annotated[bool, said("whether CPU cores stood in for GPUs in DP")]
+    metric: Annotated[str | None, said("a column of cases.csv; null where the whole case is missing")]
+    verdict: Verdict
     reason: str = ""
-    baseline: float | None = None
-    candidate: float | None = None
-    units: tuple[str, str] = (IMAGES, IMAGES)
-    """What throughput counts in the baseline and in the candidate; the same where it is compared."""
-    ratio: Interval | None = None
-    """Candidate / baseline; without ends where nothing was repeated (peak memory)."""
-    threshold: float | None = None
-    num_rounds: tuple[int, int] | None = None
-    suspected: bool = False
-    """Whether its rounds alone would make it a regression, but the runs themselves changed as much."""
+    baseline: Annotated[float | None, said("what is typical of its rounds, in the metric's unit")] = None
+    candidate: Annotated[float | None, said("the same of the candidate")] = None
+    units: Annotated[tuple[str, str], said("what throughput counts, in the baseline and the candidate")] = (
+        IMAGES,
+        IMAGES,
+    )
+    ratio: Annotated[
+        Interval | None,
+        said(
+            "candidate / baseline; of exposed communication 1 + candidate less baseline over the baseline's "
+            "step; without ends where nothing was repeated (peak memory)"
+        ),
+    ] = None
+    threshold: Annotated[float | None, said("the change that matters, a fraction")] = None
+    num_rounds: Annotated[tuple[Count, Count] | None, said("of the baseline and of the candidate")] = None
+    suspected: Annotated[bool, said("a regression that may be the machine's; reason says why")] = False
+
+    @property
+    def column(self) -> Metric | None:
+        """The metric; None where the whole case is missing."""
+        return None if self.metric is None else GATED[self.metric]
+
+    @property
+    def is_repeated(self) -> bool:
+        """Whether it is of a metric that every round gives."""
+        return self.column is not None and self.column.repeated
 
 
 def compare_metric(
@@ -88,15 +85,15 @@ def compare_metric(
 ) -> Comparison:
     """Judge a metric of a case in the baseline (`ours`) and the candidate (`theirs`).
 
-    `blocked` says why figures must not be compared. Figures of `interleaved` runs are divided round by round,
-    those of others as each run fitted them, with how much each run changed within itself.
+    `blocked` says why figures must not be compared. Figures of `interleaved` runs are compared round by
+    round, those of others as each run fitted them, with how much each run changed within itself.
     """
-    before, after = values(ours, metric), values(theirs, metric)
+    before, after = ours.rounds[metric.name], theirs.rounds[metric.name]
     measured = Comparison(
         case_id=ours.case_id,
         stand_in="cpu_standin" in (ours.row.get("impl"), theirs.row.get("impl")),
-        metric=metric,
-        verdict="",
+        metric=metric.name,
+        verdict="not comparable",
         baseline=statistics.median(before.values()),
         candidate=statistics.median(after.values()),
         units=(ours.unit, theirs.unit),
@@ -104,40 +101,47 @@ def compare_metric(
         num_rounds=(len(before), len(after)),
     )
     if blocked:
-        return replace(measured, verdict="not comparable", reason=blocked)
-    if metric.repeated and (fewest := min(len(before), len(after))) < MIN_ROUNDS:
-        return replace(measured, verdict="not comparable", reason=f"{fewest} rounds, needs {MIN_ROUNDS}")
+        return replace(measured, reason=blocked)
     judged = functools.partial(_judged, metric=metric, threshold=threshold)
-    if interleaved and metric.repeated:
-        ratio, (candidate, baseline) = _in_turns(after, before, confidence)
-        return judged(replace(measured, baseline=baseline, candidate=candidate), ratio)
     if not metric.repeated:
         return judged(measured, Interval(after[0] / before[0], math.nan, math.nan))
+    if (fewest := min(len(before), len(after))) < MIN_ROUNDS:
+        return replace(measured, reason=f"{fewest} rounds, needs {MIN_ROUNDS}")
+    steps = ours.rounds[metric.in_parts_of] if metric.in_parts_of else None
+    if interleaved:
+        ratio, (baseline, candidate) = _in_turns(before, after, steps, confidence)
+        return judged(replace(measured, baseline=baseline, candidate=candidate), ratio)
+    left, right = ([value for _, value in sorted(rounds.items())] for rounds in (after, before))
     fits = theirs.fitted.get(metric.name), ours.fitted.get(metric.name)
-    return _separate(judged, measured, (after, before), fits, confidence)
+    if all(fits):
+        candidate, baseline = (fit.estimate for fit in fits if fit)
+        measured = replace(measured, baseline=baseline, candidate=candidate)
+    if steps is None:
+        ways = ratio_of_runs(fits, (left, right), confidence=confidence)
+    else:
+        fitted = ours.fitted.get(metric.in_parts_of)
+        step = fitted.estimate if fitted else statistics.median(steps.values())
+        differences = difference_of_runs(fits, (left, right), confidence=confidence)
+        ways = _one_and(differences[0], step), _one_and(differences[1], step)
+    return _separate(judged, measured, *ways)
+
+
+def _one_and(difference: Interval, of: float) -> Interval:
+    """One and a difference in parts of something, so that it is judged as ratios are."""
+    return Interval(*(1 + end / of for end in (difference.estimate, difference.low, difference.high)))
 
 
 def _separate(
     judged: Callable[[Comparison, Interval], Comparison],
     measured: Comparison,
-    rounds: tuple[ByRound, ByRound],
-    fits: tuple[Interval | None, Interval | None],
-    confidence: float,
+    by_rounds: Interval,
+    with_change: Interval,
 ) -> Comparison:
-    """Judge two runs by what each fitted over its rounds, and by how much each changed within itself.
-
-    `rounds` and `fits` are of the candidate and the baseline.
-    """
-    left, right = ([value for _, value in sorted(by_round.items())] for by_round in rounds)
-    if all(fit is not None and fit.estimate > 0 for fit in fits):
-        candidate, baseline = (None if fit is None else fit.estimate for fit in fits)
-        measured = replace(measured, baseline=baseline, candidate=candidate)
-    by_rounds, whole = (
-        judged(measured, r) for r in ratio_of_runs(fits, (left, right), confidence=confidence)
-    )
-    if whole.verdict != "inconclusive" or by_rounds.verdict not in ("regressed", "improved"):
+    """Judge two runs by their rounds, and by how much each changed within itself."""
+    alone, whole = judged(measured, by_rounds), judged(measured, with_change)
+    if whole.verdict != "inconclusive" or alone.verdict not in ("regressed", "improved"):
         return whole
-    suspected = by_rounds.verdict == "regressed"
+    suspected = alone.verdict == "regressed"
     return replace(whole, reason="the runs themselves changed as much", suspected=suspected)
 
 
@@ -150,40 +154,63 @@ def _judged(measured: Comparison, ratio: Interval, *, metric: Metric, threshold:
 
 
 def _in_turns(
-    numerator: ByRound, denominator: ByRound, confidence: float
+    before: ByRound, after: ByRound, steps: ByRound | None, confidence: float
 ) -> tuple[Interval, tuple[float, float]]:
-    """The ratio of runs that took turns, and what it is of, with that quotient.
+    """Compare runs that took turns in pairs of rounds; with what of both sides the ratio is of.
 
-    Rounds are compared in pairs, as quotients; where figures are not positive, such as exposed communication,
-    as differences in parts of the denominator's median.
+    `steps`, of the baseline, are what differences are in parts of.
     """
-    figures = [*numerator.values()], [*denominator.values()]
-    if min(map(min, figures)) > 0:
-        ratio = launch_ratio(numerator, denominator, confidence=confidence)
-        return ratio, typical_sides(numerator, denominator, ratio.estimate)
-    median = statistics.median(figures[1])
-    differences = {r: numerator[r] - denominator[r] for r in numerator.keys() & denominator.keys()}
-    found, unit = launch_median(differences, confidence=confidence), abs(median) or math.nan
-    ratio = Interval(*(1 + end / unit for end in (found.estimate, found.low, found.high)))
-    return ratio, (median + found.estimate, median)
+    if steps is None:
+        ratio = launch_ratio(after, before, confidence=confidence)
+        candidate, baseline = typical_sides(after, before, ratio.estimate)
+        return ratio, (baseline, candidate)
+    common = before.keys() & after.keys() & steps.keys()
+    ratio = launch_median({r: 1 + (after[r] - before[r]) / steps[r] for r in common}, confidence=confidence)
+    baseline = statistics.median(before.values())
+    return ratio, (baseline, baseline + (ratio.estimate - 1) * statistics.median(steps.values()))
 
 
-def is_compared(ours: GateCase, theirs: GateCase, metric: Metric) -> bool:
-    """Whether both runs measured it: a pass that one of them left out says nothing of its speed."""
-    return bool(values(ours, metric)) and bool(values(theirs, metric))
+def launch_ratio(
+    numerator: Mapping[int, float], denominator: Mapping[int, float], *, confidence: float
+) -> Interval:
+    """Median of the within-round ratios of all launches."""
+    rounds = numerator.keys() & denominator.keys()
+    return launch_median({r: numerator[r] / denominator[r] for r in rounds}, confidence=confidence)
 
 
-def values(case: GateCase, metric: Metric) -> ByRound:
-    """One figure per round, in the metric's unit; empty where the case does not have it."""
-    if metric.name == "peak_mem_mib":
-        return {} if case.peak_mem_mib is None else {0: case.peak_mem_mib}
-    if metric.name == "efficiency":
-        return {r: ratio / int(case.row["num_devices"]) for r, ratio in case.speedup.items()}
-    by_round: ByRound = getattr(case, metric.name)
-    return by_round
+def launch_median(by_round: Mapping[int, float], *, confidence: float) -> Interval:
+    """Median over the rounds of all launches; its interval holds the spread between launches too.
+
+    The normal interval of that spread (`variance_between`) is added in quadrature to that of the rounds. Few
+    launches know it roughly: where they differ by more than their rounds do, a 95% interval of three covers
+    87%, of five 89% (simulated); `tests/benchmarks/gate_power.py` tests the gate as a whole.
+    """
+    pooled = median_interval([*by_round.values()], confidence=confidence)
+    launches: dict[int, list[float]] = {}
+    for r in sorted(by_round):
+        launches.setdefault(r // LAUNCH, []).append(by_round[r])
+    if len(launches) < 2 or math.isnan(pooled.low):
+        return pooled
+    between = variance_between([*launches.values()])
+    beyond = float(scipy.stats.norm.ppf((1 + confidence) / 2)) ** 2 * between / len(launches)
+    low = pooled.estimate - math.hypot(pooled.estimate - pooled.low, math.sqrt(beyond))
+    high = pooled.estimate + math.hypot(pooled.high - pooled.estimate, math.sqrt(beyond))
+    return Interval(pooled.estimate, low, high)
 
 
-def judge(ratio: Interval, *, higher_is_better: bool, threshold: float) -> str:
+def typical_sides(numerator: ByRound, denominator: ByRound, ratio: float) -> tuple[float, float]:
+    """Numerator and denominator of a typical round, whose quotient is `ratio`.
+
+    Medians of the sides by themselves can contradict the median of the ratios within rounds. So the level
+    that both share is estimated, the median of their geometric means, and divided by the ratio. Positive
+    figures.
+    """
+    common = numerator.keys() & denominator.keys()
+    level = statistics.median(math.sqrt(numerator[r]) * math.sqrt(denominator[r]) for r in common)
+    return level * math.sqrt(ratio), level / math.sqrt(ratio)
+
+
+def judge(ratio: Interval, *, higher_is_better: bool, threshold: float) -> Verdict:
     """`regressed`, `improved`, `unchanged` or `inconclusive`, for candidate / baseline with its interval.
 
     Without ends (nothing was repeated) the ratio is taken as exact.
@@ -196,12 +223,10 @@ def judge(ratio: Interval, *, higher_is_better: bool, threshold: float) -> str:
     return "unchanged" if low >= 1 - threshold and high <= 1 + threshold else "inconclusive"
 
 
-def _why(verdict: str, ratio: Interval, threshold: float, metric: Metric) -> str:
+def _why(verdict: Verdict, ratio: Interval, threshold: float, metric: Metric) -> str:
     """Why a verdict of `judge` is what it is; empty where that is plain."""
     if verdict != "inconclusive":
         return "" if metric.repeated else "one reading, no interval"
-    if math.isinf(ratio.high):
-        return "the baseline cannot be told from 0"
     if ratio.excludes(1.0):
         return f"a change, but not clearly beyond {100 * threshold:g}%"
     return "the interval is too wide"

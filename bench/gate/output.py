@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
+from typing import Annotated, Literal
 
 from rich import box
 from rich.table import Table
@@ -15,16 +15,25 @@ from ddp_bench.bench.errors import ExitCode
 from ddp_bench.bench.findings.numbers import rate
 from ddp_bench.bench.findings.separate_runs import NOT_INTERLEAVED, UNKNOWN_REF
 from ddp_bench.bench.findings.wording import CPU_STAND_IN
+from ddp_bench.bench.gate.code import CodeOfBoth
 from ddp_bench.bench.gate.compare import FAMILY_CONFIDENCE, SAME_CODE, Gate
-from ddp_bench.bench.gate.judge import DECIDED, Comparison
+from ddp_bench.bench.gate.judge import DECIDED, Comparison, Verdict
 from ddp_bench.bench.gate.runs import OF_THE_MODEL
 from ddp_bench.bench.github import Annotation
+from ddp_bench.bench.manifest import Record, said
 from ddp_bench.bench.text import markdown as markdown_text
 from ddp_bench.bench.text import visible
 
-WORDS = {ExitCode.OK: "pass", ExitCode.FAILED: "regression", ExitCode.NOT_COMPARABLE: "not comparable"}
+Word = Literal["pass", "regression", "not comparable", "undecided"]
+WORDS: dict[ExitCode, Word] = {
+    ExitCode.OK: "pass",
+    ExitCode.FAILED: "regression",
+    ExitCode.NOT_COMPARABLE: "not comparable",
+}
 
 HEADINGS = ("verdict", "case", "metric", "baseline", "candidate", "ratio [interval]", "allowed", "")
+
+_COUNTED: tuple[Verdict, ...] = ("regressed", "missing", "inconclusive", "improved", "unchanged")
 
 MOST_ROUNDS = 1000
 """Advice to measure more rounds than this would help nobody."""
@@ -65,10 +74,13 @@ def notes(gate: Gate) -> list[str]:
                 else "of the figures in cases.csv; they hold how much each run changed within itself."
             )
         )
+    if any(c.ratio is not None and c.column is not None and c.column.in_parts_of for c in gate.comparisons):
+        lines.append("of the step: candidate less baseline, in parts of the baseline's step.")
     if gate.model_change:
         lines.append(f"{gate.model_change}.")
-    if any(c.metric is not None and not c.metric.repeated for c in gate.comparisons):
-        lines.append("peak memory: one reading per run, compared exactly, no interval.")
+    once = {c.column.label for c in gate.comparisons if c.column is not None and not c.is_repeated}
+    if once:
+        lines.append(f"{', '.join(sorted(once))}: one reading per run, compared exactly, no interval.")
     if gate.only_in_candidate:
         lines.append(f"only in the candidate, not gated: {', '.join(gate.only_in_candidate)}")
     if gate.only_in_baseline:
@@ -84,7 +96,7 @@ def notes(gate: Gate) -> list[str]:
     return [*lines, f"{CPU_STAND_IN}."] if gate.on_cpu else lines
 
 
-def word(gate: Gate) -> str:
+def word(gate: Gate) -> Word:
     """`pass`, `regression`, `not comparable`; `undecided` where every interval was too wide."""
     compared = any(c.ratio is not None for c in gate.comparisons)
     return "undecided" if gate.exit_code == ExitCode.NOT_COMPARABLE and compared else WORDS[gate.exit_code]
@@ -92,11 +104,7 @@ def word(gate: Gate) -> str:
 
 def verdict(gate: Gate) -> str:
     """The last line: what was decided, on what, and what to do where nothing was."""
-    counts = [
-        f"{len(found)} {name}"
-        for name in ("regressed", "missing", "inconclusive", "improved", "unchanged")
-        if (found := gate.having(name))
-    ]
+    counts = [f"{len(found)} {name}" for name in _COUNTED if (found := gate.having(name))]
     head = f"{word(gate)}: "
     if word(gate) == "not comparable":
         names = [d.name for d in gate.differences if d.blocking]
@@ -111,7 +119,7 @@ def verdict(gate: Gate) -> str:
             else "measure both in turns, with --interleave"
         )
     if word(gate) == "undecided":
-        decided = any(c.verdict in DECIDED and c.metric and c.metric.repeated for c in gate.comparisons)
+        decided = any(c.verdict in DECIDED and c.is_repeated for c in gate.comparisons)
         nothing = "" if decided else ": nothing could be decided"
         return f"{head}{', '.join(counts)}{nothing}; {_longer(gate)}"
     worst = gate.comparisons[0]
@@ -142,28 +150,53 @@ def annotations_of(gate: Gate) -> list[Annotation]:
     return [Annotation("error", f"{title}: {c.verdict}", _named(c)) for c in bad]
 
 
+class Differing(Record, frozen=True, omit_defaults=False):
+    """A condition that the two runs do not share."""
+
+    name: str
+    baseline: str
+    candidate: str
+    blocking: Annotated[bool, said("whether it makes the runs not comparable")]
+
+
+class Printed(Record, frozen=True, omit_defaults=False):
+    """What `ddp-bench gate --json` prints."""
+
+    verdict: Word
+    exit_code: ExitCode
+    sentence: Annotated[str, said("the verdict and what decided it")]
+    interval_confidence: Annotated[float, said("of each single interval, a fraction")]
+    cpu_stand_in: Annotated[bool, said("whether devices were CPU cores")]
+    code: CodeOfBoth
+    interleaved: Annotated[bool, said("whether both sides took turns on one machine")]
+    interleave_command: Annotated[str | None, said("the command that measures both in turns")]
+    model_change: Annotated[str | None, said("how the candidate's model differs")]
+    differences: tuple[Differing, ...]
+    only_in_candidate: Annotated[tuple[str, ...], said("cases that were not gated")]
+    comparisons: Annotated[tuple[Comparison, ...], said("worst first")]
+
+
 def as_json(gate: Gate) -> str:
-    """Everything, for a program; what is unknown or unbounded is null."""
-    content = {
-        "verdict": word(gate),
-        "exit_code": gate.exit_code,
-        "sentence": verdict(gate),
-        "interval_confidence": gate.confidence,
-        "cpu_stand_in": gate.on_cpu,
-        "code": gate.code.as_dict(),
-        "interleaved": gate.interleaved,
-        "interleave_command": gate.interleave_command or None,
-        "model_change": gate.model_change or None,
-        "differences": [
-            {"name": d.name, "baseline": d.then, "candidate": d.now, "blocking": d.blocking}
-            for d in gate.differences
-        ],
-        "only_in_candidate": gate.only_in_candidate,
-        "comparisons": [
-            {**asdict(c), "metric": c.metric.name if c.metric else None} for c in gate.comparisons
-        ],
-    }
-    return to_json(content)
+    """Everything, for a program; what is unknown is null."""
+    return to_json(
+        Printed(
+            verdict=word(gate),
+            exit_code=gate.exit_code,
+            sentence=verdict(gate),
+            interval_confidence=gate.confidence,
+            cpu_stand_in=gate.on_cpu,
+            code=gate.code.of_both(),
+            interleaved=gate.interleaved,
+            interleave_command=gate.interleave_command or None,
+            model_change=gate.model_change or None,
+            differences=tuple(
+                Differing(name=d.name, baseline=d.then, candidate=d.now, blocking=d.blocking)
+                for d in gate.differences
+            ),
+            only_in_candidate=gate.only_in_candidate,
+            comparisons=gate.comparisons,
+        )
+    )
 
 
 def _nevertheless(names: Sequence[str]) -> str:
@@ -178,57 +211,46 @@ def _nevertheless(names: Sequence[str]) -> str:
 def cells(c: Comparison) -> tuple[str, ...]:
     """One row of the table, under `HEADINGS`."""
     name = c.case_id + (" (CPU stand-in)" if c.stand_in else "")
-    label = c.metric.label if c.metric is not None else ""
+    label = c.column.label if c.column is not None else ""
     allowed = "" if c.threshold is None else f"± {100 * c.threshold:g}%"
     both = (_amount(c, c.baseline, c.units[0]), _amount(c, c.candidate, c.units[1]))
     return (c.verdict, name, label, *both, _ratio(c), allowed, c.reason)
 
 
 def _amount(c: Comparison, value: float | None, unit: str) -> str:
-    if value is None or c.metric is None:
+    if value is None or c.column is None:
         return ""
-    if c.metric.name == "images_per_s":
-        return rate(value, unit, digits=4)
-    return {
-        "speedup": f"{value:.3f}x",
-        "efficiency": f"{100 * value:.1f}%",
-        "exposed_comm_ms": f"{value:,.2f} ms",
-        "peak_mem_mib": f"{value:,.0f} MiB",
-    }[c.metric.name]
+    return rate(value, unit, digits=4) if c.column.is_rate else c.column.written.format(value)
 
 
 def _ratio(c: Comparison) -> str:
-    if c.ratio is None:
+    if c.ratio is None or c.column is None:
         return ""
-    if math.isinf(c.ratio.low) and math.isinf(c.ratio.high):
-        return "no ratio"
-    estimate = f"{c.ratio.estimate:.3f}x" if math.isfinite(c.ratio.estimate) else "no ratio"
+    if c.column.in_parts_of:
+        change, low, high = (100 * (end - 1) for end in (c.ratio.estimate, c.ratio.low, c.ratio.high))
+        ends = "" if math.isnan(low) else f" [{low:+.1f}%, {high:+.1f}%]"
+        return f"{change:+.1f}% of the step{ends}"
     if math.isnan(c.ratio.low):
-        return estimate
-    return f"{estimate} [{_bound(c.ratio.low)}, {_bound(c.ratio.high)}]"
-
-
-def _bound(value: float) -> str:
-    if math.isinf(value):
-        return "no bound"
-    return ">99" if value > 99 else "<-99" if value < -99 else f"{value:.3f}"
+        return f"{c.ratio.estimate:.3f}x"
+    end = ">99" if c.ratio.high > 99 else f"{c.ratio.high:.3f}"
+    return f"{c.ratio.estimate:.3f}x [{c.ratio.low:.3f}, {end}]"
 
 
 def _named(c: Comparison) -> str:
-    if c.metric is None or c.ratio is None:
-        what = f" {c.metric.label}" if c.metric else ""
+    if c.column is None or c.ratio is None:
+        what = f" {c.column.label}" if c.column else ""
         return f"{c.case_id}{what} is missing ({visible(c.reason)})"
     then, now = (
         _amount(c, value, unit) for value, unit in zip((c.baseline, c.candidate), c.units, strict=True)
     )
-    return f"{c.case_id} {c.metric.label} {then} -> {now}, {_ratio(c)}"
+    return f"{c.case_id} {c.column.label} {then} -> {now}, {_ratio(c)}"
 
 
 def _longer(gate: Gate) -> str:
     """Rounds that bring the widest throughput interval to the threshold: its width goes as 1/sqrt(n)."""
     wanted = []
     for c in gate.having("inconclusive"):
-        if not (c.metric and c.metric.name == "images_per_s" and c.ratio and c.num_rounds and c.threshold):
+        if not (c.column and c.column.is_rate and c.ratio and c.num_rounds and c.threshold):
             continue
         if math.isfinite(width := c.ratio.high - c.ratio.low):
             # Bounded: the square of a very wide one overflows.

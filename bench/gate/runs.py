@@ -1,12 +1,10 @@
-"""A results folder as the gate may use it: read, and refused where its files do not hold together.
+"""A results folder as the gate may use it: refused where its files do not hold together.
 
 Figures come from blocks.csv; cases.csv says what the cases are, how they ended and their peak memory.
 """
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,19 +15,11 @@ import pandas as pd
 from ddp_bench.bench.axes import DDP_AXES, DDP_DEFAULTS, PIPELINE_AXES, STEP_DEFAULTS
 from ddp_bench.bench.conditions import UNKNOWN, Difference, Question, differences
 from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.findings.numbers import count, finite, mib, rounded
+from ddp_bench.bench.findings.numbers import count, mib, rounded
 from ddp_bench.bench.manifest import Manifest
-from ddp_bench.bench.results.aggregate import (
-    fits_of_cases,
-    images_per_s_by_round,
-    step_ms_by_round,
-    typical_of,
-    units_per_step,
-)
-from ddp_bench.bench.results.archive import opened
-from ddp_bench.bench.results.comparisons import compile_mode
+from ddp_bench.bench.results.aggregate import fits_of_cases, metrics_by_round, typical_of, units_per_step
 from ddp_bench.bench.results.round_times import ByRound, RoundTimes
-from ddp_bench.bench.results.schema import IDENTITY, records
+from ddp_bench.bench.results.schema import IDENTITY, METRICS, records
 from ddp_bench.bench.results.store import RunData, load_run
 from ddp_bench.bench.results.tables import readable
 from ddp_bench.bench.settings import IMAGES, RANK_PER_DEVICE
@@ -50,22 +40,13 @@ PLANNED = tuple(
 SEEN = ("device_name", "link")
 """Known only of cases that were measured."""
 
-FITTED = ("images_per_s", "speedup", "efficiency", "exposed_comm_ms")
-"""Columns that a run fits over all its rounds, with intervals."""
-
-NEEDED = {
-    "cases.csv": (
-        *("case_id", "status", "mode", "num_devices", "batch_per_device", "global_batch", "accumulate"),
-        *("images_per_s", "peak_mem_mib", "num_rounds", "num_blocks"),
-    ),
-    "blocks.csv": ("case_id", "phase", "round", "rank", "num_steps", "block_ms", "steps_ms"),
-}
-"""Columns without which there is nothing to compare; an archive has not all the others."""
-
-_MOST_HEADER_BYTES = 2**16
+LAUNCH = 1_000_000
+"""Added to the rounds of every further launch, so that no two launches share a round."""
 
 OF_THE_MODEL = ("arch", "model parameters", "gradient bytes")
 """Conditions that a change of the model changes."""
+
+_BLOCK = ["case_id", "phase", "round"]
 
 RESTORE = "restore the folder or measure again"
 """The tail of an error message about a folder's files."""
@@ -78,11 +59,8 @@ class GateCase:
     case_id: str
     row: Mapping[str, str]
     """Identity columns as text, the empty ones left out."""
-    images_per_s: ByRound
-    speedup: ByRound
-    """Within-round ratio to `single`; empty for `single` itself."""
-    exposed_comm_ms: ByRound
-    peak_mem_mib: float | None
+    rounds: Mapping[str, ByRound]
+    """By metric one figure per round; empty where the case does not have it."""
     fitted: Mapping[str, Interval] = field(default_factory=dict)
     """The repeated metrics as `cases.csv` has them, of one fit over all rounds, by column."""
 
@@ -112,118 +90,100 @@ class GateRun:
 
 def read_run(path: Path) -> GateRun:
     """Load and check a results folder or an archive. Raises UsageError that names what is wrong with it."""
-    with opened(path) as folder:
-        run = load_run(folder)
-        for name, columns in NEEDED.items():
-            _check_text(folder / name, columns)
-        return checked(replace(run, path=path))
+    return checked(load_run(path))
 
 
 def checked(run: RunData) -> GateRun:
-    """The cases of a loaded run. Raises UsageError where cases.csv or blocks.csv is damaged or cut off."""
-    cases, blocks = run.cases, run.blocks
-    where = str(run.path)
-    _check_cases(where, cases)
-    used = blocks[blocks["phase"].isin(["timed", "no_sync"])]
-    _check_blocks(where, cases, blocks, used)
-    if not run.longest_only:
-        _check_ranks(where, cases, used)
-    units = units_per_step(cases)
-    throughput = images_per_s_by_round(used, units)
-    timed, no_sync = step_ms_by_round(used, "timed"), step_ms_by_round(used, "no_sync")
-    rows = records(cases)
-    singles = {compile_mode(row): str(row["case_id"]) for row in rows if row["mode"] == "single"}
+    """The cases of a loaded run. Raises UsageError where cases.csv or blocks.csv lacks some of the other."""
+    _check(run)
+    rows = records(run.cases)
     with readable(run.path / "blocks.csv"):
-        fits = fits_of_cases(rows, typical_of(RoundTimes.of(blocks.assign(detail=None))), units)
-    visits = blocks.drop_duplicates(["case_id", "phase", "round"])["case_id"].value_counts()
+        typical = typical_of(RoundTimes.of(run.blocks.assign(detail=None)))
+        fits = fits_of_cases(rows, typical, units_per_step(run.cases))
+        rounds = metrics_by_round(run.cases, run.blocks)
     made = []
     for row in rows:
         case_id = str(row["case_id"])
-        rates = throughput.get(case_id, {})
-        single = throughput.get(singles.get(compile_mode(row), ""), {})
-        local = no_sync.get(case_id, {})
         case = GateCase(
             case_id=case_id,
             row={c.name: str(row[c.name]) for c in IDENTITY if not pd.isna(row[c.name])},
-            images_per_s=rates,
-            speedup={}
-            if row["mode"] == "single"
-            else {r: rates[r] / single[r] for r in rates if r in single},
-            exposed_comm_ms={r: ms - local[r] for r, ms in timed.get(case_id, {}).items() if r in local},
-            peak_mem_mib=finite(row["peak_mem_mib"]),
-            fitted={name: found for name in FITTED if (found := fits.get(case_id, {}).get(name)) is not None},
+            rounds=rounds[case_id],
+            fitted={name: found for name, found in fits.get(case_id, {}).items() if name in METRICS},
         )
-        if case.ok:
-            _check_rounds(where, case, row, int(visits.get(case_id, 0)))
         made.append(case)
     return GateRun(run.path, run.manifest, tuple(made))
 
 
-def _check_text(path: Path, columns: Iterable[str]) -> None:
-    try:
-        with path.open("rb") as file:
-            header = file.readline(_MOST_HEADER_BYTES).decode("utf-8-sig", "replace").strip().split(",")
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(size - 1, 0))
-            last = file.read(1)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}; {RESTORE}") from None
-    if last != b"\n":
-        raise UsageError(f"{path} is empty or cut off in the middle of a line; {RESTORE}")
-    missing = [name for name in columns if name not in header]
-    if missing:
-        raise UsageError(f"{path} lacks the column {missing[0]}; {RESTORE}")
+def _check(run: RunData) -> None:
+    """Raise UsageError for what reads well and is not whole, as a file cut off between two lines."""
+    cases, blocks = run.cases, run.blocks
 
-
-def _check_cases(where: str, cases: pd.DataFrame) -> None:
-    def refuse(bad: pd.Series[bool], what: str) -> None:
-        if bad.any():
-            first = str(cases["case_id"][bad].iloc[0])
-            raise UsageError(f"{where}: cases.csv: {what} (case {first!r}); {RESTORE}")
-
-    if cases.empty:
-        raise UsageError(f"{where}: cases.csv holds no case; {RESTORE}")
-    refuse(~cases["case_id"].fillna("").map(lambda i: bool(re.fullmatch(r"[\w.-]+", i))), "invalid case_id")
-    refuse(cases[list(SWEPT)].astype(object).fillna("").duplicated(), "the same settings stand twice")
-    ok = cases["status"] == "ok"
-    for name in ("num_devices", "accumulate", "batch_per_device", "global_batch"):
-        refuse(~(cases[name].fillna(0) >= 1), f"{name} is not above 0")
-    product = cases["batch_per_device"] * cases["num_devices"] * cases["accumulate"]
-    refuse(product != cases["global_batch"], "global_batch is not batch x devices x accumulate")
-    refuse(ok & cases["images_per_s"].isna(), "images_per_s is not a number above 0")
-
-
-def _check_blocks(where: str, cases: pd.DataFrame, blocks: pd.DataFrame, used: pd.DataFrame) -> None:
     def refuse(bad: Any, what: str) -> None:
-        if bool(bad.any()):
-            raise UsageError(f"{where}: blocks.csv: {what}; {RESTORE}")
+        if bool(bad):
+            raise UsageError(f"{run.path}: {what}; {RESTORE}")
 
-    refuse(~blocks["case_id"].isin(cases["case_id"]), "blocks of a case that cases.csv does not hold")
-    refuse(used["steps_ms"].fillna("").str.split().map(len) != used["num_steps"], "steps_ms is incomplete")
-    refuse(used.duplicated(["case_id", "phase", "round", "rank"]), "a block stands twice")
-
-
-def _check_ranks(where: str, cases: pd.DataFrame, used: pd.DataFrame) -> None:
-    ok = cases[cases["status"] == "ok"]
-    ranks = ok["num_devices"].where(ok["mode"].isin(RANK_PER_DEVICE), 1)
-    wanted = dict(zip(ok["case_id"], ranks, strict=True))
-    for keys, found in used.groupby(["case_id", "phase", "round"])["rank"]:
-        case_id, phase, round_index = keys if isinstance(keys, tuple) else (keys, "", "")
-        if case_id in wanted and set(found) != set(range(int(wanted[case_id]))):
-            raise UsageError(
-                f"{where}: blocks.csv lacks ranks of {case_id} ({phase}, round {round_index}); {RESTORE}"
+    refuse(cases.empty, "cases.csv holds no case")
+    refuse(
+        (cases["images_per_s"].isna() & (cases["status"] == "ok")).any(),
+        "cases.csv: images_per_s is not given",
+    )
+    product = cases["batch_per_device"] * cases["num_devices"] * cases["accumulate"]
+    refuse(
+        (product != cases["global_batch"]).any(),
+        "cases.csv: global_batch is not batch x devices x accumulate",
+    )
+    known = blocks["case_id"].isin(cases["case_id"])
+    refuse(not known.all(), "blocks.csv has blocks of a case that cases.csv does not hold")
+    used = blocks[blocks["phase"].isin(["timed", "no_sync"])]
+    refuse(used.duplicated([*_BLOCK, "rank"]).any(), "blocks.csv: a block stands twice")
+    ranks = used.groupby(_BLOCK)["rank"].agg(["nunique", "max"]).groupby("case_id").agg(["min", "max"])
+    counts = blocks.drop_duplicates(_BLOCK).groupby(["case_id", "phase"]).size()
+    for row in records(cases[cases["status"] == "ok"]):
+        case_id, num_ranks = row["case_id"], row["num_devices"] if row["mode"] in RANK_PER_DEVICE else 1
+        if case_id in ranks.index and not run.longest_only:
+            seen = ranks.loc[case_id].tolist()
+            refuse(seen != [num_ranks] * 2 + [num_ranks - 1] * 2, f"blocks.csv lacks ranks of {case_id}")
+        own = counts[case_id] if case_id in counts.index else {}
+        for what, found in (("blocks", sum(own)), ("rounds", own.get("timed", 0))):
+            told = row[f"num_{what}"]
+            refuse(
+                told != found, f"blocks.csv has {found} {what} of {case_id}, cases.csv has num_{what} {told}"
             )
 
 
-def _check_rounds(where: str, case: GateCase, row: Mapping[Any, Any], num_blocks: int) -> None:
-    """A file cut off between two lines has rounds that stop early."""
-    for what, found in (("blocks", num_blocks), ("rounds", len(case.images_per_s))):
-        told = row[f"num_{what}"]
-        if pd.isna(told) or told != found:
-            raise UsageError(
-                f"{where}: blocks.csv has {found} {what} of {case.case_id}, cases.csv has num_{what} {told}; "
-                f"{RESTORE}"
-            )
+def merged(runs: Sequence[GateRun]) -> GateRun:
+    """One side's launches, each of which started both sides anew, as one run: their rounds side by side.
+
+    The memory that a process happens to get makes it a percent or so faster or slower for as long as it
+    lives, and several percent without huge pages (bench/cluster/process.py; Kalibera and Jones, "Rigorous
+    benchmarking in reasonable time", 2013, measure the same for other programs), so rounds of one launch
+    agree with each other better than with those of the next. A comparison of two processes would call that a
+    change.
+
+    A case that failed in any launch is a failed case; peak memory is the highest.
+    """
+    by_id: dict[str, list[GateCase]] = {}
+    for run in runs:
+        for case in run.cases:
+            by_id.setdefault(case.case_id, []).append(case)
+    return GateRun(runs[0].path, runs[0].manifest, tuple(_merged_case(cases) for cases in by_id.values()))
+
+
+def _merged_case(cases: Sequence[GateCase]) -> GateCase:
+    if failed := [case for case in cases if not case.ok]:
+        return failed[0]
+    rounds = {name: side_by_side([case.rounds[name] for case in cases]) for name in cases[0].rounds}
+    once = {
+        name: {0: max(found.values())} if found else {}
+        for name, found in rounds.items()
+        if not METRICS[name].repeated
+    }
+    return replace(cases[0], rounds=rounds | once)
+
+
+def side_by_side(launches: Sequence[ByRound]) -> ByRound:
+    """The rounds of all launches as those of one, none of them alike in number."""
+    return {i * LAUNCH + r: value for i, rounds in enumerate(launches) for r, value in rounds.items()}
 
 
 def run_differences(

@@ -25,10 +25,9 @@ from ddp_bench.bench.results.comparisons import (
 )
 from ddp_bench.bench.results.gpu_load import DEVICE_ALLOCS
 from ddp_bench.bench.results.round_times import ByRound, RoundTimes
-from ddp_bench.bench.results.schema import BUCKETS, CASES, records, typed_frame
-from ddp_bench.bench.results.steady import steady
+from ddp_bench.bench.results.schema import BUCKETS, CASES, EXPOSED_COMM, METRICS, records, typed_frame
 from ddp_bench.bench.results.store import RunData
-from ddp_bench.bench.results.typical import FITTED, UNKNOWN, Typical
+from ddp_bench.bench.results.typical import FITTED, UNKNOWN, Typical, steady
 from ddp_bench.bench.settings import RANK_PER_DEVICE
 from ddp_bench.bench.stats import Interval, median_interval, median_intervals, paired_ratio
 
@@ -76,6 +75,33 @@ def images_per_s_by_round(blocks: pd.DataFrame | RoundTimes, units: Mapping[str,
         for case_id, rounds in step_ms_by_round(blocks, "timed").items()
         if case_id in units
     }
+
+
+def metrics_by_round(cases: pd.DataFrame, blocks: pd.DataFrame) -> dict[str, dict[str, ByRound]]:
+    """By case and metric what each round gives; of one that is not taken by round, as memory, the one value.
+
+    Ratios to `single` are formed within a round; `single` itself has none.
+    """
+    timed, local = (step_ms_by_round(blocks, phase) for phase in ("timed", "no_sync"))
+    rates = images_per_s_by_round(blocks, units_per_step(cases))
+    rows = records(cases)
+    singles = {compile_mode(row): str(row["case_id"]) for row in rows if row["mode"] == "single"}
+    found = {}
+    for row in rows:
+        case_id = str(row["case_id"])
+        steps, alone, rate = (by_case.get(case_id, {}) for by_case in (timed, local, rates))
+        single = {} if row["mode"] == "single" else rates.get(singles.get(compile_mode(row), ""), {})
+        speedup = {r: rate[r] / single[r] for r in rate if r in single}
+        once = {name: row[name] for name, metric in METRICS.items() if not metric.repeated}
+        found[case_id] = {
+            "step_ms": steps,
+            "images_per_s": rate,
+            "speedup": speedup,
+            "efficiency": {r: ratio / int(row["num_devices"]) for r, ratio in speedup.items()},
+            EXPOSED_COMM: {r: ms - alone[r] for r, ms in steps.items() if r in alone},
+            **{name: {} if pd.isna(value) else {0: float(value)} for name, value in once.items()},
+        }
+    return found
 
 
 def case_rows(
@@ -197,7 +223,7 @@ def fitted_columns(
         "efficiency": Interval(estimate, low, high),
         "no_sync_step_ms": typical.step_ms(case_id, "no_sync"),
         "comm_ms": typical.step_ms(case_id, "comm"),
-        "exposed_comm_ms": typical.exposed_ms(case_id),
+        EXPOSED_COMM: typical.exposed_ms(case_id),
         "hidden_pct": typical.hidden_pct(case_id) if num_rounds >= MIN_ROUNDS else UNKNOWN,
     }
 

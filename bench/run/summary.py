@@ -41,7 +41,7 @@ from ddp_bench.bench.findings.wording import (
 from ddp_bench.bench.layout import BucketLayout
 from ddp_bench.bench.manifest import Record, Timing, said
 from ddp_bench.bench.results.comparisons import by_compile, compile_mode
-from ddp_bench.bench.results.schema import records
+from ddp_bench.bench.results.schema import CASES, Shown, records
 from ddp_bench.bench.results.store import FAILURES, failure_file, shown
 from ddp_bench.bench.text import visible
 
@@ -51,17 +51,10 @@ MOST_CAUTIONS = 2
 SAID_BY_THE_ANSWERS = ("few rounds", "wide intervals")
 """Kinds of caution that the answers state for each question."""
 
-COLUMNS = {
-    "throughput (95%)": ("images_per_s", 1.0, None),
-    "speed-up (95%)": ("speedup", 1.0, 2),
-    "efficiency %": ("efficiency", 100.0, 0),
-    "exposed ms (95%)": ("exposed_comm_ms", 1.0, 0),
-    "hidden %": ("hidden_pct", 1.0, 0),
-}
-"""By heading the column of cases.csv, its factor, and the digits behind the point; None for the rate, which
-has four in all, and its unit as heading."""
+COLUMNS = {column.name: column.summary for column in CASES if column.summary is not None}
+"""The columns of cases.csv that the table has, and how it shows them."""
 
-OF_SCALING = ("speedup", "efficiency", "exposed_comm_ms", "hidden_pct")
+OF_SCALING = frozenset(COLUMNS) - {"images_per_s"}
 """What cases that share devices say nothing about."""
 
 
@@ -179,7 +172,9 @@ def case_table(cases: pd.DataFrame) -> Table:
     """Every measured case with its intervals."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     unit = escape(visible(unit_of_cases(cases)))
-    headings = [f"{per_second(unit)} (95%)" if c[2] is None else name for name, c in COLUMNS.items()]
+    headings = [
+        f"{per_second(unit)} (95%)" if one.digits is None else one.heading for one in COLUMNS.values()
+    ]
     for name in ("case", "devices", "cap MiB", *headings, "rounds"):
         table.add_column(name, justify="left" if name == "case" else "right", no_wrap=True)
     rows = records(cases[cases["status"] == "ok"])
@@ -191,24 +186,24 @@ def case_table(cases: pd.DataFrame) -> Table:
             f"{row['num_devices']}{'*' if row['oversubscribed'] is True else ''}",
             text(row["bucket_cap_mb"]),
             *(
-                "" if row["oversubscribed"] is True and column[0] in OF_SCALING else _ranged(row, *column)
-                for column in COLUMNS.values()
+                "" if row["oversubscribed"] is True and name in OF_SCALING else _ranged(row, name, shown)
+                for name, shown in COLUMNS.items()
             ),
             text(row["num_rounds"]),
         )
     return table
 
 
-def _ranged(row: dict[Any, Any], name: str, factor: float, digits: int | None) -> str:
+def _ranged(row: dict[Any, Any], name: str, shown: Shown) -> str:
     found = hidden_share(row) if name == "hidden_pct" else estimate(row, name)
     if found is None:
         return ""
-    if digits is None:
+    if shown.digits is None:
         return with_interval(found, digits=4)
-    scaled = found.scaled(factor)
-    written = f"{scaled.estimate:.{digits}f}"
+    scaled = found.scaled(shown.factor)
+    written = f"{scaled.estimate:.{shown.digits}f}"
     return (
         written
         if pd.isna(scaled.low) or scaled.low == scaled.high
-        else f"{written} {between(scaled, digits)}"
+        else f"{written} {between(scaled, shown.digits)}"
     )

@@ -93,6 +93,31 @@ def write_run(
     return folder
 
 
+def rounds_of(
+    images_per_s: Mapping[int, float],
+    speedup: Mapping[int, float],
+    *,
+    step_ms: Mapping[int, float] | None = None,
+    exposed_comm_ms: Mapping[int, float] | None = None,
+    peak_mem_mib: float | None = None,
+    num_devices: int = 2,
+) -> dict[str, dict[int, float]]:
+    """The figures of a case by metric and round."""
+    return {
+        "step_ms": dict(step_ms or {}),
+        "images_per_s": dict(images_per_s),
+        "speedup": dict(speedup),
+        "efficiency": {r: ratio / num_devices for r, ratio in speedup.items()},
+        "exposed_comm_ms": dict(exposed_comm_ms or {}),
+        "peak_mem_mib": {} if peak_mem_mib is None else {0: peak_mem_mib},
+    }
+
+
+def with_rounds(case: GateCase, **by_metric: Mapping[int, float]) -> GateCase:
+    """The case with other figures of these metrics."""
+    return replace(case, rounds={**case.rounds, **by_metric})
+
+
 def made_run(steps: Steps, *, path: str = "made", num_images: int = 16, **manifest: Any) -> GateRun:
     """The same without files, as `read_run` would give it."""
     rates = {
@@ -104,10 +129,12 @@ def made_run(steps: Steps, *, path: str = "made", num_images: int = 16, **manife
         GateCase(
             case_id=f"{mode}-n{n}",
             row={"mode": mode, "num_devices": str(n), "status": "ok", "device_type": "cpu"},
-            images_per_s=rates[mode, n],
-            speedup={} if mode == "single" else {r: rate / single[r] for r, rate in rates[mode, n].items()},
-            exposed_comm_ms={},
-            peak_mem_mib=None,
+            rounds=rounds_of(
+                rates[mode, n],
+                {} if mode == "single" else {r: rate / single[r] for r, rate in rates[mode, n].items()},
+                step_ms=dict(enumerate(steps[mode, n])),
+                num_devices=n,
+            ),
         )
         for mode, n in steps
     )
@@ -120,7 +147,9 @@ def failed(run: GateRun, case_id: str) -> GateRun:
         run,
         cases=tuple(
             replace(
-                c, row={**c.row, "status": "failed", "reason": "no such luck"}, images_per_s={}, speedup={}
+                c,
+                row={**c.row, "status": "failed", "reason": "no such luck"},
+                rounds=rounds_of({}, {}),
             )
             if c.case_id == case_id
             else c

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.gate import checkouts
 from ddp_bench.bench.gate.checkouts import (
     Checkout,
+    look,
     own_repository,
     planned_code,
     refuse_uncompared,
@@ -24,44 +26,54 @@ from ddp_bench.bench.gate.interleave import from_any_folder
 from ddp_bench.bench.gate.main import main
 from ddp_bench.bench.manifest import WorkloadCode
 from ddp_bench.bench.run.main import settings_of
+from ddp_bench.models import resnet
+
+
+def looked(workload: str, folder: Path) -> Seen:
+    """What the candidate's side imports, which starts where this process is."""
+    return look(Checkout("candidate", Path.cwd(), sys.executable), ["--workload", workload], folder)
+
+
+NET = """
+from torch import nn
+def make(): return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 2))
+"""
 
 
 def test_the_repository_is_that_of_the_workloads_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     project, elsewhere = tmp_path / "mynet", tmp_path / "elsewhere"
-    commit(project, {"src/net_p.py": "raise SystemExit"})
+    commit(project, {"src/net_p.py": NET})
     commit(elsewhere, {"a": ""})
     monkeypatch.chdir(elsewhere)
-    monkeypatch.syspath_prepend(project / "src")
-    assert repository_to_compare("net_p:make") == project
+    monkeypatch.setenv("PYTHONPATH", str(project / "src"))
+    found = looked("net_p:make", tmp_path)
+    assert repository_to_compare("net_p:make", found) == project
+    assert found.modules == {"net_p": project / "src" / "net_p.py"}
 
 
 def test_a_workload_in_no_repository_leaves_the_current_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "net_q.py").write_text("")
+    (tmp_path / "net_q.py").write_text(NET)
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(
         UsageError, match=r"neither .*net_q\.py nor the current folder is in a git repository"
     ):
-        repository_to_compare("net_q:make")
+        repository_to_compare("net_q:make", looked("net_q:make", tmp_path))
     commit(tmp_path / "here", {"a": ""})
-    assert repository_to_compare("net_q:make") == tmp_path / "here"
+    assert repository_to_compare("net_q:make", looked("net_q:make", tmp_path)) == tmp_path / "here"
 
 
-@pytest.mark.parametrize(
-    ("workload", "message"),
-    [
-        ("no_such_net:make", "no module 'no_such_net' found from"),
-        ("ddp_bench.models.resnet:resnet20", "leave it out"),
-    ],
-)
-def test_what_is_no_workload_of_the_users_is_refused(workload: str, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        repository_to_compare(workload)
+def test_what_is_no_workload_of_the_users_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"cannot be measured: .*no module 'no_such_net' found from"):
+        looked("no_such_net:make", tmp_path)
+    own = Seen(WorkloadCode(), Path(resnet.__file__), {}, None)
+    with pytest.raises(UsageError, match="leave it out"):
+        repository_to_compare("ddp_bench.models.resnet:resnet20", own)
 
 
 def test_the_built_in_models_are_compared_in_ddp_benchs_own_checkout_alone(
@@ -90,7 +102,7 @@ def test_the_built_in_models_are_compared_in_ddp_benchs_own_checkout_alone(
 def test_an_unknown_reference_of_a_users_project_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    commit(tmp_path, {"net_r.py": ""})
+    commit(tmp_path, {"net_r.py": NET})
     monkeypatch.chdir(tmp_path)
     assert main(["--interleave", "fast", "--", "--workload", "net_r:make"]) == 2
     error = capsys.readouterr().err.strip()

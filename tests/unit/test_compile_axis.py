@@ -184,7 +184,7 @@ def test_speed_up_refers_to_single_compiled_alike() -> None:
     assert rows.loc[rows["mode"] == "single", "speedup"].tolist() == pytest.approx([1.0, 1.0])
     gate = checked(run(rows.to_dict("records"), timed_blocks=measured_blocks()))
     gated = {(c.row["compile"], c.row.get("bucket_cap_mb"), c.row["num_devices"]): c for c in gate.cases}
-    found = gated["default", "default", "2"].speedup
+    found = gated["default", "default", "2"].rounds["speedup"]
     assert [found[r] for r in range(1, 8)] == pytest.approx([2.0] * 7)
     assert len({one.key for one in gate.cases}) == len(PLAN), "each case of a run has a key of its own"
 

@@ -22,9 +22,8 @@ from ddp_bench.bench.results.disk import (
     replace_file,
 )
 from ddp_bench.bench.results.journal import JOURNAL, Journal, read
-from ddp_bench.bench.results.repair import repair_allreduce, repair_blocks
 from ddp_bench.bench.results.store import LOCK, MEASURED, FolderLock, RunWriter, claim
-from ddp_bench.bench.results.tables import read_blocks
+from ddp_bench.bench.results.tables import read_blocks, repair_allreduce, repair_blocks
 
 
 @pytest.fixture

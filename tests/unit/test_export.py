@@ -27,6 +27,7 @@ from report_runs import Row, case, measured, paper_like, run, timed, usual_cases
 from sample_runs import EVERY_SAMPLE, sample
 
 from ddp_bench import compare, load_run
+from ddp_bench.bench import manifest as manifests
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.export import main as command
 from ddp_bench.bench.export.formats import (
@@ -37,14 +38,15 @@ from ddp_bench.bench.export.formats import (
     pytest_benchmark,
     pytorch,
 )
-from ddp_bench.bench.export.metrics import METRICS
-from ddp_bench.bench.export.public import LEFT_OUT, PUBLIC, TEXTS
 from ddp_bench.bench.findings.wording import CPU_STAND_IN
+from ddp_bench.bench.manifest import Record, public_fields
 from ddp_bench.bench.plan import equal_layout_reason
 from ddp_bench.bench.results.archive import unpacked
+from ddp_bench.bench.results.public import LEFT_OUT
 from ddp_bench.bench.results.recorder import NOT_REACHED
-from ddp_bench.bench.results.schema import FILES
+from ddp_bench.bench.results.schema import EXPORTED, FILES
 from ddp_bench.bench.results.store import RunData
+from ddp_bench.bench.settings import Settings
 
 SAMPLE = ROOT / "results" / "samples" / "cpu-lab-1gbit-2hosts"
 CALIBRATED = ROOT / "results" / "samples" / "predictions" / "resnet18-2hosts" / "1gbit"
@@ -172,10 +174,10 @@ def test_the_database_gets_every_round_of_the_slowest_rank() -> None:
     found = {(r["model"]["backend"].split("-")[0], r["metric"]["name"]): r["metric"] for r in records(made())}
     rounds = {name: metric["benchmark_values"] for name, metric in found.items()}
     assert rounds["ddp", "step_ms"] == [120.0, 100.0, 125.0]
-    assert rounds["ddp", "images_per_s"] == pytest.approx([160 * 120 / 120, 160 * 120 / 100, 160 * 120 / 125])
+    assert rounds["ddp", "images_per_s"] == pytest.approx([20 * 1000 / ms for ms in (120, 100, 125)])
     # Only in rounds that have both.
     assert rounds["ddp", "exposed_comm_ms"] == [20.0, 10.0]
-    single = [100 * 100 / ms for ms in (100, 80, 125)]
+    single = [10 * 1000 / ms for ms in (100, 80, 125)]
     assert rounds["single", "images_per_s"] == pytest.approx(single)
     ratios = [own / one for own, one in zip(rounds["ddp", "images_per_s"], single, strict=True)]
     assert rounds["ddp", "speedup"] == pytest.approx(ratios)
@@ -235,7 +237,7 @@ def test_rates_count_what_the_workload_does() -> None:
     """A step of 2 x 10 sequences of 512 tokens; the column keeps its name, the unit stands beside it."""
     row = case("ddp", 2, 20 * 512 * 10.0, **measured(step_ms=100.0))
     found = run([row], timed_blocks=[timed(row, 1, 100.0), timed(row, 2, 50.0)])
-    found.cases["unit"] = "tokens"
+    found.cases["unit"], found.cases["units_per_sample"] = "tokens", 512
     metric = records(found)[0]["metric"]
     assert (metric["name"], metric["extra_info"]["unit"]) == ("tokens_per_s", "tokens/s")
     assert metric["benchmark_values"] == pytest.approx([102_400, 204_800])
@@ -267,7 +269,7 @@ def test_names_tell_stand_ins_and_shared_devices() -> None:
     assert all(CPU_STAND_IN in record["benchmark"]["extra_info"]["note"] for record in records(run(cases)))
 
 
-@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("metric", EXPORTED)
 def test_github_action_gets_one_metric_in_the_documented_fields(metric: str) -> None:
     found = json.loads(github_action(made(), metric=metric))
     assert found
@@ -276,8 +278,7 @@ def test_github_action_gets_one_metric_in_the_documented_fields(metric: str) -> 
         assert all(isinstance(entry[name], str) for name in entry.keys() - {"value"})
         assert type(entry["value"]) is float
     assert len({entry["name"] for entry in found}) == len(found)
-    bigger = metric in ("images_per_s", "speedup")
-    assert METRICS[metric].tool == f"custom{'Bigger' if bigger else 'Smaller'}IsBetter"
+    assert EXPORTED[metric].higher_is_better == (metric in ("images_per_s", "speedup"))
     if metric == "step_ms":
         assert (found[1]["unit"], found[1]["range"]) == ("ms", "95% interval 118.8 to 121.2")
 
@@ -611,10 +612,11 @@ def test_a_reason_is_public_where_it_names_a_case_or_the_end_of_the_run(tmp_path
 
 def test_what_is_not_public_is_known() -> None:
     """Whoever adds a setting or a column of text decides here whether it may name people and places."""
+    kinds = [kind for kind in vars(manifests).values() if isinstance(kind, type) and issubclass(kind, Record)]
     private = {
         kind.__name__: left
-        for kind, public in PUBLIC.items()
-        if (left := set(get_type_hints(kind)) - set(public))
+        for kind in (*kinds, Settings)
+        if (left := set(get_type_hints(kind)) - set(public_fields(kind)))
     }
     assert private == {
         "Manifest": {"schema_version", "name", "argv", "command"},
@@ -623,10 +625,14 @@ def test_what_is_not_public_is_known() -> None:
         "FirstHost": {"topology"},
         "RankPlace": {"pid"},
         "Resumed": {"command", "workload", "host"},
-        "Settings": {"out", "name"},
+        "Settings": {"out", "name", "data", "workload"},
     }
-    texts = {column.name for columns in FILES.values() for column in columns if column.kind == "text"}
-    assert texts - set(TEXTS) == {"host", "data", "reason"}
+    columns = [column for of_file in FILES.values() for column in of_file]
+    assert {one.name for one in columns if one.kind == "text" and not one.public} == {
+        "host",
+        "data",
+        "reason",
+    }
 
 
 def test_equal_runs_make_equal_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.gate import output
 from ddp_bench.bench.gate.code import Code, check_one_code
 from ddp_bench.bench.gate.compare import compare
-from ddp_bench.bench.gate.judge import METRICS
+from ddp_bench.bench.results.schema import GATED
 
 STEADY = {("single", 1): [10.0, 10.1, 9.9, 10.0, 10.05]}
 OWN = {"ddp_bench": {"version": "0.1.0"}, "git": {"commit": "c" * 40, "dirty": False}}
@@ -89,7 +89,7 @@ def test_code_that_was_edited_between_launches_is_refused() -> None:
 
 def test_every_form_of_output_tells_the_commits() -> None:
     runs = [made_run(STEADY, **side(commit)) for commit in "ab"]
-    gate = compare(runs[0], runs[1], thresholds={metric.name: 0.05 for metric in METRICS})
+    gate = compare(runs[0], runs[1], thresholds=dict.fromkeys(GATED, 0.05))
     line = "workload: mynet aaaaaaa -> bbbbbbb"
     assert output.conditions(gate)[1] == line, "below that the runs were not interleaved"
     assert f"- {line}" in html.unescape(output.markdown(gate))

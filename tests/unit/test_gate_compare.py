@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gate_runs import MANIFEST, STEADY, Steps, failed, made_run, noisy, plan, write_run
+from gate_runs import MANIFEST, STEADY, Steps, failed, made_run, noisy, plan, with_rounds, write_run
 from made import made_manifest
 from scipy.stats import binomtest
 
@@ -15,12 +15,13 @@ from ddp_bench.bench import stats
 from ddp_bench.bench.errors import NotComparableError, UsageError
 from ddp_bench.bench.gate import output as gate_output
 from ddp_bench.bench.gate.compare import Gate, compare
-from ddp_bench.bench.gate.judge import METRICS, judge
+from ddp_bench.bench.gate.judge import judge
 from ddp_bench.bench.gate.main import main
 from ddp_bench.bench.gate.runs import model_change
+from ddp_bench.bench.results.schema import GATED
 from ddp_bench.bench.stats import Interval
 
-FIVE = {metric.name: 0.05 for metric in METRICS}
+FIVE = dict.fromkeys(GATED, 0.05)
 
 
 def simulated(
@@ -125,9 +126,7 @@ def test_more_comparisons_make_each_interval_wider() -> None:
 def test_worst_first() -> None:
     slow = {**STEADY, ("dp", 2): [ms * 1.2 for ms in STEADY["dp", 2]]}
     worse = {**slow, ("ddp", 2): [ms * 1.5 for ms in STEADY["ddp", 2]]}
-    order = [
-        (c.case_id, c.verdict) for c in gated(STEADY, worse).comparisons if c.metric.name == "images_per_s"
-    ]
+    order = [(c.case_id, c.verdict) for c in gated(STEADY, worse).comparisons if c.metric == "images_per_s"]
     assert order == [("ddp-n2", "regressed"), ("dp-n2", "regressed"), ("single-n1", "unchanged")]
 
 
@@ -149,7 +148,7 @@ def test_a_case_that_failed_or_is_gone_fails_the_gate() -> None:
 def test_the_reference_of_every_ratio_failing_takes_the_ratios_with_it() -> None:
     base = made_run(STEADY)
     broken = failed(base, "single-n1")
-    broken = replace(broken, cases=tuple(replace(c, speedup={}) for c in broken.cases))
+    broken = replace(broken, cases=tuple(with_rounds(c, speedup={}, efficiency={}) for c in broken.cases))
     gate = compare(base, broken, thresholds=FIVE)
     assert [(c.case_id, c.metric) for c in gate.having("missing")] == [("single-n1", None)]
     assert gate.exit_code == 1
@@ -163,7 +162,7 @@ def test_a_pass_that_the_candidate_left_out_is_a_note_and_no_regression() -> Non
     base = replace(
         candidate,
         cases=tuple(
-            replace(c, exposed_comm_ms=exposed) if c.case_id == "ddp-n2" else c for c in candidate.cases
+            with_rounds(c, exposed_comm_ms=exposed) if c.case_id == "ddp-n2" else c for c in candidate.cases
         ),
     )
     gate = compare(base, candidate, thresholds=FIVE)
@@ -193,7 +192,7 @@ def test_other_conditions_are_not_comparable_but_for_ratios(name: str) -> None:
     assert all(c.ratio is None for c in gate.comparisons)
     assert gate.exit_code == 3
     ratios = compare(base, other, thresholds=FIVE, ratios_only=True)
-    assert {c.metric.name for c in ratios.comparisons if c.metric} == {"speedup", "efficiency"}
+    assert {c.metric for c in ratios.comparisons if c.metric} == {"speedup", "efficiency"}
     assert ratios.exit_code == 0, "everything is 1.5x slower, so no ratio changed"
 
 
@@ -245,15 +244,15 @@ def test_exposed_communication_from_nothing_to_much_is_a_regression() -> None:
 
     def exposed(values: list[float]) -> Any:
         by_round = dict(enumerate(values))
-        return replace(base, cases=tuple(replace(c, exposed_comm_ms=by_round) for c in base.cases[2:]))
+        return replace(base, cases=tuple(with_rounds(c, exposed_comm_ms=by_round) for c in base.cases[2:]))
 
     nothing, much = exposed([-0.4, 0.3, -0.2, 0.5, 0.1, -0.1]), exposed([50.0, 51, 49, 50.5, 49.5, 50.2])
     row = next(
-        c for c in compare(nothing, much, thresholds=FIVE).comparisons if c.metric.name == "exposed_comm_ms"
+        c for c in compare(nothing, much, thresholds=FIVE).comparisons if c.metric == "exposed_comm_ms"
     )
     assert row.verdict == "regressed"
     back = next(
-        c for c in compare(much, nothing, thresholds=FIVE).comparisons if c.metric.name == "exposed_comm_ms"
+        c for c in compare(much, nothing, thresholds=FIVE).comparisons if c.metric == "exposed_comm_ms"
     )
     assert back.verdict == "improved"
 
@@ -265,10 +264,10 @@ def test_peak_memory_is_exact(mib: float, verdict: str) -> None:
     base = made_run(STEADY)
 
     def with_memory(value: float) -> Any:
-        return replace(base, cases=tuple(replace(c, peak_mem_mib=value) for c in base.cases))
+        return replace(base, cases=tuple(with_rounds(c, peak_mem_mib={0: value}) for c in base.cases))
 
     gate = compare(with_memory(1000.0), with_memory(mib), thresholds=FIVE)
-    rows = [c for c in gate.comparisons if c.metric.name == "peak_mem_mib"]
+    rows = [c for c in gate.comparisons if c.metric == "peak_mem_mib"]
     assert [c.verdict for c in rows] == [verdict] * 3
     assert all(np.isnan(c.ratio.low) for c in rows if c.ratio)
     assert gate.confidence == pytest.approx(1 - 0.02 / 5), "no interval, so no share of the 2%"
@@ -277,17 +276,17 @@ def test_peak_memory_is_exact(mib: float, verdict: str) -> None:
 def test_a_candidate_that_keeps_no_count_of_memory_lost_nothing() -> None:
     """An older checkout counted it on CPU cores."""
     run = made_run(STEADY)
-    counted = replace(run, cases=tuple(replace(c, peak_mem_mib=512.0) for c in run.cases))
+    counted = replace(run, cases=tuple(with_rounds(c, peak_mem_mib={0: 512.0}) for c in run.cases))
     for base, candidate in ((counted, run), (run, counted)):
         gate = compare(base, candidate, thresholds=FIVE)
         assert gate.exit_code == 0
-        assert "peak_mem_mib" not in {c.metric.name for c in gate.comparisons if c.metric}
+        assert "peak_mem_mib" not in {c.metric for c in gate.comparisons if c.metric}
 
 
 def test_thresholds_are_per_metric() -> None:
     slow = {**STEADY, ("ddp", 2): [ms * 1.08 for ms in STEADY["ddp", 2]]}
     gate = gated(STEADY, slow, thresholds={**FIVE, "images_per_s": 0.2})
-    assert {c.metric.name for c in gate.having("regressed") if c.metric} == {"speedup", "efficiency"}
+    assert {c.metric for c in gate.having("regressed") if c.metric} == {"speedup", "efficiency"}
 
 
 def test_a_run_from_before_a_setting_existed_has_the_default_of_it() -> None:

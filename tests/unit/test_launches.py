@@ -1,18 +1,17 @@
 """Several launches as one comparison: rounds kept apart, the spread between launches inside the interval."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from gate_runs import Steps, made_run
+from gate_runs import Steps, made_run, rounds_of, with_rounds
 
 from ddp_bench.bench.gate import output as gate_output
 from ddp_bench.bench.gate.compare import compare
-from ddp_bench.bench.gate.judge import METRICS, compare_metric
-from ddp_bench.bench.gate.launches import LAUNCH, launch_ratio, merged, typical_sides
-from ddp_bench.bench.gate.runs import GateCase, GateRun
+from ddp_bench.bench.gate.judge import compare_metric, launch_ratio, typical_sides
+from ddp_bench.bench.gate.runs import LAUNCH, GateCase, GateRun, merged
+from ddp_bench.bench.results.schema import GATED
 from ddp_bench.bench.stats import paired_ratio
 
 
@@ -21,20 +20,23 @@ def run_of(images_per_s: dict[int, float], *, status: str = "ok", memory: float 
     case = GateCase(
         case_id="ddp-n2",
         row=row,
-        images_per_s=images_per_s,
-        speedup=images_per_s,
-        exposed_comm_ms={r: -value for r, value in images_per_s.items()},
-        peak_mem_mib=memory,
+        rounds=rounds_of(
+            images_per_s,
+            images_per_s,
+            step_ms=dict.fromkeys(images_per_s, 100.0),
+            exposed_comm_ms={r: -value for r, value in images_per_s.items()},
+            peak_mem_mib=memory,
+        ),
     )
     return GateRun(Path("run"), {}, (case,))
 
 
 def test_rounds_of_launches_stay_apart() -> None:
     (case,) = merged([run_of({1: 5.0, 2: 6.0}, memory=10.0), run_of({1: 7.0}, memory=12.0)]).cases
-    assert case.images_per_s == {1: 5.0, 2: 6.0, LAUNCH + 1: 7.0}
-    assert case.speedup == case.images_per_s
-    assert case.exposed_comm_ms == {1: -5.0, 2: -6.0, LAUNCH + 1: -7.0}
-    assert case.peak_mem_mib == 12.0
+    assert case.rounds["images_per_s"] == {1: 5.0, 2: 6.0, LAUNCH + 1: 7.0}
+    assert case.rounds["speedup"] == case.rounds["images_per_s"]
+    assert case.rounds["exposed_comm_ms"] == {1: -5.0, 2: -6.0, LAUNCH + 1: -7.0}
+    assert case.rounds["peak_mem_mib"] == {0: 12.0}
 
 
 def test_a_case_that_failed_once_has_failed() -> None:
@@ -71,17 +73,17 @@ def test_the_interval_holds_the_spread_between_launches(num_launches: int, cover
 def false_verdicts(trials: int, *, disturbed: bool) -> int:
     """Verdicts on exposed communication of equal code, in launches that differ."""
     rng, found = np.random.default_rng(0), 0
-    metric = next(m for m in METRICS if m.name == "exposed_comm_ms")
     for _ in range(trials):
         sides = []
         for _ in range(2):
             bias = rng.normal(0, 1.5, 3)
             rounds = {i * LAUNCH + r: 20 + bias[i] + rng.normal(0, 2) for i in range(3) for r in range(20)}
-            sides.append(replace(run_of({1: 5.0}).cases[0], exposed_comm_ms=rounds))
-        if disturbed:
-            sides[0].exposed_comm_ms[5] = -3.0  # type: ignore[index]
+            if disturbed and not sides:
+                rounds[5] = -3.0
+            steps = dict.fromkeys(rounds, 25.0)
+            sides.append(with_rounds(run_of({1: 5.0}).cases[0], exposed_comm_ms=rounds, step_ms=steps))
         more = {"confidence": 0.995, "threshold": 0.05, "blocked": "", "interleaved": True}
-        found += compare_metric(*sides, metric, **more).verdict in ("regressed", "improved")  # type: ignore[arg-type]
+        found += compare_metric(*sides, GATED["exposed_comm_ms"], **more).verdict in ("regressed", "improved")  # type: ignore[arg-type]
     return found
 
 
@@ -113,7 +115,7 @@ def test_what_stands_beside_a_paired_ratio_has_that_quotient() -> None:
     for seed in range(10):
         base, other = drifting(seed)
         gate = compare(
-            made_run(base), made_run(other), thresholds={m.name: 0.05 for m in METRICS}, interleaved=True
+            made_run(base), made_run(other), thresholds=dict.fromkeys(GATED, 0.05), interleaved=True
         )
         assert len(gate.comparisons) == 7
         for comparison in gate.comparisons:

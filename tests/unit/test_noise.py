@@ -14,9 +14,9 @@ from ddp_bench.bench.doctor import noise
 from ddp_bench.bench.doctor.noise import FEWEST_ROUNDS, Noise, noise_of
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.gate.compare import FAMILY_CONFIDENCE
-from ddp_bench.bench.gate.judge import judge
-from ddp_bench.bench.gate.launches import launch_ratio, side_by_side
+from ddp_bench.bench.gate.judge import judge, launch_ratio
 from ddp_bench.bench.gate.main import DEFAULT_THRESHOLD
+from ddp_bench.bench.gate.runs import side_by_side
 from ddp_bench.bench.results.round_times import ByRound
 
 

@@ -35,7 +35,8 @@ def test_the_terminal_prints_what_cases_csv_holds(path: Path) -> None:
     ok = cases[cases["status"] == "ok"].to_dict("records")
     table = {column.header: list(column.cells) for column in case_table(cases).columns}
     checked = 0
-    for heading, (name, factor, digits) in COLUMNS.items():
+    for name, shown in COLUMNS.items():
+        heading, factor, digits = shown.heading, shown.factor, shown.digits
         for row, cell in zip(ok, table["images/s (95%)" if digits is None else heading], strict=True):
             if row["oversubscribed"] is True and name in OF_SCALING:
                 assert cell == ""

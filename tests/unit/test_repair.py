@@ -6,9 +6,8 @@ import pandas as pd
 import pytest
 
 from ddp_bench.bench.results import tables
-from ddp_bench.bench.results.repair import repair_allreduce, repair_blocks
 from ddp_bench.bench.results.store import RunWriter
-from ddp_bench.bench.results.tables import load_blocks, read_blocks
+from ddp_bench.bench.results.tables import load_blocks, read_blocks, repair_allreduce, repair_blocks
 
 RANKS = {"a": 1, "b": 3}
 

@@ -14,7 +14,7 @@ from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.results import tables
 from ddp_bench.bench.results.schema import BLOCKS, CASES, Column
 from ddp_bench.bench.results.store import load_run
-from ddp_bench.bench.results.tables import read_blocks
+from ddp_bench.bench.results.tables import read_blocks, refused
 from ddp_bench.report.main import main as report
 
 COUNT = Column("n", "int", "", needed=True, above=0, most=10)
@@ -37,7 +37,7 @@ def test_a_cell_and_a_column_are_judged_alike(column: Column, good: list[object]
     assert allowed == [True] * len(good) + [False] * len(bad)
     missing = np.array([value is None for value in values])
     whole: Any = values if column.kind == "text" else np.array(values, dtype=float)
-    assert (~column.refused(whole, missing)).tolist() == allowed
+    assert (~refused(column, whole, missing)).tolist() == allowed
 
 
 def test_types_are_judged_too() -> None:

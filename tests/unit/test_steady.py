@@ -11,7 +11,7 @@ import scipy
 
 from ddp_bench.bench.estimate import SeriesNoise, fit
 from ddp_bench.bench.results.round_times import CaseTimes
-from ddp_bench.bench.results.steady import steady
+from ddp_bench.bench.results.typical import steady
 from ddp_bench.bench.stats import Interval
 
 

@@ -17,11 +17,11 @@ from token_runs import LENGTH, blocks_of, counted_in_tokens, language_model, tok
 
 from ddp_bench.bench.errors import ExitCode, UsageError
 from ddp_bench.bench.gate.compare import compare
-from ddp_bench.bench.gate.judge import METRICS
 from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.predict.output import write_csv
 from ddp_bench.bench.predict.source import read_source
 from ddp_bench.bench.results.recorder import Recorder
+from ddp_bench.bench.results.schema import GATED
 from ddp_bench.bench.results.store import RunWriter, claim, load_run
 from ddp_bench.bench.scaling.predict import predict
 from ddp_bench.bench.scaling.scenario import Scenario
@@ -97,7 +97,7 @@ def counting(steps: Steps, unit: str) -> Any:
 
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_a_gate_never_compares_rates_of_different_units(*, interleaved: bool) -> None:
-    thresholds = {metric.name: 0.05 for metric in METRICS}
+    thresholds = dict.fromkeys(GATED, 0.05)
     ours, theirs = made_run(STEADY), counting(STEADY, "tokens")
     gate = compare(ours, theirs, thresholds=thresholds, interleaved=interleaved)
     assert gate.exit_code == ExitCode.NOT_COMPARABLE

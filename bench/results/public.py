@@ -12,28 +12,9 @@ from typing import Any
 
 from msgspec import structs
 
-from ddp_bench.bench.axes import DDP_AXES, PIPELINE_AXES, STEP_DEFAULTS
 from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.export.figures import data_kind
 from ddp_bench.bench.machine import PACKAGES
-from ddp_bench.bench.manifest import (
-    MANIFEST,
-    Cgroup,
-    DeviceRates,
-    FirstHost,
-    Git,
-    Gpu,
-    GpuPair,
-    Host,
-    Load,
-    Manifest,
-    Model,
-    OwnVersion,
-    RankPlace,
-    Resumed,
-    Timing,
-    WorkloadCode,
-)
+from ddp_bench.bench.manifest import MANIFEST, Manifest, Record, public_fields
 from ddp_bench.bench.plan import equal_layout, equal_layout_reason
 from ddp_bench.bench.results.archive import SUFFIX, opened, packed
 from ddp_bench.bench.results.disk import MOST_TABLE_BYTES, read_bytes
@@ -44,12 +25,6 @@ from ddp_bench.bench.results.tables import readable
 from ddp_bench.bench.settings import Settings
 from ddp_bench.bench.text import csv_cell, csv_text
 
-_SETTINGS = (
-    *("modes", "gpus", "arch", "batch_size", "image_size", "data_workers", "prefetch", "scaling"),
-    *("precision", "device", "backend", "numa_bind", "rounds", "precision_target", "margin", "max_time"),
-    *("sustain", "case_timeout", "steps", "trace", "telemetry", "allreduce_curve", "calibrate", "passes"),
-    *("sweep", "seed", "preset", "caps_given", "least_block_s", *STEP_DEFAULTS, *DDP_AXES, *PIPELINE_AXES),
-)
 _VERSIONS = ("python", *PACKAGES, "cuda", "cudnn", "nccl", "nccl_backend")
 _VARIABLES = (
     *("OMP_NUM_THREADS", "OMP_PROC_BIND", "OMP_WAIT_POLICY", "OMP_DYNAMIC", "MKL_NUM_THREADS", "MKL_DYNAMIC"),
@@ -62,50 +37,6 @@ _VARIABLES = (
     *("NCCL_MAX_NCHANNELS", "NCCL_MIN_CTAS", "NCCL_MAX_CTAS", "NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL"),
     *("NCCL_SHM_DISABLE", "NCCL_IB_DISABLE", "NCCL_NET_GDR_LEVEL", "NCCL_NVLS_ENABLE", "NCCL_CUMEM_ENABLE"),
 )
-_HOST = ("cpu_model", "num_cores", "memory_gib", "gpus", "gpu_pairs", "governors", "huge_pages", "cgroup")
-_GIT = ("commit", "dirty")
-
-PUBLIC: dict[type, tuple[str, ...]] = {
-    Manifest: (
-        *("run_id", "interleaved_id", "preset", "created_utc", "settings", "seed", "plan_hash", "versions"),
-        *("ddp_bench", "git", "workload", "environment", "hosts", "model", "ranks", "link", "timing"),
-        *("roofline", "load", "restarts", "resumed"),
-    ),
-    OwnVersion: ("version",),
-    Git: _GIT,
-    WorkloadCode: (*_GIT, "sha256", "code_sha256"),
-    Host: _HOST,
-    FirstHost: (*_HOST, "os", "host", "env"),
-    Gpu: ("uuid", "name", "driver", "memory_mib", "power_limit_w", "max_sm_clock_mhz"),
-    GpuPair: ("first", "second", "nvlink", "peer_access", "path"),
-    Cgroup: ("cpu_quota_cores", "memory_limit_gib", "cpuset"),
-    Model: ("arch", "num_params", "gradient_bytes", "forward_flops_per_image"),
-    RankPlace: ("rank", "host", "local_rank", "device", "device_name", "link", "gpu", "bound_cores"),
-    Timing: (
-        *("startup_s", "measuring_s", "timed_steps_s", "rounds", "stopped_because", "total_s"),
-        "timed_share_pct",
-    ),
-    DeviceRates: (
-        *("num_devices", "rank", "matrix_tflop_per_s", "matrix_tflop_per_s_low", "matrix_tflop_per_s_high"),
-    ),
-    Load: ("cores", "others", "steal", "seconds"),
-    Resumed: ("utc", "git"),
-    Settings: (*_SETTINGS, "data", "workload"),
-}
-"""The public fields of a manifest's records, the only ones that are handed on.
-
-Of versions and variables those in `_VERSIONS` and `_VARIABLES`; hosts by other names; of `data` and
-`workload` only whether they are the user's.
-"""
-
-TEXTS = (
-    *("case_id", "status", "mode", "impl", "device_type", "device_name", "backend", "link", "arch", "unit"),
-    *("scaling", "precision", *STEP_DEFAULTS, *DDP_AXES, *PIPELINE_AXES, "bucket_bytes", "layers_by_device"),
-    *("mem_by_device_mib", "throttle_reasons", "run_id", "started_at", "torch_version"),
-    *("phase", "steps_ms", "detail", "reference_id", "metric", "answer"),
-)
-"""The public columns of text; numbers are public, `host`, `data` and `reason` in part, and no other text."""
-
 LEFT_OUT = "left out of the public file"
 """Stands for a reason: it may quote a traceback of the user's code."""
 
@@ -120,7 +51,7 @@ def write_zip(run: RunData, out: Path | None) -> Path:
         raise UsageError(
             f"--out {target} does not end with {SUFFIX}, by which an archive is known; name it so"
         )
-    content = packed(_members(run))
+    content = packed(public_members(run))
     write_output(target, lambda path: path.write_bytes(content), option="--out")
     return target
 
@@ -136,7 +67,8 @@ def _beside(run: RunData) -> Path:
     return target
 
 
-def _members(run: RunData) -> dict[str, bytes]:
+def public_members(run: RunData) -> dict[str, bytes]:
+    """The files of a run's folder by name, its manifest first, with what of them is public."""
     hosts = _aliases(run)
     members = {MANIFEST: _manifest(run.manifest, hosts).as_json()}
     with opened(run.path) as folder:
@@ -146,6 +78,11 @@ def _members(run: RunData) -> dict[str, bytes]:
                 with readable(path):
                     members[name] = _table(read_bytes(path, most_bytes=MOST_TABLE_BYTES), columns, hosts)
     return members
+
+
+def data_kind(data: str) -> str:
+    """Where batches come from, without the path of a folder, which names a user or a machine."""
+    return data if data in ("", "device", "host") else "folder"
 
 
 def _aliases(run: RunData) -> dict[str, str]:
@@ -164,7 +101,8 @@ def _manifest(whole: Manifest, hosts: Mapping[str, str]) -> Manifest:
     """What is public of a manifest."""
     found: Manifest = _public(whole)
     first, settings = found.environment, found.settings
-    kinds = replace(settings, data=data_kind(settings.data), workload=settings.workload and "WORKLOAD")
+    asked = whole.settings
+    kinds = replace(settings, data=data_kind(asked.data), workload=asked.workload and "WORKLOAD")
     return structs.replace(
         found,
         settings=kinds,
@@ -181,8 +119,9 @@ def _manifest(whole: Manifest, hosts: Mapping[str, str]) -> Manifest:
 
 def _public(value: Any) -> Any:
     """A record with its public fields alone, and so within; anything else as it is."""
-    if type(value) in PUBLIC:
-        return type(value)(**{name: _public(getattr(value, name)) for name in PUBLIC[type(value)]})
+    if isinstance(value, Record | Settings):
+        kind: Any = type(value)
+        return kind(**{name: _public(getattr(value, name)) for name in public_fields(kind)})
     if isinstance(value, tuple):
         return tuple(map(_public, value))
     if isinstance(value, dict):
@@ -199,7 +138,7 @@ def _table(content: bytes, columns: tuple[Column, ...], hosts: Mapping[str, str]
         column.name
         for column in columns
         if column.name in (reader.fieldnames or ())
-        and (column.kind != "text" or column.name in TEXTS or column.name in in_part)
+        and (column.kind != "text" or column.public or column.name in in_part)
     ]
     made = io.StringIO(newline="")
     writer = csv.writer(made, lineterminator="\n")
