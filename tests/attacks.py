@@ -91,6 +91,7 @@ def commands(run: Path, other: Path, new: Path) -> dict[str, tuple[str, ...]]:
         "predict": (str(run), "--gpus", "2,8", "--validate", str(run), "--out", str(new / "p.json")),
         "network": (str(other), "--gpus", "2", "--network", str(run)),
         "log": (str(other), "--gpus", "2", "--network", str(run / "nccl.log")),
+        "networks": (str(other), "--gpus", "2", "--network", str(run / "networks.toml")),
         "resume": ("--resume", str(run), "--quiet"),
         "config": ("--config", f"{run}/settings.toml", "--arch", "resnet20", "--dry-run"),
         "tune": ("--gpus", "2", "--arch", "resnet20", "--calibration", str(run)),
@@ -105,6 +106,7 @@ READS: dict[str, tuple[str, ...]] = {
     "predict": (*TABLES, "manifest.json", CALIBRATION),
     "network": (CALIBRATION,),
     "log": ("nccl.log",),
+    "networks": ("networks.toml",),
     "resume": ("manifest.json", "journal.jsonl"),
     "config": ("settings.toml",),
     "tune": (CALIBRATION,),
@@ -290,7 +292,7 @@ def _mains() -> dict[str, Callable[[list[str]], int]]:
     return {
         **dict.fromkeys(("report", "markdown", "predictions"), report),
         **dict.fromkeys(("gate", "baseline"), gate),
-        **dict.fromkeys(("predict", "network", "log"), predict),
+        **dict.fromkeys(("predict", "network", "log", "networks"), predict),
         **dict.fromkeys(("resume", "config", "options of run"), run),
         **dict.fromkeys(("tune", "options of tune"), tune),
         "options of gate": gate,
@@ -373,6 +375,7 @@ def good_run(folder: Path) -> Path:
     predicted = ("bench.predict", str(folder), "--gpus", "2,4", "--out", str(folder / "predictions.json"))
     subprocess.run([sys.executable, "-m", *predicted], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     (folder / "nccl.log").write_text(NCCL_LOG)
+    (folder / "networks.toml").write_text('[own]\nlevel = "inter"\nbusbw_gb_per_s = 4.0\n')
     (folder / "settings.toml").write_text('modes = ["dp", "ddp"]\ngpus = [1, 2]\nrounds = 3\n')
     return folder
 

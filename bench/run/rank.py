@@ -36,7 +36,7 @@ from ddp_bench.bench.findings.uncertainty import why_not_measured
 from ddp_bench.bench.manifest import FirstHost, RankPlace
 from ddp_bench.bench.measure.calibration import trainable
 from ddp_bench.bench.measure.clock import float32_precision
-from ddp_bench.bench.predict.source import write_calibration
+from ddp_bench.bench.predict.from_pass import write_calibration
 from ddp_bench.bench.recovery.close import STOPPED_BY_ERROR, finish, finish_and_say, finish_quietly, timing_of
 from ddp_bench.bench.recovery.failures import (
     FAILURE_ENV,

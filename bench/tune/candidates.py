@@ -11,10 +11,10 @@ from statistics import median
 
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.layout import PYTORCH_CAPS, BucketCaps
-from ddp_bench.bench.scaling.buckets import MIB, Layout, assign_cap
-from ddp_bench.bench.scaling.calibration import Calibration
-from ddp_bench.bench.scaling.scenario import Scenario, cost_band, own_curves
-from ddp_bench.bench.scaling.timeline import Compute, Slowdown, make_work, simulate
+from ddp_bench.bench.predict.buckets import MIB, Layout, assign_cap
+from ddp_bench.bench.predict.calibration import Calibration
+from ddp_bench.bench.predict.scenario import Scenario, cost_band, own_curves
+from ddp_bench.bench.predict.timeline import Compute, Slowdown, make_work, simulate
 
 KINDS = ("default", "uniform")
 """Of bucket caps, the simplest first."""
@@ -92,7 +92,7 @@ class StepModel:
 
     @classmethod
     def of(cls, calibration: Calibration, *, num_ranks: int, comm_hook: str, accumulate: int) -> StepModel:
-        """Read the medians of a calibration as `bench.scaling.predict` does."""
+        """Read the medians of a calibration as `bench.predict.prediction` does."""
         c = calibration
         scenario = Scenario(num_devices=num_ranks, comm_hook=comm_hook, accumulate=accumulate)
         slowest = c.spread.factor(num_ranks)

@@ -108,7 +108,7 @@ def _tune(
 ) -> int:
     # Torch takes seconds to import: the command line is refused before that.
     from ddp_bench.bench.cluster.ranks import PeerLostError
-    from ddp_bench.bench.predict.source import load_calibration
+    from ddp_bench.bench.predict.calibration import load_calibration
     from ddp_bench.bench.tune.request import make_request
 
     request, job = make_request(options, reuse=how["calibration"], accept=how["accept"])

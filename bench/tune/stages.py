@@ -23,7 +23,7 @@ from ddp_bench.bench.findings.numbers import short
 from ddp_bench.bench.findings.wording import step_labels
 from ddp_bench.bench.layout import BucketCaps
 from ddp_bench.bench.machine import versions
-from ddp_bench.bench.predict.source import load_calibration
+from ddp_bench.bench.predict.calibration import Calibration, Identity, check_same, load_calibration
 from ddp_bench.bench.recovery.failures import RESTART_EXIT_CODE
 from ddp_bench.bench.recovery.watchdog import START_LIMIT_S, meet_and_watch
 from ddp_bench.bench.results.aggregate import images_per_s_by_round, units_per_step
@@ -34,7 +34,6 @@ from ddp_bench.bench.results.store import CALIBRATION as CALIBRATION_FILE
 from ddp_bench.bench.results.store import TUNE, default_folder, load_run
 from ddp_bench.bench.run.job import Job
 from ddp_bench.bench.run.rank import Rank
-from ddp_bench.bench.scaling.calibration import Calibration, Identity, check_same
 from ddp_bench.bench.tune.answer import Answer, decide
 from ddp_bench.bench.tune.candidates import Candidate, choose
 from ddp_bench.bench.tune.elimination import Elimination, affordable

@@ -12,9 +12,9 @@ from commands import SMALL, python
 
 from ddp_bench.bench.layout import BucketCaps
 from ddp_bench.bench.predict import main as predict
-from ddp_bench.bench.predict.source import load_calibration
+from ddp_bench.bench.predict.buckets import assign_cap, bucket_bytes
+from ddp_bench.bench.predict.calibration import load_calibration
 from ddp_bench.bench.results.store import load_run
-from ddp_bench.bench.scaling.buckets import assign_cap, bucket_bytes
 from ddp_bench.bench.tune import main as tune
 from ddp_bench.models.registry import resnet_workload
 

@@ -10,7 +10,7 @@ from commands import SMALL, python
 
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.lab import namespaces
-from ddp_bench.bench.predict.source import load_calibration
+from ddp_bench.bench.predict.calibration import load_calibration
 
 RATE_BITS_PER_S = 200e6
 GRADIENT_BYTES = 1_080_424

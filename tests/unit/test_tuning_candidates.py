@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.layout import PYTORCH_CAPS, BucketCaps
-from ddp_bench.bench.scaling.buckets import MIB, Layout, assign_cap
-from ddp_bench.bench.scaling.calibration import AllReduceTimes, Calibration, Identity, Parameter
-from ddp_bench.bench.scaling.cost import CostCurve
-from ddp_bench.bench.scaling.predict import predict
-from ddp_bench.bench.scaling.scenario import Scenario
-from ddp_bench.bench.scaling.timeline import Compute, Slowdown
+from ddp_bench.bench.predict.allreduce import CostCurve
+from ddp_bench.bench.predict.buckets import MIB, Layout, assign_cap
+from ddp_bench.bench.predict.calibration import AllReduceTimes, Calibration, Identity, Parameter
+from ddp_bench.bench.predict.prediction import predict
+from ddp_bench.bench.predict.scenario import Scenario
+from ddp_bench.bench.predict.timeline import Compute, Slowdown
 from ddp_bench.bench.tune.candidates import Axes, Candidate, StepModel, choose, uniform_caps
 
 SIZES_MIB = (1, 4, 2, 8, 1, 6, 3)
