@@ -48,7 +48,8 @@ _SETTINGS = (
     *("modes", "gpus", "arch", "batch_size", "image_size", "data_workers", "prefetch", "scaling"),
     *("precision", "device", "backend", "numa_bind", "rounds", "precision_target", "margin", "max_time"),
     *("sustain", "case_timeout", "steps", "trace", "telemetry", "allreduce_curve", "calibrate", "passes"),
-    *("sweep", "seed", "preset", "caps_given", "least_block_s", *STEP_DEFAULTS, *DDP_AXES, *PIPELINE_AXES),
+    *("race", "sweep", "seed", "preset", "caps_given", "least_block_s"),
+    *(*STEP_DEFAULTS, *DDP_AXES, *PIPELINE_AXES),
 )
 _VERSIONS = ("python", *PACKAGES, "cuda", "cudnn", "nccl", "nccl_backend")
 _VARIABLES = (
