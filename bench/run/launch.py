@@ -34,6 +34,8 @@ from ddp_bench.bench.results.journal import JOURNAL, read
 from ddp_bench.bench.run.agent import no_logs, run_ranks, use_loopback
 from ddp_bench.bench.run.fork_server import ForkServer
 
+RUN = own_command("run")[1:]
+
 
 def launch(
     arguments: Sequence[str],
@@ -42,9 +44,10 @@ def launch(
     num_ranks: int,
     device_type: str,
     began_s: float,
+    program: Sequence[str] = RUN,
     forks: ForkServer | None = None,
 ) -> int:
-    """Run `bench.run arguments` as `num_ranks` ranks that write to `folder`; the exit code.
+    """Run `python program arguments` as `num_ranks` ranks that write to `folder`; the exit code.
 
     `began_s` is when the command began, on the monotonic clock, for the first rank to count start-up from.
     The ranks are forks of `forks` where it was started as they have to be.
@@ -70,7 +73,7 @@ def launch(
                     monitor_interval=0.1,
                     logs_specs=no_logs(),
                 )
-                code, why = _attempts(config, [*own_command("run")[1:], *arguments], folder, forks)
+                code, why = _attempts(config, [*program, *arguments], folder, forks)
         except (SignalException, KeyboardInterrupt):
             code, why = ExitCode.INTERRUPTED, "interrupted"
         if code:
