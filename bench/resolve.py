@@ -23,6 +23,15 @@ PRESETS: dict[str, dict[str, Any]] = {
         "allreduce_curve": True,
         "max_time": "8m",
     },
+    "tune": {
+        "modes": "ddp",
+        "sweep": "star",
+        "race": True,
+        "bucket_cap_mb": "default,1,5,10,25,100",
+        "passes": "none",
+        "margin": "1%",
+        "name": "tune",
+    },
     "full": {"precision_target": "1%", "max_time": "30m", "bucket_cap_mb": "default,1,5,10,25,50,100"},
 }
 
@@ -83,7 +92,9 @@ def with_device_defaults(
     arch = settings.arch
     if arch is None and settings.workload is None:
         arch = "resnet18" if on_cpu else "resnet50"
-    counts = settings.gpus or _counts(num_local_devices, with_all=not on_cpu)
+    counts = settings.gpus or _counts(num_local_devices, with_all=not on_cpu or settings.race)
+    # A race is for one number of devices: what is best for two may not be for eight.
+    counts = counts[-1:] if settings.race and not settings.gpus else counts
     precision = settings.precision or ("fp32" if gpu is None else _precision(gpu))
     by_device: dict[str, Any] = {
         "precision": precision,
@@ -93,6 +104,7 @@ def with_device_defaults(
         "compile": ("off",),
         "margin": MARGINS[device_type],
     }
+    usual_s = 150.0 if settings.race else 200.0 if on_cpu else 600.0
     asked = {f.name: getattr(settings, f.name) for f in fields(settings)}
     decided = {name: default if asked[name] is None else asked[name] for name, default in by_device.items()}
     decided |= {
@@ -101,7 +113,7 @@ def with_device_defaults(
         "gpus": counts,
         "arch": arch,
         "batch_size": settings.batch_size or _batch_size(settings, counts, gpu),
-        "max_time": settings.max_time or (None if settings.rounds else 200.0 if on_cpu else 600.0),
+        "max_time": settings.max_time or (None if settings.rounds else usual_s),
         "steps": settings.steps or 1,
     }
     if settings.least_block_s is None:

@@ -134,8 +134,11 @@ class Settings(Swept):
     max_time: float | None = _setting(
         None,
         cli.duration_s,
-        "start no case after this long (CPU 200s, GPU 10m; with --rounds none)",
+        "start no case after this long (CPU 200s, GPU 10m, a race 150s; with --rounds none)",
         "10m",
+    )
+    race: bool = _setting(
+        NO, cli.switch, "drop the slowest cases one after another: more rounds for the others", "on"
     )
     sustain: float | None = _setting(
         None,

@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 from urllib.parse import quote
 
+from ddp_bench.bench.predict.output import Predictions
 from ddp_bench.bench.results.disk import read_bytes
 from ddp_bench.bench.results.store import FAILURES
-from ddp_bench.bench.scaling.document import Predictions
 from ddp_bench.report.model import Hyperlink, RunFiles
 
 _MOST_PREDICTIONS_BYTES = 64 * 2**20

@@ -10,11 +10,13 @@ from ddp_bench.bench.axes import DDP_DEFAULTS
 from ddp_bench.bench.cli import command
 from ddp_bench.bench.findings.numbers import count, number, per_second, plural, quantity, with_interval
 from ddp_bench.bench.findings.wording import Row, cap_label, device_noun, estimate, link_name, settings, text
+from ddp_bench.bench.predict.calibration import Identity, differences
+from ddp_bench.bench.predict.held_out import error_sizes
+from ddp_bench.bench.predict.measured import ddp_cases, identity
+from ddp_bench.bench.predict.output import Predictions
+from ddp_bench.bench.predict.prediction import Prediction
+from ddp_bench.bench.predict.scaling_limit import Line
 from ddp_bench.bench.results.store import RunData
-from ddp_bench.bench.scaling.calibration import Identity, differences
-from ddp_bench.bench.scaling.document import Line, Mark, Predictions
-from ddp_bench.bench.scaling.measured import ddp_cases, identity
-from ddp_bench.bench.scaling.validate import error_sizes
 from ddp_bench.bench.stats import Interval
 from ddp_bench.report.devices import LOG_FROM, device_ticks, marked
 from ddp_bench.report.drawings import MOST_RUNS, Chart, Panel, Point, Series
@@ -56,11 +58,12 @@ _CHECKED_NOTE = (
 
 def section(run: RunData, predictions: Predictions, *, key: str) -> Section:
     """Show `predictions` beside the cases of `run`."""
-    caps = dict.fromkeys(line.bucket_cap_mb for line in predictions.lines)
-    by_cap = [[line for line in predictions.lines if line.bucket_cap_mb == cap][:MOST_RUNS] for cap in caps]
+    found = predictions.lines
+    caps = dict.fromkeys(line.first.bucket_cap_mb for line in found)
+    by_cap = [[line for line in found if line.first.bucket_cap_mb == cap][:MOST_RUNS] for cap in caps]
     made = (_predictions(predictions), _validation(predictions))
     by_cap = [drawn for lines in by_cap if (drawn := [line for line in lines if _shown(line)])]
-    networks = len({line.network for line in predictions.lines})
+    networks = len({line.first.network for line in predictions.lines})
     more = [f"Of {networks} networks the first {MOST_RUNS} are drawn."] if networks > MOST_RUNS else []
     return Section(
         title="On hardware you do not have",
@@ -74,9 +77,9 @@ def section(run: RunData, predictions: Predictions, *, key: str) -> Section:
     )
 
 
-def _shown(line: Line) -> list[Mark]:
+def _shown(line: Line) -> list[Prediction]:
     """Return the predictions of a line that are not refused."""
-    return [mark for mark in line.marks if not mark.reason]
+    return [mark for mark in line.predictions if not mark.reason]
 
 
 def _figure(
@@ -85,10 +88,10 @@ def _figure(
     """Show throughput or efficiency against devices; `several` bucket caps are told apart by the title."""
     rate = name == "images_per_s"
     device, link = device_noun(predictions.identity.device_type), predictions.identity.link
-    suffix = f", bucket cap {cap_label(lines[0].bucket_cap_mb)}" if several else ""
+    suffix = f", bucket cap {cap_label(lines[0].first.bucket_cap_mb)}" if several else ""
     factor, unit = (1.0, per_second(predictions.identity.unit)) if rate else (100.0, "%")
     predicted = [
-        Series(line.network, f"run{i}", tuple(_point(m, name, factor) for m in _shown(line)), area=True)
+        Series(line.first.network, f"run{i}", tuple(_point(m, name, factor) for m in _shown(line)), area=True)
         for i, line in enumerate(lines, start=1)
     ]
     at_break = [
@@ -116,7 +119,7 @@ def _figure(
     return Chart(
         key=f"{key}-{'throughput' if rate else 'efficiency'}",
         title=f"Predicted {'throughput' if rate else 'efficiency'}{suffix}",
-        x_label=f"devices ({device}s), {lines[0].scaling} scaling",
+        x_label=f"devices ({device}s), {lines[0].first.scaling} scaling",
         y_label=f"throughput ({unit})" if rate else "efficiency (%)",
         ticks=device_ticks(
             [n for n in counts if n not in {p.x for p in at_break} or int(n).bit_count() == 1]
@@ -133,19 +136,19 @@ def _figure(
 def _breaks(lines: Sequence[Line], device: str) -> str:
     where = []
     for line in lines:
-        refused = len(_shown(line)) < len(line.marks)
+        refused = len(_shown(line)) < len(line.predictions)
         at = "at a count that is not known" if refused else "nowhere"
         at = at if line.broken_at is None else f"at {plural(line.broken_at, device)}"
-        where.append(f"on {line.network} {at}")
+        where.append(f"on {line.first.network} {at}")
     return f"Scaling breaks {', '.join(where)}."
 
 
-def _point(mark: Mark, name: str, factor: float) -> Point:
+def _point(mark: Prediction, name: str, factor: float) -> Point:
     value: Interval = getattr(mark, name)
     return Point.at(mark.num_devices, value.scaled(factor))
 
 
-def _of(mark: Mark, name: str) -> float:
+def _of(mark: Prediction, name: str) -> float:
     value: Interval = getattr(mark, name)
     return value.estimate
 
@@ -156,15 +159,15 @@ def _measured(
     """Return the run's own cases of what the line predicts, possibly on another network."""
     usual = {
         **DDP_DEFAULTS,
-        "bucket_cap_mb": line.bucket_cap_mb,
-        "comm_hook": line.comm_hook,
-        "accumulate": line.accumulate,
+        "bucket_cap_mb": line.first.bucket_cap_mb,
+        "comm_hook": line.first.comm_hook,
+        "accumulate": line.first.accumulate,
     }
     rows = [
         row
         for row in ddp_cases(run)
         if not differences(_of_any_batch(identity(run, row)), _of_any_batch(predictions.identity))
-        and (text(row["scaling"]), _batch_size(row)) == (line.scaling, line.batch_size)
+        and (text(row["scaling"]), _batch_size(row)) == (line.first.scaling, line.first.batch_size)
         and not settings(row, usual)
     ]
     found = [(row, estimate(row, name)) for row in sorted(rows, key=lambda row: int(row["num_devices"]))]
@@ -195,11 +198,11 @@ def _unlike(run: RunData, predictions: Predictions) -> list[str]:
 
 
 def _predictions(predictions: Predictions) -> Table | None:
-    asked = [(line, mark) for line in predictions.lines for mark in line.marks if mark.asked]
+    asked = [(line, mark) for line in predictions.lines for mark in line.predictions if mark.asked]
     rows = tuple(
         (
-            line.network,
-            cap_label(line.bucket_cap_mb),
+            line.first.network,
+            cap_label(line.first.bucket_cap_mb),
             count(mark.num_devices),
             with_interval(mark.step_ms, "ms") or _in_short(mark.reason),
             with_interval(mark.images_per_s, per_second(predictions.identity.unit)),
@@ -210,7 +213,7 @@ def _predictions(predictions: Predictions) -> Table | None:
         for line, mark in asked
     )
     refused = [
-        f"{line.network}, bucket cap {cap_label(line.bucket_cap_mb)}, "
+        f"{line.first.network}, bucket cap {cap_label(line.first.bucket_cap_mb)}, "
         f"{count(mark.num_devices)} devices: {mark.reason}."
         for line, mark in asked
         if mark.reason

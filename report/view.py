@@ -12,12 +12,12 @@ from ddp_bench.bench.findings.cautions import run_cautions
 from ddp_bench.bench.findings.findings import conclude
 from ddp_bench.bench.findings.numbers import plural
 from ddp_bench.bench.findings.wording import text, without_stand_in
+from ddp_bench.bench.predict.output import Predictions
 from ddp_bench.bench.results.aggregate import comparisons_of_run, typical_of
 from ddp_bench.bench.results.comparisons import Comparison
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.store import RunData
 from ddp_bench.bench.results.typical import Typical
-from ddp_bench.bench.scaling.document import Predictions
 from ddp_bench.report import (
     anatomy,
     answer,

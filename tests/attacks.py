@@ -91,9 +91,9 @@ def commands(run: Path, other: Path, new: Path) -> dict[str, tuple[str, ...]]:
         "predict": (str(run), "--gpus", "2,8", "--validate", str(run), "--out", str(new / "p.json")),
         "network": (str(other), "--gpus", "2", "--network", str(run)),
         "log": (str(other), "--gpus", "2", "--network", str(run / "nccl.log")),
+        "networks": (str(other), "--gpus", "2", "--network", str(run / "networks.toml")),
         "resume": ("--resume", str(run), "--quiet"),
         "config": ("--config", f"{run}/settings.toml", "--arch", "resnet20", "--dry-run"),
-        "tune": ("--gpus", "2", "--arch", "resnet20", "--calibration", str(run)),
         "finish": (str(run),),
     }
 
@@ -105,9 +105,9 @@ READS: dict[str, tuple[str, ...]] = {
     "predict": (*TABLES, "manifest.json", CALIBRATION),
     "network": (CALIBRATION,),
     "log": ("nccl.log",),
+    "networks": ("networks.toml",),
     "resume": ("manifest.json", "journal.jsonl"),
     "config": ("settings.toml",),
-    "tune": (CALIBRATION,),
     "finish": ("blocks.csv", "allreduce.csv", "manifest.json", "journal.jsonl"),
 }
 """Files that a command reads of the bad folder."""
@@ -155,10 +155,9 @@ def _parsers() -> dict[str, argparse.ArgumentParser]:
     from ddp_bench.bench.gate.main import parser as gate
     from ddp_bench.bench.predict.main import parser as predict
     from ddp_bench.bench.run.main import parser as run
-    from ddp_bench.bench.tune.main import parser as tune
     from ddp_bench.report.main import _parser as report
 
-    parsers = {"run": run, "tune": tune, "gate": gate, "predict": predict, "doctor": doctor, "report": report}
+    parsers = {"run": run, "tune": run, "gate": gate, "predict": predict, "doctor": doctor, "report": report}
     return {name: make() for name, make in parsers.items()}
 
 
@@ -279,7 +278,7 @@ def _mains() -> dict[str, Callable[[list[str]], int]]:
     def starts(*_: object, **__: object) -> None:
         raise _Reached
 
-    job.launch = tune_command._launch = starts  # type: ignore[assignment]
+    job.launch = starts  # type: ignore[assignment]
     interleave.measure_in_turns = starts  # type: ignore[assignment]
     doctor, gate, tune = doctor_command.main, gate_command.main, tune_command.main
 
@@ -290,9 +289,9 @@ def _mains() -> dict[str, Callable[[list[str]], int]]:
     return {
         **dict.fromkeys(("report", "markdown", "predictions"), report),
         **dict.fromkeys(("gate", "baseline"), gate),
-        **dict.fromkeys(("predict", "network", "log"), predict),
+        **dict.fromkeys(("predict", "network", "log", "networks"), predict),
         **dict.fromkeys(("resume", "config", "options of run"), run),
-        **dict.fromkeys(("tune", "options of tune"), tune),
+        "options of tune": tune,
         "options of gate": gate,
         "options of predict": predict,
         "options of doctor": doctor,
@@ -371,6 +370,7 @@ def good_run(folder: Path) -> Path:
     else:
         raise SystemExit("no calibration of this machine is quiet enough to predict from")
     (folder / "nccl.log").write_text(NCCL_LOG)
+    (folder / "networks.toml").write_text('[own]\nlevel = "inter"\nbusbw_gb_per_s = 4.0\n')
     (folder / "settings.toml").write_text('modes = ["dp", "ddp"]\ngpus = [1, 2]\nrounds = 3\n')
     return folder
 

@@ -34,7 +34,7 @@ def _one_thread() -> None:
 @pytest.fixture
 def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
     """Predictions of a fifth of the draws: of tests that read more than their intervals."""
-    from ddp_bench.bench.scaling.predict import predict  # most tests need none of it
+    from ddp_bench.bench.predict.prediction import predict  # most tests need none of it
 
     assert predict.__kwdefaults__ is not None
     monkeypatch.setitem(predict.__kwdefaults__, "resamples", 40)

@@ -31,8 +31,8 @@ TARGETS = (
     "bench/stats.py",
     "bench/case.py",
     "bench/plan.py",
-    "bench/scaling/timeline.py",
-    "bench/scaling/buckets.py",
+    "bench/predict/timeline.py",
+    "bench/predict/buckets.py",
     "bench/results/aggregate.py",
 )
 NEEDED_SHARE = 0.85

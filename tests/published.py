@@ -10,7 +10,7 @@ from itertools import accumulate
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from ddp_bench.bench.scaling.calibration import Calibration, Identity, Parameter
+from ddp_bench.bench.predict.calibration import Calibration, Identity, Parameter
 from ddp_bench.models.workload import Workload, make_batch
 
 FORWARD_SHARE = 1 / 3

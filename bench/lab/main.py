@@ -90,13 +90,6 @@ class LabOptions:
     command: list[str]
     quiet: bool
 
-    @property
-    def without_rate(self) -> list[str]:
-        delay = ["--delay", self.links[0].delay_label] if self.links[0].delay_s else []
-        quiet = ["--quiet"] if self.quiet else []
-        hosts = ["--hosts", str(self.num_hosts), "--ranks-per-host", str(self.ranks_per_host)]
-        return [*hosts, *delay, *quiet]
-
 
 class Stopped(BaseException):
     """A signal asks the lab to end."""
@@ -118,20 +111,13 @@ def parse(argv: Sequence[str]) -> LabOptions:
         description=_in_the_form_typed(__doc__ or ""),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--hosts", required=True, metavar="N", help="number of hosts, 2 to 64")
-    parser.add_argument(
-        "--rate",
-        required=True,
-        help="rate of every host's link: 200mbit, 1gbit, 2.5gbit; several: 200mbit,1gbit",
-    )
-    parser.add_argument("--delay", help="one-way delay between hosts, if the kernel has netem: 500us, 1ms")
-    parser.add_argument("--ranks-per-host", default="1", metavar="R", help="ranks on every host (default 1)")
-    parser.add_argument("--quiet", action="store_true", help="do not say on stderr which lab was made")
-    options = list(argv)
-    job: list[str] = []
-    if "--" in options:
-        split = options.index("--")
-        options, job = options[:split], options[split + 1 :]
+    add = parser.add_argument
+    add("--hosts", required=True, metavar="N", help="number of hosts, 2 to 64")
+    add("--rate", required=True, help="of every host's link: 200mbit, 1gbit, 2.5gbit; several: 200mbit,1gbit")
+    add("--delay", help="one-way delay between hosts, if the kernel has netem: 500us, 1ms")
+    add("--ranks-per-host", default="1", metavar="R", help="ranks on every host (default 1)")
+    add("--quiet", action="store_true", help="do not say on stderr which lab was made")
+    options, job = split(argv)
     given = parser.parse_args(options)
     delay_s = parse_delay(given.delay) if given.delay else 0.0
     return LabOptions(
@@ -150,6 +136,12 @@ def _in_the_form_typed(text: str) -> str:
     return text.strip()
 
 
+def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split a command line into the lab's own options and the command after `--`."""
+    dashes = argv.index("--") if "--" in argv else len(argv)
+    return [*argv[:dashes]], [*argv[dashes + 1 :]]
+
+
 def parse_hosts(text: str) -> int:
     """Parse a number of hosts from 2 to 64."""
     if not re.fullmatch(r"[0-9]{1,3}", text) or not MIN_HOSTS <= int(text) <= MAX_HOSTS:
@@ -158,15 +150,8 @@ def parse_hosts(text: str) -> int:
 
 
 def run(options: LabOptions) -> int:
-    """Make the lab, run the job in it, and return the job's exit code; of several rates, all in turns."""
-    if len(options.links) == 1:
-        return _run(options, options.links[0])
-    labs = rates.commands(options.links, options.without_rate, options.command)
-    names = [link.rate_label for link in options.links]
-    return rates.run_in_turns(labs, names, namespaces.environment(), stop_grace_s=2 * STOP_GRACE_S)
-
-
-def _run(options: LabOptions, link: ShapedLink) -> int:
+    """Make a lab of one rate, run the job in it, and return the job's exit code."""
+    (link,) = options.links
     network = namespaces.LabNetwork(options.num_hosts, link)
     cores = shares(sorted(os.sched_getaffinity(0)), options.num_hosts)
     gpu_shares = shares(visible_gpus(), options.num_hosts)
@@ -304,4 +289,7 @@ def _main(arguments: list[str]) -> int:
     namespaces.become_root(own_command("lab", *arguments))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _stop)
-    return run(options)
+    if len(options.links) == 1:
+        return run(options)
+    labs = rates.commands(options.links, split(arguments)[0], options.command)
+    return rates.run_in_turns(labs, namespaces.environment(), stop_grace_s=2 * STOP_GRACE_S)

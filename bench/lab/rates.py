@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from typing import TextIO
+from typing import IO, TextIO
 
 from ddp_bench.bench.cli import speaker
 from ddp_bench.bench.cluster.process import end_all, ended_with_us
@@ -24,8 +23,10 @@ from ddp_bench.bench.package import own_command
 PLACEHOLDER = "{rate}"
 
 
-def commands(links: Sequence[ShapedLink], options: Sequence[str], command: Sequence[str]) -> list[list[str]]:
-    """Write the `bench.lab` command of each link; `options` are those without `--rate`.
+def commands(
+    links: Sequence[ShapedLink], options: Sequence[str], command: Sequence[str]
+) -> dict[str, list[str]]:
+    """Write the `bench.lab` command of each link, by its rate; `options` are those that were given.
 
     Only `bench.run` asks the turn server for its turns: two of any other command would compute at once.
 
@@ -39,26 +40,26 @@ def commands(links: Sequence[ShapedLink], options: Sequence[str], command: Seque
     names = [link.rate_label for link in links]
     if len(set(names)) < len(names):
         raise UsageError(f"--rate {','.join(names)} names one rate twice; give each once")
-    return [
-        own_command("lab", *options, "--rate", name, "--")
+    # Of an option that stands twice the second counts.
+    return {
+        name: own_command("lab", *options, "--rate", name, "--")
         + [argument.replace(PLACEHOLDER, name) for argument in command]
         for name in names
-    ]
+    }
 
 
 def run_in_turns(
-    labs: Sequence[Sequence[str]], names: Sequence[str], environment: dict[str, str], *, stop_grace_s: float
+    labs: Mapping[str, Sequence[str]], environment: dict[str, str], *, stop_grace_s: float
 ) -> int:
     """Run the labs' commands in turns until all have ended, and return the job's exit code.
 
-    Their output comes line by line under their `names`. A lab that fails is waited for no more: the others go
+    Their output comes line by line under their names. A lab that fails is waited for no more: the others go
     on. Whatever is raised meanwhile, such as by a signal's handler, first ends the labs.
     """
-    with turn_server(len(labs)) as server:
-        # If this process is killed, its labs end themselves.
-        running = [
-            subprocess.Popen(
-                ended_with_us(lab),
+    with turn_server(len(labs)) as server, ThreadPoolExecutor(3 * len(labs)) as threads:
+        running = {
+            name: subprocess.Popen(
+                ended_with_us(lab),  # if this process is killed, its labs end themselves
                 env=environment | server.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -67,15 +68,11 @@ def run_in_turns(
                 errors="replace",
                 start_new_session=True,
             )
-            for lab in labs
-        ]
-        printers = [
-            threading.Thread(target=forward, args=(stream, name, to))
-            for lab, name in zip(running, names, strict=True)
-            for stream, to in ((lab.stdout, sys.stdout), (lab.stderr, sys.stderr))
-        ]
-        for printer in printers:
-            printer.start()
+            for name, lab in labs.items()
+        }
+        for name, lab in running.items():
+            threads.submit(forward, lab.stdout, name, sys.stdout)
+            threads.submit(forward, lab.stderr, name, sys.stderr)
 
         def ended(lab: subprocess.Popen[str]) -> int:
             code = lab.wait()
@@ -83,21 +80,14 @@ def run_in_turns(
             return code
 
         try:
-            with ThreadPoolExecutor(len(running)) as waiting:
-                try:
-                    codes = [
-                        done.result() for done in as_completed(waiting.submit(ended, lab) for lab in running)
-                    ]
-                except BaseException:
-                    end_all(running, within_s=stop_grace_s)
-                    raise
-            return job_exit_code(codes)
-        finally:
-            for printer in printers:
-                printer.join()
+            waiting = [threads.submit(ended, lab) for lab in running.values()]
+            return job_exit_code([done.result() for done in as_completed(waiting)])
+        except BaseException:
+            end_all([*running.values()], within_s=stop_grace_s)
+            raise
 
 
-def forward(stream: TextIO | None, name: str, to: TextIO, wanted: Callable[[], bool] = lambda: True) -> None:
+def forward(stream: IO[str] | None, name: str, to: TextIO, wanted: Callable[[], bool] = lambda: True) -> None:
     """Copy what comes from `stream`, line by line under a name, while it is `wanted`."""
     for line in stream or ():
         if wanted():

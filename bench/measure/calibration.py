@@ -3,7 +3,7 @@
 Bursts of local steps run by themselves and beside background all-reduces of the case's bucket sizes, in
 turns: where others use the machine too its speed changes by a quarter every few seconds, and only neighbours
 compare. The time that both share and the work that each got done in it give both slow-downs
-(`bench.scaling.from_pass.slowdowns`). Copying gradients into buckets and back is timed by itself.
+(`bench.predict.from_pass.slowdowns`). Copying gradients into buckets and back is timed by itself.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from ddp_bench.bench.case import Case
 from ddp_bench.bench.measure.anatomy import Moments
 from ddp_bench.bench.measure.timed import BlockTimes, Trainer, lead_in, no_gc
 from ddp_bench.bench.modes.pipeline import PipelineMode
-from ddp_bench.bench.scaling.pipeline import bubble_share
+from ddp_bench.bench.predict.timeline import bubble_share
 from ddp_bench.models.workload import Batch
 
 CHUNKS = {"F": "forward_one_chunk", "B": "backward_one_chunk"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,17 +14,23 @@ from ddp_bench.bench import cli
 from ddp_bench.bench.case import HALF_HOOKS
 from ddp_bench.bench.errors import ExitCode, UsageError
 from ddp_bench.bench.layout import BucketCaps
-from ddp_bench.bench.predict import output as predict_output
-from ddp_bench.bench.predict.source import Source, read_network, read_source
-from ddp_bench.bench.results.store import RunData, load_run
-from ddp_bench.bench.scaling.calibration import check_same
-from ddp_bench.bench.scaling.document import Predictions
-from ddp_bench.bench.scaling.measured import most_like
-from ddp_bench.bench.scaling.networks import NetworkModel, network
-from ddp_bench.bench.scaling.predict import Prediction, predict
-from ddp_bench.bench.scaling.scaling_limit import curve
-from ddp_bench.bench.scaling.scenario import MeasuredNetwork, Scenario, as_calibrated
-from ddp_bench.bench.scaling.validate import HeldOut, drift, held_out, model_error_pct
+from ddp_bench.bench.predict import output
+from ddp_bench.bench.predict.calibration import check_same, load_calibration
+from ddp_bench.bench.predict.from_pass import Source, read_source
+from ddp_bench.bench.predict.held_out import HeldOut, drift, held_out, model_error_pct
+from ddp_bench.bench.predict.measured import allreduce_of_run, most_like
+from ddp_bench.bench.predict.networks import (
+    MeasuredNetwork,
+    NetworkModel,
+    named_networks,
+    network,
+    parse_nccl_log,
+)
+from ddp_bench.bench.predict.prediction import Prediction
+from ddp_bench.bench.predict.scaling_limit import predicted_line
+from ddp_bench.bench.predict.scenario import Scenario, as_calibrated
+from ddp_bench.bench.results.disk import MOST_JSON_BYTES, read_text
+from ddp_bench.bench.results.store import CALIBRATION, RunData, load_run, write_output
 from ddp_bench.bench.settings import PRECISIONS
 from ddp_bench.bench.stats import Interval
 
@@ -32,85 +39,86 @@ T = TypeVar("T")
 
 def predicted(options: argparse.Namespace) -> int:
     """Predict, validate, show and write what `options` ask for; the exit status."""
-    scenarios = _scenarios(options)
+    counts, scenarios = _scenarios(options)
     source = read_source(options.run, accept=options.accept)
-    scenarios = [[as_calibrated(source.calibration, one) for one in group] for group in scenarios]
-    _check_precision(options, source)
+    calibration = source.calibration
+    scenarios = [as_calibrated(calibration, one) for one in scenarios]
+    _check_precision(options, calibration.identity.precision)
     validated, changed = (None, None) if options.validate is None else _validated(options, source)
     error = None if validated is None else model_error_pct(validated)
-    groups = [[predict(source.calibration, s, model_error_pct=error) for s in g] for g in scenarios]
-    _check_any([p for group in groups for p in group])
     fill = options.json or options.out is not None
-    curves = [curve(source.calibration, group, fill=fill, model_error_pct=error) for group in groups]
+    lines = [predicted_line(calibration, one, counts, fill=fill, model_error_pct=error) for one in scenarios]
+    asked = [p for line in lines for n in counts for p in line.predictions if p.num_devices == n]
+    if asked and all(p.reason for p in asked):
+        last = asked[-1]
+        which = f" (for {last.num_devices} devices; the others are refused for such reasons, too)"
+        raise UsageError(f"{last.reason}{which if len(asked) > 1 else ''}")
+    found = output.Predictions(
+        identity=calibration.identity,
+        fitted=source.fitted,
+        notes=output.notes(calibration, scenarios, asked, validated, changed),
+        lines=tuple(lines),
+        validation=None if validated is None else tuple(validated),
+    )
     if options.csv is not None:
-        predict_output.write_csv(options.csv, [p for group in groups for p in group])
-    document = predict_output.document(source, curves, groups, validated, changed)
+        output.write_csv(options.csv, asked)
     if options.out is not None:
-        predict_output.write_json(options.out, predict_output.as_json(document, groups))
-    _show(options, document, groups)
+        text = found.to_json()
+        write_output(options.out, lambda part: part.write_text(text, encoding="utf-8"), option="--out")
+    if options.json:
+        print(found.to_json(), end="")
+    else:
+        _show(options, found, asked)
     return ExitCode.OK
 
 
-def _check_any(asked: Sequence[Prediction]) -> None:
-    """Raise UsageError, with the reason of the last, where nothing that was asked for may be shown."""
-    if asked and all(p.reason for p in asked):
-        last = asked[-1]
-        which = f" (for {last.scenario.num_devices} devices; the others are refused for such reasons, too)"
-        raise UsageError(f"{last.reason}{which if len(asked) > 1 else ''}")
-
-
-def _show(options: argparse.Namespace, document: Predictions, groups: predict_output.Asked) -> None:
-    if options.json:
-        print(predict_output.as_json(document, groups), end="")
-        return
-    if document.validation is not None:
-        predict_output.show_validation(document.validation)
-    if groups:
-        predict_output.show([p for group in groups for p in group])
-        print(f"{document.rule}:")
-    for text in (*(f"- {line.verdict}" for line in document.lines), *document.notes):
+def _show(options: argparse.Namespace, found: output.Predictions, asked: Sequence[Prediction]) -> None:
+    if found.validation is not None:
+        output.show_validation(found.validation)
+    if asked:
+        output.show(asked)
+        print(f"{found.rule}:")
+    for text in (*(f"- {line.verdict}" for line in found.lines), *found.notes):
         print(text)
     if options.out is not None:
-        print(
-            f"Wrote {options.out}; to draw it: "
-            + cli.command("report", str(options.run), "--predictions", str(options.out))
-        )
+        drawn = cli.command("report", str(options.run), "--predictions", str(options.out))
+        print(f"Wrote {options.out}; to draw it: {drawn}")
 
 
-def _check_precision(options: argparse.Namespace, source: Source) -> None:
+def _check_precision(options: argparse.Namespace, measured: str) -> None:
     if options.precision is None:
         return
-    asked, measured = cli.choice(PRECISIONS)(options.precision), source.calibration.identity.precision
+    asked = cli.choice(PRECISIONS)(options.precision)
     if asked != measured:
         raise UsageError(
             f"{options.run} was measured in {measured}, not {asked}; measure it with --precision {asked}"
         )
 
 
-def _scenarios(options: argparse.Namespace) -> list[list[Scenario]]:
-    """Parse what is asked for, in groups that differ in devices alone."""
+def _scenarios(options: argparse.Namespace) -> tuple[tuple[int, ...], list[Scenario]]:
+    """Parse what is asked for: the numbers of devices, and each scenario, with the first of them."""
     if options.gpus is None and options.validate is None:
         raise UsageError("nothing to predict; give --gpus 8,64 or --validate")
     if options.gpus is None:
-        return []
-    intra = None if options.intra is None else network(options.intra, level="intra")
-    return [
-        [
-            Scenario(
-                num_devices=n,
-                network=joined if isinstance(joined, NetworkModel) else None,
-                measured=joined if isinstance(joined, MeasuredNetwork) else None,
-                intra=intra,
-                gpus_per_node=_whole(options, "gpus_per_node"),
-                nics_per_node=_whole(options, "nics_per_node"),
-                bucket_cap_mb=cap,
-                batch_per_device=_whole(options, "batch_size"),
-                scaling="" if options.scaling is None else cli.choice(("weak", "strong"))(options.scaling),
-                comm_hook=cli.choice(("none", *HALF_HOOKS))(options.comm_hook),
-                accumulate=_parsed(options, "accumulate", cli.positive_int),
-            )
-            for n in _parsed(options, "gpus", cli.csv(cli.positive_int))
-        ]
+        return (), []
+    counts = _parsed(options, "gpus", cli.csv(cli.positive_int))
+    intra = [None] if options.intra is None else named_networks(options.intra, level="intra")
+    if len(intra) > 1:
+        raise UsageError(f"--intra {options.intra} has several networks; name one, as {options.intra}:NAME")
+    return counts, [
+        Scenario(
+            num_devices=max(counts),
+            network=joined if isinstance(joined, NetworkModel) else None,
+            measured=joined if isinstance(joined, MeasuredNetwork) else None,
+            intra=intra[0],
+            gpus_per_node=_whole(options, "gpus_per_node"),
+            nics_per_node=_whole(options, "nics_per_node"),
+            bucket_cap_mb=cap,
+            batch_per_device=_whole(options, "batch_size"),
+            scaling="" if options.scaling is None else cli.choice(("weak", "strong"))(options.scaling),
+            comm_hook=cli.choice(("none", *HALF_HOOKS))(options.comm_hook),
+            accumulate=_parsed(options, "accumulate", cli.positive_int),
+        )
         for joined in _networks(options.network)
         for cap in _parsed(options, "bucket_cap_mb", cli.csv(BucketCaps.parse))
     ]
@@ -120,8 +128,29 @@ def _networks(text: str | None) -> list[NetworkModel | MeasuredNetwork | None]:
     """Read several networks by comma, unless a file or folder has that name."""
     if text is None:
         return [None]
-    names = [text] if Path(text).exists() else text.split(",")
-    return [read_network(name) for name in dict.fromkeys(names)]
+    names = [text] if _exists(text) else dict.fromkeys(text.split(","))
+    return [one for name in names for one in _networks_of(name)]
+
+
+def _networks_of(name: str) -> list[NetworkModel | MeasuredNetwork]:
+    """Find networks: by name, in a TOML file, in the JSON log of nccl-tests, or in the folder of a run."""
+    path = Path(name)
+    if path.suffix == ".toml" or not _exists(name):
+        return [*named_networks(name)]
+    if not path.is_dir():
+        log = parse_nccl_log(read_text(path, most_bytes=MOST_JSON_BYTES, follow=True), source=name)
+        return [MeasuredNetwork(f"nccl-tests log of {log.num_ranks} ranks", name, (log,))]
+    calibrated = os.path.lexists(path / CALIBRATION)
+    known = load_calibration(path).allreduce if calibrated else (allreduce_of_run(load_run(path)),)
+    allreduce = tuple(times for times in known if times.num_ranks > 1)
+    if not allreduce:
+        raise UsageError(f"--network {path} has no all-reduce of 2 ranks or more; name another run")
+    return [MeasuredNetwork(f"run {path.resolve().name}", f"the all-reduces of {path}", allreduce)]
+
+
+def _exists(name: str) -> bool:
+    """Whether a file or folder has that name."""
+    return bool(name) and os.path.exists(name)  # noqa: PTH110 - Path's raises where a name is too long
 
 
 def _whole(options: argparse.Namespace, name: str) -> int | None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ddp_bench.bench import cli
-from ddp_bench.bench.scaling.networks import NETWORKS
+from ddp_bench.bench.predict.networks import NETWORKS
 
 
 def parser() -> cli.Parser:
@@ -15,7 +15,8 @@ def parser() -> cli.Parser:
         prog=cli.command("predict"),
         description=__doc__,
         epilog=f"Networks: {', '.join(NETWORKS)}, link:RATE such as link:350mbit, a file that nccl-tests' "
-        "all_reduce_perf wrote as JSON (-J), or the folder of a run whose all-reduces to take.",
+        "all_reduce_perf wrote as JSON (-J), the folder of a run whose all-reduces to take, or networks of "
+        "your own (FILE.toml, or one of them as FILE.toml:NAME).",
     )
     made.add_argument("run", type=Path, metavar="RUN", help="folder of a run with --calibrate")
 

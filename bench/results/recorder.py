@@ -184,7 +184,7 @@ class Recorder:
             self._writer.append("allreduce.csv", allreduce_rows(num_ranks, backend, times_ms))
             self.journal.write(Curve(num_ranks=num_ranks, backend=backend), sync=True)
 
-    def _pairs(self) -> list[tuple[str, str]]:
+    def pairs(self) -> list[tuple[str, str]]:
         """The pairs to compare; a case whose bucket layout another has stands for nothing."""
         settled = self.journal.state.settled
         skipped = {index for index, known in settled.items() if known.status == "skipped"}
@@ -219,7 +219,7 @@ class Recorder:
                 shown.append(Outcome(planned, known.status, known.reason, known.facts))
         typical = typical_of(self._times)
         self.comparisons = comparisons_of(
-            self._pairs(), self._times, self._units_per_step(), self.manifest.margin, typical=typical
+            self.pairs(), self._times, self._units_per_step(), self.manifest.margin, typical=typical
         )
         self.cases = case_rows(shown, self._times, self.comparisons, run=self._run, typical=typical)
         with self._writing():

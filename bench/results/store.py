@@ -30,7 +30,6 @@ from ddp_bench.bench.settings import RANK_PER_DEVICE
 from ddp_bench.bench.text import csv_cell
 
 CALIBRATION = "calibration.json"
-TUNE = "tune.json"
 FAILURES = "failures"
 """Folder of what is kept of failed cases."""
 
@@ -43,7 +42,7 @@ LOCK = ".lock"
 _MOST_NAME = 150
 """Characters of a file's name before its ending; file systems take 255 bytes."""
 
-MEASURED = frozenset({*FILES, MANIFEST, JOURNAL, CALIBRATION, TUNE, LOCK})
+MEASURED = frozenset({*FILES, MANIFEST, JOURNAL, CALIBRATION, LOCK})
 """Files of a results folder that cannot be made again, by name: no command writes its output over one."""
 
 

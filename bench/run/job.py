@@ -106,6 +106,8 @@ def prepare(asked: Settings, machine: Machine | None = None) -> Job:
         unit=workload.unit,
         units_per_sample=workload.units_per_sample,
     )
+    if settings.race and not any(p.case.mode == "ddp" and p.case.num_devices > 1 for p in planned):
+        raise UsageError("a race is one of DDP's settings on 2 devices or more; give --modes ddp --gpus 2")
     if settings.out is not None and not is_rank():
         store.check_claimable(Path(settings.out))
     return Job(settings=settings, machine=machine, workload=as_set(workload, planned[0].case), plan=planned)

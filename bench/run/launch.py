@@ -45,17 +45,14 @@ def launch(
     device_type: str,
     began_s: float,
     program: Sequence[str] = RUN,
-    parts: Sequence[str] = ("",),
     forks: ForkServer | None = None,
 ) -> int:
     """Run `python program arguments` as `num_ranks` ranks that write to `folder`; the exit code.
 
     `began_s` is when the command began, on the monotonic clock, for the first rank to count start-up from.
-    `parts` are the results folders within it, where it is not one itself.
     The ranks are forks of `forks` where it was started as they have to be.
     Ranks that died start again and go on. Where no rank could, the files are brought up to date here.
     """
-    folders = [folder / part for part in parts]
     remove_abandoned()  # by commands that were killed before; at the end by ranks that are killed here
     with ExitStack() as at_end, interrupted_by_signals():
         at_end.callback(remove_abandoned)
@@ -76,13 +73,12 @@ def launch(
                     monitor_interval=0.1,
                     logs_specs=no_logs(),
                 )
-                code, why = _attempts(config, [*program, *arguments], folders, forks)
+                code, why = _attempts(config, [*program, *arguments], folder, forks)
         except (SignalException, KeyboardInterrupt):
             code, why = ExitCode.INTERRUPTED, "interrupted"
         if code:
             ignore_signals()
-            for part in folders:
-                (finish_quietly if why == STOPPED_BY_ERROR else finish_and_say)(part, why)
+            (finish_quietly if why == STOPPED_BY_ERROR else finish_and_say)(folder, why)
     return code
 
 
@@ -104,10 +100,10 @@ def _environment(variables: Mapping[str, str], began_s: float) -> Iterator[None]
 
 
 def _attempts(
-    config: LaunchConfig, arguments: Sequence[str], folders: Sequence[Path], forks: ForkServer | None
+    config: LaunchConfig, arguments: Sequence[str], folder: Path, forks: ForkServer | None
 ) -> tuple[int, str]:
     """Start the ranks until they end well or restarts lead nowhere; the exit code, and why it is not 0."""
-    progress = [[progress_in(folder) for folder in folders]]
+    progress = [progress_in(folder)]
     while True:
         try:
             command = arguments if forks is None else forks.proxy(arguments)
@@ -117,15 +113,14 @@ def _attempts(
                 forks.end_ranks()
         codes = {rank: failure.exitcode for rank, failure in failures.items()}
         if not codes:
-            ended = [read(part).ended for part in folders if (part / JOURNAL).is_file()]
-            if not ended:
+            if not (folder / JOURNAL).is_file():
                 print(f"{speaker()}: error: the ranks ended before the run began", file=sys.stderr)
-            if ended and all(ended):
+            elif read(folder).ended:
                 return ExitCode.OK, ""
             return ExitCode.NOT_MEASURED, "the ranks ended before the run did"
         if not is_restartable(codes):
             return next(c for c in codes.values() if not is_restartable({0: c})), STOPPED_BY_ERROR
-        progress.append([progress_in(folder) for folder in folders])
+        progress.append(progress_in(folder))
         if is_stuck(progress):
             why = failure_of(codes, what="start-up", out_of_memory=False).reason
             print(f"{speaker()}: error: gave up: {why}, {MOST_IDLE_ATTEMPTS} times in a row", file=sys.stderr)

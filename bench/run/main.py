@@ -33,30 +33,31 @@ GROUPS = {
     "how a step is computed": ("precision", *STEP_DEFAULTS, "numa_bind"),
     "DDP settings": (*DDP_AXES, "backend"),
     "pipeline settings": PIPELINE_AXES,
-    "how long": ("margin", "max_time", "rounds", "precision_target", "steps", "sustain", "case_timeout"),
+    "how long": (
+        *("margin", "max_time", "rounds", "precision_target", "race", "steps", "sustain", "case_timeout"),
+    ),
     "where to and how shown": ("out", "name"),
 }
 """Settings by the title of their group in `--help`, in the order of reading."""
 
 
-def parser() -> Parser:
+def parser(name: str = "run", description: str | None = __doc__) -> Parser:
     """The command line: one option per setting, plus how to invoke."""
     made = Parser(
-        prog=command("run"),
+        prog=command(name),
         usage="%(prog)s [options]",
-        description=__doc__,
+        description=description,
         epilog="Settings come from defaults, then --preset, then --config, then these options.",
     )
     settings = {setting.name: setting for setting in options_of()}
     for title, names in GROUPS.items():
         group = made.add_argument_group(title)
-        for name in names:
-            setting = settings[name]
+        for setting in map(settings.__getitem__, names):
             switch: dict[str, Any] = {}
-            if isinstance(STEP_DEFAULTS.get(name, setting.default), bool):
+            if isinstance(STEP_DEFAULTS.get(setting.name, setting.default), bool):
                 switch = {"nargs": "?", "const": "on"}
             group.add_argument(
-                f"--{name.replace('_', '-')}",
+                f"--{setting.name.replace('_', '-')}",
                 **switch,
                 metavar=setting.metadata["metavar"],
                 help=setting.metadata["help"],
@@ -103,17 +104,26 @@ def _resolved(options: Mapping[str, Any], how: Mapping[str, Any]) -> Settings:
     return resolve(options, preset=how["preset"], config=how["config"])
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of the command and of every rank; the exit code."""
+def main(argv: Sequence[str] | None = None, *, name: str = "run", description: str | None = __doc__) -> int:
+    """Entry point of the command and of every rank; the exit code.
+
+    `name` and `description` are of the command that was typed, where that is a run with a preset of its own.
+    """
     arguments = list(sys.argv[1:] if argv is None else argv)
     first = is_first()
+
+    def run() -> int:
+        options = vars(parser(name, description).parse_args(arguments))
+        if name != "run" and (options["resume"] is not None or options["preset"] != name):
+            raise UsageError(f"--preset and --resume are options of {command('run')}, not of {command(name)}")
+        return _main(options, arguments, first=first)
+
     # Until the ranks have met, all of them fail alike, and the first one speaks.
-    return guarded("run", lambda: _main(arguments, first=first), silent=None if first else UsageError)
+    return guarded(name, run, silent=None if first else UsageError)
 
 
-def _main(arguments: list[str], *, first: bool) -> int:
+def _main(options: dict[str, Any], arguments: list[str], *, first: bool) -> int:
     began_s = time.monotonic()
-    options = vars(parser().parse_args(arguments))
     os.environ.update(ranks_environment(os.environ))
     how = _how(options)
     resume: Path | None = how["resume"]

@@ -10,6 +10,7 @@ import threading
 import time
 import traceback
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -36,7 +37,9 @@ from ddp_bench.bench.findings.uncertainty import why_not_measured
 from ddp_bench.bench.manifest import FirstHost, RankPlace
 from ddp_bench.bench.measure.calibration import trainable
 from ddp_bench.bench.measure.clock import float32_precision
-from ddp_bench.bench.predict.source import write_calibration
+from ddp_bench.bench.predict.bound import bound_sentence
+from ddp_bench.bench.predict.calibration import load_calibration
+from ddp_bench.bench.predict.from_pass import write_calibration
 from ddp_bench.bench.recovery.close import STOPPED_BY_ERROR, finish, finish_and_say, finish_quietly, timing_of
 from ddp_bench.bench.recovery.failures import (
     FAILURE_ENV,
@@ -55,9 +58,9 @@ from ddp_bench.bench.recovery.reopen import (
     open_run,
     resumable_manifest,
 )
-from ddp_bench.bench.recovery.watchdog import START_LIMIT_S, die_at_once, meet_and_watch, on_stop, say_and_end
+from ddp_bench.bench.recovery.watchdog import START_LIMIT_S, die_at_once, meet_and_watch, on_stop
 from ddp_bench.bench.run.job import Job, new_manifest
-from ddp_bench.bench.run.session import CasesToDrop, Session
+from ddp_bench.bench.run.session import Session
 from ddp_bench.bench.run.summary import print_not_measured, print_summary, summary_of
 from ddp_bench.bench.settings import Settings
 
@@ -79,15 +82,7 @@ class Rank:
         resume: Path | None,
         quiet: bool,
         as_json: bool,
-        cluster: Cluster | None = None,
-        to_drop: CasesToDrop | None = None,
     ) -> None:
-        """One run; given a `cluster`, as one of several in these processes, which says nothing at its end.
-
-        `to_drop` names, after every round, the cases that are measured no further.
-        """
-        self._to_drop = to_drop
-        self._given_cluster = cluster
         self._job = job
         self._arguments = arguments
         self._resume = resume
@@ -119,8 +114,8 @@ class Rank:
 
     def _run(self) -> int:
         job = self._job
-        cluster = self._given_cluster or Cluster(job.machine.device_type, bind_cores=job.binds_cores)
-        startup = _Startup(first=self._given_cluster is None)
+        cluster = Cluster(job.machine.device_type, bind_cores=job.binds_cores)
+        startup = _Startup()
         watchdog = meet_and_watch()
         watchdog.report_to(self._lost)
         watchdog.arm("start-up", START_LIMIT_S)
@@ -148,20 +143,13 @@ class Rank:
             console=console,
             watchdog=watchdog,
             earlier=earlier,
-            to_drop=self._to_drop,
         )
         stopped_because = self._measured(session, cluster)
-        if self._given_cluster is None:
-            watchdog.close()
-            cluster.close()
-        else:
-            # The other ranks wait for what the first one writes.
-            watchdog.report_to(say_and_end)
-            watchdog.arm("writing the results", START_LIMIT_S)
+        watchdog.close()
+        cluster.close()
         if opened is None:
             return ExitCode.OK
-        quiet = self._quiet or self._given_cluster is not None
-        return _conclude(job, opened, stopped_because, startup, quiet=quiet, as_json=self._as_json)
+        return _conclude(job, opened, stopped_because, startup, quiet=self._quiet, as_json=self._as_json)
 
     def _open(
         self,
@@ -215,9 +203,9 @@ class Rank:
 class _Startup:
     """How long it took until the first case, on the monotonic clock."""
 
-    def __init__(self, *, first: bool) -> None:
-        age_s = time.time() - psutil.Process().create_time() if first else 0.0
-        began_s = os.environ.get(STARTED_ENV) if first else None
+    def __init__(self) -> None:
+        age_s = time.time() - psutil.Process().create_time()
+        began_s = os.environ.get(STARTED_ENV)
         self._began_s = float(began_s or time.monotonic() - age_s)
         self.seconds = 0.0
         self._over_s = 0.0
@@ -273,6 +261,9 @@ def _conclude(
     recorder.tell(timing=timing)
     blocks = recorder.blocks()
     conclusion = conclude(folder, recorder.manifest, cases, blocks, recorder.comparisons)
+    if job.settings.calibrate and missing is None:
+        bound = bound_sentence(load_calibration(folder))
+        conclusion = replace(conclusion, notes=(*conclusion.notes, bound))
     found = run_cautions(recorder.manifest, cases, blocks)
     if as_json:
         print(to_json(summary_of(folder, cases, conclusion, found, timing)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,6 @@ from ddp_bench.bench.recovery.failures import block_s, preparing_s, turn_s
 from ddp_bench.bench.recovery.reopen import Completion
 from ddp_bench.bench.results.aggregate import rate_half_widths
 from ddp_bench.bench.results.recorder import Recorder
-from ddp_bench.bench.results.round_times import ByRound
 from ddp_bench.bench.run import sustain
 from ddp_bench.bench.run.blocks import Blocks
 from ddp_bench.bench.run.curves import measure_curves
@@ -30,6 +29,7 @@ from ddp_bench.bench.run.device_rates import measure_rates
 from ddp_bench.bench.run.phases import AFTER_ROUNDS, is_traced, unfinished
 from ddp_bench.bench.run.prepare import LiveCase, equal_layouts
 from ddp_bench.bench.run.proof import Prover, equal_replicas
+from ddp_bench.bench.run.race import dropped
 from ddp_bench.bench.run.schedule import FIRST_LOOK, Visitable, is_look, resting_cases
 from ddp_bench.bench.run.summary import case_table
 from ddp_bench.models.workload import make_module
@@ -37,17 +37,13 @@ from ddp_bench.models.workload import make_module
 WRITE_EVERY_S = 10.0
 """Tables are brought up to date so often: blocks.csv, from which they are made, has everything at once."""
 
-CasesToDrop = Callable[[Mapping[str, ByRound], float], Collection[str]]
-"""Case ids to measure no further, from the throughput by round of those that are, and the share left."""
-
 
 class Session(Blocks):
     """One rank's part of measuring a run, from the first case to the last block."""
 
-    def __init__(self, *, to_drop: CasesToDrop | None = None, **more: Any) -> None:
-        """As `Blocks`; `to_drop` names, after every round, the cases that are measured no further."""
+    def __init__(self, **more: Any) -> None:
+        """As `Blocks`."""
         super().__init__(**more)
-        self._to_drop = to_drop
         self._resting: frozenset[str] = frozenset()
         self._written_s = 0.0
 
@@ -73,7 +69,7 @@ class Session(Blocks):
         while not (reason := self._reason_to_stop(num_rounds)):
             num_rounds += 1
             self._measure_round(num_rounds)
-            self._drop_named_cases(num_rounds)
+            self._drop_slowest(num_rounds)
         self._note_load(before, num_rounds)
         # A profiler may leave steps slower behind: whatever is profiled on a GPU comes last.
         self._sustain()
@@ -254,7 +250,7 @@ class Session(Blocks):
         is_last = left_s is not None and left_s < self._lockstep.elapsed_s()
         if self._settings.rounds is None and num_rounds == (FIRST_LOOK if is_last else 2 * FIRST_LOOK):
             self._say_what_can_be_told(recorder)
-        if look and self._to_drop is None:
+        if look and not self._settings.race:
             self._resting = resting_cases(recorder.comparisons, rate_half_widths(recorder.cases))
 
     def _measure_case(self, live: LiveCase, round_index: int, position: int, wanted: Sequence[str]) -> None:
@@ -281,16 +277,16 @@ class Session(Blocks):
             if self._recorder is not None:  # between blocks of one case it would be a pause
                 self._console.table(case_table(self._recorder.write()))
 
-    def _drop_named_cases(self, num_rounds: int) -> None:
-        """Measure no further what `to_drop` names on rank 0; its results stay."""
-        if self._to_drop is None:
+    def _drop_slowest(self, num_rounds: int) -> None:
+        """In a race, measure no further what rank 0 finds slowest; its results stay."""
+        if not self._settings.race:
             return
         named: Collection[str] = ()
         if self._recorder is not None:
             rates = self._recorder.images_per_s()
             live_ids = [live.case.case_id for live in self._live]
             measured = {case_id: rates[case_id] for case_id in live_ids if case_id in rates}
-            named = self._to_drop(measured, self._stop_rule.left_share(num_rounds))
+            named = dropped(self._recorder.pairs(), measured, self._stop_rule.left_share(num_rounds))
         named = self._cluster.from_first(named)
         for live in [live for live in self._live if live.case.case_id in named]:
             self._drop(live)

@@ -8,11 +8,11 @@ import pytest
 from published import from_throughput, gradients_in_backward_order
 
 from ddp_bench.bench.layout import BucketCaps
-from ddp_bench.bench.scaling.buckets import assign_cap
-from ddp_bench.bench.scaling.calibration import Calibration, Identity
-from ddp_bench.bench.scaling.networks import network
-from ddp_bench.bench.scaling.scenario import Scenario, cost_band
-from ddp_bench.bench.scaling.timeline import Compute, Slowdown, make_work, simulate
+from ddp_bench.bench.predict.buckets import assign_cap
+from ddp_bench.bench.predict.calibration import Calibration, Identity
+from ddp_bench.bench.predict.networks import network
+from ddp_bench.bench.predict.scenario import Scenario, cost_band
+from ddp_bench.bench.predict.timeline import Compute, Slowdown, make_work, simulate
 from ddp_bench.models.registry import resnet_workload
 
 SLOW = Slowdown(compute=1.2, comm=1.3)

@@ -9,11 +9,12 @@ from fuzzing import HOSTILE_TEXT, bounded, read_or_refused
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ddp_bench.bench.scaling.calibration import AllReduceTimes, Calibration, Identity, Parameter
-from ddp_bench.bench.scaling.document import Predictions
-from ddp_bench.bench.scaling.nccl_log import parse_nccl_log
-from ddp_bench.bench.scaling.predict import predict
-from ddp_bench.bench.scaling.scenario import Scenario
+from ddp_bench.bench.predict.allreduce import AllReduceTimes, measured_curve
+from ddp_bench.bench.predict.calibration import Calibration, Identity, Parameter
+from ddp_bench.bench.predict.networks import parse_nccl_log
+from ddp_bench.bench.predict.output import Predictions
+from ddp_bench.bench.predict.prediction import predict
+from ddp_bench.bench.predict.scenario import Scenario
 
 JSON_LOG: dict[str, Any] = {
     "version": 3,
@@ -56,7 +57,8 @@ def read_log(text: str) -> bool:
     def use() -> None:
         log = parse_nccl_log(text)
         assert log.num_ranks > 1
-        assert 0 < log.curve(1.0) <= log.curve(2.0**20) <= log.curve(2.0**30) * (1 + 1e-9)
+        curve = measured_curve(log.points)
+        assert 0 < curve(1.0) <= curve(2.0**20) <= curve(2.0**30) * (1 + 1e-9)
 
     return read_or_refused(use)
 
@@ -64,7 +66,8 @@ def read_log(text: str) -> bool:
 def read_calibration(text: str) -> bool:
     def use() -> None:
         found = predict(Calibration.from_json(text), Scenario(num_devices=4), resamples=3)
-        assert 0 <= found.step_ms.low <= found.step_ms.estimate <= found.step_ms.high
+        if found.step_ms is not None:
+            assert 0 <= found.step_ms.low <= found.step_ms.estimate <= found.step_ms.high
 
     return read_or_refused(use)
 

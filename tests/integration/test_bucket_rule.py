@@ -16,7 +16,7 @@ from torch import nn
 from ddp_bench.bench.case import Case
 from ddp_bench.bench.layout import BucketCaps, BucketLayout
 from ddp_bench.bench.modes.ddp import DistributedMode, Place
-from ddp_bench.bench.scaling.buckets import assign_cap, bucket_bytes
+from ddp_bench.bench.predict.buckets import assign_cap, bucket_bytes
 from ddp_bench.models.registry import resnet_workload
 
 SIZES = {"resnet20": 32, "resnet18": 32, "resnet50": 32, "resnext50_32x4d": 32}

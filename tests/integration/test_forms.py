@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ddp_bench.bench.modes.pipeline import PipelineMode
-from ddp_bench.bench.scaling.pipeline import operations
+from ddp_bench.bench.predict.timeline import operations
 
 COMMON = """
 from ddp_bench.bench.cluster.ranks import Cluster

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,32 +9,32 @@ from commands import SMALL, python
 
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.lab import namespaces
-from ddp_bench.bench.predict.source import load_calibration
+from ddp_bench.bench.predict.bound import bound_ms
+from ddp_bench.bench.predict.calibration import load_calibration
 
 RATE_BITS_PER_S = 200e6
-GRADIENT_BYTES = 1_080_424
 
 
 @pytest.mark.lab
 @pytest.mark.campaign
-def test_a_slow_link_is_calibrated_and_a_finer_layout_proven(tmp_path: Path) -> None:
+def test_over_a_slow_link_a_finer_layout_wins(tmp_path: Path) -> None:
     try:
         namespaces.require_support()
     except UsageError as missing:
         pytest.skip(str(missing))
     out = tmp_path / "out"
     lab = ["-m", "bench.lab", "--hosts", "2", "--rate", "200mbit", "--", "python", "-m", "bench.tune"]
+    caps = ["--bucket-cap-mb", "default,0.1,0.25,0.5,5", "--calibrate", "--passes", "no_sync,comm"]
     how = ["--gpus", "2", "--rounds", "24", "--steps", "2", "--out", str(out)]
-    done = python(*lab, *SMALL, *how)
+    done = python(*lab, *SMALL, *caps, *how)
     assert done.returncode == 0, done.stderr[-4000:]
-    assert "Paste:\nmodel = DistributedDataParallel(model, bucket_cap_mb" in done.stdout
-    answer = json.loads((out / "tune.json").read_text())
-    default, chosen = answer["candidates"][0], answer["chosen"]
-    assert answer["change"]
-    assert chosen["num_buckets"] > default["num_buckets"], "small buckets start while the backward runs"
-    assert chosen["step_ms"]["estimate"] < default["step_ms"]["estimate"]
+    said = next(line for line in done.stdout.splitlines() if line.startswith("bucket_cap_mb="))
+    assert said.partition(":")[0] in {f"bucket_cap_mb={cap}" for cap in ("0.1", "0.25", "0.5")}
+    assert "the rate of the default" in said
+    assert "Bound: by simulation no bucket layout has a step below" in done.stdout
     # Not faster than the link carries the payload: two ranks send every byte once each way.
-    times = dict(load_calibration(out / "calibration").allreduce[0].points)
+    found = load_calibration(out)
+    times = dict(found.allreduce[0].points)
     link_ms = {size: size * 8 / RATE_BITS_PER_S * 1000 for size in times}
     assert times[2**20][0] > 0.9 * link_ms[2**20]
-    assert chosen["bound_ms"] > link_ms[2**20]
+    assert bound_ms(found) > link_ms[2**20]

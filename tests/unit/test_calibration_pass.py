@@ -21,12 +21,12 @@ from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.measure import calibration, collectives
 from ddp_bench.bench.measure.clock import make_clock
 from ddp_bench.bench.measure.collectives import BucketReplay
+from ddp_bench.bench.predict.allreduce import CostCurve, measured_curve
+from ddp_bench.bench.predict.buckets import assign_cap, bucket_bytes
+from ddp_bench.bench.predict.from_pass import calibration_of, slowdowns
+from ddp_bench.bench.predict.timeline import Compute, Slowdown, Work, make_work, simulate
 from ddp_bench.bench.results.schema import ALLREDUCE, BLOCKS, BUCKETS, CASES, typed_frame
 from ddp_bench.bench.results.store import RunData
-from ddp_bench.bench.scaling.buckets import assign_cap, bucket_bytes
-from ddp_bench.bench.scaling.cost import CostCurve, measured_curve
-from ddp_bench.bench.scaling.from_pass import calibration_of, slowdowns
-from ddp_bench.bench.scaling.timeline import Compute, Slowdown, Work, make_work, simulate
 
 SIZES = (2_000_000, 6_000_000, 12_000_000, 4_000_000)
 READY_MS = (20.0, 45.0, 70.0, 100.0)

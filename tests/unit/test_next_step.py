@@ -24,7 +24,6 @@ from ddp_bench.bench.results.comparisons import Comparison
 from ddp_bench.bench.run.main import parser as run_parser
 from ddp_bench.bench.run.main import settings_of
 from ddp_bench.bench.settings import Settings
-from ddp_bench.bench.tune.main import parser as tune_parser
 
 
 def parsed(step: NextStep | None) -> tuple[str, Any]:
@@ -35,7 +34,7 @@ def parsed(step: NextStep | None) -> tuple[str, Any]:
     if module == "bench.doctor":
         assert rest == []
         return module, None
-    parser = {"bench.run": run_parser, "bench.tune": tune_parser, "bench.gate": gate_parser}[module]
+    parser = {"bench.run": run_parser, "bench.tune": run_parser, "bench.gate": gate_parser}[module]
     return module, parser().parse_args(rest)
 
 

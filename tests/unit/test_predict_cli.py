@@ -15,9 +15,10 @@ import pytest
 from commands import ROOT
 
 from ddp_bench.bench.predict import main as command
-from ddp_bench.bench.predict.source import read_source, save_calibration
-from ddp_bench.bench.scaling.document import Predictions
-from ddp_bench.bench.scaling.networks import NETWORKS, network
+from ddp_bench.bench.predict.calibration import save_calibration
+from ddp_bench.bench.predict.from_pass import read_source
+from ddp_bench.bench.predict.networks import NETWORKS, network
+from ddp_bench.bench.predict.output import Predictions
 
 pytestmark = pytest.mark.usefixtures("few_resamples")
 
@@ -80,7 +81,7 @@ def test_the_all_reduces_of_another_run_are_a_network(capsys: pytest.CaptureFixt
 
     def step_ms(run: Path, *network: str) -> float:
         assert command.main([str(run), "--gpus", "2", *network, "--json"]) == 0
-        return float(json.loads(capsys.readouterr().out)["predictions"][0]["step_ms_p50"])
+        return float(json.loads(capsys.readouterr().out)["lines"][0]["predictions"][1]["step_ms"]["estimate"])
 
     slow = PREDICTIONS / "resnet34-2hosts-slow" / "1gbit"
     assert step_ms(SAMPLE, "--network", str(SAMPLE)) == pytest.approx(step_ms(SAMPLE))
@@ -130,13 +131,13 @@ def test_the_text_says_where_it_breaks_what_is_assumed_and_how_far_off(
     ]  # fmt: skip
     assert len(rows) == 4
     found = Predictions.from_json(document.read_text())
-    assert [line.network for line in found.lines] == ["link:350mbit", "ib-100g"]
-    assert [mark.num_devices for mark in found.lines[0].marks if mark.asked] == [2, 8]
-    assert [mark.num_devices for mark in found.lines[0].marks] == [1, 2, 4, 8]
+    assert [line.first.network for line in found.lines] == ["link:350mbit", "ib-100g"]
+    assert [p.num_devices for p in found.lines[0].predictions if p.asked] == [2, 8]
+    assert [p.num_devices for p in found.lines[0].predictions] == [1, 2, 4, 8]
     assert found.validation is not None
     assert len(found.validation) == 6
     # The CSV and the document give the same figures, and efficiency is a quotient with its own interval.
-    first, mark = dict(zip(header, rows[0], strict=True)), found.lines[0].marks[1]
+    first, mark = dict(zip(header, rows[0], strict=True)), found.lines[0].predictions[1]
     for name, figure in {"images_per_s": mark.images_per_s, "efficiency": mark.efficiency}.items():
         given = [float(first[f"{name}{end}"]) for end in ("", "_low", "_high")]
         assert given == pytest.approx([figure.estimate, figure.low, figure.high])

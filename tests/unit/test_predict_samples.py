@@ -11,10 +11,10 @@ import pytest
 from commands import ROOT
 
 from ddp_bench.bench.predict import main as command
-from ddp_bench.bench.predict.source import read_source
+from ddp_bench.bench.predict.from_pass import read_source
+from ddp_bench.bench.predict.held_out import HeldOut, held_out
+from ddp_bench.bench.predict.networks import network
 from ddp_bench.bench.results.store import load_run
-from ddp_bench.bench.scaling.networks import network
-from ddp_bench.bench.scaling.validate import HeldOut, held_out
 
 pytestmark = pytest.mark.campaign
 

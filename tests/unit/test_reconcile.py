@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from ddp_bench.bench.scaling.cost import measured_curve
-from ddp_bench.bench.scaling.measured import COMMON_SD, reconciled
+from ddp_bench.bench.predict.allreduce import measured_curve
+from ddp_bench.bench.predict.measured import COMMON_SD, reconciled
 
 Points = tuple[tuple[int, tuple[float, ...]], ...]
 KIB, MIB = 2**10, 2**20

@@ -13,14 +13,12 @@ import pytest
 from test_scaling_predict import SMALL
 
 from ddp_bench.bench.predict import main as command
-from ddp_bench.bench.predict.source import save_calibration
-from ddp_bench.bench.scaling.calibration import Calibration
-from ddp_bench.bench.scaling.document import Predictions
-from ddp_bench.bench.scaling.predict import predict
-from ddp_bench.bench.scaling.refusal import is_exposed_refused, is_refused, refusal, remedy, width_of
-from ddp_bench.bench.scaling.scaling_limit import curve, sentence
-from ddp_bench.bench.scaling.scenario import Scenario
-from ddp_bench.bench.scaling.validate import HeldOut, error_sizes, model_error_pct
+from ddp_bench.bench.predict.calibration import Calibration, save_calibration
+from ddp_bench.bench.predict.held_out import HeldOut, error_sizes, model_error_pct
+from ddp_bench.bench.predict.output import Predictions
+from ddp_bench.bench.predict.prediction import MOST_HALF_WIDTH, is_exposed_refused, predict, refusal, width_of
+from ddp_bench.bench.predict.scaling_limit import predicted_line
+from ddp_bench.bench.predict.scenario import Scenario
 from ddp_bench.bench.stats import Interval
 
 pytestmark = pytest.mark.usefixtures("few_resamples")
@@ -62,8 +60,8 @@ def folder(tmp_path: Path) -> Path:
     ],
 )
 def test_a_half_width_above_half_the_value_is_refused(figure: Interval, *, expected: bool) -> None:
-    assert is_refused(figure) == expected
-    assert is_refused(Interval(1.0, 0.9, 1.1), figure) == expected
+    assert (width_of(figure) > MOST_HALF_WIDTH) == expected
+    assert (width_of(Interval(1.0, 0.9, 1.1), figure) > MOST_HALF_WIDTH) == expected
 
 
 def test_little_exposed_communication_is_shown_though_its_share_is_wide() -> None:
@@ -74,13 +72,13 @@ def test_little_exposed_communication_is_shown_though_its_share_is_wide() -> Non
 
 def test_the_reason_has_the_width_and_what_would_help() -> None:
     width = width_of(Interval(100.0, 10.0, 274.0))
-    said = refusal(width, "", remedy(width, error_pct=0.0))
+    said = refusal(width)
     assert said == (
         "not predicted: the interval would be ±132%; calibrate longer with bench.run --calibrate, "
         "7.0 times the --max-time or --rounds"
     )
-    assert "quieter machine" in remedy(9.0, error_pct=0.0)
-    assert "off by up to 80% on held-out cases" in remedy(0.9, error_pct=80.0)
+    assert "quieter machine" in refusal(9.0)
+    assert "off by up to 80% on held-out cases" in refusal(0.9, error_pct=80.0)
     assert "unbounded" in refusal(float("inf"))
 
 
@@ -93,9 +91,10 @@ def test_a_noisy_calibration_is_named_with_what_is_extrapolated() -> None:
 
 def test_what_is_extrapolated_is_the_wait_beyond_that_of_the_calibrated_ranks() -> None:
     """Oracle: more ranks wait longer by that; the calibrated number by nothing."""
-    calibration = replace(SMALL, rank_spread=(0.5, 1.0, 1.0, 1.0, 2.0))
+    calibration = replace(SMALL, rank_spread=(0.9, *(1.0,) * 20, 1.1, 1.2))
     two, many = (predict(calibration, Scenario(num_devices=n)) for n in (2, 64))
     assert two.extrapolated_ms == 0
+    assert many.extrapolated_ms > 0
     assert many.extrapolated_ms == pytest.approx(many.wait_ms - two.wait_ms)
 
 
@@ -107,35 +106,31 @@ def test_some_refused_leave_the_others_and_no_figure_anywhere(
     assert predict(LARGE_ONLY, Scenario(num_devices=64)).reason, "or nothing is tested here"
     assert command.main([*given, "--json"]) == 0
     whole = json.loads(capsys.readouterr().out)
-    one, many = whole["predictions"]
+    one, many = (p for p in whole["lines"][0]["predictions"] if p["asked"])
     assert one["reason"] == ""
-    assert one["step_ms_p50"] > 0
+    assert one["step_ms"]["estimate"] > 0
     assert many["reason"].startswith("not predicted: the interval would be ±")
-    kept = {name for name, value in many.items() if value is not None}
-    assert kept == {"num_devices", "bucket_cap_mb", "unit", "network", "reason"}
+    assert {many[name] for name in ("step_ms", "images_per_s", "efficiency", "exposed_comm_ms")} == {None}
+    assert many["lost"] is many["timeline"] is many["extrapolated_ms"] is None
     with table.open() as file:
         rows = list(csv.DictReader(file))
     assert rows[1]["reason"] == many["reason"]
     assert {rows[1][name] for name in ("step_ms_p50", "step_ms_low", "images_per_s", "efficiency")} == {""}
     found = Predictions.from_json(document.read_text())
-    assert [mark.step_ms is None for mark in found.lines[0].marks if mark.asked] == [False, True]
+    assert [p.step_ms is None for p in found.lines[0].predictions if p.asked] == [False, True]
     assert command.main(given) == 0
     said = capsys.readouterr().out
     assert "not predicted: the interval would be ±" in " ".join(said.split())
-    for mark in found.lines[0].marks:
-        assert (mark.step_ms is None) == bool(mark.reason)
+    for p in found.lines[0].predictions:
+        assert (p.step_ms is None) == bool(p.reason)
 
 
 def test_where_scaling_breaks_is_not_said_of_a_refused_prediction() -> None:
-    asked = predict(LARGE_ONLY, Scenario(num_devices=64), resamples=200)
-    found = curve(LARGE_ONLY, [asked])
-    assert asked.reason
-    said = sentence(found, where="it", device="GPU")
-    if found.broken is not None:
-        assert not found.broken.reason
-    else:
-        assert "is not known" in said
-        assert "efficiency" not in said
+    found = predicted_line(LARGE_ONLY, Scenario(num_devices=64), [64])
+    assert found.predictions[0].reason
+    assert found.broken_at is None
+    assert "where scaling breaks is not known; at " in found.verdict
+    assert "efficiency" not in found.verdict
 
 
 def test_nothing_to_show_is_one_line_and_status_2(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,10 +11,12 @@ import pytest
 from commands import ROOT
 from report_runs import dashed
 
+from ddp_bench.bench.predict.calibration import Identity
+from ddp_bench.bench.predict.held_out import HeldOut
+from ddp_bench.bench.predict.output import Predictions
+from ddp_bench.bench.predict.prediction import Losses, Prediction
+from ddp_bench.bench.predict.scaling_limit import Line
 from ddp_bench.bench.results.store import load_run
-from ddp_bench.bench.scaling.calibration import Identity
-from ddp_bench.bench.scaling.document import Line, Mark, Predictions
-from ddp_bench.bench.scaling.validate import HeldOut
 from ddp_bench.bench.stats import Interval
 from ddp_bench.report import main as command
 from ddp_bench.report.draw import figures
@@ -28,18 +30,21 @@ RUN = load_run(SAMPLE)
 
 
 REASON = "not predicted: the interval would be \N{PLUS-MINUS SIGN}132%"
-NOTHING: dict[str, Any] = dict.fromkeys(
-    ("step_ms", "images_per_s", "efficiency", "exposed_comm_ms", "wait_ms")
-)
+NOTHING: dict[str, Any] = dict.fromkeys(("step_ms", "images_per_s", "efficiency", "exposed_comm_ms", "lost"))
 
 
 def wide(value: float) -> Interval:
     return Interval(value, 0.9 * value, 1.2 * value)
 
 
-def mark(num_devices: int, efficiency: float, *, asked: bool = True) -> Mark:
-    return Mark(
-        num_devices=num_devices, asked=asked, step_ms=wide(200 / efficiency), num_buckets=3, wait_ms=1.0,
+WAITING = Losses(bandwidth_ms=2.0, latency_ms=0.0, handling_ms=0.0, rank_spread_ms=1.0, sharing_ms=0.0)
+
+
+def predicted(num_devices: int, efficiency: float, *, asked: bool = True) -> Prediction:
+    return Prediction(
+        num_devices=num_devices, asked=asked, step_ms=wide(200 / efficiency), num_buckets=3, lost=WAITING,
+        network="ib-100g", bucket_cap_mb="default", scaling="weak", batch_size=16, comm_hook="none",
+        accumulate=1, unit="images",
         images_per_s=wide(80 * num_devices * efficiency), efficiency=wide(efficiency),
         exposed_comm_ms=wide(10.0),
     )  # fmt: skip
@@ -47,9 +52,8 @@ def mark(num_devices: int, efficiency: float, *, asked: bool = True) -> Mark:
 
 def made(**more: object) -> Predictions:
     line = Line(
-        network="ib-100g", bucket_cap_mb="default", scaling="weak", batch_size=16, comm_hook="none",
-        accumulate=1, broken_at=32, verdict="On ib-100g scaling breaks at 32.",
-        marks=(mark(1, 1.0, asked=False), mark(32, 0.75, asked=False), mark(64, 0.7)),
+        broken_at=32, verdict="On ib-100g scaling breaks at 32.",
+        predictions=(predicted(1, 1.0, asked=False), predicted(32, 0.75, asked=False), predicted(64, 0.7)),
     )  # fmt: skip
     case = RUN.cases[(RUN.cases["mode"] == "ddp") & (RUN.cases["status"] == "ok")].iloc[0]
     cpu = RUN.manifest.environment
@@ -140,7 +144,7 @@ def test_predictions_from_another_machine_are_drawn_without_measured_points_and_
 
 def test_the_document_survives_its_file_and_is_drawn_on_the_page(tmp_path: Path) -> None:
     path, page = tmp_path / "p.json", tmp_path / "r.html"
-    path.write_text(made().to_json(more=[1]))
+    path.write_text(made().to_json())
     assert Predictions.from_json(path.read_text()) == made()
     assert command.main([str(SAMPLE), "--predictions", str(path), "--out", str(page)]) == 0
     html = page.read_text()
@@ -150,7 +154,7 @@ def test_the_document_survives_its_file_and_is_drawn_on_the_page(tmp_path: Path)
 
 def _without_reason() -> dict[str, Any]:
     line: dict[str, Any] = json.loads(made().to_json())["lines"][0]
-    line["marks"][0] |= NOTHING
+    line["predictions"][0] |= NOTHING
     return line
 
 
@@ -160,10 +164,13 @@ def _without_reason() -> dict[str, Any]:
         ("{", "not valid JSON"),
         ("[]", "holds no predictions"),
         (json.dumps({**json.loads(made().to_json()), "schema_version": 9}), "schema 9"),
-        (made().to_json().replace('"wait_ms": 1.0', '"wait_ms": "x"'), "holds no predictions"),
-        (json.dumps({**json.loads(made().to_json()), "lines": [_without_reason()]}), "nor a reason"),
-        (made().to_json().replace('"broken_at": 32', '"broken_at": 33'), "breaks where it has none"),
-        (made().to_json().replace('"measured_ms": 100.0', '"measured_ms": 0'), "a step of 0.0 ms"),
+        (made().to_json().replace('"rank_spread_ms": 1.0', '"rank_spread_ms": "x"'), "holds no predictions"),
+        (
+            json.dumps({**json.loads(made().to_json()), "lines": [_without_reason()]}),
+            "neither figures nor a reason",
+        ),
+        (made().to_json().replace('"broken_at": 32', '"broken_at": 33'), "breaks where it has no prediction"),
+        (made().to_json().replace('"measured_ms": 100.0', '"measured_ms": 0'), "measured_ms"),
     ],
 )
 def test_a_file_of_something_else_is_refused(
@@ -185,8 +192,8 @@ def test_predictions_belong_to_one_run(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_a_refused_prediction_is_a_reason_in_the_table_and_nothing_in_the_figures() -> None:
     line = made().lines[0]
-    refused = replace(line.marks[-1], reason=f"{REASON}; calibrate longer", **NOTHING)
-    shown = section(RUN, made(lines=(replace(line, marks=(*line.marks[:-1], refused)),)), key="k")
+    refused = replace(line.predictions[-1], reason=f"{REASON}; calibrate longer", **NOTHING)
+    shown = section(RUN, made(lines=(replace(line, predictions=(*line.predictions[:-1], refused)),)), key="k")
     table = shown.tables[0]
     assert table.rows == (("ib-100g", "default", "64", REASON, "", "", "", ""),)
     assert table.below[0] == f"ib-100g, bucket cap default, 64 devices: {REASON}; calibrate longer."
@@ -197,15 +204,15 @@ def test_a_refused_prediction_is_a_reason_in_the_table_and_nothing_in_the_figure
 
 def test_a_break_that_is_not_known_is_not_said_to_be_nowhere() -> None:
     line = made().lines[0]
-    refused = replace(line.marks[-1], reason=REASON, **NOTHING)
-    unknown = replace(line, marks=(*line.marks[:-1], refused), broken_at=None)
+    refused = replace(line.predictions[-1], reason=REASON, **NOTHING)
+    unknown = replace(line, predictions=(*line.predictions[:-1], refused), broken_at=None)
     throughput = section(RUN, made(lines=(unknown,)), key="k").figures[0]
     assert "Scaling breaks on ib-100g at a count that is not known." in throughput.caption
 
 
 def test_a_line_of_nothing_but_refused_predictions_has_no_figure() -> None:
     line = made().lines[0]
-    refused = replace(line.marks[-1], reason=REASON, **NOTHING)
-    shown = section(RUN, made(lines=(replace(line, marks=(refused,), broken_at=None),)), key="k")
+    refused = replace(line.predictions[-1], reason=REASON, **NOTHING)
+    shown = section(RUN, made(lines=(replace(line, predictions=(refused,), broken_at=None),)), key="k")
     assert not shown.figures
     assert shown.tables[0].rows[0][3] == REASON

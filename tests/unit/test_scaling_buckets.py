@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from published import gradients_in_backward_order
 
 from ddp_bench.bench.layout import BucketCaps
-from ddp_bench.bench.scaling.buckets import assign, assign_cap, bucket_bytes, cap_limits
+from ddp_bench.bench.predict.buckets import assign, assign_cap, bucket_bytes, cap_limits
 from ddp_bench.models.registry import resnet_workload
 
 # torch 2.15, ResNet-18

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.scaling.cost import (
+from ddp_bench.bench.predict.allreduce import (
     CostBand,
     CostCurve,
     at_ranks,
@@ -18,8 +18,8 @@ from ddp_bench.bench.scaling.cost import (
     measured_curve,
     ring_factor,
 )
-from ddp_bench.bench.scaling.networks import NETWORKS, network
-from ddp_bench.bench.scaling.slowest_rank import RankSpread, expected_max
+from ddp_bench.bench.predict.networks import NETWORKS, network
+from ddp_bench.bench.predict.slowest_rank import RankSpread, expected_max
 
 ALPHA_BETA = CostCurve(tuple((float(4096 * 4**i), 0.05 + 4096 * 4**i * 1e-6) for i in range(9)))
 

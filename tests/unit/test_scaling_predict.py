@@ -16,11 +16,19 @@ from published import Gradient, from_throughput, gradients_in_backward_order
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.layout import BucketCaps
 from ddp_bench.bench.predict import main as command
-from ddp_bench.bench.predict.source import load_calibration, read_source, save_calibration
-from ddp_bench.bench.scaling.calibration import AllReduceTimes, Calibration, Identity, Parameter, check_same
-from ddp_bench.bench.scaling.networks import network
-from ddp_bench.bench.scaling.predict import predict
-from ddp_bench.bench.scaling.scenario import Scenario, as_calibrated
+from ddp_bench.bench.predict.calibration import (
+    AllReduceTimes,
+    Calibration,
+    Identity,
+    Parameter,
+    check_same,
+    load_calibration,
+    save_calibration,
+)
+from ddp_bench.bench.predict.from_pass import read_source
+from ddp_bench.bench.predict.networks import network
+from ddp_bench.bench.predict.prediction import predict
+from ddp_bench.bench.predict.scenario import Scenario, as_calibrated
 from ddp_bench.models.registry import resnet_workload
 
 SAMPLE = ROOT / "results" / "samples" / "predictions" / "resnet18-2hosts" / "1gbit"
@@ -96,7 +104,7 @@ def test_eight_h200s_from_one(resnet50: list[Gradient], batch: int) -> None:
 def test_intervals_hold_their_estimate_and_widen_with_the_models_error() -> None:
     scenario = Scenario(num_devices=16, bucket_cap_mb=BucketCaps((5.0,)))
     narrow, wide = predict(SMALL, scenario), predict(SMALL, scenario, model_error_pct=8.0)
-    for interval in (narrow.step_ms, narrow.images_per_s, narrow.efficiency, narrow.exposed_comm_ms):
+    for interval in (narrow.step_ms, narrow.images_per_s, narrow.efficiency):
         assert interval.low <= interval.estimate <= interval.high
     assert narrow.step_ms.low < narrow.step_ms.high
     assert wide.step_ms.high - wide.step_ms.low > narrow.step_ms.high - narrow.step_ms.low
@@ -105,7 +113,7 @@ def test_intervals_hold_their_estimate_and_widen_with_the_models_error() -> None
 
 
 def test_more_ranks_wait_longer_for_the_slowest() -> None:
-    waits = [predict(SMALL, Scenario(num_devices=n)).wait_ms for n in (1, 2, 64, 4096)]
+    waits = [predict(SMALL, Scenario(num_devices=n)).wait_ms for n in (1, 2, 8, 64)]
     assert waits[0] == 0
     assert waits == sorted(waits)
 
@@ -119,7 +127,7 @@ def test_accumulation_halves_the_communication_per_image() -> None:
 def test_strong_scaling_is_that_of_the_calibrated_run_with_its_global_batch() -> None:
     strong = replace(SMALL, scaling="strong")
     as_measured = predict(strong, as_calibrated(strong, Scenario(num_devices=2, scaling="")))
-    assert as_measured.scenario.batch_per_device == 64
+    assert as_measured.batch_size == 64
     assert as_measured.step_ms == predict(SMALL, Scenario(num_devices=2)).step_ms
     four = as_calibrated(strong, Scenario(num_devices=4, scaling=""))
     assert predict(strong, four).images_per_s.estimate * predict(
@@ -134,7 +142,7 @@ def test_one_device_loses_nothing_whatever_its_batch(batch: int) -> None:
     calibration = replace(SMALL, single_step_ms=(100.0, 101.0, 99.0))
     alone = predict(calibration, Scenario(num_devices=1, batch_per_device=batch))
     assert alone.efficiency.estimate == pytest.approx(1.0)
-    assert alone.losses.shares_pct() == []
+    assert alone.lost.shares_pct() == []
 
 
 def test_beyond_a_node_of_eight_something_has_to_join_the_nodes() -> None:
@@ -180,9 +188,9 @@ def test_a_calibration_survives_its_file(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"schema_version": 99}, "schema 99"),
-        ({"parameters": []}, "every parameter"),
+        ({"parameters": []}, "parameters"),
         ({"identity": {}}, "not a calibration"),
-        ({"compute_slowdown": [0.5]}, "below 1"),
+        ({"compute_slowdown": [0.5]}, ">= 1.0 - at .*compute_slowdown"),
         ({"forward_ms": []}, "forward_ms"),
         ({"model_error_pct": []}, "not a calibration"),
         ({"num_ranks": "x"}, "not a calibration"),

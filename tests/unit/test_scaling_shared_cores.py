@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 from test_scaling_predict import SMALL
 
-from ddp_bench.bench.scaling.cost import CostCurve, on_shared_cores
-from ddp_bench.bench.scaling.networks import network
-from ddp_bench.bench.scaling.predict import predict
-from ddp_bench.bench.scaling.scenario import Scenario
-from ddp_bench.bench.scaling.timeline import Slowdown
+from ddp_bench.bench.predict.allreduce import CostCurve, on_shared_cores
+from ddp_bench.bench.predict.networks import network
+from ddp_bench.bench.predict.prediction import predict
+from ddp_bench.bench.predict.scenario import Scenario
+from ddp_bench.bench.predict.timeline import Slowdown
 
 OWN = CostCurve(((1e6, 10.0), (1e8, 1000.0)))
 MEASURED = Slowdown(compute=1.25, comm=1.0)

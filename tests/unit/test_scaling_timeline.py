@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_bench.bench.scaling.timeline import Compute, Slowdown, Work, advance, make_work, simulate
+from ddp_bench.bench.predict.timeline import Compute, Slowdown, Work, make_work, simulate
 
 COMPUTE = Compute(before_ms=50.0, backward_ms=100.0, after_ms=10.0)
 
@@ -120,21 +120,24 @@ def test_without_buckets_a_step_is_compute_and_nothing_is_drawn() -> None:
 
 
 @pytest.mark.parametrize(
-    ("comm_ms", "after"),
+    ("comm_ms", "ends"),
     [
-        (10.0, (80.0, 45.0)),  # 30 ms beside compute, of which 15 are done
-        (20.0, (110.0, 60.0)),  # exactly as long as what is left of compute
-        (35.0, (125.0, 60.0)),  # 20 of them beside compute, then 15 alone
+        (10.0, (60.0, 75.0)),  # 30 ms beside compute, of which 15 are done
+        (20.0, (90.0, 90.0)),  # exactly as long as what is left of compute
+        (35.0, (105.0, 90.0)),  # 20 of them beside compute, then 15 alone
     ],
 )
-def test_one_step_of_the_event_simulation_by_hand(comm_ms: float, after: tuple[float, float]) -> None:
-    """At 40 ms 20 of 60 are done; the bucket is ready at 30, at 50 ms. Compute at 1/2, all-reduce at 1/3."""
-    slow = Slowdown(compute=2.0, comm=3.0)
-    assert advance(40.0, 20.0, 30.0, comm_ms, 60.0, slow) == pytest.approx(after)
+def test_one_step_of_the_event_simulation_by_hand(comm_ms: float, ends: tuple[float, float]) -> None:
+    """Of 60 ms 30 are done when the bucket is ready. Compute at 1/2, all-reduce at 1/3."""
+    compute = Compute(before_ms=0.0, backward_ms=60.0, after_ms=0.0)
+    step = simulate(work((30.0, comm_ms)), compute, slowdown=Slowdown(compute=2.0, comm=3.0))
+    assert (step.comm_end_ms, step.compute_end_ms) == pytest.approx(ends)
+    assert step.buckets[0].start_ms == 30.0
 
 
 def test_a_bucket_that_was_ready_before_is_not_waited_for() -> None:
-    assert advance(40.0, 20.0, 10.0, 5.0, 60.0, Slowdown()) == (45.0, 25.0)
+    step = simulate(work((20.0, 40.0), (30.0, 5.0)), COMPUTE)
+    assert [(b.ready_ms, b.start_ms, b.done_ms) for b in step.buckets] == [(20, 20, 60), (30, 60, 65)]
 
 
 BUCKETS = st.lists(st.tuples(st.floats(0, 100), st.floats(0, 200)), min_size=1, max_size=12)

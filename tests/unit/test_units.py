@@ -18,14 +18,14 @@ from token_runs import LENGTH, blocks_of, counted_in_tokens, language_model, tok
 from ddp_bench.bench.errors import ExitCode, UsageError
 from ddp_bench.bench.gate.compare import compare
 from ddp_bench.bench.manifest import Manifest
+from ddp_bench.bench.predict.from_pass import read_source
+from ddp_bench.bench.predict.held_out import held_out
 from ddp_bench.bench.predict.output import write_csv
-from ddp_bench.bench.predict.source import read_source
+from ddp_bench.bench.predict.prediction import predict
+from ddp_bench.bench.predict.scenario import Scenario
 from ddp_bench.bench.results.recorder import Recorder
 from ddp_bench.bench.results.schema import GATED
 from ddp_bench.bench.results.store import RunWriter, claim, load_run
-from ddp_bench.bench.scaling.predict import predict
-from ddp_bench.bench.scaling.scenario import Scenario
-from ddp_bench.bench.scaling.validate import held_out
 from ddp_bench.models.registry import load_workload, resnet_workload
 from ddp_bench.models.workload import check_unit
 from ddp_bench.report.main import main as report_command

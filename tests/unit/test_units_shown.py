@@ -24,11 +24,12 @@ from ddp_bench.bench.gate import main as gate_command
 from ddp_bench.bench.manifest import Timing
 from ddp_bench.bench.plan import Planned
 from ddp_bench.bench.predict import main as predict_command
-from ddp_bench.bench.predict.source import read_source, save_calibration
+from ddp_bench.bench.predict.calibration import save_calibration
+from ddp_bench.bench.predict.from_pass import read_source
+from ddp_bench.bench.predict.output import Predictions
 from ddp_bench.bench.results.aggregate import comparisons_of_run
 from ddp_bench.bench.results.store import RunWriter, claim, load_run
 from ddp_bench.bench.run.summary import case_table, print_summary, summary_of
-from ddp_bench.bench.scaling.document import Predictions
 from ddp_bench.bench.stats import Interval
 from ddp_bench.report.main import main as report_command
 from ddp_bench.report.view import page

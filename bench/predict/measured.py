@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -16,12 +16,12 @@ from ddp_bench.bench.conditions import machine_name
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.findings.wording import step_labels, unit_of, units_per_sample
 from ddp_bench.bench.layout import BucketLayout
+from ddp_bench.bench.predict.allreduce import AllReduceTimes, Samples, measured_curve
+from ddp_bench.bench.predict.calibration import Identity, differences
 from ddp_bench.bench.results.aggregate import step_ms_by_round
 from ddp_bench.bench.results.round_times import ByRound
 from ddp_bench.bench.results.schema import records
 from ddp_bench.bench.results.store import RunData
-from ddp_bench.bench.scaling.calibration import AllReduceTimes, Identity, Samples, differences
-from ddp_bench.bench.scaling.cost import measured_curve
 
 COMMON_SD = 0.01
 """Standard deviation of the whole network's speed between two medians, as a share.
@@ -37,7 +37,9 @@ NUDGE = 1e-4
 ITERATIONS = 20
 """At most so many steps: an end where the weights do not settle."""
 
-Points = tuple[tuple[int, Samples], ...]
+Points: TypeAlias = tuple[tuple[int, Samples], ...]
+Logs: TypeAlias = NDArray[np.float64]
+"""By how much each point's time is moved, in logarithms."""
 
 
 def ddp_cases(run: RunData) -> list[dict[str, Any]]:
@@ -168,21 +170,25 @@ def reconciled(points: Points, sizes: Sequence[float], total_ms: float) -> Point
     """
     if total_ms <= 0 or measured_curve(points)(max(sizes, default=0)) <= 0:
         return points
+
+    def total(by: Logs) -> float:
+        return sum(map(measured_curve(_moved(points, by)), sizes))
+
     shortest, longest = np.array([_reach(times) for _, times in points]).T
     # A point's interval is that of its median.
     covariance = np.diag(((longest - shortest) / (2 * Z95)) ** 2) + COMMON_SD**2
-    moved = np.zeros(len(points))
+    nudges, by = NUDGE * np.eye(len(points)), np.zeros(len(points))
     for _ in range(ITERATIONS):
-        missing = math.log(total_ms / _total(points, moved, sizes))
-        weights = _weights(points, moved, sizes)
+        here = total(by)
+        rises = [math.log(total(by + nudge)) - math.log(here) for nudge in nudges]
+        weights = np.array(rises) / NUDGE
         together = covariance @ weights
-        further = together * (missing + weights @ moved) / (weights @ together) - moved
-        moved = moved + further
+        further = together * (math.log(total_ms / here) + weights @ by) / (weights @ together) - by
+        by = by + further
         if np.abs(further).max() < NUDGE:
             break
-    moved = np.clip(moved, shortest, longest)
-    moved = moved + math.log(total_ms / _total(points, moved, sizes))
-    return _moved(points, moved)
+    by = np.clip(by, shortest, longest)
+    return _moved(points, by + math.log(total_ms / total(by)))
 
 
 def _reach(times: Samples) -> tuple[float, float]:
@@ -191,20 +197,9 @@ def _reach(times: Samples) -> tuple[float, float]:
     return (math.log(min(times) / middle), math.log(max(times) / middle)) if min(times) > 0 else (0.0, 0.0)
 
 
-def _weights(points: Points, moved: NDArray[np.float64], sizes: Sequence[float]) -> NDArray[np.float64]:
-    """How much the logarithm of the total follows that of each point."""
-    here = math.log(_total(points, moved, sizes))
-    nudges = NUDGE * np.eye(len(points))
-    return np.array([(math.log(_total(points, moved + nudge, sizes)) - here) / NUDGE for nudge in nudges])
-
-
-def _total(points: Points, moved: NDArray[np.float64], sizes: Sequence[float]) -> float:
-    return sum(map(measured_curve(_moved(points, moved)), sizes))
-
-
-def _moved(points: Points, moved: NDArray[np.float64]) -> Points:
-    factors = np.exp(moved)
+def _moved(points: Points, by: Logs) -> Points:
+    factors = np.exp(by)
     return tuple(
-        (size, tuple(ms * float(by) for ms in times))
-        for (size, times), by in zip(points, factors, strict=True)
+        (size, tuple(ms * float(factor) for ms in times))
+        for (size, times), factor in zip(points, factors, strict=True)
     )

@@ -9,28 +9,34 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
 import numpy as np
 import scipy
+from msgspec import Meta
 
-from ddp_bench.bench.scaling.buckets import assign_cap
-from ddp_bench.bench.scaling.calibration import AllReduceTimes, Calibration, Samples
-from ddp_bench.bench.scaling.cost import CostCurve, on_shared_cores
-from ddp_bench.bench.scaling.refusal import (
-    MOST_HALF_WIDTH,
-    extrapolation,
-    is_exposed_refused,
-    refusal,
-    remedy,
-    width_of,
-)
-from ddp_bench.bench.scaling.scenario import Scenario, batch_per_device, cost_band, own_curves
-from ddp_bench.bench.scaling.slowest_rank import RankSpread
-from ddp_bench.bench.scaling.timeline import Compute, SimulatedStep, Slowdown, make_work, simulate
-from ddp_bench.bench.settings import IMAGES
+from ddp_bench.bench.cli import command, speaker
+from ddp_bench.bench.predict.allreduce import AllReduceTimes, CostCurve, Samples, on_shared_cores
+from ddp_bench.bench.predict.buckets import assign_cap
+from ddp_bench.bench.predict.calibration import Calibration
+from ddp_bench.bench.predict.scenario import Scenario, as_calibrated, batch_per_device, cost_band, own_curves
+from ddp_bench.bench.predict.slowest_rank import RankSpread
+from ddp_bench.bench.predict.timeline import Compute, SimulatedStep, Slowdown, make_work, simulate
 from ddp_bench.bench.stats import Interval
 
 RESAMPLES = 200
+
+MOST_HALF_WIDTH = 0.5
+"""A figure whose 95% half-width is a larger share of its value says its order of magnitude at most."""
+
+MUCH_OF_STEP = 0.2
+"""Share of a predicted step from which on what is extrapolated in it is pointed out."""
+
+LITTLE_OF_STEP = 0.05
+"""An exposed communication that is known to this share of the step is known well enough, however small."""
+
+MOST_TIMES = 30.0
+"""Calibrating that many times as long is not proposed: a quieter machine helps more."""
 
 BANDWIDTH = "exposed communication for bandwidth"
 LATENCY = "exposed communication for latency"
@@ -70,36 +76,54 @@ class Losses:
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """One scenario's outcome; `step` is the drawable timeline of the estimate, on the slowest rank."""
+    """One scenario's outcome: a row of the table on the terminal, of the CSV, the JSON and the page.
 
-    scenario: Scenario
-    step_ms: Interval
-    images_per_s: Interval
-    """Units per second, counted in `unit`."""
-    efficiency: Interval
-    """Throughput over n times that of one device."""
-    exposed_comm_ms: Interval
-    wait_ms: float
-    """Of the step: waiting for the slowest rank."""
-    extrapolated_ms: float
-    """Of that: what was not measured, because fewer ranks were calibrated."""
-    reason: str
-    """Why nothing of it may be shown, its figures being too wide; else empty."""
-    losses: Losses
-    """What the step takes beyond the same work on one device alone."""
+    Where `reason` says why it is refused, it has no figures. Exposed communication may be missing alone.
+    """
+
+    num_devices: Annotated[int, Meta(ge=1)]
+    bucket_cap_mb: str
+    network: str
+    """What joins the devices, in a word or two."""
+    scaling: str
+    batch_size: int
+    """Per device (weak) or global (strong)."""
+    comm_hook: str
+    accumulate: int
+    unit: str
     num_buckets: int
-    step: SimulatedStep
-    unit: str = IMAGES
+    asked: bool = True
+    """By the user; or made to draw the line."""
+    step_ms: Interval | None = None
+    images_per_s: Interval | None = None
+    """Units per second, counted in `unit`."""
+    efficiency: Interval | None = None
+    """Throughput over n times that of one device."""
+    exposed_comm_ms: Interval | None = None
+    extrapolated_ms: float | None = None
+    """Of the wait for the slowest rank: what was not measured, because fewer ranks were calibrated."""
+    lost: Losses | None = None
+    timeline: SimulatedStep | None = None
+    """The step of the estimate, on the slowest rank."""
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError where it has neither figures nor a reason, or both; a file may hold anything."""
+        figures = [f for f in (self.step_ms, self.images_per_s, self.efficiency) if f is not None]
+        if len(figures) != (0 if self.reason else 3):
+            raise ValueError("a prediction has neither figures nor a reason for none, or both")
 
     @property
-    def shown_exposed_ms(self) -> Interval | None:
-        """The exposed communication; None where it is too wide to be shown."""
-        return None if is_exposed_refused(self.exposed_comm_ms, self.step_ms) else self.exposed_comm_ms
+    def wait_ms(self) -> float | None:
+        """Of the step: waiting for the slowest rank."""
+        return None if self.lost is None else self.lost.rank_spread_ms
 
     @property
     def caution(self) -> str:
         """What of the step is extrapolated, where that is much of it."""
-        return extrapolation(self.extrapolated_ms, self.step_ms.estimate)
+        if self.step_ms is None or self.extrapolated_ms is None:
+            return ""
+        return _extrapolation(self.extrapolated_ms, self.step_ms.estimate)
 
 
 @dataclass(frozen=True)
@@ -117,13 +141,13 @@ class _Inputs:
 
 
 @dataclass(frozen=True)
-class _Outcome:
+class _Simulated:
     """A step; its ms, units per second, efficiency and exposed communication; what it loses, when asked."""
 
     step: SimulatedStep
     figures: tuple[float, float, float, float]
-    losses: Callable[[], Losses]
     extrapolated_ms: float
+    losses: Callable[[], Losses]
 
 
 def predict(
@@ -132,6 +156,7 @@ def predict(
     *,
     resamples: int = RESAMPLES,
     model_error_pct: float | None = None,
+    step_alone: bool = False,
 ) -> Prediction:
     """Predict one scenario. Deterministic: resampling is seeded.
 
@@ -140,60 +165,114 @@ def predict(
         scenario: what is asked for.
         resamples: draws behind the intervals.
         model_error_pct: half-width of the model's error, instead of the calibration's own.
+        step_alone: refuse by the width of the step's interval, whatever that of throughput and efficiency.
 
     Raises UsageError where the scenario asks for what its network or batch cannot give.
     """
-    batch = batch_per_device(calibration, scenario)
-    found = _outcome(calibration, scenario, _read(calibration, scenario, None), batch)
+    scenario = as_calibrated(calibration, scenario)
+    simulated = _simulated(calibration, scenario, None)
     rng = np.random.default_rng(0)
-    draws = [
-        _outcome(calibration, scenario, _read(calibration, scenario, rng), batch).figures
-        for _ in range(resamples)
-    ]
-    error = calibration.model_error_pct if model_error_pct is None else model_error_pct
+    draws = [_simulated(calibration, scenario, rng).figures for _ in range(resamples)]
+    error_pct = (calibration.model_error_pct if model_error_pct is None else model_error_pct) or 0.0
     wider = _widening(calibration)
+    errors = (*[error_pct / 100] * 3, 0.0)
+    step_ms, images_per_s, efficiency, exposed = (
+        _interval(simulated.figures[i], [figures[i] for figures in draws], wider, error)
+        for i, error in enumerate(errors)
+    )
 
-    def of(index: int, *, share: float = 1.0) -> Interval:
-        return _interval(
-            found.figures[index], [figures[index] for figures in draws], wider, (error or 0.0) / 100 * share
+    def made(**found: Any) -> Prediction:
+        return Prediction(
+            num_devices=scenario.num_devices,
+            bucket_cap_mb=str(scenario.bucket_cap_mb),
+            network=scenario.network_name,
+            scaling=scenario.scaling,
+            batch_size=scenario.batch_per_device or 0,
+            comm_hook=scenario.comm_hook,
+            accumulate=scenario.accumulate,
+            unit=calibration.identity.unit,
+            num_buckets=len(simulated.step.buckets),
+            **found,
         )
 
-    step_ms, images_per_s, efficiency, exposed = of(0), of(1), of(2), of(3, share=0.0)
-    width = width_of(step_ms, images_per_s, efficiency)
-    reason = ""
+    width = width_of(step_ms) if step_alone else width_of(step_ms, images_per_s, efficiency)
     if width > MOST_HALF_WIDTH:
-        much = extrapolation(found.extrapolated_ms, step_ms.estimate)
-        reason = refusal(
-            width, much and f"{much} of a noisy calibration", remedy(width, error_pct=error or 0.0)
-        )
+        much = _extrapolation(simulated.extrapolated_ms, step_ms.estimate)
+        return made(reason=refusal(width, much=much, error_pct=error_pct))
     # The model's error is one of the step; the part that is communication carries all of it.
-    reach = (error or 0.0) / 100 * step_ms.estimate
-    losses = found.losses()
-    return Prediction(
-        scenario=scenario,
+    reach = error_pct / 100 * step_ms.estimate
+    exposed = replace(
+        exposed,
+        low=max(exposed.estimate - math.hypot(exposed.estimate - exposed.low, reach), 0.0),
+        high=exposed.estimate + math.hypot(exposed.high - exposed.estimate, reach),
+    )
+    return made(
         step_ms=step_ms,
         images_per_s=images_per_s,
         efficiency=efficiency,
-        exposed_comm_ms=replace(
-            exposed,
-            low=max(exposed.estimate - math.hypot(exposed.estimate - exposed.low, reach), 0.0),
-            high=exposed.estimate + math.hypot(exposed.high - exposed.estimate, reach),
-        ),
-        wait_ms=losses.rank_spread_ms,
-        extrapolated_ms=found.extrapolated_ms,
-        reason=reason,
-        losses=losses,
-        num_buckets=len(found.step.buckets),
-        step=found.step,
-        unit=calibration.identity.unit,
+        exposed_comm_ms=None if is_exposed_refused(exposed, step_ms) else exposed,
+        extrapolated_ms=simulated.extrapolated_ms,
+        lost=simulated.losses(),
+        timeline=simulated.step,
     )
+
+
+def efficiency_of(calibration: Calibration, scenario: Scenario) -> float:
+    """Predict the efficiency of one scenario without an interval."""
+    return _simulated(calibration, as_calibrated(calibration, scenario), None).figures[2]
+
+
+def width_of(*figures: Interval) -> float:
+    """The widest half interval over its value; infinite where one is unbounded or its value 0."""
+    return max(_half_width(figure) for figure in figures)
+
+
+def is_exposed_refused(exposed_ms: Interval, step_ms: Interval) -> bool:
+    """Whether exposed communication is known neither to half its value nor to a small share of the step."""
+    half_ms = (exposed_ms.high - exposed_ms.low) / 2
+    return width_of(exposed_ms) > MOST_HALF_WIDTH and not half_ms <= LITTLE_OF_STEP * step_ms.estimate
+
+
+def refusal(width: float, *, much: str = "", error_pct: float = 0.0) -> str:
+    """Say why a prediction of this half-width over its value is not shown, and what would narrow it.
+
+    Args:
+        width: it goes as 1 / sqrt(rounds).
+        much: what of the step is extrapolated.
+        error_pct: the model's error that the interval holds.
+    """
+    size = f"±{100 * width:,.0f}%" if width < 100 else "unbounded"
+    times = (min(width, 1e9) / MOST_HALF_WIDTH) ** 2
+    if error_pct / 100 > MOST_HALF_WIDTH:
+        off = f"the simulation was off by up to {error_pct:.0f}% on held-out cases"
+        remedy = f"{off}; calibrate on a quieter machine"
+    elif times > MOST_TIMES:
+        remedy = f"calibrate on a quieter machine; {command('doctor')} says what disturbs it"
+    else:
+        longer = f"{times:.1f} times the --max-time or --rounds"
+        remedy = f"calibrate longer with {speaker('run')} --calibrate, {longer}"
+    noisy = f"{much} of a noisy calibration; " if much else ""
+    return f"not predicted: the interval would be {size}; {noisy}{remedy}"
+
+
+def _extrapolation(extrapolated_ms: float, step_ms: float) -> str:
+    """Say what of a step is rank spread beyond the ranks that were calibrated; empty below a fifth of it."""
+    if extrapolated_ms <= MUCH_OF_STEP * step_ms:
+        return ""
+    return f"{extrapolated_ms:,.0f} ms of {step_ms:,.0f} ms are extrapolated rank spread"
+
+
+def _half_width(figure: Interval) -> float:
+    if not (math.isfinite(figure.low) and math.isfinite(figure.high)):
+        return math.inf
+    if figure.estimate <= 0:
+        return math.inf if figure.high > 0 else 0.0
+    return figure.half_width
 
 
 def _read(calibration: Calibration, scenario: Scenario, rng: np.random.Generator | None) -> _Inputs:
     def value(samples: Samples) -> float:
         return float(np.median(_resampled(samples, rng)))
-
-    c = calibration
 
     def again(allreduce: tuple[AllReduceTimes, ...]) -> tuple[AllReduceTimes, ...]:
         return tuple(
@@ -201,6 +280,7 @@ def _read(calibration: Calibration, scenario: Scenario, rng: np.random.Generator
             for t in allreduce
         )
 
+    c = calibration
     curves = own_curves(again(c.allreduce))
     if scenario.measured is not None:
         other = replace(scenario.measured, allreduce=again(scenario.measured.allreduce))
@@ -234,14 +314,14 @@ def _read(calibration: Calibration, scenario: Scenario, rng: np.random.Generator
     )
 
 
-def _outcome(calibration: Calibration, scenario: Scenario, inputs: _Inputs, batch: int) -> _Outcome:
-    n, calibrated = scenario.num_devices, calibration.identity.batch_per_device
-    layout = assign_cap(
-        [p.num_bytes for p in calibration.parameters],
-        scenario.bucket_cap_mb,
-        kinds=[p.kind for p in calibration.parameters],
-    )
-    size, alone, times = batch / calibrated, n == 1, scenario.accumulate
+def _simulated(calibration: Calibration, scenario: Scenario, rng: np.random.Generator | None) -> _Simulated:
+    """Simulate a scenario from a resample of the calibration; without `rng` from its medians."""
+    n, times = scenario.num_devices, scenario.accumulate
+    batch = batch_per_device(calibration, scenario)
+    inputs = _read(calibration, scenario, rng)
+    size = batch / calibration.identity.batch_per_device
+    sizes = [p.num_bytes for p in calibration.parameters]
+    layout = assign_cap(sizes, scenario.bucket_cap_mb, kinds=[p.kind for p in calibration.parameters])
 
     def step_of(micro: Compute) -> Compute:
         before_ms = times * micro.before_ms + (times - 1) * micro.backward_ms
@@ -251,22 +331,18 @@ def _outcome(calibration: Calibration, scenario: Scenario, inputs: _Inputs, batc
 
     # A rank's compute was measured beside other ranks, which may slow it; one device has no others.
     by_itself = inputs.single_ms / inputs.compute.total_ms
-    quiet = by_itself if alone else 1.0
+    quiet = by_itself if n == 1 else 1.0
     own, single = step_of(inputs.compute.scaled(quiet)), step_of(inputs.compute.scaled(by_itself))
     slowest = inputs.spread.factor(n)
-    work = make_work(
-        [p.num_bytes for p in calibration.parameters],
-        [ready * quiet * size * slowest for ready in inputs.ready_ms],
-        layout,
-        inputs.comm,
-        wire_share=scenario.wire_share,
-    )
+    ready_ms = [ready * quiet * size * slowest for ready in inputs.ready_ms]
+    work = make_work(sizes, ready_ms, layout, inputs.comm, wire_share=scenario.wire_share)
     compute = own.scaled(slowest)
-    copy_ms, residual_ms = (0.0, 0.0) if alone else (inputs.copy_ms, inputs.residual_ms)
+    copy_ms, residual_ms = (0.0, 0.0) if n == 1 else (inputs.copy_ms, inputs.residual_ms)
     step = simulate(work, compute, slowdown=inputs.slowdown, copy_ms=copy_ms, residual_ms=residual_ms)
     per_sample = calibration.identity.units_per_sample
     units_per_s = batch * per_sample * n * times * 1000 / step.step_ms
     of_single = batch * per_sample * times * 1000 / single.total_ms
+    measured = inputs.spread.factor(min(n, calibration.num_ranks))
 
     def losses() -> Losses:
         without_copies = simulate(work, compute, slowdown=inputs.slowdown)
@@ -281,8 +357,7 @@ def _outcome(calibration: Calibration, scenario: Scenario, inputs: _Inputs, batc
         )
 
     figures = (step.step_ms, units_per_s, units_per_s / n / of_single, step.exposed_comm_ms)
-    measured = inputs.spread.factor(min(n, calibration.num_ranks))
-    return _Outcome(step, figures, losses, own.total_ms * max(slowest - measured, 0.0))
+    return _Simulated(step, figures, own.total_ms * max(slowest - measured, 0.0), losses)
 
 
 def _resampled(samples: Samples, rng: np.random.Generator | None) -> Samples:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -20,48 +21,74 @@ from ddp_bench.bench.cli import speaker
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.findings.numbers import plural
 from ddp_bench.bench.layout import BucketCaps, BucketLayout
-from ddp_bench.bench.results.aggregate import step_ms_by_round
-from ddp_bench.bench.results.store import RunData
-from ddp_bench.bench.scaling.buckets import assign_cap, bucket_bytes
-from ddp_bench.bench.scaling.calibration import Calibration, Parameter, Samples
-from ddp_bench.bench.scaling.cost import measured_curve
-from ddp_bench.bench.scaling.measured import (
+from ddp_bench.bench.manifest import MANIFEST
+from ddp_bench.bench.predict.allreduce import Samples, measured_curve
+from ddp_bench.bench.predict.buckets import assign_cap, bucket_bytes
+from ddp_bench.bench.predict.calibration import (
+    Calibration,
+    Parameter,
+    check_same,
+    load_calibration,
+    save_calibration,
+)
+from ddp_bench.bench.predict.held_out import held_out, model_error_pct
+from ddp_bench.bench.predict.measured import (
     allreduce_times,
     bucket_ms_by_round,
     ddp_cases,
     identity,
+    most_like,
     rank_steps,
     single_steps,
 )
-from ddp_bench.bench.scaling.slowest_rank import RankSpread, typical_ms
-from ddp_bench.bench.scaling.timeline import Slowdown, make_work, simulate
-from ddp_bench.bench.scaling.validate import held_out, model_error_pct
+from ddp_bench.bench.predict.slowest_rank import RankSpread, typical_ms
+from ddp_bench.bench.predict.timeline import Slowdown, make_work, simulate
+from ddp_bench.bench.results.aggregate import step_ms_by_round
+from ddp_bench.bench.results.store import RunData, load_run
 
 PHASE = "calibration"
 
 LEAST_ROUNDS = 3
 """Rounds of the pass: fewer say nothing of their own scatter, and intervals would be none."""
 
-Trainable = tuple[str, int, str]
+Trainable: TypeAlias = tuple[str, int, str]
 """A trainable parameter: name, bytes, kind."""
 
 
 @dataclass(frozen=True)
-class _Pass:
-    """The calibration blocks of a case: details by round, one per rank."""
+class Source:
+    """A calibration, and the case that its residual was fitted to, if any."""
 
-    by_round: Mapping[int, Sequence[Mapping[str, Any]]]
+    calibration: Calibration
+    fitted: str | None = None
 
-    def middle(self, name: str) -> float:
-        return median(float(d[name]) for details in self.by_round.values() for d in details)
 
-    def by_median(self, figure: Callable[[Mapping[str, Any]], float]) -> Samples:
-        """One figure per round: the median over the ranks."""
-        return tuple(median(map(figure, details)) for _, details in sorted(self.by_round.items()))
+def read_source(folder: Path, *, accept: bool = False) -> Source:
+    """Read the calibration of a results folder.
 
-    @property
-    def all(self) -> list[Mapping[str, Any]]:
-        return [d for details in self.by_round.values() for d in details]
+    Raises UsageError where there is none, or where it is of another machine, torch or workload than the
+    folder's run, unless `accept`.
+    """
+    calibration = load_calibration(folder)
+    if not (folder / MANIFEST).exists():
+        return Source(calibration)
+    run = load_run(folder)
+    if found := most_like(run, calibration.identity):
+        check_same(calibration.identity, found, accept=accept)
+    fitted = _residual_case(run, calibration.num_ranks)
+    return Source(calibration, str(fitted["case_id"]) if fitted else None)
+
+
+def write_calibration(folder: Path, trainable: Sequence[Trainable]) -> str | None:
+    """Put `calibration.json` beside a run's tables, or return why its pass does not allow it.
+
+    `trainable` are the model's parameters as registered.
+    """
+    try:
+        save_calibration(folder, calibration_of(load_run(folder), trainable))
+    except UsageError as missing:
+        return f"no calibration: {missing}"
+    return None
 
 
 def slowdowns(
@@ -88,14 +115,36 @@ def slowdowns(
     )
 
 
-def calibrated_case(run: RunData) -> dict[str, Any]:
-    """Find the case that the calibration pass measured. Raises UsageError where there was none."""
-    found = _looked_into(run)
-    if not found:
-        raise UsageError(
-            f"{run.path} has no calibration blocks; {speaker('run')} --calibrate with 2 devices or more"
-        )
-    return found[0]
+@dataclass(frozen=True)
+class _Pass:
+    """The calibration blocks of a case: details by round, one per rank."""
+
+    by_round: Mapping[int, Sequence[Mapping[str, Any]]]
+
+    @classmethod
+    def of(cls, blocks: pd.DataFrame) -> _Pass:
+        by_round: dict[int, list[Mapping[str, Any]]] = {}
+        chosen = blocks[(blocks["phase"] == PHASE) & blocks["detail"].notna()]
+        for r, text in zip(chosen["round"], chosen["detail"], strict=True):
+            by_round.setdefault(int(r), []).append(json.loads(text)["calibration"])
+        return cls(by_round)
+
+    @property
+    def all(self) -> list[Mapping[str, Any]]:
+        return [d for details in self.by_round.values() for d in details]
+
+    def by_median(self, figure: Callable[[Mapping[str, Any]], float]) -> Samples:
+        """One figure per round: the median over the ranks."""
+        return tuple(median(map(figure, details)) for _, details in sorted(self.by_round.items()))
+
+    def slowdowns(self) -> tuple[Samples, Samples]:
+        """Of compute and of communication, by round."""
+        names = ("compute_alone_ms", "comm_alone_ms", "compute_end_ms", "comm_end_ms")
+
+        def of(d: Mapping[str, Any]) -> Slowdown:
+            return slowdowns(**{name: d[name] for name in names})
+
+        return self.by_median(lambda d: of(d).compute), self.by_median(lambda d: of(d).comm)
 
 
 def calibration_of(run: RunData, trainable: Sequence[Trainable]) -> Calibration:
@@ -107,10 +156,14 @@ def calibration_of(run: RunData, trainable: Sequence[Trainable]) -> Calibration:
 
     Raises UsageError where the run has no such pass, or blocks of it are missing.
     """
-    case = calibrated_case(run)
+    case = next(iter(_looked_into(run)), None)
+    if case is None:
+        raise UsageError(
+            f"{run.path} has no calibration blocks; {speaker('run')} --calibrate with 2 devices or more"
+        )
     blocks = run.blocks[run.blocks["case_id"] == case["case_id"]]
     where = f"{run.path}: {case['case_id']}"
-    looked = _looked(blocks)
+    looked = _Pass.of(blocks)
     if (num_rounds := len(looked.by_round)) < LEAST_ROUNDS:
         raise UsageError(
             f"{where} was calibrated in {plural(num_rounds, 'round')}, and an interval takes {LEAST_ROUNDS}; "
@@ -122,15 +175,18 @@ def calibration_of(run: RunData, trainable: Sequence[Trainable]) -> Calibration:
     typical = {r: typical_ms(ranks) for r, ranks in local.items()}
     spread = RankSpread.of(local)
     accumulate = int(case["accumulate"])
-    split = {name: looked.middle(f"{name}_ms") for name in ("data", "forward", "backward", "optimizer")}
+    parts = ("data", "forward", "backward", "optimizer")
+    split = {part: median(float(d[f"{part}_ms"]) for d in looked.all) for part in parts}
     total = sum(split.values())
 
-    def lengths(name: str, times: int = accumulate) -> Samples:
-        return tuple(typical[r] * split[name] / total / times for r in sorted(typical))
+    def lengths(part: str, times: int = accumulate) -> Samples:
+        return tuple(typical[r] * split[part] / total / times for r in sorted(typical))
 
     backward_ms = lengths("backward")
+    compute_slowdown, comm_slowdown = looked.slowdowns()
+    own = identity(run, case)
     found = Calibration(
-        identity=identity(run, case),
+        identity=own,
         num_ranks=int(case["num_devices"]),
         num_nodes=int(case["num_nodes"]),
         parameters=_parameters(looked, trainable, accumulate, median(backward_ms), where),
@@ -141,23 +197,15 @@ def calibration_of(run: RunData, trainable: Sequence[Trainable]) -> Calibration:
         allreduce=(allreduce_times(run, case),),
         comm_core_share=looked.by_median(lambda d: d.get("comm_core_ms", 0.0) / d["comm_alone_ms"]),
         copy_ms=looked.by_median(lambda d: d.get("copy_ms", 0.0)),
-        compute_slowdown=_slow(looked, "compute"),
-        comm_slowdown=_slow(looked, "comm"),
+        compute_slowdown=compute_slowdown,
+        comm_slowdown=comm_slowdown,
         rank_spread=spread.of_ranks,
         slowest_spread=spread.of_slowest,
-        single_step_ms=single_steps(run, int(case["batch_per_device"]), identity(run, case).step),
+        single_step_ms=single_steps(run, own.batch_per_device, own.step),
         notes=(f"measured by the calibration pass on {case['case_id']}",),
-        scaling=str(case["scaling"]),
+        scaling="strong" if case["scaling"] == "strong" else "weak",
     )
     return _with_residual(found, run)
-
-
-def _looked(blocks: pd.DataFrame) -> _Pass:
-    by_round: dict[int, list[Mapping[str, Any]]] = {}
-    chosen = blocks[(blocks["phase"] == PHASE) & blocks["detail"].notna()]
-    for r, text in zip(chosen["round"], chosen["detail"], strict=True):
-        by_round.setdefault(int(r), []).append(json.loads(text)["calibration"])
-    return _Pass(by_round)
 
 
 def _parameters(
@@ -180,31 +228,22 @@ def _parameters(
     )
 
 
-def _slow(looked: _Pass, side: str) -> Samples:
-    names = ("compute_alone_ms", "comm_alone_ms", "compute_end_ms", "comm_end_ms")
-    return looked.by_median(lambda d: getattr(slowdowns(**{name: d[name] for name in names}), side))
-
-
-def residual_case(run: RunData, num_ranks: int) -> dict[str, Any] | None:
-    """Find the case whose step gives the residual: the calibrated one, where a scenario describes it."""
-    return next(
-        (
-            case
-            for case in _looked_into(run)
-            if (case["num_devices"], case["comm_hook"], case["accumulate"]) == (num_ranks, "none", 1)
-        ),
-        None,
-    )
-
-
 def _looked_into(run: RunData) -> list[dict[str, Any]]:
+    """List the cases that the calibration pass measured."""
     seen = set(run.blocks.loc[run.blocks["phase"] == PHASE, "case_id"])
     return [case for case in ddp_cases(run) if case["case_id"] in seen]
 
 
+def _residual_case(run: RunData, num_ranks: int) -> dict[str, Any] | None:
+    """Find the case whose step gives the residual: the calibrated one, where a scenario describes it."""
+    described = (num_ranks, "none", 1)
+    cases = _looked_into(run)
+    return next((c for c in cases if (c["num_devices"], c["comm_hook"], c["accumulate"]) == described), None)
+
+
 def _with_residual(found: Calibration, run: RunData) -> Calibration:
     """Add the residual, and the error on the other cases."""
-    case = residual_case(run, found.num_ranks)
+    case = _residual_case(run, found.num_ranks)
     if case is None:
         return found
     samples = _residual_ms(found, run, case)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from ddp_bench.bench.case import HALF_HOOKS, wire_share
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.layout import PYTORCH_CAPS, BucketCaps
-from ddp_bench.bench.scaling.calibration import AllReduceTimes, Calibration
-from ddp_bench.bench.scaling.cost import (
+from ddp_bench.bench.predict.allreduce import (
+    AllReduceTimes,
     CostBand,
     CostCurve,
     at_ranks,
@@ -16,22 +16,12 @@ from ddp_bench.bench.scaling.cost import (
     measured_curve,
     tree_steps,
 )
-from ddp_bench.bench.scaling.networks import NetworkModel
+from ddp_bench.bench.predict.calibration import Calibration
+from ddp_bench.bench.predict.networks import MeasuredNetwork, NetworkModel
 from ddp_bench.bench.settings import MOST_DEVICES
 
 PIPELINED = 0.5
 """Share of the shorter network level hidden behind the longer; unknown between 0 and 1: the band is both."""
-
-
-@dataclass(frozen=True)
-class MeasuredNetwork:
-    """All-reduces that were measured elsewhere: by nccl-tests, or in another run."""
-
-    name: str
-    """In a word or two: it stands in legends."""
-    source: str
-    allreduce: tuple[AllReduceTimes, ...]
-    """Of 2 ranks or more, one per number of ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +60,32 @@ class Scenario:
     def elsewhere(self) -> bool:
         """Whether another network than the calibrated one joins the nodes."""
         return self.network is not None or self.measured is not None
+
+    @property
+    def inside(self) -> NetworkModel | None:
+        """What joins the GPUs of a node."""
+        of_node = self.network if self.network is not None and self.network.level == "intra" else None
+        return self.intra or of_node
+
+    @property
+    def network_name(self) -> str:
+        """What joins the devices, in a word or two."""
+        if self.measured is not None:
+            return self.measured.name
+        named = [net.name for net in (self.intra, self.network) if net is not None]
+        return " + ".join(named) or "the network as measured"
+
+    @property
+    def network_source(self) -> str:
+        """What its cost rests on, and what is assumed."""
+        named = [f"{net.name}: {net.source}" for net in (self.intra, self.network) if net is not None]
+        if named and self.measured is None:
+            return "; ".join(named)
+        measured = f": {self.measured.source}" if self.measured is not None else ""
+        return (
+            f"{self.network_name}{measured}; assumed on other numbers of ranks: the ring law for bytes, a "
+            "tree's or ring's steps for latency"
+        )
 
     @property
     def wire_share(self) -> float:
@@ -114,17 +130,15 @@ def cost_band(calibration: Calibration, scenario: Scenario, curves: dict[int, Co
         return _nearest(allreduce, own_curves(allreduce), n)
     if scenario.network is None and scenario.intra is None:
         return _nearest(calibration.allreduce, curves, n)
-    per_node = min(_per_node(scenario), n)
+    inside, network = scenario.inside, scenario.network
+    per_node = min(scenario.gpus_per_node or (1 if inside is None else 8), n)
     nodes = -(-n // per_node)
-    network = scenario.network
     if nodes > 1 and (network is None or network.level == "intra"):
-        inner = network or scenario.intra
-        name = inner.name if inner is not None else "the network"
+        name = "the network" if inside is None else inside.name
         raise UsageError(
             f"{name} joins the GPUs of one node, {n} GPUs at {per_node} per node are {nodes}; "
             "name what joins the nodes, as --network ib-400g"
         )
-    inside = scenario.intra or (network if network is not None and network.level == "intra" else None)
     if nodes > 1 and network is not None and network.whole_job:
         return network.job_band(n, nodes)
     if per_node > 1 and inside is None:
@@ -143,15 +157,6 @@ def cost_band(calibration: Calibration, scenario: Scenario, curves: dict[int, Co
 def own_curves(allreduce: tuple[AllReduceTimes, ...]) -> dict[int, CostCurve]:
     """Make the measured curves, by number of ranks."""
     return {times.num_ranks: measured_curve(times.points) for times in allreduce if times.num_ranks > 1}
-
-
-def _per_node(scenario: Scenario) -> int:
-    if scenario.gpus_per_node is not None:
-        return scenario.gpus_per_node
-    inside = scenario.intra is not None or (
-        scenario.network is not None and scenario.network.level == "intra"
-    )
-    return 8 if inside else 1
 
 
 def _nearest(allreduce: tuple[AllReduceTimes, ...], curves: dict[int, CostCurve], wanted: int) -> CostBand:

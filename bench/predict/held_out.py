@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import pandas as pd
+from msgspec import Meta
 
 from ddp_bench.bench.case import HALF_HOOKS
 from ddp_bench.bench.findings.wording import units_per_sample
 from ddp_bench.bench.layout import BucketCaps
+from ddp_bench.bench.predict.calibration import Calibration
+from ddp_bench.bench.predict.measured import ddp_cases, single_steps
+from ddp_bench.bench.predict.networks import NetworkModel
+from ddp_bench.bench.predict.prediction import predict
+from ddp_bench.bench.predict.scenario import Scenario
 from ddp_bench.bench.results.store import RunData
-from ddp_bench.bench.scaling.calibration import Calibration
-from ddp_bench.bench.scaling.measured import ddp_cases, single_steps
-from ddp_bench.bench.scaling.networks import NetworkModel
-from ddp_bench.bench.scaling.predict import predict
-from ddp_bench.bench.scaling.refusal import is_refused
-from ddp_bench.bench.scaling.scenario import Scenario
 from ddp_bench.bench.stats import Interval, ratio_of_medians
 
 
@@ -27,13 +28,18 @@ class HeldOut:
     case_id: str
     num_devices: int
     bucket_cap_mb: str
-    measured_ms: float
+    measured_ms: Annotated[float, Meta(gt=0, le=1e15)]
     """A step: global batch over throughput."""
     predicted_ms: Interval | None
     """None where it is too wide to be shown, for the `reason`."""
     network: str = ""
     """Rate of the link that joined a lab's hosts; empty on a real network."""
     reason: str = ""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError where it has neither a prediction nor a reason; a file may hold anything."""
+        if self.predicted_ms is None and not self.reason:
+            raise ValueError("a held-out case has neither a prediction nor a reason")
 
     @property
     def error_pct(self) -> float | None:
@@ -64,17 +70,16 @@ def held_out(
         )
         if pd.isna(row["images_per_s"]):
             continue
-        step = predict(calibration, scenario)
-        refused = is_refused(step.step_ms)
+        prediction = predict(calibration, scenario, step_alone=True)
         found.append(
             HeldOut(
                 str(row["case_id"]),
                 scenario.num_devices,
                 str(scenario.bucket_cap_mb),
                 float(row["global_batch"]) * units_per_sample(row) * 1000 / float(row["images_per_s"]),
-                None if refused else step.step_ms,
+                prediction.step_ms,
                 "" if pd.isna(row["link"]) else str(row["link"]),
-                step.reason if refused else "",
+                prediction.reason,
             )
         )
     return found

@@ -6,14 +6,33 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Annotated, TypeAlias
 
 import numpy as np
+from msgspec import Meta
 
-from ddp_bench.bench.scaling.timeline import Slowdown
+from ddp_bench.bench.predict.timeline import Slowdown
 
 THREADS = 3.0
 """On a core: two of gloo, one that reduces and one that sends and receives, beside one that computes. Each
 has a third while all are busy (sched(7): equal weights)."""
+
+
+Samples: TypeAlias = tuple[float, ...]
+"""One figure per round or repetition; the median is the estimate, resampling gives the interval."""
+
+# More bytes, ms or ranks than these were never measured, and might overflow.
+Count: TypeAlias = Annotated[int, Meta(ge=1, le=10**12)]
+Ms: TypeAlias = Annotated[float, Meta(ge=0, le=1e12)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllReduceTimes:
+    """All-reduce by itself over `num_ranks` ranks: (message bytes, ms of each repetition)."""
+
+    num_ranks: Count
+    backend: str
+    points: tuple[tuple[Count, tuple[Ms, ...]], ...]
 
 
 @dataclass(frozen=True)

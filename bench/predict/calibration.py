@@ -1,0 +1,180 @@
+"""calibration.json: what a prediction is made from, one workload measured on one machine."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from ddp_bench.bench.cli import speaker
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.predict.allreduce import AllReduceTimes, Count, Ms, Samples
+from ddp_bench.bench.predict.slowest_rank import RankSpread
+from ddp_bench.bench.predict.timeline import Compute, Slowdown
+from ddp_bench.bench.results.disk import MOST_CALIBRATION_BYTES, parse_json, read_text, replace_file
+from ddp_bench.bench.results.store import CALIBRATION
+from ddp_bench.bench.settings import IMAGES
+
+VERSION = 2
+
+Value: TypeAlias = Callable[[Samples], float]
+"""Reduces the rounds to one figure: their median, or that of a resample."""
+
+Times: TypeAlias = Annotated[tuple[Ms, ...], Meta(min_length=1)]
+Factors: TypeAlias = Annotated[tuple[Annotated[float, Meta(ge=1, le=1e12)], ...], Meta(min_length=1)]
+Positive: TypeAlias = tuple[Annotated[float, Meta(ge=1e-6, le=1e12)], ...]
+Differences: TypeAlias = Annotated[tuple[Annotated[float, Meta(ge=-1e12, le=1e12)], ...], Meta(min_length=1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameter:
+    """One trainable parameter; a calibration lists them in the order in which DDP's reducer has them."""
+
+    name: str
+    num_bytes: Count
+    """Bytes of its gradient."""
+    ready_ms: Ms
+    """When its gradient is ready, since the backward began, with no communication beside it; median."""
+    kind: str = ""
+    """Dtype and device where a model has several: DDP never mixes kinds in a bucket."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """Workload and machine that were calibrated; a calibration holds for no other."""
+
+    arch: str
+    image_size: int | None
+    batch_per_device: Count
+    precision: str
+    device_type: str
+    device_name: str
+    torch: str
+    host: str
+    """A fingerprint of the machine, such as CPU or GPU model and count; not its name alone."""
+    link: str | None = None
+    """Rate of the link between a lab's hosts; None on a real network."""
+    step: str = ""
+    """How a step is computed beside its precision, such as `channels_last, fused optimizer`."""
+    unit: str = IMAGES
+    units_per_sample: Count = 1
+    """How many of them a row of the batch holds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """Everything a prediction needs. Times in ms per micro-batch, of a typical rank, without communication.
+
+    Args:
+        parameters: in reducer order.
+        backward_ms: the whole backward, at least the last parameter's `ready_ms`.
+        optimizer_ms: optimizer step and `zero_grad`.
+        compute_slowdown: how many times longer compute takes while an all-reduce is in flight.
+        comm_slowdown: how many times longer an all-reduce takes while compute runs.
+        comm_core_share: core time over wall time of all-reduces alone, where threads of a CPU move the bytes.
+        copy_ms: to copy and average all gradients once, into their buckets or back.
+        residual_ms: what the calibrated step takes beyond the simulated one, whatever the layout; negative
+            where it takes less.
+        rank_spread, slowest_spread: see `RankSpread`.
+        single_step_ms: step of `single`, alone on the machine; empty where it is the compute of a rank.
+        model_error_pct: half-width of the model's error on held-out cases; None while unmeasured.
+        scaling: what the calibrated run held fixed: the batch per device, or (`strong`) in all.
+    """
+
+    identity: Identity
+    num_ranks: Count
+    num_nodes: Count
+    parameters: Annotated[tuple[Parameter, ...], Meta(min_length=1)]
+    forward_ms: Times
+    backward_ms: Times
+    optimizer_ms: Times
+    data_ms: Times = (0.0,)
+    allreduce: tuple[AllReduceTimes, ...] = ()
+    compute_slowdown: Factors = (1.0,)
+    comm_slowdown: Factors = (1.0,)
+    comm_core_share: Times = (0.0,)
+    copy_ms: Times = (0.0,)
+    residual_ms: Differences = (0.0,)
+    rank_spread: Positive = ()
+    slowest_spread: Positive = ()
+    single_step_ms: Positive = ()
+    model_error_pct: Ms | None = None
+    notes: tuple[str, ...] = ()
+    scaling: Literal["weak", "strong"] = "weak"
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a step of no time."""
+        if max(self.forward_ms) + max(self.backward_ms) < 1e-6:
+            raise ValueError("forward and backward take no time")
+
+    @property
+    def spread(self) -> RankSpread:
+        return RankSpread(of_ranks=self.rank_spread, of_slowest=self.slowest_spread, num_ranks=self.num_ranks)
+
+    def compute(self, value: Value = median) -> Compute:
+        """What a typical rank does by itself in a step of one micro-batch."""
+        return Compute(
+            before_ms=value(self.forward_ms) + value(self.data_ms),
+            backward_ms=value(self.backward_ms),
+            after_ms=value(self.optimizer_ms),
+        )
+
+    def slowdown(self, value: Value = median) -> Slowdown:
+        """How many times as long compute and communication take beside each other."""
+        return Slowdown(compute=value(self.compute_slowdown), comm=value(self.comm_slowdown))
+
+    def to_json(self) -> str:
+        return json.dumps({"schema_version": VERSION, **asdict(self)}, indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, *, source: str = CALIBRATION) -> Calibration:
+        """The calibration of that text. Raises UsageError, naming `source`, where it is not one."""
+        data = parse_json(text, source)
+        if isinstance(data, dict) and (version := data.get("schema_version")) != VERSION:
+            raise UsageError(
+                f"{source} has schema {version!r}, this version reads {VERSION}; calibrate again"
+            )
+        try:
+            return msgspec.convert(data, cls)
+        except (ValueError, OverflowError, RecursionError) as error:
+            raise UsageError(f"{source} is not a calibration ({error}); calibrate again") from None
+
+
+def load_calibration(folder: Path) -> Calibration:
+    """Read `calibration.json` of a results folder. Raises UsageError where there is none to be read."""
+    path = folder / CALIBRATION
+    if not os.path.lexists(path):
+        raise UsageError(f"{folder} has no {CALIBRATION}; measure a run with {speaker('run')} --calibrate")
+    return Calibration.from_json(read_text(path, most_bytes=MOST_CALIBRATION_BYTES), source=str(path))
+
+
+def save_calibration(folder: Path, calibration: Calibration) -> None:
+    """Put `calibration.json` into a results folder."""
+    text = calibration.to_json()
+    replace_file(folder / CALIBRATION, lambda file: file.write_text(text, encoding="utf-8"))
+
+
+def differences(found: Identity, wanted: Identity) -> list[str]:
+    """List how a calibration differs from what it would be used for, one phrase per field."""
+    return [
+        f"{field.name} {getattr(found, field.name)!r} is not {getattr(wanted, field.name)!r}"
+        for field in fields(Identity)
+        if getattr(found, field.name) != getattr(wanted, field.name)
+    ]
+
+
+def check_same(found: Identity, wanted: Identity, *, accept: bool = False) -> None:
+    """Raise UsageError naming the differences unless there are none or `accept` takes them."""
+    found_differences = differences(found, wanted)
+    if found_differences and not accept:
+        raise UsageError(
+            f"the calibration is of something else: {'; '.join(found_differences)}; "
+            "calibrate again, or --accept to use it all the same"
+        )

@@ -1,1 +1,0 @@
-"""The simulated step: what training would take elsewhere, fed by a calibration."""

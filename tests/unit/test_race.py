@@ -1,0 +1,137 @@
+"""A race: which case is dropped when, what that is worth, and what stands in its place as a preset."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping
+from statistics import mean
+
+import pytest
+
+from ddp_bench.bench.resolve import resolve, with_device_defaults
+from ddp_bench.bench.results.comparisons import FASTER, SLOWER, compared
+from ddp_bench.bench.results.typical import Typical
+from ddp_bench.bench.run.race import FINAL_SHARE, LEAST_ROUNDS, dropped, num_kept
+from ddp_bench.bench.stats import paired_ratio
+
+OF_FOUR = [(case, "default") for case in "abcd"]
+
+
+def steps(ms: Mapping[str, float], num_rounds: int = LEAST_ROUNDS) -> dict[str, dict[int, float]]:
+    """Throughput of steps of one image that take so many ms."""
+    return {case: dict.fromkeys(range(1, num_rounds + 1), 1000 / value) for case, value in ms.items()}
+
+
+SLOW_DEFAULT = steps({"default": 200.0, "a": 100.0, "b": 120.0, "c": 110.0, "d": 130.0})
+
+
+def test_the_worst_is_dropped_first_and_the_default_never() -> None:
+    assert not dropped(OF_FOUR, SLOW_DEFAULT, 1.0)
+    assert dropped(OF_FOUR, SLOW_DEFAULT, 0.79) == {"d"}
+    left = {case: SLOW_DEFAULT[case] for case in ("default", "a", "b", "c")}
+    assert dropped(OF_FOUR, left, 0.6) == {"b"}
+    assert not dropped(OF_FOUR, {case: left[case] for case in ("default", "a", "c")}, 0.0)
+
+
+def test_several_are_dropped_at_once_where_rounds_are_long() -> None:
+    assert dropped(OF_FOUR, SLOW_DEFAULT, FINAL_SHARE) == {"b", "d"}
+
+
+def test_none_is_dropped_after_few_rounds_or_without_the_default() -> None:
+    assert not dropped(OF_FOUR, steps({"default": 200.0, "a": 100.0, "b": 120.0}, LEAST_ROUNDS - 1), 0.0)
+    assert not dropped(OF_FOUR, steps({"a": 100.0, "b": 120.0, "c": 130.0}), 0.0)
+
+
+def test_more_images_per_step_count() -> None:
+    found = steps({"default": 100.0, "a": 150.0, "b": 90.0, "c": 80.0})
+    found["a"] = {r: 2 * rate for r, rate in found["a"].items()}
+    assert dropped(OF_FOUR[:3], found, 0.0) == {"b"}
+
+
+def test_cases_race_against_their_own_reference_alone() -> None:
+    """DDP's default may be slower than DP, and is still what the others are held against."""
+    pairs = [("default", "dp"), *OF_FOUR, *((f"{case}8", "default8") for case in "abc")]
+    found = SLOW_DEFAULT | steps({"dp": 10.0, "default8": 9.0, "a8": 9.0, "b8": 9.5, "c8": 8.0})
+    assert dropped(pairs, found, 0.0) == {"b", "d", "b8"}
+
+
+@pytest.mark.parametrize(
+    ("left_share", "expected"), [(1.0, 4), (0.9, 4), (0.75, 3), (FINAL_SHARE, 2), (0.0, 2)]
+)
+def test_num_kept(left_share: float, expected: int) -> None:
+    assert num_kept(4, left_share) == expected
+
+
+def test_a_race_gives_the_best_more_rounds_and_loses_it_no_more_often_than_even_turns() -> None:
+    """In the same number of steps; gains of 0 to 5% in noise of 5% per step."""
+    truth = {"default": 100.0, "a": 95.0, "b": 97.0, "c": 98.0, "d": 100.0}
+    chance, tries = random.Random(1), 200
+    racing = [_best(raced(truth, 150, chance)) for _ in range(tries)]
+    even = [_best(raced(truth, 150, chance, drop=False)) for _ in range(tries)]
+    found, found_evenly = (sum(best == "a" for best, _ in every) for every in (racing, even))
+    assert found > found_evenly - 3 * math.sqrt(tries * 2 * 0.12), "no worse by more than chance allows"
+    assert found > 0.75 * tries
+    assert mean(n for _, n in racing) >= 1.35 * mean(n for _, n in even)
+
+
+def test_the_winner_of_a_race_needs_no_fresh_rounds() -> None:
+    """Among five equal ones the run's comparisons find a difference in few races: they hold at once."""
+    chance, wrong, tries = random.Random(2), 0, 200
+    for _ in range(tries):
+        rates = raced(dict.fromkeys(("default", *"abcd"), 100.0), 200, chance, together=0.05)
+        ms = {(case, "timed"): {r: 1000 / rate for r, rate in found.items()} for case, found in rates.items()}
+        comparisons = compared(
+            OF_FOUR,
+            Typical(ms),
+            units=dict.fromkeys(rates, 1),
+            num_rounds={case: len(found) for case, found in rates.items()},
+            margin=0.01,
+        )
+        wrong += any(one.answer in (FASTER, SLOWER) for one in comparisons)
+    assert wrong <= 0.08 * tries, "5%, and what chance adds in so many tries"
+
+
+def raced(
+    truth: Mapping[str, float],
+    budget: int,
+    chance: random.Random,
+    *,
+    drop: bool = True,
+    together: float = 0.0,
+) -> dict[str, dict[int, float]]:
+    """Throughput by round until the steps are spent, each step with a noise of 5%."""
+    live, spent, round_index = list(truth), 0, 0
+    found: dict[str, dict[int, float]] = {case: {} for case in truth}
+    while spent < budget:
+        round_index += 1
+        common = chance.gauss(1, together)
+        for case in live:
+            found[case][round_index] = 1000 / (truth[case] * common * chance.gauss(1, 0.05))
+        spent += len(live)
+        if drop:
+            out = dropped(OF_FOUR, {case: found[case] for case in live}, 1 - spent / budget)
+            live = [case for case in live if case not in out]
+    return found
+
+
+def _best(found: Mapping[str, Mapping[int, float]]) -> tuple[str, int]:
+    """The best of those that were measured to the end, and its rounds."""
+    most = len(found["default"])
+    rest = [case for case in found if case != "default" and len(found[case]) == most]
+    best = max(rest, key=lambda case: paired_ratio(found[case], found["default"]).estimate)
+    return best, most
+
+
+def test_the_preset_races_on_all_devices_at_once_and_is_overridden() -> None:
+    asked = resolve({"comm_hook": "none,fp16", "margin": "2%"}, preset="tune")
+    assert (asked.race, asked.modes, asked.sweep, asked.margin) == (True, ("ddp",), "star", 0.02)
+    settings = with_device_defaults(asked, device_type="cpu", num_local_devices=6)
+    assert settings.gpus == (6,)
+    assert settings.max_time == 150
+    assert (
+        with_device_defaults(
+            resolve({"rounds": "9"}, preset="tune"), device_type="cpu", num_local_devices=2
+        ).max_time
+        is None
+    )
