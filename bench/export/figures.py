@@ -9,7 +9,7 @@ from typing import Any
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.export.metrics import METRICS, Metric
 from ddp_bench.bench.findings.numbers import finite
-from ddp_bench.bench.findings.wording import CPU_STAND_IN, estimate, place, stand_in, text, unit_of
+from ddp_bench.bench.findings.wording import CPU_STAND_IN, estimate, is_stand_in, place, text, unit_of
 from ddp_bench.bench.results.aggregate import step_ms_by_round
 from ddp_bench.bench.results.comparisons import compile_mode
 from ddp_bench.bench.results.round_times import ByRound
@@ -50,7 +50,8 @@ class MeasuredCase:
     @property
     def title(self) -> str:
         """Name it for tools that take nothing but a name: workload, case, devices, stand-ins told as such."""
-        return f"{self.workload} {self.case_id}, {place(self.row)}{stand_in(self.row)}".strip()
+        stand_in = " (CPU stand-in)" if is_stand_in(self.row) else ""
+        return f"{self.workload} {self.case_id}, {place(self.row)}{stand_in}".strip()
 
     @property
     def workload(self) -> str:

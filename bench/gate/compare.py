@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from ddp_bench.bench.conditions import Difference
 from ddp_bench.bench.errors import ExitCode, NotComparableError, UsageError
-from ddp_bench.bench.findings.separate_runs import interleave_command, took_turns
+from ddp_bench.bench.findings.next_step import interleave_command, took_turns
 from ddp_bench.bench.gate.code import Code
 from ddp_bench.bench.gate.judge import (
     DECIDED,

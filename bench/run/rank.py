@@ -30,9 +30,8 @@ from ddp_bench.bench.cluster.ranks import (
 )
 from ddp_bench.bench.console import Console
 from ddp_bench.bench.errors import ExitCode, UsageError, UserCodeError
-from ddp_bench.bench.findings.cautions import run_cautions
 from ddp_bench.bench.findings.findings import conclude
-from ddp_bench.bench.findings.uncertainty import why_not_measured
+from ddp_bench.bench.findings.notes import why_not_measured
 from ddp_bench.bench.manifest import FirstHost, RankPlace
 from ddp_bench.bench.measure.calibration import trainable
 from ddp_bench.bench.measure.clock import float32_precision
@@ -273,11 +272,10 @@ def _conclude(
     recorder.tell(timing=timing)
     blocks = recorder.blocks()
     conclusion = conclude(folder, recorder.manifest, cases, blocks, recorder.comparisons)
-    found = run_cautions(recorder.manifest, cases, blocks)
     if as_json:
-        print(to_json(summary_of(folder, cases, conclusion, found, timing)))
+        print(to_json(summary_of(folder, cases, conclusion, timing)))
     elif not quiet:
-        print_summary(cases, conclusion, found, timing, page)
+        print_summary(cases, conclusion, timing, page)
     recorder.close(stopped_because)
     missing_modes = why_not_measured(cases, job.settings.modes)
     if not quiet:

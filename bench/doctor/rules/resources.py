@@ -6,7 +6,7 @@ import math
 
 from ddp_bench.bench.doctor.readings import Cpu, Disk, HostReadings, Memory
 from ddp_bench.bench.doctor.rules import SEVERITY, Finding, Status, figures, gib, graded, judged, unknown
-from ddp_bench.bench.findings.caution import MOST_BUSY, MOST_STEAL
+from ddp_bench.bench.findings.trust import MOST_BUSY, MOST_STEAL
 from ddp_bench.bench.resolve import BATCH_BY_MEMORY
 
 CORES_PER_GPU = 2
