@@ -120,10 +120,10 @@ def _wrapper(rows: Mapping[str, Row], one: Comparison) -> WrapperVerdict:
         paste=paste.get(one.answer, ""),
         comparisons=(one,),
         ratio=Ratio.of(mode_name(ddp), mode_name(dp), one.ratio),
-        place=place(ddp),
+        where=f"on {place(ddp)}",
         margin=one.margin,
         is_advice=not on_cpu,
-        of_ideal=_of_ideal(ddp, dp),
+        of_ideal=() if one.answer == TOO_FEW else _of_ideal(ddp, dp),
         strong=text(ddp["scaling"]) == "strong",
         one_device=Ratio.of(mode_name(best), ONE_DEVICE, speedup) if speedup and speedup.high < 1 else None,
     )
@@ -142,7 +142,7 @@ def _alone(row: Row, margin: float) -> WrapperVerdict | None:
     return WrapperVerdict(
         answer=answer,
         ratio=Ratio.of(mode_name(row), ONE_DEVICE, speedup),
-        place=place(row),
+        where=f"on {place(row)}",
         margin=margin,
         of_ideal=_of_ideal(row),
         strong=text(row["scaling"]) == "strong",
@@ -238,7 +238,8 @@ def _compiled(comparisons: Sequence[Comparison], rows: Mapping[str, Row]) -> Com
         paste=f"model.compile({given}){wrapped}" if most.answer == FASTER and not most.within_margin else "",
         comparisons=(most, *single),
         ratio=ratio(most),
-        subject=f"{mode_name(ours)} on {place(ours)}",
+        where=f"for {mode_name(ours)} on {place(ours)}",
+        margin=most.margin,
         single=tuple(ratio(one) for one in single),
         compile_s=finite(ours.get("compile_s")),
     )

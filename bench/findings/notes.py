@@ -47,7 +47,7 @@ OFTEN = 0.75
 BY_CHANCE = 0.05
 """Nor is a rank named that would be the slowest so often among equal ones with more than this probability."""
 
-_NAMED = 3
+_REASONS = 3
 _REASON_LENGTH = 160
 
 
@@ -164,37 +164,19 @@ class NothingMeasured(Finding):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unmeasured(Finding):
-    """Cases that were tried and have no number, by status and reason."""
+class LeftOut(Finding):
+    """Cases without a number: those that were tried, or that were skipped; by reason."""
 
-    names: tuple[tuple[tuple[str, str], tuple[str, ...]], ...]
-
-    @property
-    def sentence(self) -> str:
-        total = sum(len(names) for _, names in self.names)
-        named, left = [], _NAMED
-        for (status, reason), names in self.names:
-            if left > 0:
-                short = textwrap.shorten(reason, _REASON_LENGTH, placeholder=" …").rstrip(".")
-                why = f" ({short})" if reason else ""
-                named.append(f"{', '.join(names[:left])}: {status}{why}")
-                left -= len(names[:left])
-        more = f"; and {total - _NAMED} more" if total > _NAMED else ""
-        were = "1 case was" if total == 1 else f"{total} cases were"
-        return f"{were} not measured: {'; '.join(named)}{more}."
-
-
-@dataclass(frozen=True, kw_only=True)
-class Skipped(Finding):
-    """Cases that were never tried, by reason."""
-
+    what: str
+    """`not measured` or `skipped`."""
     num_cases: int
     names: tuple[tuple[str, tuple[str, ...]], ...]
 
     @property
     def sentence(self) -> str:
-        told = "; ".join(f"{listed(names)}: {reason}" for reason, names in self.names)
-        return f"{plural(self.num_cases, 'case')} skipped: {told}."
+        told = "; ".join(f"{listed(names)}: {why}" for why, names in self.names[:_REASONS])
+        more = f"; and for {len(self.names) - _REASONS} other reasons" if len(self.names) > _REASONS else ""
+        return f"{plural(self.num_cases, 'case')} {self.what}: {told}{more}."
 
 
 def notes(cases: pd.DataFrame, blocks: pd.DataFrame, comparisons: Sequence[Comparison] = ()) -> list[Finding]:
@@ -338,24 +320,30 @@ def skipped_cases(cases: pd.DataFrame) -> pd.DataFrame:
     return found
 
 
-def _skipped(cases: pd.DataFrame) -> Skipped | None:
-    skipped = records(skipped_cases(cases))
-    told: dict[str, dict[str, None]] = {}
-    measured = set(cases.loc[cases["status"] != "skipped", "num_devices"])
-    for row in skipped:
-        count = row["num_devices"]
-        name = case_name(row) if count in measured else plural(int(count), "device")
-        told.setdefault(text(row["reason"]), {})[name] = None
-    if not told:
-        return None
-    return Skipped(num_cases=len(skipped), names=tuple((why, tuple(names)) for why, names in told.items()))
+def _skipped(cases: pd.DataFrame) -> LeftOut | None:
+    tried = set(cases.loc[cases["status"] != "skipped", "num_devices"])
+    told = [
+        (text(row["reason"]), case_name(row) if count in tried else plural(count, "device"))
+        for row in records(skipped_cases(cases))
+        if (count := int(row["num_devices"]))
+    ]
+    return _left_out("skipped", told)
 
 
-def _unmeasured(cases: pd.DataFrame) -> Unmeasured | None:
-    told: dict[tuple[str, str], list[str]] = {}
+def _unmeasured(cases: pd.DataFrame) -> LeftOut | None:
+    told = []
     for row in records(_failed(cases)):
-        told.setdefault((str(row["status"]), text(row["reason"])), []).append(case_name(row))
-    return Unmeasured(names=tuple((why, tuple(names)) for why, names in told.items())) if told else None
+        short = textwrap.shorten(text(row["reason"]), _REASON_LENGTH, placeholder=" …").rstrip(".")
+        told.append((f"{row['status']} ({short})" if short else str(row["status"]), case_name(row)))
+    return _left_out("not measured", told)
+
+
+def _left_out(what: str, told: Sequence[tuple[str, str]]) -> LeftOut | None:
+    by_reason: dict[str, dict[str, None]] = {}
+    for reason, name in told:
+        by_reason.setdefault(reason, {})[name] = None
+    names = tuple((reason, tuple(own)) for reason, own in by_reason.items())
+    return LeftOut(what=what, num_cases=len(told), names=names) if told else None
 
 
 def failed_modes(cases: pd.DataFrame, modes: Iterable[str]) -> list[str]:

@@ -11,7 +11,7 @@ from ddp_bench.bench.estimate import MIN_ROUNDS
 from ddp_bench.bench.findings.numbers import about, between, percent, quantity, short, span
 from ddp_bench.bench.findings.numbers import with_interval as written
 from ddp_bench.bench.findings.wording import listed
-from ddp_bench.bench.results.comparisons import EQUAL, FASTER, OPEN, SLOWER, TOO_FEW, UNRESOLVED, Comparison
+from ddp_bench.bench.results.comparisons import EQUAL, OPEN, TOO_FEW, UNRESOLVED, Comparison
 from ddp_bench.bench.stats import Interval
 
 WRAPPER, CAP, COMMUNICATION, COMPILE = "wrapper", "DDP settings", "communication", "torch.compile"
@@ -100,6 +100,7 @@ class Verdict(Finding):
 
     @property
     def within_margin(self) -> bool:
+        """Whether all of the interval is what the user calls equal."""
         return bool(self.comparisons) and self.comparisons[0].within_margin
 
     @property
@@ -109,15 +110,51 @@ class Verdict(Finding):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WrapperVerdict(Verdict):
-    """DDP against DP; of a run with one of them, that one against one device."""
+class RatioVerdict(Verdict):
+    """Whether one thing is faster than another."""
 
-    question = WRAPPER
     ratio: Ratio
-    place: str
+    where: str
+    """Such as `on 2 GPUs`."""
     margin: float
     is_advice: bool = False
     """Whether to use the faster one: on CPU cores, where nn.DataParallel does nothing, it says nothing."""
+
+    @property
+    def compared(self) -> str:
+        """The comparison, without a capital letter and a full stop."""
+        where, ratio, margin = f" {self.where}", self.ratio, _percent(self.margin)
+        if self.answer == TOO_FEW and self.comparisons:
+            few = f"{self.comparisons[0].num_rounds}, {MIN_ROUNDS} at least"
+            return f"too few rounds{where} to compare {ratio.faster} with {ratio.slower}: {few}"
+        if self.answer == UNRESOLVED:
+            return f"unresolved{where}: {ratio.bounds()}"
+        if self.answer == EQUAL:
+            return f"either{where}: no difference above {margin}; {ratio.says()}"
+        if self.within_margin:
+            small = f"{ratio.faster} is faster by less than {margin}"
+            return f"either{where}: {small}; {ratio.says(subject='it')}"
+        return (
+            f"use {ratio.faster}{where}: {ratio.says(subject='it')}" if self.is_advice else ratio.says(where)
+        )
+
+    @property
+    def label(self) -> str:
+        if self.answer == EQUAL:
+            return f"no difference above {_percent(self.margin)}"
+        less = f", by less than {_percent(self.margin)}" if self.within_margin else ""
+        return self.answer if self.is_open else f"{self.ratio.faster} is faster{less}"
+
+    @property
+    def decides(self) -> str:
+        return f"which of {self.ratio.faster} and {self.ratio.slower} is faster {self.where}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrapperVerdict(RatioVerdict):
+    """DDP against DP; of a run with one of them, that one against one device."""
+
+    question = WRAPPER
     of_ideal: tuple[tuple[str, Interval], ...] = ()
     """By mode the share of ideal scaling that it reaches."""
     strong: bool = False
@@ -126,44 +163,27 @@ class WrapperVerdict(Verdict):
 
     @property
     def sentence(self) -> str:
-        where, best = f" on {self.place}", self.ratio.faster
-        if self.answer == TOO_FEW and self.comparisons:
-            few = f"{self.comparisons[0].num_rounds}, {MIN_ROUNDS} at least"
-            both = f"{self.ratio.faster} with {self.ratio.slower}"
-            return f"Too few rounds{where} to compare {both}: {few}."
-        said = self.ratio.says(where)
-        if self.answer == UNRESOLVED:
-            said = f"Unresolved{where}: {self.ratio.bounds()}"
-        elif self.answer == EQUAL:
-            said = f"Either{where}: no difference above {_percent(self.margin)}; {self.ratio.says()}"
-        elif self.within_margin:
-            small = f"{best} is faster by less than {_percent(self.margin)}"
-            said = f"Either{where}: {small}; {self.ratio.says(subject='it')}"
-        else:
-            said = f"Use {best}{where}: {self.ratio.says(subject='it')}" if self.is_advice else said
-            said += self._scaling()
+        said = f"{self.compared[:1].upper()}{self.compared[1:]}"
+        if self.of_ideal and not self.within_margin and self.answer not in (UNRESOLVED, EQUAL):
+            reached = ", ".join(f"{mode} {percent(share)}" for mode, share in self.of_ideal)
+            said += f"; of ideal {'strong ' if self.strong else ''}scaling: {reached}"
         alone = f" {self.one_device.says(subject='One device alone')}." if self.one_device else ""
-        return f"{said[:1].upper()}{said[1:]}.{alone}"
+        return f"{said}.{alone}"
 
-    def _scaling(self) -> str:
-        if not self.of_ideal:
-            return ""
-        reached = ", ".join(f"{mode} {percent(share)}" for mode, share in self.of_ideal)
-        return f"; of ideal {'strong ' if self.strong else ''}scaling: {reached}"
 
-    @property
-    def label(self) -> str:
-        if self.answer == EQUAL:
-            return f"no difference above {_percent(self.margin)}"
-        if self.is_open:
-            return self.answer
-        if self.within_margin:
-            return f"{self.ratio.faster} is faster, by less than {_percent(self.margin)}"
-        return f"{self.ratio.faster} is faster"
+@dataclass(frozen=True, kw_only=True)
+class CompileVerdict(RatioVerdict):
+    """What a mode of torch.compile brings to DDP on most devices, else to one device."""
+
+    question = COMPILE
+    single: tuple[Ratio, ...] = ()
+    compile_s: float | None = None
 
     @property
-    def decides(self) -> str:
-        return f"which of {self.ratio.faster} and {self.ratio.slower} is faster"
+    def sentence(self) -> str:
+        single = "".join(f"; {one.says(' for single')}" for one in self.single)
+        took = "" if self.compile_s is None else f"; compiling took {about(self.compile_s)}"
+        return f"torch.compile: {self.compared}{single}{took}."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,42 +318,3 @@ class CommunicationVerdict(Verdict):
         found = self.exposed_ms
         settled = max(abs(found.estimate), LITTLE_EXPOSED * self.step_ms - found.estimate)
         return (found.high - found.low) / 2 / settled
-
-
-@dataclass(frozen=True, kw_only=True)
-class CompileVerdict(Verdict):
-    """What a mode of torch.compile brings to DDP on most devices, else to one device."""
-
-    question = COMPILE
-    ratio: Ratio
-    subject: str
-    single: tuple[Ratio, ...] = ()
-    compile_s: float | None = None
-
-    @property
-    def sentence(self) -> str:
-        where = f" for {self.subject}"
-        if self.answer == TOO_FEW:
-            few = f"{self.comparisons[0].num_rounds}, {MIN_ROUNDS} at least"
-            said = f"too few rounds to compare {self.ratio.faster} with {self.ratio.slower}{where}: {few}"
-        elif self.answer == UNRESOLVED:
-            said = f"unresolved{where}: {self.ratio.bounds()}"
-        elif self.answer == EQUAL:
-            said = f"no difference above {_percent(self.comparisons[0].margin)}, {self.ratio.says(where)}"
-        else:
-            said = self.ratio.says(where)
-        said += "".join(f"; {one.says(' for single')}" for one in self.single)
-        took = "" if self.compile_s is None else f"; compiling took {about(self.compile_s)}"
-        return f"torch.compile: {said}{took}."
-
-    @property
-    def label(self) -> str:
-        margin = _percent(self.comparisons[0].margin)
-        if self.answer not in (FASTER, SLOWER):
-            return f"no difference above {margin}" if self.answer == EQUAL else self.answer
-        less = f", by less than {margin}" if self.within_margin else ""
-        return f"{self.ratio.faster} is faster{less}"
-
-    @property
-    def decides(self) -> str:
-        return f"whether compiling gains for {self.subject}"

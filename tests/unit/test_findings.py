@@ -13,10 +13,10 @@ from report_runs import Row, case, measured, run, timed, usual_cases
 from ddp_bench.bench.findings.cautions import run_cautions
 from ddp_bench.bench.findings.findings import Conclusion, conclude
 from ddp_bench.bench.findings.notes import (
+    LeftOut,
     LinkLimit,
     Overlap,
     ScalingLoss,
-    Skipped,
     SlowRank,
     notes,
     why_not_measured,
@@ -32,7 +32,7 @@ def test_nothing_measured_gives_the_reasons_and_no_command() -> None:
     assert made.next_step is None
     assert made.sentences == [
         "Nothing was measured: no case ended with status ok.",
-        "1 case was not measured: DDP on 2 GPUs: failed (broke here).",
+        "1 case not measured: DDP on 2 GPUs: failed (broke here).",
     ]
 
 
@@ -43,7 +43,7 @@ def test_cases_that_broke_are_named_with_their_reason() -> None:
         case("dp", 1, status="skipped", reason="the plain module"),
     ]
     assert (
-        "2 cases were not measured: DDP on 4 GPUs: failed (rank 3 died: exit code 9); "
+        "2 cases not measured: DDP on 4 GPUs: failed (rank 3 died: exit code 9); "
         "DDP on 8 GPUs with cap 25: oom (out of memory)."
     ) in concluded(SINGLE, DDP, *broken).notes
     (long,) = concluded(SINGLE, DDP, case("ddp", 4, status="timeout", reason="x" * 500)).notes
@@ -54,8 +54,8 @@ def test_cases_that_broke_alike_share_their_reason() -> None:
     alike = [case("ddp", 4, bucket_cap_mb=cap, status="failed", reason="late bug") for cap in "1234"]
     (note,) = concluded(SINGLE, DDP, *alike).notes
     assert note == (
-        "4 cases were not measured: DDP on 4 GPUs with cap 1, DDP on 4 GPUs with cap 2, "
-        "DDP on 4 GPUs with cap 3: failed (late bug); and 1 more."
+        "4 cases not measured: DDP on 4 GPUs with cap 1, DDP on 4 GPUs with cap 2, "
+        "DDP on 4 GPUs with cap 3 and 1 more: failed (late bug)."
     )
 
 
@@ -179,7 +179,7 @@ def test_skipped_cases_are_one_line_with_their_count() -> None:
     plain = case("dp", 1, status="skipped", reason="the plain module")
     alike = CAP_1 | {"status": "skipped", "reason": "same bucket layout"}
     (note,) = concluded(SINGLE, DDP, *skipped, plain, alike).found
-    assert isinstance(note, Skipped)
+    assert isinstance(note, LeftOut)
     assert note.num_cases == 3
     assert note.sentence == (
         f"3 cases skipped: 4 devices: {few['reason']}; DDP on 2 GPUs with cap 1: same bucket layout."

@@ -97,7 +97,7 @@ def test_an_open_answer_goes_on_for_as_long_as_its_width_needs() -> None:
     assert given.resume == Path("results/made run")
     needed_s = 100 * (math.log(1.1) / (math.log(1.05) / 2)) ** 2
     assert needed_s <= 60 * int(given.max_time.rstrip("m")) < needed_s + 60
-    assert step.why == "24 min more decides which of DDP and DP is faster, at a margin of 5%"
+    assert step.why == "24 min more decides which of DDP and DP is faster on 2 GPUs, at a margin of 5%"
 
 
 def test_an_open_communication_takes_the_time_that_its_own_interval_needs() -> None:
@@ -167,7 +167,9 @@ def test_with_nothing_to_compare_the_speed_up_says_how_much_more() -> None:
     assert module == "bench.run"
     factor = (math.log(1.01 / 0.99) / math.log(1.01)) ** 2
     assert given.max_time == f"{math.ceil(factor * 100 / 60)}m"
-    assert step.why.endswith(" more decides which of DDP and one device is faster, at a margin of 1%")
+    assert step.why.endswith(
+        " more decides which of DDP and one device is faster on 2 GPUs, at a margin of 1%"
+    )
 
 
 def test_a_case_that_came_late_asks_for_ten_rounds_of_its_own() -> None:

@@ -36,7 +36,7 @@ def compared(low: float, high: float, case_id: str = "a", reference_id: str = "b
 def wrapper(answer: str, *by: Comparison, faster: str = "DDP") -> WrapperVerdict:
     ratio = Ratio(faster, "DP", Interval(1.2, 1.1, 1.3))
     return WrapperVerdict(
-        answer=answer, comparisons=by, ratio=ratio, place="2 GPUs", margin=0.05, paste="p" if by else ""
+        answer=answer, comparisons=by, ratio=ratio, where="on 2 GPUs", margin=0.05, paste="p" if by else ""
     )
 
 

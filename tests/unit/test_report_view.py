@@ -165,7 +165,7 @@ def test_all_failed_says_so_and_shows_every_reason() -> None:
     nothing, why = shown.notes
     assert shown.cards == ()
     assert nothing == "Nothing was measured: no case ended with status ok."
-    assert why.startswith("2 cases were not measured: DP on 2 GPUs: failed (dp broke); DDP on ")
+    assert why.startswith("2 cases not measured: DP on 2 GPUs: failed (dp broke); DDP on ")
     assert column(shown.unmeasured, "Reason") == ["dp broke", "ddp broke"]
     assert shown.warnings == ("2 cases of 2 did not finish: see “Not measured”.",)
 
