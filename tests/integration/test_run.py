@@ -115,7 +115,7 @@ def test_the_summary_and_the_page(real_run: RealRun) -> None:
     run = real_run.data
     lines = real_run.stdout.splitlines()
     assert lines[-1] == f"Report: {run.path / 'report.html'}"
-    assert any(line.startswith("Too few rounds on 2 CPU cores to compare DDP") for line in lines)
+    assert any(line.startswith("Too few rounds on 2 CPU cores to compare ") for line in lines)
     assert any(line.startswith("Next, ") and "--resume" in line for line in lines)
     assert any(line.startswith("Keep ") and "cap" in line for line in lines)
     assert any(" skipped: " in line and "same bucket layout as ddp-n2" in line for line in lines)
