@@ -16,7 +16,6 @@ from typing import Any, cast
 import pandas as pd
 
 from ddp_bench.bench import cli
-from ddp_bench.bench.findings.cautions import run_cautions
 from ddp_bench.bench.findings.findings import conclude
 from ddp_bench.bench.findings.wording import unit_of_cases
 from ddp_bench.bench.gate.compare import compare as gate_of
@@ -70,8 +69,7 @@ class Run(store.RunData):
             comparisons_of_run(self),
             resumable=self.resumable,
         )
-        found = run_cautions(self.manifest, self.cases, self.blocks)
-        whole = summary_of(self.path, self.cases, conclusion, found, self.manifest.timing)
+        whole = summary_of(self.path, self.cases, conclusion, self.manifest.timing)
         return cast("dict[str, Any]", json.loads(cli.to_json(whole)))
 
     def __repr__(self) -> str:

@@ -149,9 +149,9 @@ def _all_written(code: int) -> int:
     return code
 
 
-def print_table(table: Table) -> None:
-    """Print a table on stdout, without wrapping where that is no terminal."""
-    Console(file=sys.stdout, width=None if sys.stdout.isatty() else PIPED_WIDTH).print(table)
+def print_table(table: Table, width: int = PIPED_WIDTH) -> None:
+    """Print a table on stdout, `width` wide at most where that is no terminal."""
+    Console(file=sys.stdout, width=None if sys.stdout.isatty() else width).print(table)
 
 
 def to_json(value: Any, *, indent: int | None = 2) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import random
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -265,14 +264,8 @@ def world_size(plan: Sequence[Planned]) -> int:
 
 
 def equal_layout_reason(case_id: str) -> str:
-    """Why a case is skipped that has the bucket layout of `case_id`; `equal_layout` reads it back."""
+    """Why a case is skipped that has the bucket layout of `case_id`."""
     return f"same bucket layout as {case_id}; see its row"
-
-
-def equal_layout(reason: str) -> str | None:
-    """The case that was measured instead of a skipped one; None where it was skipped for another reason."""
-    found = re.match(r"same bucket layout as (\S+);", reason)
-    return None if found is None else found[1]
 
 
 def round_order(num_cases: int, *, seed: int, round_index: int) -> list[int]:

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
-from ddp_bench.bench.findings.answers import CAP, COMMUNICATION, RESOLVED, WRAPPER, Verdict
 from ddp_bench.bench.findings.findings import Conclusion
+from ddp_bench.bench.findings.notes import skipped_cases
 from ddp_bench.bench.findings.numbers import about, finite, plural
-from ddp_bench.bench.findings.wording import CPU_STAND_IN, device_noun, text, truth, without_stand_in
+from ddp_bench.bench.findings.verdicts import CAP, COMMUNICATION, RESOLVED, WRAPPER, Verdict
+from ddp_bench.bench.findings.wording import CPU_STAND_IN, device_noun, text, truth
 from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.results.comparisons import EQUAL, FASTER, SLOWER
 from ddp_bench.bench.text import visible
@@ -20,7 +21,7 @@ _TITLES = {WRAPPER: "Which wrapper", CAP: "DDP's settings", COMMUNICATION: "Comm
 _STATES = {FASTER: "found", SLOWER: "found", RESOLVED: "found", EQUAL: "equal"}
 _MODEL = re.compile(r"(?P<family>(?:wide_)?resne(?:x)?t)(?P<rest>[0-9].*)")
 _FAMILIES = {"resnet": "ResNet", "resnext": "ResNeXt", "wide_resnet": "Wide ResNet"}
-_STAND_IN = f"{CPU_STAND_IN}. DP is nn.DataParallel's stages, carried out on CPU cores (CPU stand-in)."
+_STAND_IN = f"{CPU_STAND_IN}. “DP stand-in (CPU)” is nn.DataParallel's stages, carried out on CPU cores."
 _SHARED = (
     "Cases with more devices than the machine has share cores or GPUs (“shared”, drawn hollow): they say "
     "nothing about scaling."
@@ -54,7 +55,7 @@ def status(manifest: Manifest, cases: pd.DataFrame, verdicts: Sequence[Verdict])
     """Say in one line how the run ended and how much of its questions it answered."""
     why = manifest.timing.stopped_because or ""
     ended = {"interrupted": "Interrupted", "time limit reached": "Time limit reached"}.get(why, "Finished")
-    skipped = int((cases["status"] == "skipped").sum())
+    skipped = len(skipped_cases(cases))
     num_open = sum(verdict.is_open for verdict in verdicts)
     ok = cases[cases["status"] == "ok"]
     if ok.empty:
@@ -70,7 +71,7 @@ def status(manifest: Manifest, cases: pd.DataFrame, verdicts: Sequence[Verdict])
     took = manifest.timing.measuring_s
     parts = (
         f"{ended}, {said}",
-        f"{len(ok):,d} of {plural(len(cases) - skipped, 'case')} measured",
+        f"{len(ok):,d} of {plural(int((cases['status'] != 'skipped').sum()), 'case')} measured",
         f"{skipped:,d} skipped" if skipped else "",
         plural(rounds, "round") if rounds else "",
         f"{about(took)} of measuring" if took else "",
@@ -85,29 +86,13 @@ def cards(verdicts: Iterable[Verdict]) -> tuple[Card, ...]:
         Card(
             title=", ".join(filter(None, (_TITLES.get(verdict.question, verdict.question), verdict.of))),
             state=_STATES.get(verdict.answer, "open"),
-            label=_label(verdict),
-            sentence=without_stand_in(visible(verdict.sentence)),
+            label=verdict.label,
+            sentence=visible(verdict.sentence),
             paste=visible(verdict.paste),
             leave=verdict.question == CAP and verdict.answer == EQUAL,
         )
         for verdict in verdicts
     )
-
-
-def _label(verdict: Verdict) -> str:
-    """Name the state of an answer in a few words."""
-    if verdict.is_open or verdict.label:
-        return verdict.label or verdict.answer
-    margin = f"{100 * verdict.comparisons[0].margin:g}%" if verdict.comparisons else ""
-    if verdict.answer == EQUAL:
-        return f"no difference above {margin}" if margin else "no difference"
-    if verdict.question == WRAPPER:
-        if not verdict.comparisons:
-            return f"{verdict.answer} than one device"
-        if verdict.comparisons[0].within_margin:
-            return f"faster, by less than {margin}"
-        return "DDP is faster" if verdict.answer == FASTER else "DP is faster"
-    return "faster than the default" if verdict.answer == FASTER else "measured"
 
 
 def following(conclusion: Conclusion) -> Following | None:

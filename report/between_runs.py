@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ddp_bench.bench.conditions import machine_kind
+from ddp_bench.bench.findings.next_step import UNKNOWN_REF, interleave_command, took_turns
 from ddp_bench.bench.findings.numbers import between, plural, times
-from ddp_bench.bench.findings.separate_runs import UNKNOWN_REF, interleave_command, took_turns
 from ddp_bench.bench.findings.wording import Row, case_label, estimate, text, truth
 from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.results.aggregate import images_per_s_by_round, units_per_step

@@ -204,7 +204,7 @@ def _predictions(predictions: Predictions) -> Table | None:
             line.first.network,
             cap_label(line.first.bucket_cap_mb),
             count(mark.num_devices),
-            with_interval(mark.step_ms, "ms") or _in_short(mark.reason),
+            with_interval(mark.step_ms, "ms") or "not predicted",
             with_interval(mark.images_per_s, per_second(predictions.identity.unit)),
             with_interval(mark.efficiency, "%", 100.0),
             with_interval(mark.exposed_comm_ms, "ms"),
@@ -222,11 +222,6 @@ def _predictions(predictions: Predictions) -> Table | None:
     return Table("Predictions", _TABLE_NOTE, _COLUMNS, rows, below=below) if rows else None
 
 
-def _in_short(reason: str) -> str:
-    """Return the first part of a reason; the table is wide, and the whole stands below it."""
-    return reason.partition(";")[0]
-
-
 def _validation(predictions: Predictions) -> Table | None:
     if not predictions.validation:
         return None
@@ -239,7 +234,7 @@ def _validation(predictions: Predictions) -> Table | None:
             count(case.num_devices),
             cap_label(case.bucket_cap_mb),
             quantity(case.measured_ms, "ms"),
-            with_interval(case.predicted_ms, "ms") or _in_short(case.reason),
+            with_interval(case.predicted_ms, "ms") or case.reason,
             "" if case.error_pct is None else f"{case.error_pct:+.1f}%",
         )
         for case in predictions.validation

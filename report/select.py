@@ -21,7 +21,7 @@ from ddp_bench.bench.findings.wording import (
     units_per_sample,
     workload_parts,
 )
-from ddp_bench.bench.plan import equal_layout
+from ddp_bench.bench.plan import equal_layout_reason
 from ddp_bench.bench.results.comparisons import Comparison, compile_mode
 from ddp_bench.bench.results.schema import records
 from ddp_bench.bench.results.typical import Typical
@@ -87,13 +87,13 @@ def workloads(cases: pd.DataFrame) -> list[WorkloadCases]:
 
 def _equal_layouts(ok: pd.DataFrame, cases: pd.DataFrame) -> dict[str, tuple[str, ...]]:
     """Return, by cap of a measured case, the caps that were skipped because they make the same buckets."""
-    cap_of = {text(row["case_id"]): text(row["bucket_cap_mb"]) for row in records(ok)}
+    cap_of = {equal_layout_reason(text(row["case_id"])): text(row["bucket_cap_mb"]) for row in records(ok)}
     skipped = cases[cases["status"] == "skipped"]
     found: dict[str, dict[str, None]] = {}
     for row in records(skipped):
-        measured = equal_layout(text(row["reason"]))
-        if measured in cap_of:
-            found.setdefault(cap_of[measured], {})[text(row["bucket_cap_mb"])] = None
+        measured = cap_of.get(text(row["reason"]))
+        if measured is not None:
+            found.setdefault(measured, {})[text(row["bucket_cap_mb"])] = None
     return {cap: tuple(others) for cap, others in found.items()}
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from ddp_bench.bench.findings.next_step import NOT_INTERLEAVED
 from ddp_bench.bench.findings.numbers import TIMES, per_second, plural, with_interval
-from ddp_bench.bench.findings.separate_runs import NOT_INTERLEAVED
 from ddp_bench.bench.findings.wording import Row, cap_label, estimate, short_mode, text
 from ddp_bench.bench.results.comparisons import Comparison
 from ddp_bench.bench.results.schema import records

@@ -8,10 +8,9 @@ from dataclasses import replace
 
 import pandas as pd
 
-from ddp_bench.bench.findings.cautions import run_cautions
 from ddp_bench.bench.findings.findings import conclude
 from ddp_bench.bench.findings.numbers import plural
-from ddp_bench.bench.findings.wording import text, without_stand_in
+from ddp_bench.bench.findings.wording import text
 from ddp_bench.bench.predict.output import Predictions
 from ddp_bench.bench.results.aggregate import comparisons_of_run, typical_of
 from ddp_bench.bench.results.comparisons import Comparison
@@ -102,6 +101,7 @@ def _run_view(
 ) -> RunView:
     cases = run.cases
     conclusion = conclude(run.path, run.manifest, cases, run.blocks, comparisons, resumable=run.resumable)
+    trust = (conclusion.trust.sentence,) if conclusion.trust is not None else ()
     measured = workloads(cases)
     several = len(measured) > 1
     named = [w.cases.assign(workload=w.name if several else "") for w in measured]
@@ -123,10 +123,8 @@ def _run_view(
         warnings=answer.warnings(cases),
         cards=answer.cards(conclusion.verdicts),
         following=answer.following(conclusion),
-        cautions=tuple(
-            Fact(caution.kind, caution.sentence) for caution in run_cautions(run.manifest, cases, run.blocks)
-        ),
-        notes=tuple(without_stand_in(note) for note in conclusion.notes),
+        cautions=tuple(Fact(caution.kind, caution.sentence) for caution in conclusion.cautions),
+        notes=(*trust, *conclusion.notes),
         figures=tuple(main),
         more_figures=tuple(more),
         tables=_tables(run, named, files.traces, comparisons, price),

@@ -22,7 +22,7 @@ from ddp_bench.bench.doctor.host import (
     graded,
     judged,
 )
-from ddp_bench.bench.findings.caution import MOST_BUSY, MOST_STEAL
+from ddp_bench.bench.findings.trust import MOST_BUSY, MOST_STEAL
 from ddp_bench.bench.resolve import BATCH_BY_MEMORY
 
 CORES_PER_GPU = 2

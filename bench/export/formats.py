@@ -14,7 +14,7 @@ from ddp_bench.bench.cli import to_json
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.export.main import DEFAULT
 from ddp_bench.bench.findings.numbers import finite, per_second
-from ddp_bench.bench.findings.wording import CPU_STAND_IN, estimate, place, stand_in, text, unit_of
+from ddp_bench.bench.findings.wording import CPU_STAND_IN, estimate, is_stand_in, place, text, unit_of
 from ddp_bench.bench.manifest import Host, Manifest, WorkloadCode
 from ddp_bench.bench.results.aggregate import metrics_by_round
 from ddp_bench.bench.results.public import data_kind
@@ -56,7 +56,8 @@ class MeasuredCase:
     @property
     def title(self) -> str:
         """Name it for tools that take nothing but a name: workload, case, devices, stand-ins told as such."""
-        return f"{self.workload} {self.case_id}, {place(self.row)}{stand_in(self.row)}".strip()
+        stand_in = " (CPU stand-in)" if is_stand_in(self.row) else ""
+        return f"{self.workload} {self.case_id}, {place(self.row)}{stand_in}".strip()
 
     @property
     def workload(self) -> str:

@@ -1,86 +1,57 @@
-"""The three answers of a run: which wrapper, which bucket cap, how much communication is hidden."""
+"""Answers a run: which wrapper, which settings, what communication adds, what torch.compile brings."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pandas as pd
 
 from ddp_bench.bench.axes import DDP_KINDS
-from ddp_bench.bench.estimate import MIN_ROUNDS
-from ddp_bench.bench.findings.numbers import between, percent, short, times
+from ddp_bench.bench.findings.numbers import finite
+from ddp_bench.bench.findings.verdicts import (
+    LITTLE_EXPOSED,
+    RESOLVED,
+    CommunicationVerdict,
+    CompileVerdict,
+    Ratio,
+    SettingsVerdict,
+    Verdict,
+    WrapperVerdict,
+)
 from ddp_bench.bench.findings.wording import (
     Row,
     compile_label,
     ddp_call,
     estimate,
     hidden_share,
-    mode_label,
     mode_name,
     own_devices,
     place,
     setting_names,
     settings,
-    short_mode,
     text,
 )
 from ddp_bench.bench.results.comparisons import (
     EQUAL,
     FASTER,
-    OPEN,
     SLOWER,
     TOO_FEW,
     UNRESOLVED,
     Comparison,
     compile_mode,
     default_of,
+    over_eager,
 )
 from ddp_bench.bench.results.schema import EXPOSED_COMM, records
 from ddp_bench.bench.settings import MARGINS
 from ddp_bench.bench.stats import Interval
 
-WRAPPER, CAP, COMMUNICATION = "wrapper", "DDP settings", "communication"
-
-RESOLVED = "resolved"
-"""Answer of a question that compares nothing."""
-
-LITTLE_EXPOSED = 0.05
-"""Share of the step below which exposed communication counts as none."""
-
-_NAMED = 3
-"""Cases that a sentence names."""
+ONE_DEVICE = "one device"
 
 ALTERS = {name for name, kind in DDP_KINDS.items() if kind == "training"}
 ARGUMENTS = {name for name, kind in DDP_KINDS.items() if kind == "argument"}
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """One answer; `answer` is one of `bench.results.comparisons.ANSWERS`, or `RESOLVED`."""
-
-    question: str
-    answer: str
-    sentence: str
-    paste: str = ""
-    """A line of code that follows from it."""
-    comparisons: tuple[Comparison, ...] = ()
-    label: str = ""
-    """The answer in a few words, where `answer` does not say it."""
-    excess: float | None = None
-    """Half its interval over the half that would settle it, where no comparison tells that."""
-    of: str = ""
-    """The cases that it speaks of, by `compile_label`, where a run has several modes of torch.compile."""
-
-    @property
-    def said(self) -> str:
-        """The sentence, and which cases it speaks of."""
-        return f"{self.of.capitalize()}: {self.sentence}" if self.of else self.sentence
-
-    @property
-    def is_open(self) -> bool:
-        """Whether more rounds are needed."""
-        return self.answer in OPEN
 
 
 def verdicts(
@@ -113,12 +84,17 @@ def _verdicts(cases: pd.DataFrame, comparisons: Sequence[Comparison], margin: fl
     rows = {str(row["case_id"]): row for _, row in here.iterrows()}
     known = [c for c in comparisons if c.case_id in rows and c.reference_id in rows]
     default = default_of(records(here))
-    wrapper = _wrapper(rows, [c for c in known if rows[c.reference_id]["mode"] == "dp"], default, margin)
-    settings_verdict = _settings(
-        rows, [c for c in known if rows[c.case_id]["mode"] == rows[c.reference_id]["mode"] == "ddp"]
+    with_dp = [c for c in known if rows[c.reference_id]["mode"] == "dp"]
+    found = (
+        _wrapper(rows, with_dp[0])
+        if with_dp
+        else _alone(rows[default] if default else next(iter(rows.values())), margin),
+        _settings(
+            rows, [c for c in known if rows[c.case_id]["mode"] == rows[c.reference_id]["mode"] == "ddp"]
+        ),
+        _communication(rows[default]) if default else None,
     )
-    communication = _communication(rows[default]) if default else None
-    return [v for v in (wrapper, settings_verdict, communication) if v is not None]
+    return [verdict for verdict in found if verdict is not None]
 
 
 def headline(cases: pd.DataFrame) -> pd.DataFrame:
@@ -133,177 +109,137 @@ def headline(cases: pd.DataFrame) -> pd.DataFrame:
     return found
 
 
-def _wrapper(
-    rows: Mapping[str, Row], comparisons: Sequence[Comparison], default: str | None, margin: float
-) -> Verdict | None:
-    if not comparisons:
-        only = rows[default] if default else next(iter(rows.values()))
-        return _alone(only, margin)
-    (one,) = comparisons[:1]
+def _wrapper(rows: Mapping[str, Row], one: Comparison) -> WrapperVerdict:
     ddp, dp = rows[one.case_id], rows[one.reference_id]
-    where, other, ratio = place(ddp), mode_label(dp), one.ratio
-    said = f"{times(ratio.estimate)} the rate of {other} {between(ratio)}"
-    winner = "ddp" if one.answer == FASTER else "dp" if one.answer == SLOWER else ""
     on_cpu = text(ddp["device_type"]) == "cpu"
-    if one.answer == TOO_FEW:
-        few = f"{one.num_rounds}, {MIN_ROUNDS} at least"
-        sentence = f"Too few rounds on {where} to compare DDP with {other}: {few}."
-    elif one.answer == UNRESOLVED:
-        low, high = times(ratio.low), times(ratio.high)
-        sentence = f"Unresolved on {where}: DDP {times(ratio.estimate)} {other}, "
-        sentence += f"anywhere from {low} to {high}."
-    elif one.answer == EQUAL:
-        sentence = f"Either on {where}: no difference above {_margin(one)}; DDP has {said}."
-    elif one.within_margin:
-        best = "DDP" if winner == "ddp" else other
-        sentence = f"Either on {where}: {best} is faster, but by less than {_margin(one)}; DDP has {said}."
-    else:
-        best = "DDP" if winner == "ddp" else other
-        # On CPU cores it is no advice: nn.DataParallel does nothing there.
-        advice = f"{best} is faster on {where}" if on_cpu else f"Use {best} on {where}"
-        sentence = f"{advice}: DDP has {said}{_of_ideal(ddp, dp)}."
-    sentence += _loses(ddp if winner != "dp" else dp)
-    paste = {"ddp": "model = DDP(model)", "dp": "" if on_cpu else "model = nn.DataParallel(model)"}
-    return Verdict(WRAPPER, one.answer, sentence, paste.get(winner, ""), (one,))
+    best = dp if one.answer == SLOWER else ddp
+    paste = {FASTER: "model = DDP(model)", SLOWER: "" if on_cpu else "model = nn.DataParallel(model)"}
+    speedup = estimate(best, "speedup")
+    return WrapperVerdict(
+        answer=one.answer,
+        paste=paste.get(one.answer, ""),
+        comparisons=(one,),
+        ratio=Ratio.of(mode_name(ddp), mode_name(dp), one.ratio),
+        where=f"on {place(ddp)}",
+        margin=one.margin,
+        is_advice=not on_cpu,
+        of_ideal=() if one.answer == TOO_FEW else _of_ideal(ddp, dp),
+        strong=text(ddp["scaling"]) == "strong",
+        one_device=Ratio.of(mode_name(best), ONE_DEVICE, speedup) if speedup and speedup.high < 1 else None,
+    )
 
 
-def _alone(row: Row, margin: float) -> Verdict | None:
+def _alone(row: Row, margin: float) -> WrapperVerdict | None:
     speedup = estimate(row, "speedup")
     if speedup is None:
         return None
-    answer = UNRESOLVED
-    if pd.isna(speedup.low):
+    within = 1 / (1 + margin) <= speedup.low and speedup.high <= 1 + margin
+    answer = EQUAL if within else UNRESOLVED
+    if math.isnan(speedup.low):
         answer = TOO_FEW
     elif speedup.excludes(1.0):
         answer = FASTER if speedup.low > 1 else SLOWER
-    elif 1 / (1 + margin) <= speedup.low and speedup.high <= 1 + margin:
-        answer = EQUAL
-    said = f"{mode_name(row)} on {place(row)} trains {times(speedup.estimate)} as fast as one device"
-    slower = ": one device alone is faster" if answer == SLOWER else ""
-    return Verdict(WRAPPER, answer, f"{said} {between(speedup)}{_of_ideal(row)}{slower}.")
+    return WrapperVerdict(
+        answer=answer,
+        ratio=Ratio.of(mode_name(row), ONE_DEVICE, speedup),
+        where=f"on {place(row)}",
+        margin=margin,
+        of_ideal=_of_ideal(row),
+        strong=text(row["scaling"]) == "strong",
+    )
 
 
-def _of_ideal(*rows: Row) -> str:
-    """Say how much of ideal scaling cases reach, each by its mode where there are several."""
-    known = [(row, efficiency) for row in rows if (efficiency := estimate(row, "efficiency"))]
-    if not known:
-        return ""
-    strong = " (strong scaling)" if text(rows[0]["scaling"]) == "strong" else ""
-    if len(rows) == 1:
-        return f", {percent(known[0][1])} of ideal scaling{strong}"
-    reached = ", ".join(f"{short_mode(row)} {percent(efficiency)}" for row, efficiency in known)
-    return f"; of ideal scaling{strong}: {reached}"
+def _of_ideal(*rows: Row) -> tuple[tuple[str, Interval], ...]:
+    return tuple((mode_name(row), share) for row in rows if (share := estimate(row, "efficiency")))
 
 
-def _loses(row: Row) -> str:
-    speedup = estimate(row, "speedup")
-    if speedup is None or not speedup.high < 1:
-        return ""
-    said = f"{mode_label(row)} has {times(speedup.estimate)} its rate {between(speedup)}"
-    return f" One device alone is faster: {said}."
-
-
-def _margin(one: Comparison) -> str:
-    return f"{100 * one.margin:g}%"
-
-
-def _settings(rows: Mapping[str, Row], comparisons: Sequence[Comparison]) -> Verdict | None:
-    """What to change about DDP, or that nothing measured is worth it."""
+def _settings(rows: Mapping[str, Row], comparisons: Sequence[Comparison]) -> SettingsVerdict | None:
     if not comparisons:
         return None
     default = rows[comparisons[0].reference_id]
-    named = {c.case_id: setting_names(settings(rows[c.case_id], default)) for c in comparisons}
-    same = [c for c in comparisons if not ALTERS & settings(rows[c.case_id], default).keys()]
+    changed = {c.case_id: settings(rows[c.case_id], default) for c in comparisons}
+    named = {case_id: setting_names(axes) for case_id, axes in changed.items()}
     standing = setting_names(settings(default)) or "the default"
+    same = [c for c in comparisons if not ALTERS & changed[c.case_id].keys()]
     winners = [c for c in comparisons if c.answer == FASTER and not c.within_margin]
     best = max([c for c in winners if c in same] or winners, key=lambda c: c.ratio.estimate, default=None)
-    if best is not None:
-        gain = f"{times(best.ratio.estimate)} the rate of {standing} {between(best.ratio)}"
-        alters = "" if best in same else "; it changes the training, so check the loss"
-        given = {axis: value for axis, value in settings(rows[best.case_id]).items() if axis not in ALTERS}
-        paste = ddp_call(given) if best in same and given.keys() <= ARGUMENTS else ""
-        sentence = f"{named[best.case_id]}: {gain}{alters}.{_open(comparisons, named)}"
-        return Verdict(CAP, FASTER, sentence, paste, tuple(comparisons))
-    changed = {axis for case_id in named for axis in settings(rows[case_id], default)}
-    subject = "bucket_cap_mb" if changed == {"bucket_cap_mb"} else "DDP"
-    unresolved = [c for c in comparisons if c.answer == UNRESOLVED]
-    if unresolved:
-        widest = max(unresolved, key=lambda c: c.half_width)
-        others = [named[c.case_id] for c in unresolved if c is not widest]
-        equal = [named[c.case_id] for c in comparisons if c.answer == EQUAL]
-        behind = [named[c.case_id] for c in comparisons if c.answer == SLOWER]
-        said = f"{subject}: unresolved, so keep {standing}; {named[widest.case_id]} has "
-        said += f"{times(widest.ratio.estimate)} its rate, "
-        said += f"anywhere from {times(widest.ratio.low)} to {times(widest.ratio.high)}."
-        said += f" Unresolved too: {_listed(others)}." if others else ""
-        said += f" Slower: {_listed(behind)}." if behind else ""
-        said += f" No difference above {_margin(widest)}: {_listed(equal)}." if equal else ""
-        return Verdict(CAP, UNRESOLVED, said, "", tuple(comparisons))
-    few = [named[c.case_id] for c in comparisons if c.answer == TOO_FEW]
-    if few:
-        sentence = f"{subject}: too few rounds to compare {_listed(few)}."
-        return Verdict(CAP, TOO_FEW, sentence, "", tuple(comparisons))
-    most = max(c.ratio.high for c in comparisons) - 1
-    gains = f"no value tried is faster by more than {short(100 * max(most, 0.001), 2)}%"
+    unresolved, few = ([c for c in comparisons if c.answer == answer] for answer in (UNRESOLVED, TOO_FEW))
+    known = [c for c in comparisons if c.answer != TOO_FEW]
+    nearest = max(known, key=lambda c: c.ratio.high, default=None)
     slower = [c for c in comparisons if c.answer == SLOWER and not c.within_margin]
     worst = min(slower, key=lambda c: c.ratio.estimate, default=None)
-    said = f"{subject}: leave {standing}; {gains}"
-    if worst is not None:
-        said += f"; {named[worst.case_id]} is slower, {times(worst.ratio.estimate)} {between(worst.ratio)}"
-    return Verdict(CAP, EQUAL, f"{said}.", "", tuple(comparisons))
+    paste = ""
+    if best in same and best is not None:
+        given = {axis: value for axis, value in settings(rows[best.case_id]).items() if axis not in ALTERS}
+        paste = ddp_call(given) if given.keys() <= ARGUMENTS else ""
+    left = UNRESOLVED if unresolved else TOO_FEW if few else EQUAL
+    return SettingsVerdict(
+        answer=left if best is None else FASTER,
+        paste=paste,
+        comparisons=tuple(comparisons),
+        standing=standing,
+        noun="cap"
+        if {axis for axes in changed.values() for axis in axes} == {"bucket_cap_mb"}
+        else "setting",
+        best=Ratio.of(named[best.case_id], standing, best.ratio) if best else None,
+        alters=best is not None and best not in same,
+        nearest=(named[nearest.case_id], nearest.ratio) if nearest else None,
+        num_known=len(known),
+        unresolved=tuple(named[c.case_id] for c in unresolved),
+        few=tuple(named[c.case_id] for c in few),
+        worst=Ratio.of(named[worst.case_id], standing, worst.ratio) if worst else None,
+    )
 
 
-def _open(comparisons: Sequence[Comparison], named: Mapping[str, str]) -> str:
-    left = [named[c.case_id] for c in comparisons if c.answer in OPEN]
-    return f" Unresolved: {_listed(left)}." if left else ""
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
-
-
-def _communication(row: Row) -> Verdict | None:
-    """What communication adds to DDP's step, and how much of it is hidden."""
-    exposed, hidden = estimate(row, EXPOSED_COMM), hidden_share(row)
-    step = estimate(row, "step_ms")
+def _communication(row: Row) -> CommunicationVerdict | None:
+    exposed, step = estimate(row, EXPOSED_COMM), estimate(row, "step_ms")
     if exposed is None or step is None:
         return None
-    if pd.isna(exposed.low):
-        return Verdict(COMMUNICATION, TOO_FEW, "Communication: too few rounds to tell what it adds.")
-    share = 100 * exposed.estimate / step.estimate
-    added = _ms(exposed)
-    if exposed.low <= 0 <= exposed.high:
-        sentence = f"Communication adds {added} to the step of DDP on {place(row)}: not told from nothing."
-        little = LITTLE_EXPOSED * step.estimate
-        answer = EQUAL if exposed.high < little else UNRESOLVED
-        # It settles where the interval leaves out 0, or ends below what is little.
-        settled = max(abs(exposed.estimate), little - exposed.estimate)
-        return Verdict(COMMUNICATION, answer, sentence, excess=(exposed.high - exposed.low) / 2 / settled)
-    sentence, label = f"Communication adds {added}, {share:.0f}% of the step", f"adds {_plain_ms(exposed)}"
-    alone = estimate(row, "comm_ms")
-    if hidden is not None and hidden.estimate < 0:
-        takes = f"the {_ms(alone)} that it takes alone" if alone is not None else "it takes alone"
-        if hidden.high < 0:
-            sentence += f", more than {takes}: none is hidden, and it slows the compute or makes ranks wait"
-            label = "none is hidden"
-        else:
-            sentence += ", about what it takes alone: whether any is hidden is unresolved"
-    elif hidden is not None:
-        sentence += f"; {hidden.estimate:.0f}% {between(hidden, 0)} of it is hidden"
-        label = f"{hidden.estimate:.0f}% is hidden"
-    elif estimate(row, "hidden_pct") is not None:
-        sentence += "; how much of it is hidden is not known to 50 percentage points"
-    return Verdict(COMMUNICATION, RESOLVED, f"{sentence}.", label=label)
+    answer = RESOLVED
+    if math.isnan(exposed.low):
+        answer = TOO_FEW
+    elif exposed.low <= 0 <= exposed.high:
+        answer = EQUAL if exposed.high < LITTLE_EXPOSED * step.estimate else UNRESOLVED
+    hidden = hidden_share(row)
+    return CommunicationVerdict(
+        answer=answer,
+        exposed_ms=exposed,
+        step_ms=step.estimate,
+        place=place(row),
+        alone_ms=estimate(row, "comm_ms"),
+        hidden_pct=hidden,
+        is_vague=hidden is None and estimate(row, "hidden_pct") is not None,
+    )
 
 
-def _ms(found: Interval) -> str:
-    return f"{_plain_ms(found)} {between(found, _digits(found))}"
+def compile_verdicts(cases: pd.DataFrame, comparisons: Sequence[Comparison]) -> list[Verdict]:
+    """Say for each mode of torch.compile what it brings to DDP on most devices, else to one device."""
+    rows = {str(row["case_id"]): row for row in records(cases[cases["status"] == "ok"])}
+    found: dict[str, list[Comparison]] = {}
+    for one in over_eager(comparisons, rows.values()):
+        found.setdefault(compile_mode(rows[one.case_id]), []).append(one)
+    return [_compiled(own, rows) for own in found.values()]
 
 
-def _plain_ms(found: Interval) -> str:
-    return f"{found.estimate:.{_digits(found)}f} ms"
+def _compiled(comparisons: Sequence[Comparison], rows: Mapping[str, Row]) -> CompileVerdict:
+    most = max(comparisons, key=lambda one: int(rows[one.case_id]["num_devices"]))
+    single = [one for one in comparisons if rows[one.case_id]["mode"] == "single" and one is not most]
+    ours = rows[most.case_id]
+    mode = compile_mode(ours)
+    given = "" if mode == "default" else f'mode="{mode}"'
+    wrapped = "; model = DDP(model)" if ours["mode"] == "ddp" else ""
 
+    def ratio(one: Comparison) -> Ratio:
+        label, other = (compile_label(compile_mode(rows[i])) for i in (one.case_id, one.reference_id))
+        return Ratio.of(label, other, one.ratio)
 
-def _digits(found: Interval) -> int:
-    return 0 if abs(found.estimate) >= 10 else 1 if abs(found.estimate) >= 1 else 2
+    return CompileVerdict(
+        answer=most.answer,
+        paste=f"model.compile({given}){wrapped}" if most.answer == FASTER and not most.within_margin else "",
+        comparisons=(most, *single),
+        ratio=ratio(most),
+        where=f"for {mode_name(ours)} on {place(ours)}",
+        margin=most.margin,
+        single=tuple(ratio(one) for one in single),
+        compile_s=finite(ours.get("compile_s")),
+    )

@@ -2,19 +2,53 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import itertools
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeAlias
 
 import pandas as pd
 
 from ddp_bench.bench.cli import command
-from ddp_bench.bench.findings.caution import MOST_BUSY, MOST_STEAL, Caution
-from ddp_bench.bench.findings.links import link_cautions
-from ddp_bench.bench.findings.numbers import finite, short
+from ddp_bench.bench.findings.answers import by_compile_label
+from ddp_bench.bench.findings.notes import slow_rank
+from ddp_bench.bench.findings.numbers import finite, plural, short
 from ddp_bench.bench.findings.stability import cautions
-from ddp_bench.bench.manifest import Manifest
+from ddp_bench.bench.findings.trust import MOST_BUSY, MOST_STEAL, Caution
+from ddp_bench.bench.findings.wording import own_devices, text
+from ddp_bench.bench.gpus import FAULTS
+from ddp_bench.bench.manifest import Manifest, RankPlace
+from ddp_bench.bench.results.schema import records
 
 MOST_SPLIT_EFFECT = 1e-2
 """More of `split_effect` is no rounding: float32 leaves 1e-3 at most."""
+
+MOST_THROTTLED_PCT = 5.0
+"""Share of samples with clocks held down below which nothing is said.
+
+Clocks a fifth lower in so many samples make 1% of the rate, which is what a GPU's margin calls equal.
+"""
+
+UNEQUAL_CLOCKS = 1.02
+"""Ratio of two cases' clocks above which they were compared at different speeds: twice a GPU's margin."""
+
+Pair: TypeAlias = tuple[str, int, int]
+"""A host, and the places of two GPUs among those that its ranks saw, the lower one first."""
+
+
+def run_cautions(manifest: Manifest, cases: pd.DataFrame, blocks: pd.DataFrame) -> list[Caution]:
+    """Return what to know before trusting a run, of its files; most general first, one per kind."""
+    given = manifest.settings
+    ok = own_devices(cases[(cases["status"] == "ok") & cases["images_per_s"].notna()])
+    found = (
+        other_load(manifest, cases),
+        unequal_weights(cases),
+        throttled(ok),
+        unequal_clocks(ok),
+        *cautions(cases, blocks, target=None if given.rounds else given.precision_target),
+        unsteady(cases, blocks),
+        slow_links(manifest, cases),
+    )
+    return [caution for caution in found if caution is not None]
 
 
 class LoadShares(NamedTuple):
@@ -33,51 +67,128 @@ def load_shares(manifest: Manifest) -> LoadShares | None:
     return LoadShares(*map(max, zip(*shares, strict=True))) if shares else None
 
 
-def run_cautions(manifest: Manifest, cases: pd.DataFrame, blocks: pd.DataFrame) -> list[Caution]:
-    """Return what to know before trusting a run, of its files."""
-    settings = manifest.settings
-    target = None if settings.rounds else settings.precision_target
-    return [
-        *other_load(manifest, cases),
-        *unequal_weights(cases),
-        *cautions(cases, blocks, target=target),
-        *link_cautions(manifest, cases),
-    ]
-
-
-def unequal_weights(cases: pd.DataFrame) -> list[Caution]:
-    """Return a caution where modes train differently: the loss is no mean over rows of equal weight."""
-    largest = finite(cases["split_effect"].max())
-    if largest is None or largest <= MOST_SPLIT_EFFECT:
-        return []
-    return [
-        Caution(
-            kind="unequal weights",
-            text="the loss is no mean over rows of equal weight: its mean over the devices' parts of a batch "
-            f"has a gradient up to {short(100 * largest, 2)}% off that of the whole; so modes train "
-            "differently",
-            advice="compare their speed, not their losses; or average within each row first, then over rows",
-        )
-    ]
-
-
-def other_load(manifest: Manifest, cases: pd.DataFrame) -> list[Caution]:
-    """Return a caution where other programs or guests used cores that stand in for devices."""
+def other_load(manifest: Manifest, cases: pd.DataFrame) -> Caution | None:
+    """Find other programs or guests that used cores that stand in for devices."""
     shares = load_shares(manifest)
     if shares is None or not (cases["device_type"] == "cpu").any():
-        return []
+        return None
     busy, steal = (f"{100 * share:.0f}%" for share in shares)
     said = [
         f"other programs used {busy} of the cores" if shares.busy > MOST_BUSY else "",
         f"the hypervisor gave {steal} of their time to other guests" if shares.steal > MOST_STEAL else "",
     ]
     if not any(said):
-        return []
-    return [
-        Caution(
-            kind="other load",
-            text=f"{' and '.join(filter(None, said))} during the rounds: steps are longer than on an idle "
-            "machine, and vary more",
-            advice=f"stop other programs, or use a dedicated machine; {command('doctor')} shows the load",
-        )
-    ]
+        return None
+    return Caution(
+        kind="other load",
+        text=f"{' and '.join(filter(None, said))} during the rounds: steps are longer than on an idle "
+        "machine, and vary more",
+        advice=f"stop other programs, or use a dedicated machine; {command('doctor')} shows the load",
+    )
+
+
+def unequal_weights(cases: pd.DataFrame) -> Caution | None:
+    """Find whether modes train differently: the loss is no mean over rows of equal weight."""
+    largest = finite(cases["split_effect"].max())
+    if largest is None or largest <= MOST_SPLIT_EFFECT:
+        return None
+    return Caution(
+        kind="unequal weights",
+        text="the loss is no mean over rows of equal weight: its mean over the devices' parts of a batch "
+        f"has a gradient up to {short(100 * largest, 2)}% off that of the whole; so modes train "
+        "differently",
+        advice="compare their speed, not their losses; or average within each row first, then over rows",
+    )
+
+
+def unsteady(cases: pd.DataFrame, blocks: pd.DataFrame) -> Caution | None:
+    """Find ranks of DDP that differ, another one from round to round."""
+    found = (slow_rank(group, blocks) for _, group in by_compile_label(cases))
+    slow = next((one for one in found if one is not None and one.is_unsteady), None)
+    if slow is None:
+        return None
+    return Caution(
+        kind="unsteady",
+        text=f"on {slow.place} the slowest rank's own work takes {slow.apart} longer than the fastest's, and "
+        "it is not always the same rank",
+        advice=f"{command('doctor')} for what else runs on the cores",
+    )
+
+
+def throttled(ok: pd.DataFrame) -> Caution | None:
+    """Find the measured cases of which heat or power slowed a GPU."""
+    slowed = ok[ok["throttled_pct"] > MOST_THROTTLED_PCT]
+    if slowed.empty:
+        return None
+    worst = max(records(slowed), key=lambda row: float(row["throttled_pct"]))
+    reasons = sorted({why for cell in slowed["throttle_reasons"] for why in text(cell).split(", ") if why})
+    raised = "raise the power limit (sudo nvidia-smi -pl), or compare only runs under this one"
+    cooled = f"look at cooling and power supply ({command('doctor')}), then measure again"
+    return Caution(
+        kind="slowed GPUs",
+        case_id=str(worst["case_id"]),
+        text=f"{plural(len(slowed), 'case')} of {len(ok)} ran with a GPU slowed by {' and '.join(reasons)} "
+        f"(at worst {worst['case_id']}: {worst['throttled_pct']:.0f}% of samples)",
+        advice=raised if FAULTS.isdisjoint(reasons) else cooled,
+    )
+
+
+def unequal_clocks(ok: pd.DataFrame) -> Caution | None:
+    """Find whether the cases of a run were measured at different clocks."""
+    clocks = ok.loc[ok["sm_clock_mhz"] > 0, ["sm_clock_mhz", "case_id"]]
+    ordered = sorted(clocks.itertuples(index=False, name=None))
+    if not ordered or ordered[-1][0] <= UNEQUAL_CLOCKS * ordered[0][0]:
+        return None
+    (low_mhz, slow), *_, (high_mhz, fast) = ordered
+    return Caution(
+        kind="unequal clocks",
+        case_id=str(slow),
+        text=f"GPU clocks differ by {100 * (high_mhz / low_mhz - 1):.1f}% between cases "
+        f"({slow}: {low_mhz:.0f} MHz, {fast}: {high_mhz:.0f} MHz): their comparison is partly one of clocks",
+        advice="lock the clocks (sudo nvidia-smi -lgc) at a value that every case can hold",
+    )
+
+
+def slow_links(manifest: Manifest, cases: pd.DataFrame) -> Caution | None:
+    """Find slow pairs of GPUs that measured cases used; what is not known is not told."""
+    known = {
+        (name, pair.first, pair.second): pair
+        for name, host in manifest.hosts.items()
+        for pair in host.gpu_pairs
+    }
+    with_nvlink = {host for (host, _, _), pair in known.items() if pair.nvlink}
+    slow = {
+        place
+        for place, pair in known.items()
+        if pair.peer_access is False or (pair.nvlink is False and place[0] in with_nvlink)
+    }
+    ok = cases[(cases["status"] == "ok") & (cases["device_type"] == "cuda") & (cases["num_devices"] > 1)]
+    used = {text(row["case_id"]): _used(manifest, row) & slow for row in records(ok)}
+    count = len(set().union(*used.values()))
+    if not count:
+        return None
+    return Caution(
+        kind="slow links",
+        case_id=max(used, key=lambda case_id: len(used[case_id])),
+        text=f"cases used {plural(count, 'pair')} of GPUs without peer access, or without NVLink that "
+        "others of the machine have: the slowest link sets the pace of an all-reduce",
+        advice=f"{command('doctor')}, line GPU links; choose GPUs with CUDA_VISIBLE_DEVICES",
+    )
+
+
+def _used(manifest: Manifest, row: Mapping[Any, Any]) -> set[Pair]:
+    """The pairs of GPUs between which a case copies: any two of its ranks on a host, or of DP's replicas."""
+    ranks = manifest.ranks
+    if row["mode"] == "dp":
+        host = ranks[0].host if ranks else ""
+        return {(host, a, b) for a, b in itertools.combinations(range(int(row["num_devices"])), 2)}
+    places = [_place(manifest, rank) for rank in ranks[: int(row["num_devices"])]]
+    own = sorted({place for place in places if place is not None})
+    return {(host, a, b) for (host, a), (other, b) in itertools.combinations(own, 2) if host == other}
+
+
+def _place(manifest: Manifest, rank: RankPlace) -> tuple[str, int] | None:
+    """Host and place of the GPU that a rank trained on; None where its UUID is not known."""
+    host = manifest.hosts.get(rank.host)
+    uuids = [gpu.uuid for gpu in (host.gpus if host else None) or ()]
+    return (rank.host, uuids.index(rank.gpu)) if rank.gpu and rank.gpu in uuids else None

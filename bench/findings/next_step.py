@@ -1,4 +1,4 @@
-"""The command to run next: complete, to be pasted, and why."""
+"""The command to run next: complete, to be pasted, and what it buys."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import pandas as pd
 from ddp_bench.bench.axes import STEP_DEFAULTS, YES
 from ddp_bench.bench.cli import command
 from ddp_bench.bench.estimate import MIN_ROUNDS
-from ddp_bench.bench.findings.answers import Verdict, by_compile_label, headline
-from ddp_bench.bench.findings.numbers import about
-from ddp_bench.bench.findings.uncertainty import failed_modes
+from ddp_bench.bench.findings.answers import by_compile_label, headline
+from ddp_bench.bench.findings.notes import failed_modes
+from ddp_bench.bench.findings.numbers import about, short
+from ddp_bench.bench.findings.verdicts import Verdict
 from ddp_bench.bench.findings.wording import text
 from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.results.comparisons import OPEN, Comparison
@@ -85,10 +86,12 @@ def next_step(
     ddp = here[(here["mode"] == "ddp") & here[EXPOSED_COMM].notna()]
     num_devices = int(here["num_devices"].iloc[0])
     several = ddp["num_buckets"].isna() | (ddp["num_buckets"] > 1)  # a single bucket has no better cap
-    if several.any() and (ddp[EXPOSED_COMM] / ddp["step_ms"]).min() >= WORTH_TUNING:
+    exposed = (ddp[EXPOSED_COMM] / ddp["step_ms"]).min()
+    if several.any() and exposed >= WORTH_TUNING:
         options = as_options(_eager_of_several(settings), CARRIED)
         search = command("tune", "--gpus", str(num_devices), *options)
-        return NextStep("search for better buckets", visible(search))
+        why = f"search for better buckets, the best so far leave {100 * exposed:.0f}% of the step exposed"
+        return NextStep(why, visible(search))
     if not cases["status"].isin(["ok", "skipped"]).all():
         return None
     save = command("gate", "--save-baseline", str(folder))
@@ -129,10 +132,10 @@ def _more(
         factor, why = max(ENOUGH_ROUNDS / max(fewest, 1), 1.1), f"{ENOUGH_ROUNDS} rounds give intervals"
     else:
         factor = max(widest**2, 1.1)
-        more, whole = about((factor - 1) * spent_s), about(factor * spent_s)
-        why = f"about {more} more, {whole} in all, would settle what is unresolved, to {100 * margin:g}%"
+        decided = " and ".join(dict.fromkeys(one.decides for one in verdicts))
+        why = f"{about((factor - 1) * spent_s)} more decides {decided}, at a margin of {short(100 * margin)}%"
         if factor * spent_s > MOST_S:
-            why = f"telling {100 * margin:g}% apart would take {about(factor * spent_s)} at this noise"
+            why = f"telling {short(100 * margin)}% apart would take {about(factor * spent_s)} at this noise"
             return NextStep(f"{why}; quiet the machine first", command("doctor"))
     if manifest.settings.rounds is not None:
         more = f"--rounds {math.ceil(rounds * factor)}"
@@ -147,3 +150,34 @@ def _width_of_speedups(cases: pd.DataFrame) -> float:
     ends = zip(here["speedup_low"].astype(float), here["speedup_high"].astype(float), strict=True)
     widths = [math.log(high / low) / 2 for low, high in ends]
     return max((math.inf if math.isnan(width) else width for width in widths), default=math.inf)
+
+
+NOT_INTERLEAVED = "Not interleaved: a change may be the machine's."
+"""Stands before every comparison of two separate runs."""
+
+UNKNOWN_REF = "REF"
+
+LEFT_OUT = {"out", "name", "sustain", "race", "trace", "calibrate", "allreduce_curve"}
+"""Settings that are not repeated: the gate decides on folders, and compares nothing of the others."""
+
+
+def took_turns(runs: Sequence[Manifest]) -> bool:
+    """Whether these manifests are of runs that `bench.gate --interleave` measured together, and of no more.
+
+    A run that was gone on with later has rounds beyond those in turns.
+    """
+    ids = {manifest.interleaved_id for manifest in runs}
+    return len(ids) == 1 and None not in ids and not any(manifest.resumed for manifest in runs)
+
+
+def interleave_command(baseline: Manifest, candidate: Manifest) -> str:
+    """Write the command that measures what two manifests tell of in turns, as the candidate was measured.
+
+    `UNKNOWN_REF` stands for the baseline's commit, of the repository that holds what trains, where its
+    manifest does not know it.
+    """
+    names = {setting.name for setting in options_of()} - LEFT_OUT
+    arguments = as_options(candidate.settings, names)
+    code = baseline.workload if candidate.settings.workload else baseline.git
+    reference = code.commit[:12] if code and code.commit else UNKNOWN_REF
+    return visible(command("gate", "--interleave", reference, "--", *arguments))

@@ -10,8 +10,10 @@ from ddp_bench.bench.stats import Interval
 MIB = 2**20
 TIMES = "\N{MULTIPLICATION SIGN}"
 
-_WHOLE_DIGITS = 4
-"""Significant digits of a number with an interval; more are noise, and hard to read."""
+DASH = "\N{EN DASH}"
+
+MOST_DIGITS = 4
+"""Significant digits of a number with an interval, and of a large one; more are noise, and hard to read."""
 
 
 def finite(value: Any) -> float | None:
@@ -23,12 +25,11 @@ def finite(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def number(value: float | None, digits: int = 3, *, largest: float | None = None) -> str:
-    """Write `digits` significant digits, of `largest` if given, and `,` at thousands; empty when missing."""
+def number(value: float | None, digits: int = 3) -> str:
+    """Write `digits` significant digits, and `,` at thousands; empty when missing."""
     if value is None:
         return ""
-    size = abs(value if largest is None else largest)
-    return f"{value:,.{max(digits - 1 - math.floor(math.log10(size)), 0) if size else 0}f}"
+    return f"{value:,.{max(digits - 1 - _magnitude(abs(value)), 0) if value else 0}f}"
 
 
 def quantity(value: float | None, unit: str, digits: int = 3) -> str:
@@ -42,27 +43,40 @@ def short(value: float, digits: int = 4) -> str:
 
 
 def with_interval(value: Interval | None, unit: str = "", factor: float = 1.0, *, digits: int = 3) -> str:
-    """Write `70.1 (69.2\N{EN DASH}70.9) ms` of `value` times `factor`; only the value without an interval.
+    """Write `73 (65\N{EN DASH}81) ms` of `value` times `factor`; only the value without an interval.
 
-    `digits` are those of the largest of the three; whole numbers have four, larger ones are rounded to them.
+    At most `digits`, and as few as the interval allows; whole numbers have four, larger ones are rounded to
+    them.
     """
     if value is None:
         return ""
     scaled = value.scaled(factor)
-    three = (scaled.estimate, scaled.low, scaled.high)
-    known = three if all(map(math.isfinite, three)) else three[:1]
-    largest = max(map(abs, known))
-    shown, *ends = (_rounded(value, digits, largest) for value in known)
-    return _with_unit(f"{shown} {_span(*ends)}" if ends else shown, unit)
+    behind = places(scaled, digits)
+    written = _rounded(scaled.estimate, behind)
+    return _with_unit(f"{written} ({span(scaled, behind)})" if _is_known(scaled) else written, unit)
 
 
-def _rounded(value: float, digits: int, largest: float) -> str:
-    beyond = math.floor(math.log10(largest)) + 1 - _WHOLE_DIGITS if largest else 0
-    return number(round(value, -beyond) if beyond > 0 else value, digits, largest=largest)
+def places(found: Interval, digits: int = 3) -> int:
+    """Decimal places for `digits`, fewer where half the interval is 2 to 19 in the last of them."""
+    size = _magnitude(max(abs(end) for end in (found.estimate, found.low, found.high) if math.isfinite(end)))
+    most = max(digits - 1 - size, min(MOST_DIGITS - 1 - size, 0))
+    return min(most, max(-_magnitude((found.high - found.low) / 4), 0)) if _is_known(found) else most
+
+
+def _is_known(found: Interval) -> bool:
+    return math.isfinite(found.low) and math.isfinite(found.high) and found.high > found.low
+
+
+def _magnitude(size: float) -> int:
+    return math.floor(math.log10(size)) if size else 0
+
+
+def _rounded(value: float, behind: int) -> str:
+    return f"{round(value, behind) + 0.0:,.{max(behind, 0)}f}"  # never -0
 
 
 def rate(value: Interval | float | None, unit: str, *, digits: int = 3) -> str:
-    """Write a rate with its interval: `41,090 (40,180\N{EN DASH}41,990) tokens/s`; empty when missing.
+    """Write a rate with its interval: `41,100 (40,200\N{EN DASH}42,000) tokens/s`; empty when missing.
 
     `unit` is what it counts. See `with_interval` for `digits`.
     """
@@ -87,17 +101,22 @@ def times(ratio: float) -> str:
     return f"{ratio:.2f}{TIMES}"
 
 
-def between(found: Interval, digits: int = 2) -> str:
+def between(found: Interval, behind: int = 2) -> str:
     """Write an interval in parentheses, or that there are too few rounds for one."""
-    if math.isnan(found.low):
-        return "(too few rounds for an interval)"
-    return _span(f"{found.low:.{digits}f}", f"{found.high:.{digits}f}")
+    return f"({span(found, behind)})"
 
 
-def _span(low: str, high: str) -> str:
+def span(found: Interval, behind: int = 2) -> str:
     """Write the ends of an interval; a dash before a minus sign could not be read."""
-    joint = " to " if "-" in f"{low}{high}" else "\N{EN DASH}"
-    return f"({low}{joint}{high})"
+    if math.isnan(found.low):
+        return "too few rounds for an interval"
+    low, high = (_rounded(end, behind) for end in (found.low, found.high))
+    return f"{low}{' to ' if '-' in f'{low}{high}' else DASH}{high}"
+
+
+def ratio(found: Interval) -> str:
+    """Write a ratio with its interval: `1.16 (1.09\N{EN DASH}1.24)`."""
+    return f"{found.estimate:.2f} {between(found)}" if _is_known(found) else f"{found.estimate:.2f}"
 
 
 def percent(share: Interval) -> str:
@@ -140,10 +159,10 @@ def duration(seconds: float | None) -> str:
 
 
 def about(seconds: float) -> str:
-    """Write a duration to plan with: `40 s`, `25.0 min`, `3.5 h`."""
+    """Write a duration to plan with: `40 s`, `25 min`, `3.5 h`."""
     if seconds < 90:
         return f"{max(seconds, 1):.0f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+    return f"{short(seconds / 60, 2)} min" if seconds < 5400 else f"{short(seconds / 3600, 2)} h"
 
 
 def plain(value: Any) -> str:

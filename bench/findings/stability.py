@@ -16,9 +16,8 @@ import pandas as pd
 import scipy
 
 from ddp_bench.bench.cli import command, speaker
-from ddp_bench.bench.findings.caution import Caution
-from ddp_bench.bench.findings.gpu_load import throttled, unequal_clocks
 from ddp_bench.bench.findings.numbers import TIMES, per_second, plural, rate
+from ddp_bench.bench.findings.trust import Caution
 from ddp_bench.bench.findings.wording import estimate, own_devices, unit_of_cases
 from ddp_bench.bench.results.aggregate import images_per_s_by_round, units_per_step
 from ddp_bench.bench.results.round_times import ByRound, RoundTimes
@@ -64,8 +63,6 @@ def cautions(
     checks = (
         _few_rounds(found),
         _wide(ok, found, math.inf if target is None else target, unit),
-        throttled(ok),
-        unequal_clocks(ok),
         _warm_up(paces),
         drift,
         _two_levels(steady, unit),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -22,9 +22,7 @@ Row = Mapping[Any, Any] | pd.Series
 CPU_STAND_IN = "A device here is one CPU core standing in for a GPU: ratios show the mechanism, not GPU speed"
 """Stands beside every number that was measured on CPU cores."""
 
-_STAND_IN = " (CPU stand-in)"
-_IN_SENTENCES = {"dp": "DataParallel", "ddp": "DDP", "fsdp": "FSDP2"}
-_IN_LABELS = {"dp": "DP", "ddp": "DDP", "fsdp": "FSDP2"}
+_MODES = {"dp": "DP", "ddp": "DDP", "fsdp": "FSDP2"}
 _SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B"}
 _NO_UNIT_CAPS = {"", "default"}
 _LINK = re.compile(r"(?P<rate>[0-9]+(?:\.[0-9]+)?)(?P<unit>[kmg])bit(?:\+(?P<delay>[0-9.]+)(?P<time>\w+))?")
@@ -103,38 +101,33 @@ def own_devices(cases: pd.DataFrame) -> pd.DataFrame:
 
 def place(row: Row) -> str:
     """Name the devices of a case: `2 GPUs`, `16 GPUs of 2 hosts`, `4 oversubscribed CPU cores`."""
-    named = devices(int(row["num_devices"]), text(row["device_type"]))
+    shared = "oversubscribed " if truth(row["oversubscribed"]) else ""
+    named = plural(int(row["num_devices"]), f"{shared}{device_noun(text(row['device_type']))}")
     num_hosts = int(finite(row["num_nodes"]) or 1)
-    named += f" of {num_hosts:,d} hosts" if num_hosts > 1 else ""
-    return named.replace(" ", " oversubscribed ", 1) if truth(row["oversubscribed"]) else named
+    return f"{named} of {num_hosts:,d} hosts" if num_hosts > 1 else named
 
 
-def stand_in(row: Row) -> str:
-    """Return ` (CPU stand-in)` where DataParallel's stages ran on CPU cores, else nothing."""
+def is_stand_in(row: Row) -> bool:
+    """Whether DataParallel's stages ran on CPU cores."""
     on_cpu = text(row["impl"]) == "cpu_standin" or text(row["device_type"]) == "cpu"
-    return _STAND_IN if row["mode"] == "dp" and on_cpu else ""
-
-
-def without_stand_in(sentence: str) -> str:
-    """Drop what `stand_in` adds, where a reader was told it before."""
-    return sentence.replace(_STAND_IN, "")
+    return bool(row["mode"] == "dp") and on_cpu
 
 
 def mode_name(row: Row) -> str:
-    """Name the mode in a sentence: `DDP`, or `DataParallel (CPU stand-in)`."""
-    mode = text(row["mode"])
-    return _IN_SENTENCES.get(mode, mode) + stand_in(row)
-
-
-def mode_label(row: Row) -> str:
-    """Name the mode where space is short, and its stand-in: `DDP`, or `DP (CPU stand-in)`."""
-    return short_mode(row) + stand_in(row)
+    """Name the mode in a sentence: `DDP`, `DP`, `DP stand-in (CPU)`."""
+    return f"{short_mode(row)} stand-in (CPU)" if is_stand_in(row) else short_mode(row)
 
 
 def short_mode(row: Row) -> str:
     """Name the mode in a figure or a table, beside which its stand-in is explained: `DDP`, `DP`."""
     mode = text(row["mode"])
-    return _IN_LABELS.get(mode, mode)
+    return _MODES.get(mode, mode)
+
+
+def listed(names: Sequence[str], most: int = 3) -> str:
+    """Name the first few: `a, b, c and 2 more`."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def cap_label(cap: str) -> str:
@@ -156,8 +149,10 @@ def compile_label(mode: str) -> str:
 
 
 def setting_names(changed: Mapping[str, str]) -> str:
-    """Name settings in a sentence, as they are typed: `bucket_cap_mb=1, static_graph=True`."""
-    return ", ".join(f"{axis}={value}" for axis, value in changed.items())
+    """Name settings in a sentence: `cap 1`; of others as they are typed, `static_graph=True`."""
+    return ", ".join(
+        f"cap {value}" if axis == "bucket_cap_mb" else f"{axis}={value}" for axis, value in changed.items()
+    )
 
 
 def ddp_call(changed: Mapping[str, str]) -> str:

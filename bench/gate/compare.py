@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from ddp_bench.bench.conditions import Difference
 from ddp_bench.bench.errors import ExitCode, NotComparableError, UsageError
-from ddp_bench.bench.findings.separate_runs import interleave_command, took_turns
+from ddp_bench.bench.findings.next_step import interleave_command, took_turns
 from ddp_bench.bench.gate.code import Code
 from ddp_bench.bench.gate.judge import DECIDED, MIN_ROUNDS, VERDICTS, Comparison, Verdict, compare_metric
 from ddp_bench.bench.gate.runs import SWEPT, GateCase, GateRun, model_change, run_differences

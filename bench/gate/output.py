@@ -12,8 +12,8 @@ from rich.text import Text
 
 from ddp_bench.bench.cli import speaker, to_json
 from ddp_bench.bench.errors import ExitCode
+from ddp_bench.bench.findings.next_step import NOT_INTERLEAVED, UNKNOWN_REF
 from ddp_bench.bench.findings.numbers import rate
-from ddp_bench.bench.findings.separate_runs import NOT_INTERLEAVED, UNKNOWN_REF
 from ddp_bench.bench.findings.wording import CPU_STAND_IN
 from ddp_bench.bench.gate.code import CodeOfBoth
 from ddp_bench.bench.gate.compare import FAMILY_CONFIDENCE, SAME_CODE, Gate

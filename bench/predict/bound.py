@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from statistics import median
 
 from ddp_bench.bench.findings.numbers import short
+from ddp_bench.bench.findings.verdicts import Finding
 from ddp_bench.bench.layout import PYTORCH_CAPS
 from ddp_bench.bench.predict.calibration import Calibration
 from ddp_bench.bench.predict.prediction import predict
@@ -51,14 +53,27 @@ def least_comm_ms(num_bytes: Sequence[int], comm_ms: Callable[[float], float]) -
     return least[:count]
 
 
-def bound_sentence(calibration: Calibration) -> str:
-    """Say how much there is to gain by other buckets than DDP's default, by the simulation."""
+@dataclass(frozen=True, kw_only=True)
+class Bound(Finding):
+    """How much there is to gain by other buckets than DDP's default, by the simulation."""
+
+    least_ms: float
+    """The step that no layout can beat."""
+    default_ms: float
+    """The step of DDP's default layout."""
+
+    @property
+    def sentence(self) -> str:
+        above = 100 * (self.default_ms / self.least_ms - 1)
+        return (
+            f"Bound: by simulation no bucket layout has a step below {short(self.least_ms)} ms; "
+            f"that of DDP's default is {above:.0f}% above it."
+        )
+
+
+def bound(calibration: Calibration) -> Bound:
+    """Compare DDP's default with the least step, both simulated."""
     scenario = Scenario(num_devices=calibration.num_ranks, bucket_cap_mb=PYTORCH_CAPS)
     default = predict(calibration, scenario, resamples=0, model_error_pct=0.0)
-    least_ms = bound_ms(calibration)
     assert default.step_ms is not None  # an interval of no width is never refused
-    above = 100 * (default.step_ms.estimate / least_ms - 1)
-    return (
-        f"Bound: by simulation no bucket layout has a step below {short(least_ms)} ms; that of DDP's default "
-        f"is {above:.0f}% above it."
-    )
+    return Bound(least_ms=bound_ms(calibration), default_ms=default.step_ms.estimate)

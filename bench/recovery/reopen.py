@@ -16,7 +16,7 @@ from ddp_bench.bench.cluster.meeting import host_name
 from ddp_bench.bench.cluster.messages import may_be_sent
 from ddp_bench.bench.conditions import Question, devices_of, differences
 from ddp_bench.bench.errors import GaveUpError, NotComparableError, UsageError
-from ddp_bench.bench.findings.uncertainty import why_not_measured
+from ddp_bench.bench.findings.notes import why_not_measured
 from ddp_bench.bench.manifest import MANIFEST, Manifest, Resumed, WorkloadCode
 from ddp_bench.bench.plan import Planned
 from ddp_bench.bench.recovery.failures import Failure, failure_of, is_stuck, progress_of, written

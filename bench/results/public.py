@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from msgspec import structs
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.machine import PACKAGES
 from ddp_bench.bench.manifest import MANIFEST, Manifest, Record, public_fields
-from ddp_bench.bench.plan import equal_layout, equal_layout_reason
+from ddp_bench.bench.plan import equal_layout_reason
 from ddp_bench.bench.results.archive import SUFFIX, opened, packed
 from ddp_bench.bench.results.disk import MOST_TABLE_BYTES, read_bytes
 from ddp_bench.bench.results.recorder import NOT_REACHED
@@ -70,13 +70,16 @@ def _beside(run: RunData) -> Path:
 def public_members(run: RunData) -> dict[str, bytes]:
     """The files of a run's folder by name, its manifest first, with what of them is public."""
     hosts = _aliases(run)
+    # Which case has the same layout, or that a turn never came; any other may quote the user's code.
+    reasons = {"", NOT_REACHED, *map(equal_layout_reason, run.cases["case_id"])}
     members = {MANIFEST: _manifest(run.manifest, hosts).as_json()}
     with opened(run.path) as folder:
         for name, columns in FILES.items():
             path = folder / name
             if path.is_file():
                 with readable(path):
-                    members[name] = _table(read_bytes(path, most_bytes=MOST_TABLE_BYTES), columns, hosts)
+                    content = read_bytes(path, most_bytes=MOST_TABLE_BYTES)
+                    members[name] = _table(content, columns, hosts, reasons)
     return members
 
 
@@ -129,9 +132,15 @@ def _public(value: Any) -> Any:
     return value
 
 
-def _table(content: bytes, columns: tuple[Column, ...], hosts: Mapping[str, str]) -> bytes:
-    """A table's file with its public columns."""
-    in_part = {"host": lambda text: hosts.get(text, ""), "data": data_kind, "reason": _reason}
+def _table(
+    content: bytes, columns: tuple[Column, ...], hosts: Mapping[str, str], reasons: Collection[str]
+) -> bytes:
+    """A table's file with its public columns; of `reasons` of cases only these are public."""
+    in_part: dict[str, Callable[[str], str]] = {
+        "host": lambda text: hosts.get(text, ""),
+        "data": data_kind,
+        "reason": lambda text: text if text in reasons else LEFT_OUT,
+    }
     whole = content[: content.rfind(b"\n") + 1].decode("utf-8")  # a run may still write its last line
     reader = csv.DictReader(io.StringIO(whole, newline=""), strict=True)
     names = [
@@ -148,10 +157,3 @@ def _table(content: bytes, columns: tuple[Column, ...], hosts: Mapping[str, str]
             csv_cell(in_part[name](csv_text(row[name]))) if name in in_part else row[name] for name in names
         )
     return made.getvalue().encode("utf-8")
-
-
-def _reason(text: str) -> str:
-    """A reason of a case as far as it is public: which case has its layout, or that its turn never came."""
-    if (measured := equal_layout(text)) is not None:
-        return equal_layout_reason(measured)
-    return text if text in ("", NOT_REACHED) else LEFT_OUT

@@ -61,9 +61,10 @@ class Shown:
     """How the terminal's summary shows a column."""
 
     heading: str
+    """Empty for the rate, which stands under its unit."""
+    form: str
+    """`rate` and `interval` have one, `ratio`, `percent` and `number` are without."""
     factor: float = 1.0
-    digits: int | None = None
-    """Behind the point; None for a rate, which has four in all, and its unit as heading."""
 
 
 _TYPES: dict[str, tuple[type, ...]] = {"text": (str,), "int": (int,), "float": (int, float), "bool": (bool,)}
@@ -255,6 +256,7 @@ MEASURED: tuple[Column, ...] = (
         "step_ms",
         "typical step of the longest rank, fitted over rounds: see docs/measuring.md",
         above=0,
+        summary=Shown("step ms", "number"),
         kind=Metric,
         label="step",
         brief="one optimizer step of the slowest rank",
@@ -266,7 +268,7 @@ MEASURED: tuple[Column, ...] = (
         "units per second (images for image models): `global_batch` x `units_per_sample` / `step_ms`, the "
         "typical rate",
         above=0,
-        summary=Shown("throughput (95%)"),
+        summary=Shown("", "rate"),
         kind=Metric,
         label="throughput",
         brief="throughput of all devices",
@@ -294,7 +296,7 @@ MEASURED: tuple[Column, ...] = (
         "speedup",
         "`images_per_s` over that of `single`, compiled alike",
         above=0,
-        summary=Shown("speed-up (95%)", digits=2),
+        summary=Shown("speed-up", "ratio"),
         kind=Metric,
         label="speed-up",
         brief="throughput over that of one device without a wrapper",
@@ -306,7 +308,7 @@ MEASURED: tuple[Column, ...] = (
         "efficiency",
         "speed-up / number of devices",
         above=0,
-        summary=Shown("efficiency %", factor=100.0, digits=0),
+        summary=Shown("eff.", "percent", factor=100.0),
         kind=Metric,
         label="efficiency",
         brief="speed-up over number of devices",
@@ -327,7 +329,7 @@ MEASURED: tuple[Column, ...] = (
     *_interval(
         EXPOSED_COMM,
         "step minus step under `no_sync`: time communication adds",
-        summary=Shown("exposed ms (95%)", digits=0),
+        summary=Shown("exposed ms", "interval"),
         kind=Metric,
         label="exposed communication",
         brief="time that communication adds to the step",
@@ -338,7 +340,7 @@ MEASURED: tuple[Column, ...] = (
     *_interval(
         "hidden_pct",
         "100 x (1 - exposed / comm); below 0 where it adds more than it takes alone",
-        summary=Shown("hidden %", digits=0),
+        summary=Shown("hidden", "percent"),
     ),
     *_interval("overlap_trace_pct", "time both compute and communication run / communication, trace"),
     *_interval("overlap_window_pct", "DDP logger: its communication window inside the backward"),

@@ -31,13 +31,12 @@ from ddp_bench.bench.cluster.ranks import (
 )
 from ddp_bench.bench.console import Console
 from ddp_bench.bench.errors import ExitCode, UsageError, UserCodeError
-from ddp_bench.bench.findings.cautions import run_cautions
 from ddp_bench.bench.findings.findings import conclude
-from ddp_bench.bench.findings.uncertainty import why_not_measured
+from ddp_bench.bench.findings.notes import why_not_measured
 from ddp_bench.bench.manifest import FirstHost, RankPlace
 from ddp_bench.bench.measure.calibration import trainable
 from ddp_bench.bench.measure.clock import float32_precision
-from ddp_bench.bench.predict.bound import bound_sentence
+from ddp_bench.bench.predict.bound import bound
 from ddp_bench.bench.predict.calibration import load_calibration
 from ddp_bench.bench.predict.from_pass import write_calibration
 from ddp_bench.bench.recovery.close import STOPPED_BY_ERROR, finish, finish_and_say, finish_quietly, timing_of
@@ -262,13 +261,12 @@ def _conclude(
     blocks = recorder.blocks()
     conclusion = conclude(folder, recorder.manifest, cases, blocks, recorder.comparisons)
     if job.settings.calibrate and missing is None:
-        bound = bound_sentence(load_calibration(folder))
-        conclusion = replace(conclusion, notes=(*conclusion.notes, bound))
-    found = run_cautions(recorder.manifest, cases, blocks)
+        found = (*conclusion.found, bound(load_calibration(folder)))
+        conclusion = replace(conclusion, found=found)
     if as_json:
-        print(to_json(summary_of(folder, cases, conclusion, found, timing)))
+        print(to_json(summary_of(folder, cases, conclusion, timing)))
     elif not quiet:
-        print_summary(cases, conclusion, found, timing, page)
+        print_summary(cases, conclusion, timing, page)
     recorder.close(stopped_because)
     missing_modes = why_not_measured(cases, job.settings.modes)
     if not quiet:

@@ -14,26 +14,26 @@ from rich.markup import escape
 from rich.table import Table
 
 from ddp_bench.bench.cli import print_table, speaker
-from ddp_bench.bench.findings.caution import Caution
 from ddp_bench.bench.findings.findings import Conclusion
 from ddp_bench.bench.findings.next_step import NextStep
 from ddp_bench.bench.findings.numbers import (
     MIB,
-    between,
     duration,
     finite,
     number,
     per_second,
     plural,
+    ratio,
     with_interval,
 )
+from ddp_bench.bench.findings.trust import Caution
 from ddp_bench.bench.findings.wording import (
     CPU_STAND_IN,
     compile_label,
     estimate,
     hidden_share,
-    mode_label,
     settings_label,
+    short_mode,
     text,
     unit_of_cases,
     workload_parts,
@@ -41,15 +41,9 @@ from ddp_bench.bench.findings.wording import (
 from ddp_bench.bench.layout import BucketLayout
 from ddp_bench.bench.manifest import Record, Timing, said
 from ddp_bench.bench.results.comparisons import by_compile, compile_mode
-from ddp_bench.bench.results.schema import CASES, Shown, records
+from ddp_bench.bench.results.schema import CASES, records
 from ddp_bench.bench.results.store import FAILURES, failure_file, shown
 from ddp_bench.bench.text import visible
-
-MOST_CAUTIONS = 2
-"""Cautions on the terminal; the page has all."""
-
-SAID_BY_THE_ANSWERS = ("few rounds", "wide intervals")
-"""Kinds of caution that the answers state for each question."""
 
 COLUMNS = {column.name: column.summary for column in CASES if column.summary is not None}
 """The columns of cases.csv that the table has, and how it shows them."""
@@ -57,23 +51,18 @@ COLUMNS = {column.name: column.summary for column in CASES if column.summary is 
 OF_SCALING = frozenset(COLUMNS) - {"images_per_s"}
 """What cases that share devices say nothing about."""
 
+TABLE_WIDTH = 100
 
-def print_summary(
-    cases: pd.DataFrame,
-    conclusion: Conclusion,
-    cautions: Sequence[Caution],
-    timing: Timing,
-    page: Path,
-) -> None:
+
+def print_summary(cases: pd.DataFrame, conclusion: Conclusion, timing: Timing, page: Path) -> None:
     """Print the table, the times of the run, and what was found; `page` is in the run's folder."""
-    print_table(case_table(cases))
+    print_table(case_table(cases), TABLE_WIDTH)
+    print()
     print(_workload(cases))
     for row in records(cases[~cases["status"].isin(["ok", "skipped"])]):
         kept = page.parent / failure_file(str(row["case_id"]))
         why = shown(kept) if kept.is_file() else row["reason"]
         print(visible(f"{row['case_id']}: {row['status']}: {why}"))
-    for line in _not_measured(cases):
-        print(visible(line))
     if bool(cases.loc[cases["status"] == "ok", "oversubscribed"].any()):
         print("* more devices than there are: they share cores or GPUs")
     if (cases["device_type"] == "cpu").any():
@@ -86,23 +75,7 @@ def print_summary(
     print()
     for sentence in conclusion.sentences:
         print(sentence)
-    unsaid = [c for c in cautions if c.kind not in SAID_BY_THE_ANSWERS]
-    for caution in unsaid[:MOST_CAUTIONS]:
-        print(f"Caution, {caution.kind}: {caution.text}.")
-    if len(unsaid) > MOST_CAUTIONS:
-        print(f"More cautions on the page: {', '.join(c.kind for c in unsaid[MOST_CAUTIONS:])}.")
     print(f"Report: {page}")
-
-
-def _not_measured(cases: pd.DataFrame) -> list[str]:
-    """Say which cases were skipped, and why; a line per reason. On one device most are the plain module."""
-    skipped = cases[(cases["status"] == "skipped") & (cases["num_devices"] > 1)]
-    lines = []
-    for reason, of_reason in skipped.groupby("reason", sort=False):
-        first, *others = of_reason["case_id"]
-        more = f" and {plural(len(others), 'other case')}" if others else ""
-        lines.append(f"{first}{more}: skipped: {reason}")
-    return lines
 
 
 def print_not_measured(folder: Path, reasons: Sequence[str]) -> None:
@@ -131,14 +104,13 @@ class Summary(Record, frozen=True, omit_defaults=False):
     answers: tuple[Answer, ...]
     findings: Annotated[tuple[str, ...], said("further sentences")]
     next: Annotated[NextStep | None, said("the command to run next")]
+    trust: Annotated[str, said("what the answers are worth, in one line; empty where there are none")]
     cautions: Annotated[tuple[Caution, ...], said("what to know before trusting the run")]
     timing: Timing
     cases: Annotated[tuple[dict[str, Any], ...], said("the rows of cases.csv")]
 
 
-def summary_of(
-    folder: Path, cases: pd.DataFrame, conclusion: Conclusion, cautions: Sequence[Caution], timing: Timing
-) -> Summary:
+def summary_of(folder: Path, cases: pd.DataFrame, conclusion: Conclusion, timing: Timing) -> Summary:
     """Return the same for a program."""
     return Summary(
         results=str(folder),
@@ -148,7 +120,8 @@ def summary_of(
         ),
         findings=conclusion.notes,
         next=conclusion.next_step,
-        cautions=tuple(cautions),
+        trust="" if conclusion.trust is None else conclusion.trust.sentence,
+        cautions=conclusion.cautions,
         timing=timing,
         cases=tuple(json.loads(cases.to_json(orient="records"))),
     )
@@ -169,41 +142,37 @@ def _workload(cases: pd.DataFrame) -> str:
 
 
 def case_table(cases: pd.DataFrame) -> Table:
-    """Every measured case with its intervals."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    unit = escape(visible(unit_of_cases(cases)))
-    headings = [
-        f"{per_second(unit)} (95%)" if one.digits is None else one.heading for one in COLUMNS.values()
-    ]
-    for name in ("case", "devices", "cap MiB", *headings, "rounds"):
-        table.add_column(name, justify="left" if name == "case" else "right", no_wrap=True)
+    """Every measured case, with 95% intervals; what has none here is as well known as what it is made of."""
     rows = records(cases[cases["status"] == "ok"])
+    on_cpu = any(row["device_type"] == "cpu" for row in rows)
+    rate = f"{escape(visible(per_second(unit_of_cases(cases))))} (95%)"
+    headings = [shown.heading or rate for shown in COLUMNS.values()]
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 0))
+    for name in ("case", "cores" if on_cpu else "GPUs", "cap", *headings):
+        table.add_column(name, justify="left" if name == "case" else "right", no_wrap=name != "case")
     several = len(by_compile(rows)) > 1
     for row in rows:
         compiled = compile_label(compile_mode(row)) if several and compile_mode(row) != "off" else ""
+        shared = row["oversubscribed"] is True
         table.add_row(
-            ", ".join(filter(None, (mode_label(row), compiled, settings_label(row, with_cap=False)))),
-            f"{row['num_devices']}{'*' if row['oversubscribed'] is True else ''}",
+            ", ".join(filter(None, (short_mode(row), compiled, settings_label(row, with_cap=False)))),
+            f"{row['num_devices']}{'*' if shared else ''}",
             text(row["bucket_cap_mb"]),
-            *(
-                "" if row["oversubscribed"] is True and name in OF_SCALING else _ranged(row, name, shown)
-                for name, shown in COLUMNS.items()
-            ),
-            text(row["num_rounds"]),
+            *("" if shared and name in OF_SCALING else _cell(row, name) for name in COLUMNS),
         )
     return table
 
 
-def _ranged(row: dict[Any, Any], name: str, shown: Shown) -> str:
-    found = hidden_share(row) if name == "hidden_pct" else estimate(row, name)
+def _cell(row: dict[Any, Any], name: str) -> str:
+    shown, found = COLUMNS[name], hidden_share(row) if name == "hidden_pct" else estimate(row, name)
     if found is None:
         return ""
-    if shown.digits is None:
-        return with_interval(found, digits=4)
     scaled = found.scaled(shown.factor)
-    written = f"{scaled.estimate:.{shown.digits}f}"
-    return (
-        written
-        if pd.isna(scaled.low) or scaled.low == scaled.high
-        else f"{written} {between(scaled, shown.digits)}"
-    )
+    written = {
+        "rate": with_interval(scaled, digits=4),
+        "interval": with_interval(scaled),
+        "ratio": ratio(scaled),
+        "percent": f"{scaled.estimate:.0f}%",
+        "number": number(scaled.estimate),
+    }
+    return written[shown.form]

@@ -115,10 +115,11 @@ def test_the_summary_and_the_page(real_run: RealRun) -> None:
     run = real_run.data
     lines = real_run.stdout.splitlines()
     assert lines[-1] == f"Report: {run.path / 'report.html'}"
-    assert any(line.startswith("Too few rounds on 2 CPU cores to compare DDP") for line in lines)
+    assert any(line.startswith("Too few rounds on 2 CPU cores to compare ") for line in lines)
     assert any(line.startswith("Next, ") and "--resume" in line for line in lines)
-    assert any("bucket_cap_mb" in line for line in lines)
-    assert any("skipped: same bucket layout as ddp-n2" in line for line in lines)
+    assert any(line.startswith("Keep ") and "cap" in line for line in lines)
+    assert any(" skipped: " in line and "same bucket layout as ddp-n2" in line for line in lines)
+    assert any(line.startswith("Trust: direction is in doubt (few rounds") for line in lines)
     assert "CPU core standing in for a GPU" in real_run.stdout
     assert "preparing" in real_run.stderr
     assert "<svg" in (run.path / "report.html").read_text(encoding="utf-8")

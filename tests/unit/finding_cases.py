@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from made import made_manifest
-from report_runs import Row, case, run
+from report_runs import Row, case, measured, run
 
 from ddp_bench.bench.findings.findings import Conclusion, conclude
 from ddp_bench.bench.results.comparisons import Comparison
@@ -38,3 +38,66 @@ def concluded(*cases: Row, by: tuple[Comparison, ...] = (), **settings: Any) -> 
 
 def exposing(low: float, high: float) -> Row:
     return {"exposed_comm_ms": (low + high) / 2, "exposed_comm_ms_low": low, "exposed_comm_ms_high": high}
+
+
+def hiding(low: float, high: float) -> Row:
+    return {"hidden_pct": (low + high) / 2, "hidden_pct_low": low, "hidden_pct_high": high}
+
+
+def said_of_each() -> list[str]:
+    """Every answer that a run can give, under what makes it so: the words that people read."""
+    cpu_dp, cpu_ddp = (case(mode, 2, 160.0, scaling="strong", **CPU) for mode in ("dp", "ddp"))
+    ends = {"faster": (1.28, 1.34), "little faster": (1.01, 1.03), "equal": (0.98, 1.02), "open": (0.9, 1.15)}
+    ends |= {"little slower": (0.97, 0.99), "slower": (0.75, 0.84), "too few": (NAN, NAN)}
+    hook = case("ddp", 2, 200.0, case_id="hook", comm_hook="bf16")
+    static = case("ddp", 2, 160.0, case_id="static", static_graph=True)
+    step = measured(step_ms=100.0, comm_ms=40.0)
+    single, compiled = (
+        case(mode, n, 120.0 * n, compile="default", compile_s=41.2) | {"case_id": f"{mode}-compiled"}
+        for mode, n in (("single", 1), ("ddp", 2))
+    )
+    found: dict[str, tuple[tuple[Row, ...], tuple[Comparison, ...]]] = {}
+    for name, (low, high) in ends.items():
+        few = {"num_rounds": 4 if math.isnan(low) else 20}
+        found[f"DDP against DP: {name}"] = (SINGLE, DP, DDP), (over(DDP, DP, low, high, **few),)
+        found[f"on CPU cores: {name}"] = (SINGLE, cpu_dp, cpu_ddp), (over(cpu_ddp, cpu_dp, low, high, **few),)
+        alone = case("ddp", 2, 100.0, speedup=(low * high) ** 0.5, speedup_low=low, speedup_high=high)
+        found[f"DDP alone: {name}"] = (SINGLE, alone | ({"speedup": 1.1} if math.isnan(low) else {})), ()
+        found[f"one cap: {name}"] = (SINGLE, DDP, CAP_1), (over(CAP_1, DDP, low, high, **few),)
+        two = over(CAP_1, DDP, low, high, **few), over(CAP_25, DDP, 0.7, 0.72)
+        found[f"two caps: {name}"] = (SINGLE, DDP, CAP_1, CAP_25), two
+        eager = case("ddp", 2, 160.0, compile="off"), case("single", 1, 100.0, compile="off")
+        by = over(compiled, eager[0], low, high, **few), over(single, eager[1], 1.1, 1.2)
+        found[f"compiled: {name}"] = (*eager, single, compiled), by
+    found["loses against one device"] = (SINGLE, DP, case("ddp", 2, 80.0)), (over(DDP, DP, 1.5, 1.7),)
+    found["open beside the best"] = (
+        (SINGLE, DDP, CAP_1, CAP_25),
+        (over(CAP_1, DDP, 0.8, 1.3), over(CAP_25, DDP, 1.17, 1.19)),
+    )
+    found["several open"] = (
+        (SINGLE, DDP, CAP_1, CAP_25),
+        (over(CAP_1, DDP, 0.8, 1.3), over(CAP_25, DDP, 0.91, 1.06)),
+    )
+    found["changes the training"] = (SINGLE, DDP, hook), (over(hook, DDP, 1.4, 1.5),)
+    found["another setting"] = (
+        (SINGLE, DDP, static, CAP_1),
+        (over(static, DDP, 0.99, 1.01),),
+    )
+    for name, values in {
+        "hidden": exposing(11, 13) | hiding(66, 76),
+        "alone unknown": exposing(11, 13),
+        "vague": exposing(11, 13) | hiding(-40, 120),
+        "little": exposing(-2, 4),
+        "open": exposing(-20, 40),
+        "none hidden": exposing(60, 70) | hiding(-30, -10),
+        "hardly hidden": exposing(60, 70) | hiding(-20, 10),
+        "too few": exposing(NAN, NAN) | {"exposed_comm_ms": 12.0},
+    }.items():
+        found[f"communication: {name}"] = (SINGLE, DDP | step | values), ()
+    told = []
+    for name, (cases, by) in found.items():
+        made = concluded(*cases, by=by)
+        said = [*(f"[{one.label}] {one.said}" for one in made.verdicts), *made.notes]
+        said += [f"Next, {made.next_step.why}"] if made.next_step else []
+        told += [f"# {name}", *(line for line in said if line not in told)]
+    return told

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from test_scaling_predict import MACHINE, SMALL
 
 from ddp_bench.bench.predict.allreduce import AllReduceTimes, measured_curve
-from ddp_bench.bench.predict.bound import bound_ms, bound_sentence
+from ddp_bench.bench.predict.bound import bound, bound_ms
 from ddp_bench.bench.predict.buckets import Layout
 from ddp_bench.bench.predict.calibration import Calibration, Parameter
 from ddp_bench.bench.predict.timeline import make_work, simulate
@@ -76,7 +76,7 @@ def test_the_bound_exposes_the_last_gradient() -> None:
 
 def test_without_communication_the_default_is_at_the_bound() -> None:
     free = model([(2**20, 5.0), (2**22, 10.0)], {4096: 1e-9, 2**25: 1e-9})
-    assert bound_sentence(free) == (
+    assert bound(free).sentence == (
         "Bound: by simulation no bucket layout has a step below 16 ms; that of DDP's default is 0% above it."
     )
 

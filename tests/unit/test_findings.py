@@ -7,12 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from finding_cases import CAP_1, DDP, DP, FAILED, SINGLE, concluded
+from finding_cases import CAP_1, DDP, DP, FAILED, SINGLE, concluded, over
 from report_runs import Row, case, measured, run, timed, usual_cases
 
 from ddp_bench.bench.findings.cautions import run_cautions
-from ddp_bench.bench.findings.findings import conclude, notes
-from ddp_bench.bench.findings.uncertainty import why_not_measured
+from ddp_bench.bench.findings.findings import Conclusion, conclude
+from ddp_bench.bench.findings.notes import (
+    LeftOut,
+    LinkLimit,
+    Overlap,
+    ScalingLoss,
+    SlowRank,
+    notes,
+    why_not_measured,
+)
+from ddp_bench.bench.findings.trust import Caution, Trust
 from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.results.aggregate import comparisons_of_run
 from ddp_bench.bench.results.schema import BLOCKS, CASES, typed_frame
@@ -23,7 +32,7 @@ def test_nothing_measured_gives_the_reasons_and_no_command() -> None:
     assert made.next_step is None
     assert made.sentences == [
         "Nothing was measured: no case ended with status ok.",
-        "1 case was not measured: DDP on 2 GPUs: failed (broke here).",
+        "1 case not measured: DDP on 2 GPUs: failed (broke here).",
     ]
 
 
@@ -34,8 +43,8 @@ def test_cases_that_broke_are_named_with_their_reason() -> None:
         case("dp", 1, status="skipped", reason="the plain module"),
     ]
     assert (
-        "2 cases were not measured: DDP on 4 GPUs: failed (rank 3 died: exit code 9); "
-        "DDP on 8 GPUs with bucket_cap_mb=25: oom (out of memory)."
+        "2 cases not measured: DDP on 4 GPUs: failed (rank 3 died: exit code 9); "
+        "DDP on 8 GPUs with cap 25: oom (out of memory)."
     ) in concluded(SINGLE, DDP, *broken).notes
     (long,) = concluded(SINGLE, DDP, case("ddp", 4, status="timeout", reason="x" * 500)).notes
     assert len(long) < 250
@@ -45,8 +54,8 @@ def test_cases_that_broke_alike_share_their_reason() -> None:
     alike = [case("ddp", 4, bucket_cap_mb=cap, status="failed", reason="late bug") for cap in "1234"]
     (note,) = concluded(SINGLE, DDP, *alike).notes
     assert note == (
-        "4 cases were not measured: DDP on 4 GPUs with bucket_cap_mb=1, DDP on 4 GPUs with bucket_cap_mb=2, "
-        "DDP on 4 GPUs with bucket_cap_mb=3: failed (late bug); and 1 more."
+        "4 cases not measured: DDP on 4 GPUs with cap 1, DDP on 4 GPUs with cap 2, "
+        "DDP on 4 GPUs with cap 3 and 1 more: failed (late bug)."
     )
 
 
@@ -107,8 +116,8 @@ def test_shared_devices_are_no_note_where_there_are_no_others() -> None:
     assert concluded(SINGLE, case("ddp", 4, 60.0, oversubscribed=True)).notes == ()
 
 
-def linked(comm_ms: float, own_ms: tuple[tuple[float, float], ...] = (), **more: Any) -> list[str]:
-    """Notes about a DDP case on two ranks; `own_ms` is each round's step under `no_sync` of both ranks."""
+def linked(comm_ms: float, own_ms: tuple[tuple[float, float], ...] = (), **more: Any) -> Conclusion:
+    """Of a DDP case on two ranks; `own_ms` is each round's step under `no_sync` of both ranks."""
     ddp = DDP | measured(comm_ms=comm_ms, exposed_comm_ms=20.0, step_ms=100.0) | {"step_ms_p50": 100.0} | more
     blocks = [
         timed(ddp, r, ms, rank=rank, phase="no_sync", host=f"host{rank}")
@@ -116,7 +125,7 @@ def linked(comm_ms: float, own_ms: tuple[tuple[float, float], ...] = (), **more:
         for rank, ms in enumerate(ranks)
     ]
     data = run([SINGLE, ddp], timed_blocks=blocks)
-    return notes(data.cases, data.blocks)
+    return conclude(data.path, data.manifest, data.cases, data.blocks, [])
 
 
 @pytest.mark.parametrize(("effect", "warned"), [(1e-4, False), (0.3, True), (None, False)])
@@ -129,22 +138,78 @@ def test_modes_that_train_differently_are_a_caution(effect: float | None, *, war
 def test_communication_slower_than_its_link_is_said() -> None:
     """46.8 MB x 1514 / 1448 at 1 Gbit/s take 391 ms."""
     slow, as_fast_as_it_goes = (
-        " ".join(linked(comm_ms, link="1gbit", bucket_bytes="46758048")) for comm_ms in (700.0, 395.0)
+        linked(comm_ms, link="1gbit", bucket_bytes="46758048").found for comm_ms in (700.0, 395.0)
     )
-    assert "391 ms" in slow
-    assert "391 ms" not in as_fast_as_it_goes
+    (limit,) = slow
+    assert isinstance(limit, LinkLimit)
+    assert limit.allowed_ms == pytest.approx(391, abs=0.5)
+    assert as_fast_as_it_goes == ()
 
 
-def test_slow_rank_is_named_with_its_host() -> None:
-    (said,) = linked(40.0, ((80.0, 92.0),) * 6, **measured(rank_skew_ms=12.0))
-    assert said.startswith("Slow rank: on 2 GPUs rank 1 on host1 was the slowest in 6 of 6 rounds")
+APART = ((80.0, 92.0),)
+TURNS = ((80.0, 92.0), (92.0, 80.0))
+
+
+@pytest.mark.parametrize(
+    ("own_ms", "often", "is_chance"),
     # One of two equal ranks is the slower one in all of five rounds once in 16 times.
-    (said,) = linked(40.0, ((80.0, 92.0),) * 5, **measured(rank_skew_ms=12.0))
-    assert "in all of 5 rounds: too few to say whether it stays so" in said
-    turns = ((80.0, 92.0), (92.0, 80.0)) * 2
-    (said,) = linked(40.0, turns, **measured(rank_skew_ms=12.0))
-    assert "not always the same rank" in said
-    assert linked(40.0, ((80.0, 81.0),) * 4, **measured(rank_skew_ms=1.0)) == []
+    [(APART * 6, 6, False), (APART * 5, 5, True)],
+)
+def test_slow_rank_is_named_with_its_host(own_ms: Any, often: int, *, is_chance: bool) -> None:
+    made = linked(40.0, own_ms, **measured(rank_skew_ms=12.0))
+    (slow,) = made.found
+    assert isinstance(slow, SlowRank)
+    assert (slow.rank, slow.host, slow.often, slow.num_rounds) == (1, "host1", often, len(own_ms))
+    assert slow.is_chance == is_chance
+    assert ("too few to say" in slow.sentence) == is_chance
+    assert "unsteady" not in [one.kind for one in made.cautions]
+
+
+def test_ranks_that_take_turns_at_being_slow_are_unsteady() -> None:
+    made = linked(40.0, TURNS * 2, **measured(rank_skew_ms=12.0))
+    assert made.found == ()
+    assert made.trust is not None
+    assert "unsteady" in made.trust.sizes
+    assert linked(40.0, ((80.0, 81.0),) * 4, **measured(rank_skew_ms=1.0)).found == ()
+
+
+def test_skipped_cases_are_one_line_with_their_count() -> None:
+    few = {"status": "skipped", "reason": "needs 4 GPUs per machine, there are 2"}
+    skipped = [case("ddp", 4, bucket_cap_mb=cap, **few) for cap in ("default", "1")]
+    plain = case("dp", 1, status="skipped", reason="the plain module")
+    alike = CAP_1 | {"status": "skipped", "reason": "same bucket layout"}
+    (note,) = concluded(SINGLE, DDP, *skipped, plain, alike).found
+    assert isinstance(note, LeftOut)
+    assert note.num_cases == 3
+    assert note.sentence == (
+        f"3 cases skipped: 4 devices: {few['reason']}; DDP on 2 GPUs with cap 1: same bucket layout."
+    )
+
+
+def test_overlapping_rates_of_which_one_is_faster_are_explained() -> None:
+    near = DDP | {"images_per_s_low": 99.0}
+    assert [type(one) for one in concluded(SINGLE, DP, near, by=(over(near, DP, 1.1, 1.2),)).found] == [
+        Overlap
+    ]
+    assert concluded(SINGLE, DP, near, by=(over(near, DP, 0.9, 1.2),)).found == ()
+    assert concluded(SINGLE, DP, DDP, by=(over(DDP, DP, 1.1, 1.2),)).found == ()
+
+
+@pytest.mark.parametrize(
+    ("kinds", "direction", "sizes", "transfer"),
+    [
+        ([], (), (), ()),
+        (["other load", "drift", "two levels"], (), ("other load", "two levels"), ("drift",)),
+        (["few rounds", "slow links"], ("few rounds",), (), ("slow links",)),
+    ],
+)
+def test_trust_sorts_cautions_by_what_they_weaken(kinds, direction, sizes, transfer) -> None:
+    cautions = [Caution(kind=kind, text="t", advice="a") for kind in kinds]
+    found = Trust.of(cautions, on_cpu=True)
+    assert (found.direction, found.sizes, found.transfer) == (direction, sizes, transfer)
+    assert all(kind in found.sentence for kind in kinds)
+    assert found.sentence.endswith(", nothing of GPUs.")
+    assert "GPUs" not in Trust.of(cautions, on_cpu=False).sentence
 
 
 def test_no_missing_value_is_written() -> None:
@@ -167,7 +232,8 @@ def test_why_ddp_scales_as_it_does_in_parts_that_add_up() -> None:
         for row, phase, ms in steps
         for r, factor in enumerate(noise, 1)
     ]
-    (sentence, *_) = notes(typed_frame([single, one, two], CASES), typed_frame(rows, BLOCKS))
-    assert sentence.startswith("A step of DDP on 2 GPUs takes 150 ms, of single 100.0 ms: ")
-    added = [float(found) for found in re.findall(r"([+-][0-9.]+) ms", sentence)]
-    assert added == pytest.approx([10, 5, 35], rel=0.01)
+    (loss, *_) = notes(typed_frame([single, one, two], CASES), typed_frame(rows, BLOCKS))
+    assert isinstance(loss, ScalingLoss)
+    assert (loss.step_ms, loss.single_ms) == pytest.approx((150, 100), rel=0.01)
+    parts = (loss.own_work_ms, loss.beside_others_ms, loss.communication_ms)
+    assert [part.estimate for part in parts] == pytest.approx([10, 5, 35], rel=0.01)

@@ -38,9 +38,12 @@ def test_quantity_keeps_three_significant_digits(value: float | None, shown: str
     ("values", "unit", "shown"),
     [
         ((70.12, 69.23, 70.88), "images/s", "70.1 (69.2\N{EN DASH}70.9) images/s"),
-        ((0.0, -1.24, 1.31), "ms", "0.00 (-1.24 to 1.31) ms"),
+        ((0.0, -1.24, 1.31), "ms", "0.0 (-1.2 to 1.3) ms"),
         ((1.734, 1.7, 1.76), TIMES, f"1.73 (1.70\N{EN DASH}1.76){TIMES}"),
         ((99.5, 98.4, 100.7), "%", "100 (98\N{EN DASH}101)%"),
+        ((73.1, 64.8, 81.3), "ms", "73 (65\N{EN DASH}81) ms"),
+        ((221.0, 199.0, 243.0), "ms", "221 (199\N{EN DASH}243) ms"),
+        ((-0.2, -8.0, 3.0), "%", "0 (-8 to 3)%"),
         ((4321.0, 1234.0, 5678.0), "images/s", "4,321 (1,234\N{EN DASH}5,678) images/s"),
         ((70.12, None, None), "images/s", "70.1 images/s"),
         ((None, 1.0, 2.0), "images/s", ""),

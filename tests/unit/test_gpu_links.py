@@ -8,7 +8,7 @@ import pytest
 from made import made_manifest
 from report_runs import case, run, usual_cases
 
-from ddp_bench.bench.findings.links import link_cautions
+from ddp_bench.bench.findings.cautions import slow_links
 from ddp_bench.bench.results.schema import CASES, typed_frame
 from ddp_bench.report.view import page
 
@@ -37,19 +37,18 @@ def ranks_on(*places: tuple[str, str | None]) -> list[dict[str, Any]]:
 
 def found(told: dict[str, Any], *cases: dict[str, Any]) -> str:
     """The one caution's text; empty without one."""
-    made = link_cautions(made_manifest(**told), typed_frame(list(cases), CASES))
-    assert len(made) <= 1
-    assert all(caution.kind == "slow links" for caution in made)
-    return "".join(caution.text for caution in made)
+    made = slow_links(made_manifest(**told), typed_frame(list(cases), CASES))
+    return "" if made is None else made.text
 
 
 def test_a_pair_without_peer_access_is_told_where_a_measured_case_used_it() -> None:
     told = told_of({"h 2-3": HOST_MEMORY})
     assert found(told, case("ddp", 2, 100.0), case("ddp", 4, status="failed")) == ""
     assert found(told, case("ddp", 2, 100.0), case("ddp", 4, 100.0)).startswith("cases used 1 pair of GPUs")
-    (caution,) = link_cautions(
+    caution = slow_links(
         made_manifest(**told), typed_frame([case("ddp", 2, 100.0), case("ddp", 4, 100.0)], CASES)
     )
+    assert caution is not None
     assert caution.case_id == case("ddp", 4)["case_id"]
 
 

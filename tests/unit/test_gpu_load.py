@@ -7,10 +7,10 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from made import made_manifest
 from report_runs import case, dashed, measured, run
 
-from ddp_bench.bench.findings.gpu_load import throttled, unequal_clocks
-from ddp_bench.bench.findings.stability import cautions
+from ddp_bench.bench.findings.cautions import run_cautions, throttled, unequal_clocks
 from ddp_bench.bench.plan import Machine, Planned, expand
 from ddp_bench.bench.resolve import with_device_defaults
 from ddp_bench.bench.results.aggregate import Outcome, case_rows
@@ -225,4 +225,4 @@ def test_a_run_warns_of_both() -> None:
     ]
     blocks = typed_frame([row for block in series for row in block], BLOCKS)
     cases = case_rows([Outcome(PLAN[mode]) for mode in ("single", "ddp")], blocks)
-    assert {c.kind for c in cautions(cases, blocks, target=None)} == {"slowed GPUs", "unequal clocks"}
+    assert {c.kind for c in run_cautions(made_manifest(), cases, blocks)} == {"slowed GPUs", "unequal clocks"}

@@ -15,9 +15,9 @@ from made import made_manifest
 from report_runs import Row, case, measured, run
 from sample_runs import EVERY_SAMPLE, comparisons, rebuilt, sample
 
-from ddp_bench.bench.findings.answers import WRAPPER
 from ddp_bench.bench.findings.findings import conclude
 from ddp_bench.bench.findings.next_step import NextStep, next_step
+from ddp_bench.bench.findings.verdicts import WRAPPER
 from ddp_bench.bench.gate.main import parser as gate_parser
 from ddp_bench.bench.resolve import resolve
 from ddp_bench.bench.results.comparisons import Comparison
@@ -96,7 +96,7 @@ def test_an_open_answer_goes_on_for_as_long_as_its_width_needs() -> None:
     assert given.resume == Path("results/made run")
     needed_s = 100 * (math.log(1.1) / (math.log(1.05) / 2)) ** 2
     assert needed_s <= 60 * int(given.max_time.rstrip("m")) < needed_s + 60
-    assert step.why.endswith(" in all, would settle what is unresolved, to 5%")
+    assert step.why == "24 min more decides which of DDP and DP is faster on 2 GPUs, at a margin of 5%"
 
 
 def test_an_open_communication_takes_the_time_that_its_own_interval_needs() -> None:
@@ -166,7 +166,9 @@ def test_with_nothing_to_compare_the_speed_up_says_how_much_more() -> None:
     assert module == "bench.run"
     factor = (math.log(1.01 / 0.99) / math.log(1.01)) ** 2
     assert given.max_time == f"{math.ceil(factor * 100 / 60)}m"
-    assert step.why.endswith(" in all, would settle what is unresolved, to 1%")
+    assert step.why.endswith(
+        " more decides which of DDP and one device is faster on 2 GPUs, at a margin of 1%"
+    )
 
 
 def test_a_case_that_came_late_asks_for_ten_rounds_of_its_own() -> None:

@@ -11,8 +11,6 @@ from ddp_bench.bench.expected_time import estimate_s, least_warmup_s
 from ddp_bench.bench.plan import (
     Machine,
     Planned,
-    equal_layout,
-    equal_layout_reason,
     expand,
     plan_hash,
     round_order,
@@ -434,12 +432,6 @@ def test_ids_and_hashes_stay_as_they_are() -> None:
         "ddp-n4-capdefault-static-unused-fp16-f5541c",
         "ddp-n4-capdefault-static-unused-acc4-78d246",
     ]
-
-
-def test_the_reason_of_an_equal_layout_names_the_case_that_was_measured() -> None:
-    assert equal_layout(equal_layout_reason("ddp-n2-cap50-1a2b3c")) == "ddp-n2-cap50-1a2b3c"
-    assert equal_layout("same bucket layout as ddp-n2-cap50; see its row") == "ddp-n2-cap50"
-    assert equal_layout("SyncBatchNorm needs GPUs") is None
 
 
 def test_a_calibration_of_powersgd_is_refused() -> None:

@@ -15,10 +15,17 @@ from pathlib import Path
 
 import pytest
 from commands import ROOT
+from finding_cases import said_of_each
+
+from ddp_bench.bench.findings.findings import conclude
+from ddp_bench.bench.results.aggregate import comparisons_of_run
+from ddp_bench.bench.results.store import load_run
+from ddp_bench.bench.run.summary import print_summary
 
 RECORDED = ROOT / "tests" / "recorded"
 SAMPLES = "results/samples"
 LAB = f"{SAMPLES}/cpu-lab-1gbit-2hosts"
+OPEN = f"{SAMPLES}/tune/resnet50-2hosts-2gbit/sweep"
 CALIBRATED = f"{SAMPLES}/predictions/resnet18-2hosts/1gbit"
 SLOW, FAST = (f"{SAMPLES}/tune/resnet18-2hosts-{rate}/sweep" for rate in ("1gbit", "2gbit"))
 COMMANDS: dict[str, tuple[str, ...]] = {
@@ -37,6 +44,9 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     },
     "export-nccl-tests.txt": ("bench.export", CALIBRATED, "--format", "nccl-tests"),
 }
+TOLD = ("findings.txt", "terminal.txt")
+"""What is said of runs made by hand, one of each kind; and the end of a run on the terminal."""
+
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 
 
@@ -54,19 +64,36 @@ def said(command: tuple[str, ...]) -> str:
     return f"exit code {int(code)}\n{out.getvalue()}\n--- stderr\n{err.getvalue()}"
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+def told(name: str) -> str:
+    """What `name` records."""
+    if name == "findings.txt":
+        return "".join(f"{line}\n" for line in said_of_each())
+    if name == "terminal.txt":
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            for folder in (LAB, OPEN, SLOW):
+                found = load_run(ROOT / folder)
+                by = comparisons_of_run(found)
+                made = conclude(Path(folder), found.manifest, found.cases, found.blocks, by)
+                print_summary(found.cases, made, found.manifest.timing, Path(folder) / "report.html")
+                print()
+        return "\n".join(line.rstrip() for line in out.getvalue().split("\n"))
+    return said(COMMANDS[name])
+
+
+@pytest.mark.parametrize("name", [*COMMANDS, *TOLD])
 def test_it_says_what_it_said(name: str) -> None:
     wanted = (RECORDED / name).read_text(encoding="utf-8")
-    found = said(COMMANDS[name])
+    found = told(name)
     assert NUMBER.sub("#", found) == NUMBER.sub("#", wanted)
     numbers = [[float(number) for number in NUMBER.findall(text)] for text in (found, wanted)]
     assert numbers[0] == pytest.approx(numbers[1], rel=1e-6)
 
 
 def test_nothing_else_is_recorded() -> None:
-    assert {path.name for path in RECORDED.iterdir()} == set(COMMANDS)
+    assert {path.name for path in RECORDED.iterdir()} == {*COMMANDS, *TOLD}
 
 
 if __name__ == "__main__":
-    for name, command in COMMANDS.items():
-        (RECORDED / name).write_text(said(command), encoding="utf-8")
+    for name in (*COMMANDS, *TOLD):
+        (RECORDED / name).write_text(told(name), encoding="utf-8")

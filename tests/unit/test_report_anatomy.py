@@ -183,8 +183,8 @@ def test_moments_of_several_blocks_are_told_with_their_intervals() -> None:
     figure = drawn([DEFAULT], [bucket(DEFAULT, 0, 55.0, 55.0, 70.0, 85.0) | ends])
     assert figure is not None
     assert figure.caption.endswith(
-        "the last gradient is ready after 55.0 (50.0\N{EN DASH}60.0) ms, its all-reduce is done after "
-        "85.0 (80.0\N{EN DASH}99.0) ms."
+        "the last gradient is ready after 55 (50\N{EN DASH}60) ms, its all-reduce is done after "
+        "85 (80\N{EN DASH}99) ms."
     )
 
 

@@ -7,8 +7,17 @@ import pytest
 from made import made_manifest
 from report_runs import case, dashed, run, usual_cases
 
-from ddp_bench.bench.findings.answers import CAP, COMMUNICATION, RESOLVED, WRAPPER, Verdict, verdicts
+from ddp_bench.bench.findings.answers import verdicts
 from ddp_bench.bench.findings.numbers import between
+from ddp_bench.bench.findings.verdicts import (
+    CAP,
+    RESOLVED,
+    CommunicationVerdict,
+    Ratio,
+    SettingsVerdict,
+    Verdict,
+    WrapperVerdict,
+)
 from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.results.comparisons import EQUAL, FASTER, SLOWER, TOO_FEW, UNRESOLVED, Comparison
 from ddp_bench.bench.stats import Interval
@@ -24,28 +33,51 @@ def compared(low: float, high: float, case_id: str = "a", reference_id: str = "b
     return Comparison(case_id, reference_id, Interval(math.sqrt(low * high), low, high), 0.05, 10)
 
 
+def wrapper(answer: str, *by: Comparison, faster: str = "DDP") -> WrapperVerdict:
+    ratio = Ratio(faster, "DP", Interval(1.2, 1.1, 1.3))
+    return WrapperVerdict(
+        answer=answer, comparisons=by, ratio=ratio, where="on 2 GPUs", margin=0.05, paste="p" if by else ""
+    )
+
+
+def settings(answer: str, best: Ratio | None = None) -> SettingsVerdict:
+    return SettingsVerdict(answer=answer, standing="the default", noun="cap", best=best, few=("cap 1",))
+
+
+def communication(answer: str) -> CommunicationVerdict:
+    return CommunicationVerdict(
+        answer=answer, exposed_ms=Interval(3.0, 2.0, 4.0), step_ms=10.0, place="2 GPUs"
+    )
+
+
+GAIN = Ratio("cap 1", "the default", Interval(1.2, 1.1, 1.3))
+
+
 @pytest.mark.parametrize(
     ("verdict", "state", "label"),
     [
-        (Verdict(WRAPPER, FASTER, "s", "p", (compared(1.2, 1.3),)), "found", "DDP is faster"),
-        (Verdict(WRAPPER, SLOWER, "s", "p", (compared(0.7, 0.8),)), "found", "DP is faster"),
-        (Verdict(WRAPPER, FASTER, "s", "", (compared(1.01, 1.02),)), "found", "faster, by less than 5%"),
-        (Verdict(WRAPPER, SLOWER, "s"), "found", "slower than one device"),
-        (Verdict(WRAPPER, EQUAL, "s", "", (compared(0.99, 1.02),)), "equal", "no difference above 5%"),
-        (Verdict(CAP, UNRESOLVED, "s", "", (compared(0.8, 1.3),)), "open", "unresolved"),
-        (Verdict(CAP, FASTER, "s", "p", (compared(1.1, 1.3),)), "found", "faster than the default"),
-        (Verdict(COMMUNICATION, TOO_FEW, "s"), "open", "too few rounds"),
-        (Verdict(COMMUNICATION, RESOLVED, "s"), "found", "measured"),
+        (wrapper(FASTER, compared(1.2, 1.3)), "found", "DDP is faster"),
+        (wrapper(SLOWER, compared(0.7, 0.8), faster="DP"), "found", "DP is faster"),
+        (wrapper(FASTER, compared(1.01, 1.02)), "found", "DDP is faster, by less than 5%"),
+        (wrapper(SLOWER, faster="one device"), "found", "one device is faster"),
+        (wrapper(EQUAL, compared(0.99, 1.02)), "equal", "no difference above 5%"),
+        (settings(UNRESOLVED), "open", "unresolved"),
+        (settings(FASTER, GAIN), "found", "cap 1 is faster"),
+        (settings(EQUAL), "equal", "keep the default"),
+        (communication(TOO_FEW), "open", "too few rounds"),
+        (communication(RESOLVED), "found", "adds 3.0 ms"),
     ],
 )
 def test_card_names_the_state_of_its_answer(verdict: Verdict, state: str, label: str) -> None:
     (card,) = cards([verdict])
-    assert (card.state, card.label, card.sentence, card.paste) == (state, label, "s", verdict.paste)
+    assert (card.state, card.label, card.sentence, card.paste) == (
+        *(state, label),
+        *(verdict.sentence, verdict.paste),
+    )
 
 
 def test_only_settings_without_a_difference_are_left_as_they_are() -> None:
-    equal = (compared(0.99, 1.01),)
-    made = cards([Verdict(question, EQUAL, "s", "", equal) for question in (WRAPPER, CAP)])
+    made = cards([wrapper(EQUAL, compared(0.99, 1.01)), settings(EQUAL)])
     assert [card.leave for card in made] == [False, True]
 
 
@@ -65,7 +97,7 @@ def test_heading_names_model_and_devices() -> None:
 
 def test_status_says_how_the_run_ended_and_what_is_open() -> None:
     cases = run([case("single", 1, 9.0, num_rounds=7), case("ddp", 2, status="oom")]).cases
-    done, left = Verdict(WRAPPER, EQUAL, "s"), Verdict(CAP, UNRESOLVED, "s")
+    done, left = wrapper(EQUAL), settings(UNRESOLVED)
     timing = made_manifest(timing={"stopped_because": "time limit reached", "measuring_s": 60.0})
     assert status(timing, cases, [done, left]) == (
         "Time limit reached, 1 of 2 questions answered · 1 of 2 cases measured · 7 rounds · 60 s of measuring"

@@ -96,4 +96,4 @@ def test_the_ratio_has_the_interval_of_the_answer_and_no_other(*, turned: bool) 
     assert alone.panels[0].series[0].points[0].interval.low > 1
     drawn = answered.panels[0].series[0].points[0].interval
     assert (drawn.estimate, drawn.low, drawn.high) == pytest.approx((1.25, 0.9, 1.7))
-    assert dashed("1.25 (0.90--1.70)") in answered.caption
+    assert dashed("1.2 (0.9--1.7)") in answered.caption

@@ -103,7 +103,7 @@ def test_a_steady_rate_stands_beside_that_of_the_rounds_where_there_is_one() -> 
     change = {"steady_change_pct": -4.0, "steady_change_pct_low": -5.0, "steady_change_pct_high": -3.0}
     whole = everything(case("single", 1, 100.0) | steady | change)
     assert whole["Throughput, steady state (images/s)"] == dashed("95.0 (94.0--96.0)")
-    assert whole["Steady state against the start (%)"] == "-4.00 (-5.00 to -3.00)"
+    assert whole["Steady state against the start (%)"] == "-4.0 (-5.0 to -3.0)"
     assert not [name for name in everything(case("single", 1, 100.0)) if "teady" in name]
 
 
@@ -155,7 +155,7 @@ def test_communication_that_adds_more_than_it_takes_alone_hides_less_than_nothin
     row = communicating(2, 200.0) | {"hidden_pct": -22.0, "hidden_pct_low": -40.0, "hidden_pct_high": 3.0}
     table = shown(row)
     hidden = [column.name for column in table.columns].index("Hidden (%)")
-    assert table.rows[0][hidden] == "-22.0 (-40.0 to 3.0)"
+    assert table.rows[0][hidden] == "-22 (-40 to 3)"
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_communication_that_adds_more_than_it_takes_alone_hides_less_than_nothin
     [
         (-40.0, 8.0, "below the noise"),
         (-1.0, 8.0, "below the noise"),
-        (4.0, 8.0, dashed("8.0 (4.0--12.0)")),
+        (4.0, 8.0, dashed("8 (4--12)")),
         (-1.0, 80.0, "not known"),
     ],
 )

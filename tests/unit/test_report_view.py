@@ -40,7 +40,7 @@ def test_answers_and_the_next_command_come_from_the_findings() -> None:
     assert len(shown.cards) > 1
     assert shown.following is not None
     assert shown.following.command == found.next_step.command
-    assert shown.notes == found.notes
+    assert shown.notes == (found.trust.sentence, *found.notes)
 
 
 def test_throughput_figure_of_the_usual_run() -> None:
@@ -146,8 +146,8 @@ def test_cpu_stand_in_is_named_once() -> None:
     assert shown.figures[0].x_label == "devices (CPU cores), weak scaling"
     assert "DP 150" in shown.figures[0].caption
     assert column(shown.tables[0], "Case") == ["single, 1 CPU core", "DP, 2 CPU cores"]
-    assert repr(shown).count("(CPU stand-in)") == 1
-    assert "(CPU stand-in)" in shown.warnings[0]
+    assert "“DP stand-in (CPU)”" in shown.warnings[0]
+    assert "DP stand-in (CPU)" in shown.cards[0].sentence
 
 
 def test_one_case_only_has_a_table_and_no_figure() -> None:
@@ -165,7 +165,7 @@ def test_all_failed_says_so_and_shows_every_reason() -> None:
     nothing, why = shown.notes
     assert shown.cards == ()
     assert nothing == "Nothing was measured: no case ended with status ok."
-    assert why.startswith("2 cases were not measured: DataParallel on 2 GPUs: failed (dp broke); DDP on ")
+    assert why.startswith("2 cases not measured: DP on 2 GPUs: failed (dp broke); DDP on ")
     assert column(shown.unmeasured, "Reason") == ["dp broke", "ddp broke"]
     assert shown.warnings == ("2 cases of 2 did not finish: see “Not measured”.",)
 

@@ -14,7 +14,7 @@ import pytest
 from commands import ROOT
 from gate_runs import STEADY, Steps, made_run, write_run
 
-from ddp_bench.bench.findings.separate_runs import NOT_INTERLEAVED, interleave_command
+from ddp_bench.bench.findings.next_step import NOT_INTERLEAVED, interleave_command
 from ddp_bench.bench.gate import output as gate_output
 from ddp_bench.bench.gate.compare import compare
 from ddp_bench.bench.gate.main import main

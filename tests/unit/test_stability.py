@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 from gate_runs import block_rows, plan
 
-from ddp_bench.bench.findings.caution import Caution
 from ddp_bench.bench.findings.stability import cautions, split_levels
+from ddp_bench.bench.findings.trust import Caution
 from ddp_bench.bench.results.aggregate import Outcome, case_rows
 from ddp_bench.bench.results.schema import BLOCKS, typed_frame
 

@@ -15,10 +15,10 @@ from sample_runs import SAMPLES, sample
 from test_scaling_predict import SAMPLE
 from token_runs import LENGTH, counted_in_tokens, token_run
 
-from ddp_bench.bench.findings.caution import Caution
 from ddp_bench.bench.findings.findings import conclude
 from ddp_bench.bench.findings.numbers import rate, short, singular, with_interval
 from ddp_bench.bench.findings.stability import cautions
+from ddp_bench.bench.findings.trust import Trust
 from ddp_bench.bench.findings.wording import workload_parts
 from ddp_bench.bench.gate import main as gate_command
 from ddp_bench.bench.manifest import Timing
@@ -71,6 +71,7 @@ def test_the_terminal_says_the_unit(tokens: Path, tmp_path: Path, capsys: pytest
     found = load_run(tokens)
     conclusion = conclude(tmp_path, found.manifest, found.cases, found.blocks, comparisons_of_run(found))
     warned = cautions(found.cases, found.blocks, target=0.001)
+    conclusion = replace(conclusion, cautions=tuple(warned), trust=Trust.of(warned, on_cpu=False))
     timing = Timing(
         rounds=12,
         total_s=9.0,
@@ -79,17 +80,13 @@ def test_the_terminal_says_the_unit(tokens: Path, tmp_path: Path, capsys: pytest
         timed_share_pct=90.0,
         stopped_because="rounds done",
     )
-    print_summary(found.cases, conclusion, warned, timing, tokens / "report.html")
+    print_summary(found.cases, conclusion, timing, tokens / "report.html")
     printed = capsys.readouterr().out
-    assert "More cautions" not in printed
-    third = [*warned, Caution(kind="a third", text="said on the page", advice="read it")]
-    print_summary(found.cases, conclusion, third, timing, tokens / "report.html")
-    assert "More cautions on the page: a third.\n" in capsys.readouterr().out
     said = printed + " ".join(f"{one.text} {one.advice}" for one in warned)
     assert_speaks_of_tokens(said)
     assert "8 samples of 512 tokens per device" in said
     assert {"two levels", "wide intervals", "steady rate"} <= {one.kind for one in warned}
-    shown = summary_of(tokens, found.cases, conclusion, warned, timing)
+    shown = summary_of(tokens, found.cases, conclusion, timing)
     assert {row["unit"] for row in shown.cases} == {"tokens"}
 
 

@@ -1,0 +1,378 @@
+"""What is said below the answers, as records: why DDP scales so, what limits it, what was not measured."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import pandas as pd
+import scipy
+
+from ddp_bench.bench.findings.answers import by_compile_label, headline
+from ddp_bench.bench.findings.numbers import number, per_second, plural, rate, with_interval
+from ddp_bench.bench.findings.verdicts import Finding
+from ddp_bench.bench.findings.wording import (
+    bits_per_s,
+    case_name,
+    estimate,
+    link_name,
+    listed,
+    place,
+    short_mode,
+    text,
+    truth,
+    unit_of,
+)
+from ddp_bench.bench.layout import BucketLayout
+from ddp_bench.bench.results.aggregate import typical_of
+from ddp_bench.bench.results.comparisons import FASTER, SLOWER, Comparison, default_of
+from ddp_bench.bench.results.round_times import RoundTimes
+from ddp_bench.bench.results.schema import records
+from ddp_bench.bench.stats import Interval
+
+TCP_OVERHEAD = 1514 / 1448
+"""Bytes on the wire for each byte that TCP delivers, full Ethernet frames."""
+
+LINK_SLACK = 1.08
+"""Communication over what the link allows, above which something else limits it."""
+
+SKEW_SHARE = 0.05
+"""Skew over the step below which ranks count as equally fast."""
+
+OFTEN = 0.75
+"""Share of the rounds in which a rank has to be the slowest to be named."""
+
+BY_CHANCE = 0.05
+"""Nor is a rank named that would be the slowest so often among equal ones with more than this probability."""
+
+_REASONS = 3
+_REASON_LENGTH = 160
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScalingLoss(Finding):
+    """What DDP's step takes longer for than that of `single`, under weak scaling: parts that add up."""
+
+    place: str
+    step_ms: float
+    single_ms: float
+    own_work_ms: Interval
+    beside_others_ms: Interval
+    communication_ms: Interval
+
+    @property
+    def sentence(self) -> str:
+        parts = {
+            "DDP's own work on one device": self.own_work_ms,
+            "compute beside that of the other devices": self.beside_others_ms,
+            "communication": self.communication_ms,
+        }
+        signed = {
+            name: f"{'' if part.estimate < 0 else '+'}{with_interval(part)}" for name, part in parts.items()
+        }
+        added = ", ".join(f"{name} {part} ms" for name, part in signed.items())
+        step, single = number(self.step_ms), number(self.single_ms)
+        return f"A step of DDP on {self.place} takes {step} ms, of single {single} ms: {added}."
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkLimit(Finding):
+    """Communication takes longer than a lab's link would allow: then the cores limit it."""
+
+    link: str
+    comm_ms: Interval
+    allowed_ms: float
+
+    @property
+    def sentence(self) -> str:
+        took = f"Over {self.link}, communication alone takes {with_interval(self.comm_ms, 'ms')}"
+        return f"{took}; the link would allow {number(self.allowed_ms)} ms: here the cores limit it."
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowRank(Finding):
+    """The rank that others wait for, where ranks differ by a good part of the step."""
+
+    place: str
+    rank: int
+    host: str
+    often: int
+    num_rounds: int
+    is_chance: bool
+    """Whether equal ranks could look so."""
+    skew_ms: Interval
+    step_ms: float
+
+    @property
+    def is_unsteady(self) -> bool:
+        """Whether it is another rank from round to round."""
+        return self.is_chance and self.often < self.num_rounds
+
+    @property
+    def apart(self) -> str:
+        share = 100 * self.skew_ms.estimate / self.step_ms
+        return f"{with_interval(self.skew_ms, 'ms')} per step ({share:.0f}% of it)"
+
+    @property
+    def sentence(self) -> str:
+        if self.is_chance:
+            rounds = f"in all of {plural(self.num_rounds, 'round')}: too few to say whether it stays so"
+            slowest = f"Ranks: on {self.place} the slowest rank's own work takes {self.apart} longer"
+            return f"{slowest} than the fastest's, {rounds}."
+        who = f"rank {self.rank}{f' on {self.host}' if self.host else ''}"
+        slowest = f"{who} was the slowest in {self.often} of {self.num_rounds} rounds"
+        longer = f"its own work takes {self.apart} longer than the fastest rank's, and the others wait for it"
+        return f"Slow rank: on {self.place} {slowest}; {longer}."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overlap(Finding):
+    """Intervals of throughputs overlap of which one is faster."""
+
+    unit: str
+
+    @property
+    def sentence(self) -> str:
+        rates = per_second(self.unit)
+        drift = f"ratios are taken within rounds, {rates} also hold the machine's drift"
+        return f"Intervals of {rates} may overlap where one case is faster: {drift}."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shared(Finding):
+    """Cases that share devices, in one line: they tell nothing about scaling."""
+
+    place: str
+    rates: tuple[tuple[str, Interval | None], ...]
+    unit: str
+
+    @property
+    def sentence(self) -> str:
+        rates = "; ".join(f"{mode} {rate(found, self.unit)}" for mode, found in self.rates)
+        return f"On {self.place}, which tell nothing about scaling: {rates}."
+
+
+@dataclass(frozen=True, kw_only=True)
+class NothingMeasured(Finding):
+    """No case ended with status ok."""
+
+    @property
+    def sentence(self) -> str:
+        return "Nothing was measured: no case ended with status ok."
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftOut(Finding):
+    """Cases without a number: those that were tried, or that were skipped; by reason."""
+
+    what: str
+    """`not measured` or `skipped`."""
+    num_cases: int
+    names: tuple[tuple[str, tuple[str, ...]], ...]
+
+    @property
+    def sentence(self) -> str:
+        told = "; ".join(f"{listed(names)}: {why}" for why, names in self.names[:_REASONS])
+        more = f"; and for {len(self.names) - _REASONS} other reasons" if len(self.names) > _REASONS else ""
+        return f"{plural(self.num_cases, 'case')} {self.what}: {told}{more}."
+
+
+def notes(cases: pd.DataFrame, blocks: pd.DataFrame, comparisons: Sequence[Comparison] = ()) -> list[Finding]:
+    """What stands below the answers of a run; none where there is nothing to add.
+
+    In this order: why DDP scales as it does, what limits communication, a slow rank, overlapping intervals,
+    cases that share devices, cases without a number.
+    """
+    bottlenecks = (
+        replace(finding, of=label)
+        for label, group in by_compile_label(cases)
+        for finding in _bottlenecks(group, blocks)
+        if finding is not None
+    )
+    measured = (cases["status"] == "ok").any()
+    found = (
+        *bottlenecks,
+        _overlap(cases, comparisons),
+        _shared(cases),
+        None if measured else NothingMeasured(),
+        _unmeasured(cases),
+        _skipped(cases),
+    )
+    return [finding for finding in found if finding is not None]
+
+
+def _bottlenecks(cases: pd.DataFrame, blocks: pd.DataFrame) -> list[Finding | None]:
+    ddp = _headline_ddp(cases)
+    if ddp.empty:
+        return []
+    slow = slow_rank(cases, blocks)
+    return [_scaling_loss(cases, ddp, blocks), _link_limit(ddp), None if slow and slow.is_unsteady else slow]
+
+
+def _headline_ddp(cases: pd.DataFrame) -> pd.DataFrame:
+    here = headline(cases)
+    return here[here["mode"] == "ddp"]
+
+
+def _scaling_loss(cases: pd.DataFrame, ddp: pd.DataFrame, blocks: pd.DataFrame) -> ScalingLoss | None:
+    row = _reference(ddp)
+    one_device = cases[cases["num_devices"] == 1]
+    single, wrapped = (one_device[one_device["mode"] == mode] for mode in ("single", "ddp"))
+    if text(row["scaling"]) != "weak" or truth(row["oversubscribed"]) or row["num_devices"] == 1:
+        return None
+    if single.empty or wrapped.empty:
+        return None
+    typical = typical_of(RoundTimes.of(blocks))
+    step, local = ((row["case_id"], phase) for phase in ("timed", "no_sync"))
+    alone, one = ((rows.iloc[0]["case_id"], "timed") for rows in (single, wrapped))
+    parts = [typical.difference_ms(*pair) for pair in ((one, alone), (local, one), (step, local))]
+    if any(math.isnan(part.low) for part in parts):
+        return None
+    step_ms, single_ms = (typical.step_ms(case_id).estimate for case_id, _ in (step, alone))
+    own_work, beside_others, communication = parts
+    return ScalingLoss(
+        place=place(row),
+        step_ms=step_ms,
+        single_ms=single_ms,
+        own_work_ms=own_work,
+        beside_others_ms=beside_others,
+        communication_ms=communication,
+    )
+
+
+def _link_limit(ddp: pd.DataFrame) -> LinkLimit | None:
+    measured = ddp[ddp["comm_ms"].notna()]
+    if measured.empty:
+        return None
+    row = _reference(measured)
+    layout, per_s = BucketLayout.of_cell(row["bucket_bytes"]), bits_per_s(str(row["link"]))
+    comm_ms = estimate(row, "comm_ms")
+    if per_s is None or layout is None or comm_ms is None:
+        return None
+    num_ranks = int(row["num_devices"])
+    # The least of a ring all-reduce: 2 (n - 1) / n of the bytes and headers.
+    num_bytes = sum(layout.num_bytes) * 2 * (num_ranks - 1) / num_ranks
+    allowed_ms = num_bytes * TCP_OVERHEAD * 8 / per_s * 1000
+    if comm_ms.estimate <= LINK_SLACK * allowed_ms:
+        return None
+    return LinkLimit(link=link_name(str(row["link"])), comm_ms=comm_ms, allowed_ms=allowed_ms)
+
+
+def _reference(ddp: pd.DataFrame) -> pd.Series:
+    """DDP without settings, else its first case."""
+    name = default_of(records(ddp))
+    return ddp[ddp["case_id"] == name].iloc[0]
+
+
+def slow_rank(cases: pd.DataFrame, blocks: pd.DataFrame) -> SlowRank | None:
+    """The slowest rank of DDP, where ranks differ by a good part of the step; else nothing."""
+    ddp = _headline_ddp(cases)
+    measured = ddp[(ddp["rank_skew_ms"] > SKEW_SHARE * ddp["step_ms_p50"]).fillna(value=False)]
+    if measured.empty:
+        return None
+    row = _reference(measured)
+    own = blocks[(blocks["case_id"] == row["case_id"]) & (blocks["phase"] == "no_sync")]
+    own = own.dropna(subset=["block_ms", "rank"])
+    skew_ms = estimate(row, "rank_skew_ms")
+    if own.empty or skew_ms is None:
+        return None
+    slowest = own.loc[own.groupby("round")["block_ms"].idxmax()]
+    rank = int(slowest["rank"].mode().iloc[0])
+    often, num_rounds = int((slowest["rank"] == rank).sum()), len(slowest)
+    num_ranks = own["rank"].nunique()
+    by_chance = min(num_ranks * scipy.stats.binom.sf(often - 1, num_rounds, 1 / num_ranks), 1.0)
+    hosts = own.loc[own["rank"] == rank, "host"].dropna()
+    return SlowRank(
+        place=place(row),
+        rank=rank,
+        host=text(hosts.iloc[0]) if len(hosts) else "",
+        often=often,
+        num_rounds=num_rounds,
+        is_chance=often < OFTEN * num_rounds or by_chance > BY_CHANCE,
+        skew_ms=skew_ms,
+        step_ms=float(row["step_ms"]),
+    )
+
+
+def _overlap(cases: pd.DataFrame, comparisons: Sequence[Comparison]) -> Overlap | None:
+    rates = {str(row["case_id"]): estimate(row, "images_per_s") for row in records(headline(cases))}
+    decided = (one for one in comparisons if one.answer in (FASTER, SLOWER))
+    pairs = ((rates.get(one.case_id), rates.get(one.reference_id)) for one in decided)
+    overlaps = any(a and b and a.low <= b.high and b.low <= a.high for a, b in pairs)
+    return Overlap(unit=unit_of(cases.iloc[0])) if overlaps else None
+
+
+def _shared(cases: pd.DataFrame) -> Shared | None:
+    shared = cases[(cases["status"] == "ok") & cases["oversubscribed"].fillna(value=False).astype(bool)]
+    shared = shared[~shared["case_id"].isin(headline(cases)["case_id"])]
+    if shared.empty:
+        return None
+    rows = records(shared.drop_duplicates(["mode", "num_devices"]))
+    rates = tuple((short_mode(row), estimate(row, "images_per_s")) for row in rows)
+    return Shared(place=place(rows[0]), rates=rates, unit=unit_of(rows[0]))
+
+
+def skipped_cases(cases: pd.DataFrame) -> pd.DataFrame:
+    """Cases that were planned and never tried; on one device most are the plain module, which is measured."""
+    found: pd.DataFrame = cases[(cases["status"] == "skipped") & (cases["num_devices"] > 1)]
+    return found
+
+
+def _skipped(cases: pd.DataFrame) -> LeftOut | None:
+    tried = set(cases.loc[cases["status"] != "skipped", "num_devices"])
+    told = [
+        (text(row["reason"]), case_name(row) if count in tried else plural(count, "device"))
+        for row in records(skipped_cases(cases))
+        if (count := int(row["num_devices"]))
+    ]
+    return _left_out("skipped", told)
+
+
+def _unmeasured(cases: pd.DataFrame) -> LeftOut | None:
+    told = []
+    for row in records(_failed(cases)):
+        short = textwrap.shorten(text(row["reason"]), _REASON_LENGTH, placeholder=" …").rstrip(".")
+        told.append((f"{row['status']} ({short})" if short else str(row["status"]), case_name(row)))
+    return _left_out("not measured", told)
+
+
+def _left_out(what: str, told: Sequence[tuple[str, str]]) -> LeftOut | None:
+    by_reason: dict[str, dict[str, None]] = {}
+    for reason, name in told:
+        by_reason.setdefault(reason, {})[name] = None
+    names = tuple((reason, tuple(own)) for reason, own in by_reason.items())
+    return LeftOut(what=what, num_cases=len(told), names=names) if told else None
+
+
+def failed_modes(cases: pd.DataFrame, modes: Iterable[str]) -> list[str]:
+    """Name those of `modes` of which a case failed and none was measured."""
+    failed = set(_failed(cases)["mode"])
+    measured = set(cases.loc[cases["status"] == "ok", "mode"])
+    return [mode for mode in modes if mode in failed - measured]
+
+
+def why_not_measured(cases: pd.DataFrame, modes: Iterable[str]) -> list[str]:
+    """Say of each of `modes` without a measured case why its first failed; of a run without any, too.
+
+    Modes with one reason share a sentence. Empty where every mode has a measured case, or only skipped ones
+    beside those of another mode.
+    """
+    has_any = bool((cases["status"] == "ok").any())
+    told: dict[str, list[str]] = {}
+    # Without a number of any mode, the reference that nobody named may be the cause.
+    for mode in failed_modes(cases, dict.fromkeys(modes if has_any else (*modes, "single"))):
+        row = _failed(cases[cases["mode"] == mode]).iloc[0]
+        status = "" if row["status"] == "failed" else f"{row['status']}: "
+        told.setdefault(f"{status}{text(row['reason'])}", []).append(mode)
+    if told or has_any:
+        return [f"every case of {' and '.join(of)} failed: {why}" for why, of in told.items()]
+    return [
+        f"nothing was measured: {text(cases['reason'].iloc[0])}" if len(cases) else "nothing was measured"
+    ]
+
+
+def _failed(cases: pd.DataFrame) -> pd.DataFrame:
+    found: pd.DataFrame = cases[~cases["status"].isin(["ok", "skipped"])]
+    return found

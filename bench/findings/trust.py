@@ -1,0 +1,77 @@
+"""How far to trust a run: what a caution is, and the one line that sums all of them up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+MOST_BUSY = 0.05
+"""Share of the cores that other programs may use while every core stands in for a device. 5% is the gate's
+default threshold: a load of that size can pass for a regression."""
+
+MOST_STEAL = 0.02
+"""Share of time that the hypervisor may give to other guests (proc(5), "steal")."""
+
+DIRECTION, SIZES, TRANSFER = "direction", "sizes", "transfer"
+
+WEAKENS = {
+    "few rounds": DIRECTION,
+    "unequal weights": DIRECTION,
+    "unequal clocks": DIRECTION,
+    "other load": SIZES,
+    "unsteady": SIZES,
+    "wide intervals": SIZES,
+    "slowed GPUs": SIZES,
+    "warm-up": SIZES,
+    "two levels": SIZES,
+    "outliers": SIZES,
+    "drift": TRANSFER,
+    "steady rate": TRANSFER,
+    "slow links": TRANSFER,
+}
+"""The first claim that a kind of caution weakens: which is faster; by how much, in this run; whether times
+and rates are those of another run. Ratios are formed within rounds, so drift leaves them as they are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Caution:
+    """Something to know before trusting a run; `case_id` is the worst of the cases concerned, if any."""
+
+    kind: str
+    """One of `WEAKENS`."""
+    text: str
+    advice: str
+    case_id: str | None = None
+
+    @property
+    def sentence(self) -> str:
+        """Say the finding and what to do about it, on one line."""
+        return f"{self.text}. Next: {self.advice}"
+
+
+@dataclass(frozen=True)
+class Trust:
+    """What the answers of a run are worth: the kinds of caution against each claim."""
+
+    direction: tuple[str, ...]
+    sizes: tuple[str, ...]
+    transfer: tuple[str, ...]
+    on_cpu: bool
+
+    @classmethod
+    def of(cls, cautions: Sequence[Caution], *, on_cpu: bool) -> Trust:
+        """Sort cautions by what they weaken."""
+        against = {
+            claim: tuple(one.kind for one in cautions if WEAKENS[one.kind] == claim)
+            for claim in (DIRECTION, SIZES, TRANSFER)
+        }
+        return cls(**against, on_cpu=on_cpu)
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in one line: direction, sizes, transfer."""
+        direction = f"is in doubt ({', '.join(self.direction)})" if self.direction else "holds"
+        sizes = f"roughly ({', '.join(self.sizes)})" if self.sizes else "within their intervals"
+        where = f"not of other runs ({', '.join(self.transfer)})" if self.transfer else "of like machines"
+        gpus = ", nothing of GPUs" if self.on_cpu else ""
+        return f"Trust: direction {direction}; sizes hold {sizes}; ms and rates are {where}{gpus}."
