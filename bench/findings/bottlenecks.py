@@ -40,7 +40,7 @@ def scaling_loss(cases: pd.DataFrame, ddp: pd.DataFrame, blocks: pd.DataFrame) -
         return []
     if single.empty or wrapped.empty:
         return []
-    typical = typical_of(RoundTimes.of(blocks))
+    typical = typical_of(RoundTimes.of(blocks.assign(detail=None)))
     step, local = ((row["case_id"], phase) for phase in ("timed", "no_sync"))
     alone, one = ((rows.iloc[0]["case_id"], "timed") for rows in (single, wrapped))
     parts = {
