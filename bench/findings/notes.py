@@ -224,7 +224,7 @@ def _scaling_loss(cases: pd.DataFrame, ddp: pd.DataFrame, blocks: pd.DataFrame) 
         return None
     if single.empty or wrapped.empty:
         return None
-    typical = typical_of(RoundTimes.of(blocks))
+    typical = typical_of(RoundTimes.of(blocks.assign(detail=None)))
     step, local = ((row["case_id"], phase) for phase in ("timed", "no_sync"))
     alone, one = ((rows.iloc[0]["case_id"], "timed") for rows in (single, wrapped))
     parts = [typical.difference_ms(*pair) for pair in ((one, alone), (local, one), (step, local))]
