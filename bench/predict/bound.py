@@ -13,7 +13,7 @@ from ddp_bench.bench.findings.verdicts import Finding
 from ddp_bench.bench.layout import PYTORCH_CAPS
 from ddp_bench.bench.predict.calibration import Calibration
 from ddp_bench.bench.predict.prediction import predict
-from ddp_bench.bench.predict.scenario import Scenario, cost_band, own_curves
+from ddp_bench.bench.predict.scenario import Scenario, cost_band
 
 
 def bound_ms(calibration: Calibration) -> float:
@@ -26,7 +26,7 @@ def bound_ms(calibration: Calibration) -> float:
     c = calibration
     slowest = c.spread.factor(c.num_ranks)
     scenario = Scenario(num_devices=c.num_ranks)
-    comm_ms = cost_band(c, scenario, own_curves(c.allreduce)).estimate
+    comm_ms = cost_band(c, scenario).estimate
     micro, copy_ms = c.compute(), median(c.copy_ms)
     compute = micro.scaled(slowest)
     num_bytes = [p.num_bytes for p in c.parameters]

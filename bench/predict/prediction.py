@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Annotated, Any
 
 import numpy as np
@@ -16,12 +17,11 @@ import scipy
 from msgspec import Meta
 
 from ddp_bench.bench.cli import command, speaker
-from ddp_bench.bench.predict.allreduce import AllReduceTimes, CostCurve, Samples, on_shared_cores
+from ddp_bench.bench.predict.allreduce import AllReduceTimes, Samples, on_shared_cores
 from ddp_bench.bench.predict.buckets import assign_cap
 from ddp_bench.bench.predict.calibration import Calibration
 from ddp_bench.bench.predict.scenario import Scenario, as_calibrated, batch_per_device, cost_band, own_curves
-from ddp_bench.bench.predict.slowest_rank import RankSpread
-from ddp_bench.bench.predict.timeline import Compute, SimulatedStep, Slowdown, make_work, simulate
+from ddp_bench.bench.predict.timeline import Compute, SimulatedStep, make_work, simulate
 from ddp_bench.bench.stats import Interval
 
 RESAMPLES = 200
@@ -127,20 +127,6 @@ class Prediction:
 
 
 @dataclass(frozen=True)
-class _Inputs:
-    """One reading of a calibration: its medians, or those of a resample."""
-
-    compute: Compute
-    ready_ms: tuple[float, ...]
-    single_ms: float
-    slowdown: Slowdown
-    copy_ms: float
-    residual_ms: float
-    spread: RankSpread
-    comm: CostCurve
-
-
-@dataclass(frozen=True)
 class _Simulated:
     """A step; its ms, units per second, efficiency and exposed communication; what it loses, when asked."""
 
@@ -170,9 +156,9 @@ def predict(
     Raises UsageError where the scenario asks for what its network or batch cannot give.
     """
     scenario = as_calibrated(calibration, scenario)
-    simulated = _simulated(calibration, scenario, None)
+    simulated = _simulated(calibration, scenario)
     rng = np.random.default_rng(0)
-    draws = [_simulated(calibration, scenario, rng).figures for _ in range(resamples)]
+    draws = [_simulated(*_resampled(calibration, scenario, rng)).figures for _ in range(resamples)]
     error_pct = (calibration.model_error_pct if model_error_pct is None else model_error_pct) or 0.0
     wider = _widening(calibration)
     errors = (*[error_pct / 100] * 3, 0.0)
@@ -219,7 +205,7 @@ def predict(
 
 def efficiency_of(calibration: Calibration, scenario: Scenario) -> float:
     """Predict the efficiency of one scenario without an interval."""
-    return _simulated(calibration, as_calibrated(calibration, scenario), None).figures[2]
+    return _simulated(calibration, as_calibrated(calibration, scenario)).figures[2]
 
 
 def width_of(*figures: Interval) -> float:
@@ -270,58 +256,58 @@ def _half_width(figure: Interval) -> float:
     return figure.half_width
 
 
-def _read(calibration: Calibration, scenario: Scenario, rng: np.random.Generator | None) -> _Inputs:
-    def value(samples: Samples) -> float:
-        return float(np.median(_resampled(samples, rng)))
+def _resampled(
+    calibration: Calibration, scenario: Scenario, rng: np.random.Generator
+) -> tuple[Calibration, Scenario, float]:
+    """Draw another calibration, measured network and place within the network's band.
 
-    def again(allreduce: tuple[AllReduceTimes, ...]) -> tuple[AllReduceTimes, ...]:
-        return tuple(
-            replace(t, points=tuple((size, _resampled(times, rng)) for size, times in t.points))
-            for t in allreduce
-        )
+    The order of the draws decides the ends of every interval: a new figure is drawn last.
+    """
 
-    c = calibration
-    curves = own_curves(again(c.allreduce))
+    def again(samples: Samples) -> Samples:
+        return tuple(rng.choice(samples, len(samples))) if len(samples) > 1 else samples
+
+    def curves(allreduce: tuple[AllReduceTimes, ...]) -> tuple[AllReduceTimes, ...]:
+        return tuple(replace(t, points=tuple((s, again(times)) for s, times in t.points)) for t in allreduce)
+
+    def drawn(names: Sequence[str]) -> dict[str, Any]:
+        return {name: again(getattr(calibration, name)) for name in names}
+
+    found = replace(calibration, allreduce=curves(calibration.allreduce))
     if scenario.measured is not None:
-        other = replace(scenario.measured, allreduce=again(scenario.measured.allreduce))
+        other = replace(scenario.measured, allreduce=curves(scenario.measured.allreduce))
         scenario = replace(scenario, measured=other)
-    band = cost_band(c, scenario, curves)
-    compute, slowdown = c.compute(value), c.slowdown(value)
-    central_ms = float(np.median(c.backward_ms))
-    scale = compute.backward_ms / central_ms if central_ms else 1.0
-    comm = band.at(float(rng.triangular(-1, 0, 1)) if rng is not None else 0.0)
-    if c.identity.device_type == "cpu" and scenario.elsewhere and c.num_ranks in curves:
+    steps = drawn(("forward_ms", "data_ms", "backward_ms", "optimizer_ms"))
+    slow = drawn(("compute_slowdown", "comm_slowdown"))
+    place = float(rng.triangular(-1, 0, 1))
+    cores = drawn(("comm_core_share",) if _is_on_shared_cores(calibration, scenario) else ())
+    rest = drawn(("single_step_ms", "copy_ms", "residual_ms", "rank_spread", "slowest_spread"))
+    scale = float(np.median(steps["backward_ms"])) / (float(np.median(calibration.backward_ms)) or 1.0)
+    parameters = tuple(replace(p, ready_ms=p.ready_ms * scale) for p in calibration.parameters)
+    return replace(found, parameters=parameters, **steps, **slow, **cores, **rest), scenario, place
+
+
+def _is_on_shared_cores(calibration: Calibration, scenario: Scenario) -> bool:
+    own = any(times.num_ranks == calibration.num_ranks > 1 for times in calibration.allreduce)
+    return calibration.identity.device_type == "cpu" and scenario.elsewhere and own
+
+
+def _simulated(c: Calibration, scenario: Scenario, place: float = 0.0) -> _Simulated:
+    """Simulate a scenario from the medians of a calibration; `place` is that in the network's band."""
+    n, times = scenario.num_devices, scenario.accumulate
+    batch = batch_per_device(c, scenario)
+    size = batch / c.identity.batch_per_device
+    sizes = [p.num_bytes for p in c.parameters]
+    layout = assign_cap(sizes, scenario.bucket_cap_mb, kinds=[p.kind for p in c.parameters])
+    comm, slowdown, micro = cost_band(c, scenario).at(place), c.slowdown(), c.compute()
+    if _is_on_shared_cores(c, scenario):
         slowdown, comm = on_shared_cores(
             slowdown,
-            core_share=value(c.comm_core_share),
-            calibrated=(curves[c.num_ranks], c.num_ranks),
-            asked=(comm, scenario.num_devices),
-            num_bytes=sum(p.num_bytes for p in c.parameters),
+            core_share=median(c.comm_core_share),
+            calibrated=(own_curves(c.allreduce)[c.num_ranks], c.num_ranks),
+            asked=(comm, n),
+            num_bytes=sum(sizes),
         )
-    return _Inputs(
-        compute=compute,
-        ready_ms=tuple(min(p.ready_ms * scale, compute.backward_ms) for p in c.parameters),
-        single_ms=value(c.single_step_ms) if c.single_step_ms else compute.total_ms,
-        slowdown=slowdown,
-        copy_ms=value(c.copy_ms),
-        residual_ms=value(c.residual_ms),
-        spread=replace(
-            c.spread,
-            of_ranks=_resampled(c.rank_spread, rng),
-            of_slowest=_resampled(c.slowest_spread, rng),
-        ),
-        comm=comm,
-    )
-
-
-def _simulated(calibration: Calibration, scenario: Scenario, rng: np.random.Generator | None) -> _Simulated:
-    """Simulate a scenario from a resample of the calibration; without `rng` from its medians."""
-    n, times = scenario.num_devices, scenario.accumulate
-    batch = batch_per_device(calibration, scenario)
-    inputs = _read(calibration, scenario, rng)
-    size = batch / calibration.identity.batch_per_device
-    sizes = [p.num_bytes for p in calibration.parameters]
-    layout = assign_cap(sizes, scenario.bucket_cap_mb, kinds=[p.kind for p in calibration.parameters])
 
     def step_of(micro: Compute) -> Compute:
         before_ms = times * micro.before_ms + (times - 1) * micro.backward_ms
@@ -330,24 +316,24 @@ def _simulated(calibration: Calibration, scenario: Scenario, rng: np.random.Gene
         )
 
     # A rank's compute was measured beside other ranks, which may slow it; one device has no others.
-    by_itself = inputs.single_ms / inputs.compute.total_ms
+    by_itself = median(c.single_step_ms or (micro.total_ms,)) / micro.total_ms
     quiet = by_itself if n == 1 else 1.0
-    own, single = step_of(inputs.compute.scaled(quiet)), step_of(inputs.compute.scaled(by_itself))
-    slowest = inputs.spread.factor(n)
-    ready_ms = [ready * quiet * size * slowest for ready in inputs.ready_ms]
-    work = make_work(sizes, ready_ms, layout, inputs.comm, wire_share=scenario.wire_share)
+    own, single = step_of(micro.scaled(quiet)), step_of(micro.scaled(by_itself))
+    slowest = c.spread.factor(n)
+    ready_ms = [min(p.ready_ms, micro.backward_ms) * quiet * size * slowest for p in c.parameters]
+    work = make_work(sizes, ready_ms, layout, comm, wire_share=scenario.wire_share)
     compute = own.scaled(slowest)
-    copy_ms, residual_ms = (0.0, 0.0) if n == 1 else (inputs.copy_ms, inputs.residual_ms)
-    step = simulate(work, compute, slowdown=inputs.slowdown, copy_ms=copy_ms, residual_ms=residual_ms)
-    per_sample = calibration.identity.units_per_sample
+    copy_ms, residual_ms = (0.0, 0.0) if n == 1 else (median(c.copy_ms), median(c.residual_ms))
+    step = simulate(work, compute, slowdown=slowdown, copy_ms=copy_ms, residual_ms=residual_ms)
+    per_sample = c.identity.units_per_sample
     units_per_s = batch * per_sample * n * times * 1000 / step.step_ms
     of_single = batch * per_sample * times * 1000 / single.total_ms
-    measured = inputs.spread.factor(min(n, calibration.num_ranks))
+    measured = c.spread.factor(min(n, c.num_ranks))
 
     def losses() -> Losses:
-        without_copies = simulate(work, compute, slowdown=inputs.slowdown)
+        without_copies = simulate(work, compute, slowdown=slowdown)
         network_ms = max(step.exposed_comm_ms - max(step.step_ms - without_copies.step_ms, 0.0), 0.0)
-        latency = min(inputs.comm(1.0) * len(layout) / step.comm_ms, 1.0) if step.comm_ms > 0 else 0.0
+        latency = min(comm(1.0) * len(layout) / step.comm_ms, 1.0) if step.comm_ms > 0 else 0.0
         return Losses(
             bandwidth_ms=network_ms * (1 - latency),
             latency_ms=network_ms * latency,
@@ -358,13 +344,6 @@ def _simulated(calibration: Calibration, scenario: Scenario, rng: np.random.Gene
 
     figures = (step.step_ms, units_per_s, units_per_s / n / of_single, step.exposed_comm_ms)
     return _Simulated(step, figures, own.total_ms * max(slowest - measured, 0.0), losses)
-
-
-def _resampled(samples: Samples, rng: np.random.Generator | None) -> Samples:
-    """Draw as many figures with replacement; without `rng` return the figures themselves."""
-    if rng is None or len(samples) < 2:
-        return samples
-    return tuple(rng.choice(samples, len(samples)))
 
 
 def _widening(calibration: Calibration) -> float:

@@ -117,8 +117,8 @@ def batch_per_device(calibration: Calibration, scenario: Scenario) -> int:
     return batch // scenario.num_devices
 
 
-def cost_band(calibration: Calibration, scenario: Scenario, curves: dict[int, CostCurve]) -> CostBand:
-    """Cost an all-reduce of a scenario. `curves` are the calibration's, by ranks (see `own_curves`).
+def cost_band(calibration: Calibration, scenario: Scenario) -> CostBand:
+    """Cost an all-reduce of a scenario.
 
     Raises UsageError where the scenario names no network for what it asks.
     """
@@ -126,10 +126,9 @@ def cost_band(calibration: Calibration, scenario: Scenario, curves: dict[int, Co
     if n == 1:
         return CostBand.exact(CostCurve())
     if scenario.measured is not None:
-        allreduce = scenario.measured.allreduce
-        return _nearest(allreduce, own_curves(allreduce), n)
+        return _nearest(scenario.measured.allreduce, n)
     if scenario.network is None and scenario.intra is None:
-        return _nearest(calibration.allreduce, curves, n)
+        return _nearest(calibration.allreduce, n)
     inside, network = scenario.inside, scenario.network
     per_node = min(scenario.gpus_per_node or (1 if inside is None else 8), n)
     nodes = -(-n // per_node)
@@ -159,7 +158,8 @@ def own_curves(allreduce: tuple[AllReduceTimes, ...]) -> dict[int, CostCurve]:
     return {times.num_ranks: measured_curve(times.points) for times in allreduce if times.num_ranks > 1}
 
 
-def _nearest(allreduce: tuple[AllReduceTimes, ...], curves: dict[int, CostCurve], wanted: int) -> CostBand:
+def _nearest(allreduce: tuple[AllReduceTimes, ...], wanted: int) -> CostBand:
+    curves = own_curves(allreduce)
     if not curves:
         raise UsageError(
             "the calibration holds no all-reduce over 2 ranks or more; name one, as --network ib-400g"

@@ -37,7 +37,7 @@ def test_resnet152_on_1024_ranks(benchmark: Any, resnet152: Calibration) -> None
     ready = [p.ready_ms for p in resnet152.parameters]
 
     def step() -> float:
-        curve = cost_band(resnet152, scenario, {}).estimate
+        curve = cost_band(resnet152, scenario).estimate
         work = make_work(sizes, ready, assign_cap(sizes, BucketCaps((0.0,))), curve)
         return simulate(work, COMPUTE, slowdown=SLOW).step_ms
 
