@@ -1,23 +1,19 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 from made import made_manifest
-from report_runs import case, dashed, run, usual_cases
+from report_runs import case, dashed, drawn, figure_of, run, usual_cases
 
 from ddp_bench.bench.findings.answers import CAP, COMMUNICATION, RESOLVED, WRAPPER, Verdict, verdicts
-from ddp_bench.bench.findings.numbers import between
+from ddp_bench.bench.findings.numbers import TIMES, between, with_interval
 from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.results.comparisons import EQUAL, FASTER, SLOWER, TOO_FEW, UNRESOLVED, Comparison
 from ddp_bench.bench.stats import Interval
-from ddp_bench.report.answer import cards, heading, model_name, status
-from ddp_bench.report.draw.figures import svg
-from ddp_bench.report.draw.forest import ratio_ticks
-from ddp_bench.report.forest import forest
-from ddp_bench.report.select import workloads
-from ddp_bench.report.view import page
+from ddp_bench.report.cases import workloads
+from ddp_bench.report.figures import against_default, ratio_ticks
+from ddp_bench.report.page import cards, heading, model_name, page, status
 
 
 def compared(low: float, high: float, case_id: str = "a", reference_id: str = "b") -> Comparison:
@@ -39,13 +35,25 @@ def compared(low: float, high: float, case_id: str = "a", reference_id: str = "b
     ],
 )
 def test_card_names_the_state_of_its_answer(verdict: Verdict, state: str, label: str) -> None:
-    (card,) = cards([verdict])
+    (card,) = cards([verdict], run([]).cases)
     assert (card.state, card.label, card.sentence, card.paste) == (state, label, "s", verdict.paste)
+
+
+def test_on_cpu_cores_the_headline_names_the_stand_in() -> None:
+    cpu = run([case("dp", 2, 9.0, device_type="cpu")]).cases
+    ratios = compared(1.2, 1.3), compared(0.7, 0.8)
+    found = cards(
+        [Verdict(WRAPPER, a, "s", "", (r,)) for a, r in zip((FASTER, SLOWER), ratios, strict=True)], cpu
+    )
+    assert [card.label for card in found] == [
+        "DDP is faster than DP stand-in (CPU)",
+        "DP stand-in (CPU) is faster than DDP",
+    ]
 
 
 def test_only_settings_without_a_difference_are_left_as_they_are() -> None:
     equal = (compared(0.99, 1.01),)
-    made = cards([Verdict(question, EQUAL, "s", "", equal) for question in (WRAPPER, CAP)])
+    made = cards([Verdict(question, EQUAL, "s", "", equal) for question in (WRAPPER, CAP)], run([]).cases)
     assert [card.leave for card in made] == [False, True]
 
 
@@ -81,20 +89,20 @@ def test_status_says_how_the_run_ended_and_what_is_open() -> None:
     assert status(Manifest(), cases[cases["status"] != "ok"], []).startswith("Finished, nothing measured · ")
 
 
-def rows_of(figure: Any) -> list[tuple[str, float]]:
-    return [(row.label, pytest.approx(row.interval.estimate)) for row in figure.rows]
-
-
 def test_forest_shows_every_case_over_the_default_fastest_first() -> None:
     cases = usual_cases()
     default, dp, small = (next(r["case_id"] for r in cases if r["case_id"] == i) for i in IDS)
     comparisons = [compared(1.1, 1.4, default, dp), compared(0.8, 0.9, small, default)]
-    figure = forest(workloads(run(cases).cases)[0], comparisons, key="k")
+    figure = against_default(workloads(run(cases).cases)[0], comparisons, key="k")
     assert figure is not None
-    assert rows_of(figure) == [("DDP, cap 1 MiB", math.sqrt(0.72)), ("DP", 1 / math.sqrt(1.54))]
-    assert figure.rows[1].interval.low == pytest.approx(1 / 1.4)
+    ((_, rows),) = drawn(figure)
+    assert [(name, row.x) for name, (row,) in rows.items()] == [
+        ("DDP, cap 1 MiB", pytest.approx(math.sqrt(0.72))),
+        ("DP", pytest.approx(1 / math.sqrt(1.54))),
+    ]
     assert figure.caption == "On 2 GPUs every other case is slower than DDP's default."
-    drawing = svg(figure)
+    drawing = figure.svg()
+    assert f"DP · {with_interval(Interval(1 / math.sqrt(1.54), 1 / 1.4, 1 / 1.1), TIMES)}" in drawing
     assert "<title>DDP, cap 1 MiB · " in drawing
     assert "within 5%" in drawing
 
@@ -103,15 +111,15 @@ IDS = ("ddp-n2-x-1", "dp-n2-x-1", "ddp-n2-1-1")
 
 
 def test_forest_of_too_few_rounds_names_no_winner() -> None:
-    shown = page([run(usual_cases())]).runs[0].figures[1]
+    shown = figure_of(page([run(usual_cases())]).runs[0], "Every case")
     assert shown.caption == "On 2 GPUs there are too few rounds to compare."
-    assert all(math.isnan(row.interval.low) for row in shown.rows)
-    assert "nan" not in svg(shown)
+    assert all(row.low is None for rows in drawn(shown)[0][1].values() for row in rows)
+    assert "nan" not in shown.svg()
 
 
 def test_forest_needs_something_to_compare() -> None:
     workload = workloads(run([case("single", 1, 9.0), case("ddp", 2, 15.0)]).cases)[0]
-    assert forest(workload, [], key="k") is None
+    assert against_default(workload, [], key="k") is None
 
 
 @pytest.mark.parametrize(
@@ -142,10 +150,10 @@ def test_the_figure_and_the_answer_say_the_same_of_one_ratio(ratio: Interval) ->
     rows = run(cases).cases
     compared = [Comparison(cases[1]["case_id"], cases[0]["case_id"], ratio, 0.05, 20)]
     (verdict,) = [v for v in verdicts(rows, compared) if v.question == CAP]
-    figure = forest(workloads(rows)[0], compared, key="k")
+    figure = against_default(workloads(rows)[0], compared, key="k")
     assert figure is not None
     assert (verdict.answer == FASTER) == ("is faster than DDP's default" in figure.caption)
     assert (verdict.answer == TOO_FEW) == ("too few rounds" in figure.caption)
     if verdict.answer == FASTER:
-        assert between(ratio) in figure.caption
+        assert with_interval(ratio, TIMES) in figure.caption
         assert between(ratio) in verdict.sentence

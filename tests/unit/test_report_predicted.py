@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 from commands import ROOT
-from report_runs import dashed
+from report_runs import Drawn, dashed, drawn
 
-from ddp_bench.bench.results.store import load_run
+from ddp_bench.bench.results.store import RunData, load_run
 from ddp_bench.bench.scaling.calibration import Identity
 from ddp_bench.bench.scaling.document import Line, Mark, Predictions
 from ddp_bench.bench.scaling.validate import HeldOut
 from ddp_bench.bench.stats import Interval
 from ddp_bench.report import main as command
-from ddp_bench.report.draw import figures
-from ddp_bench.report.drawings import Chart, Series
-from ddp_bench.report.predicted import section
+from ddp_bench.report.drawing import Figure
+from ddp_bench.report.page import Section
+from ddp_bench.report.predicted import predicted
 
 pytestmark = pytest.mark.usefixtures("few_resamples")
 
@@ -67,32 +67,36 @@ def made(**more: object) -> Predictions:
     return replace(outlook, **more)  # type: ignore[arg-type]
 
 
-def series(figure: object, label: str) -> Series:
-    assert isinstance(figure, Chart)
-    return next(s for s in figure.panels[0].series if s.label.startswith(label))
+def section(run: RunData, predictions: Predictions, *, key: str) -> Section:
+    return Section(*predicted(run, predictions, key=key))
+
+
+def line(figure: Figure, label: str) -> list[tuple[float, float]]:
+    """Places and values of a line whose name begins so."""
+    ((_, lines),) = drawn(figure)
+    found: list[Drawn] = next((marks for name, marks in lines.items() if name.startswith(label)), [])
+    return [(mark.x, pytest.approx(mark.y)) for mark in found]
 
 
 def test_throughput_and_efficiency_with_measured_points_area_ideal_and_break() -> None:
     throughput, efficiency = section(RUN, made(), key="k").figures
-    assert series(efficiency, "ib-100g").area
-    assert [(p.x, p.y) for p in series(efficiency, "ib-100g").points] == [(1, 100.0), (32, 75.0), (64, 70.0)]
-    assert [(p.x, p.y) for p in series(efficiency, "breaks").points] == [(32, 75.0)]
-    assert [(p.x, p.y) for p in series(throughput, "ideal").points][-1] == (64, 80 * 64)
+    assert line(efficiency, "ib-100g") == [(1, 100.0), (32, 75.0), (64, 70.0)]
+    assert line(efficiency, "breaks") == [(32, 75.0)]
+    assert line(throughput, "ideal")[-1] == (64, 80 * 64)
     ddp = RUN.cases[(RUN.cases["bucket_cap_mb"] == "default") & (RUN.cases["mode"] == "ddp")]
     case = ddp[ddp["num_devices"] == 2].iloc[0]
-    assert [(p.x, p.y) for p in series(throughput, "measured").points] == [(2, case["images_per_s"])]
+    assert line(throughput, "measured") == [(2, case["images_per_s"])]
     assert dashed("Predicted on 64 CPU cores: ib-100g 70.0 (63.0--84.0)%") in efficiency.alt
     assert "On ib-100g scaling breaks at 32." in efficiency.alt
     assert "Scaling breaks on ib-100g at 32 CPU cores." in throughput.alt
     for figure in (throughput, efficiency):
-        assert "fill-opacity" in figures.svg(figure)
+        assert "fill-opacity" in figure.svg()
 
 
 def test_a_line_that_does_not_break_has_no_cross() -> None:
-    line = replace(made().lines[0], broken_at=None)
-    throughput, efficiency = section(RUN, made(lines=(line,)), key="k").figures
-    assert isinstance(efficiency, Chart)
-    assert not [s for s in efficiency.panels[0].series if s.style == "break"]
+    whole = replace(made().lines[0], broken_at=None)
+    throughput, efficiency = section(RUN, made(lines=(whole,)), key="k").figures
+    assert line(efficiency, "breaks") == []
     assert "Scaling breaks on ib-100g nowhere." in throughput.caption
 
 
@@ -132,9 +136,7 @@ def test_errors_without_predictions_keep_their_notes() -> None:
 def test_predictions_from_another_machine_are_drawn_without_measured_points_and_say_so() -> None:
     other = replace(made().identity, torch="1.0")
     shown = section(RUN, made(identity=other), key="k")
-    figure = shown.figures[0]
-    assert isinstance(figure, Chart)
-    assert not [s for s in figure.panels[0].series if s.label.startswith("measured")]
+    assert line(shown.figures[0], "measured") == []
     assert "The calibration is not of this run: torch '1.0' is not '2.15.0'." in shown.notes
 
 
@@ -184,28 +186,28 @@ def test_predictions_belong_to_one_run(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_a_refused_prediction_is_a_reason_in_the_table_and_nothing_in_the_figures() -> None:
-    line = made().lines[0]
-    refused = replace(line.marks[-1], reason=f"{REASON}; calibrate longer", **NOTHING)
-    shown = section(RUN, made(lines=(replace(line, marks=(*line.marks[:-1], refused)),)), key="k")
+    first = made().lines[0]
+    refused = replace(first.marks[-1], reason=f"{REASON}; calibrate longer", **NOTHING)
+    shown = section(RUN, made(lines=(replace(first, marks=(*first.marks[:-1], refused)),)), key="k")
     table = shown.tables[0]
     assert table.rows == (("ib-100g", "default", "64", REASON, "", "", "", ""),)
     assert table.below[0] == f"ib-100g, bucket cap default, 64 devices: {REASON}; calibrate longer."
     for figure in shown.figures:
-        assert [p.x for p in series(figure, "ib-100g").points] == [1, 32]
+        assert [x for x, _ in line(figure, "ib-100g")] == [1, 32]
         assert "Predicted on 32 CPU cores" in figure.caption
 
 
 def test_a_break_that_is_not_known_is_not_said_to_be_nowhere() -> None:
-    line = made().lines[0]
-    refused = replace(line.marks[-1], reason=REASON, **NOTHING)
-    unknown = replace(line, marks=(*line.marks[:-1], refused), broken_at=None)
+    first = made().lines[0]
+    refused = replace(first.marks[-1], reason=REASON, **NOTHING)
+    unknown = replace(first, marks=(*first.marks[:-1], refused), broken_at=None)
     throughput = section(RUN, made(lines=(unknown,)), key="k").figures[0]
     assert "Scaling breaks on ib-100g at a count that is not known." in throughput.caption
 
 
 def test_a_line_of_nothing_but_refused_predictions_has_no_figure() -> None:
-    line = made().lines[0]
-    refused = replace(line.marks[-1], reason=REASON, **NOTHING)
-    shown = section(RUN, made(lines=(replace(line, marks=(refused,), broken_at=None),)), key="k")
+    first = made().lines[0]
+    refused = replace(first.marks[-1], reason=REASON, **NOTHING)
+    shown = section(RUN, made(lines=(replace(first, marks=(refused,), broken_at=None),)), key="k")
     assert not shown.figures
     assert shown.tables[0].rows[0][3] == REASON
