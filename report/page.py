@@ -31,8 +31,8 @@ from ddp_bench.report import conditions, figures, step, tables
 from ddp_bench.report.cases import WorkloadCases, with_rates, workloads
 from ddp_bench.report.drawing import Figure
 from ddp_bench.report.predicted import predicted
-from ddp_bench.report.tables import Link, Table
-from ddp_bench.report.together import Together, together
+from ddp_bench.report.tables import Link, Section, Table
+from ddp_bench.report.together import together
 
 _MOST_HOSTS = 4
 _MOMENT = re.compile(r"([0-9-]{10})T([0-9]{2}:[0-9]{2}):[0-9]{2}(?:Z|\+00:00)")
@@ -94,31 +94,6 @@ class Card(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Section:
-    """Figures and tables under a heading of their own, or folded under a title that names them."""
-
-    title: str
-    notes: Sequence[str] = ()
-    figures: Sequence[Figure] = ()
-    tables: Sequence[Table] = ()
-
-    @classmethod
-    def folded(cls, figures: Sequence[Figure] = (), tables: Sequence[Table] = ()) -> Section:
-        """Name what is folded after what it holds."""
-        every: list[Figure | Table] = [*figures, *tables]
-        titles = dict.fromkeys(one.title.partition(":")[0] for one in every)
-        first, *others = titles or ("",)
-        return cls(", ".join((first, *(_in_text(name) for name in others))), (), figures, tables)
-
-
-def _in_text(title: str) -> str:
-    """Write a title within a sentence: `Memory` as `memory`, `DDP` as it is."""
-    return (
-        title if title[1:2].isupper() or title.startswith("DataParallel") else title[:1].lower() + title[1:]
-    )
-
-
-@dataclass(frozen=True)
 class Run:
     """One run on the page: `heading` names what was measured, `title` the run."""
 
@@ -171,7 +146,7 @@ class Page:
     title: str
     runs: Sequence[Run]
     differences: Table | None = None
-    together: Together | None = None
+    together: Section | None = None
 
     @property
     def figures(self) -> list[Figure]:
@@ -283,7 +258,7 @@ def _run(
         conditions=conditions.groups(manifest, cases),
         ranks=conditions.ranks(manifest),
         topology=(manifest.environment.topology or "").strip("\n"),
-        predicted=Section(*predicted(run, predictions, key=f"{key}-predicted")) if predictions else None,
+        predicted=predicted(run, predictions, key=f"{key}-predicted") if predictions else None,
         forms=_forms(measured, key=f"{key}-forms"),
     )
 

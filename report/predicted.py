@@ -19,13 +19,11 @@ from ddp_bench.bench.scaling.validate import error_sizes
 from ddp_bench.report.cases import mark
 from ddp_bench.report.drawing import MOST_RUNS, Figure, Line, Mark, bare, chart, ideal
 from ddp_bench.report.figures import LOG_FROM, device_ticks
-from ddp_bench.report.tables import Heading, Table
+from ddp_bench.report.tables import Heading, Section, Table
 
 
-def predicted(
-    run: RunData, predictions: Predictions, *, key: str
-) -> tuple[str, list[str], list[Figure], list[Table]]:
-    """Show `predictions` beside the cases of `run`: the title of a section, its notes, figures and tables."""
+def predicted(run: RunData, predictions: Predictions, *, key: str) -> Section:
+    """Show `predictions` beside the cases of `run`."""
     caps = dict.fromkeys(line.bucket_cap_mb for line in predictions.lines)
     by_cap = [[line for line in predictions.lines if line.bucket_cap_mb == cap][:MOST_RUNS] for cap in caps]
     by_cap = [drawn for lines in by_cap if (drawn := [line for line in lines if _shown(line)])]
@@ -43,7 +41,8 @@ def predicted(
         for i, lines in enumerate(by_cap, start=1)
         for name in ("images_per_s", "efficiency")
     ]
-    return "On hardware you do not have", notes, figures, [table for table in made if table is not None]
+    tables = [table for table in made if table is not None]
+    return Section("On hardware you do not have", notes, figures, tables)
 
 
 def _shown(line: document.Line) -> list[document.Mark]:

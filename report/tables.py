@@ -10,6 +10,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from ddp_bench.bench.axes import PYTHON_REDUCER
+from ddp_bench.bench.findings.next_step import NextStep
 from ddp_bench.bench.findings.numbers import (
     MIB,
     TIMES,
@@ -41,6 +42,7 @@ from ddp_bench.bench.results.schema import records
 from ddp_bench.bench.results.store import failure_file
 from ddp_bench.bench.settings import STAGED
 from ddp_bench.report.cases import EPOCH_IMAGES, unshared
+from ddp_bench.report.drawing import Figure
 from ddp_bench.report.figures import FORMS
 
 
@@ -78,6 +80,32 @@ class Table:
     columns: tuple[Heading, ...]
     rows: tuple[tuple[Cell, ...], ...]
     below: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Section:
+    """Figures and tables under a heading of their own; what they say together comes before everything."""
+
+    title: str
+    notes: Sequence[str] = ()
+    figures: Sequence[Figure] = ()
+    tables: Sequence[Table] = ()
+    findings: Sequence[str] = ()
+    warnings: Sequence[str] = ()
+    following: NextStep | None = None
+
+    @classmethod
+    def folded(cls, figures: Sequence[Figure] = (), tables: Sequence[Table] = ()) -> Section:
+        """Name what is folded after what it holds."""
+        every: list[Figure | Table] = [*figures, *tables]
+        first, *others = dict.fromkeys(one.title.partition(":")[0] for one in every) or [""]
+        return cls(", ".join((first, *map(_in_text, others))), (), figures, tables)
+
+
+def _in_text(title: str) -> str:
+    """Write a title within a sentence: `Memory` as `memory`, `DDP` as it is."""
+    is_name = title[1:2].isupper() or title.startswith("DataParallel")
+    return title if is_name else title[:1].lower() + title[1:]
 
 
 def table(title: str, note: str, cases: pd.DataFrame, columns: Iterable[Column]) -> Table | None:

@@ -36,7 +36,7 @@ from ddp_bench.report.figures import (
     placed,
     step_by_cap,
 )
-from ddp_bench.report.tables import Heading, Table
+from ddp_bench.report.tables import Heading, Section, Table
 
 _CONFIDENCE = 0.95
 """Of all ratios that stand beside each other together, and of a run's own intervals each."""
@@ -48,19 +48,6 @@ _HOW = (
     "Each run has its colour, mark and line. What differs between runs that were not measured in turns, "
     "below, and the time of day, can cause a difference. "
 )
-
-
-@dataclass(frozen=True)
-class Together:
-    """What several runs say together, findings and warnings first."""
-
-    findings: Sequence[str]
-    warnings: Sequence[str]
-    following: NextStep | None
-    notes: Sequence[str]
-    figures: Sequence[Figure]
-    tables: Sequence[Table]
-    title: str = "The runs side by side"
 
 
 @dataclass(frozen=True)
@@ -83,7 +70,7 @@ class MeasuredRun:
         return images_per_s_by_round(self.run.blocks, units_per_step(self.workload.cases))
 
 
-def together(titles: Sequence[str], runs: Sequence[RunData]) -> Together | None:
+def together(titles: Sequence[str], runs: Sequence[RunData]) -> Section | None:
     """Show what can be drawn of several runs together, in the order given; None for fewer than two.
 
     Workloads of one name belong together; runs that have one workload each are compared whatever its name.
@@ -114,7 +101,8 @@ def together(titles: Sequence[str], runs: Sequence[RunData]) -> Together | None:
             for figure in _figures(group[:MOST_RUNS], f"together-{i}")
         ]
         tables += [made for made in [_table(group, found)] if made is not None]
-    return Together(
+    return Section(
+        title="The runs side by side",
         findings=said,
         warnings=[NOT_INTERLEAVED] if said and not all(map(_in_turns, groups)) else [],
         following=_following(groups[0]) if said and len(groups) == 1 else None,

@@ -4,7 +4,8 @@ import pytest
 from report_runs import Row, case, dashed, drawn, measured, run
 
 from ddp_bench.bench.results.comparisons import pairs_of
-from ddp_bench.report.page import Section, page
+from ddp_bench.report.page import page
+from ddp_bench.report.tables import Section
 
 CASES = [
     case("single", 1, 100.0),

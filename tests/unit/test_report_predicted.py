@@ -11,14 +11,13 @@ import pytest
 from commands import ROOT
 from report_runs import Drawn, dashed, drawn
 
-from ddp_bench.bench.results.store import RunData, load_run
+from ddp_bench.bench.results.store import load_run
 from ddp_bench.bench.scaling.calibration import Identity
 from ddp_bench.bench.scaling.document import Line, Mark, Predictions
 from ddp_bench.bench.scaling.validate import HeldOut
 from ddp_bench.bench.stats import Interval
 from ddp_bench.report import main as command
 from ddp_bench.report.drawing import Figure
-from ddp_bench.report.page import Section
 from ddp_bench.report.predicted import predicted
 
 pytestmark = pytest.mark.usefixtures("few_resamples")
@@ -67,10 +66,6 @@ def made(**more: object) -> Predictions:
     return replace(outlook, **more)  # type: ignore[arg-type]
 
 
-def section(run: RunData, predictions: Predictions, *, key: str) -> Section:
-    return Section(*predicted(run, predictions, key=key))
-
-
 def line(figure: Figure, label: str) -> list[tuple[float, float]]:
     """Places and values of a line whose name begins so."""
     ((_, lines),) = drawn(figure)
@@ -79,7 +74,7 @@ def line(figure: Figure, label: str) -> list[tuple[float, float]]:
 
 
 def test_throughput_and_efficiency_with_measured_points_area_ideal_and_break() -> None:
-    throughput, efficiency = section(RUN, made(), key="k").figures
+    throughput, efficiency = predicted(RUN, made(), key="k").figures
     assert line(efficiency, "ib-100g") == [(1, 100.0), (32, 75.0), (64, 70.0)]
     assert line(efficiency, "breaks") == [(32, 75.0)]
     assert line(throughput, "ideal")[-1] == (64, 80 * 64)
@@ -95,13 +90,13 @@ def test_throughput_and_efficiency_with_measured_points_area_ideal_and_break() -
 
 def test_a_line_that_does_not_break_has_no_cross() -> None:
     whole = replace(made().lines[0], broken_at=None)
-    throughput, efficiency = section(RUN, made(lines=(whole,)), key="k").figures
+    throughput, efficiency = predicted(RUN, made(lines=(whole,)), key="k").figures
     assert line(efficiency, "breaks") == []
     assert "Scaling breaks on ib-100g nowhere." in throughput.caption
 
 
 def test_only_what_was_asked_is_tabled_and_errors_have_their_median_and_worst() -> None:
-    predictions, errors = section(RUN, made(), key="k").tables
+    predictions, errors = predicted(RUN, made(), key="k").tables
     assert [row[:3] for row in predictions.rows] == [("ib-100g", "default", "64")]
     assert [row[-1] for row in errors.rows] == ["-1.0%", "+2.0%", "+6.0%"]
     assert errors.below == ("Median error 2.0%, worst 6.0%, without signs.",)
@@ -112,7 +107,7 @@ def test_errors_over_several_links_say_which() -> None:
         HeldOut("case", 2, "25", 100.0, Interval(101.0, 90.0, 110.0), network=link)
         for link in ("1gbit", "4gbit")
     )
-    errors = section(RUN, made(validation=cases), key="k").tables[-1]
+    errors = predicted(RUN, made(validation=cases), key="k").tables[-1]
     assert errors.columns[0].name == "Link"
     assert [row[0] for row in errors.rows] == ["1gbit", "4gbit"]
     assert all(len(row) == len(errors.columns) for row in errors.rows)
@@ -120,14 +115,14 @@ def test_errors_over_several_links_say_which() -> None:
 
 def test_assumptions_stand_below_the_predictions_and_the_error_is_said_once() -> None:
     """The document says whether its error was measured; the page has no word of its own on that."""
-    shown = section(RUN, made(validation=None), key="k")
+    shown = predicted(RUN, made(validation=None), key="k")
     assert shown.tables[0].below == ("Network: x; assumed: y.",)
     assert len(shown.tables) == 1
     assert not any("was not measured" in note for note in shown.notes)
 
 
 def test_errors_without_predictions_keep_their_notes() -> None:
-    shown = section(RUN, made(lines=()), key="k")
+    shown = predicted(RUN, made(lines=()), key="k")
     assert "Network: x; assumed: y." in shown.notes
     assert not shown.figures
     assert [table.title for table in shown.tables] == ["Error of the predictions"]
@@ -135,7 +130,7 @@ def test_errors_without_predictions_keep_their_notes() -> None:
 
 def test_predictions_from_another_machine_are_drawn_without_measured_points_and_say_so() -> None:
     other = replace(made().identity, torch="1.0")
-    shown = section(RUN, made(identity=other), key="k")
+    shown = predicted(RUN, made(identity=other), key="k")
     assert line(shown.figures[0], "measured") == []
     assert "The calibration is not of this run: torch '1.0' is not '2.15.0'." in shown.notes
 
@@ -188,7 +183,7 @@ def test_predictions_belong_to_one_run(capsys: pytest.CaptureFixture[str]) -> No
 def test_a_refused_prediction_is_a_reason_in_the_table_and_nothing_in_the_figures() -> None:
     first = made().lines[0]
     refused = replace(first.marks[-1], reason=f"{REASON}; calibrate longer", **NOTHING)
-    shown = section(RUN, made(lines=(replace(first, marks=(*first.marks[:-1], refused)),)), key="k")
+    shown = predicted(RUN, made(lines=(replace(first, marks=(*first.marks[:-1], refused)),)), key="k")
     table = shown.tables[0]
     assert table.rows == (("ib-100g", "default", "64", REASON, "", "", "", ""),)
     assert table.below[0] == f"ib-100g, bucket cap default, 64 devices: {REASON}; calibrate longer."
@@ -201,13 +196,13 @@ def test_a_break_that_is_not_known_is_not_said_to_be_nowhere() -> None:
     first = made().lines[0]
     refused = replace(first.marks[-1], reason=REASON, **NOTHING)
     unknown = replace(first, marks=(*first.marks[:-1], refused), broken_at=None)
-    throughput = section(RUN, made(lines=(unknown,)), key="k").figures[0]
+    throughput = predicted(RUN, made(lines=(unknown,)), key="k").figures[0]
     assert "Scaling breaks on ib-100g at a count that is not known." in throughput.caption
 
 
 def test_a_line_of_nothing_but_refused_predictions_has_no_figure() -> None:
     first = made().lines[0]
     refused = replace(first.marks[-1], reason=REASON, **NOTHING)
-    shown = section(RUN, made(lines=(replace(first, marks=(refused,), broken_at=None),)), key="k")
+    shown = predicted(RUN, made(lines=(replace(first, marks=(refused,), broken_at=None),)), key="k")
     assert not shown.figures
     assert shown.tables[0].rows[0][3] == REASON
