@@ -10,130 +10,114 @@ from ddp_bench.bench.axes import DDP_DEFAULTS
 from ddp_bench.bench.cli import command
 from ddp_bench.bench.findings.numbers import count, number, per_second, plural, quantity, with_interval
 from ddp_bench.bench.findings.wording import Row, cap_label, device_noun, estimate, link_name, settings, text
+from ddp_bench.bench.predict import scaling_limit
 from ddp_bench.bench.predict.calibration import Identity, differences
 from ddp_bench.bench.predict.held_out import error_sizes
 from ddp_bench.bench.predict.measured import ddp_cases, identity
 from ddp_bench.bench.predict.output import Predictions
 from ddp_bench.bench.predict.prediction import Prediction
-from ddp_bench.bench.predict.scaling_limit import Line
 from ddp_bench.bench.results.store import RunData
-from ddp_bench.bench.stats import Interval
-from ddp_bench.report.devices import LOG_FROM, device_ticks, marked
-from ddp_bench.report.drawings import MOST_RUNS, Chart, Panel, Point, Series
-from ddp_bench.report.model import Section, Table, TableColumn
-
-_NOTE = f"Predicted by {command('predict')}, not measured: a simulation of one step, fed by a calibration."
-_HOW = (
-    "Lines are predictions, their areas 95% intervals: where an area is wide, little is known. Diamonds with "
-    "bars were measured in this run, over its own network. A cross marks where scaling breaks: the first "
-    "number of devices with a predicted efficiency below 80%."
-)
-_COLUMNS = (
-    TableColumn("Network"),
-    TableColumn("Bucket cap"),
-    TableColumn("Devices", "number"),
-    TableColumn("Step", "number"),
-    TableColumn("Throughput", "number"),
-    TableColumn("Efficiency", "number"),
-    TableColumn("Exposed communication", "number"),
-    TableColumn("Waiting for the slowest", "number"),
-)
-_TABLE_NOTE = (
-    "Prediction [95% interval]. Exposed communication is the step less the same step without communication; "
-    "efficiency is throughput over devices times that of one."
-)
-_CHECKED = (
-    TableColumn("Case"),
-    TableColumn("Devices", "number"),
-    TableColumn("Bucket cap"),
-    TableColumn("Measured step", "number"),
-    TableColumn("Predicted step", "number"),
-    TableColumn("Error", "number"),
-)
-_CHECKED_NOTE = (
-    "Measured cases that nothing was fitted to, and what the same model predicts for them. Error is "
-    "predicted over measured, less one."
-)
+from ddp_bench.report.cases import mark
+from ddp_bench.report.drawing import MOST_RUNS, Figure, Line, Mark, bare, chart, ideal
+from ddp_bench.report.figures import LOG_FROM, device_ticks
+from ddp_bench.report.tables import Heading, Section, Table
 
 
-def section(run: RunData, predictions: Predictions, *, key: str) -> Section:
+def predicted(run: RunData, predictions: Predictions, *, key: str) -> Section:
     """Show `predictions` beside the cases of `run`."""
-    found = predictions.lines
-    caps = dict.fromkeys(line.first.bucket_cap_mb for line in found)
-    by_cap = [[line for line in found if line.first.bucket_cap_mb == cap][:MOST_RUNS] for cap in caps]
-    made = (_predictions(predictions), _validation(predictions))
+    caps = dict.fromkeys(line.first.bucket_cap_mb for line in predictions.lines)
+    by_cap = [
+        [line for line in predictions.lines if line.first.bucket_cap_mb == cap][:MOST_RUNS] for cap in caps
+    ]
     by_cap = [drawn for lines in by_cap if (drawn := [line for line in lines if _shown(line)])]
+    made = (_predictions(predictions), _validation(predictions))
     networks = len({line.first.network for line in predictions.lines})
-    more = [f"Of {networks} networks the first {MOST_RUNS} are drawn."] if networks > MOST_RUNS else []
-    return Section(
-        title="On hardware you do not have",
-        notes=(_NOTE, *more, *_unlike(run, predictions), *(() if made[0] else predictions.notes)),
-        figures=tuple(
-            _figure(run, predictions, lines, name, f"{key}-{i}", several=len(caps) > 1)
-            for i, lines in enumerate(by_cap, start=1)
-            for name in ("images_per_s", "efficiency")
-        ),
-        tables=tuple(table for table in made if table is not None),
-    )
+    notes = [
+        f"Predicted by {command('predict')}, not measured: a simulation of one step, fed by a calibration."
+    ]
+    if networks > MOST_RUNS:
+        notes.append(f"Of {networks} networks the first {MOST_RUNS} are drawn.")
+    notes += _unlike(run, predictions)
+    notes += [] if made[0] else predictions.notes
+    figures = [
+        _figure(run, predictions, of_cap, name, f"{key}-{i}", several=len(caps) > 1)
+        for i, of_cap in enumerate(by_cap, start=1)
+        for name in ("images_per_s", "efficiency")
+    ]
+    tables = [table for table in made if table is not None]
+    return Section("On hardware you do not have", notes, figures, tables)
 
 
-def _shown(line: Line) -> list[Prediction]:
+def _shown(line: scaling_limit.Line) -> list[Prediction]:
     """Return the predictions of a line that are not refused."""
-    return [mark for mark in line.predictions if not mark.reason]
+    return [found for found in line.predictions if not found.reason]
 
 
 def _figure(
-    run: RunData, predictions: Predictions, lines: Sequence[Line], name: str, key: str, *, several: bool
-) -> Chart:
-    """Show throughput or efficiency against devices; `several` bucket caps are told apart by the title."""
-    rate = name == "images_per_s"
-    device, link = device_noun(predictions.identity.device_type), predictions.identity.link
-    suffix = f", bucket cap {cap_label(lines[0].first.bucket_cap_mb)}" if several else ""
+    run: RunData,
+    predictions: Predictions,
+    lines: Sequence[scaling_limit.Line],
+    name: str,
+    key: str,
+    *,
+    several: bool,
+) -> Figure:
+    """Draw throughput or efficiency against devices; `several` bucket caps are told apart by the title."""
+    rate, device = name == "images_per_s", device_noun(predictions.identity.device_type)
     factor, unit = (1.0, per_second(predictions.identity.unit)) if rate else (100.0, "%")
-    predicted = [
-        Series(line.first.network, f"run{i}", tuple(_point(m, name, factor) for m in _shown(line)), area=True)
+    drawn = [
+        Line(
+            line.first.network,
+            f"run{i}",
+            tuple(Mark(found.num_devices, getattr(found, name).scaled(factor)) for found in _shown(line)),
+            band=True,
+        )
         for i, line in enumerate(lines, start=1)
     ]
-    at_break = [
-        point
-        for line, series in zip(lines, predicted, strict=True)
-        for point in series.points
-        if point.x == line.broken_at
-    ]
-    broken = Series("breaks here", "break", tuple(Point(p.x, p.y) for p in at_break), joined=False)
-    measured = Series(
+    pairs = list(zip(lines, drawn, strict=True))
+    breaks = [m for line, shown in pairs for m in shown.marks if m.x == line.broken_at]
+    link = predictions.identity.link
+    measured = Line(
         f"measured, {link_name(link)}" if link else "measured",
         "single",
-        _measured(run, predictions, lines[0], name, factor),
+        tuple(
+            mark(float(row["num_devices"]), found.scaled(factor), row, "")
+            for row in _measured(run, predictions, lines[0])
+            if (found := estimate(row, name)) is not None
+        ),
         joined=False,
     )
-    counts = sorted({p.x for s in (*predicted, measured) for p in s.points})
-    mark = _shown(lines[0])[0]
-    one = _of(mark, "images_per_s") / _of(mark, "efficiency") / mark.num_devices if rate else 100.0
-    ideal = Series(
-        "ideal", "ideal", tuple(Point(n, one * n if rate else one) for n in sorted({1.0, *counts}))
+    broken = Line(
+        "breaks here", "break", tuple(Mark(m.x, bare(m.value.estimate)) for m in breaks), joined=False
     )
-    drawn = [series for series in (*predicted, measured, broken) if series.points]
-    said = "; ".join(f"{s.label} {with_interval(s.points[-1].interval, unit)}" for s in predicted)
-    most = plural(predicted[0].points[-1].x, device)
-    return Chart(
-        key=f"{key}-{'throughput' if rate else 'efficiency'}",
-        title=f"Predicted {'throughput' if rate else 'efficiency'}{suffix}",
+    counts = sorted({m.x for line in (*drawn, measured) for m in line.marks})
+    first = _shown(lines[0])[0]
+    one = 100.0
+    if rate and first.images_per_s is not None and first.efficiency is not None:
+        one = first.images_per_s.estimate / first.efficiency.estimate / first.num_devices
+    dotted = ideal("ideal", {n: one * n if rate else one for n in {1.0, *counts}})
+    labelled = [n for n in counts if n not in {m.x for m in breaks} or int(n).bit_count() == 1]
+    what = "throughput" if rate else "efficiency"
+    suffix = f", bucket cap {cap_label(lines[0].first.bucket_cap_mb)}" if several else ""
+    said = "; ".join(f"{line.label} {with_interval(line.marks[-1].value, unit)}" for line in drawn)
+    verdict = _breaks(lines, device) if rate else " ".join(line.verdict for line in lines)
+    return chart(
+        key=f"{key}-{what}",
+        title=f"Predicted {what}{suffix}",
+        panels={f"{what} ({unit})": [line for line in (*drawn, measured, broken) if line.marks] + [dotted]},
         x_label=f"devices ({device}s), {lines[0].first.scaling} scaling",
-        y_label=f"throughput ({unit})" if rate else "efficiency (%)",
-        ticks=device_ticks(
-            [n for n in counts if n not in {p.x for p in at_break} or int(n).bit_count() == 1]
-        ),
-        panels=(Panel("", (*drawn, ideal)),),
-        caption=f"Predicted on {most}: {said}. "
-        + (_breaks(lines, device) if rate else " ".join(line.verdict for line in lines)),
-        how_to_read=f"Higher is better; the dotted line is ideal. {_HOW}",
+        ticks=device_ticks(labelled),
+        caption=f"Predicted on {plural(drawn[0].marks[-1].x, device)}: {said}. {verdict}",
+        how_to_read="Higher is better; the dotted line is ideal. Lines are predictions, their areas 95% "
+        "intervals: where an area is wide, little is known. Diamonds with bars were measured in this run, "
+        "over its own network. A cross marks where scaling breaks: the first number of devices with a "
+        "predicted efficiency below 80%.",
         log_x=max(counts) > LOG_FROM,
         log_y=rate and max(counts) > LOG_FROM,
     )
 
 
-def _breaks(lines: Sequence[Line], device: str) -> str:
+def _breaks(lines: Sequence[scaling_limit.Line], device: str) -> str:
     where = []
     for line in lines:
         refused = len(_shown(line)) < len(line.predictions)
@@ -143,19 +127,7 @@ def _breaks(lines: Sequence[Line], device: str) -> str:
     return f"Scaling breaks {', '.join(where)}."
 
 
-def _point(mark: Prediction, name: str, factor: float) -> Point:
-    value: Interval = getattr(mark, name)
-    return Point.at(mark.num_devices, value.scaled(factor))
-
-
-def _of(mark: Prediction, name: str) -> float:
-    value: Interval = getattr(mark, name)
-    return value.estimate
-
-
-def _measured(
-    run: RunData, predictions: Predictions, line: Line, name: str, factor: float
-) -> tuple[Point, ...]:
+def _measured(run: RunData, predictions: Predictions, line: scaling_limit.Line) -> list[Row]:
     """Return the run's own cases of what the line predicts, possibly on another network."""
     usual = {
         **DDP_DEFAULTS,
@@ -163,73 +135,84 @@ def _measured(
         "comm_hook": line.first.comm_hook,
         "accumulate": line.first.accumulate,
     }
-    rows = [
+
+    def of_any_batch(found: Identity) -> Identity:
+        # Under strong scaling the batch is another at every count, and lines tell theirs.
+        return replace(found, batch_per_device=1)
+
+    def batch(row: Row) -> int:
+        return int(row["batch_per_device"]) * (int(row["num_devices"]) if row["scaling"] == "strong" else 1)
+
+    wanted = of_any_batch(predictions.identity)
+    rows: list[Row] = [
         row
         for row in ddp_cases(run)
-        if not differences(_of_any_batch(identity(run, row)), _of_any_batch(predictions.identity))
-        and (text(row["scaling"]), _batch_size(row)) == (line.first.scaling, line.first.batch_size)
+        if not differences(of_any_batch(identity(run, row)), wanted)
+        and (text(row["scaling"]), batch(row)) == (line.first.scaling, line.first.batch_size)
         and not settings(row, usual)
     ]
-    found = [(row, estimate(row, name)) for row in sorted(rows, key=lambda row: int(row["num_devices"]))]
-    return tuple(
-        marked(float(row["num_devices"]), value.scaled(factor), row)
-        for row, value in found
-        if value is not None
-    )
-
-
-def _of_any_batch(found: Identity) -> Identity:
-    """Leave the batch out: under strong scaling it is another at every count, and lines tell theirs."""
-    return replace(found, batch_per_device=1)
-
-
-def _batch_size(row: Row) -> int:
-    """As a line has it: per device (weak) or in all (strong)."""
-    return int(row["batch_per_device"]) * (int(row["num_devices"]) if row["scaling"] == "strong" else 1)
+    return sorted(rows, key=lambda row: int(row["num_devices"]))
 
 
 def _unlike(run: RunData, predictions: Predictions) -> list[str]:
-    cases = ddp_cases(run)
-    unlike = [differences(predictions.identity, identity(run, case)) for case in cases]
+    unlike = [differences(predictions.identity, identity(run, case)) for case in ddp_cases(run)]
     if not unlike or not all(unlike):
         return []
-    nearest = next(found for found in unlike if len(found) == min(map(len, unlike)))
-    return [f"The calibration is not of this run: {'; '.join(nearest)}."]
+    sizes = [len(found) for found in unlike]
+    return [f"The calibration is not of this run: {'; '.join(unlike[sizes.index(min(sizes))])}."]
 
 
 def _predictions(predictions: Predictions) -> Table | None:
-    asked = [(line, mark) for line in predictions.lines for mark in line.predictions if mark.asked]
+    asked = [(line, found) for line in predictions.lines for found in line.predictions if found.asked]
     rows = tuple(
         (
             line.first.network,
             cap_label(line.first.bucket_cap_mb),
-            count(mark.num_devices),
-            with_interval(mark.step_ms, "ms") or "not predicted",
-            with_interval(mark.images_per_s, per_second(predictions.identity.unit)),
-            with_interval(mark.efficiency, "%", 100.0),
-            with_interval(mark.exposed_comm_ms, "ms"),
-            quantity(mark.wait_ms, "ms"),
+            count(found.num_devices),
+            with_interval(found.step_ms, "ms") or "not predicted",
+            with_interval(found.images_per_s, per_second(predictions.identity.unit)),
+            with_interval(found.efficiency, "%", 100.0),
+            with_interval(found.exposed_comm_ms, "ms"),
+            quantity(found.wait_ms, "ms"),
         )
-        for line, mark in asked
+        for line, found in asked
     )
     refused = [
         f"{line.first.network}, bucket cap {cap_label(line.first.bucket_cap_mb)}, "
-        f"{count(mark.num_devices)} devices: {mark.reason}."
-        for line, mark in asked
-        if mark.reason
+        f"{count(found.num_devices)} devices: {found.reason}."
+        for line, found in asked
+        if found.reason
     ]
-    below = (*refused, *predictions.notes)
-    return Table("Predictions", _TABLE_NOTE, _COLUMNS, rows, below=below) if rows else None
+    note = (
+        "Prediction (95% interval). Exposed communication is the step less the same step without "
+        "communication; efficiency is throughput over devices times that of one."
+    )
+    numbers = (
+        "Devices",
+        "Step",
+        "Throughput",
+        "Efficiency",
+        "Exposed communication",
+        "Waiting for the slowest",
+    )
+    columns = (Heading("Network"), Heading("Bucket cap"), *(Heading(name, "number") for name in numbers))
+    return Table("Predictions", note, columns, rows, (*refused, *predictions.notes)) if rows else None
 
 
 def _validation(predictions: Predictions) -> Table | None:
     if not predictions.validation:
         return None
     several = len({case.network for case in predictions.validation}) > 1
-    columns = (*((TableColumn("Link"),) if several else ()), *_CHECKED)
+    columns = (
+        *([Heading("Link")] if several else []),
+        Heading("Case"),
+        Heading("Devices", "number"),
+        Heading("Bucket cap"),
+        *(Heading(name, "number") for name in ("Measured step", "Predicted step", "Error")),
+    )
     rows = tuple(
         (
-            *((case.network,) if several else ()),
+            *([case.network] if several else []),
             case.case_id,
             count(case.num_devices),
             cap_label(case.bucket_cap_mb),
@@ -239,7 +222,14 @@ def _validation(predictions: Predictions) -> Table | None:
         )
         for case in predictions.validation
     )
+    note = (
+        "Measured cases that nothing was fitted to, and what the same model predicts for them. Error is "
+        "predicted over measured, less one."
+    )
     sizes = error_sizes(predictions.validation)
-    below = f"Median error {number(median(sizes), 2)}%, worst {number(max(sizes), 2)}%, without signs."
-    said = (below,) if sizes else ()
-    return Table("Error of the predictions", _CHECKED_NOTE, columns, rows, below=said)
+    said = (
+        f"Median error {number(median(sizes), 2)}%, worst {number(max(sizes), 2)}%, without signs."
+        if sizes
+        else ""
+    )
+    return Table("Error of the predictions", note, columns, rows, (said,) if said else ())

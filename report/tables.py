@@ -1,16 +1,20 @@
-"""Says which tables of its cases a run has, and what stands in each."""
+"""The tables of a run: each a list of columns over rows of cases.csv."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import pandas as pd
 
+from ddp_bench.bench.axes import PYTHON_REDUCER
+from ddp_bench.bench.findings.next_step import NextStep
 from ddp_bench.bench.findings.numbers import (
     MIB,
     TIMES,
+    count,
     finite,
     number,
     per_second,
@@ -18,50 +22,253 @@ from ddp_bench.bench.findings.numbers import (
     singular,
     with_interval,
 )
-from ddp_bench.bench.findings.wording import Row, estimate, settings_label, short_mode, text, unit_of_cases
-from ddp_bench.bench.layout import BucketLayout
-from ddp_bench.bench.results.comparisons import Comparison
-from ddp_bench.bench.results.store import failure_file
-from ddp_bench.report.communication import communication
-from ddp_bench.report.compiling import compiling
-from ddp_bench.report.fields import (
-    APART,
-    CASE_ID,
-    NAME,
-    SHARED,
-    Field,
-    interval,
-    table,
-    value,
-    whole,
+from ddp_bench.bench.findings.wording import (
+    Row,
+    case_label,
+    device_noun,
+    estimate,
+    hidden_share,
+    ranged,
+    settings_label,
+    short_mode,
+    text,
+    truth,
+    unit_of_cases,
 )
-from ddp_bench.report.model import Hyperlink, Table, TableColumn
-from ddp_bench.report.rates import EPOCH_IMAGES
-from ddp_bench.report.select import unshared
+from ddp_bench.bench.layout import BucketLayout
+from ddp_bench.bench.plan import equal_layout_reason
+from ddp_bench.bench.results.comparisons import Comparison, over_eager
+from ddp_bench.bench.results.schema import records
+from ddp_bench.bench.results.store import failure_file
+from ddp_bench.bench.settings import STAGED
+from ddp_bench.report.cases import EPOCH_IMAGES, unshared
+from ddp_bench.report.drawing import Figure
+from ddp_bench.report.figures import FORMS
 
 
-def _against_default(row: Row) -> str:
+class Link(NamedTuple):
+    """A file beside the page, or a place on it; empty where the page cannot lead there."""
+
+    label: str
+    href: str
+
+
+Cell = str | tuple[Link, ...]
+
+
+class Heading(NamedTuple):
+    """The head of a column; `kind` is empty, `number` (to the right), `long` (in lines) or `links`."""
+
+    name: str
+    kind: str = ""
+
+
+class Column(NamedTuple):
+    """A column of a table of cases: what stands in it of a case, and what that means, to be said below."""
+
+    heading: Heading
+    cell: Callable[[Row], Cell]
+    meaning: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A titled table; a missing value is an empty string. `below` explains what it holds."""
+
+    title: str
+    note: str
+    columns: tuple[Heading, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    below: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Section:
+    """Figures and tables under a heading of their own; what they say together comes before everything."""
+
+    title: str
+    notes: Sequence[str] = ()
+    figures: Sequence[Figure] = ()
+    tables: Sequence[Table] = ()
+    findings: Sequence[str] = ()
+    warnings: Sequence[str] = ()
+    following: NextStep | None = None
+
+    @classmethod
+    def folded(cls, figures: Sequence[Figure] = (), tables: Sequence[Table] = ()) -> Section:
+        """Name what is folded after what it holds."""
+        every: list[Figure | Table] = [*figures, *tables]
+        first, *others = dict.fromkeys(one.title.partition(":")[0] for one in every) or [""]
+        return cls(", ".join((first, *map(_in_text, others))), (), figures, tables)
+
+
+def _in_text(title: str) -> str:
+    """Write a title within a sentence: `Memory` as `memory`, `DDP` as it is."""
+    is_name = title[1:2].isupper() or title.startswith("DataParallel")
+    return title if is_name else title[:1].lower() + title[1:]
+
+
+def table(title: str, note: str, cases: pd.DataFrame, columns: Iterable[Column]) -> Table | None:
+    """Make a table without rows and columns that are blank but for names; None when nothing is left."""
+    columns = list(columns)
+    values = [i for i, column in enumerate(columns) if column not in NAME]
+    rows = [tuple(column.cell(row) for column in columns) for row in records(cases)]
+    rows = [row for row in rows if any(row[i] for i in values)]
+    if not rows:
+        return None
+    kept = [i for i in range(len(columns)) if any(row[i] for row in rows)]
+    headings = [columns[i].heading for i in kept]
+    meanings = [f"{columns[i].heading.name}: {columns[i].meaning}." for i in kept if columns[i].meaning]
+    cells = tuple(tuple(row[i] for i in kept) for row in rows)
+    return Table(title, note, tuple(headings), cells, tuple(meanings))
+
+
+def words(name: str, cell: Callable[[Row], str], kind: str = "") -> Column:
+    """Make a column of text."""
+    return Column(Heading(name, kind), cell)
+
+
+def figures(name: str, column: str, unit: str = "", factor: float = 1.0, meaning: str = "") -> Column:
+    """Make a column of numbers with their intervals where known, its unit in the heading."""
+
+    def cell(row: Row) -> str:
+        found = estimate(row, column)
+        if found is not None and found.low == found.high:  # as of the reference: no interval has no width
+            return number(found.estimate * factor)
+        return with_interval(found, "", factor)
+
+    return Column(Heading(f"{name} ({unit})" if unit else name, "number"), cell, meaning)
+
+
+def whole(name: str, column: str) -> Column:
+    """Make a column of counts."""
+    return words(name, lambda row: count(finite(row[column])), "number")
+
+
+NAME = (
+    words("Case", lambda row: case_label(row, device_noun(text(row["device_type"])))),
+    words("Workload", lambda row: text(row.get("workload"))),
+)
+_ID = words("Id", lambda row: text(row["case_id"]))
+_PARTS = (
+    words("Mode", short_mode),
+    whole("Devices", "num_devices"),
+    words("Sharing", lambda row: "shared" if truth(row["oversubscribed"]) else ""),
+    words("DDP settings", settings_label),
+)
+_ROUNDS = whole("Rounds", "num_rounds")
+_SPEEDUP = figures("Speed-up", "speedup", TIMES)
+_EFFICIENCY = figures("Efficiency", "efficiency", "%", 100.0)
+_COST = figures("Cost of an epoch", "epoch_cost")
+
+
+def _over_default(row: Row) -> str:
     found = estimate(row, "vs_ddp_default")
     is_reference = found is not None and found.low == found.high == 1
     return "1, the default" if is_reference else with_interval(found)
 
 
-MOST_UNKNOWN_COST_PCT = 25.0
-"""Of the step: a cost that may be larger is no noise."""
+_AGAINST = words(f"Against DDP's default ({TIMES})", _over_default, "number")
+_HIDDEN = words("Hidden (%)", lambda row: with_interval(hidden_share(row)), "number")
+_EXPOSED = figures("Exposed", "exposed_comm_ms", "ms")
 
 
-def _cost(row: Row) -> str:
-    """Write what instruments cost, which cannot be less than nothing."""
-    found = estimate(row, "anatomy_slowdown_pct")
-    if found is None:
-        return ""
-    least, most = (found.estimate if math.isnan(end) else end for end in (found.low, found.high))
-    if least > 0:
-        return with_interval(found)
-    return "below the noise" if most <= MOST_UNKNOWN_COST_PCT else "not known"
+def tables(
+    ok: pd.DataFrame, traces: Mapping[str, tuple[Link, ...]], comparisons: Sequence[Comparison] = ()
+) -> list[Table]:
+    """Make the tables of the measured cases, the results first.
+
+    Args:
+        ok: the cases; a column `workload` is blank where there is only one.
+        traces: links by case.
+        comparisons: what the run answers.
+    """
+    made = (
+        _results(ok),
+        _every_column(ok, traces),
+        _anatomy(ok),
+        communication(ok),
+        _compiling(ok, comparisons),
+        _gpu_load(ok),
+        _dp_stages(ok[ok["mode"] == "dp"]),
+        table(
+            "Bucket layouts",
+            "DDP's buckets after the rebuild. Caps that make equal sizes are the same layout.",
+            ok[ok["mode"] == "ddp"],
+            (*NAME, whole("Buckets", "num_buckets"), words("Sizes in all-reduce order", _sizes)),
+        ),
+    )
+    return [one for one in made if one is not None]
 
 
-def _off_by(column: str) -> Callable[[Row], str]:
+def _results(ok: pd.DataFrame) -> Table | None:
+    own = unshared(ok)
+    columns = (
+        *NAME, figures("Throughput", "images_per_s", per_second(unit_of_cases(ok))), _AGAINST, _SPEEDUP,
+        _EFFICIENCY, _EXPOSED, _HIDDEN, _COST, _ROUNDS,
+    )  # fmt: skip
+    made = table(
+        "Results",
+        "Estimate (95% interval over rounds); the ratios to DDP's default at the same number of devices hold "
+        "all at once. Speed-up is throughput over that of “single”, efficiency is speed-up / devices. "
+        "Exposed is what communication adds to the step, hidden the share of communication that it does not.",
+        own,
+        columns,
+    )
+    folded = len(ok) - len(own)
+    left_out = (f"{plural(folded, 'case')} on shared devices: see “Every column”.",) if folded else ()
+    return replace(made, below=left_out) if made is not None else None
+
+
+def _every_column(ok: pd.DataFrame, traces: Mapping[str, tuple[Link, ...]]) -> Table | None:
+    per_s = per_second(unit_of_cases(ok))
+    columns = (
+        *NAME,
+        figures("Throughput", "images_per_s", per_s),
+        figures("Throughput, pauses included", "images_per_s_sustained", per_s),
+        figures("Throughput, steady state", "steady_images_per_s", per_s),
+        figures("Steady state against the start", "steady_change_pct", "%"),
+        _AGAINST,
+        _SPEEDUP,
+        _EFFICIENCY,
+        figures("Step", "step_ms", "ms"),
+        figures("Step, median", "step_ms_p50", "ms"),
+        figures("Step, p95", "step_ms_p95", "ms"),
+        figures("Arithmetic per device", "tflop_per_s", "TFLOP/s"),
+        figures("MFU", "mfu_pct", "% of the measured matrix rate"),
+        figures("MFU", "mfu_sheet_pct", "% of the data sheet's peak"),
+        figures("Peak memory", "peak_mem_mib", "MiB"),
+        figures("Reserved memory", "reserved_mem_mib", "MiB"),
+        figures("Epoch", "epoch_h", "h"),
+        _COST,
+        words("Proof: gradients off by", _error("gradient_error"), "number"),
+        words("Proof: two steps off by", _error("update_error"), "number"),
+        _ROUNDS,
+        Column(Heading("Traces", "links"), lambda row: traces.get(text(row["case_id"]), ())),
+        *_PARTS,
+        _ID,
+    )
+    notes = {
+        "mfu_pct": " MFU is that arithmetic over what the devices do by themselves: the rate at which as "
+        "many of them at once multiplied large matrices before the first case, or the data sheet's peak.",
+        "epoch_h": f" An epoch has the {EPOCH_IMAGES:,d} images of ImageNet-1k, of the size measured, at the "
+        "throughput with pauses.",
+        "peak_mem_mib": " Memory is that of the worst device: peak is in tensors; what libraries take beside "
+        "them (CUDA, NCCL, oneDNN) is not counted.",
+        "reserved_mem_mib": " Reserved is what torch's allocator held for them.",
+    }
+    note = (
+        "All cases, those on shared devices too. Speed-up is throughput over that of “single”. Arithmetic "
+        "counts three times the forward's matrix products and convolutions. Steady state is the last half of "
+        "--sustain, the start its first tenth. The proofs say how far, relatively, a case was off the plain "
+        "module before it was timed: its gradients, and what two steps add to the parameters. cases.csv "
+        "holds the measured numbers under the name in column “Id”."
+    )
+    said = "".join(words for name, words in notes.items() if ok[name].notna().any())
+    return table("Every column", note + said, ok, columns)
+
+
+def _error(column: str) -> Callable[[Row], str]:
     """Write an error of the proof, of which the power of ten matters."""
 
     def show(row: Row) -> str:
@@ -71,58 +278,74 @@ def _off_by(column: str) -> Callable[[Row], str]:
     return show
 
 
-AGAINST: Field = (TableColumn(f"Against DDP's default ({TIMES})", "number"), _against_default)
-RESULTS: tuple[Field, ...] = (
-    AGAINST,
-    interval("Efficiency", "efficiency", "%", 100.0),
-    value("Cost of an epoch", "epoch_cost", ""),
-)
-EVERY: tuple[Field, ...] = (
-    interval("Steady state against the start", "steady_change_pct", "%"),
-    AGAINST,
-    interval("Speed-up", "speedup", TIMES),
-    interval("Efficiency", "efficiency", "%", 100.0),
-    interval("Step", "step_ms", "ms"),
-    value("Step, median", "step_ms_p50", "ms"),
-    value("Step, p95", "step_ms_p95", "ms"),
-    interval("Arithmetic per device", "tflop_per_s", "TFLOP/s"),
-    interval("MFU", "mfu_pct", "% of the measured matrix rate"),
-    interval("MFU", "mfu_sheet_pct", "% of the data sheet's peak"),
-    value("Peak memory", "peak_mem_mib", "MiB"),
-    value("Reserved memory", "reserved_mem_mib", "MiB"),
-    value("Epoch", "epoch_h", "h"),
-    value("Cost of an epoch", "epoch_cost", ""),
-    (TableColumn("Proof: gradients off by", "number"), _off_by("gradient_error")),
-    (TableColumn("Proof: two steps off by", "number"), _off_by("update_error")),
-)
-ANATOMY: tuple[Field, ...] = (
-    interval("Data", "data_ms", "ms"),
-    interval("Forward", "forward_ms", "ms"),
-    interval("Backward", "backward_ms", "ms"),
-    interval("Optimizer", "optimizer_ms", "ms"),
-    (TableColumn("Cost of instruments (%)", "number"), _cost),
-)
-DP_STAGES: tuple[Field, ...] = (
-    interval("Scatter", "dp_scatter_ms", "ms"),
-    interval("Replicate", "dp_replicate_ms", "ms"),
-    interval("Apply", "dp_apply_ms", "ms"),
-    interval("Gather", "dp_gather_ms", "ms"),
-    interval("Backward", "dp_backward_ms", "ms"),
-    interval("Reduce", "dp_reduce_ms", "ms"),
-    interval("Only device 0 works", "dp_device0_pct", "%"),
-    value("Memory of device 0 / mean of the others", "dp_device0_mem_ratio", TIMES),
-)
+_MOST_UNKNOWN_COST_PCT = 25.0
+"""Of the step: a cost that may be larger is no noise."""
 
 
-CLOCK_AND_POWER: tuple[Field, ...] = (
-    interval("SM clock", "sm_clock_mhz", "MHz"),
-    interval("Power", "power_w", "W"),
-)
-HEAT: tuple[Field, ...] = (
-    value("Temperature, highest", "temperature_c", "°C"),
-    value("Slowed", "throttled_pct", "% of samples"),
-    (TableColumn("Slowed by"), lambda row: text(row["throttle_reasons"])),
-)
+def _anatomy(ok: pd.DataFrame) -> Table | None:
+    def phase(name: str, column: str) -> Column:
+        def cell(row: Row) -> str:
+            found = estimate(row, column)
+            once = found is not None and math.isnan(found.low) and found.estimate >= 10
+            return count(found.estimate) if once and found is not None else with_interval(found)
+
+        return words(f"{name} (ms)", cell, "number")
+
+    def cost(row: Row) -> str:
+        """Write what instruments cost, which cannot be less than nothing."""
+        found = estimate(row, "anatomy_slowdown_pct")
+        if found is None:
+            return ""
+        least, most = (found.estimate if math.isnan(end) else end for end in (found.low, found.high))
+        if least > 0:
+            return with_interval(found)
+        return "below the noise" if most <= _MOST_UNKNOWN_COST_PCT else "not known"
+
+    return table(
+        "Where the step goes",
+        "Per step, from the anatomy pass, which is not the timed one: the last column says how much slower "
+        "its instruments make the step. Backward includes exposed communication.",
+        ok,
+        (
+            *NAME, phase("Data", "data_ms"), phase("Forward", "forward_ms"), phase("Backward", "backward_ms"),
+            phase("Optimizer", "optimizer_ms"), words("Cost of instruments (%)", cost, "number"),
+        ),
+    )  # fmt: skip
+
+
+def _dp_stages(dp: pd.DataFrame) -> Table | None:
+    stages = ("scatter", "replicate", "apply", "gather", "backward", "reduce")
+    stand_in = " “CPU stand-in”: the same stages, carried out on CPU cores and host memory."
+    return table(
+        "DataParallel's stages",
+        "Per step: DataParallel's own stages, in order. Outside apply and backward only device 0 works."
+        + (stand_in if (dp["device_type"] == "cpu").any() else ""),
+        dp,
+        (
+            *NAME,
+            *(figures(name.capitalize(), f"dp_{name}_ms", "ms") for name in stages),
+            figures("Only device 0 works", "dp_device0_pct", "%"),
+            figures("Memory of device 0 / mean of the others", "dp_device0_mem_ratio", TIMES),
+        ),
+    )
+
+
+def _gpu_load(ok: pd.DataFrame) -> Table | None:
+    return table(
+        "GPUs under load",
+        "During timed blocks, sampled every 50 ms: the clock of the slowest GPU of a case, the power of all "
+        "its GPUs together, without the host's. Slowed: heat or power held clocks down, on the worst GPU.",
+        ok,
+        (
+            *NAME,
+            figures("SM clock", "sm_clock_mhz", "MHz"),
+            figures("Power", "power_w", "W"),
+            figures("Energy", "joules_per_image", f"J/{singular(unit_of_cases(ok))}"),
+            figures("Temperature, highest", "temperature_c", "°C"),
+            figures("Slowed", "throttled_pct", "% of samples"),
+            words("Slowed by", lambda row: text(row["throttle_reasons"])),
+        ),
+    )
 
 
 def _sizes(row: Row) -> str:
@@ -130,134 +353,193 @@ def _sizes(row: Row) -> str:
     return f"{' + '.join(number(size / MIB) for size in layout.num_bytes)} MiB" if layout else ""
 
 
-BUCKETS: tuple[Field, ...] = (
-    whole("Buckets", "num_buckets"),
-    (TableColumn("Sizes in all-reduce order"), _sizes),
-)
-UNMEASURED: tuple[Field, ...] = (
-    (TableColumn("Status"), lambda row: text(row["status"])),
-    (TableColumn("Mode"), short_mode),
-    whole("Devices", "num_devices"),
-    SHARED,
-    (TableColumn("DDP settings"), settings_label),
-    (TableColumn("Reason", "long"), lambda row: text(row["reason"])),
-)
+def _compiling(ok: pd.DataFrame, comparisons: Sequence[Comparison]) -> Table | None:
+    """Tabulate what compiling took, what graphs it made, and how much faster they are."""
+    compiled = ok[ok["num_graphs"].notna()]
+    ratios = {one.case_id: one.ratio for one in over_eager(comparisons, records(ok))}
+    experimental = (compiled["optimize_ddp"] == PYTHON_REDUCER).any()
 
-_RESULTS_NOTE = (
-    "Estimate (95% interval over rounds); the ratios to DDP's default at the same number of devices hold all "
-    "at once. Efficiency is throughput over that of “single”, divided by devices."
-)
-_EVERY_NOTE = (
-    "All cases, those on shared devices too. Speed-up is throughput over that of “single”. Arithmetic counts "
-    "three times the forward's matrix products and convolutions. Steady state is the last half of --sustain, "
-    "the start its first tenth. The proofs say how far, relatively, a case was off the plain "
-    "module before it was timed: its gradients, and what two steps add to the parameters. cases.csv holds "
-    "the measured numbers under the name in column “Id”."
-)
-_EPOCH_NOTE = (
-    f" An epoch has the {EPOCH_IMAGES:,d} images of ImageNet-1k, of the size measured, at the throughput "
-    "with pauses."
-)
-_MFU_NOTE = (
-    " MFU is that arithmetic over what the devices do by themselves: the rate at which as many of them at "
-    "once multiplied large matrices before the first case, or the data sheet's dense peak."
-)
-_PEAK_NOTE = (
-    " Memory is that of the worst device: peak is in tensors; what libraries take beside them (CUDA, NCCL, "
-    "oneDNN) is not counted."
-)
-_RESERVED_NOTE = " Reserved is what torch's allocator held for them."
-_ANATOMY_NOTE = (
-    "Per step, from the anatomy pass, which is not the timed one: the last column says how much slower its "
-    "instruments make the step. Backward includes exposed communication."
-)
-_DP_NOTE = "Per step: DataParallel's own stages, in order. Outside apply and backward only device 0 works."
-_GPU_LOAD_NOTE = (
-    "During timed blocks, sampled every 50 ms: the clock of the slowest GPU of a case, the power of all its "
-    "GPUs together, without the host's. Slowed: heat or power held the clocks down, on the worst GPU."
-)
-_STAND_IN = " “CPU stand-in”: the same stages, carried out on CPU cores and host memory."
-_BUCKETS_NOTE = "DDP's buckets after the rebuild. Caps that make equal sizes are the same layout."
+    def way(row: Row) -> str:
+        found = text(row["optimize_ddp"]) if row["mode"] == "ddp" else ""
+        return f"{found} (experimental)" if found == PYTHON_REDUCER else found
 
-
-def tables(
-    ok: pd.DataFrame,
-    traces: Mapping[str, tuple[Hyperlink, ...]],
-    comparisons: Sequence[Comparison] = (),
-) -> tuple[Table, ...]:
-    """Make the tables of the measured cases; `ok` has a column `workload`, blank where there is only one.
-
-    `traces` are links by case; `comparisons` are what the run answers.
-    """
-    dp = ok[ok["mode"] == "dp"]
-    dp_note = _DP_NOTE + (_STAND_IN if (dp["device_type"] == "cpu").any() else "")
-    rounds = whole("Rounds", "num_rounds")
-
-    def of_case(row: Row) -> tuple[Hyperlink, ...]:
-        return traces.get(text(row["case_id"]), ())
-
-    traced: Field = (
-        TableColumn("Traces", "links"),
-        lambda row: " ".join(one.label for one in of_case(row)),
+    made = table(
+        "torch.compile",
+        "Compiled cases. Seconds are those that the first rank spent in the compiler, backward included: "
+        "what its caches held already took less. Under ddp_optimizer the forward is split where DDP's "
+        "buckets end, so that their all-reduces overlap with the backward: graphs beside buckets show "
+        "whether it could. A graph break is a place where the model could not be one graph.",
+        compiled,
+        (
+            NAME[0],
+            words("Mode", lambda row: text(row["compile"])),
+            words("DDP is optimised by", way),
+            figures("Compiling", "compile_s", "s"),
+            whole("Graphs", "num_graphs"),
+            whole("DDP's buckets", "num_buckets"),
+            whole("Graph breaks", "graph_breaks"),
+            words(
+                f"Against eager ({TIMES})",
+                lambda row: with_interval(ratios.get(text(row["case_id"]))),
+                "number",
+            ),
+        ),
     )
-    unit = unit_of_cases(ok)
-    per_s = per_second(unit)
-    throughput = interval("Throughput", "images_per_s", per_s)
-    other_rates = (
-        interval("Throughput, pauses included", "images_per_s_sustained", per_s),
-        interval("Throughput, steady state", "steady_images_per_s", per_s),
+    said = (
+        "python_reducer is experimental in PyTorch: the backward is compiled with its all-reduces, which the "
+        "compiler joins into buckets; buffers are not broadcast."
     )
-    energy = interval("Energy", "joules_per_image", f"J/{singular(unit)}")
-    own = unshared(ok)
-    results = table(
-        "Results",
-        _RESULTS_NOTE,
-        own,
-        NAME,
-        (throughput, *RESULTS, rounds),
+    return replace(made, below=(said,)) if made is not None and experimental else made
+
+
+# Communication ----------------------------------------------------------------------------------------------
+
+_APART_PCT = 10
+_NAMED = 6
+
+
+def communication(ok: pd.DataFrame) -> Table | None:
+    """Show several measures of communication, what each means, and why trace and subtraction disagree."""
+    ddp = ok[(ok["mode"] == "ddp") & (ok["num_devices"] > 1)]
+    columns = (
+        *NAME,
+        figures("Communication alone", "comm_ms", "ms", meaning="what a step sends, DDP's buffers and then "
+                "its buckets, back to back with no compute beside it"),
+        figures("Buffers", "buffers_ms", "ms", meaning="the part of it that broadcasts DDP's buffers"),
+        figures("Bus bandwidth", "bus_gb_per_s", "GB/s", meaning="bytes of the buckets / their part of "
+                "communication alone x 2 (n - 1) / n, as nccl-tests defines it"),
+        _EXPOSED._replace(meaning="the step minus the same step without synchronising, in the same round: "
+                          "time that communication adds"),
+        _HIDDEN._replace(meaning="100 x (1 - exposed / alone); negative where it adds more than it takes "
+                         "alone; empty where it is not known to 50 points"),
+        figures("Overlap, trace", "overlap_trace_pct", "%", meaning="time in which both compute and "
+                "communication run, over the time communication runs, per rank"),
+        figures("Overlap, DDP window", "overlap_window_pct", "%", meaning="DDP's own logger: the part of its "
+                "communication window that lies inside the backward"),
+        figures("Compute slow-down", "compute_slowdown", TIMES, meaning="time to the last gradient beside "
+                "communication, over the same time without it"),
+        figures("Rank skew", "rank_skew_ms", "ms", meaning="slowest minus fastest rank's own work; the "
+                "others wait for the slowest"),
+        figures("Step without synchronising", "no_sync_step_ms", "ms", meaning="the step under no_sync: "
+                "compute, optimizer and batch"),
+    )  # fmt: skip
+    note = (
+        "Per step of every DDP case on several devices: several measures of the same thing side by side, "
+        "because each leaves something out."
     )
-    folded = len(ok) - len(own)
-    if results is not None and folded:
-        left_out = f"{plural(folded, 'case')} on shared devices: see “Every column”."
-        results = replace(results, below=(left_out,))
-    every = (throughput, *other_rates, *EVERY, rounds, traced, *APART, CASE_ID)
-    notes = {
-        "mfu_pct": _MFU_NOTE,
-        "epoch_h": _EPOCH_NOTE,
-        "peak_mem_mib": _PEAK_NOTE,
-        "reserved_mem_mib": _RESERVED_NOTE,
+    made = table("Communication", note, ddp, columns)
+    return None if made is None else replace(made, below=(*made.below, *_disagreement(ddp)))
+
+
+def _disagreement(ddp: pd.DataFrame) -> list[str]:
+    """Say why the trace's overlap and the hidden share are not the same, where they are far apart."""
+    apart = []
+    for row in records(ddp):
+        trace, hidden = finite(row["overlap_trace_pct"]), hidden_share(row)
+        if trace is not None and hidden is not None and abs(trace - hidden.estimate) > _APART_PCT:
+            apart.append((row, trace > hidden.estimate))
+    if not apart:
+        return []
+    why = {
+        True: " Hidden counts the time that communication adds to the step, so compute that it slows and "
+        "waiting for other ranks count as exposed; the trace counts all time in which both run.",
+        False: " Where the trace shows less, communication ran in gaps between operators, which it does not "
+        "lengthen, or took longer under the profiler than alone.",
     }
-    every_note = _EVERY_NOTE + "".join(note for name, note in notes.items() if ok[name].notna().any())
-    made = (
-        results,
-        table("Every column", every_note, ok, NAME, every, links=of_case),
-        table("Where the step goes", _ANATOMY_NOTE, ok, NAME, ANATOMY),
-        communication(ok),
-        compiling(ok, comparisons),
-        table("GPUs under load", _GPU_LOAD_NOTE, ok, NAME, (*CLOCK_AND_POWER, energy, *HEAT)),
-        table("DataParallel's stages", dp_note, dp, NAME, DP_STAGES),
-        table("Bucket layouts", _BUCKETS_NOTE, ok[ok["mode"] == "ddp"], NAME, BUCKETS),
+    said = "".join(words for higher, words in why.items() if any(above == higher for _, above in apart))
+    numbers = []
+    for row, _ in apart[:_NAMED]:
+        measured = (
+            ("trace", ranged(row, "overlap_trace_pct", "%")),
+            ("hidden", ranged(row, "hidden_pct", "%")),
+            ("compute slowed", ranged(row, "compute_slowdown", TIMES)),
+        )
+        name = case_label(row, device_noun(text(row["device_type"])))
+        numbers.append(f"{name}: " + ", ".join(f"{what} {value}" for what, value in measured if value))
+    more = f"; {plural(len(apart) - _NAMED, 'more case')}" if len(apart) > _NAMED else ""
+    far = f"The trace's overlap and the hidden share are more than {_APART_PCT} points apart in "
+    return [f"{far}{plural(len(apart), 'case')}.{said}", f"{'; '.join(numbers)}{more}."]
+
+
+# Forms of parallel training, and what was not measured ------------------------------------------------------
+
+
+def side_by_side(rows: pd.DataFrame) -> Table | None:
+    """Tabulate the forms of parallel training."""
+    return table(
+        "Side by side",
+        "Layers are split by the time that each takes. The bubble is the share of the stages' time in which "
+        "they wait for each other; beside it that of the schedule alone, from the measured time of a "
+        "micro-batch in each stage. The bound is the speed-up of equal stages without communication, "
+        "n m / (m + n - 1) on n devices with m micro-batches.",
+        rows,
+        (
+            *NAME,
+            words("Form", lambda row: FORMS.get(text(row["mode"]), "")),
+            figures("Throughput", "images_per_s", per_second(unit_of_cases(rows))),
+            _SPEEDUP,
+            words(f"Bound ({TIMES})", lambda row: number(_bound(row)), "number"),
+            figures("Against DDP's default", "vs_ddp_default", TIMES),
+            words("Memory of each device (MiB)", _memory_by_device),
+            words("Layers of each device", lambda row: text(row["layers_by_device"]).replace("/", " + ")),
+            figures("Bubble", "bubble_pct", "%"),
+            figures("Bubble of the stages", "bubble_of_stages_pct", "%"),
+        ),
     )
-    return tuple(made_table for made_table in made if made_table is not None)
 
 
-def unmeasured(cases: pd.DataFrame, failures: Mapping[str, Hyperlink]) -> Table | None:
-    """Tabulate every case without a measurement, and why; `failures` are the kept tracebacks by file."""
+def _bound(row: Row) -> float | None:
+    """Return the speed-up of equal stages without communication; None for a mode without stages.
 
-    def kept(row: Row) -> tuple[Hyperlink, ...]:
-        found = failures.get(failure_file(text(row["case_id"]))) if row["status"] != "skipped" else None
+    Source: Huang et al. 2019, "GPipe", section 2.3: a bubble of (n - 1) / (m + n - 1).
+    """
+    n, m = finite(row["num_devices"]), finite(row["micro_batches"]) or 1.0
+    return n * m / (m + n - 1) if row["mode"] in STAGED and n is not None else None
+
+
+def _memory_by_device(row: Row) -> str:
+    return " / ".join(number(finite(mib)) for mib in text(row["mem_by_device_mib"]).split("/") if mib)
+
+
+def unmeasured(cases: pd.DataFrame, failures: Mapping[str, Link]) -> Table | None:
+    """Tabulate every case that was tried and has no number; `failures` are the kept tracebacks by file."""
+
+    def kept(row: Row) -> tuple[Link, ...]:
+        found = failures.get(failure_file(text(row["case_id"])))
         return () if found is None else (found,)
 
-    rows = cases[cases["status"] != "ok"]
-    tracebacks = (
-        TableColumn("Tracebacks", "links"),
-        lambda row: " ".join(one.label for one in kept(row)),
-    )
     return table(
         "Not measured",
-        "Planned cases that have no numbers, and why.",
-        rows,
-        (),
-        (*UNMEASURED, tracebacks, CASE_ID),
-        links=lambda row: tuple(one for one in kept(row) if one.href),
+        "Cases that were tried and have no numbers, and why.",
+        cases[~cases["status"].isin(["ok", "skipped"])],
+        (
+            words("Status", lambda row: text(row["status"])),
+            *_PARTS,
+            words("Reason", lambda row: text(row["reason"]), "long"),
+            Column(Heading("Tracebacks", "links"), kept),
+            _ID,
+        ),
     )
+
+
+_REASONS = 3
+"""Of skipped cases, and names for each, that a line has room for."""
+
+
+def skipped(cases: pd.DataFrame) -> str:
+    """Say in one line how many cases were skipped, and why; empty where none was."""
+    rows = records(cases[cases["status"] == "skipped"])
+    if not rows:
+        return ""
+    equal = {equal_layout_reason(text(case_id)) for case_id in cases["case_id"]}
+    reasons: dict[str, list[str]] = {}
+    for row in rows:
+        why = text(row["reason"])
+        why = "the same buckets as a measured case" if why in equal else why
+        reasons.setdefault(why, []).append(case_label(row, device_noun(text(row["device_type"]))))
+    told = []
+    for why, names in list(reasons.items())[:_REASONS]:
+        more = f" and {len(names) - _REASONS} more" if len(names) > _REASONS else ""
+        told.append(f"{'; '.join(names[:_REASONS])}{more}: {why}")
+    others = f"; and {plural(len(reasons) - _REASONS, 'other reason')}" if len(reasons) > _REASONS else ""
+    return f"{plural(len(rows), 'case')} skipped. {'. '.join(told)}{others}."

@@ -1,57 +1,86 @@
-"""Shows several runs in one drawing: machines, versions or settings side by side."""
+"""Shows several runs side by side, and says which is faster in which of their common cases."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 
-from ddp_bench.bench.findings.next_step import NOT_INTERLEAVED
+from ddp_bench.bench.conditions import machine_kind
+from ddp_bench.bench.findings.next_step import (
+    NOT_INTERLEAVED,
+    UNKNOWN_REF,
+    NextStep,
+    interleave_command,
+    took_turns,
+)
 from ddp_bench.bench.findings.numbers import TIMES, per_second, plural, with_interval
-from ddp_bench.bench.findings.wording import Row, cap_label, estimate, short_mode, text
-from ddp_bench.bench.results.comparisons import Comparison
+from ddp_bench.bench.findings.wording import Row, cap_label, case_label, estimate, short_mode, text, truth
+from ddp_bench.bench.results.aggregate import images_per_s_by_round, units_per_step
+from ddp_bench.bench.results.comparisons import EQUAL, FASTER, SLOWER, Comparison
 from ddp_bench.bench.results.schema import records
 from ddp_bench.bench.results.store import RunData
-from ddp_bench.report import caps
-from ddp_bench.report.between_runs import MeasuredRun, findings, following, in_turns, measured_run, ratios
-from ddp_bench.report.devices import BARS, LOG_FROM, by_devices, device_ticks, hollow_note
-from ddp_bench.report.drawings import MOST_RUNS, Chart, Panel, Point, Series, Tick
-from ddp_bench.report.model import Section, Table, TableColumn
-from ddp_bench.report.select import WorkloadCases
+from ddp_bench.bench.stats import paired_ratio, ratio_of_runs
+from ddp_bench.report.cases import WorkloadCases, workloads
+from ddp_bench.report.drawing import MOST_RUNS, Figure, Line, chart
+from ddp_bench.report.figures import (
+    BARS,
+    LOG_FROM,
+    by_devices,
+    cap_ticks,
+    counts_of,
+    device_ticks,
+    hollow_note,
+    in_order,
+    placed,
+    step_by_cap,
+)
+from ddp_bench.report.tables import Heading, Section, Table
 
-_MODES = ("dp", "ddp")
+_CONFIDENCE = 0.95
+"""Of all ratios that stand beside each other together, and of a run's own intervals each."""
+
+_NAMED = 3
+"""Cases that a sentence names."""
+
 _HOW = (
     "Each run has its colour, mark and line. What differs between runs that were not measured in turns, "
     "below, and the time of day, can cause a difference. "
 )
-_NOTE = "The same cases of every run, beside each other."
-_UNLIKE = "The runs do not measure the same work, so only ratios compare: "
-_UNITS_DIFFER = "Throughputs are not comparable, because the runs count different units: "
-_TABLE_NOTE = (
-    "Throughput with its 95% interval over rounds, of cases that several runs measured, and its ratio to the "
-    "first run's. The intervals of the ratios hold all at once"
-)
-_SEPARATE = (
-    ", and hold how much each run changed within itself; a change of the machine between the runs may be "
-    "larger."
-)
-_IN_TURNS = (
-    ". The runs were measured in turns, so the ratio is the median of those within rounds, where the machine "
-    "did the same to both; it may differ from the quotient of the throughputs."
-)
 
 
-def section(
-    titles: Sequence[str], runs: Sequence[RunData], measured: Sequence[Sequence[WorkloadCases]]
-) -> Section | None:
+@dataclass(frozen=True)
+class MeasuredRun:
+    """One of several runs on a page: its name and look there, and what it measured of one workload."""
+
+    title: str
+    look: str
+    run: RunData
+    workload: WorkloadCases
+
+    @cached_property
+    def rows(self) -> dict[str, Row]:
+        """Its cases by the name that is the same in every run."""
+        return {case_label(row, self.workload.device): row for row in records(self.workload.cases)}
+
+    @cached_property
+    def rounds(self) -> Mapping[str, Mapping[int, float]]:
+        """Units per second by case id and round."""
+        return images_per_s_by_round(self.run.blocks, units_per_step(self.workload.cases))
+
+
+def together(titles: Sequence[str], runs: Sequence[RunData]) -> Section | None:
     """Show what can be drawn of several runs together, in the order given; None for fewer than two.
 
     Workloads of one name belong together; runs that have one workload each are compared whatever its name.
     """
+    measured = [workloads(run.cases) for run in runs]
     labels = dict.fromkeys(workload.label for own in measured for workload in own)
     alone = all(len(own) <= 1 for own in measured)
     groups = [
         [
-            measured_run(run, title, f"run{i}", workload)
+            MeasuredRun(title, f"run{i}", run, workload)
             for i, (title, run, own) in enumerate(zip(titles, runs, measured, strict=True), start=1)
             for workload in own
             if alone or workload.label == label
@@ -61,39 +90,127 @@ def section(
     groups = [group for group in groups if len(group) > 1]
     if not groups:
         return None
-    drawn = [_figures(group[:MOST_RUNS], f"together-{i}") for i, group in enumerate(groups, 1)]
-    found = [ratios(group) for group in groups]
-    pairs = list(zip(groups, found, strict=True))
-    tables = [made for pair in pairs if (made := _table(*pair)) is not None]
-    names = [group[0].workload.label for group in groups]
-    said = [
-        sentence if len(groups) == 1 else f"{name}: {sentence}"
-        for pair, name in zip(pairs, names, strict=True)
-        for sentence in findings(*pair)
-    ]
-    if len(groups) > 1:
-        drawn = [
-            [replace(figure, title=f"{figure.title}: {name}") for figure in figures]
-            for figures, name in zip(drawn, names, strict=True)
+    drawn: list[Figure] = []
+    tables, said = [], []
+    for i, group in enumerate(groups, 1):
+        name = group[0].workload.label if len(groups) > 1 else ""
+        found = _ratios(group)
+        said += [f"{name}: {sentence}" if name else sentence for sentence in _findings(group, found)]
+        drawn += [
+            replace(figure, title=f"{figure.title}: {name}") if name else figure
+            for figure in _figures(group[:MOST_RUNS], f"together-{i}")
         ]
+        tables += [made for made in [_table(group, found)] if made is not None]
     return Section(
         title="The runs side by side",
-        notes=(_NOTE, *(note for group in groups for note in _notes(group))),
-        figures=tuple(figure for figures in drawn for figure in figures),
-        tables=tuple(tables),
-        findings=tuple(said),
-        warnings=(NOT_INTERLEAVED,) if said and not all(map(in_turns, groups)) else (),
-        following=following(groups[0]) if said and len(groups) == 1 else None,
+        findings=said,
+        warnings=[NOT_INTERLEAVED] if said and not all(map(_in_turns, groups)) else [],
+        following=_following(groups[0]) if said and len(groups) == 1 else None,
+        notes=[
+            "The same cases of every run, beside each other.",
+            *(note for group in groups for note in _notes(group)),
+        ],
+        figures=drawn,
+        tables=tables,
     )
 
 
+def _in_turns(group: Sequence[MeasuredRun]) -> bool:
+    """Whether these runs were measured together by `bench.gate --interleave`."""
+    return took_turns([one.run.manifest for one in group])
+
+
+def _ratios(group: Sequence[MeasuredRun]) -> list[dict[str, Comparison]]:
+    """Return for every run but the first its cases over those of the first, by name; all hold at once."""
+    first, *others = group
+    common = [[name for name in run.rows if name in first.rows] for run in others]
+    confidence = 1 - (1 - _CONFIDENCE) / max(sum(map(len, common)), 1)
+    found: list[dict[str, Comparison]] = []
+    for run, names in zip(others, common, strict=True):
+        compared = {}
+        for name in names:
+            rows = run.rows[name], first.rows[name]
+            ids = text(rows[0]["case_id"]), text(rows[1]["case_id"])
+            ours, theirs = run.rounds.get(ids[0], {}), first.rounds.get(ids[1], {})
+            fits = estimate(rows[0], "images_per_s"), estimate(rows[1], "images_per_s")
+            if any(fit is None or fit.estimate <= 0 for fit in fits):
+                continue
+            if _in_turns([first, run]):
+                ratio = paired_ratio(ours, theirs, confidence=confidence)
+            else:
+                series = [[rate for _, rate in sorted(by_round.items())] for by_round in (ours, theirs)]
+                _, ratio = ratio_of_runs(fits, (series[0], series[1]), confidence=confidence)
+            if ratio.estimate > 0:
+                least = min(len(ours), len(theirs))
+                compared[name] = Comparison(*ids, ratio, first.run.manifest.margin, least)
+        found.append(compared)
+    return found
+
+
+def _findings(group: Sequence[MeasuredRun], found: Sequence[Mapping[str, Comparison]]) -> list[str]:
+    """Say of every run but the first in which cases it is faster, beginning with the largest change.
+
+    Cases on shared devices are left out, as from a run's own answers; so are runs of other work.
+    """
+    if len({run.workload.label for run in group}) > 1:
+        return []
+    said: list[str] = []
+    for run, compared in zip(group[1:], found, strict=True):
+        own = {name: one for name, one in compared.items() if not truth(run.rows[name]["oversubscribed"])}
+        said += _sentences(run.title, group[0].title, own) if own else []
+    return said
+
+
+def _sentences(title: str, first: str, compared: Mapping[str, Comparison]) -> list[str]:
+    of = f"of {plural(len(compared), 'case')}"
+    ordered = sorted(compared.items(), key=lambda pair: -abs(math.log(pair[1].ratio.estimate)))
+    beyond = {
+        answer: [(name, one) for name, one in ordered if one.answer == answer and not one.within_margin]
+        for answer in (FASTER, SLOWER)
+    }
+    equal = [name for name, one in ordered if one.within_margin and one.answer in (FASTER, SLOWER, EQUAL)]
+    clear = {name for pairs in beyond.values() for name, _ in pairs} | {*equal}
+    left = [(name, one) for name, one in ordered if name not in clear]
+    parts = [
+        f"{title} is {answer} than {first} in {len(pairs)} {of}: {_listed(pairs)}."
+        for answer, pairs in beyond.items()
+        if pairs
+    ]
+    if equal:
+        margin = f"{100 * ordered[0][1].margin:g}%"
+        parts.append(f"No difference above {margin} between {title} and {first} in {len(equal)} {of}.")
+    if left:
+        parts.append(f"Not told apart are {title} and {first} in {len(left)} {of}: {_listed(left)}.")
+    return parts
+
+
+def _listed(pairs: Sequence[tuple[str, Comparison]]) -> str:
+    named = [f"{name} {with_interval(one.ratio, TIMES)}" for name, one in pairs[:_NAMED]]
+    more = f"; and {len(pairs) - _NAMED} more" if len(pairs) > _NAMED else ""
+    return f"{'; '.join(named)}{more}"
+
+
+def _following(group: Sequence[MeasuredRun]) -> NextStep | None:
+    """Return the command that measures two runs of one kind of machine in turns."""
+    manifests = [one.run.manifest for one in group]
+    if len(group) != 2 or _in_turns(group) or len({str(machine_kind(m)) for m in manifests}) > 1:
+        return None
+    command = interleave_command(*manifests)
+    where = f", {UNKNOWN_REF} being the commit of {group[0].title}" if f" {UNKNOWN_REF} " in command else ""
+    return NextStep(f"to tell the code from the machine, measure both in turns{where}", command)
+
+
 def _notes(group: Sequence[MeasuredRun]) -> list[str]:
-    labels = {run.workload.label for run in group}
-    units = [f"{run.title} {run.workload.unit}" for run in group]
-    counted = [] if _unit(group) else [f"{_UNITS_DIFFER}{', '.join(units)}."]
-    said = [_UNLIKE + "; ".join(f"{run.title}: {run.workload.label}" for run in group) + "."]
-    more = [f"Of {len(group)} runs the first {MOST_RUNS} are drawn."] if len(group) > MOST_RUNS else []
-    return [*(said if len(labels) > 1 else []), *counted, *more]
+    said = []
+    if len({run.workload.label for run in group}) > 1:
+        work = "; ".join(f"{run.title}: {run.workload.label}" for run in group)
+        said.append(f"The runs do not measure the same work, so only ratios compare: {work}.")
+    if not _unit(group):
+        units = ", ".join(f"{run.title} {run.workload.unit}" for run in group)
+        said.append(f"Throughputs are not comparable, because the runs count different units: {units}.")
+    if len(group) > MOST_RUNS:
+        said.append(f"Of {len(group)} runs the first {MOST_RUNS} are drawn.")
+    return said
 
 
 def _unit(group: Sequence[MeasuredRun]) -> str:
@@ -102,179 +219,145 @@ def _unit(group: Sequence[MeasuredRun]) -> str:
     return units.pop() if len(units) == 1 else ""
 
 
-def _figures(group: Sequence[MeasuredRun], key: str) -> list[Chart]:
-    device, unit = _device(group), _unit(group)
-    made = (
-        _against_devices(
-            group,
-            column=("images_per_s", 1.0, per_second(unit)),
-            words=(f"{key}-throughput", "Throughput of every run", f"throughput ({per_second(unit)})"),
-            device=device,
-            how="Higher is better. ",
-        )
-        if unit
-        else None,
-        _against_devices(
-            group,
-            column=("efficiency", 100.0, "%"),
-            words=(f"{key}-efficiency", "Scaling efficiency of every run", "efficiency (%)"),
-            device=device,
-            how="Efficiency is throughput over that of the run's own “single”, divided by the number of "
-            "devices: it compares machines of different speed. ",
-        ),
-        _caps(group, key, device),
+def _device(group: Sequence[MeasuredRun]) -> str:
+    kinds = {run.workload.device for run in group}
+    return kinds.pop() if len(kinds) == 1 else "device"
+
+
+def _figures(group: Sequence[MeasuredRun], key: str) -> list[Figure]:
+    per_s, made = per_second(_unit(group)), []
+    if _unit(group):
+        made.append(
+            _against_devices(
+                group, "images_per_s", 1.0, per_s, key=f"{key}-throughput",
+                title="Throughput of every run", quantity=f"throughput ({per_s})", how="Higher is better. ",
+            )
+        )  # fmt: skip
+    how = (
+        "Efficiency is throughput over that of the run's own “single”, divided by the number of devices: it "
+        "compares machines of different speed. "
     )
-    return [figure for figure in made if figure is not None]
+    made.append(
+        _against_devices(
+            group, "efficiency", 100.0, "%", key=f"{key}-efficiency",
+            title="Scaling efficiency of every run", quantity="efficiency (%)", how=how,
+        )
+    )  # fmt: skip
+    return [figure for figure in (*made, _caps(group, key)) if figure is not None]
 
 
 def _against_devices(
     group: Sequence[MeasuredRun],
+    column: str,
+    factor: float,
+    unit: str,
     *,
-    column: tuple[str, float, str],
-    words: tuple[str, str, str],
-    device: str,
+    key: str,
+    title: str,
+    quantity: str,
     how: str,
-) -> Chart | None:
-    """Make a panel per mode and a series per run."""
-    name, factor, unit = column
-    key, title, y_label = words
-    found = [
-        (run, series) for run in group for series in by_devices(run.workload, name, factor) if series.points
-    ]
-    modes = [mode for mode in _MODES if sum(series.style == mode for _, series in found) > 1]
-    panels = tuple(
-        Panel(
-            _mode_name(group, mode),
-            tuple(
-                replace(series, label=run.title, style=run.style)
-                for run, series in found
-                if series.style == mode
-            ),
-        )
-        for mode in modes
-    )
-    counts = sorted({p.x for panel in panels for s in panel.series for p in s.points})
+) -> Figure | None:
+    """Draw a panel per mode that several runs have, and a line per run."""
+    device, panels, said = _device(group), {}, []
+    found = [(run, line) for run in group for line in by_devices(run.workload, column, factor)]
+    for mode in ("dp", "ddp"):
+        lines = [line._replace(label=run.title, look=run.look) for run, line in found if line.look == mode]
+        if len(lines) > 1:
+            rows = (row for run in group for row in records(run.workload.cases))
+            name = " and ".join(dict.fromkeys(short_mode(row) for row in rows if text(row["mode"]) == mode))
+            panels[f"{name}: {quantity}"] = lines
+            said.append(f"{name} on {_best_first(lines, device, unit)}.")
+    every = [line for lines in panels.values() for line in lines]
+    counts = counts_of(every)
     if not counts or counts == [1.0]:
         return None
-    return Chart(
+    return chart(
         key=key,
         title=title,
-        x_label=f"devices ({device}s)",
-        y_label=y_label,
-        ticks=device_ticks(counts),
         panels=panels,
-        caption=" ".join(f"{_finding(panel, device, unit)}." for panel in panels),
-        how_to_read=f"{how}{_HOW}{BARS}{hollow_note(s for panel in panels for s in panel.series)}",
+        x_label=f"devices ({device}s)",
+        ticks=device_ticks(counts),
+        caption=" ".join(said),
+        how_to_read=f"{how}{_HOW}{BARS}{hollow_note(every)}",
         log_x=counts[-1] > LOG_FROM,
     )
 
 
-def _caps(group: Sequence[MeasuredRun], key: str, device: str) -> Chart | None:
-    """Make a panel per device count that several runs swept."""
-    by_run = [(run, caps.points(run.workload)) for run in group]
-    counts = sorted({n for _, by_count in by_run for n, marks in by_count.items() if len(marks) > 1})
-    several = {n: [run for run, by_count in by_run if len(by_count.get(n, {})) > 1] for n in counts}
-    counts = [n for n in counts if len(several[n]) > 1]
-    order = caps.in_order(by_count[n] for _, by_count in by_run for n in counts if n in by_count)
-    panels = tuple(
-        Panel(
-            f"DDP, {plural(n, device)}",
-            tuple(
-                Series(run.title, run.style, _bare(caps.placed(by_count[n], order)), joined=False)
-                for run, by_count in by_run
-                if run in several[n]
-            ),
-        )
-        for n in counts
-    )
+def _best_first(lines: Sequence[Line], device: str, unit: str) -> str:
+    """Name each run, best first, at the largest count of unshared devices that most runs have."""
+    marks = [(mark, line.label) for line in lines for mark in line.marks]
+    counts = [mark.x for mark, _ in marks]
+    shared = {mark.x for mark, _ in marks if mark.hollow}
+    at = max(set(counts), key=lambda n: (counts.count(n), n not in shared, n))
+    there = sorted(((m, label) for m, label in marks if m.x == at), key=lambda pair: -pair[0].value.estimate)
+    each = ", ".join(f"{label} {with_interval(mark.value, unit)}" for mark, label in there)
+    return f"{plural(at, device)}: {each}"
+
+
+def _caps(group: Sequence[MeasuredRun], key: str) -> Figure | None:
+    """Draw a panel per device count at which several runs swept bucket caps."""
+    swept = [
+        (run, {n: marks for n, marks in step_by_cap(run.workload).items() if len(marks) > 1}) for run in group
+    ]
+    counts = sorted({n for _, by_count in swept for n in by_count})
+    counts = [n for n in counts if sum(n in by_count for _, by_count in swept) > 1]
+    order = in_order(by_count[n] for _, by_count in swept for n in counts if n in by_count)
+    panels, said = {}, []
+    for n in counts:
+        name, best = f"DDP, {plural(n, _device(group))}", []
+        lines = panels[f"{name}: step time (ms)"] = list[Line]()
+        for run, by_count in swept:
+            if n in by_count:
+                # Several runs leave no room for the number of buckets beside each mark.
+                marks = tuple(mark._replace(note="") for mark in placed(by_count[n], order))
+                lines.append(Line(run.title, run.look, marks, joined=False))
+                least = min(marks, key=lambda mark: mark.value.estimate)
+                at = f"{cap_label(order[int(least.x)])}, {with_interval(least.value, 'ms')}"
+                best.append(f"{run.title} has its shortest step at {at}")
+        said.append(f"{name}: {'; '.join(best)}")
     if not panels:
         return None
-    said = [
-        f"{panel.title}: "
-        + "; ".join(
-            f"{series.label} has its shortest step at {_best(series, order)}" for series in panel.series
-        )
-        for panel in panels
-    ]
-    return Chart(
+    return chart(
         key=f"{key}-buckets",
         title="Step time against bucket cap, every run",
-        x_label="bucket cap (MiB)",
-        y_label="step time (ms)",
-        ticks=tuple(Tick(float(i), cap) for i, cap in enumerate(order)),
         panels=panels,
+        x_label="bucket cap (MiB)",
+        ticks=cap_ticks(order),
         caption=". ".join(said) + ".",
         how_to_read=f"Lower is better. {_HOW}{BARS} Each panel has its own scale."
-        f"{hollow_note(s for panel in panels for s in panel.series)}",
+        f"{hollow_note(line for lines in panels.values() for line in lines)}",
         from_zero=False,
     )
 
 
-def _bare(points: Sequence[Point]) -> tuple[Point, ...]:
-    """Drop the number of buckets beside each mark: several runs leave no room for it."""
-    return tuple(replace(point, note="") for point in points)
-
-
-def _best(series: Series, order: Sequence[str]) -> str:
-    best = min(series.points, key=lambda point: point.y)
-    cap = order[int(best.x)]
-    return f"{cap_label(cap)}, {with_interval(best.interval, 'ms')}"
-
-
-def _finding(panel: Panel, device: str, unit: str) -> str:
-    """Name each run, best first, at the largest count of unshared devices that most runs have."""
-    counts = [p.x for series in panel.series for p in series.points]
-    shared = {p.x for series in panel.series for p in series.points if p.hollow}
-    at = max(set(counts), key=lambda n: (counts.count(n), n not in shared, n))
-    there = [(p, series.label) for series in panel.series for p in series.points if p.x == at]
-    each = [
-        f"{label} {with_interval(p.interval, unit)}"
-        for p, label in sorted(there, key=lambda mark: -mark[0].y)
-    ]
-    return f"{panel.title} on {plural(at, device)}: {', '.join(each)}"
-
-
 def _table(group: Sequence[MeasuredRun], found: Sequence[Mapping[str, Comparison]]) -> Table | None:
     """Tabulate throughput of every case that several runs have, a column per run; None in several units."""
-    unit = _unit(group)
-    if not unit:
+    names = dict.fromkeys(name for run in group for name in run.rows)
+    kept = [name for name in names if sum(name in run.rows for run in group) > 1]
+    if not _unit(group) or not kept:
         return None
-    by_run = [run.rows for run in group]
-    names = dict.fromkeys(name for rows in by_run for name in rows)
-    kept = [name for name in names if sum(name in rows for rows in by_run) > 1]
-    rows = tuple(
-        (name, *_cells([rows.get(name) for rows in by_run], [own.get(name) for own in found]))
-        for name in kept
+    per_s, (first, *others) = per_second(_unit(group)), [run.title for run in group]
+    heads = [f"{first} ({per_s})"]
+    for title in others:
+        heads += [f"{title} ({per_s})", f"{title} / {first} ({TIMES})"]
+    rows = []
+    for name in kept:
+        rates = [estimate(r.rows[name], "images_per_s") if name in r.rows else None for r in group]
+        cells = [with_interval(rates[0])]
+        for rate, compared in zip(rates[1:], found, strict=True):
+            ratio = compared[name].ratio if name in compared else None
+            cells += [with_interval(rate), with_interval(ratio)]
+        rows.append((name, *cells))
+    note = (
+        "Throughput with its 95% interval over rounds, of cases that several runs measured, and its ratio to "
+        "the first run's. The intervals of the ratios hold all at once"
     )
-    first, *others = (run.title for run in group)
-    columns = (
-        TableColumn("Case"),
-        TableColumn(f"{first} ({per_second(unit)})", "number"),
-        *(
-            TableColumn(name, "number")
-            for title in others
-            for name in (f"{title} ({per_second(unit)})", f"{title} / {first} ({TIMES})")
-        ),
+    note += (
+        ". The runs were measured in turns, so the ratio is the median of those within rounds, where the "
+        "machine did the same to both; it may differ from the quotient of the throughputs."
+        if _in_turns(group)
+        else ", and hold how much each run changed within itself; a change of the machine between the runs "
+        "may be larger."
     )
-    note = _TABLE_NOTE + (_IN_TURNS if in_turns(group) else _SEPARATE)
-    return Table("Throughput side by side", note, columns, rows) if rows else None
-
-
-def _cells(rows: Sequence[Row | None], found: Sequence[Comparison | None]) -> list[str]:
-    rates = [None if row is None else estimate(row, "images_per_s") for row in rows]
-    cells = [with_interval(rates[0])]
-    for rate, one in zip(rates[1:], found, strict=True):
-        cells += [with_interval(rate), with_interval(None if one is None else one.ratio)]
-    return cells
-
-
-def _mode_name(group: Sequence[MeasuredRun], mode: str) -> str:
-    labels = dict.fromkeys(
-        short_mode(row) for run in group for row in records(run.workload.cases) if text(row["mode"]) == mode
-    )
-    return " and ".join(labels)
-
-
-def _device(group: Sequence[MeasuredRun]) -> str:
-    kinds = {run.workload.device for run in group}
-    return kinds.pop() if len(kinds) == 1 else "device"
+    columns = (Heading("Case"), *(Heading(name, "number") for name in heads))
+    return Table("Throughput side by side", note, columns, tuple(rows))

@@ -40,6 +40,8 @@ def case(index: int) -> dict[str, Any]:
         "image_size": 224,
         "batch_per_device": 64,
         "global_batch": 64 * n,
+        "unit": "images",
+        "units_per_sample": 1,
         "scaling": "weak",
         "precision": "fp32",
         "data": "device",

@@ -35,30 +35,80 @@ def test_page_never_scrolls_sideways(open_page: Callable[..., Any], width: int) 
     assert tab.evaluate("document.documentElement.scrollWidth") == width
 
 
+def test_no_figure_is_cut_on_paper(open_page: Callable[..., Any]) -> None:
+    """A page of paper has room for the highest figure, which is kept together."""
+    tab = open_page(690)
+    tab.emulate_media(media="print")
+    tab.locator("details.fold").evaluate_all("all => all.forEach(e => { e.open = true })")
+    for figure in tab.locator("figure").all():
+        assert figure.evaluate("e => getComputedStyle(e).breakInside") == "avoid"
+        assert figure.bounding_box()["height"] < 1000  # 297 mm less margins, at 96 pixels an inch
+
+
 def test_printed_page_is_no_wider_than_the_paper(open_page: Callable[..., Any]) -> None:
     tab = open_page(690)  # A4 less its margins
     tab.emulate_media(media="print")
     assert tab.evaluate("document.documentElement.scrollWidth") <= 690
 
 
-def test_numbers_are_visible_on_a_narrow_screen(open_page: Callable[..., Any]) -> None:
-    row = open_page(390).locator("section[data-grid] tbody tr").first
-    name, rate = (row.locator("td").nth(i).bounding_box() for i in (0, 1))
-    assert rate["x"] + rate["width"] <= 390
-    row.locator("xpath=ancestor::*[@class='scroll']").evaluate("e => { e.scrollLeft = 200 }")
-    assert row.locator("td").first.bounding_box()["x"] == pytest.approx(name["x"], abs=2)
+def test_no_column_is_cut_on_a_narrow_screen(open_page: Callable[..., Any]) -> None:
+    """A row becomes a block: every cell is seen whole, its heading before it."""
+    tab = open_page(390)
+    tab.locator("details.fold").evaluate_all("all => all.forEach(e => { e.open = true })")
+    assert tab.locator(".scroll:has(table)").evaluate_all(
+        "all => all.every(e => e.scrollWidth <= e.clientWidth)"
+    )
+    cells = tab.locator("section[data-grid]").first.locator("tbody tr").first.locator("td")
+    for i, heading in enumerate(("Case", "Throughput (images/s)")):
+        box = cells.nth(i).bounding_box()
+        assert 0 <= box["x"] < box["x"] + box["width"] <= 390
+        assert cells.nth(i).evaluate("e => getComputedStyle(e, '::before').content") == f'"{heading}"'
+
+
+def test_no_word_of_a_heading_is_broken_on_a_narrow_screen(open_page: Callable[..., Any]) -> None:
+    """A word that is broken has rectangles on two lines."""
+    tab = open_page(390)
+    tab.locator("details.fold").evaluate_all("all => all.forEach(e => { e.open = true })")
+    broken = tab.locator("h1, h2, h3, th, .state, summary, .command button").evaluate_all(
+        """all => all.flatMap(e => {
+          const walker = document.createTreeWalker(e, NodeFilter.SHOW_TEXT);
+          const found = [];
+          for (let node; (node = walker.nextNode()); ) {
+            for (const word of node.data.matchAll(/[\\p{L}\\d]+/gu)) {
+              const range = document.createRange();
+              range.setStart(node, word.index);
+              range.setEnd(node, word.index + word[0].length);
+              const lines = new Set([...range.getClientRects()].map(r => Math.round(r.top)));
+              if (lines.size > 1) found.push(word[0]);
+            }
+          }
+          return found;
+        })"""
+    )
+    assert broken == []
+
+
+def test_a_command_wraps_between_its_options(open_page: Callable[..., Any]) -> None:
+    tab = open_page(390)
+    heights = tab.locator(".next .command span").evaluate_all(
+        "all => all.map(e => e.getClientRects()[0].height)"
+    )
+    assert len(heights) > 3
+    assert max(heights) < 1.5 * min(heights)
 
 
 def test_wide_tables_scroll_inside_their_box_and_by_keyboard(open_page: Callable[..., Any]) -> None:
-    tab = open_page(390)
+    tab = open_page(600)
     box = tab.locator(".scroll").first
     assert box.evaluate("e => e.scrollWidth > e.clientWidth")
+    name = box.locator("td").first.bounding_box()
     box.focus()
     scrolled = box.evaluate_handle(
         "e => ({done: new Promise(done => { e.onscroll = () => done(e.scrollLeft) })})"
     )
     tab.keyboard.press("ArrowRight")
     assert scrolled.evaluate("s => s.done") > 0
+    assert box.locator("td").first.bounding_box()["x"] == pytest.approx(name["x"], abs=2)
 
 
 @pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.campaign)])

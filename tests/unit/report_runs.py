@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from made import compared, made_manifest
 
@@ -14,6 +15,9 @@ from ddp_bench.bench.results.store import RunData
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from ddp_bench.report.drawing import Figure
+    from ddp_bench.report.page import Run
 
 Row = dict[str, Any]
 
@@ -89,6 +93,59 @@ def timed(row: Row, round_index: int, *steps_ms: float, rank: int = 0, **more: A
     } | more
 
 
+class Drawn(NamedTuple):
+    """A mark as matplotlib drew it; its interval is None where none was drawn."""
+
+    x: float
+    y: float
+    low: float | None = None
+    high: float | None = None
+    hollow: bool = False
+
+
+def drawn(figure: Figure | None) -> list[tuple[str, dict[str, list[Drawn]]]]:
+    """Title and lines of each panel of a figure, by their names."""
+    from ddp_bench.report.drawing import PAPER
+
+    assert figure is not None
+    panels = []
+    for axes in figure.canvas().axes:
+        lines: dict[str, list[Drawn]] = {}
+        bar: dict[float, tuple[float, float]] = {}
+        for line in axes.lines:
+            label, at, values = str(line.get_label()), [*line.get_xdata()], [*line.get_ydata()]
+            if line.get_marker() in ("_", "|"):
+                bar = {at[0]: (values[0], values[1])}
+            elif not label.startswith("_") and line.get_linestyle() == "None":
+                hollow = line.get_markerfacecolor() == PAPER
+                lines.setdefault(label, []).append(
+                    Drawn(at[0], values[0], *bar.pop(at[0], ()), hollow=hollow)
+                )
+            elif label in ("ideal", "equally fast"):
+                lines[label] = [Drawn(x, y) for x, y in zip(at, values, strict=True)]
+        panels.append((axes.get_title(loc="left"), lines))
+    return panels
+
+
+def ticks(figure: Figure | None) -> list[str]:
+    """Labels along the lowest axis."""
+    assert figure is not None
+    axes = figure.canvas().axes[-1]
+    return [axes.xaxis.get_major_formatter()(x, 0) for x in axes.xaxis.get_major_locator()()]
+
+
+def figure_of(run: Run, title: str) -> Figure:
+    """The figure of a run whose title begins so."""
+    return next(one for one in (*run.figures, *run.more_figures) if one.title.startswith(title))
+
+
+def traced(row: Row, round_index: int, rank: int = 0, **moments: Sequence[float]) -> Row:
+    """A block of the anatomy pass, or traced: buckets' moments in ms."""
+    phase = "anatomy" if "ready_ms" in moments else "trace"
+    detail = json.dumps({name: list(values) for name, values in moments.items()})
+    return timed(row, round_index, 100.0, rank=rank, phase=phase, detail=detail)
+
+
 def dashed(written: str) -> str:
     """Return text with an en dash for `--`, as intervals have it."""
     return written.replace("--", "\N{EN DASH}")
@@ -103,19 +160,11 @@ def measured(**values: float) -> Row:
     }
 
 
-def bucket(row: Row, index: int, *moments: float | None, rank: int = 0, num_bytes: int = 2**20) -> Row:
-    """One row of buckets.csv; `moments` are ready, launch, start and done."""
-    names = ("ready_ms", "launch_ms", "start_ms", "done_ms")
-    place = {"case_id": row["case_id"], "rank": rank, "bucket": index, "bytes": num_bytes}
-    return place | dict(zip(names, moments, strict=True))
-
-
 def run(
     cases: Sequence[Row],
     manifest: Row | None = None,
     *,
     path: str = "runs/by-hand",
-    buckets: Sequence[Row] = (),
     allreduce: Sequence[Row] = (),
     timed_blocks: Sequence[Row] | None = None,
 ) -> RunData:
@@ -132,7 +181,7 @@ def run(
         manifest=told,
         cases=typed_frame(rows, CASES),
         blocks=frame,
-        buckets=typed_frame(buckets, BUCKETS),
+        buckets=typed_frame([], BUCKETS),
         allreduce=typed_frame(allreduce, ALLREDUCE),
         comparisons=typed_frame([one.row() for one in comparisons], COMPARISONS),
     )
@@ -167,7 +216,8 @@ def communicating(num_devices: int, images_per_s: float, **more: Any) -> Row:
 
 def paper_like() -> RunData:
     """The shape of the DDP paper's sweep: caps and accumulation varied one at a time on two GPUs."""
-    default, one = communicating(2, 200.0), communicating(2, 160.0, bucket_cap_mb="100", num_buckets=1)
+    default = communicating(2, 200.0, num_buckets=2, bucket_bytes="1048576/3145728")
+    one = communicating(2, 160.0, bucket_cap_mb="100", num_buckets=1, bucket_bytes="4194304")
     cases = [
         case("single", 1, 100.0, **measured(**PHASES)),
         case("ddp", 1, 98.0, num_buckets=3),
@@ -184,10 +234,12 @@ def paper_like() -> RunData:
             "model": {"gradient_bytes": 46_758_048},
             "versions": {"torch": "2.15"},
         },
-        buckets=[
-            bucket(default, 0, 10.0, 10.0, 11.0, 20.0),
-            bucket(default, 1, 50.0, 50.0, 52.0, 75.0, num_bytes=3 * 2**20),
-            bucket(one, 0, 50.0, 50.0, 50.0, 90.0, num_bytes=4 * 2**20),
+        timed_blocks=[
+            *blocks(cases),
+            traced(default, 1, ready_ms=(10.0, 55.0)),
+            traced(default, 1, start_ms=(11.0, 56.0), done_ms=(20.0, 75.0)),
+            traced(one, 1, ready_ms=(70.0,)),
+            traced(one, 1, start_ms=(70.0,), done_ms=(90.0,)),
         ],
         allreduce=[
             {"num_devices": n, "backend": "nccl", "bytes": size, "num_samples": 5, "busbw_gb_per_s": rate}

@@ -10,7 +10,7 @@ from report_runs import case, run, usual_cases
 
 from ddp_bench.bench.findings.cautions import slow_links
 from ddp_bench.bench.results.schema import CASES, typed_frame
-from ddp_bench.report.view import page
+from ddp_bench.report.page import page
 
 NVLINK = {"nvlink": True, "peer_access": True}
 PCIE = {"nvlink": False, "peer_access": True}
@@ -94,4 +94,4 @@ def test_cores_that_stand_in_for_gpus_have_no_links() -> None:
 
 def test_the_page_shows_them_beside_the_other_cautions() -> None:
     (shown,) = page([run(usual_cases(), told_of({"h 0-1": HOST_MEMORY}))]).runs
-    assert "slow links" in [caution.name for caution in shown.cautions]
+    assert "slow links" in [caution.kind for caution in shown.cautions]

@@ -16,8 +16,8 @@ from ddp_bench.bench.resolve import with_device_defaults
 from ddp_bench.bench.results.aggregate import Outcome, case_rows
 from ddp_bench.bench.results.schema import BLOCKS, CASES, typed_frame
 from ddp_bench.bench.settings import Settings
-from ddp_bench.report.model import Table
-from ddp_bench.report.view import page
+from ddp_bench.report.page import page
+from ddp_bench.report.tables import Table
 
 
 def plan() -> dict[str, Planned]:

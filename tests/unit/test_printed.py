@@ -12,7 +12,7 @@ from sample_runs import EVERY_SAMPLE, rebuilt, sample
 
 from ddp_bench.bench.findings.wording import text
 from ddp_bench.bench.run.summary import COLUMNS, OF_SCALING, case_table
-from ddp_bench.report.view import page
+from ddp_bench.report.page import page
 
 NUMBER = re.compile(r"-?[0-9][0-9,]*\.?[0-9]*")
 

@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 from made import made_manifest
-from report_runs import case, dashed, run, usual_cases
+from report_runs import case, dashed, drawn, figure_of, run, usual_cases
 
 from ddp_bench.bench.findings.answers import verdicts
-from ddp_bench.bench.findings.numbers import between
+from ddp_bench.bench.findings.numbers import TIMES, between, with_interval
 from ddp_bench.bench.findings.verdicts import (
     CAP,
     RESOLVED,
@@ -21,12 +20,9 @@ from ddp_bench.bench.findings.verdicts import (
 from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.results.comparisons import EQUAL, FASTER, SLOWER, TOO_FEW, UNRESOLVED, Comparison
 from ddp_bench.bench.stats import Interval
-from ddp_bench.report.answer import cards, heading, model_name, status
-from ddp_bench.report.draw.figures import svg
-from ddp_bench.report.draw.forest import ratio_ticks
-from ddp_bench.report.forest import forest
-from ddp_bench.report.select import workloads
-from ddp_bench.report.view import page
+from ddp_bench.report.cases import workloads
+from ddp_bench.report.figures import against_default, ratio_ticks
+from ddp_bench.report.page import cards, heading, model_name, page, status
 
 
 def compared(low: float, high: float, case_id: str = "a", reference_id: str = "b") -> Comparison:
@@ -113,20 +109,20 @@ def test_status_says_how_the_run_ended_and_what_is_open() -> None:
     assert status(Manifest(), cases[cases["status"] != "ok"], []).startswith("Finished, nothing measured · ")
 
 
-def rows_of(figure: Any) -> list[tuple[str, float]]:
-    return [(row.label, pytest.approx(row.interval.estimate)) for row in figure.rows]
-
-
 def test_forest_shows_every_case_over_the_default_fastest_first() -> None:
     cases = usual_cases()
     default, dp, small = (next(r["case_id"] for r in cases if r["case_id"] == i) for i in IDS)
     comparisons = [compared(1.1, 1.4, default, dp), compared(0.8, 0.9, small, default)]
-    figure = forest(workloads(run(cases).cases)[0], comparisons, key="k")
+    figure = against_default(workloads(run(cases).cases)[0], comparisons, key="k")
     assert figure is not None
-    assert rows_of(figure) == [("DDP, cap 1 MiB", math.sqrt(0.72)), ("DP", 1 / math.sqrt(1.54))]
-    assert figure.rows[1].interval.low == pytest.approx(1 / 1.4)
+    ((_, rows),) = drawn(figure)
+    assert [(name, row.x) for name, (row,) in rows.items()] == [
+        ("DDP, cap 1 MiB", pytest.approx(math.sqrt(0.72))),
+        ("DP", pytest.approx(1 / math.sqrt(1.54))),
+    ]
     assert figure.caption == "On 2 GPUs every other case is slower than DDP's default."
-    drawing = svg(figure)
+    drawing = figure.svg()
+    assert f"DP · {with_interval(Interval(1 / math.sqrt(1.54), 1 / 1.4, 1 / 1.1), TIMES)}" in drawing
     assert "<title>DDP, cap 1 MiB · " in drawing
     assert "within 5%" in drawing
 
@@ -135,15 +131,15 @@ IDS = ("ddp-n2-x-1", "dp-n2-x-1", "ddp-n2-1-1")
 
 
 def test_forest_of_too_few_rounds_names_no_winner() -> None:
-    shown = page([run(usual_cases())]).runs[0].figures[1]
+    shown = figure_of(page([run(usual_cases())]).runs[0], "Every case")
     assert shown.caption == "On 2 GPUs there are too few rounds to compare."
-    assert all(math.isnan(row.interval.low) for row in shown.rows)
-    assert "nan" not in svg(shown)
+    assert all(row.low is None for rows in drawn(shown)[0][1].values() for row in rows)
+    assert "nan" not in shown.svg()
 
 
 def test_forest_needs_something_to_compare() -> None:
     workload = workloads(run([case("single", 1, 9.0), case("ddp", 2, 15.0)]).cases)[0]
-    assert forest(workload, [], key="k") is None
+    assert against_default(workload, [], key="k") is None
 
 
 @pytest.mark.parametrize(
@@ -174,10 +170,10 @@ def test_the_figure_and_the_answer_say_the_same_of_one_ratio(ratio: Interval) ->
     rows = run(cases).cases
     compared = [Comparison(cases[1]["case_id"], cases[0]["case_id"], ratio, 0.05, 20)]
     (verdict,) = [v for v in verdicts(rows, compared) if v.question == CAP]
-    figure = forest(workloads(rows)[0], compared, key="k")
+    figure = against_default(workloads(rows)[0], compared, key="k")
     assert figure is not None
     assert (verdict.answer == FASTER) == ("is faster than DDP's default" in figure.caption)
     assert (verdict.answer == TOO_FEW) == ("too few rounds" in figure.caption)
     if verdict.answer == FASTER:
-        assert between(ratio) in figure.caption
+        assert with_interval(ratio, TIMES) in figure.caption
         assert between(ratio) in verdict.sentence

@@ -4,11 +4,11 @@ from typing import Any
 
 from report_runs import case, run, usual_cases
 
-from ddp_bench.report.model import Fact, Group, RunView
-from ddp_bench.report.view import page
+from ddp_bench.report.conditions import Fact, Group
+from ddp_bench.report.page import Run, page
 
 
-def view(cases: list[dict[str, Any]], manifest: dict[str, Any] | None = None) -> RunView:
+def view(cases: list[dict[str, Any]], manifest: dict[str, Any] | None = None) -> Run:
     return page([run(cases, manifest)]).runs[0]
 
 
@@ -30,8 +30,8 @@ def test_conditions_show_what_is_known_and_nothing_else() -> None:
     }
     shown = view(usual_cases(), manifest)
     assert shown.title == "nightly"
-    assert [caution.name for caution in shown.cautions] == ["few rounds"]
-    assert "bench.run --rounds 10" in shown.cautions[0].value
+    assert [caution.kind for caution in shown.cautions] == ["few rounds"]
+    assert "bench.run --rounds 10" in shown.cautions[0].sentence
     run_group, settings, *others = shown.conditions
     assert run_group == Group("Run", (Fact("name", "nightly"), Fact("total time", "3 min 06 s")))
     assert {Fact("gpus", "1, 2"), Fact("static graph", "no"), Fact("seed", "0")} <= set(settings.facts)
@@ -49,7 +49,8 @@ def test_conditions_show_what_is_known_and_nothing_else() -> None:
         ),
         Group("Environment variables", (Fact("NCCL_DEBUG", "WARN", code=True),)),
     ]
-    assert [c.name for c in shown.condition_tables[0].columns] == ["Rank", "Host", "Local rank"]
+    assert shown.ranks is not None
+    assert [c.name for c in shown.ranks.columns] == ["Rank", "Host", "Local rank"]
     assert shown.topology == "GPU0 GPU1\n NV18"
 
 
@@ -62,7 +63,7 @@ def test_link_of_a_lab_is_named_first_and_among_the_conditions() -> None:
 
 def test_empty_manifest_shows_no_condition_but_the_usual_settings() -> None:
     shown = view(usual_cases())
-    assert (shown.title, shown.condition_tables, shown.topology) == ("by-hand", (), "")
+    assert (shown.title, shown.ranks, shown.topology) == ("by-hand", None, "")
     assert [group.title for group in shown.conditions] == ["Settings"]
 
 
@@ -95,6 +96,7 @@ def test_the_workloads_code_and_ddp_benchs_own_are_shown_apart() -> None:
 
 def test_the_table_of_ranks_shows_the_cores_that_they_were_bound_to() -> None:
     ranks = [{"rank": 0, "device": "cuda:0", "bound_cores": "0-31"}, {"rank": 1, "bound_cores": ""}]
-    (table,) = view(usual_cases(), {"ranks": ranks}).condition_tables
+    table = view(usual_cases(), {"ranks": ranks}).ranks
+    assert table is not None
     assert [column.name for column in table.columns] == ["Rank", "Local rank", "Device", "Bound cores"]
     assert [row[-1] for row in table.rows] == ["0-31", ""]

@@ -3,19 +3,19 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from report_runs import case, dashed, run, timed, usual_cases
+from report_runs import Drawn, case, dashed, drawn, run, timed, usual_cases
 
 from ddp_bench.bench.findings.numbers import TIMES
 from ddp_bench.bench.results.aggregate import typical_of
 from ddp_bench.bench.results.comparisons import Comparison
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.stats import Interval
-from ddp_bench.report.devices import dp_against_ddp, memory
-from ddp_bench.report.drawings import Chart, Point
-from ddp_bench.report.select import workloads
+from ddp_bench.report.cases import workloads
+from ddp_bench.report.drawing import Figure
+from ddp_bench.report.figures import dp_against_ddp, memory
 
 
-def ratio(cases: list[dict[str, Any]], blocks: list[dict[str, Any]]) -> Chart | None:
+def ratio(cases: list[dict[str, Any]], blocks: list[dict[str, Any]]) -> Figure | None:
     data = run(cases, timed_blocks=blocks)
     return dp_against_ddp(workloads(data.cases)[0], typical_of(RoundTimes.of(data.blocks)), (), key="k")
 
@@ -27,11 +27,10 @@ def test_ratio_is_formed_inside_each_round_so_that_drift_cancels() -> None:
     blocks = [timed(dp, r, ms) for r, ms in slowed] + [timed(ddp, r, 0.8 * ms) for r, ms in slowed]
     figure = ratio([case("single", 1, 100.0), dp, ddp], blocks)
     assert figure is not None
-    series, equal = figure.panels[0].series
-    assert series.points == (Point(2.0, *[pytest.approx(1.25)] * 3),)
-    assert equal.style == "ideal"
-    assert equal.points == (Point(1.0, 1.0), Point(2.0, 1.0))
-    assert figure.caption == dashed(f"Throughput of DDP over DP: 1.25 (1.25--1.25){TIMES} on 2 GPUs.")
+    ((_, lines),) = drawn(figure)
+    assert lines["DDP / DP"] == [Drawn(2.0, *[pytest.approx(1.25)] * 3)]
+    assert lines["equally fast"] == [Drawn(1.0, 1.0), Drawn(2.0, 1.0)]
+    assert figure.caption.startswith("Throughput of DDP over DP: 1.25")
 
 
 def test_slower_ddp_lies_below_the_line_and_stand_ins_are_named() -> None:
@@ -42,7 +41,7 @@ def test_slower_ddp_lies_below_the_line_and_stand_ins_are_named() -> None:
     )
     figure = ratio([dp, ddp], [timed(dp, 1, 100.0), timed(ddp, 1, 200.0)])
     assert figure is not None
-    assert figure.panels[0].series[0].points == (Point(2.0, pytest.approx(0.5), hollow=True),)
+    assert drawn(figure)[0][1]["DDP / DP"] == [Drawn(2.0, pytest.approx(0.5), hollow=True)]
     assert figure.caption == f"Throughput of DDP over DP: 0.500{TIMES} on 2 CPU cores (shared)."
     assert "Hollow marks" in figure.how_to_read
 
@@ -65,11 +64,11 @@ def test_memory_is_drawn_where_it_is_known_and_never_as_zero() -> None:
     ]
     figure = memory(workloads(run(cases).cases)[0], key="k")
     assert figure is not None
-    assert [(s.label, s.points) for s in figure.panels[0].series] == [
-        ("single", (Point(1.0, 1000.0),)),
-        ("DP", (Point(2.0, 1600.0),)),
-        ("DDP", (Point(2.0, 1100.0),)),
-    ]
+    assert drawn(figure)[0][1] == {
+        "single": [Drawn(1.0, 1000.0)],
+        "DP": [Drawn(2.0, 1600.0)],
+        "DDP": [Drawn(2.0, 1100.0)],
+    }
     assert figure.caption == "On 2 GPUs: DP 1,600 MiB, DDP 1,100 MiB."
     assert "gathers outputs" in figure.how_to_read
     del cases[1]
@@ -93,7 +92,8 @@ def test_the_ratio_has_the_interval_of_the_answer_and_no_other(*, turned: bool) 
     )
     assert alone is not None
     assert answered is not None
-    assert alone.panels[0].series[0].points[0].interval.low > 1
-    drawn = answered.panels[0].series[0].points[0].interval
-    assert (drawn.estimate, drawn.low, drawn.high) == pytest.approx((1.25, 0.9, 1.7))
+    by_rounds, shown = (drawn(figure)[0][1]["DDP / DP"][0] for figure in (alone, answered))
+    assert by_rounds.low is not None
+    assert by_rounds.low > 1
+    assert (shown.y, shown.low, shown.high) == pytest.approx((1.25, 0.9, 1.7))
     assert dashed("1.2 (0.9--1.7)") in answered.caption

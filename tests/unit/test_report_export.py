@@ -10,7 +10,7 @@ from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.results.store import RunWriter
 from ddp_bench.report.build import markdown
 from ddp_bench.report.main import main
-from ddp_bench.report.view import page
+from ddp_bench.report.page import page
 
 
 @pytest.fixture

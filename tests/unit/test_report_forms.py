@@ -1,12 +1,11 @@
 from __future__ import annotations
 
 import pytest
-from report_runs import case, dashed, measured, run
+from report_runs import Row, case, dashed, drawn, measured, run
 
 from ddp_bench.bench.results.comparisons import pairs_of
-from ddp_bench.report import forms
-from ddp_bench.report.drawings import Chart
-from ddp_bench.report.select import workloads
+from ddp_bench.report.page import page
+from ddp_bench.report.tables import Section
 
 CASES = [
     case("single", 1, 100.0),
@@ -17,8 +16,12 @@ CASES = [
 ]
 
 
+def section(cases: list[Row]) -> Section | None:
+    return page([run(cases)]).runs[0].forms
+
+
 def test_forms_stand_side_by_side_with_their_memory_and_bubble() -> None:
-    shown = forms.section(workloads(run(CASES).cases), key="k")
+    shown = section(CASES)
     assert shown is not None
     (table,) = shown.tables
     names = [column.name for column in table.columns]
@@ -32,22 +35,21 @@ def test_forms_stand_side_by_side_with_their_memory_and_bubble() -> None:
 
 
 def test_speed_and_memory_share_a_figure_and_the_finding_names_both() -> None:
-    shown = forms.section(workloads(run(CASES).cases), key="k")
+    shown = section(CASES)
     assert shown is not None
     (figure,) = shown.figures
-    assert isinstance(figure, Chart)
-    assert [panel.y_label for panel in figure.panels] == ["throughput (images/s)", "memory per device (MiB)"]
+    assert [title for title, _ in drawn(figure)] == ["throughput (images/s)", "memory per device (MiB)"]
     assert "most images/s with DDP, 180" in figure.caption
     assert "least memory with FSDP2, 200 MiB" in figure.caption
 
 
 def test_no_section_without_a_mode_beside_dp_and_ddp() -> None:
-    assert forms.section(workloads(run(CASES[:2]).cases), key="k") is None
+    assert section(CASES[:2]) is None
 
 
 @pytest.mark.parametrize(("rate", "said"), [(90.0, False), (130.0, True)])
 def test_a_partition_faster_than_one_device_is_explained(rate: float, *, said: bool) -> None:
-    shown = forms.section(workloads(run([CASES[0], case("partition", 2, rate)]).cases), key="k")
+    shown = section([CASES[0], case("partition", 2, rate)])
     assert shown is not None
     assert any("only one of its devices computes at a time" in note for note in shown.notes) == said
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from commands import ROOT
-from report_runs import dashed
+from report_runs import Drawn, dashed, drawn
 
 from ddp_bench.bench.predict.calibration import Identity
 from ddp_bench.bench.predict.held_out import HeldOut
@@ -19,9 +19,8 @@ from ddp_bench.bench.predict.scaling_limit import Line
 from ddp_bench.bench.results.store import load_run
 from ddp_bench.bench.stats import Interval
 from ddp_bench.report import main as command
-from ddp_bench.report.draw import figures
-from ddp_bench.report.drawings import Chart, Series
-from ddp_bench.report.predicted import section
+from ddp_bench.report.drawing import Figure
+from ddp_bench.report.predicted import predicted
 
 pytestmark = pytest.mark.usefixtures("few_resamples")
 
@@ -40,7 +39,7 @@ def wide(value: float) -> Interval:
 WAITING = Losses(bandwidth_ms=2.0, latency_ms=0.0, handling_ms=0.0, rank_spread_ms=1.0, sharing_ms=0.0)
 
 
-def predicted(num_devices: int, efficiency: float, *, asked: bool = True) -> Prediction:
+def at(num_devices: int, efficiency: float, *, asked: bool = True) -> Prediction:
     return Prediction(
         num_devices=num_devices, asked=asked, step_ms=wide(200 / efficiency), num_buckets=3, lost=WAITING,
         network="ib-100g", bucket_cap_mb="default", scaling="weak", batch_size=16, comm_hook="none",
@@ -53,7 +52,7 @@ def predicted(num_devices: int, efficiency: float, *, asked: bool = True) -> Pre
 def made(**more: object) -> Predictions:
     line = Line(
         broken_at=32, verdict="On ib-100g scaling breaks at 32.",
-        predictions=(predicted(1, 1.0, asked=False), predicted(32, 0.75, asked=False), predicted(64, 0.7)),
+        predictions=(at(1, 1.0, asked=False), at(32, 0.75, asked=False), at(64, 0.7)),
     )  # fmt: skip
     case = RUN.cases[(RUN.cases["mode"] == "ddp") & (RUN.cases["status"] == "ok")].iloc[0]
     cpu = RUN.manifest.environment
@@ -71,37 +70,37 @@ def made(**more: object) -> Predictions:
     return replace(outlook, **more)  # type: ignore[arg-type]
 
 
-def series(figure: object, label: str) -> Series:
-    assert isinstance(figure, Chart)
-    return next(s for s in figure.panels[0].series if s.label.startswith(label))
+def line(figure: Figure, label: str) -> list[tuple[float, float]]:
+    """Places and values of a line whose name begins so."""
+    ((_, lines),) = drawn(figure)
+    found: list[Drawn] = next((marks for name, marks in lines.items() if name.startswith(label)), [])
+    return [(mark.x, pytest.approx(mark.y)) for mark in found]
 
 
 def test_throughput_and_efficiency_with_measured_points_area_ideal_and_break() -> None:
-    throughput, efficiency = section(RUN, made(), key="k").figures
-    assert series(efficiency, "ib-100g").area
-    assert [(p.x, p.y) for p in series(efficiency, "ib-100g").points] == [(1, 100.0), (32, 75.0), (64, 70.0)]
-    assert [(p.x, p.y) for p in series(efficiency, "breaks").points] == [(32, 75.0)]
-    assert [(p.x, p.y) for p in series(throughput, "ideal").points][-1] == (64, 80 * 64)
+    throughput, efficiency = predicted(RUN, made(), key="k").figures
+    assert line(efficiency, "ib-100g") == [(1, 100.0), (32, 75.0), (64, 70.0)]
+    assert line(efficiency, "breaks") == [(32, 75.0)]
+    assert line(throughput, "ideal")[-1] == (64, 80 * 64)
     ddp = RUN.cases[(RUN.cases["bucket_cap_mb"] == "default") & (RUN.cases["mode"] == "ddp")]
     case = ddp[ddp["num_devices"] == 2].iloc[0]
-    assert [(p.x, p.y) for p in series(throughput, "measured").points] == [(2, case["images_per_s"])]
+    assert line(throughput, "measured") == [(2, case["images_per_s"])]
     assert dashed("Predicted on 64 CPU cores: ib-100g 70 (63--84)%") in efficiency.alt
     assert "On ib-100g scaling breaks at 32." in efficiency.alt
     assert "Scaling breaks on ib-100g at 32 CPU cores." in throughput.alt
     for figure in (throughput, efficiency):
-        assert "fill-opacity" in figures.svg(figure)
+        assert "fill-opacity" in figure.svg()
 
 
 def test_a_line_that_does_not_break_has_no_cross() -> None:
-    line = replace(made().lines[0], broken_at=None)
-    throughput, efficiency = section(RUN, made(lines=(line,)), key="k").figures
-    assert isinstance(efficiency, Chart)
-    assert not [s for s in efficiency.panels[0].series if s.style == "break"]
+    whole = replace(made().lines[0], broken_at=None)
+    throughput, efficiency = predicted(RUN, made(lines=(whole,)), key="k").figures
+    assert line(efficiency, "breaks") == []
     assert "Scaling breaks on ib-100g nowhere." in throughput.caption
 
 
 def test_only_what_was_asked_is_tabled_and_errors_have_their_median_and_worst() -> None:
-    predictions, errors = section(RUN, made(), key="k").tables
+    predictions, errors = predicted(RUN, made(), key="k").tables
     assert [row[:3] for row in predictions.rows] == [("ib-100g", "default", "64")]
     assert [row[-1] for row in errors.rows] == ["-1.0%", "+2.0%", "+6.0%"]
     assert errors.below == ("Median error 2.0%, worst 6.0%, without signs.",)
@@ -112,7 +111,7 @@ def test_errors_over_several_links_say_which() -> None:
         HeldOut("case", 2, "25", 100.0, Interval(101.0, 90.0, 110.0), network=link)
         for link in ("1gbit", "4gbit")
     )
-    errors = section(RUN, made(validation=cases), key="k").tables[-1]
+    errors = predicted(RUN, made(validation=cases), key="k").tables[-1]
     assert errors.columns[0].name == "Link"
     assert [row[0] for row in errors.rows] == ["1gbit", "4gbit"]
     assert all(len(row) == len(errors.columns) for row in errors.rows)
@@ -120,14 +119,14 @@ def test_errors_over_several_links_say_which() -> None:
 
 def test_assumptions_stand_below_the_predictions_and_the_error_is_said_once() -> None:
     """The document says whether its error was measured; the page has no word of its own on that."""
-    shown = section(RUN, made(validation=None), key="k")
+    shown = predicted(RUN, made(validation=None), key="k")
     assert shown.tables[0].below == ("Network: x; assumed: y.",)
     assert len(shown.tables) == 1
     assert not any("was not measured" in note for note in shown.notes)
 
 
 def test_errors_without_predictions_keep_their_notes() -> None:
-    shown = section(RUN, made(lines=()), key="k")
+    shown = predicted(RUN, made(lines=()), key="k")
     assert "Network: x; assumed: y." in shown.notes
     assert not shown.figures
     assert [table.title for table in shown.tables] == ["Error of the predictions"]
@@ -135,10 +134,8 @@ def test_errors_without_predictions_keep_their_notes() -> None:
 
 def test_predictions_from_another_machine_are_drawn_without_measured_points_and_say_so() -> None:
     other = replace(made().identity, torch="1.0")
-    shown = section(RUN, made(identity=other), key="k")
-    figure = shown.figures[0]
-    assert isinstance(figure, Chart)
-    assert not [s for s in figure.panels[0].series if s.label.startswith("measured")]
+    shown = predicted(RUN, made(identity=other), key="k")
+    assert line(shown.figures[0], "measured") == []
     assert "The calibration is not of this run: torch '1.0' is not '2.15.0'." in shown.notes
 
 
@@ -191,28 +188,30 @@ def test_predictions_belong_to_one_run(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_a_refused_prediction_is_a_reason_in_the_table_and_nothing_in_the_figures() -> None:
-    line = made().lines[0]
-    refused = replace(line.predictions[-1], reason=f"{REASON}; calibrate longer", **NOTHING)
-    shown = section(RUN, made(lines=(replace(line, predictions=(*line.predictions[:-1], refused)),)), key="k")
+    first = made().lines[0]
+    refused = replace(first.predictions[-1], reason=f"{REASON}; calibrate longer", **NOTHING)
+    lines = (replace(first, predictions=(*first.predictions[:-1], refused)),)
+    shown = predicted(RUN, made(lines=lines), key="k")
     table = shown.tables[0]
     assert table.rows == (("ib-100g", "default", "64", "not predicted", "", "", "", ""),)
     assert table.below[0] == f"ib-100g, bucket cap default, 64 devices: {REASON}; calibrate longer."
     for figure in shown.figures:
-        assert [p.x for p in series(figure, "ib-100g").points] == [1, 32]
+        assert [x for x, _ in line(figure, "ib-100g")] == [1, 32]
         assert "Predicted on 32 CPU cores" in figure.caption
 
 
 def test_a_break_that_is_not_known_is_not_said_to_be_nowhere() -> None:
-    line = made().lines[0]
-    refused = replace(line.predictions[-1], reason=REASON, **NOTHING)
-    unknown = replace(line, predictions=(*line.predictions[:-1], refused), broken_at=None)
-    throughput = section(RUN, made(lines=(unknown,)), key="k").figures[0]
+    first = made().lines[0]
+    refused = replace(first.predictions[-1], reason=REASON, **NOTHING)
+    unknown = replace(first, predictions=(*first.predictions[:-1], refused), broken_at=None)
+    throughput = predicted(RUN, made(lines=(unknown,)), key="k").figures[0]
     assert "Scaling breaks on ib-100g at a count that is not known." in throughput.caption
 
 
 def test_a_line_of_nothing_but_refused_predictions_has_no_figure() -> None:
-    line = made().lines[0]
-    refused = replace(line.predictions[-1], reason=REASON, **NOTHING)
-    shown = section(RUN, made(lines=(replace(line, predictions=(refused,), broken_at=None),)), key="k")
+    first = made().lines[0]
+    refused = replace(first.predictions[-1], reason=REASON, **NOTHING)
+    lines = (replace(first, predictions=(refused,), broken_at=None),)
+    shown = predicted(RUN, made(lines=lines), key="k")
     assert not shown.figures
     assert shown.tables[0].rows[0][3] == "not predicted"

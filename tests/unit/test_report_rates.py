@@ -12,9 +12,9 @@ from report_runs import case, communicating, dashed, run
 from ddp_bench.bench.findings.numbers import finite
 from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.results.schema import records
+from ddp_bench.report.cases import DENSE_PEAKS, EPOCH_IMAGES, with_rates
 from ddp_bench.report.main import main
-from ddp_bench.report.rates import DENSE_PEAKS, EPOCH_IMAGES, with_rates
-from ddp_bench.report.view import page
+from ddp_bench.report.page import page
 
 MANIFEST = {"model": {"forward_flops_per_image": 4e9}}
 MIB = 2**20

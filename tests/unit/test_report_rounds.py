@@ -5,25 +5,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_runs import case, run, timed
+from report_runs import Drawn, case, drawn, run, ticks, timed
 
 from ddp_bench.bench.results.store import failure_file
-from ddp_bench.report import files, rounds
-from ddp_bench.report.drawings import Chart, Point
-from ddp_bench.report.model import Hyperlink, RunFiles
-from ddp_bench.report.select import workloads
-from ddp_bench.report.view import page
+from ddp_bench.report.cases import workloads
+from ddp_bench.report.drawing import Figure
+from ddp_bench.report.figures import drift
+from ddp_bench.report.page import Files, page
+from ddp_bench.report.tables import Link
 
 SINGLE, DP, DDP = case("single", 1, 100.0), case("dp", 2, 150.0), case("ddp", 2, 180.0)
 
 
 def test_every_column_leads_to_a_cases_traces() -> None:
-    traces = tuple(Hyperlink(f"rank {rank}", f"./traces/a-rank{rank}.json.gz") for rank in (0, 1))
-    shown = page([run([SINGLE, DDP])], [RunFiles(traces={DDP["case_id"]: traces})]).runs[0]
+    traces = tuple(Link(f"rank {rank}", f"./traces/a-rank{rank}.json.gz") for rank in (0, 1))
+    shown = page([run([SINGLE, DDP])], [Files(traces={DDP["case_id"]: traces})]).runs[0]
     every = shown.tables[1]
-    assert every.links == ((), traces)
     at = [column.name for column in every.columns].index("Traces")
-    assert [row[at] for row in every.rows] == ["", "rank 0 rank 1"]
+    assert [row[at] for row in every.rows] == [(), traces]
 
 
 def test_run_in_the_pages_folder_offers_its_traces_by_rank(tmp_path: Path) -> None:
@@ -32,12 +31,12 @@ def test_run_in_the_pages_folder_offers_its_traces_by_rank(tmp_path: Path) -> No
     for name in ("c#1-rank10.json.gz", "c#1-rank2.json.gz", "notes.txt", "odd.json.gz"):
         (folder / "traces" / name).touch()
     beside, above, elsewhere = (
-        files.offered(folder, page_folder).traces for page_folder in (folder, tmp_path, tmp_path / "pages")
+        Files.of(folder, page_folder).traces for page_folder in (folder, tmp_path, tmp_path / "pages")
     )
     assert beside == {
         "c#1": (
-            Hyperlink("rank 2", "./traces/c%231-rank2.json.gz"),
-            Hyperlink("rank 10", "./traces/c%231-rank10.json.gz"),
+            Link("rank 2", "./traces/c%231-rank2.json.gz"),
+            Link("rank 10", "./traces/c%231-rank10.json.gz"),
         )
     }
     assert above["c#1"][0].href == "./a%20run/traces/c%231-rank2.json.gz"
@@ -53,15 +52,14 @@ def test_a_failed_case_leads_to_its_tracebacks(tmp_path: Path) -> None:
         (folder / failure_file(row["case_id"])).touch()
     name = failure_file(failed["case_id"])
     above, elsewhere = (
-        page([run([SINGLE, failed, skipped])], [files.offered(folder, page_folder)]).runs[0].unmeasured
+        page([run([SINGLE, failed, skipped])], [Files.of(folder, page_folder)]).runs[0].unmeasured
         for page_folder in (tmp_path, tmp_path / "pages")
     )
     assert above is not None
     assert elsewhere is not None
     at = [column.name for column in above.columns].index("Tracebacks")
-    assert [row[at] for row in above.rows] == [row[at] for row in elsewhere.rows] == [name, ""]
-    assert above.links == ((Hyperlink(name, f"./a%20run/{name}"),), ())
-    assert elsewhere.links == ((), ())
+    assert [row[at] for row in above.rows] == [(Link(name, f"./a%20run/{name}"),)]
+    assert [row[at] for row in elsewhere.rows] == [(Link(name, ""),)]
 
 
 def test_files_of_a_run_are_linked_where_the_page_lies_above_them(tmp_path: Path) -> None:
@@ -70,16 +68,16 @@ def test_files_of_a_run_are_linked_where_the_page_lies_above_them(tmp_path: Path
     for name in ("manifest.json", "cases.csv", "other.txt"):
         (folder / name).touch()
     beside, above, elsewhere = (
-        files.offered(folder, page_folder).tables for page_folder in (folder, tmp_path, tmp_path / "pages")
+        Files.of(folder, page_folder).tables for page_folder in (folder, tmp_path, tmp_path / "pages")
     )
-    assert beside == tuple(Hyperlink(name, f"./{name}") for name in ("cases.csv", "manifest.json"))
+    assert beside == tuple(Link(name, f"./{name}") for name in ("cases.csv", "manifest.json"))
     assert [link.href for link in above] == ["./a%20run/cases.csv", "./a%20run/manifest.json"]
     assert [link.href for link in elsewhere] == ["", ""]
 
 
-def paces(blocks: list[dict[str, Any]]) -> Chart | None:
+def paces(blocks: list[dict[str, Any]]) -> Figure | None:
     data = run([SINGLE, DP, DDP], timed_blocks=blocks)
-    return rounds.drift(workloads(data.cases)[0], data.blocks, key="k")
+    return drift(workloads(data.cases)[0], data.blocks, key="k")
 
 
 def test_rounds_are_shown_against_the_cases_own_median() -> None:
@@ -87,11 +85,10 @@ def test_rounds_are_shown_against_the_cases_own_median() -> None:
     blocks += [timed(DDP, r, ms, rank=k) for k in (0, 1) for r, ms in ((1, 50.0), (2, 100.0), (3, 200.0))]
     figure = paces(blocks)
     assert figure is not None
-    single, ddp, overall = figure.panels[0].series
-    assert {p.y for p in single.points} == {100.0}
-    assert ddp.points == (Point(1.0, 200.0), Point(2.0, 100.0), Point(3.0, 50.0))
-    assert [p.y for p in overall.points] == [150.0, 100.0, 75.0]
-    assert overall.label == "median of 2 cases"
+    ((_, lines),) = drawn(figure)
+    assert {mark.y for mark in lines["single, 1 GPU"]} == {100.0}
+    assert lines["DDP, 2 GPUs"] == [Drawn(1.0, 200.0), Drawn(2.0, 100.0), Drawn(3.0, 50.0)]
+    assert [mark.y for mark in lines["median of 2 cases"]] == [150.0, 100.0, 75.0]
     assert figure.caption == (
         "Over 3 rounds the median case ran between 75.0% (round 3) and 150% (round 1) of its own median."
     )
@@ -102,10 +99,9 @@ def test_round_that_was_broken_off_does_not_speak_for_all_cases() -> None:
         timed(SINGLE, 4, 900.0)
     ]
     figure = paces(blocks)
-    assert figure is not None
-    *_, overall = figure.panels[0].series
-    assert [p.x for p in overall.points] == [1.0, 2.0, 3.0]
-    assert figure.panels[0].series[0].points[-1].y == pytest.approx(100 / 9)
+    ((_, lines),) = drawn(figure)
+    assert [mark.x for mark in lines["median of 3 cases"]] == [1.0, 2.0, 3.0]
+    assert lines["single, 1 GPU"][-1].y == pytest.approx(100 / 9)
 
 
 def test_two_rounds_show_no_drift() -> None:
@@ -114,6 +110,5 @@ def test_two_rounds_show_no_drift() -> None:
 
 def test_ticks_of_many_rounds_are_few_and_reach_both_ends() -> None:
     figure = paces([timed(SINGLE, r, 100.0 + math.sin(r)) for r in range(1, 301)])
-    assert figure is not None
-    places = [tick.x for tick in figure.ticks]
-    assert (places[0], places[-1], len(places)) == (1.0, 300.0, 9)
+    places = ticks(figure)
+    assert (places[0], places[-1], len(places)) == ("1", "300", 9)

@@ -6,10 +6,9 @@ import pytest
 from report_runs import case, communicating, dashed, measured, run
 
 from ddp_bench.bench.findings.numbers import TIMES
-from ddp_bench.report.communication import communication
-from ddp_bench.report.model import Table
-from ddp_bench.report.select import workloads
-from ddp_bench.report.view import page
+from ddp_bench.report.cases import workloads
+from ddp_bench.report.page import page
+from ddp_bench.report.tables import Table, communication
 
 
 def shown(*cases: dict[str, Any]) -> Table:

@@ -28,10 +28,9 @@ from ddp_bench.bench.results.schema import GATED
 from ddp_bench.bench.results.store import RunWriter, claim, load_run
 from ddp_bench.models.registry import load_workload, resnet_workload
 from ddp_bench.models.workload import check_unit
+from ddp_bench.report.cases import step_time, with_rates
 from ddp_bench.report.main import main as report_command
-from ddp_bench.report.rates import with_rates
-from ddp_bench.report.select import step_time
-from ddp_bench.report.view import page
+from ddp_bench.report.page import page
 
 pytestmark = pytest.mark.usefixtures("few_resamples")
 

@@ -32,7 +32,7 @@ from ddp_bench.bench.results.store import RunWriter, claim, load_run
 from ddp_bench.bench.run.summary import case_table, print_summary, summary_of
 from ddp_bench.bench.stats import Interval
 from ddp_bench.report.main import main as report_command
-from ddp_bench.report.view import page
+from ddp_bench.report.page import page
 
 pytestmark = pytest.mark.usefixtures("few_resamples")
 
@@ -144,12 +144,12 @@ def test_a_page_of_several_units_compares_no_throughput(tokens: Path) -> None:
     together = page([load_run(tokens), images]).together
     assert together is not None
     assert "Throughput of every run" not in [figure.title for figure in together.figures]
-    assert together.tables == ()
+    assert not together.tables
     (note,) = (note for note in together.notes if "not comparable" in note)
     assert "count different units: tokens tokens, by-hand images." in note
     alike = page([load_run(tokens), load_run(tokens)]).together
     assert alike is not None
-    assert alike.figures[0].y_label == "throughput (tokens/s)"  # type: ignore[union-attr]
+    assert alike.figures[0].axes == "DP: throughput (tokens/s) against devices (CPU cores)"
     assert "(tokens/s)" in alike.tables[0].columns[1].name
 
 

@@ -1,1 +1,0 @@
-"""Draws the figures of the page with matplotlib."""

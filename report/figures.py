@@ -1,0 +1,546 @@
+"""The figures of a run's cases: scaling curves, ratios, memory, bucket caps, forms of training, rounds.
+
+Each function returns None where there is nothing to draw.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import pandas as pd
+from matplotlib.figure import Figure as Canvas
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from ddp_bench.bench.findings.answers import headline
+from ddp_bench.bench.findings.numbers import TIMES, finite, per_second, plural, quantity, rate, with_interval
+from ddp_bench.bench.findings.stability import pace
+from ddp_bench.bench.findings.wording import (
+    Row,
+    cap_label,
+    case_label,
+    estimate,
+    settings_label,
+    short_mode,
+    text,
+    truth,
+)
+from ddp_bench.bench.results.aggregate import images_per_s_by_round, units_per_step
+from ddp_bench.bench.results.comparisons import Comparison, default_of, over_default
+from ddp_bench.bench.results.round_times import ByRound
+from ddp_bench.bench.results.schema import records
+from ddp_bench.bench.results.typical import Typical
+from ddp_bench.bench.stats import Interval
+from ddp_bench.report.cases import (
+    WorkloadCases,
+    answered_ratio,
+    by_mode,
+    headline_count,
+    mark,
+    step_time,
+    usual_settings,
+)
+from ddp_bench.report.drawing import (
+    GRID,
+    INK,
+    LOOKS,
+    MUTED,
+    Figure,
+    Line,
+    Mark,
+    bare,
+    chart,
+    ideal,
+    mark_look,
+    printable,
+    tip,
+)
+
+BARS = "Bars are 95% intervals over rounds."
+"""What the bars of every chart are."""
+
+LOG_FROM = 16
+"""Devices: more are drawn on a logarithmic axis, where counts double from tick to tick."""
+
+FORMS = {
+    "dp": "data parallel",
+    "ddp": "data parallel",
+    "fsdp": "data parallel, sharded",
+    "pipeline": "model parallel",
+    "partition": "workload partitioning",
+}
+"""Modes by the form of parallel training that they belong to, in the order of its section."""
+
+_UNITS = {"efficiency": "%", "peak_mem_mib": "MiB"}
+
+
+def scaling(workload: WorkloadCases, *, key: str) -> Figure | None:
+    """Draw throughput against devices, with the ideal line from `single`."""
+    lines = by_devices(workload, "images_per_s")
+    if all(line.look == "single" for line in lines):
+        return None
+    counts = counts_of(lines)
+    one = next((line.marks[0].value.estimate for line in lines if line.look == "single"), None)
+    dotted = [] if one is None else [ideal("ideal", {n: n * one for n in {1.0, *counts}})]
+    (best, name), *others = _at_headline(lines)
+    rest = "".join(f"; {label} {rate(m.value, workload.unit)}" for m, label in others)
+    return chart(
+        key=f"{key}-throughput",
+        title="Scaling curve",
+        panels={f"throughput ({per_second(workload.unit)})": [*lines, *dotted]},
+        x_label=workload.devices_label,
+        ticks=device_ticks(counts_of(lines), lines),
+        caption=f"At {on_devices(best, workload.device)}: {name} {rate(best.value, workload.unit)}{rest}.",
+        how_to_read="Higher is better. On the dotted line every device adds as much as one alone gives. "
+        f"{BARS}{hollow_note(lines)}",
+        log_x=counts[-1] > LOG_FROM,
+        log_y=counts[-1] > LOG_FROM,
+    )
+
+
+def efficiency(workload: WorkloadCases, *, key: str) -> Figure | None:
+    """Draw efficiency in percent against devices, 100 being ideal."""
+    lines = [line for line in by_devices(workload, "efficiency", 100.0) if line.look != "single"]
+    if not lines:
+        return None
+    counts, marks = counts_of(lines), _at_headline(lines)
+    kept = ", ".join(f"{name} {with_interval(m.value, '%')}" for m, name in marks)
+    return chart(
+        key=f"{key}-efficiency",
+        title="Scaling efficiency",
+        panels={
+            f"efficiency, {workload.scaling} scaling (%)": [
+                *lines,
+                ideal("ideal", dict.fromkeys({1.0, *counts}, 100.0)),
+            ]
+        },
+        x_label=f"devices ({workload.device}s)",
+        ticks=device_ticks(counts_of(lines), lines),
+        caption=f"Efficiency at {on_devices(marks[0][0], workload.device)}: {kept}.",
+        how_to_read="Efficiency is throughput over that of “single”, divided by the number of devices; "
+        f"100% is ideal. {BARS}{hollow_note(lines)}",
+        log_x=counts[-1] > LOG_FROM,
+    )
+
+
+def dp_against_ddp(
+    workload: WorkloadCases, typical: Typical, comparisons: Sequence[Comparison], *, key: str
+) -> Figure | None:
+    """Draw throughput of DDP over that of DataParallel; None where no device count has both."""
+    dp = {row["num_devices"]: row for row in records(by_mode(workload.cases, "dp"))}
+    marks, other = [], "DP"
+    for row in records(by_mode(workload.cases, "ddp")):
+        reference = dp.get(row["num_devices"])
+        ratio = None if reference is None else answered_ratio(row, reference, comparisons, typical)
+        if reference is not None and ratio is not None:
+            marks.append(mark(row["num_devices"], ratio, row, TIMES))
+            other = short_mode(reference)
+    if not marks:
+        return None
+    lines = [Line(f"DDP / {other}", "ddp", tuple(marks))]
+    equal = ideal("equally fast", dict.fromkeys({1.0, *counts_of(lines)}, 1.0))
+    said = [f"{with_interval(m.value, TIMES)} on {on_devices(m, workload.device)}" for m in marks]
+    return chart(
+        key=f"{key}-ratio",
+        title="DDP against DataParallel",
+        panels={f"throughput of DDP / {other} ({TIMES})": [*lines, equal]},
+        x_label=workload.devices_label,
+        ticks=device_ticks(counts_of(lines), lines),
+        caption=f"Throughput of DDP over {other}: {'; '.join(said)}.",
+        how_to_read="Above the dotted line DDP is faster, below it DataParallel. The ratio is formed inside "
+        "each round, so drift of the machine cancels; bars are 95% intervals, those of the answers above: "
+        f"one that crosses the line leaves open which is faster.{hollow_note(lines)}",
+        from_zero=False,
+        log_x=marks[-1].x > LOG_FROM,
+    )
+
+
+def memory(workload: WorkloadCases, *, key: str) -> Figure | None:
+    """Draw the most memory in use on the fullest device; None where no case tells."""
+    lines = by_devices(workload, "peak_mem_mib")
+    if not lines:
+        return None
+    most = counts_of(lines)[-1]
+    said = [f"{s.label} {quantity(m.value.estimate, 'MiB')}" for s in lines for m in s.marks if m.x == most]
+    why = {
+        "dp": " DataParallel gathers outputs and gradients on device 0.",
+        "ddp": " DDP adds its buckets on every device.",
+    }
+    return chart(
+        key=f"{key}-memory",
+        title="Memory per device",
+        panels={"peak memory of the fullest device (MiB)": lines},
+        x_label=workload.devices_label,
+        ticks=device_ticks(counts_of(lines), lines),
+        caption=f"On {plural(most, workload.device)}: {', '.join(said)}.",
+        how_to_read="Lower is better. The most memory that a case's tensors take on the device that needs "
+        f"most of it.{''.join(why.get(line.look, '') for line in lines)} It is counted once, before the "
+        f"rounds, so it has no interval.{hollow_note(lines)}",
+        log_x=most > LOG_FROM,
+    )
+
+
+def by_devices(
+    workload: WorkloadCases,
+    column: str,
+    factor: float = 1.0,
+    looks: Mapping[str, str] = MappingProxyType({"single": "single", "dp": "dp", "ddp": "ddp"}),
+) -> list[Line]:
+    """Make a line per mode of `column` times `factor` over device counts, DDP at its usual settings."""
+    made, unit = [], _UNITS.get(column, per_second(workload.unit))
+    for mode, look in looks.items():
+        rows = records(by_mode(workload.cases, mode))
+        known = [(row, found) for row in rows if (found := estimate(row, column)) is not None]
+        if known:
+            marks = (mark(float(row["num_devices"]), v.scaled(factor), row, unit) for row, v in known)
+            made.append(Line(_line_name(rows[0]), look, tuple(marks)))
+    return made
+
+
+def _line_name(row: Row) -> str:
+    unusual = settings_label(row, with_cap=text(row["bucket_cap_mb"]) != "default")
+    return ", ".join(filter(None, (short_mode(row), unusual)))
+
+
+def counts_of(lines: Iterable[Line]) -> list[float]:
+    """Return every device count that is drawn."""
+    return sorted({m.x for line in lines for m in line.marks})
+
+
+def device_ticks(counts: Iterable[float], lines: Iterable[Line] = ()) -> dict[float, str]:
+    """Place a tick at every device count, and at one; `lines` tell which counts share devices."""
+    shared = {m.x for line in lines for m in line.marks if m.hollow}
+    return {n: f"{n:.0f}\nshared" if n in shared else f"{n:.0f}" for n in sorted({1.0, *counts})}
+
+
+def hollow_note(lines: Iterable[Line]) -> str:
+    """Say what hollow marks mean, where there are any."""
+    any_hollow = any(m.hollow for line in lines for m in line.marks)
+    return " Hollow marks: shared cores or GPUs." if any_hollow else ""
+
+
+def on_devices(at: Mark, device: str, num_devices: float | None = None) -> str:
+    """Return `2 GPUs`, and whether they are shared."""
+    return plural(at.x if num_devices is None else num_devices, device) + (" (shared)" if at.hollow else "")
+
+
+def _at_headline(lines: Sequence[Line]) -> list[tuple[Mark, str]]:
+    """Return the modes at the most devices that are not shared, best first; shared ones where all are."""
+    marks = [(m, line.label) for line in lines if line.look in {"dp", "ddp"} for m in line.marks]
+    at = max((m for m, _ in marks), key=lambda m: (m.x > 1, not m.hollow, m.x)).x
+    return sorted(((m, label) for m, label in marks if m.x == at), key=lambda pair: -pair[0].value.estimate)
+
+
+# Bucket caps ------------------------------------------------------------------------------------------------
+
+ByCap = dict[str, Mark]
+_MOST_CAPS = 12
+_LONGEST_TICK = 10
+
+
+def bucket_caps(workload: WorkloadCases, *, key: str) -> Figure | None:
+    """Draw step time against bucket cap, a panel per device count; None where no count has two caps."""
+    by_count = step_by_cap(workload)
+    caps = in_order(by_count.values())
+    best = {min(marks, key=lambda cap: marks[cap].value.estimate) for marks in by_count.values()}
+    evenly = {caps[round(i * (len(caps) - 1) / (_MOST_CAPS - 1))] for i in range(_MOST_CAPS) if caps}
+    drawn = caps if len(caps) <= _MOST_CAPS else [cap for cap in caps if cap in best | evenly]
+    panels, said = {}, []
+    for num_devices, marks in sorted(by_count.items()):
+        if len(marks) > 1:
+            devices = on_devices(next(iter(marks.values())), workload.device, num_devices)
+            panels[f"{devices}: step time (ms)"] = [Line("DDP", "ddp", placed(marks, drawn), joined=False)]
+            said.append(f"{devices}: {_best_cap(marks)}")
+    if not panels:
+        return None
+    equal = {cap: "=".join((cap, *workload.equal_layouts.get(cap, ()))) for cap in drawn}
+    merged = ", ".join(name for cap, name in equal.items() if name != cap)
+    notes = (
+        "Cap 0 gives every parameter a bucket of its own. " if "0" in drawn else "",
+        f"Caps that make the same buckets were measured once and share a mark: {merged}. " if merged else "",
+        f"Of {len(caps)} caps {len(drawn)} are drawn, the shortest step among them. "
+        if len(drawn) < len(caps)
+        else "",
+    )
+    return chart(
+        key=f"{key}-buckets",
+        title="Step time against bucket cap",
+        panels=panels,
+        x_label="bucket cap (MiB)",
+        ticks=cap_ticks(equal.values()),
+        caption="; ".join(said) + ".",
+        how_to_read="Lower is better; the verdict says whether a difference is beyond the noise. The number "
+        f"beside a mark counts the buckets that its cap makes. {''.join(notes)}Step time is global batch / "
+        f"throughput. {BARS} Each panel has its own scale."
+        f"{hollow_note(line for lines in panels.values() for line in lines)}",
+        from_zero=False,
+    )
+
+
+def step_by_cap(workload: WorkloadCases) -> dict[float, ByCap]:
+    """Return DDP's step at its usual settings by device count and cap; marks have no place yet."""
+    ddp = usual_settings(workload.cases[workload.cases["mode"] == "ddp"], free="bucket_cap_mb")
+    by_count: dict[float, ByCap] = {}
+    for row in records(ddp.dropna(subset="num_devices").drop_duplicates(["num_devices", "bucket_cap_mb"])):
+        cap, step, buckets = text(row["bucket_cap_mb"]), step_time(row), finite(row["num_buckets"])
+        if cap and step is not None:
+            note = "" if buckets is None else f"{buckets:.0f}"
+            by_count.setdefault(row["num_devices"], {})[cap] = mark(0.0, step, row, "ms", note=note)
+    return by_count
+
+
+def in_order(groups: Iterable[ByCap]) -> list[str]:
+    """Return every cap once: the default, then numbers by size, then lists."""
+
+    def order(cap: str) -> tuple[int, float, str]:
+        value = finite(cap)
+        return (0, 0.0, "") if cap == "default" else (2, 0.0, cap) if value is None else (1, value, cap)
+
+    return sorted({cap for marks in groups for cap in marks}, key=order)
+
+
+def placed(marks: ByCap, drawn: Sequence[str]) -> tuple[Mark, ...]:
+    """Return the marks of the drawn caps, each at the place of its cap."""
+    return tuple(marks[cap]._replace(x=float(i)) for i, cap in enumerate(drawn) if cap in marks)
+
+
+def cap_ticks(labels: Iterable[str]) -> dict[float, str]:
+    """Name the places of caps."""
+    return {
+        float(i): label if len(label) <= _LONGEST_TICK else f"{label[: _LONGEST_TICK - 1]}…"
+        for i, label in enumerate(labels)
+    }
+
+
+def _best_cap(marks: ByCap) -> str:
+    """Name the cap with the shortest step, and the default where that is another."""
+    best = min(marks, key=lambda cap: marks[cap].value.estimate)
+    default = None if best == "default" else marks.get("default")
+    beside = f", default {with_interval(default.value, 'ms')}" if default else ""
+    return f"shortest step at {cap_label(best)}, {with_interval(marks[best].value, 'ms')}{beside}"
+
+
+# Every case against DDP's default ---------------------------------------------------------------------------
+
+_MOST_ROWS = 24
+_LONGEST_NAME = 46
+"""Characters of a name that leave room for the number beside it."""
+
+_LEAST_REACH = math.log(1.25)
+"""Half the axis at least, so that a band of a few percent does not fill it."""
+
+
+class Ratio(NamedTuple):
+    """A case's throughput over that of DDP's default."""
+
+    name: str
+    interval: Interval
+    look: str
+    hollow: bool
+
+
+def against_default(workload: WorkloadCases, comparisons: Sequence[Comparison], *, key: str) -> Figure | None:
+    """Draw every case of the headline count over DDP's default there, fastest first, and what is equal."""
+    cases = records(headline(workload.cases))
+    default = default_of(cases)
+    rows = {text(row["case_id"]): row for row in cases}
+    found = over_default(comparisons, cases)
+    ratios = [_ratio(rows[i], ratio) for i, ratio in found.items() if i in rows and i != default]
+    if default is None or not ratios:
+        return None
+    ratios.sort(key=lambda one: -one.interval.estimate)
+    shown, margin = ratios[:_MOST_ROWS], comparisons[0].margin
+    of_many = f" Of {len(ratios)} cases the fastest {len(shown)} are drawn." if shown != ratios else ""
+    count = plural(rows[default]["num_devices"], workload.device)
+    ends = [
+        abs(math.log(end))
+        for one in shown
+        for end in (one.interval.low, one.interval.estimate, one.interval.high)
+        if math.isfinite(end) and end > 0
+    ]
+    reach = math.exp(1.08 * max([_LEAST_REACH, *ends]))
+
+    def draw(canvas: Canvas) -> None:
+        axes = canvas.subplots()
+        axes.set_xscale("log")
+        axes.set_xlim(1 / reach, reach)
+        axes.set_ylim(len(shown) - 0.4, -0.75)
+        axes.axvspan(1 / (1 + margin), 1 + margin, facecolor=GRID, edgecolor="none", zorder=0.5)
+        axes.axvline(1.0, color=INK, linewidth=1.2, zorder=1)
+        for place, one in enumerate(shown):
+            _draw_ratio(axes, one, place)
+        axes.set_yticks([])
+        axes.grid(visible=False)
+        axes.grid(visible=True, axis="x", color=GRID)
+        axes.xaxis.set_major_locator(FixedLocator(ratio_ticks(1 / reach, reach)))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.4g}"))
+        axes.set_xlabel(f"throughput over DDP's default on {count}; shaded: within {100 * margin:g}%")
+
+    return Figure(
+        key=f"{key}-forest",
+        title="Every case against DDP's default",
+        caption=f"On {count} {_fastest(shown, margin)}.",
+        how_to_read="Each mark is a case's throughput over that of DDP with its defaults on as many devices; "
+        "right of the line it is faster. Bars are 95% intervals that hold for all rows at once: where a bar "
+        "leaves the line to one side the case is faster or slower, where it lies inside the shaded band it "
+        "differs by less than the margin, and otherwise the rounds do not tell. The axis is logarithmic. "
+        f"DDP's default here: {settings_label(rows[default]) or 'defaults'}; margin {100 * margin:g}%."
+        f"{of_many}",
+        height_pt=62 + 34 * len(shown),
+        draw=draw,
+    )
+
+
+def _ratio(row: Row, ratio: Interval) -> Ratio:
+    name = ", ".join(filter(None, (short_mode(row), settings_label(row))))
+    short = name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
+    look = text(row["mode"]) if row["mode"] in ("dp", "ddp") else "other"
+    return Ratio(short, ratio, look, truth(row["oversubscribed"]))
+
+
+def _draw_ratio(axes: Any, one: Ratio, place: int) -> None:
+    written, colour = with_interval(one.interval, TIMES), LOOKS[one.look]["color"]
+    named = tip(f"{one.name} · {written}")
+    at: dict[str, Any] = {
+        "xycoords": ("axes fraction", "data"),
+        "xytext": (0, 2),
+        "textcoords": "offset points",
+        "va": "bottom",
+        "annotation_clip": False,
+    }
+    axes.annotate(printable(one.name), (0, place - 0.2), ha="left", **at)
+    axes.annotate(written, (1, place - 0.2), ha="right", color=MUTED, **at)
+    if math.isfinite(one.interval.low):
+        ends = [one.interval.low, one.interval.high]
+        axes.plot(ends, [place] * 2, color=colour, linewidth=1.6, marker="|", markersize=8, gid=named)
+    look = mark_look(one.look, hollow=one.hollow)
+    axes.plot([one.interval.estimate], [place], label=one.name, gid=named, **look)
+
+
+def ratio_ticks(low: float, high: float) -> list[float]:
+    """Choose ticks of a ratio between `low` and `high`: powers of two, or even steps around 1."""
+    if high >= 1.9:
+        every = max(1, math.ceil(2 * math.log2(high) / 7))
+        most = int(math.log2(high) + 1e-9) // every
+        return [2.0 ** (every * power) for power in range(-most, most + 1)]
+    step = next(s for s in (0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5) if (high - low) / s <= 7)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [round(step * i, 6) for i in range(first, last + 1)]
+
+
+def _fastest(ratios: Sequence[Ratio], margin: float) -> str:
+    """Say what the answers of the run say of these ratios: faster is beyond the margin, or it is nothing."""
+    equal = [1 / (1 + margin) <= one.interval.low and one.interval.high <= 1 + margin for one in ratios]
+    faster = [one for one, same in zip(ratios, equal, strict=True) if one.interval.low > 1 and not same]
+    if all(math.isnan(one.interval.low) for one in ratios):
+        return "there are too few rounds to compare"
+    if faster:
+        best, others = faster[0], len(faster) - 1
+        more = ", as is 1 other" if others == 1 else f", as are {others} others" if others else ""
+        return f"{best.name} is faster than DDP's default, {with_interval(best.interval, TIMES)}{more}"
+    if all(equal):
+        return f"no case differs from DDP's default by more than {100 * margin:g}%"
+    if all(one.interval.high < 1 for one in ratios):
+        return "every other case is slower than DDP's default"
+    return f"no case is shown to be faster than DDP's default by more than {100 * margin:g}%"
+
+
+# Forms of parallel training ---------------------------------------------------------------------------------
+
+
+def forms(workload: WorkloadCases, *, key: str) -> Figure | None:
+    """Draw throughput and memory of every form of parallel training over device counts."""
+    unit, looks = per_second(workload.unit), {mode: f"run{i}" for i, mode in enumerate(FORMS, start=1)}
+    panels = {
+        f"throughput ({unit})": by_devices(workload, "images_per_s", looks=looks),
+        "memory per device (MiB)": by_devices(workload, "peak_mem_mib", looks=looks),
+    }
+    panels = {name: lines for name, lines in panels.items() if lines}
+    if not panels:
+        return None
+    lines = next(iter(panels.values()))
+    most = counts_of(lines)[-1]
+    return chart(
+        key=f"{key}-forms",
+        title="Speed and memory of each form",
+        panels=panels,
+        x_label=workload.devices_label,
+        ticks=device_ticks(counts_of(lines), lines),
+        caption=_best_form(workload, most),
+        how_to_read="Above: higher is better. Below, where memory was measured: lower is better; it is that "
+        "of the tensors on the fullest device, and does not vary between rounds. "
+        f"{BARS}{hollow_note(lines)}",
+        log_x=most > LOG_FROM,
+    )
+
+
+def cases_of_forms(workload: WorkloadCases) -> pd.DataFrame:
+    """Keep one case of each mode and device count, of pipelines all; `single` first, then by `FORMS`."""
+    cases = workload.cases
+    chosen = [by_mode(cases, m) if m != "pipeline" else cases[cases["mode"] == m] for m in ("single", *FORMS)]
+    found: pd.DataFrame = pd.concat(chosen)
+    return found
+
+
+def _best_form(workload: WorkloadCases, most: float) -> str:
+    """Say what is fastest at the most devices, and what takes the least memory."""
+    rows = [row for row in records(cases_of_forms(workload)) if row["num_devices"] == most]
+    best = max(rows, key=lambda row: finite(row["images_per_s"]) or 0.0)
+    said = f"On {plural(most, workload.device)}: most {per_second(workload.unit)} with {_line_name(best)}, "
+    said += rate(estimate(best, "images_per_s"), workload.unit)
+    if held := [row for row in rows if finite(row["peak_mem_mib"]) is not None]:
+        least = min(held, key=lambda row: float(row["peak_mem_mib"]))
+        said += f"; least memory with {_line_name(least)}, {quantity(finite(least['peak_mem_mib']), 'MiB')}"
+    return f"{said}."
+
+
+# Rounds over time -------------------------------------------------------------------------------------------
+
+_FEWEST_ROUNDS = 3
+_MOST_TICKS = 8
+
+
+def drift(workload: WorkloadCases, blocks: pd.DataFrame, *, key: str) -> Figure | None:
+    """Draw throughput of each round in percent of the case's median; None before three rounds."""
+    found = images_per_s_by_round(blocks, units_per_step(workload.cases))
+    several = {case_id: by_round for case_id, by_round in found.items() if len(by_round) > 1}
+    every = sorted({r for by_round in several.values() for r in by_round})
+    if len(every) < _FEWEST_ROUNDS:
+        return None
+    overall = pace(several)
+    at = headline_count(workload.cases)
+    lines = []
+    for mode in ("single", "dp", "ddp"):
+        for row in records(by_mode(workload.cases, mode)):
+            own = several.get(text(row["case_id"]))
+            if own is not None and finite(row["num_devices"]) == (1 if mode == "single" else at):
+                label = case_label(row, workload.device, with_cap=False)
+                lines.append(Line(label, mode, _percent(pace({label: own})), joined=False))
+    lines.append(Line(f"median of {plural(len(several), 'case')}", "other", _percent(overall)))
+    low, high = (
+        f"{quantity(100 * overall[r], '%')} (round {r})"
+        for r in (min(overall, key=overall.__getitem__), max(overall, key=overall.__getitem__))
+    )
+    last = len(every) - 1
+    places = {every[round(i * last / min(last, _MOST_TICKS))] for i in range(min(last, _MOST_TICKS) + 1)}
+    return chart(
+        key=f"{key}-rounds",
+        title="Rounds over time",
+        panels={"throughput (% of the case's median)": lines},
+        x_label="round",
+        ticks={float(r): f"{r}" for r in sorted(places)},
+        caption=f"Over {plural(len(every), 'round')} the median case ran between {low} and {high} of its own "
+        "median.",
+        how_to_read="A level line is good. A slope shows a machine that warms up or throttles; a dip of "
+        "every mode at once shows that something else ran. Cases take turns within a round, and ratios are "
+        "formed inside a round, so such drift cancels in speed-up, efficiency and comparisons. A difference "
+        "between modes does not cancel. A mark is one round, so it has no interval.",
+        from_zero=False,
+    )
+
+
+def _percent(by_round: Mapping[int, float] | ByRound) -> tuple[Mark, ...]:
+    return tuple(Mark(float(r), bare(100 * by_round[r])) for r in sorted(by_round))

@@ -1,0 +1,405 @@
+"""Turns the rows of runs into everything that the page shows: final strings, figures and tables."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote
+
+import pandas as pd
+
+from ddp_bench.bench.findings.findings import conclude
+from ddp_bench.bench.findings.next_step import NextStep
+from ddp_bench.bench.findings.numbers import about, count, finite, plural, times
+from ddp_bench.bench.findings.trust import Caution
+from ddp_bench.bench.findings.verdicts import CAP, COMMUNICATION, RESOLVED, WRAPPER, Verdict
+from ddp_bench.bench.findings.wording import CPU_STAND_IN, case_name, device_noun, estimate, text, truth
+from ddp_bench.bench.manifest import Manifest
+from ddp_bench.bench.predict.output import Predictions
+from ddp_bench.bench.results.aggregate import comparisons_of_run, typical_of
+from ddp_bench.bench.results.comparisons import EQUAL, FASTER, SLOWER, Comparison
+from ddp_bench.bench.results.round_times import RoundTimes
+from ddp_bench.bench.results.schema import records
+from ddp_bench.bench.results.store import FAILURES, RunData
+from ddp_bench.bench.settings import COMPARATORS
+from ddp_bench.bench.text import visible
+from ddp_bench.report import conditions, figures, step, tables
+from ddp_bench.report.cases import WorkloadCases, with_rates, workloads
+from ddp_bench.report.drawing import Figure
+from ddp_bench.report.predicted import predicted
+from ddp_bench.report.tables import Link, Section, Table
+from ddp_bench.report.together import together
+
+_MOST_HOSTS = 4
+_MOMENT = re.compile(r"([0-9-]{10})T([0-9]{2}:[0-9]{2}):[0-9]{2}(?:Z|\+00:00)")
+_TRACE = re.compile(r"(?P<case_id>.+)-rank(?P<rank>\d+)\.json\.gz")
+_MODEL = re.compile(r"(?P<family>(?:wide_)?resne(?:x)?t)(?P<rest>[0-9].*)")
+_FAMILIES = {"resnet": "ResNet", "resnext": "ResNeXt", "wide_resnet": "Wide ResNet"}
+_TITLES = {WRAPPER: "Which wrapper", CAP: "DDP's settings", COMMUNICATION: "Communication"}
+_STATES = {FASTER: "found", SLOWER: "found", RESOLVED: "found", EQUAL: "equal"}
+_STAND_IN = "DP stand-in (CPU)"
+
+
+@dataclass(frozen=True)
+class Files:
+    """What the page says of a run's files: tables, traces by case, failures by their name in its folder."""
+
+    tables: tuple[Link, ...] = ()
+    traces: Mapping[str, tuple[Link, ...]] = field(default_factory=dict)
+    failures: Mapping[str, Link] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, folder: Path, page_folder: Path) -> Files:
+        """Find the files of the run in `folder`; links lead there where it lies in or below `page_folder`.
+
+        Links are relative, so the page and the run have to move together.
+        """
+        below = None
+        if folder.resolve().is_relative_to(page_folder.resolve()):
+            below = folder.resolve().relative_to(page_folder.resolve())
+
+        def link(label: str, name: str) -> Link:
+            return Link(label, "" if below is None else f"./{quote((below / name).as_posix())}")
+
+        traces: dict[str, list[tuple[int, Link]]] = {}
+        for path in (folder / "traces").glob("*.json.gz") if below is not None else ():
+            if (match := _TRACE.fullmatch(path.name)) is not None:
+                rank, name = int(match["rank"]), f"traces/{path.name}"
+                traces.setdefault(match["case_id"], []).append((rank, link(f"rank {rank}", name)))
+        kept = sorted(f"{FAILURES}/{path.name}" for path in (folder / FAILURES).glob("*.txt"))
+        names = ("cases.csv", "comparisons.csv", "blocks.csv", "manifest.json")
+        return cls(
+            tuple(link(name, name) for name in names if (folder / name).is_file()),
+            {case_id: tuple(one for _, one in sorted(links)) for case_id, links in traces.items()},
+            {name: link(name, name) for name in kept},
+        )
+
+
+class Card(NamedTuple):
+    """One answer: `state` is `found`, `equal` or `open`, `label` names it in words, `paste` is code.
+
+    `leave` says that nothing is to be changed.
+    """
+
+    title: str
+    state: str
+    label: str
+    sentence: str
+    paste: str = ""
+    leave: bool = False
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run on the page: `heading` names what was measured, `title` the run."""
+
+    key: str
+    title: str
+    heading: str
+    status: str
+    subtitle: Sequence[str]
+    command: str
+    warnings: Sequence[str]
+    cards: Sequence[Card]
+    following: NextStep | None
+    cautions: Sequence[Caution]
+    notes: Sequence[str]
+    figures: Sequence[Figure]
+    more_figures: Sequence[Figure]
+    tables: Sequence[Table]
+    files: Files
+    unmeasured: Table | None
+    skipped: str
+    conditions: Sequence[conditions.Group]
+    ranks: Table | None
+    topology: str
+    predicted: Section | None
+    forms: Section | None
+
+    @property
+    def sections(self) -> dict[str, Section]:
+        """What stands between the figures and the numbers, by its key."""
+        made = {"forms": self.forms, "predicted": self.predicted}
+        return {name: section for name, section in made.items() if section is not None}
+
+    @property
+    def folds(self) -> dict[str, Section]:
+        """What is folded, by its key."""
+        return {
+            name: section
+            for name, section in (
+                ("more", Section.folded(figures=self.more_figures)),
+                ("all-tables", Section.folded(tables=self.tables[1:])),
+            )
+            if section.title
+        }
+
+
+@dataclass(frozen=True)
+class Page:
+    """The whole page; `differences` compares the conditions of several runs, `together` their numbers."""
+
+    title: str
+    runs: Sequence[Run]
+    differences: Table | None = None
+    together: Section | None = None
+
+    @property
+    def figures(self) -> list[Figure]:
+        """Every figure of the page, in its order."""
+        found = list(self.together.figures) if self.together is not None else []
+        for run in self.runs:
+            found += [*run.figures, *(f for section in run.sections.values() for f in section.figures)]
+            found += run.more_figures
+        return found
+
+
+def page(
+    runs: Sequence[RunData],
+    files: Sequence[Files] = (),
+    predictions: Predictions | None = None,
+    *,
+    price: float | None = None,
+) -> Page:
+    """Make the whole page; several runs stand one after another, what they say together first.
+
+    `files` are what the page offers of each run's files, in the order of the runs; `predictions` are
+    shown with the first run; `price` is that of a device for an hour.
+    """
+    titles = _titles(runs)
+    offered = files or [Files()] * len(runs)
+    # One block of objects: pandas takes long for every row that is chosen of a hundred typed columns.
+    plain = [replace(run, cases=run.cases.astype(object)) for run in runs]
+    made = [
+        _run(run, comparisons_of_run(typed), own, title, f"run{i}", predictions if i == 1 else None, price)
+        for i, (run, typed, own, title) in enumerate(zip(plain, runs, offered, titles, strict=True), 1)
+    ]
+    if len(made) == 1:
+        return Page(titles[0], made)
+    return Page(
+        title=" · ".join(titles),
+        runs=[replace(run, heading=f"{run.title}: {run.heading}") for run in made],
+        differences=conditions.differences(titles, runs),
+        together=together(titles, plain),
+    )
+
+
+def _titles(runs: Sequence[RunData]) -> list[str]:
+    """Name each run; runs that share a name go by their folder too, or by a number."""
+    names = [run.manifest.name or run.path.name for run in runs]
+    names = [
+        name if names.count(name) == 1 else f"{name} ({run.path.name})"
+        for name, run in zip(names, runs, strict=True)
+    ]
+    return [
+        name if names.count(name) == 1 else f"{name}, {names[: i + 1].count(name)}"
+        for i, name in enumerate(names)
+    ]
+
+
+def _run(
+    run: RunData,
+    comparisons: Sequence[Comparison],
+    files: Files,
+    title: str,
+    key: str,
+    predictions: Predictions | None,
+    price: float | None,
+) -> Run:
+    cases, manifest = run.cases, run.manifest
+    conclusion = conclude(run.path, manifest, cases, run.blocks, comparisons, resumable=run.resumable)
+    trust = [conclusion.trust.sentence] if conclusion.trust is not None else []
+    measured = workloads(cases)
+    typical = typical_of(RoundTimes.of(run.blocks))
+    main: list[Figure] = []
+    more: list[Figure] = []
+    for i, workload in enumerate(measured, start=1):
+        place = f"{key}-{i}"
+        first = (
+            figures.scaling(workload, key=place),
+            figures.against_default(workload, comparisons, key=place),
+            figures.bucket_caps(workload, key=place),
+            step.breakdown(workload, key=place),
+            step.one_step(workload, run.blocks, key=place),
+        )
+        rest = (
+            figures.efficiency(workload, key=place),
+            figures.dp_against_ddp(workload, typical, comparisons, key=place),
+            figures.memory(workload, key=place),
+            figures.drift(workload, run.blocks, key=place),
+        )
+        suffix = f": {workload.name}" if len(measured) > 1 else ""
+        for found, kept in ((first, main), (rest, more)):
+            kept += [replace(one, title=f"{one.title}{suffix}") for one in found if one is not None]
+    named = [w.cases.assign(workload=w.name if len(measured) > 1 else "") for w in measured]
+    return Run(
+        key=key,
+        title=title,
+        heading=heading(cases) or title,
+        status=status(manifest, cases, conclusion.verdicts),
+        subtitle=_subtitle(run, measured, title),
+        command=manifest.command or " ".join(manifest.argv),
+        warnings=_warnings(cases),
+        cards=cards(conclusion.verdicts),
+        following=conclusion.next_step,
+        cautions=conclusion.cautions,
+        notes=[*trust, *conclusion.notes],
+        figures=main,
+        more_figures=more,
+        tables=tables.tables(with_rates(pd.concat(named), manifest, price), files.traces, comparisons)
+        if named
+        else [],
+        files=files,
+        unmeasured=tables.unmeasured(cases, files.failures),
+        skipped=tables.skipped(cases),
+        conditions=conditions.groups(manifest, cases),
+        ranks=conditions.ranks(manifest),
+        topology=(manifest.environment.topology or "").strip("\n"),
+        predicted=predicted(run, predictions, key=f"{key}-predicted") if predictions else None,
+        forms=_forms(measured, key=f"{key}-forms"),
+    )
+
+
+def heading(cases: pd.DataFrame) -> str:
+    """Name what was measured on what: `ResNet-18, 1\N{EN DASH}4 CPU cores`."""
+    ok = cases[cases["status"] == "ok"]
+    shown = cases if ok.empty else ok
+    names = " and ".join(dict.fromkeys(model_name(name) for cell in shown["arch"] if (name := text(cell))))
+    counts = [int(n) for n in shown["num_devices"].dropna()]
+    noun = " or ".join(dict.fromkeys(device_noun(text(kind)) for kind in shown["device_type"] if text(kind)))
+    if not counts or not noun:
+        return names
+    low, high = min(counts), max(counts)
+    where = plural(low, noun) if low == high else f"{low}\N{EN DASH}{plural(high, noun)}"
+    num_hosts = max((int(n) for n in shown["num_nodes"].dropna()), default=1)
+    where += f" of {num_hosts:,d} hosts" if num_hosts > 1 else ""
+    return ", ".join(filter(None, (names, where)))
+
+
+def model_name(arch: str) -> str:
+    """Write a built-in architecture as papers do: `ResNet-18`; another name as it is."""
+    found = _MODEL.fullmatch(arch)
+    return arch if found is None else f"{_FAMILIES[found['family']]}-{found['rest']}"
+
+
+def status(manifest: Manifest, cases: pd.DataFrame, verdicts: Sequence[Verdict]) -> str:
+    """Say in one line how the run ended and how much of its questions it answered."""
+    why = manifest.timing.stopped_because or ""
+    ended = {"interrupted": "Interrupted", "time limit reached": "Time limit reached"}.get(why, "Finished")
+    num_skipped = int((cases["status"] == "skipped").sum())
+    answered = sum(not verdict.is_open for verdict in verdicts)
+    ok = cases[cases["status"] == "ok"]
+    if ok.empty:
+        said = "nothing measured"
+    elif not verdicts:
+        said = "nothing to compare"
+    elif not answered:
+        said = "inconclusive"
+    else:
+        every = answered == len(verdicts)
+        said = "answered" if every else f"{answered} of {plural(len(verdicts), 'question')} answered"
+    rounds = finite(ok["num_rounds"].max()) if len(ok) else None
+    took = manifest.timing.measuring_s
+    parts = (
+        f"{ended}, {said}",
+        f"{len(ok):,d} of {plural(len(cases) - num_skipped, 'case')} measured",
+        f"{num_skipped:,d} skipped" if num_skipped else "",
+        plural(rounds, "round") if rounds else "",
+        f"{about(took)} of measuring" if took else "",
+        f"stopped: {why}" if ended == "Finished" and why else "",
+    )
+    return " · ".join(part for part in parts if part)
+
+
+def _subtitle(run: RunData, measured: Sequence[WorkloadCases], title: str) -> list[str]:
+    """Say what trained on what: workload, processor, backend, torch, hosts, time."""
+    manifest, cases = run.manifest, run.cases
+    machine = manifest.environment
+    named = dict.fromkeys(text(name) for name in cases["device_name"])
+    if (cases["device_type"] == "cpu").all() and machine.cpu_model:
+        cores = f", {plural(machine.num_cores, 'core')}" if machine.num_cores else ""
+        named = {f"{machine.cpu_model}{cores}": None}
+    hosts = list(dict.fromkeys(filter(None, (machine.host, *(rank.host for rank in manifest.ranks)))))
+    more = f" and {plural(len(hosts) - _MOST_HOSTS, 'other')}" if len(hosts) > _MOST_HOSTS else ""
+    torch = manifest.versions.get("torch") or text(cases["torch_version"].max())
+    link, moment = conditions.link(manifest, cases), manifest.created_utc or ""
+    stamp = _MOMENT.fullmatch(moment)
+    parts = (
+        measured[0].label if len(measured) == 1 else plural(len(measured), "workload") if measured else "",
+        *named,
+        *dict.fromkeys(f"backend {backend}" for cell in cases["backend"] if (backend := text(cell))),
+        f"torch {torch}" if torch else "",
+        f"{'hosts' if len(hosts) > 1 else 'host'} {', '.join(hosts[:_MOST_HOSTS])}{more}" if hosts else "",
+        f"link {link}" if link else "",
+        f"{stamp[1]} {stamp[2]} UTC" if stamp else moment,
+        f"run {title}" if title != "run" else "",
+    )
+    return [part for part in parts if part]
+
+
+def _warnings(cases: pd.DataFrame) -> list[str]:
+    """Return what a reader must know before any number."""
+    tried = cases[cases["status"] != "skipped"]
+    ok = tried["status"] == "ok"
+    made = []
+    if (cases["device_type"] == "cpu").any():
+        made.append(f"{CPU_STAND_IN}. {_STAND_IN}: nn.DataParallel's stages, carried out on CPU cores.")
+    if any(truth(value) for value in tried.loc[ok, "oversubscribed"]):
+        made.append(
+            "Cases with more devices than the machine has share cores or GPUs (“shared”, drawn hollow): they "
+            "say nothing about scaling."
+        )
+    if not ok.all():
+        broken = f"{count((~ok).sum())} of {plural(len(tried), 'case')}"
+        made.append(f"{broken} did not finish: see “Not measured”.")
+    return made
+
+
+def cards(verdicts: Iterable[Verdict]) -> list[Card]:
+    """Make a card per answer."""
+    return [
+        Card(
+            title=", ".join(filter(None, (_TITLES.get(verdict.question, verdict.question), verdict.of))),
+            state=_STATES.get(verdict.answer, "open"),
+            label=verdict.label,
+            sentence=visible(verdict.sentence),
+            paste=visible(verdict.paste),
+            leave=verdict.question == CAP and verdict.answer == EQUAL,
+        )
+        for verdict in verdicts
+    ]
+
+
+def _forms(measured: Sequence[WorkloadCases], *, key: str) -> Section | None:
+    """Show every form of parallel training that was measured; None without a mode beside DP and DDP."""
+    with_more = [w for w in measured if w.cases["mode"].isin(COMPARATORS).any()]
+    if not with_more:
+        return None
+    several = len(measured) > 1
+    rows = [figures.cases_of_forms(w).assign(workload=w.label if several else "") for w in with_more]
+    table = tables.side_by_side(pd.concat(rows))
+    drawn = [figures.forms(w, key=f"{key}-{i}") for i, w in enumerate(with_more, 1)]
+    notes = [
+        "Data parallel: every device has the model and a part of the batch (DP, DDP); sharded, it holds part "
+        "of each parameter, gradient and optimizer state, and gathers a block while it computes (FSDP2). "
+        "Model parallel: every device has some layers, and micro-batches pass through them (pipeline). "
+        "Workload partitioning: the same split and the whole batch at once, so that one device computes at a "
+        "time (partition). All cases on as many devices have the same global batch."
+    ]
+    for row in (row for w in with_more for row in records(w.cases[w.cases["mode"] == "partition"])):
+        speedup = estimate(row, "speedup")
+        if speedup is not None and speedup.low > 1:
+            notes.append(
+                f"{case_name(row)} is {times(speedup.estimate)} as fast as one device, though only one of "
+                "its devices computes at a time. Why was not measured: each may keep its own layers in its "
+                "caches, and its batch is larger where scaling is weak."
+            )
+    return Section(
+        "Forms of parallel training",
+        notes,
+        [figure for figure in drawn if figure is not None],
+        [table] if table is not None else [],
+    )
