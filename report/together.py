@@ -9,7 +9,7 @@ from functools import cached_property
 
 from ddp_bench.bench.conditions import machine_kind
 from ddp_bench.bench.findings.next_step import NextStep
-from ddp_bench.bench.findings.numbers import TIMES, per_second, plural, with_interval
+from ddp_bench.bench.findings.numbers import TIMES, between, per_second, plural, times, with_interval
 from ddp_bench.bench.findings.separate_runs import (
     NOT_INTERLEAVED,
     UNKNOWN_REF,
@@ -185,7 +185,7 @@ def _sentences(title: str, first: str, compared: Mapping[str, Comparison]) -> li
 
 
 def _listed(pairs: Sequence[tuple[str, Comparison]]) -> str:
-    named = [f"{name} {with_interval(one.ratio, TIMES)}" for name, one in pairs[:_NAMED]]
+    named = [f"{name} {times(one.ratio.estimate)} {between(one.ratio)}" for name, one in pairs[:_NAMED]]
     more = f"; and {len(pairs) - _NAMED} more" if len(pairs) > _NAMED else ""
     return f"{'; '.join(named)}{more}"
 
