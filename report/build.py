@@ -92,7 +92,7 @@ def markdown(page: Page) -> str:
 
 def _options(command: str) -> list[str]:
     """Split a command before its options, where a line may break."""
-    return re.split(r" (?=-)", command)
+    return re.split(r" (?=--)", command)
 
 
 def _unbroken(text: str) -> str:

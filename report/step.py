@@ -183,25 +183,27 @@ def _alike(group: Sequence[Bar]) -> None:
     is left, and is alike where the intervals of exposed communication hold the differences.
     """
     lengths = [bar.total_ms for bar in group]
+    left = MIXED if all(MIXED in bar.parts for bar in group) else BACKWARD
     for name in ("data", "forward", "optimizer"):
+        if not all({name, left} <= bar.parts.keys() for bar in group):
+            continue
         found = [estimate(bar.row, _PHASES[name]) for bar in group]
         lows, highs = ([getattr(one, end) for one in found if one] for end in ("low", "high"))
-        if all(name in bar.parts for bar in group) and not max(lows) > min(highs):
-            shared = median(bar.parts[name] for bar in group)
+        shared = median(bar.parts[name] for bar in group)
+        if not max(lows) > min(highs) and all(bar.parts[name] + bar.parts[left] > shared for bar in group):
             for bar in group:
-                bar.parts[BACKWARD] = bar.parts.get(BACKWARD, 0.0) + bar.parts[name] - shared
+                bar.parts[left] += bar.parts[name] - shared
                 bar.parts[name] = shared
     if not all({BACKWARD, EXPOSED} <= bar.parts.keys() for bar in group):
         return
     shared = median(bar.parts[BACKWARD] for bar in group)
     exposed = [estimate(bar.row, "exposed_comm_ms") for bar in group]
     if all(
-        one is not None and abs(bar.parts[BACKWARD] - shared) <= (one.high - one.low) / 2
+        one is not None and abs(bar.parts[BACKWARD] - shared) <= min((one.high - one.low) / 2, one.estimate)
         for bar, one in zip(group, exposed, strict=True)
     ):
         for bar, length in zip(group, lengths, strict=True):
-            bar.parts[BACKWARD] = shared
-            bar.parts[EXPOSED] = 0.0
+            bar.parts.update({BACKWARD: shared, EXPOSED: 0.0})
             bar.parts[EXPOSED] = length - bar.total_ms
 
 
