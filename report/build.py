@@ -69,7 +69,8 @@ def _environment(*, html: bool) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"options": _options, "css": _css_text, "md": escaped, "md_cell": _markdown_cell}
+    environment.filters |= {"options": _options, "css": _css_text, "unbroken": _unbroken}
+    environment.filters |= {"md": escaped, "md_cell": _markdown_cell}
     return environment
 
 
@@ -91,7 +92,12 @@ def markdown(page: Page) -> str:
 
 def _options(command: str) -> list[str]:
     """Split a command before its options, where a line may break."""
-    return re.split(r" (?=-)", command)
+    return re.split(r" (?=--)", command)
+
+
+def _unbroken(shown: str) -> str:
+    """Keep an interval on one line: a word joiner follows its dash."""
+    return shown.replace("\N{EN DASH}", "\N{EN DASH}\N{WORD JOINER}")
 
 
 def _css_text(text: str) -> str:

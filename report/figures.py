@@ -15,7 +15,17 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from ddp_bench.bench.findings.answers import headline
-from ddp_bench.bench.findings.numbers import TIMES, finite, per_second, plural, quantity, rate, with_interval
+from ddp_bench.bench.findings.numbers import (
+    TIMES,
+    between,
+    finite,
+    per_second,
+    plural,
+    quantity,
+    rate,
+    times,
+    with_interval,
+)
 from ddp_bench.bench.findings.stability import pace
 from ddp_bench.bench.findings.wording import (
     Row,
@@ -402,7 +412,7 @@ def _ratio(row: Row, ratio: Interval) -> Ratio:
 
 
 def _draw_ratio(axes: Any, one: Ratio, place: int) -> None:
-    written, colour = with_interval(one.interval, TIMES), LOOKS[one.look]["color"]
+    written, colour = _gain(one), LOOKS[one.look]["color"]
     named = tip(f"{one.name} · {written}")
     at: dict[str, Any] = {
         "xycoords": ("axes fraction", "data"),
@@ -418,6 +428,11 @@ def _draw_ratio(axes: Any, one: Ratio, place: int) -> None:
         axes.plot(ends, [place] * 2, color=colour, linewidth=1.6, marker="|", markersize=8, gid=named)
     look = mark_look(one.look, hollow=one.hollow)
     axes.plot([one.interval.estimate], [place], label=one.name, gid=named, **look)
+
+
+def _gain(one: Ratio) -> str:
+    known = math.isfinite(one.interval.low)
+    return times(one.interval.estimate) + (f" {between(one.interval)}" if known else "")
 
 
 def ratio_ticks(low: float, high: float) -> list[float]:
@@ -440,7 +455,7 @@ def _fastest(ratios: Sequence[Ratio], margin: float) -> str:
     if faster:
         best, others = faster[0], len(faster) - 1
         more = ", as is 1 other" if others == 1 else f", as are {others} others" if others else ""
-        return f"{best.name} is faster than DDP's default, {with_interval(best.interval, TIMES)}{more}"
+        return f"{best.name} is faster than DDP's default, {_gain(best)}{more}"
     if all(equal):
         return f"no case differs from DDP's default by more than {100 * margin:g}%"
     if all(one.interval.high < 1 for one in ratios):

@@ -183,25 +183,27 @@ def _alike(group: Sequence[Bar]) -> None:
     is left, and is alike where the intervals of exposed communication hold the differences.
     """
     lengths = [bar.total_ms for bar in group]
+    left = MIXED if all(MIXED in bar.parts for bar in group) else BACKWARD
     for name in ("data", "forward", "optimizer"):
+        if not all({name, left} <= bar.parts.keys() for bar in group):
+            continue
         found = [estimate(bar.row, _PHASES[name]) for bar in group]
         lows, highs = ([getattr(one, end) for one in found if one] for end in ("low", "high"))
-        if all(name in bar.parts for bar in group) and not max(lows) > min(highs):
-            shared = median(bar.parts[name] for bar in group)
+        shared = median(bar.parts[name] for bar in group)
+        if not max(lows) > min(highs) and all(bar.parts[name] + bar.parts[left] > shared for bar in group):
             for bar in group:
-                bar.parts[BACKWARD] = bar.parts.get(BACKWARD, 0.0) + bar.parts[name] - shared
+                bar.parts[left] += bar.parts[name] - shared
                 bar.parts[name] = shared
     if not all({BACKWARD, EXPOSED} <= bar.parts.keys() for bar in group):
         return
     shared = median(bar.parts[BACKWARD] for bar in group)
     exposed = [estimate(bar.row, "exposed_comm_ms") for bar in group]
     if all(
-        one is not None and abs(bar.parts[BACKWARD] - shared) <= (one.high - one.low) / 2
+        one is not None and abs(bar.parts[BACKWARD] - shared) <= min((one.high - one.low) / 2, one.estimate)
         for bar, one in zip(group, exposed, strict=True)
     ):
         for bar, length in zip(group, lengths, strict=True):
-            bar.parts[BACKWARD] = shared
-            bar.parts[EXPOSED] = 0.0
+            bar.parts.update({BACKWARD: shared, EXPOSED: 0.0})
             bar.parts[EXPOSED] = length - bar.total_ms
 
 
@@ -415,7 +417,7 @@ def steps_of(cases: pd.DataFrame, blocks: pd.DataFrame) -> tuple[int, list[Track
     details: dict[tuple[Any, ...], list[Any]] = {}
     for row in records(kept[["case_id", "rank", "detail"]]):
         for name, moments in json.loads(row["detail"]).items():
-            if name in ("ready_ms", "start_ms", "done_ms") and moments:
+            if name in ("ready_ms", "start_ms", "done_ms") and isinstance(moments, list) and moments:
                 details.setdefault((row["case_id"], int(row["rank"]), name), []).append(tuple(moments))
     rank = _last_rank(details)
     tracks = [_track(row, role, details, rank) for row, role in chosen]
@@ -444,22 +446,18 @@ def _last_rank(details: Mapping[tuple[Any, ...], Sequence[Moments]]) -> int:
 
 
 def _track(row: Row, role: str, details: Mapping[tuple[Any, ...], Sequence[Moments]], rank: int) -> Track:
-    layout = BucketLayout.of_cell(row["bucket_bytes"])
-
     def nearest(name: str, ends: str) -> Moments:
         """Return the moments of the step whose `ends` are the nearest to the median."""
         steps, last = (details.get((row["case_id"], rank, each), ()) for each in (name, ends))
         if not steps or len(steps) != len(last):
             return ()
         usual = median(map(max, last))
-        found, _ = min(zip(steps, last, strict=True), key=lambda pair: abs(max(pair[1]) - usual))
-        return found if layout is None or len(found) == len(layout.num_bytes) else ()
+        return min(zip(steps, last, strict=True), key=lambda pair: abs(max(pair[1]) - usual))[0]
 
-    ready, start, done = (
-        nearest(f"{name}_ms", f"{'ready' if name == 'ready' else 'done'}_ms")
-        for name in ("ready", "start", "done")
-    )
-    sizes = layout.num_bytes if layout is not None else (0,) * len(ready or done)
+    found = [nearest("ready_ms", "ready_ms"), nearest("start_ms", "done_ms"), nearest("done_ms", "done_ms")]
+    layout = BucketLayout.of_cell(row["bucket_bytes"])
+    sizes = layout.num_bytes if layout is not None else (0,) * max(map(len, found))
+    ready, start, done = (moments if len(moments) == len(sizes) else () for moments in found)
     return Track(role, tuple(sizes), estimate(row, "exposed_comm_ms"), ready, start, done)
 
 

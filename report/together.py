@@ -15,7 +15,7 @@ from ddp_bench.bench.findings.next_step import (
     interleave_command,
     took_turns,
 )
-from ddp_bench.bench.findings.numbers import TIMES, per_second, plural, with_interval
+from ddp_bench.bench.findings.numbers import TIMES, between, per_second, plural, times, with_interval
 from ddp_bench.bench.findings.wording import Row, cap_label, case_label, estimate, short_mode, text, truth
 from ddp_bench.bench.results.aggregate import images_per_s_by_round, units_per_step
 from ddp_bench.bench.results.comparisons import EQUAL, FASTER, SLOWER, Comparison
@@ -185,7 +185,7 @@ def _sentences(title: str, first: str, compared: Mapping[str, Comparison]) -> li
 
 
 def _listed(pairs: Sequence[tuple[str, Comparison]]) -> str:
-    named = [f"{name} {with_interval(one.ratio, TIMES)}" for name, one in pairs[:_NAMED]]
+    named = [f"{name} {times(one.ratio.estimate)} {between(one.ratio)}" for name, one in pairs[:_NAMED]]
     more = f"; and {len(pairs) - _NAMED} more" if len(pairs) > _NAMED else ""
     return f"{'; '.join(named)}{more}"
 
