@@ -104,6 +104,8 @@ class Run:
     command: str
     warnings: Sequence[str]
     cards: Sequence[Card]
+    trust: str
+    """What the answers are worth; empty where there are none."""
     following: NextStep | None
     cautions: Sequence[Caution]
     notes: Sequence[str]
@@ -211,7 +213,6 @@ def _run(
 ) -> Run:
     cases, manifest = run.cases, run.manifest
     conclusion = conclude(run.path, manifest, cases, run.blocks, comparisons, resumable=run.resumable)
-    trust = [conclusion.trust.sentence] if conclusion.trust is not None else []
     measured = workloads(cases)
     typical = typical_of(RoundTimes.of(run.blocks))
     main: list[Figure] = []
@@ -246,7 +247,8 @@ def _run(
         cards=cards(conclusion.verdicts),
         following=conclusion.next_step,
         cautions=conclusion.cautions,
-        notes=[*trust, *conclusion.notes],
+        trust=conclusion.trust.sentence if conclusion.trust is not None else "",
+        notes=conclusion.notes,
         figures=main,
         more_figures=more,
         tables=tables.tables(with_rates(pd.concat(named), manifest, price), files.traces, comparisons)

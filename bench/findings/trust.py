@@ -71,7 +71,7 @@ class Trust:
     def sentence(self) -> str:
         """The verdict in one line: direction, sizes, transfer."""
         direction = f"is in doubt ({', '.join(self.direction)})" if self.direction else "holds"
-        sizes = f"roughly ({', '.join(self.sizes)})" if self.sizes else "within their intervals"
-        where = f"not of other runs ({', '.join(self.transfer)})" if self.transfer else "of like machines"
-        gpus = ", nothing of GPUs" if self.on_cpu else ""
-        return f"Trust: direction {direction}; sizes hold {sizes}; ms and rates are {where}{gpus}."
+        sizes = f"only roughly ({', '.join(self.sizes)})" if self.sizes else "within the intervals"
+        where = f"not for other runs ({', '.join(self.transfer)})" if self.transfer else "for like machines"
+        gpus = (", nor for GPUs" if self.transfer else ", not for GPUs") if self.on_cpu else ""
+        return f"Trust: which is faster {direction}; by how much, {sizes}; ms and rates hold {where}{gpus}."

@@ -236,7 +236,7 @@ REFUSED = (
     ("gate", "--interleave HEAD -- --resume RUN"),
     ("gate", ""),
     ("predict", "no-such-run --gpus 8"),
-    ("tune", "--comm-hook powersgd"),
+    ("tune", "--preset quick"),
     ("doctor", "--seconds 9s"),
     ("export", ""),
     ("lab", "--rate 1gbit,2gbit -- python train.py"),

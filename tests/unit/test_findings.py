@@ -208,7 +208,7 @@ def test_trust_sorts_cautions_by_what_they_weaken(kinds, direction, sizes, trans
     found = Trust.of(cautions, on_cpu=True)
     assert (found.direction, found.sizes, found.transfer) == (direction, sizes, transfer)
     assert all(kind in found.sentence for kind in kinds)
-    assert found.sentence.endswith(", nothing of GPUs.")
+    assert found.sentence.endswith(" for GPUs.")
     assert "GPUs" not in Trust.of(cautions, on_cpu=False).sentence
 
 

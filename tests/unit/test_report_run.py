@@ -42,7 +42,8 @@ def test_answers_and_the_next_command_come_from_the_findings() -> None:
     assert found.next_step is not None
     assert shown.following.command == found.next_step.command
     assert found.trust is not None
-    assert shown.notes == [found.trust.sentence, *found.notes]
+    assert shown.trust == found.trust.sentence
+    assert shown.notes == found.notes
 
 
 def test_throughput_figure_of_the_usual_run() -> None:
