@@ -17,7 +17,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     description = (
         "Find the DDP setting that trains a model fastest: a race, in which the slowest leave one after "
-        f"another. It is `{speaker('run')} --preset tune`: other options override what the preset says, such as "
-        "--bucket-cap-mb."
+        f"another. It is `{speaker('run')} --preset tune`: other options override what the preset "
+        "says, such as --bucket-cap-mb."
     )
     return run.main(["--preset", "tune", *arguments], name="tune", description=description)
