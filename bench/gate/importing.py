@@ -133,9 +133,9 @@ def main(given: Sequence[str]) -> int:
 
 def _main(out: Path, top: Path, arguments: Sequence[str]) -> int:
     settings = settings_of(arguments)
-    from ddp_bench.bench.run import job
+    from ddp_bench.bench.worker.job import prepare
 
-    job.prepare(settings)
+    prepare(settings)
     spec = settings.workload or ""
     told = {
         "code": workload_code(spec),

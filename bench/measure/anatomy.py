@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ddp_bench.bench.measure.timed import BlockTimes, Trainer, lead_in, no_gc
+from ddp_bench.bench.measure.timed import Trainer, lead_in, no_gc
 from ddp_bench.bench.modes.ddp import NEVER, DistributedMode
 from ddp_bench.bench.modes.dp import HostDataParallel
+from ddp_bench.bench.results.measured import BlockTimes
 from ddp_bench.models.workload import Batch
 
 PHASES = ("data", "forward", "backward", "optimizer")

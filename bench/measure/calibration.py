@@ -23,7 +23,8 @@ from ddp_bench.bench.measure.anatomy import PHASES, AnatomyTrainer, ready_hooks
 from ddp_bench.bench.measure.clock import Clock, make_clock
 from ddp_bench.bench.measure.collectives import BucketReplay
 from ddp_bench.bench.measure.hold import MOST_QUEUED, rehearse
-from ddp_bench.bench.measure.timed import BlockTimes, Trainer, lead_in, no_gc, run_block
+from ddp_bench.bench.measure.timed import Trainer, lead_in, no_gc, run_block
+from ddp_bench.bench.results.measured import BlockTimes
 from ddp_bench.models.workload import Workload, make_module
 
 LOOKS = 2

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -18,6 +16,7 @@ from ddp_bench.bench.measure.memory import num_device_allocs
 from ddp_bench.bench.modes import Mode
 from ddp_bench.bench.modes.base import SingleMode
 from ddp_bench.bench.results.gpu_load import DEVICE_ALLOCS
+from ddp_bench.bench.results.measured import BlockTimes
 from ddp_bench.models.data import BatchSource, open_source
 from ddp_bench.models.step import placed
 from ddp_bench.models.workload import Batch, Workload, loss_function, make_module
@@ -36,15 +35,6 @@ def autocast_of(case: Case) -> contextlib.AbstractContextManager[object]:
     """Make a context in which forward and loss compute in the case's precision; it can be entered again."""
     dtype = AUTOCAST_DTYPES.get(case.precision)
     return contextlib.nullcontext() if dtype is None else torch.autocast(case.device_type, dtype=dtype)
-
-
-@dataclass(frozen=True)
-class BlockTimes:
-    """Durations of a block on one rank: whole, of each step, and what else its phase measured."""
-
-    block_ms: float
-    steps_ms: tuple[float, ...]
-    detail: Mapping[str, Any] = field(default_factory=dict)
 
 
 class NonFiniteLossError(ArithmeticError):

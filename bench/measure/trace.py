@@ -29,8 +29,9 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from ddp_bench.bench.cluster.scratch import scratch_folder
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.measure.clock import make_clock
-from ddp_bench.bench.measure.timed import BlockTimes, Trainer, run_block
+from ddp_bench.bench.measure.timed import Trainer, run_block
 from ddp_bench.bench.results.disk import MOST_TRACE_BYTES, read_json
+from ddp_bench.bench.results.measured import TRACE_FAILED, BlockTimes
 from ddp_bench.models.workload import Batch
 
 NCCL_KERNEL = re.compile(r"nccl\w*Kernel_")
@@ -44,9 +45,6 @@ ANNOTATION = "user_annotation"
 
 LAUNCHES = ("cuda_runtime", "cuda_driver")
 """Its categories of calls that launch kernels: a kernel has the `correlation` of its launch."""
-
-FAILED = "trace_failed"
-"""In the detail of a block whose trace cannot be read: why."""
 
 _END_US = 1e18
 
@@ -96,7 +94,7 @@ def run_trace(
 
     The detail holds `overlap_trace_pct`, and `start_ms` and `done_ms` of each bucket's all-reduce since the
     start of the backward (medians over steps; absent where the trace does not show one per bucket); with
-    `keep` also `trace`, the gzipped Chrome trace with the buckets drawn in.
+    `keep` the block has the gzipped Chrome trace with the buckets drawn in.
     """
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
@@ -115,7 +113,7 @@ def run_trace(
             trace = read_json(path, most_bytes=MOST_TRACE_BYTES)
         events = in_steps(spans_of(trace, "the profiler's trace"))
     except UsageError as error:  # PyTorch wrote it: no mistake of the user's, and no case needs it
-        return BlockTimes(times.block_ms, times.steps_ms, {FAILED: str(error)})
+        return BlockTimes(times.block_ms, times.steps_ms, {TRACE_FAILED: str(error)})
     if device.type == "cuda" and not _kernels(events):
         events = []  # CUPTI was not to be had: the host's operators are not the GPU's work
     detail: dict[str, Any] = {}
@@ -129,10 +127,11 @@ def run_trace(
                 *([(span[which] - begun) / 1000 for span in spans] for begun, spans in runs), strict=True
             )
             detail[name] = [round(median(values), 4) for values in per_bucket]
+    kept = None
     if keep:
         trace["traceEvents"] += _bucket_events(runs, bucket_bytes)
-        detail["trace"] = gzip.compress(json.dumps(trace).encode(), mtime=0)
-    return BlockTimes(times.block_ms, times.steps_ms, detail)
+        kept = gzip.compress(json.dumps(trace).encode(), mtime=0)
+    return BlockTimes(times.block_ms, times.steps_ms, detail, kept)
 
 
 def _begin(trainer: Trainer, device: torch.device, group: dist.ProcessGroup | None) -> None:

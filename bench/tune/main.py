@@ -5,23 +5,21 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddp_bench.bench.cli import Parser, command, guarded, to_json
 from ddp_bench.bench.cluster.process import is_first, is_rank, ranks_environment
-from ddp_bench.bench.errors import AgreedError
-from ddp_bench.bench.package import own_command
+from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.resolve import resolve
-from ddp_bench.bench.run.fork_server import ForkServer
-from ddp_bench.bench.run.forks import forks
+from ddp_bench.bench.run.workers import Workers, running_workers
 from ddp_bench.bench.settings import options_of
 
 if TYPE_CHECKING:
-    from ddp_bench.bench.run.job import Job
     from ddp_bench.bench.tune.request import Request
+    from ddp_bench.bench.worker.messages import Prepared
 
 NOT_SETTINGS = ("calibration", "accept", "dry_run", "quiet", "json")
 DECIDED = (
@@ -82,54 +80,46 @@ def parser() -> Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of the command and of every rank; the exit code."""
+    """Entry point of the command, and of every process that torchrun or srun starts; the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    silent = None if is_first() else AgreedError
-    return guarded("tune", lambda: _main(arguments), silent=silent)
+    first = is_first()
+    return guarded("tune", lambda: _main(arguments, first=first), silent=None if first else UsageError)
 
 
-def _main(arguments: list[str]) -> int:
-    began_s = time.monotonic()
+def _main(arguments: list[str], *, first: bool) -> int:
     options = vars(parser().parse_args(arguments))
     how = {name: options.pop(name) for name in NOT_SETTINGS}
     os.environ.update(ranks_environment(os.environ))
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    with forks(resolve(options), "ddp_bench.bench.tune.stages", wanted=not how["dry_run"]) as server:
-        return _tune(options, how, arguments, began_s=began_s, server=server)
+    settings = resolve(options)
+    if not first:
+        from ddp_bench.bench.worker.main import join  # torch takes seconds
 
-
-def _tune(
-    options: Mapping[str, str],
-    how: Mapping[str, Any],
-    arguments: list[str],
-    *,
-    began_s: float,
-    server: ForkServer | None,
-) -> int:
-    # Torch takes seconds to import: the command line is refused before that.
-    from ddp_bench.bench.cluster.ranks import PeerLostError
-    from ddp_bench.bench.predict.source import load_calibration
-    from ddp_bench.bench.tune.request import make_request
-
-    request, job = make_request(options, reuse=how["calibration"], accept=how["accept"])
-    if how["dry_run"]:
-        _show_plan(request, job)
-        return 0
-    if not is_rank():
-        if request.reuse is not None:
-            load_calibration(request.reuse)  # a folder that cannot be used is refused before ranks start
-        return _launch(request, job, arguments, began_s=began_s, server=server)
-    from ddp_bench.bench.recovery.failures import RESTART_EXIT_CODE
-    from ddp_bench.bench.tune.stages import Tuning
-
-    try:
-        tuning = Tuning(request, job, quiet=how["quiet"])
-        answer = tuning.run()
-    except PeerLostError:
-        return RESTART_EXIT_CODE
-    if answer is not None:
+        join()
+    with running_workers(settings) as workers:
+        # Pandas and scipy take a second, in which the workers import torch.
+        from ddp_bench.bench.predict.source import load_calibration
+        from ddp_bench.bench.results.store import check_claimable
+        from ddp_bench.bench.run.conductor import prepare
         from ddp_bench.bench.tune.output import as_json, show
+        from ddp_bench.bench.tune.request import make_request
+        from ddp_bench.bench.tune.stages import Tuning
 
+        request, job = make_request(
+            options, partial(prepare, workers), reuse=how["calibration"], accept=how["accept"]
+        )
+        if how["dry_run"]:
+            return _show_plan(request, job, workers)
+        if not is_rank():
+            if request.reuse is not None:
+                load_calibration(request.reuse)  # a folder that cannot be used is refused before the stages
+            if request.out is not None:
+                check_claimable(request.out)
+        tuning = Tuning(request, job, workers, quiet=how["quiet"])
+        answer = tuning.run()
+        if isinstance(answer, int):
+            return answer
+        workers.end()
         if how["json"]:
             print(to_json({"results": str(tuning.out), **as_json(answer)}))
         else:
@@ -137,35 +127,13 @@ def _tune(
     return 0
 
 
-def _launch(
-    request: Request, job: Job, arguments: Sequence[str], *, began_s: float, server: ForkServer | None
-) -> int:
-    from ddp_bench.bench.cluster.meeting import host_name
-    from ddp_bench.bench.results import store
-    from ddp_bench.bench.run import launch
-    from ddp_bench.bench.tune.request import STAGES
-
-    out = request.out or store.default_folder(host=host_name(), name="tune")
-    store.check_claimable(out)
-    return launch.launch(
-        [*arguments, *(() if request.out else ("--out", str(out)))],  # every rank gets the one folder
-        folder=out,
-        num_ranks=request.num_devices,
-        device_type=job.machine.device_type,
-        began_s=began_s,
-        program=own_command("tune")[1:],
-        parts=STAGES,
-        forks=server,
-    )
-
-
-def _show_plan(request: Request, job: Job) -> None:
+def _show_plan(request: Request, job: Prepared, workers: Workers) -> int:
     from ddp_bench.bench.console import format_s
-    from ddp_bench.bench.run.job import print_plan
+    from ddp_bench.bench.run.conductor import show_plan
 
     if request.reuse is None:
         print("Stage 1, calibration: ready times, all-reduce curve, slow-downs, copies, residual")
-        print_plan(job)
+        show_plan(workers, job)
     else:
         print(f"Stage 1, calibration: taken from {request.reuse}")
     print(
@@ -175,3 +143,4 @@ def _show_plan(request: Request, job: Job) -> None:
     )
     limit = "as long as the rounds take" if "rounds" in request.options else format_s(request.max_time_s)
     print(f"Expected time: at most {limit} of measuring in both stages together, plus start-up and reports.")
+    return 0

@@ -5,18 +5,18 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ddp_bench.bench.axes import DDP_AXES
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.layout import BucketCaps
-from ddp_bench.bench.plan import Machine, Planned
+from ddp_bench.bench.plan import Planned
 from ddp_bench.bench.resolve import resolve
-from ddp_bench.bench.run.job import Job, prepare
 from ddp_bench.bench.settings import Settings
 from ddp_bench.bench.tune.candidates import Axes, Candidate
+from ddp_bench.bench.worker.messages import Prepared
 
 STAGES = CALIBRATION, PROOF = "calibration", "proof"
 """Results folders of the two stages, within the tuning's own."""
@@ -103,17 +103,21 @@ class Request:
 
 
 def make_request(
-    options: Mapping[str, str], *, reuse: Path | None = None, accept: bool = False
-) -> tuple[Request, Job]:
+    options: Mapping[str, str],
+    prepare: Callable[[Settings], Prepared],
+    *,
+    reuse: Path | None = None,
+    accept: bool = False,
+) -> tuple[Request, Prepared]:
     """Make the request from settings as text, and check its first stage against this machine.
 
-    Raises UsageError for what cannot be tuned here.
+    `prepare` plans a run. Raises UsageError for what cannot be tuned here.
     """
     settings = resolve(options)
     axes = _axes(settings)
     if settings.gpus is not None and len(settings.gpus) > 1:
         raise UsageError("--gpus takes one device count here: a layout is best for one; tune each by itself")
-    num_devices = settings.gpus[0] if settings.gpus else _all_devices(settings)
+    num_devices = settings.gpus[0] if settings.gpus else _all_devices(settings, prepare)
     if num_devices < 2:
         raise UsageError("one device exchanges gradients with nobody; give --gpus 2 or more")
     request = Request(
@@ -135,17 +139,9 @@ def make_request(
     return dataclasses.replace(request, proof_steps=proof_steps), job
 
 
-def stage_job(
-    options: Mapping[str, str], candidates: Sequence[Candidate], machine: Machine
-) -> tuple[Job, list[str]]:
-    """Prepare a stage as a run of these options, of the `candidates` alone if any; and its command line."""
-    job = prepare(resolve(options), machine)
-    points = {c.point for c in candidates}
-    if points:
-        kept = [p for p in job.plan if p.case.mode == "ddp" and point_of(p) in points]
-        job = dataclasses.replace(job, plan=kept)
-    arguments = [part for k, v in options.items() for part in (f"--{k.replace('_', '-')}", v)]
-    return job, arguments
+def stage_arguments(options: Mapping[str, str]) -> list[str]:
+    """Write a stage's options as the command line of a run."""
+    return [part for k, v in options.items() for part in (f"--{k.replace('_', '-')}", v)]
 
 
 def point_of(planned: Planned) -> tuple[BucketCaps, bool, str, int]:
@@ -165,7 +161,7 @@ def _axes(settings: Settings) -> Axes:
     )
 
 
-def _all_devices(settings: Settings) -> int:
+def _all_devices(settings: Settings, prepare: Callable[[Settings], Prepared]) -> int:
     """Count the ranks that a launcher has started, else the devices here."""
     machine = prepare(dataclasses.replace(settings, out=None)).machine
     if machine.ranks_per_node is not None:

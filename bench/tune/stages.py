@@ -1,132 +1,107 @@
-"""Runs both stages on one rank: calibrate, choose on the first rank, measure in turns, answer."""
+"""Runs both stages on the same workers: calibrate, choose, measure in turns, answer."""
 
 from __future__ import annotations
 
+import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
-from typing import TypeVar
+
+import msgspec
 
 from ddp_bench.bench import conditions
 from ddp_bench.bench.cli import command, to_json
-from ddp_bench.bench.cluster.devices import this_machine
-from ddp_bench.bench.cluster.meeting import host_name
-from ddp_bench.bench.cluster.messages import may_be_sent
-from ddp_bench.bench.cluster.ranks import Cluster, agreed, gpus_by_rank
+from ddp_bench.bench.cluster.process import host_name
 from ddp_bench.bench.console import Console
-from ddp_bench.bench.errors import AgreedError, ExitCode, UsageError
+from ddp_bench.bench.errors import ExitCode, UsageError
 from ddp_bench.bench.findings.numbers import short
 from ddp_bench.bench.findings.wording import step_labels
 from ddp_bench.bench.layout import BucketCaps
-from ddp_bench.bench.machine import versions
 from ddp_bench.bench.predict.source import load_calibration
-from ddp_bench.bench.recovery.failures import RESTART_EXIT_CODE
-from ddp_bench.bench.recovery.watchdog import START_LIMIT_S, meet_and_watch
+from ddp_bench.bench.resolve import resolve
 from ddp_bench.bench.results.aggregate import images_per_s_by_round, units_per_step
 from ddp_bench.bench.results.disk import replace_file
 from ddp_bench.bench.results.round_times import ByRound
 from ddp_bench.bench.results.schema import records
 from ddp_bench.bench.results.store import CALIBRATION as CALIBRATION_FILE
 from ddp_bench.bench.results.store import TUNE, default_folder, load_run
-from ddp_bench.bench.run.job import Job
-from ddp_bench.bench.run.rank import Rank
+from ddp_bench.bench.run.conductor import START_LIMIT_S, Conductor, How, prepare
+from ddp_bench.bench.run.workers import Workers
 from ddp_bench.bench.scaling.calibration import Calibration, Identity, check_same
 from ddp_bench.bench.tune.answer import Answer, decide
 from ddp_bench.bench.tune.candidates import Candidate, choose
 from ddp_bench.bench.tune.elimination import Elimination, affordable
 from ddp_bench.bench.tune.output import as_json
-from ddp_bench.bench.tune.request import CALIBRATION, PROOF, Request, point_of, stage_job
-
-T = TypeVar("T")
-
-may_be_sent(Candidate, BucketCaps)
+from ddp_bench.bench.tune.request import CALIBRATION, PROOF, Request, point_of, stage_arguments
+from ddp_bench.bench.worker.messages import Prepared, Profile, Profiled
 
 TUNE_VERSION = 1
 
 
-class StageFailedError(AgreedError):
+class StageFailedError(UsageError):
     """A stage could not be measured; its own messages tell why."""
 
     exit_code = ExitCode.NOT_MEASURED
 
 
 class Tuning:
-    """One rank's part of a tuning; the first one chooses, decides and writes."""
+    """A tuning on `workers`: calibrates, chooses, measures in turns, decides and writes."""
 
-    def __init__(self, request: Request, job: Job, *, quiet: bool) -> None:
+    def __init__(self, request: Request, job: Prepared, workers: Workers, *, quiet: bool) -> None:
         self._request = request
         self._job = job
+        self._workers = workers
         self._quiet = quiet
         self._began_s = time.monotonic()
-        self._cluster = Cluster(job.machine.device_type, bind_cores=job.binds_cores)
-        self._seen = gpus_by_rank(job.machine.device_type)
-        self._watchdog = meet_and_watch()
-        self._console = Console(silent=quiet or not self._cluster.is_first)
-        self.out = Path()
+        self._console = Console(silent=quiet)
+        self.out = request.out or default_folder(host=host_name(), name="tune")
 
-    def run(self) -> Answer | None:
-        """Tune; the answer, on the first rank. Raises AgreedError where a stage or the search fails."""
-        try:
-            outcome: Answer | AgreedError | None = self._run()
-        except AgreedError as error:  # every rank's: they part in good order
-            outcome = error
-        self._watchdog.close()
-        self._cluster.close()
-        if isinstance(outcome, AgreedError):
-            raise outcome
-        return outcome
-
-    def _run(self) -> Answer | None:
-        name = self._request.out or default_folder(host=host_name(), name="tune")
-        self.out = Path(self._cluster.from_first(str(name)))
-        self._calibrate()
-        candidates, spent_s = self._agreed(self._affordable)
+    def run(self) -> Answer | int:
+        """Tune; the answer, or the exit code of a stage that was ended. Raises UsageError."""
+        if self._request.reuse is None and not (self._calibration / CALIBRATION_FILE).is_file():
+            self._console.note("Stage 1 of 2: calibration")
+            if code := self._measure(self._request.calibration_options(self.out), ()):
+                return code
+        candidates, spent_s = self._affordable()
         folder = self.out / CALIBRATION
         if len(candidates) > 1 or self._request.reuse is not None:
             folder = self.out / PROOF
             self._console.note(f"Stage 2 of 2: {len(candidates)} candidates in turns")
             options = self._request.proof_options(self.out, candidates, spent_s)
-            self._measure(options, candidates)
-        answers: list[Answer] = []
-
-        def answer() -> None:
-            answers.append(answer_of(folder, candidates))
-            self._write(answers[0], folder)
-
-        self._agreed(answer)
-        return answers[0] if answers else None
-
-    def _calibrate(self) -> None:
-        folder = self._calibration
-        if self._request.reuse is None and not self._agreed((folder / CALIBRATION_FILE).is_file):
-            self._console.note("Stage 1 of 2: calibration")
-            self._measure(self._request.calibration_options(self.out), ())
+            if code := self._measure(options, candidates):
+                return code
+        answer = answer_of(folder, candidates)
+        self._write(answer, folder)
+        return answer
 
     @property
     def _calibration(self) -> Path:
         """The folder that holds it."""
         return self._request.reuse or self.out / CALIBRATION
 
-    def _measure(self, options: Mapping[str, str], candidates: Sequence[Candidate]) -> None:
-        job, arguments = stage_job(options, candidates, self._job.machine)
-        rank = Rank(
-            job,
-            arguments,
-            resume=None,
+    def _measure(self, options: Mapping[str, str], candidates: Sequence[Candidate]) -> int:
+        """Measure a stage, of the `candidates` alone if any; the exit code. Raises StageFailedError."""
+        settings = resolve(options)
+        prepared = prepare(self._workers, settings)
+        points = {c.point for c in candidates}
+        if points:
+            kept = (p for p in prepared.plan if p.case.mode == "ddp" and point_of(p) in points)
+            prepared = msgspec.structs.replace(prepared, plan=tuple(kept))
+        how = How(
+            arguments=stage_arguments(options),
             quiet=self._quiet,
-            as_json=False,
-            cluster=self._cluster,
-            to_drop=_elimination(job, candidates).dropped if candidates else None,
+            is_part=True,
+            to_drop=_elimination(prepared, candidates).dropped if candidates else None,
         )
-        code = rank.run()
-        if code == RESTART_EXIT_CODE:
-            raise SystemExit(code)
-        if self._cluster.from_first(code):
+        conductor = Conductor(settings, how, self._workers, began_s=time.monotonic(), prepared=prepared)
+        code = conductor.run()
+        if code == ExitCode.NOT_MEASURED:
             raise StageFailedError(f"a stage could not be measured; see {options['out']}")
+        return code
 
     def _affordable(self) -> tuple[list[Candidate], float]:
         """Choose from the calibration what to measure; also the seconds spent so far."""
@@ -148,32 +123,27 @@ class Tuning:
     def _check(self, found: Calibration) -> None:
         """Raise UsageError where a calibration is of something else than what is tuned."""
         case = next(p.case for p in self._job.plan if p.case.mode == "ddp")
-        info = self._cluster.info()
-        here = Identity(
+        here = self._workers.value(0, Profile(), Profiled, "start-up", START_LIMIT_S)
+        identity = Identity(
             arch=case.arch,
             image_size=case.image_size,
             batch_per_device=case.batch_per_device,
             precision=case.precision,
             device_type=case.device_type,
-            device_name=info.device_name,
-            torch=versions().get("torch", ""),
-            host=conditions.machine_name(this_machine(self._seen)),
-            link=info.link,
+            device_name=here.device_name,
+            torch=here.versions.get("torch", ""),
+            host=conditions.machine_name(here.machine),
+            link=os.environ.get("BENCH_LINK"),
             step=", ".join(step_labels(asdict(case))[1:]),
             unit=case.unit,
             units_per_sample=case.units_per_sample,
         )
-        check_same(found.identity, here, accept=self._request.accept)
+        check_same(found.identity, identity, accept=self._request.accept)
         if found.num_ranks != case.num_devices and not self._request.accept:
             raise UsageError(
                 f"the calibration is of {found.num_ranks} devices, not {case.num_devices}; calibrate again, "
                 "or --accept to carry its all-reduces over by the ring law"
             )
-
-    def _agreed(self, work: Callable[[], T]) -> T:
-        """Do `work` on the first rank and return its result, or raise its UsageError, on every rank."""
-        self._watchdog.arm("the work between the stages", START_LIMIT_S)
-        return agreed(work)
 
     def _spent_s(self) -> float:
         return time.monotonic() - self._began_s
@@ -193,7 +163,7 @@ class Tuning:
         replace_file(self.out / TUNE, lambda path: path.write_text(text, encoding="utf-8"))
 
 
-def _elimination(job: Job, candidates: Sequence[Candidate]) -> Elimination:
+def _elimination(job: Prepared, candidates: Sequence[Candidate]) -> Elimination:
     ids = {point_of(p): p.case.case_id for p in job.plan}
     default, *challengers = (ids[c.point] for c in candidates if c.point in ids)
     return Elimination(default, tuple(challengers))

@@ -11,9 +11,9 @@ from ddp_bench.bench.modes.pipeline import PipelineMode
 from ddp_bench.bench.scaling.pipeline import operations
 
 COMMON = """
-from ddp_bench.bench.cluster.ranks import Cluster
+from real_ranks import Cluster
 from ddp_bench.bench.case import Case
-from ddp_bench.bench.run.proof import ProofError, Prover
+from ddp_bench.bench.worker.proof import ProofError, Prover
 from ddp_bench.models.registry import resnet_workload
 from ddp_bench.models.workload import loss_function
 cluster = Cluster("cpu")
