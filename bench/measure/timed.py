@@ -6,6 +6,8 @@ import contextlib
 import gc
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,6 +37,10 @@ def autocast_of(case: Case) -> contextlib.AbstractContextManager[object]:
     """Make a context in which forward and loss compute in the case's precision; it can be entered again."""
     dtype = AUTOCAST_DTYPES.get(case.precision)
     return contextlib.nullcontext() if dtype is None else torch.autocast(case.device_type, dtype=dtype)
+
+
+PHASES = {"data": "_fetch", "forward": "_evaluate", "backward": "_propagate", "optimizer": "_update"}
+"""Phases of a step, and the methods that do them; `zero_grad` counts to the optimizer."""
 
 
 class NonFiniteLossError(ArithmeticError):
@@ -113,9 +119,30 @@ class Trainer:
             self._scaler.step(self.optimizer)
             self._scaler.update()
 
+    @contextlib.contextmanager
+    def hooked(self, around: Callable[[str], contextlib.AbstractContextManager[object]]) -> Iterator[None]:
+        """Within it, each phase of a step runs within what `around` makes of its name."""
+        for phase, method in PHASES.items():
+            setattr(self, method, _within(getattr(self, method), partial(around, phase)))
+        try:
+            yield
+        finally:
+            for method in PHASES.values():
+                delattr(self, method)  # the class's own method shows again
+
     def close(self) -> None:
         self._source.close()
         self.mode.close()
+
+
+def _within(
+    work: Callable[..., Any], around: Callable[[], contextlib.AbstractContextManager[object]]
+) -> Callable[..., Any]:
+    def run(*arguments: Any) -> Any:
+        with around():
+            return work(*arguments)
+
+    return run
 
 
 def run_block(

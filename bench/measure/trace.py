@@ -23,7 +23,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from ddp_bench.bench.cluster.scratch import scratch_folder
@@ -32,7 +31,6 @@ from ddp_bench.bench.measure.clock import make_clock
 from ddp_bench.bench.measure.timed import Trainer, run_block
 from ddp_bench.bench.results.disk import MOST_TRACE_BYTES, read_json
 from ddp_bench.bench.results.measured import TRACE_FAILED, BlockTimes
-from ddp_bench.models.workload import Batch
 
 NCCL_KERNEL = re.compile(r"nccl\w*Kernel_")
 """NCCL's kernels: `ncclDevKernel_*`, older `ncclKernel_*`, on symmetric memory `ncclSymkDevKernel_*`."""
@@ -54,33 +52,6 @@ Span = tuple[float, float]
 """Start and end, in one unit."""
 
 
-class TracedTrainer(Trainer):
-    """The steps of `trainer` with an annotation around the step and each of its phases."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        self.__dict__.update(trainer.__dict__)
-
-    def step(self) -> None:
-        with record_function("step"):
-            super().step()
-
-    def _fetch(self) -> Batch:
-        with record_function("data"):
-            return super()._fetch()
-
-    def _evaluate(self, batch: Batch) -> Tensor:
-        with record_function("forward"):
-            return super()._evaluate(batch)
-
-    def _propagate(self, loss: Tensor) -> None:
-        with record_function("backward"):
-            super()._propagate(loss)
-
-    def _update(self) -> None:
-        with record_function("optimizer"):
-            super()._update()
-
-
 def run_trace(
     trainer: Trainer,
     num_steps: int,
@@ -99,13 +70,18 @@ def run_trace(
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
-    traced = TracedTrainer(trainer)
+
+    def step() -> None:
+        with record_function("step"):
+            trainer.step()
+
     with warnings.catch_warnings():
         # There is one cycle. `acc_events=True`, which it asks for, would parse all events once more.
         warnings.filterwarnings("ignore", message="Profiler clears events")
         with profile(activities=activities) as profiler:
             _begin(trainer, device, group)
-            times = run_block(traced.step, num_steps, make_clock(device))
+            with trainer.hooked(record_function):
+                times = run_block(step, num_steps, make_clock(device))
     try:
         with scratch_folder() as folder:
             path = folder / "trace.json"

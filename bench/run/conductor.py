@@ -130,8 +130,8 @@ class Conductor:
         workers.open()
         workers.grow(plan.world_size(prepared.plan))
         if self._profiled is None:
-            what = "start-up"
-            self._profiled = workers.value(0, m.Profile(), m.Profiled, what, START_LIMIT_S)
+            profile = m.Profile(settings=prepared.settings)
+            self._profiled = workers.value(0, profile, m.Profiled, "start-up", START_LIMIT_S)
         begun = self._begin(prepared)
         earlier = progress_so_far(self._open(prepared, self._profiled, begun).recorder)
         assert self._opened is not None  # just done

@@ -123,7 +123,8 @@ class Tuning:
     def _check(self, found: Calibration) -> None:
         """Raise UsageError where a calibration is of something else than what is tuned."""
         case = next(p.case for p in self._job.plan if p.case.mode == "ddp")
-        here = self._workers.value(0, Profile(), Profiled, "start-up", START_LIMIT_S)
+        profile = Profile(settings=self._job.settings)
+        here = self._workers.value(0, profile, Profiled, "start-up", START_LIMIT_S)
         identity = Identity(
             arch=case.arch,
             image_size=case.image_size,

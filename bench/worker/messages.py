@@ -80,6 +80,8 @@ class Probe(Command, frozen=True):
 class Profile(Command, frozen=True):
     """Describe model and code: a `Profiled`."""
 
+    settings: ResolvedSettings
+
 
 class Begin(Command, frozen=True):
     """Take a device, meet the other ranks and make the model that all cases begin with: a `Begun`."""

@@ -119,11 +119,6 @@ class Rank:
                 raise UnusedParametersError(why) from error
             raise
 
-    @property
-    def _own_job(self) -> Job:
-        assert self._job is not None  # what this rank has prepared
-        return self._job
-
     def _open(self, asked: m.Open) -> int:
         """Raises UsageError where the launcher's store is not to be had."""
         if asked.address:
@@ -147,27 +142,30 @@ class Rank:
         return m.Prepared(settings=job.settings, machine=job.machine, plan=tuple(job.plan), seen=seen)
 
     def _probe(self, asked: m.Probe) -> list[float]:
-        return probe(self._own_job.workload, asked.case, torch.device(asked.case.device_type))
+        assert self._job is not None  # what this rank has prepared
+        return probe(self._job.workload, asked.case, torch.device(asked.case.device_type))
 
-    def _profile(self, _: m.Profile) -> m.Profiled:
-        job = self._own_job
-        spec, calibrates = job.settings.workload, job.settings.calibrate
-        device = job.machine.device_type
-        seen = [seen_gpus(self._local_rank)] if device == "cuda" else []
+    def _profile(self, asked: m.Profile) -> m.Profiled:
+        workload, settings = self._loaded(asked.settings), asked.settings
+        seen = [seen_gpus(self._local_rank)] if settings.device == "cuda" else []
         return m.Profiled(
-            model=Model(arch=job.workload.name, **asdict(profile_workload(job.workload))),
+            model=Model(arch=workload.name, **asdict(profile_workload(workload))),
             versions=versions(),
-            workload=None if spec is None else workload_code(spec),
-            parameters=tuple(trainable(job.workload)) if calibrates else (),
+            workload=None if settings.workload is None else workload_code(settings.workload),
+            parameters=tuple(trainable(workload)) if settings.calibrate else (),
             machine=this_machine(seen),
             device_name=_device_name(gpu_of(self._local_rank) if seen else None),
         )
+
+    def _loaded(self, settings: ResolvedSettings) -> Workload:
+        """The workload, which this rank may have prepared."""
+        return self._job.workload if self._job is not None else workload_of(settings)
 
     def _begin(self, asked: m.Begin) -> m.Begun:
         settings = asked.settings
         self._end_run()
         self._settings = settings
-        workload = self._job.workload if self._job is not None else workload_of(settings)
+        workload = self._loaded(settings)
         self._workload = as_set(workload, asked.cases[0]) if asked.cases else workload
         is_first_run = not dist.is_initialized()
         if is_first_run:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ddp_bench.bench.case import Case
 from ddp_bench.bench.measure.split import balanced, layer_costs_ms
-from ddp_bench.bench.measure.timed import AUTOCAST_DTYPES
+from ddp_bench.bench.measure.timed import autocast_of
 from ddp_bench.bench.modes import Place, Stages, Unsupported
 from ddp_bench.models.workload import Workload, is_pair_of_tensors, layers_of, make_batch
 
@@ -71,8 +71,8 @@ class Splitter:
             return self.workload.loss(outputs, targets)
 
         layers = layers_of(self.workload, module)
-        dtype = AUTOCAST_DTYPES.get(case.precision)
-        return balanced(layer_costs_ms(layers, inputs.to(device), loss, autocast=dtype), case.num_devices)
+        costs = layer_costs_ms(layers, inputs.to(device), loss, within=autocast_of(case))
+        return balanced(costs, case.num_devices)
 
 
 def check_layers(module: nn.Module, layers: list[nn.Module], num_devices: int) -> None:

@@ -186,9 +186,10 @@ def traced_to(content: str, monkeypatch: pytest.MonkeyPatch) -> tuple[BlockTimes
 
     monkeypatch.setattr(trace, "profile", profile)
     monkeypatch.setattr(trace, "make_clock", lambda _: HostClock())
-    monkeypatch.setattr(trace, "TracedTrainer", lambda _: SimpleNamespace(step=lambda: done.append("counts")))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: done.append("wait"))
-    trainer: Any = SimpleNamespace(step=lambda: done.append("warm-up"))
+    trainer: Any = SimpleNamespace(
+        step=lambda: done.append("step"), hooked=lambda around: nullcontext(done.append(around.__name__))
+    )
     device = torch.device("cuda", 0)
     return trace.run_trace(trainer, 1, device, [2**20, 2**22], group=None, keep=True), done
 
@@ -196,7 +197,7 @@ def traced_to(content: str, monkeypatch: pytest.MonkeyPatch) -> tuple[BlockTimes
 def test_the_step_that_warms_up_is_neither_timed_nor_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
     warm_up = [e for e in step_of(900, 1600) if e["name"] not in ("step", "backward")]
     times, done = traced([*warm_up, *ONE_STEP], monkeypatch)
-    assert done == ["wait", "warm-up", "counts"]
+    assert done == ["wait", "step", "record_function", "step"]
     assert len(times.steps_ms) == 1
     assert times.detail["start_ms"] == [0.04, 0.15]
     assert times.detail["done_ms"] == [0.14, 0.25]
@@ -222,4 +223,4 @@ def test_a_trace_that_cannot_be_read_costs_the_pass_its_detail_alone(
 ) -> None:
     times, done = traced_to(content, monkeypatch)
     assert (len(times.steps_ms), set(times.detail)) == (1, {TRACE_FAILED})
-    assert done == ["wait", "warm-up", "counts"]
+    assert done == ["wait", "step", "record_function", "step"]
