@@ -127,3 +127,47 @@ class Case(DdpSettings, PipelineSettings, StepSettings):
     def stored(self) -> dict[str, Any]:
         """Every setting as tables hold it."""
         return {f.name: stored(getattr(self, f.name)) for f in fields(self)}
+
+
+@dataclass(frozen=True)
+class Split:
+    """How a case splits the batch of a step: what each forward of the model sees."""
+
+    num_sources: int
+    """Ranks that fetch batches of their own."""
+    batch_size: int
+    """Rows that one of them fetches for a micro-batch."""
+    num_chunks: int = 1
+    """Equal chunks of these, each with a forward, and so with batch-norm statistics, of its own."""
+    accumulate: int = 1
+    joined: bool = False
+    """Whether one forward sees the micro-batch of all ranks, as SyncBatchNorm does."""
+    gathered: bool = False
+    """Whether one loss sees what came of all chunks, as DataParallel gathers it."""
+
+    @property
+    def num_rows(self) -> int:
+        """Of a step, over all ranks."""
+        return self.batch_size * self.num_sources * self.accumulate
+
+    @property
+    def num_forwards(self) -> int:
+        """Forwards of the model in a micro-batch, over all ranks."""
+        return 1 if self.joined else self.num_sources * self.num_chunks
+
+    @property
+    def num_losses(self) -> int:
+        """Losses of a micro-batch, over all ranks; their mean is trained on."""
+        return 1 if self.gathered else self.num_forwards
+
+
+def split_of(case: Case) -> Split:
+    """How `case` splits its batch."""
+    if case.num_batches > 1:
+        return Split(
+            case.num_devices, case.batch_per_device, accumulate=case.accumulate, joined=case.sync_batchnorm
+        )
+    whole = case.batch_per_device * case.num_devices
+    if case.mode == "dp":
+        return Split(1, whole, num_chunks=case.num_devices, accumulate=case.accumulate, gathered=True)
+    return Split(1, whole, num_chunks=case.num_micro_batches, accumulate=case.accumulate)

@@ -134,3 +134,21 @@ def _limit(folder: Path) -> float | None:
     if value is None:
         return None
     return math.inf if value >= NO_LIMIT_BYTES else value
+
+
+def oom_kills() -> int | None:
+    """Processes that the kernel has ended for want of memory, here or in this group; None if unknown."""
+    found = "\n".join(text(file) or "" for file in _oom_files())
+    counts = [int(number) for number in re.findall(r"^oom_kill (\d+)$", found, re.MULTILINE)]
+    return sum(counts) if counts else None
+
+
+def _oom_files() -> list[Path]:
+    groups = re.findall(r"^(\d+):([^:]*):(.*)$", text(Path("/proc/self/cgroup")) or "", re.MULTILINE)
+    root = Path("/sys/fs/cgroup")
+    files = [Path("/proc/vmstat")]
+    files += [root / path.lstrip("/") / "memory.events" for _, names, path in groups if not names]
+    files += [
+        root / "memory" / path.lstrip("/") / "memory.oom_control" for _, n, path in groups if n == "memory"
+    ]
+    return files

@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from commands import ROOT, SMALL
 
@@ -269,18 +269,19 @@ def _mains() -> dict[str, Callable[[list[str]], int]]:
     from ddp_bench.bench.gate import interleave
     from ddp_bench.bench.gate import main as gate_command
     from ddp_bench.bench.predict.main import main as predict
-    from ddp_bench.bench.recovery.close import finish_and_say
-    from ddp_bench.bench.run import job
-    from ddp_bench.bench.run.main import main as run
+    from ddp_bench.bench.run import main as run_command
+    from ddp_bench.bench.run.close import finish_and_say
     from ddp_bench.bench.tune import main as tune_command
     from ddp_bench.report.main import main as report
 
-    def starts(*_: object, **__: object) -> None:
+    def starts(*_: object, **__: object) -> NoReturn:
         raise _Reached
 
-    job.launch = starts  # type: ignore[assignment]
+    from in_process import first_worker
+
+    run_command.running_workers = first_worker(starts)
     interleave.measure_in_turns = starts  # type: ignore[assignment]
-    doctor, gate, tune = doctor_command.main, gate_command.main, tune_command.main
+    doctor, gate, tune, run = (one.main for one in (doctor_command, gate_command, tune_command, run_command))
 
     def finish(arguments: list[str]) -> int:
         finish_and_say(Path(arguments[0]), "broken off")

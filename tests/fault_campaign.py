@@ -106,7 +106,7 @@ class Campaign:
     def environment(self, *deeds: Deed) -> dict[str, str]:
         return {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(HERE), str(ROOT)]),
+            "PYTHONPATH": os.pathsep.join([str(HERE / "faults" / "hooks"), str(HERE), str(ROOT)]),
             "FAULTS_OUT": str(self.out),
             "FAULTS_MARKERS": str(self.markers),
             "FAULTS_DEEDS": json.dumps([asdict(d) for d in deeds]),

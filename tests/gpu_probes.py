@@ -28,10 +28,10 @@ from ddp_bench.bench.measure.hold import hold, rehearse
 from ddp_bench.bench.measure.timed import Trainer, run_block
 from ddp_bench.bench.modes import Place
 from ddp_bench.bench.modes.base import SingleMode
-from ddp_bench.bench.run.job import prepare
-from ddp_bench.bench.run.proof import Prover
 from ddp_bench.bench.settings import Settings
 from ddp_bench.bench.stats import paired_ratio
+from ddp_bench.bench.worker.job import prepare
+from ddp_bench.bench.worker.proof import Prover
 from ddp_bench.models.data import open_source
 from ddp_bench.models.step import placed
 from ddp_bench.models.workload import make_module

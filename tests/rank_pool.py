@@ -22,15 +22,13 @@ from commands import ROOT
 PRELOADED = (
     *("torch", "torch.distributed", "torch._dynamo", "torchvision.models"),
     *(
-        "ddp_bench.bench.cluster.ranks",
-        "ddp_bench.bench.run.proof",
+        "real_ranks",
+        "ddp_bench.bench.worker.main",
         "ddp_bench.bench.modes.ddp",
         "ddp_bench.bench.measure.anatomy",
     ),
     *(
         "ddp_bench.bench.measure.trace",
-        "ddp_bench.bench.run.job",
-        "ddp_bench.bench.run.rank",
         "ddp_bench.models.data",
         "ddp_bench.models.registry",
     ),

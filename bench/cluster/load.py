@@ -9,8 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from ddp_bench.bench.cluster.messages import may_be_sent
-from ddp_bench.bench.cluster.ranks import allowed_cores
+from ddp_bench.bench.cluster.process import allowed_cores
 from ddp_bench.bench.manifest import Load
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -31,9 +30,6 @@ class LoadReading:
     """Of every core of the machine, by its number: time in programs, interrupts left out."""
     steal_s: tuple[float, ...]
     """Likewise: time that the hypervisor gave to other guests; 0 where the system does not tell."""
-
-
-may_be_sent(LoadReading)
 
 
 def mean_load(now: Load, earlier: Load) -> Load:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -69,8 +70,20 @@ def rank_variables(environment: Mapping[str, str], device_type: str) -> dict[str
     return found
 
 
+def host_name() -> str:
+    """This host's name; BENCH_HOST overrides it where several hosts share one machine."""
+    return os.environ.get("BENCH_HOST") or socket.gethostname()
+
+
+def allowed_cores() -> tuple[int, ...]:
+    """The CPU cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
+
+
 def is_rank() -> bool:
-    """Whether this process was started as a rank: by bench.run itself, torchrun or srun."""
+    """Whether torchrun or srun has started this process as one of many."""
     return "TORCHELASTIC_RUN_ID" in os.environ and "RANK" in os.environ
 
 
@@ -136,6 +149,12 @@ def uninterrupted() -> Iterator[None]:
     if _Interruption.came and not _Interruption.held:
         _Interruption.came = False
         raise KeyboardInterrupt
+
+
+def die_at_once() -> None:
+    """Leave on a signal without a word: another process brings the files up to date."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
 
 
 def ignore_signals() -> None:

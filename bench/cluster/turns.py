@@ -50,17 +50,24 @@ class TurnClient:
             else:
                 self._socket = found
 
-    def next_turn(self) -> None:
+    def next_turn(self, limit_s: float | None = None) -> None:
         """Give the turn back and wait for the next one; a server that has ended holds nobody up.
+
+        Raises TimeoutError after `limit_s` seconds.
 
         A turn lasts until the next is asked for: what a run writes down after its block would else take
         the cores from another run's block.
         """
         if self._socket is None:
             return
-        with contextlib.suppress(OSError):
+        self._socket.settimeout(limit_s)
+        try:
             self._socket.sendall(DONE + ASK if self._holds else ASK)
             self._socket.recv(1)
+        except TimeoutError:
+            raise
+        except OSError:
+            pass
         self._holds = True
 
     def close(self) -> None:

@@ -11,15 +11,20 @@ import logging
 import os
 import signal
 import sys
+from typing import Any
 
 from torch.distributed import DistError
-from torch.distributed.elastic.multiprocessing import SignalException
-from torch.distributed.elastic.rendezvous import RendezvousError
-from torch.distributed.launcher.api import LaunchConfig
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousParameters
+from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
+from ddp_bench.bench.cluster.process import ignore_signals
 from ddp_bench.bench.lab.command import is_bench_run, is_torchrun
 from ddp_bench.bench.lab.link import RENDEZVOUS_PORT, HostJob, address, job_exit_code
-from ddp_bench.bench.run.agent import run_ranks
+from ddp_bench.bench.run.failures import RESTART_EXIT_CODE
 
 MOST_RESTARTS = 100
 """Of `bench.run`, whose ranks go on where those before them died; those of other programs stay dead.
@@ -28,23 +33,36 @@ More than are used: a run gives up by itself when its ranks die twice in a row w
 """
 
 
+class Agent(LocalElasticAgent):
+    """Restarts ranks that died, not those that ended with a code of their own, such as 2."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        # Torch's logs of the ranks, nowhere: otherwise each run leaves an empty folder for them.
+        super().__init__(spec, DefaultLogsSpecs(log_dir=os.devnull))
+        self._stop_signal = signal.SIGTERM
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        result: RunResult = super()._monitor_workers(worker_group)
+        codes = [failure.exitcode for failure in result.failures.values()]
+        if not all(code < 0 or code in (0, RESTART_EXIT_CODE) for code in codes):
+            self._remaining_restarts = 0
+        return result
+
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, *more: Any, **named: Any) -> None:  # noqa: ARG002 - torch's signature, which differs between versions
+        super()._shutdown(self._stop_signal, *more, **named)
+
+    def stop(self) -> None:
+        """End the ranks whatever they do."""
+        self._stop_signal = signal.SIGKILL
+        self._shutdown()
+
+
 def run(job: HostJob) -> int:
     """Start this host's ranks, wait for the whole job, and return the exit code of this host's part."""
     if is_torchrun(job.command):
         os.execvp(job.command[0], job.command)
-    config = LaunchConfig(
-        min_nodes=job.num_hosts,
-        max_nodes=job.num_hosts,
-        nproc_per_node=job.ranks_per_host,
-        run_id=job.run_id,
-        rdzv_backend="c10d",
-        rdzv_endpoint=f"{address(0)}:{RENDEZVOUS_PORT}",
-        rdzv_configs={"is_host": job.host == 0},
-        local_addr=address(job.host),
-        max_restarts=MOST_RESTARTS if is_bench_run(job.command) else 0,
-    )
     try:
-        failures = run_ranks(config, job.command, stop_signal=signal.SIGTERM)
+        failures = run_ranks(job)
     except SignalException as stopped:
         return 128 + int(stopped.sigval)
     except (RendezvousError, DistError) as error:
@@ -56,6 +74,58 @@ def run(job: HostJob) -> int:
         if failure.exitcode < 0:
             print(f"rank {rank} was killed by {failure.signal_name()}", file=sys.stderr)
     return job_exit_code([failure.exitcode for _, failure in in_order])
+
+
+def run_ranks(job: HostJob) -> dict[int, ProcessFailure]:
+    """Run a command as the ranks of this host; by rank the failures they ended with, if any.
+
+    A signal to this process goes on to the ranks and raises torch's SignalException here.
+    """
+    handler = get_rendezvous_handler(
+        RendezvousParameters(
+            backend="c10d",
+            endpoint=f"{address(0)}:{RENDEZVOUS_PORT}",
+            run_id=job.run_id,
+            min_nodes=job.num_hosts,
+            max_nodes=job.num_hosts,
+            local_addr=address(job.host),
+            is_host=job.host == 0,
+        )
+    )
+    spec = WorkerSpec(
+        role="default_role",
+        local_world_size=job.ranks_per_host,
+        entrypoint=job.command[0],
+        args=tuple(job.command[1:]),
+        rdzv_handler=handler,
+        max_restarts=MOST_RESTARTS if is_bench_run(job.command) else 0,
+        monitor_interval=0.1,
+        local_addr=address(job.host),
+    )
+    agent = Agent(spec)
+    try:
+        result = agent.run()
+    except BaseException as error:
+        ignore_signals()
+        agent.stop()
+        stopped = _signalled(error)
+        if stopped is not None:
+            raise stopped from None
+        raise
+    finally:
+        handler.shutdown()
+    return dict(result.failures) if result.is_failed() else {}
+
+
+def _signalled(error: BaseException | None) -> SignalException | KeyboardInterrupt | None:
+    """The exception of a signal that `error` followed from, if any.
+
+    Where a signal comes while torch's `metrics.prof` takes the time, an UnboundLocalError hides it: the
+    `finally` there needs that time.
+    """
+    while error is not None and not isinstance(error, SignalException | KeyboardInterrupt):
+        error = error.__context__
+    return error
 
 
 def main() -> int:

@@ -1,6 +1,6 @@
 """The anatomy pass: where a step's time goes. Never mixed with the timed pass.
 
-An `AnatomyTrainer` takes the steps of an ordinary one with a mark after each phase; hooks on the parameters
+The trainer's hook puts a mark after each phase of a step; hooks on the parameters
 note when each gradient is ready; DP's stages are wrapped for the duration of the pass and unwrapped after.
 """
 
@@ -15,13 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ddp_bench.bench.measure.timed import BlockTimes, Trainer, lead_in, no_gc
+from ddp_bench.bench.measure.timed import PHASES, Trainer, lead_in, no_gc
 from ddp_bench.bench.modes.ddp import NEVER, DistributedMode
 from ddp_bench.bench.modes.dp import HostDataParallel
-from ddp_bench.models.workload import Batch
-
-PHASES = ("data", "forward", "backward", "optimizer")
-"""Of a step; `zero_grad` counts to the optimizer."""
+from ddp_bench.bench.results.measured import BlockTimes
 
 HOST_STAGES = {
     "scatter_batch": "dp_scatter_ms",
@@ -66,11 +63,12 @@ class Moments:
             torch.cuda.synchronize()
 
 
-class AnatomyTrainer(Trainer):
-    """The steps of `trainer`, same module and batches, with a mark after every phase."""
+class Anatomy:
+    """Looks into steps of a trainer, with a mark after every phase."""
 
     def __init__(self, trainer: Trainer, device: torch.device) -> None:
-        self.__dict__.update(trainer.__dict__)
+        self.trainer = trainer
+        self.mode = trainer.mode
         self.moments = Moments(device)
         self._phases: list[tuple[str, Any]] = []
         self._ready: dict[int, Any] = {}
@@ -79,7 +77,8 @@ class AnatomyTrainer(Trainer):
         """Run one step: milliseconds by phase, of each gradient since the backward began, and in all."""
         self._ready.clear()
         self._phases = [("", self.moments.now())]
-        step()
+        with self.trainer.hooked(self._marked):
+            step()
         self.moments.wait()
         phases = dict.fromkeys(PHASES, 0.0)
         ms = self.moments.ms
@@ -95,27 +94,15 @@ class AnatomyTrainer(Trainer):
         """Parameter `index` has its gradient."""
         self._ready[index] = self.moments.now()
 
+    @contextlib.contextmanager
+    def _marked(self, phase: str) -> Iterator[None]:
+        if phase == "data":
+            self._mark("optimizer")  # what came since the last mark is zero_grad
+        yield
+        self._mark(phase)
+
     def _mark(self, phase: str) -> None:
         self._phases.append((phase, self.moments.now()))
-
-    def _fetch(self) -> Batch:
-        self._mark("optimizer")  # what came since the last mark is zero_grad
-        batch = super()._fetch()
-        self._mark("data")
-        return batch
-
-    def _evaluate(self, batch: Batch) -> Tensor:
-        loss = super()._evaluate(batch)
-        self._mark("forward")
-        return loss
-
-    def _propagate(self, loss: Tensor) -> None:
-        super()._propagate(loss)
-        self._mark("backward")
-
-    def _update(self) -> None:
-        super()._update()
-        self._mark("optimizer")
 
 
 def run_anatomy(trainer: Trainer, num_steps: int, device: torch.device, *, local_steps: int) -> BlockTimes:
@@ -124,7 +111,7 @@ def run_anatomy(trainer: Trainer, num_steps: int, device: torch.device, *, local
     The detail holds medians over the steps in ms: the phases, the DP stages, `last_ready_ms` (gradient
     computation ends, since the backward began) with and without communication, and `ready_ms` by parameter.
     """
-    anatomy = AnatomyTrainer(trainer, device)
+    anatomy = Anatomy(trainer, device)
     steps: list[float] = []
     samples: dict[str, list[float]] = {}
     ready: dict[int, list[float]] = {}
@@ -136,7 +123,7 @@ def run_anatomy(trainer: Trainer, num_steps: int, device: torch.device, *, local
         _ddp_window(trainer, samples) as window,
     ):
         for _ in range(num_steps):
-            phases, moments, total = anatomy.measured(anatomy.step)
+            phases, moments, total = anatomy.measured(trainer.step)
             window()
             steps.append(total)
             for phase, value in phases.items():
@@ -146,7 +133,7 @@ def run_anatomy(trainer: Trainer, num_steps: int, device: torch.device, *, local
             if moments:  # FSDP2 sets gradients past the hooks
                 samples.setdefault("last_ready_ms", []).append(max(moments.values()))
         for _ in range(local_steps):
-            _, moments, _ = anatomy.measured(anatomy.local_step)
+            _, moments, _ = anatomy.measured(trainer.local_step)
             samples.setdefault("local_last_ready_ms", []).append(max(moments.values()))
     detail: dict[str, Any] = {name: round(median(values), 4) for name, values in samples.items()}
     if "dp_apply_ms" in detail and "dp_reduce_ms" in detail:
@@ -157,7 +144,7 @@ def run_anatomy(trainer: Trainer, num_steps: int, device: torch.device, *, local
 
 
 @contextlib.contextmanager
-def ready_hooks(anatomy: AnatomyTrainer) -> Iterator[None]:
+def ready_hooks(anatomy: Anatomy) -> Iterator[None]:
     """Within it, `anatomy` notes when each gradient is ready."""
     handles = []
     for index, parameter in enumerate(p for p in anatomy.mode.module.parameters() if p.requires_grad):
@@ -174,7 +161,7 @@ def ready_hooks(anatomy: AnatomyTrainer) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _dp_stages(anatomy: AnatomyTrainer, samples: dict[str, list[float]]) -> Iterator[None]:
+def _dp_stages(anatomy: Anatomy, samples: dict[str, list[float]]) -> Iterator[None]:
     parallel = anatomy.mode.wrapped
     if not isinstance(parallel, torch.nn.DataParallel):
         yield

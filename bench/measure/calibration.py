@@ -19,11 +19,12 @@ import torch
 import torch.distributed as dist
 
 from ddp_bench.bench.layout import BucketLayout
-from ddp_bench.bench.measure.anatomy import PHASES, AnatomyTrainer, ready_hooks
+from ddp_bench.bench.measure.anatomy import Anatomy, ready_hooks
 from ddp_bench.bench.measure.clock import Clock, make_clock
 from ddp_bench.bench.measure.collectives import BucketReplay
 from ddp_bench.bench.measure.hold import MOST_QUEUED, rehearse
-from ddp_bench.bench.measure.timed import BlockTimes, Trainer, lead_in, no_gc, run_block
+from ddp_bench.bench.measure.timed import PHASES, Trainer, lead_in, no_gc, run_block
+from ddp_bench.bench.results.measured import BlockTimes
 from ddp_bench.models.workload import Workload, make_module
 
 LOOKS = 2
@@ -149,10 +150,10 @@ def trainable(workload: Workload) -> list[tuple[str, int, str]]:
 
 
 def _local_step(trainer: Trainer, layout: BucketLayout, device: torch.device) -> dict[str, Any]:
-    anatomy = AnatomyTrainer(trainer, device)
+    anatomy = Anatomy(trainer, device)
     lead_in(trainer.local_step, device)
     with no_gc(), ready_hooks(anatomy):
-        looks = [anatomy.measured(anatomy.local_step)[:2] for _ in range(LOOKS)]
+        looks = [anatomy.measured(trainer.local_step)[:2] for _ in range(LOOKS)]
     count = sum(p.requires_grad for p in trainer.mode.module.parameters())
     # Buckets that were never rebuilt tell of no indices: they stand in reversed order then.
     order = [i for bucket in layout.parameters for i in bucket] or list(reversed(range(count)))

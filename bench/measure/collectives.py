@@ -12,13 +12,11 @@ import torch.distributed as dist
 from ddp_bench.bench.case import HALF_HOOKS
 from ddp_bench.bench.measure.clock import Clock
 from ddp_bench.bench.measure.hold import hold, rehearse
-from ddp_bench.bench.measure.timed import BlockTimes, no_gc
+from ddp_bench.bench.measure.timed import no_gc
+from ddp_bench.bench.results.measured import BlockTimes
 
-CURVE_BYTES = tuple(4096 * 4**i for i in range(9))
-"""4 KiB to 256 MiB."""
-
-CURVE_REPETITIONS = 5
-"""Of a message size; the median counts."""
+SMALL_BYTES = 4096
+"""Of the message with which ranks begin together."""
 
 IN_A_ROW = 8
 ROW_BYTES = 2**23
@@ -44,7 +42,7 @@ class BucketReplay:
         ends = list(itertools.accumulate(size // 4 for size in bucket_bytes))
         storage = _storage(ends[-1], dtype, device)
         self._buckets = [storage[begin:end] for begin, end in itertools.pairwise([0, *ends])]
-        self._small = torch.zeros(CURVE_BYTES[0] // 4, device=device)
+        self._small = torch.zeros(SMALL_BYTES // 4, device=device)
         self.num_buckets = len(bucket_bytes)
         self.group = group
         self.device = device

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import functools
 import time
-from dataclasses import dataclass
 from typing import Any
 
-from ddp_bench.bench.cluster.messages import may_be_sent
 from ddp_bench.bench.modes import Unsupported
+from ddp_bench.bench.results.measured import Compilation
 
 # Importing the compiler takes seconds, which eager cases do without.
 
@@ -16,23 +15,6 @@ NOTHING = (
     "torch.compile made no graph of the model; where it is one of torch's own modules, such as "
     "nn.Sequential, wrap it in a class of yours (torch 2.11 passes over them)"
 )
-
-
-@dataclass(frozen=True)
-class Compilation:
-    """What compiling a case took on one rank, and what came of it."""
-
-    compile_s: float
-    """Within dynamo, backward included; with the compiler's caches as they were."""
-    num_graphs: int
-    """Graphs given to the compiler: a part each where DDPOptimizer splits one."""
-    graph_breaks: int
-    """Places where dynamo could not go on in one graph; DDPOptimizer's splits are none."""
-    num_buckets: int
-    """All-reduces that the compiler made of the Python reducer's; 0 without it."""
-
-
-may_be_sent(Compilation)
 
 
 class CompileWatch:

@@ -8,19 +8,10 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
-
-@dataclass(frozen=True)
-class DeviceMemory:
-    """MiB that a case takes at most on one GPU."""
-
-    peak_mib: float
-    """In tensors."""
-    reserved_mib: float
-    """Held by torch's allocator: tensors, gaps between them, and what it keeps for the next."""
+from ddp_bench.bench.results.measured import DeviceMemory
 
 
 class MemoryWatch:

@@ -13,9 +13,10 @@ import torch.distributed as dist
 
 from ddp_bench.bench.case import Case
 from ddp_bench.bench.measure.anatomy import Moments
-from ddp_bench.bench.measure.timed import BlockTimes, Trainer, lead_in, no_gc
+from ddp_bench.bench.measure.timed import Trainer, lead_in, no_gc
 from ddp_bench.bench.modes.pipeline import PipelineMode
 from ddp_bench.bench.predict.timeline import bubble_share
+from ddp_bench.bench.results.measured import BlockTimes
 from ddp_bench.models.workload import Batch
 
 CHUNKS = {"F": "forward_one_chunk", "B": "backward_one_chunk"}

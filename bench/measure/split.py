@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Sequence
 from statistics import median
 
-import torch
 from torch import Tensor, nn
 
 from ddp_bench.bench.measure.clock import make_clock
@@ -20,12 +20,15 @@ def layer_costs_ms(
     inputs: Tensor,
     loss: Callable[[Tensor], Tensor],
     *,
-    autocast: torch.dtype | None = None,
+    within: contextlib.AbstractContextManager[object],
 ) -> list[float]:
-    """Milliseconds of the forward and backward of each layer by itself, the loss as part of the last."""
+    """Milliseconds of the forward and backward of each layer by itself, the loss as part of the last.
+
+    `within` is the context of the arithmetic, as `autocast_of` makes it.
+    """
     clock = make_clock(inputs.device)
     costs = []
-    with torch.autocast(inputs.device.type, dtype=autocast, enabled=autocast is not None):
+    with within:
         for index, layer in enumerate(layers):
             last = index == len(layers) - 1
             x = inputs.detach()

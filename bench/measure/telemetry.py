@@ -19,10 +19,10 @@ import torch
 
 from ddp_bench.bench.case import Case
 from ddp_bench.bench.cluster.process import end_all, ended_with_us
-from ddp_bench.bench.measure.timed import BlockTimes
 from ddp_bench.bench.modes import Place, devices_of
 from ddp_bench.bench.package import own_command
 from ddp_bench.bench.results.gpu_load import GPUS
+from ddp_bench.bench.results.measured import TELEMETRY_FAILED, BlockTimes
 from ddp_bench.bench.settings import Settings
 
 ANSWER_S = 5.0
@@ -30,9 +30,6 @@ ANSWER_S = 5.0
 
 END_S = 1.0
 """So long a sampler has to end; it ends at once, unless the driver holds it."""
-
-FAILED = "telemetry_failed"
-"""In the detail of the block after which a rank's telemetry ended: why."""
 
 
 class Telemetry:
@@ -66,7 +63,7 @@ class Telemetry:
         try:
             found = {GPUS: self._answer(question)}
         except ValueError as error:
-            found = {FAILED: str(error)}
+            found = {TELEMETRY_FAILED: str(error)}
             self.close()
         return replace(times, detail={**times.detail, **found})
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from ddp_bench.bench.measure.memory import num_device_allocs
 from ddp_bench.bench.modes import Mode
 from ddp_bench.bench.modes.base import SingleMode
 from ddp_bench.bench.results.gpu_load import DEVICE_ALLOCS
+from ddp_bench.bench.results.measured import BlockTimes
 from ddp_bench.models.data import BatchSource, open_source
 from ddp_bench.models.step import placed
 from ddp_bench.models.workload import Batch, Workload, loss_function, make_module
@@ -38,13 +39,8 @@ def autocast_of(case: Case) -> contextlib.AbstractContextManager[object]:
     return contextlib.nullcontext() if dtype is None else torch.autocast(case.device_type, dtype=dtype)
 
 
-@dataclass(frozen=True)
-class BlockTimes:
-    """Durations of a block on one rank: whole, of each step, and what else its phase measured."""
-
-    block_ms: float
-    steps_ms: tuple[float, ...]
-    detail: Mapping[str, Any] = field(default_factory=dict)
+PHASES = {"data": "_fetch", "forward": "_evaluate", "backward": "_propagate", "optimizer": "_update"}
+"""Phases of a step, and the methods that do them; `zero_grad` counts to the optimizer."""
 
 
 class NonFiniteLossError(ArithmeticError):
@@ -123,9 +119,30 @@ class Trainer:
             self._scaler.step(self.optimizer)
             self._scaler.update()
 
+    @contextlib.contextmanager
+    def hooked(self, around: Callable[[str], contextlib.AbstractContextManager[object]]) -> Iterator[None]:
+        """Within it, each phase of a step runs within what `around` makes of its name."""
+        for phase, method in PHASES.items():
+            setattr(self, method, _within(getattr(self, method), partial(around, phase)))
+        try:
+            yield
+        finally:
+            for method in PHASES.values():
+                delattr(self, method)  # the class's own method shows again
+
     def close(self) -> None:
         self._source.close()
         self.mode.close()
+
+
+def _within(
+    work: Callable[..., Any], around: Callable[[], contextlib.AbstractContextManager[object]]
+) -> Callable[..., Any]:
+    def run(*arguments: Any) -> Any:
+        with around():
+            return work(*arguments)
+
+    return run
 
 
 def run_block(

@@ -23,15 +23,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from ddp_bench.bench.cluster.scratch import scratch_folder
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.measure.clock import make_clock
-from ddp_bench.bench.measure.timed import BlockTimes, Trainer, run_block
+from ddp_bench.bench.measure.timed import Trainer, run_block
 from ddp_bench.bench.results.disk import MOST_TRACE_BYTES, read_json
-from ddp_bench.models.workload import Batch
+from ddp_bench.bench.results.measured import TRACE_FAILED, BlockTimes
 
 NCCL_KERNEL = re.compile(r"nccl\w*Kernel_")
 """NCCL's kernels: `ncclDevKernel_*`, older `ncclKernel_*`, on symmetric memory `ncclSymkDevKernel_*`."""
@@ -45,42 +44,12 @@ ANNOTATION = "user_annotation"
 LAUNCHES = ("cuda_runtime", "cuda_driver")
 """Its categories of calls that launch kernels: a kernel has the `correlation` of its launch."""
 
-FAILED = "trace_failed"
-"""In the detail of a block whose trace cannot be read: why."""
-
 _END_US = 1e18
 
 Event = Mapping[str, Any]
 
 Span = tuple[float, float]
 """Start and end, in one unit."""
-
-
-class TracedTrainer(Trainer):
-    """The steps of `trainer` with an annotation around the step and each of its phases."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        self.__dict__.update(trainer.__dict__)
-
-    def step(self) -> None:
-        with record_function("step"):
-            super().step()
-
-    def _fetch(self) -> Batch:
-        with record_function("data"):
-            return super()._fetch()
-
-    def _evaluate(self, batch: Batch) -> Tensor:
-        with record_function("forward"):
-            return super()._evaluate(batch)
-
-    def _propagate(self, loss: Tensor) -> None:
-        with record_function("backward"):
-            super()._propagate(loss)
-
-    def _update(self) -> None:
-        with record_function("optimizer"):
-            super()._update()
 
 
 def run_trace(
@@ -96,18 +65,23 @@ def run_trace(
 
     The detail holds `overlap_trace_pct`, and `start_ms` and `done_ms` of each bucket's all-reduce since the
     start of the backward (medians over steps; absent where the trace does not show one per bucket); with
-    `keep` also `trace`, the gzipped Chrome trace with the buckets drawn in.
+    `keep` the block has the gzipped Chrome trace with the buckets drawn in.
     """
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
-    traced = TracedTrainer(trainer)
+
+    def step() -> None:
+        with record_function("step"):
+            trainer.step()
+
     with warnings.catch_warnings():
         # There is one cycle. `acc_events=True`, which it asks for, would parse all events once more.
         warnings.filterwarnings("ignore", message="Profiler clears events")
         with profile(activities=activities) as profiler:
             _begin(trainer, device, group)
-            times = run_block(traced.step, num_steps, make_clock(device))
+            with trainer.hooked(record_function):
+                times = run_block(step, num_steps, make_clock(device))
     try:
         with scratch_folder() as folder:
             path = folder / "trace.json"
@@ -115,7 +89,7 @@ def run_trace(
             trace = read_json(path, most_bytes=MOST_TRACE_BYTES)
         events = in_steps(spans_of(trace, "the profiler's trace"))
     except UsageError as error:  # PyTorch wrote it: no mistake of the user's, and no case needs it
-        return BlockTimes(times.block_ms, times.steps_ms, {FAILED: str(error)})
+        return BlockTimes(times.block_ms, times.steps_ms, {TRACE_FAILED: str(error)})
     if device.type == "cuda" and not _kernels(events):
         events = []  # CUPTI was not to be had: the host's operators are not the GPU's work
     detail: dict[str, Any] = {}
@@ -129,10 +103,11 @@ def run_trace(
                 *([(span[which] - begun) / 1000 for span in spans] for begun, spans in runs), strict=True
             )
             detail[name] = [round(median(values), 4) for values in per_bucket]
+    kept = None
     if keep:
         trace["traceEvents"] += _bucket_events(runs, bucket_bytes)
-        detail["trace"] = gzip.compress(json.dumps(trace).encode(), mtime=0)
-    return BlockTimes(times.block_ms, times.steps_ms, detail)
+        kept = gzip.compress(json.dumps(trace).encode(), mtime=0)
+    return BlockTimes(times.block_ms, times.steps_ms, detail, kept)
 
 
 def _begin(trainer: Trainer, device: torch.device, group: dist.ProcessGroup | None) -> None:

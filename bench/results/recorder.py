@@ -1,9 +1,8 @@
-"""Rank 0's record of a run: outcomes and blocks on disk as they are known, reopened after a fault."""
+"""The record of a run: outcomes and blocks on disk as they are known, reopened after a fault."""
 
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import msgspec
 import pandas as pd
 
 from ddp_bench.bench.cli import command
+from ddp_bench.bench.cluster.process import uninterrupted
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.layout import BucketLayout
 from ddp_bench.bench.plan import Planned, plan_hash
@@ -59,8 +59,6 @@ class Recorder:
         """Record the plan that `journal` holds, with the blocks that are on disk."""
         self.folder = writer.folder
         self.journal = journal
-        self.lock = threading.RLock()
-        """Held while files change, so that another thread may close the run."""
         self._writer = writer
         self._times = RoundTimes()
         self._plan = journal.state.plan
@@ -246,7 +244,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        with self.lock, _explained(self.folder):
+        with uninterrupted(), _explained(self.folder):
             yield
 
     def half_width(self) -> float:

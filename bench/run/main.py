@@ -13,10 +13,10 @@ from typing import Any
 from ddp_bench.bench.axes import DDP_AXES, PIPELINE_AXES, STEP_DEFAULTS
 from ddp_bench.bench.cli import Parser, command, guarded, speaker
 from ddp_bench.bench.cluster.process import is_first, is_rank, ranks_environment
-from ddp_bench.bench.errors import AgreedError, ExitCode, UsageError
+from ddp_bench.bench.errors import ExitCode, UsageError
 from ddp_bench.bench.resolve import PRESETS, resolve
-from ddp_bench.bench.run.fork_server import ForkServer
-from ddp_bench.bench.run.forks import forks
+from ddp_bench.bench.results.store import FolderLock, check_claimable
+from ddp_bench.bench.run.workers import running_workers
 from ddp_bench.bench.settings import Settings, options_of
 
 NOT_SETTINGS = ("preset", "config", "resume", "dry_run", "quiet", "json")
@@ -105,7 +105,7 @@ def _resolved(options: Mapping[str, Any], how: Mapping[str, Any]) -> Settings:
 
 
 def main(argv: Sequence[str] | None = None, *, name: str = "run", description: str | None = __doc__) -> int:
-    """Entry point of the command and of every rank; the exit code.
+    """Entry point of the command, and of every process that torchrun or srun starts; the exit code.
 
     `name` and `description` are of the command that was typed, where that is a run with a preset of its own.
     """
@@ -118,7 +118,7 @@ def main(argv: Sequence[str] | None = None, *, name: str = "run", description: s
             raise UsageError(f"--preset and --resume are options of {command('run')}, not of {command(name)}")
         return _main(options, arguments, first=first)
 
-    # Until the ranks have met, all of them fail alike, and the first one speaks.
+    # All of a launcher's processes refuse a command line alike, and the first one speaks.
     return guarded(name, run, silent=None if first else UsageError)
 
 
@@ -134,40 +134,36 @@ def _main(options: dict[str, Any], arguments: list[str], *, first: bool) -> int:
     settings = _resolved(options, how)
     # Kineto, inside torch.profiler, would write of its own starts and stops to stderr.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    with forks(settings, "ddp_bench.bench.run.rank", wanted=not how["dry_run"]) as server:
-        return _run(settings, options, how, arguments, first=first, began_s=began_s, server=server)
+    if not first:
+        from ddp_bench.bench.worker.main import join  # torch takes seconds
 
-
-def _run(
-    settings: Settings,
-    options: Mapping[str, Any],
-    how: Mapping[str, Any],
-    arguments: Sequence[str],
-    *,
-    first: bool,
-    began_s: float,
-    server: ForkServer | None,
-) -> int:
-    resume: Path | None = how["resume"]
-    # Torch takes seconds to import: a typing mistake is answered before that.
-    from ddp_bench.bench.recovery.reopen import MAY_CHANGE
-    from ddp_bench.bench.run import job
-
+        join()
+    is_complete = False
     if resume is not None:
-        changes = {name: getattr(settings, name) for name in options}
-        settings = job.resumed_settings(resume, changes)
-        if not set(changes) & set(MAY_CHANGE) and job.is_complete(resume):
-            if first:
-                print(f"{speaker()}: {resume} is complete: nothing is left to do", file=sys.stderr)
-            return ExitCode.OK
-    prepared = job.prepare(settings)
-    if how["dry_run"]:
-        job.print_plan(prepared)
+        settings, is_complete = _resumed(resume, {name: getattr(settings, name) for name in options})
+    if is_complete:
+        print(f"{speaker()}: {resume} is complete: nothing is left to do", file=sys.stderr)
         return ExitCode.OK
-    if not is_rank():
-        return job.launch_here(prepared, arguments, resume=resume, began_s=began_s, forks=server)
-    from ddp_bench.bench.run.rank import Rank
+    if settings.out and not is_rank():
+        check_claimable(Path(settings.out))
+    with running_workers(settings) as workers:
+        # Pandas and scipy take a second, in which the workers import torch.
+        from ddp_bench.bench.run.conductor import Conductor, How, prepare, show_plan
 
-    rank = Rank(prepared, arguments, resume=resume, quiet=how["quiet"], as_json=how["json"])
-    # From here on an error may be news from one rank alone.
-    return guarded("run", rank.run, silent=None if first else AgreedError)
+        if how["dry_run"]:
+            show_plan(workers, prepare(workers, settings))
+            return ExitCode.OK
+        done = How(arguments=arguments, resume=resume, quiet=how["quiet"], as_json=how["json"])
+        return Conductor(settings, done, workers, began_s=began_s).run()
+
+
+def _resumed(folder: Path, changes: Mapping[str, Any]) -> tuple[Settings, bool]:
+    """The settings to go on with in a folder, and whether nothing is left to do there."""
+    from ddp_bench.bench.results.journal import read
+    from ddp_bench.bench.run import reopen
+
+    settings = reopen.settings_of(folder, changes)
+    complete = not set(changes) & set(reopen.MAY_CHANGE) and reopen.has_nothing_left(read(folder))
+    if not complete and not is_rank():
+        FolderLock(folder).release()  # in use: said before anything starts
+    return settings, complete

@@ -1,6 +1,6 @@
 """What to measure in a round, and when it is enough: many short visits, time where the answer is open.
 
-Rank 0 decides for all. With `--rounds` every case is measured in every round, so that two runs are alike.
+With `--rounds` every case is measured in every round, so that two runs are alike.
 """
 
 from __future__ import annotations
@@ -18,15 +18,10 @@ from ddp_bench.bench.console import format_s
 from ddp_bench.bench.estimate import MIN_ROUNDS
 from ddp_bench.bench.expected_time import timed_block_s
 from ddp_bench.bench.plan import Planned
-from ddp_bench.bench.recovery.reopen import Completion
 from ddp_bench.bench.results.comparisons import Comparison
 from ddp_bench.bench.results.recorder import Recorder
-from ddp_bench.bench.run.phases import (
-    fixed_phases,
-    is_calibrated,
-    is_traced,
-    shuffled,
-)
+from ddp_bench.bench.run.phases import fixed_phases, is_calibrated, is_traced, shuffled
+from ddp_bench.bench.run.reopen import Completion
 from ddp_bench.bench.settings import ResolvedSettings
 
 FIRST_LOOK = 10
@@ -272,10 +267,10 @@ MIN_ROUNDS_FOR_TARGET = MIN_ROUNDS
 
 
 class StopRule:
-    """Decides when a run has measured enough; rank 0, which has the `recorder`, decides for all."""
+    """Decides when a run has measured enough."""
 
     def __init__(
-        self, settings: ResolvedSettings, recorder: Recorder | None, elapsed_s: Callable[[], float]
+        self, settings: ResolvedSettings, recorder: Recorder, elapsed_s: Callable[[], float]
     ) -> None:
         self._settings = settings
         self._recorder = recorder
@@ -284,7 +279,7 @@ class StopRule:
 
     def reason(self, num_rounds: int) -> str:
         """Why the run ends after so many rounds; empty while it goes on."""
-        if self._recorder is None or not num_rounds:
+        if not num_rounds:
             return ""
         wanted, target = self._settings.rounds, self._settings.precision_target
         if wanted is not None:
@@ -302,7 +297,6 @@ class StopRule:
 
         By width, never by significance: who stops once 1 is excluded finds winners that are not there.
         """
-        assert self._recorder is not None  # the caller has asked
         if comparisons := self._recorder.comparisons:
             return all(one.is_narrow for one in comparisons)
         return self._recorder.half_width() <= self._settings.margin / 2

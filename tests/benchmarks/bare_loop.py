@@ -16,9 +16,9 @@ import time
 from pathlib import Path
 
 import torch.distributed as dist
+from real_ranks import Cluster
 
 from ddp_bench.bench.case import Case
-from ddp_bench.bench.cluster.ranks import Cluster
 from ddp_bench.bench.findings.wording import own_devices
 from ddp_bench.bench.measure.timed import Trainer
 from ddp_bench.bench.modes import build_mode

@@ -14,7 +14,7 @@ from ddp_bench.bench.stats import median_interval
 
 LOOPS = """
 import random, time
-from ddp_bench.bench.cluster.ranks import Cluster
+from real_ranks import Cluster
 from ddp_bench.bench.measure.clock import make_clock
 from ddp_bench.bench.measure.timed import Trainer, run_block
 from ddp_bench.bench.modes import build_mode

@@ -43,7 +43,7 @@ def test_step(train_step_benchmark: Callable[..., None], mode: str, num_devices:
 
 
 DDP = """
-from ddp_bench.bench.cluster.ranks import Cluster
+from real_ranks import Cluster
 from ddp_bench.bench.measure.clock import make_clock
 from ddp_bench.bench.measure.timed import Trainer, run_block
 from ddp_bench.bench.modes import build_mode

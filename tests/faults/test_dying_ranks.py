@@ -16,7 +16,7 @@ RANK_1 = [
 ] + [deed("rank1_killed", "between_rounds", "signal", signal.SIGKILL, ranks=[1])]
 RANK_0 = [
     deed("rank0_killed", moment, "signal", signal.SIGKILL)
-    for moment in ("before_first_block", "in_timed_block", "while_writing")
+    for moment in ("before_first_block", "in_timed_block")
 ] + [deed("rank0_killed", "between_rounds", "signal", signal.SIGKILL, after=RANK_1[-1].name)]
 
 

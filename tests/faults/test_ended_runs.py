@@ -13,11 +13,11 @@ pytestmark = pytest.mark.campaign
 MOMENTS = ("before_first_block", "in_timed_block", "between_rounds")
 
 
-def parent(kind: str, number: int) -> list[Deed]:
-    return [deed(kind, moment, "signal parent", number) for moment in MOMENTS]
+def parent(kind: str, number: int, *more: str) -> list[Deed]:
+    return [deed(kind, moment, "signal parent", number) for moment in (*MOMENTS, *more)]
 
 
-KILLED = parent("launcher_killed", signal.SIGKILL)
+KILLED = parent("launcher_killed", signal.SIGKILL, "while_writing")
 TERMINATED = parent("sigterm", signal.SIGTERM)
 # Ctrl-C takes the same path as SIGTERM: one moment is enough.
 INTERRUPTED = [deed("sigint", "in_timed_block", "signal parent", signal.SIGINT)]

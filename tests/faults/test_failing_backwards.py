@@ -53,11 +53,11 @@ def test_every_failure_costs_its_case_alone(
         assert [*campaign.markers.glob(f"{deed.name}.*.json")], f"{deed.name} never happened"
     assert ended.cases["status"].tolist() == ["failed"] * 4 + ["ok"], ended.error
     reasons = ended.cases["reason"].fillna("").str.removesuffix("; its finished rounds are kept").tolist()
-    where = r"ValueError: no such sample \(tests/faulty_workload.py:\d+, in raise_error"
+    where = r"ValueError: no such sample \(tests/deeds.py:\d+, in raise_error"
     assert re.fullmatch(rf"{where}\)", reasons[APART])
     assert reasons[TOGETHER] == reasons[APART]
     assert re.fullmatch(rf"{where}; rank 1\)", reasons[ALONE])
     assert ended.cases["num_rounds"].iloc[NONE] == 2
     lost = "AcceleratorError: CUDA error: device-side assert triggered"
-    assert reasons[SINGLE].startswith(f"{lost} (tests/faulty_workload.py:")
+    assert reasons[SINGLE].startswith(f"{lost} (tests/deeds.py:")
     assert ended.manifest.restarts == 3, "who failed at the same bucket need not start again"

@@ -26,7 +26,6 @@ JUMPED = [
 EATEN = [
     deed("kernel_out_of_memory", "before_first_block", "eat memory", ranks=[1], cases=TWO_DEVICES),
     deed("kernel_out_of_memory", "in_timed_block", "eat memory", ranks=[1], cases=TWO_DEVICES),
-    deed("kernel_out_of_memory", "while_writing", "eat memory"),
 ]
 LIMIT_BYTES = 3 * 2**30
 

@@ -18,6 +18,7 @@ from fuzzing import (
 )
 from hypothesis import example, given
 from hypothesis import strategies as st
+from in_process import first_worker
 
 from ddp_bench.bench.doctor import main as doctor
 from ddp_bench.bench.errors import UsageError
@@ -27,7 +28,7 @@ from ddp_bench.bench.gate.command import read_thresholds
 from ddp_bench.bench.lab import main as lab
 from ddp_bench.bench.lab import namespaces
 from ddp_bench.bench.resolve import resolve
-from ddp_bench.bench.run import job
+from ddp_bench.bench.run import conductor
 from ddp_bench.bench.run import main as run
 from ddp_bench.bench.settings import options_of
 from ddp_bench.report import main as report_command
@@ -102,14 +103,14 @@ def lines_of(parser: Any) -> st.SearchStrategy[list[str]]:
 @pytest.fixture
 def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in (
-        (job, "print_plan"),
-        (job, "launch"),
+        (conductor, "show_plan"),
         (interleave, "measure_in_turns"),
         (doctor, "examine"),
         (lab, "run"),
         (report_command, "_write"),
     ):
         monkeypatch.setattr(module, name, reached)
+    monkeypatch.setattr(run, "running_workers", first_worker(reached))
     monkeypatch.setattr(namespaces, "require_support", lambda: None)
     monkeypatch.setattr(namespaces, "become_root", lambda _command: None)
     monkeypatch.setattr(lab.signal, "signal", lambda *_: None)

@@ -106,7 +106,7 @@ def test_the_stand_in_waits_for_no_gpu(waited_for: list[Any]) -> None:
 
 RANKS = """
 from made import case_of
-from ddp_bench.bench.cluster.ranks import Cluster
+from real_ranks import Cluster
 from ddp_bench.bench.measure.anatomy import bucket_ready_ms, run_anatomy
 from ddp_bench.bench.measure.timed import Trainer
 from ddp_bench.bench.measure.trace import run_trace
@@ -152,7 +152,7 @@ def sent(**settings):
     layout = trainer.mode.bucket_layout()
     group = cluster.group(2, "gloo")
     trace = run_trace(trainer, 1, cluster.place.device, layout.num_bytes, group=group, keep=True)
-    events = json.loads(gzip.decompress(trace.detail["trace"]))["traceEvents"]
+    events = json.loads(gzip.decompress(trace.trace))["traceEvents"]
     begun = min(e["ts"] for e in events if e.get("name") == "step")
     reduced = sum(e.get("name") == "gloo:all_reduce" and e["ts"] > begun for e in events)
     count = sum(p.requires_grad for p in resnet20().parameters())
@@ -190,7 +190,7 @@ hooks = sum(len(p._post_accumulate_grad_hooks or ()) for p in trainer.mode.modul
 detail = {k: v for k, v in anatomy.detail.items() if k != "ready_ms"}
 ready = [bucket_ready_ms(one_step["ready_ms"], layout.parameters), one_step["last_ready_ms"]]
 import gzip
-chrome = json.loads(gzip.decompress(trace.detail.pop("trace")))
+chrome = json.loads(gzip.decompress(trace.trace))
 names = [e["name"] for e in chrome["traceEvents"] if e.get("ph") == "X"]
 span = [trace.block_ms, sum(e["dur"] for e in chrome["traceEvents"] if e.get("name") == "step") / 1000]
 report([detail, ready, [trace.detail, span], names, hooks, [before, sampled, after], len(layout.num_bytes)])
@@ -238,7 +238,7 @@ if cluster.rank == 1:
 sizes = trainer.mode.bucket_layout().num_bytes
 group = cluster.group(2, "gloo")
 trace = run_trace(trainer, 1, cluster.place.device, sizes, group=group, keep=True)
-events = spans_of(json.loads(gzip.decompress(trace.detail["trace"])), "the trace")
+events = spans_of(json.loads(gzip.decompress(trace.trace)), "the trace")
 [start] = [e["ts"] for e in events if e["name"] == "step"]
 of_step = overlap_pct(*communication_and_compute([e for e in events if e["ts"] >= start]))
 report([trace.block_ms, max(trace.detail["done_ms"]), trace.detail["overlap_trace_pct"], of_step])
@@ -348,7 +348,7 @@ def test_the_replay_sends_as_many_bytes_as_ddp_whatever_the_gradients_type(ranks
         + """
 from types import SimpleNamespace
 from ddp_bench.bench.measure.clock import make_clock
-from ddp_bench.bench.run.phases import work_of
+from ddp_bench.bench.worker.work import measure
 moved = []
 all_reduce = dist.all_reduce
 def counted(tensor, *rest, **options):
@@ -365,10 +365,9 @@ def both(dtype, hook):
         mode.wrapped(torch.ones(4, 30, dtype=dtype)).sum().backward()
     sent, layout = sum(moved), mode.bucket_layout()
     trainer = SimpleNamespace(mode=mode, check_loss=lambda: None)
-    live = SimpleNamespace(case=case, group=group, layout=layout, trainer=trainer, step_s=1.0)
-    settings = SimpleNamespace(steps_per_block=lambda step_s: 1)
+    live = SimpleNamespace(case=case, group=group, layout=layout, trainer=trainer)
     moved.clear()
-    work_of("comm", live, settings, cluster.place, make_clock(cluster.place.device))()
+    measure(live, "comm", 1, place=cluster.place, clock=make_clock(cluster.place.device))
     return sent, moved[-1]
 report([both(dtype, hook) for dtype in (torch.bfloat16, torch.float32, torch.float64)
         for hook in ("fp16", "bf16")])

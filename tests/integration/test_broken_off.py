@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NoReturn
 
 import pandas as pd
 import pytest
+from in_process import first_worker
 
-from ddp_bench.bench.recovery.close import finish, finish_and_say
 from ddp_bench.bench.results.store import load_run
-from ddp_bench.bench.run import job
+from ddp_bench.bench.run import main as run_command
+from ddp_bench.bench.run.close import finish, finish_and_say
 from ddp_bench.bench.run.main import main
 
 if TYPE_CHECKING:
@@ -50,18 +51,19 @@ def test_its_files_are_brought_up_to_date_once(
     assert finish(broken_off, "interrupted") is None
 
 
-def test_a_resume_starts_its_ranks_in_its_folder(broken_off: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    started: dict[str, Any] = {}
+class StartedError(Exception):
+    """Workers would be started now."""
 
-    def launch(arguments: list[str], **options: Any) -> int:
-        started.update(options, arguments=arguments)
-        return 17
 
-    monkeypatch.setattr(job, "launch", launch)
-    assert main(["--resume", str(broken_off), "--quiet"]) == 17
-    assert started["folder"] == broken_off
-    assert started["num_ranks"] == 2
-    assert started["arguments"][:2] == ["--resume", str(broken_off)]
+def test_a_resume_needs_as_many_workers_as_its_plan(
+    broken_off: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def started() -> NoReturn:
+        raise StartedError
+
+    monkeypatch.setattr(run_command, "running_workers", first_worker(started))
+    with pytest.raises(StartedError):
+        main(["--resume", str(broken_off), "--quiet"])
 
 
 def test_another_machine_is_refused_with_the_difference(

@@ -23,7 +23,7 @@ from torch._dynamo.backends.debugging import aot_eager
 import torch._inductor.compile_fx
 # Graphs are made and split as ever; only the slow step from a graph to machine code is left out.
 torch._inductor.compile_fx.compile_fx = lambda graph, inputs, **_: aot_eager(graph, inputs)
-from ddp_bench.bench.cluster.ranks import Cluster
+from real_ranks import Cluster
 from ddp_bench.bench.measure.compiling import CompileWatch
 from ddp_bench.bench.modes import build_mode
 from ddp_bench.models.step import placed

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 import torch.distributed as dist
@@ -23,55 +24,38 @@ from ddp_bench.bench.measure.timed import Trainer
 from ddp_bench.bench.modes import Place
 from ddp_bench.bench.modes.ddp import DistributedMode
 from ddp_bench.bench.plan import Machine, expand
-from ddp_bench.bench.recovery import lockstep
-from ddp_bench.bench.recovery.failures import Failure
-from ddp_bench.bench.recovery.reopen import open_run
 from ddp_bench.bench.resolve import resolve, with_device_defaults
 from ddp_bench.bench.results.store import RunData, load_run
-from ddp_bench.bench.run import prepare
-from ddp_bench.bench.run.job import Job
-from ddp_bench.bench.run.proof import Prover
+from ddp_bench.bench.run.reopen import open_run, progress_so_far
 from ddp_bench.bench.run.session import Session
-from ddp_bench.bench.run.update_proof import UpdateError
+from ddp_bench.bench.worker import messages as m
+from ddp_bench.bench.worker import rank as worker
+from ddp_bench.bench.worker.job import Job
+from ddp_bench.bench.worker.proof import Prover
+from ddp_bench.bench.worker.rank import Rank
 from ddp_bench.models.registry import resnet_workload
 
 NUM_RANKS = 8
 COUNTS = (1, 2, 4, 8)
 
 
-class FakeCluster:
+class EightWorkers:
     """Rank 0 of eight that all say the same."""
 
-    rank, is_first, world_size = 0, True, NUM_RANKS
-    place = Place(rank=0, local_rank=0, device=torch.device("cpu"), cores=(0, 1))
+    def __init__(self, rank: Rank) -> None:
+        self._rank = rank
 
-    def group(self, num_ranks: int, _backend: str) -> dist.ProcessGroup:
-        made = dist.new_group(list(range(num_ranks)), backend="fake")
-        assert isinstance(made, dist.ProcessGroup)
-        return made
+    def __len__(self) -> int:
+        return NUM_RANKS
 
-    def barrier(self) -> None: ...
+    def check(self) -> None: ...
 
-    def gather(self, value: Any) -> list[Any]:
-        return [value] * NUM_RANKS
+    def ask(self, commands: dict[int, m.Command], *_: object) -> dict[int, m.Report]:
+        answers = {command.name: self._rank.do(command) for command in reversed(commands.values())}
+        return {r: m.decode(m.encode(answers[one.name]), m.AnyAnswer) for r, one in commands.items()}
 
-    def gather_to_first(self, told: Any, more: Any) -> list[tuple[Any, Any]]:
-        return [(told, more)] * NUM_RANKS
-
-    def from_first(self, value: Any) -> Any:
-        return value
-
-
-class FakeWatchdog:
-    """Hears of failures and ends nothing."""
-
-    def __init__(self) -> None:
-        self.told: list[Failure] = []
-
-    def arm(self, what: str, limit_s: float) -> None: ...
-
-    def tell(self, status: str, reason: str, **_: object) -> None:
-        self.told.append(Failure(status, reason))
+    def values(self, commands: dict[int, m.Command], kind: Any, *_: object) -> dict[int, Any]:
+        return {r: msgspec.convert(one.value, kind) for r, one in self.ask(commands).items()}
 
 
 def _without_result(mode: DistributedMode, *arguments: Any, **more: Any) -> None:
@@ -82,6 +66,12 @@ def _without_result(mode: DistributedMode, *arguments: Any, **more: Any) -> None
 _plain_init = DistributedMode.__init__
 
 
+def _fake_group(num_ranks: int, _backend: str) -> dist.ProcessGroup:
+    made = dist.new_group(list(range(num_ranks)), backend="fake")
+    assert isinstance(made, dist.ProcessGroup)
+    return made
+
+
 @pytest.fixture(scope="module", autouse=True)
 def fake_group() -> Iterator[None]:
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=NUM_RANKS)
@@ -89,10 +79,11 @@ def fake_group() -> Iterator[None]:
         # The fake all-reduce hands no tensor back, which the reducer waits for.
         patched.setattr(DistributedMode, "__init__", _without_result)
         # It does not count its collectives.
-        patched.setattr(lockstep, "_launched", lambda _: 0)
+        patched.setattr(worker, "_launched", lambda _: 0)
+        patched.setattr(worker, "_group", _fake_group)
         # Nothing is added up, so no gradient is the average that the proof asks for.
         patched.setattr(Prover, "prove", lambda *_: 0.0)
-        patched.setattr(prepare, "prove_update", lambda *_: UpdateError())
+        patched.setattr(worker, "prove_update", lambda *_: m.UpdateError())
         yield
     dist.destroy_process_group()
 
@@ -105,16 +96,26 @@ def measured(folder: Path, **more: str) -> RunData:
     workload = resnet_workload("resnet20", 8)
     machine = Machine(device_type="cpu", devices_per_node=NUM_RANKS)
     plan = expand(settings, machine, arch=workload.name, image_size=workload.image_size)
-    job = Job(settings=settings, machine=machine, workload=workload, plan=plan)
-    opened = open_run(settings, plan, Manifest(settings=settings), hellos=[], resume=None)
+    rank = Rank(0, 0)
+    rank.place = Place(rank=0, local_rank=0, device=torch.device("cpu"), cores=(0, 1))
+    rank._job = Job(settings=settings, machine=machine, workload=workload, plan=plan)
+    begin = m.Begin(
+        settings=settings,
+        cases=tuple(p.case for p in plan if not p.skip_reason),
+        world_size=NUM_RANKS,
+        local_world_size=NUM_RANKS,
+        meeting="eight",
+    )
+    assert rank.do(begin).status == "ok"
+    opened = open_run(settings, plan, Manifest(settings=settings), {}, resume=None)
     session = Session(
-        cluster=FakeCluster(),  # type: ignore[arg-type]
-        job=job,
-        infos=[_info(rank) for rank in range(NUM_RANKS)],
+        workers=EightWorkers(rank),  # type: ignore[arg-type]
+        settings=settings,
+        plan=plan,
+        begun=[m.Begun(place=_info(number), fingerprint="") for number in range(NUM_RANKS)],
         recorder=opened.recorder,
         console=Console(silent=True),
-        watchdog=FakeWatchdog(),  # type: ignore[arg-type]
-        earlier=opened.progress,
+        earlier=progress_so_far(opened.recorder),
     )
     reason = session.run()
     opened.recorder.write()

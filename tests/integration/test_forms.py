@@ -11,9 +11,9 @@ from ddp_bench.bench.modes.pipeline import PipelineMode
 from ddp_bench.bench.predict.timeline import operations
 
 COMMON = """
-from ddp_bench.bench.cluster.ranks import Cluster
+from real_ranks import Cluster
 from ddp_bench.bench.case import Case
-from ddp_bench.bench.run.proof import ProofError, Prover
+from ddp_bench.bench.worker.proof import ProofError, Prover
 from ddp_bench.models.registry import resnet_workload
 from ddp_bench.models.workload import loss_function
 cluster = Cluster("cpu")
@@ -24,9 +24,15 @@ group = cluster.group(2, "gloo")
 def case(mode, **settings):
     return Case(mode=mode, num_devices=2, arch="resnet20", image_size=32, batch_per_device=4, scaling="weak",
                 precision="fp32", data="device", device_type="cpu", backend="gloo", **settings)
+def stages_of(case):
+    if not case.is_staged:
+        return None
+    found = torch.tensor(prover.splitter.split(case))
+    dist.broadcast(found, 0)
+    return prover.splitter.stages(tuple(found.tolist()))
 def error(case):
     try:
-        return prover.prove(case, group, prover.splitter.stages(case, group))
+        return prover.prove(case, group, stages_of(case))
     except ProofError as error:
         return str(error)
 """
@@ -98,7 +104,7 @@ def test_the_bubble_is_of_the_order_that_pytorch_has(ranks: Any, schedule: str) 
         + f"""
 from ddp_bench.bench.modes import build_mode
 one = case("pipeline", pipeline_schedule={schedule!r})
-mode = build_mode(one, workload.module(), cluster.place, group, stages=prover.splitter.stages(one, group))
+mode = build_mode(one, workload.module(), cluster.place, group, stages=stages_of(one))
 order = []
 def noted(kind, work, place):
     def run(*arguments, **named):
@@ -127,7 +133,7 @@ from ddp_bench.bench.measure.pipeline import PipelineTrainer, run_pipeline_anato
 from ddp_bench.bench.modes import build_mode
 from ddp_bench.models.data import open_source
 one = case("partition")
-stages = prover.splitter.stages(one, group)
+stages = stages_of(one)
 mode = build_mode(one, workload.module(), cluster.place, group, stages=stages)
 device = cluster.place.device
 source = open_source(workload, data="device", batch_size=8, rank=0, world_size=1, device=device, seed=0)

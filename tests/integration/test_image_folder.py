@@ -17,9 +17,8 @@ from commands import ROOT
 from PIL import Image
 
 from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.recovery.failures import STARTED_ENV
-from ddp_bench.bench.run import job
 from ddp_bench.bench.settings import Settings
+from ddp_bench.bench.worker import job
 from ddp_bench.models.data import BatchSource, check_folder, open_source
 from ddp_bench.models.folder import MAX_CHECKED, list_images
 from ddp_bench.models.registry import resnet_workload
@@ -139,15 +138,11 @@ def test_neighbouring_seeds_and_ranks_do_not_share_augmentations(tmp_path: Path)
     assert not torch.equal(*made)
 
 
-def test_ranks_leave_it_to_their_launcher_to_check_the_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_checks_the_folder_before_it_begins(tmp_path: Path) -> None:
     (tmp_path / "bad.png").write_text("no image")
     asked = Settings(arch="resnet20", modes=("single",), gpus=(1,), device="cpu", data=str(tmp_path))
     with pytest.raises(UsageError, match="cannot read image"):
         job.prepare(asked)
-    monkeypatch.setenv(STARTED_ENV, "1.0")
-    assert job.prepare(asked).settings.data == str(tmp_path)
 
 
 def test_check_folder_counts_images(tmp_path: Path) -> None:

@@ -1,89 +1,125 @@
-"""The launcher leaves the process that called it as it was."""
+"""Real workers of this machine: how they are started, what they have, and how they end."""
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from contextlib import nullcontext
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
+import psutil
 import pytest
 from commands import ROOT, bench_run
 
-from ddp_bench.bench.cluster.process import rank_variables
 from ddp_bench.bench.errors import ExitCode
-from ddp_bench.bench.run.agent import INTERFACE
-from ddp_bench.bench.run.fork_server import fork_server
-from ddp_bench.bench.run.launch import launch
+from ddp_bench.bench.run.processes import INTERFACE, Processes, modules_for, worker_variables
+from ddp_bench.bench.run.workers import LostError, Workers
+from ddp_bench.bench.settings import Settings
+from ddp_bench.bench.worker import messages as m
 
-SHOW = """
-import os, sys
-rank, started, threads = (os.environ[name] for name in ("RANK", "BENCH_STARTED_S", "OMP_NUM_THREADS"))
-gpus, interface = os.environ["CUDA_VISIBLE_DEVICES"], os.environ["GLOO_SOCKET_IFNAME"]
-forked = "decimal" in sys.modules
-told = f"began {started}, {threads} thread, GPUs {gpus!r}, {interface}, forked {forked}"
-print(f"rank {rank}: {told}\\n", end="")
+LIMIT_S = 60.0
+MODULES = modules_for(Settings(arch="resnet20"))
+
+
+@contextlib.contextmanager
+def workers_of(modules: list[str]) -> Iterator[Workers]:
+    with contextlib.closing(Workers(Processes(worker_variables("cpu"), modules))) as made:
+        made.open()
+        made.grow(2)
+        yield made
+
+
+def is_gone(pid: int) -> bool:
+    deadline_s = time.monotonic() + LIMIT_S
+    while psutil.pid_exists(pid) and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+    return not psutil.pid_exists(pid)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _has_thread(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    folder = tmp_path_factory.mktemp("modules")
+    (folder / "has_thread.py").write_text(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=[120], daemon=True).start()\n"
+    )
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("PYTHONPATH", os.pathsep.join([str(folder), str(ROOT)]))
+        patched.setenv("GLOO_SOCKET_IFNAME", "eth9")  # on one machine it would only open ports
+        patched.delenv("OMP_NUM_THREADS", raising=False)
+        yield
+
+
+@pytest.mark.parametrize(
+    ("more", "forked"),
+    [
+        ([], sys.platform == "linux"),
+        (["has_thread"], False),
+        pytest.param(["there_is_no_such_module"], False, marks=pytest.mark.campaign),
+    ],
+    ids=["forks", "a thread", "an error"],
+)
+def test_workers_are_forks_where_they_can_be_and_have_their_own_environment(
+    more: list[str], *, forked: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = dict(os.environ)
+    with workers_of([*MODULES, *more]) as workers:
+        hellos = workers.hellos()
+        assert [(one.rank, one.local_rank, one.forked) for one in hellos] == [(r, r, forked) for r in (0, 1)]
+        found = [psutil.Process(one.pid) for one in hellos]
+        assert [os.getsid(one.pid) for one in found] == [one.pid for one in found], "Ctrl-C is not for them"
+        if not forked:
+            environments = [one.environ() for one in found]
+            assert [(one["RANK"], one["OMP_NUM_THREADS"]) for one in environments] == [("0", "1"), ("1", "1")]
+            assert {one["GLOO_SOCKET_IFNAME"] for one in environments} == {INTERFACE}
+    assert all(is_gone(one.pid) for one in found)
+    assert dict(os.environ) == before
+    assert capfd.readouterr().err == ""
+
+
+def test_others_start_when_one_was_killed_and_stopped_ones_go_too() -> None:
+    with workers_of(MODULES) as workers:
+        first, second = (one.pid for one in workers.hellos())
+        os.kill(first, signal.SIGSTOP)
+        os.kill(second, signal.SIGKILL)
+        with pytest.raises(LostError, match=r"rank 1 was killed by signal 9 \(SIGKILL\) in the test"):
+            workers.ask({1: m.Freeze()}, "the test", LIMIT_S)
+        workers.end_at_once()
+        assert is_gone(first)
+        workers.open()
+        workers.grow(2)
+        assert not {first, second} & {one.pid for one in workers.hellos()}
+        assert workers.ask({0: m.Freeze(), 1: m.Freeze()}, "the test", LIMIT_S)[1].status == "ok"
+
+
+CONDUCTOR = """
+import os, signal, sys
+from ddp_bench.bench.run.processes import Processes, modules_for, worker_variables
+from ddp_bench.bench.run.workers import Workers
+from ddp_bench.bench.settings import Settings
+more = sys.argv[1:]
+workers = Workers(Processes(worker_variables("cpu"), [*modules_for(Settings(arch="resnet20")), *more]))
+workers.open()
+workers.grow(2)
+print(*(one.pid for one in workers.hellos()), flush=True)
+input()
+os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-@pytest.mark.parametrize("server", ["none", "forks", "of another device"])
-def test_what_the_ranks_inherit_is_not_left_behind(
-    server: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "shows_environment.py").write_text(SHOW)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth9")  # on one machine it would only open ports
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    before = dict(os.environ)
-    variables = rank_variables(os.environ, "cpu" if server == "forks" else "cuda")
-    with nullcontext() if server == "none" else fork_server(["decimal"], variables) as forks:
-        code = launch(
-            [],
-            folder=tmp_path,
-            num_ranks=2,
-            device_type="cpu",
-            began_s=7.5,
-            program=("-m", "shows_environment"),
-            forks=forks,
-        )
-    assert code == ExitCode.NOT_MEASURED  # no journal tells of a run that ended
-    shown = sorted(capfd.readouterr().out.splitlines())
-    forked = server == "forks"
-    assert shown == [
-        f"rank {rank}: began 7.5, 1 thread, GPUs '', {INTERFACE}, forked {forked}" for rank in range(2)
-    ]
-    assert dict(os.environ) == before
-    assert list(temporary.iterdir()) == []
-
-
-@pytest.mark.parametrize("handler", ["_interrupt", "_terminate_process_handler"])
-def test_a_signal_while_torch_takes_the_time_is_an_interruption(
-    handler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before the ranks start and after; torch's `prof` makes an UnboundLocalError of it."""
-    (tmp_path / "waits.py").write_text("import time\ntime.sleep(60)\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    sent = []
-
-    def taken() -> float:
-        begins = sys._getframe(1).f_code.co_name == "wrapper"
-        if begins and not sent and getattr(signal.getsignal(signal.SIGTERM), "__name__", "") == handler:
-            sent.append(handler)
-            os.kill(os.getpid(), signal.SIGTERM)
-        return time.time()
-
-    monkeypatch.setattr("torch.distributed.elastic.metrics.api.time", SimpleNamespace(time=taken))
-    code = launch([], folder=tmp_path, num_ranks=1, device_type="cpu", began_s=0.0, program=("-m", "waits"))
-    assert (code, sent) == (ExitCode.INTERRUPTED, [handler])
+@pytest.mark.parametrize("more", [[], ["has_thread"]], ids=["forks", "by themselves"])
+def test_no_worker_outlives_a_killed_conductor(more: list[str]) -> None:
+    command = [sys.executable, "-c", CONDUCTOR, *more]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as conductor:
+        assert conductor.stdout is not None
+        pids = [int(word) for word in conductor.stdout.readline().split()]
+        assert len(pids) == 2
+        conductor.communicate("go on\n", timeout=LIMIT_S)
+        assert conductor.returncode == -signal.SIGKILL
+    assert all(is_gone(pid) for pid in pids)
 
 
 QUITS = """
@@ -112,34 +148,9 @@ def test_a_model_that_leaves_with_success_is_no_success(deed: str, said: str, tm
         *("--workload", "quits:model", "--image-size", "8", "--batch-size", "4", "--device", "cpu"),
         *("--modes", "ddp", "--gpus", "1", "--rounds", "2", "--bucket-cap-mb", "default"),
         *("--quiet", "--out", str(tmp_path / "run")),
-        env={"PYTHONPATH": str(tmp_path)},
+        env={"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
     )
     assert done.returncode == ExitCode.NOT_MEASURED
     cases = (tmp_path / "run" / "cases.csv").read_text()
     assert said in done.stderr + cases
     assert (tmp_path / "run" / "report.html").exists()
-
-
-MEET = """
-import json, os, pathlib, sys
-from ddp_bench.bench.cluster.ranks import Cluster
-from ddp_bench.bench.cluster.process import leave
-cluster = Cluster("cpu")
-found = [cluster.gather(cluster.rank), cluster.from_first("by rank 0" if cluster.is_first else None)]
-pathlib.Path(sys.argv[1], f"{cluster.rank}.json").write_text(json.dumps(found))
-cluster.close()
-leave(0)
-"""
-
-
-def test_ranks_of_the_users_own_torchrun_meet(tmp_path: Path) -> None:
-    (tmp_path / "meet.py").write_text(MEET)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    subprocess.run(
-        [*launcher, str(tmp_path / "meet.py"), str(tmp_path)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        timeout=120,
-        check=True,
-    )
-    said = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
-    assert said == [[[0, 1], "by rank 0"]] * 2

@@ -21,7 +21,7 @@ from ddp_bench.bench.modes import Place, build_mode, devices_of
 from ddp_bench.bench.modes.dp import CudaDataParallel, HostDataParallel
 
 COMMON = """
-from ddp_bench.bench.cluster.ranks import Cluster
+from real_ranks import Cluster
 from ddp_bench.bench.modes import build_mode
 from made import case_of
 from torch.nn import functional

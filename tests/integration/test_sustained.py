@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 from commands import SMALL, bench_run
 
-from ddp_bench.bench.recovery.close import finish
 from ddp_bench.bench.results.store import RunData, load_run
+from ddp_bench.bench.run.close import finish
 
 pytestmark = pytest.mark.campaign
 

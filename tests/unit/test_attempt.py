@@ -14,7 +14,8 @@ from torch._utils import ExceptionWrapper
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.measure.timed import NonFiniteLossError
 from ddp_bench.bench.modes import Unsupported
-from ddp_bench.bench.recovery.attempt import Report, attempt, report_of
+from ddp_bench.bench.worker.attempt import attempt, report_of
+from ddp_bench.bench.worker.messages import Report
 
 GPU = "out of GPU memory; use a smaller --batch-size or smaller inputs"
 HOST = "out of host memory; use a smaller --batch-size or smaller inputs"
@@ -32,6 +33,10 @@ NCCL_2 = "NCCL AllReduce failed: {} \nNCCL Last Error: {}"
 GONE = "remote process exited or there was a network error"
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]:4242"
 ACCELERATOR, BACKEND = torch.AcceleratorError, dist.DistBackendError
+
+
+def failed(reason: str) -> Report:
+    return Report(status="failed", reason=reason)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +57,7 @@ ACCELERATOR, BACKEND = torch.AcceleratorError, dist.DistBackendError
     ids=lambda error: str(error)[:50],
 )
 def test_a_full_gpu_costs_the_case_alone(error: RuntimeError) -> None:
-    assert report_of(error) == Report("oom", GPU)
+    assert report_of(error) == Report(status="oom", reason=GPU)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +71,7 @@ def test_a_full_gpu_costs_the_case_alone(error: RuntimeError) -> None:
 )
 def test_nccl_without_memory_cannot_go_on(last: str, reason: str) -> None:
     for error in (BACKEND(NCCL + last), RuntimeError(NCCL_2.format("unhandled cuda error", last))):
-        assert report_of(error) == Report("oom", reason, restart=True)
+        assert report_of(error) == Report(status="oom", reason=reason, restart=True)
 
 
 @pytest.mark.parametrize(
@@ -122,14 +127,15 @@ def test_what_may_be_a_full_gpu_is_one_where_little_is_free(
     ids=repr,
 )
 def test_a_full_host_costs_the_case_alone(error: Exception) -> None:
-    assert report_of(error) == Report("oom", HOST)
+    assert report_of(error) == Report(status="oom", reason=HOST)
 
 
 def test_the_texts_of_the_installed_allocator() -> None:
     def work() -> None:
         torch.empty(2**60, dtype=torch.uint8)
 
-    assert attempt(work) == Report("oom", HOST)
+    found = attempt(work)
+    assert (found.status, found.reason) == ("oom", HOST)
 
 
 @pytest.mark.parametrize(
@@ -173,20 +179,21 @@ def test_a_broken_device_or_communicator_cannot_go_on(error: RuntimeError, reaso
 @pytest.mark.parametrize(
     ("error", "report"),
     [
-        (ValueError("no such sample\nin folder x"), Report("failed", "ValueError: no such sample")),
-        (KeyError(), Report("failed", "KeyError")),
-        (SystemExit(0), Report("failed", "SystemExit: 0")),
+        (
+            ValueError("no such sample\nin folder x"),
+            failed("ValueError: no such sample"),
+        ),
+        (KeyError(), failed("KeyError")),
+        (SystemExit(0), failed("SystemExit: 0")),
         (
             RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if …"),
-            Report(
-                "failed", "RuntimeError: cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if …"
-            ),
+            failed("RuntimeError: cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if …"),
         ),
         (
             NonFiniteLossError("loss is nan after 3 steps"),
-            Report("failed", "loss is nan after 3 steps"),
+            failed("loss is nan after 3 steps"),
         ),
-        (Unsupported("torch 2.14 has none"), Report("skipped", "torch 2.14 has none")),
+        (Unsupported("torch 2.14 has none"), Report(status="skipped", reason="torch 2.14 has none")),
     ],
 )
 def test_what_a_model_raises_costs_its_case_alone(error: Exception, report: Report) -> None:

@@ -16,10 +16,11 @@ from ddp_bench.bench.layout import BucketLayout
 from ddp_bench.bench.measure import calibration, collectives, hold
 from ddp_bench.bench.measure.anatomy import run_anatomy
 from ddp_bench.bench.measure.clock import HostClock, make_clock
-from ddp_bench.bench.measure.collectives import CURVE_BYTES, IN_A_ROW, ROW_BYTES, BucketReplay, allreduce_ms
+from ddp_bench.bench.measure.collectives import IN_A_ROW, ROW_BYTES, BucketReplay, allreduce_ms
 from ddp_bench.bench.measure.timed import Trainer, run_block
 from ddp_bench.bench.modes.base import Place, SingleMode
-from ddp_bench.bench.run import phases
+from ddp_bench.bench.run.alone import CURVE_BYTES
+from ddp_bench.bench.worker import work
 
 CPU = torch.device("cpu")
 MIB = 2**20
@@ -193,12 +194,10 @@ def test_a_block_whose_steps_ask_for_memory_only_leads_in(
     mode = SimpleNamespace(compiles_as_asked=contextlib.nullcontext)
     trainer = SimpleNamespace(step=step, mode=mode, check_loss=lambda: None)
     case, group = SimpleNamespace(mode="ddp"), object() if elsewhere else None
-    live: Any = SimpleNamespace(trainer=trainer, case=case, layout=None, step_s=0.01, group=group)
-    settings: Any = SimpleNamespace(steps_per_block=lambda _: 3)
+    live: Any = SimpleNamespace(trainer=trainer, case=case, layout=None, group=group)
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda gpu: dict(stats) if gpu == 1 else {})
-    monkeypatch.setattr(phases, "longest", lambda own, *_: (max(*own, elsewhere),))
+    monkeypatch.setattr(work, "longest", lambda own, *_: (max(*own, elsewhere),))
     place = Place(rank=1, local_rank=1, device=DEVICE, cores=(0,))
-    work = phases.work_of("timed", live, settings, place, make_clock(DEVICE))
-    assert work is not None
-    assert work().detail == {"device_allocs": told}
+    found = work.measure(live, "timed", 3, place=place, clock=make_clock(DEVICE))
+    assert found.detail == {"device_allocs": told}
     assert len(taken) == 5 * blocks

@@ -6,8 +6,7 @@ from collections import Counter
 
 import pytest
 
-from ddp_bench.bench.measure.collectives import CURVE_BYTES, CURVE_REPETITIONS
-from ddp_bench.bench.run.curves import LEAST_REPETITIONS, _curve
+from ddp_bench.bench.run.alone import CURVE_BYTES, CURVE_REPETITIONS, LEAST_REPETITIONS, _curve
 
 MIB = 2**20
 

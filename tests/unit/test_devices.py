@@ -15,23 +15,28 @@ import pytest
 import torch
 from rank_pool import run_ranks
 
-from ddp_bench.bench.cluster import devices
-from ddp_bench.bench.cluster.devices import SeenGpus, gpu_of, seen_gpus, this_machine
-from ddp_bench.bench.cluster.numa import is_narrowed, near_cores
 from ddp_bench.bench.manifest import Gpu, GpuPair
 from ddp_bench.bench.plan import Machine, expand
-from ddp_bench.bench.resolve import with_device_defaults
-from ddp_bench.bench.run import job
-from ddp_bench.bench.run.job import as_seen
+from ddp_bench.bench.resolve import GpuKind, resolve, with_device_defaults
 from ddp_bench.bench.settings import Settings
+from ddp_bench.bench.worker import devices, job
+from ddp_bench.bench.worker.devices import gpu_of, seen_gpus, this_machine
+from ddp_bench.bench.worker.job import as_seen
+from ddp_bench.bench.worker.messages import Launched, SeenGpus
+from ddp_bench.bench.worker.numa import is_narrowed, near_cores
 
 MORE_CORES = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+
+
+def saw(host: str, rank: int, *uuids: str) -> SeenGpus:
+    facts = tuple(Gpu(uuid=uuid, name="A") for uuid in uuids)
+    return SeenGpus(host=host, local_rank=rank, uuids=uuids, facts=facts)
 
 
 def launched(*seen: str, per_node: int | None = None) -> Machine:
     """The machine of a launcher's ranks, of which each sees these GPUs, a letter each."""
     per_node = per_node or len(seen)
-    ranks = [SeenGpus(f"host{r // per_node}", r % per_node, tuple(gpus), ()) for r, gpus in enumerate(seen)]
+    ranks = [saw(f"host{r // per_node}", r % per_node, *gpus) for r, gpus in enumerate(seen)]
     machine = Machine(
         device_type="cuda",
         devices_per_node=len(seen[0]),
@@ -111,9 +116,6 @@ def test_the_gpu_that_a_rank_takes_is_the_one_it_says() -> None:
 
 
 def test_a_host_lists_what_its_ranks_see_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    def seen(host: str, rank: int, *uuids: str) -> SeenGpus:
-        return SeenGpus(host, rank, uuids, tuple(Gpu(uuid=uuid, name="A") for uuid in uuids))
-
     def pairs(uuids: Sequence[str]) -> list[GpuPair]:
         asked.append(list(uuids))
         return [GpuPair(first=0, second=1, peer_access=False)]
@@ -121,43 +123,30 @@ def test_a_host_lists_what_its_ranks_see_once_each(monkeypatch: pytest.MonkeyPat
     asked: list[list[str]] = []
     monkeypatch.setattr(devices, "pairs", pairs)
     monkeypatch.setattr(devices, "host_name", lambda: "here")
-    found = this_machine([seen("here", 0, "b"), seen("here", 1, "a", "b"), seen("there", 0, "c")])
+    found = this_machine([saw("here", 0, "b"), saw("here", 1, "a", "b"), saw("there", 0, "c")])
     assert [one.uuid for one in found.gpus or ()] == ["b", "a"]
     assert asked == [["b", "a"]]
     assert found.gpu_pairs == (GpuPair(first=0, second=1, peer_access=False),)
     assert this_machine(()).gpus == ()
 
 
-AGREE = """
-import types
-import torch.cuda
-from ddp_bench.bench.cluster.process import is_rank
-from ddp_bench.bench.run import job
-from ddp_bench.bench.resolve import resolve
-
-rank = int(os.environ["RANK"])
-gpu = types.SimpleNamespace(uuid=f"{SEES[rank]:036d}", major=9, minor=0, total_memory=80 * 2**30)
-torch.cuda.is_available = lambda: True
-torch.cuda.device_count = lambda: 1
-torch.cuda.init = lambda: None
-torch.cuda.get_device_properties = lambda index: gpu
-made = job.prepare(resolve({"arch": "resnet20", "bucket_cap_mb": "default"}))
-again = job.prepare(resolve({"arch": "resnet20", "bucket_cap_mb": "default"}))
-assert again.plan == made.plan
-report([[p.case.mode, p.case.num_devices, p.oversubscribed, p.skip_reason] for p in made.plan])
-"""
-
-
-@pytest.mark.parametrize(("sees", "num_gpus"), [((0, 1), 2), ((0, 0), 1)])
-def test_launched_ranks_agree_on_the_plan_before_it_is_made(
-    sees: tuple[int, int], num_gpus: int, tmp_path: Path
+@pytest.mark.usefixtures("two_gpus")
+@pytest.mark.parametrize(("sees", "num_gpus"), [(("a", "b"), 2), (("a", "a"), 1)])
+def test_what_launched_ranks_see_decides_the_plan(
+    sees: tuple[str, str], num_gpus: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two real ranks that meet over gloo; each sees one GPU, of its own or the same."""
-    first, second = run_ranks(f"SEES = {sees}\n{AGREE}", 2, tmp_path)
-    assert first == second
-    counts = [n for mode, n, shared, reason in first if mode == "ddp" and not shared and reason is None]
-    assert counts == [1, 2][:num_gpus]
-    assert max(n for _, n, _, _ in first) == num_gpus, "the default counts are those of the host"
+    """Each sees one GPU, of its own or the same."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr(job, "_gpu_kind", lambda: GpuKind(capability=(9, 0), memory_gib=80.0))
+    both = tuple(saw("here", rank, uuid) for rank, uuid in enumerate(sees))
+    there = Launched(world_size=2, ranks_per_node=2, seen=both)
+    plan = job.prepare(resolve({"arch": "resnet20", "bucket_cap_mb": "default"}), there).plan
+    own = [
+        p.case.num_devices for p in plan if p.case.mode == "ddp" and not (p.oversubscribed or p.skip_reason)
+    ]
+    assert own == [1, 2][:num_gpus]
+    most = max(p.case.num_devices for p in plan)
+    assert most == num_gpus, "the default counts are those of the host"
 
 
 def write(root: Path, **files: str) -> Path:
@@ -184,7 +173,7 @@ def test_cores_are_narrowed_where_one_that_is_online_is_not_allowed(tmp_path: Pa
 
 BIND = """
 import threading
-from ddp_bench.bench.cluster.numa import bind
+from ddp_bench.bench.worker.numa import bind
 
 wait = threading.Event()
 earlier = threading.Thread(target=wait.wait)
@@ -216,7 +205,9 @@ def test_all_threads_are_bound_to_the_cores_that_are_allowed_and_near(tmp_path: 
 JOIN = """
 import types
 import torch.cuda
-from ddp_bench.bench.cluster import ranks
+from ddp_bench.bench.resolve import with_device_defaults
+from ddp_bench.bench.settings import Settings
+from ddp_bench.bench.worker import rank
 
 LAST = max(os.sched_getaffinity(0))
 at_context = []
@@ -225,26 +216,39 @@ torch.cuda.init = lambda: None
 torch.cuda.set_device = lambda device: at_context.append((str(device), sorted(os.sched_getaffinity(0))))
 torch.cuda.get_device_name = lambda device: "A"
 torch.cuda.get_device_properties = lambda device: types.SimpleNamespace(uuid=str(device))
-ranks.near_cores = lambda device: frozenset({LAST, 100_000})
-cluster = ranks.Cluster("cuda", bind_cores=BIND)
-info = cluster.info()
-cluster.barrier()
-report([info.gpu, info.device, info.bound_cores, at_context, list(cluster.place.cores)])
-cluster.close()
+rank.near_cores = lambda device: frozenset({LAST, 100_000})
+rank.is_narrowed = lambda allowed: NARROWED
+number = int(os.environ["RANK"])
+made = rank.Rank(number, number)
+asked = Settings.of_stored({"numa_bind": BIND})
+settings = with_device_defaults(asked, device_type="cuda", num_local_devices=2)
+made._take_place(settings, is_launched=LAUNCHED)
+info = made._info()
+report([info.gpu, info.device, info.bound_cores, at_context, list(made.place.cores)])
 """
 
 
 @MORE_CORES
-@pytest.mark.parametrize("bind", [True, False])
-def test_a_rank_is_bound_before_its_gpus_context_is_made_and_says_to_what(
-    tmp_path: Path, *, bind: bool
+@pytest.mark.parametrize(
+    ("setting", "launched", "narrowed", "binds"),
+    [
+        ("on", False, False, True),
+        ("on", False, True, True),
+        ("on", True, False, True),
+        ("on", True, True, False),
+        ("off", False, False, False),
+    ],
+)
+def test_a_rank_is_bound_before_its_gpus_context_is_made_unless_a_launcher_has_chosen_its_cores(
+    tmp_path: Path, *, setting: str, launched: bool, narrowed: bool, binds: bool
 ) -> None:
     allowed = sorted(os.sched_getaffinity(0))
-    cores = allowed[-1:] if bind else allowed
-    found = run_ranks(f"BIND = {bind}\n{JOIN}", 2, tmp_path)
+    cores = allowed[-1:] if binds else allowed
+    given = f"BIND = {setting!r}\nLAUNCHED = {launched}\nNARROWED = {narrowed}\n"
+    found = run_ranks(f"{given}{JOIN}", 2, tmp_path)
     for rank, (uuid, device, bound_to, at_context, place) in enumerate(found):
         assert (uuid, device) == (f"GPU-{rank}", f"cuda:{rank}")
-        assert bound_to == (str(allowed[-1]) if bind else "")
+        assert bound_to == (str(allowed[-1]) if binds else "")
         assert at_context == [[f"cuda:{rank}", cores]]
         assert place == cores
 
@@ -256,28 +260,3 @@ def test_nothing_is_bound_where_the_cores_next_to_the_gpu_are_all_or_none(
     said, allowed, *threads = bound(cores, tmp_path)
     assert said == ""
     assert threads == [allowed] * 3
-
-
-@pytest.mark.parametrize(
-    ("started_here", "narrowed", "setting", "binds"),
-    [
-        (True, False, "on", True),
-        (True, True, "on", True),
-        (False, False, "on", True),
-        (False, True, "on", False),
-        (True, False, "off", False),
-    ],
-)
-def test_cores_that_a_launcher_has_chosen_stay(
-    monkeypatch: pytest.MonkeyPatch, *, started_here: bool, narrowed: bool, setting: str, binds: bool
-) -> None:
-    monkeypatch.setattr(job, "is_narrowed", lambda _: narrowed)
-    monkeypatch.delenv(job.STARTED_ENV, raising=False)
-    if started_here:
-        monkeypatch.setenv(job.STARTED_ENV, "0")
-    asked = with_device_defaults(
-        Settings.of_stored({"numa_bind": setting}), device_type="cuda", num_local_devices=2
-    )
-    machine = Machine(device_type="cuda", devices_per_node=2)
-    made = job.Job(settings=asked, machine=machine, workload=SimpleNamespace(), plan=[])  # type: ignore[arg-type]
-    assert made.binds_cores is binds

@@ -1,62 +1,56 @@
 """From how ranks ended to what a case's row says."""
 
 import signal
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ddp_bench.bench.recovery.failures import (
+from ddp_bench.bench.resolve import with_device_defaults
+from ddp_bench.bench.results.journal import Settled, State, UnderWay
+from ddp_bench.bench.run.failures import (
     LEAST_S,
     LEAST_STEPS,
     PATIENCE,
-    RESTART_EXIT_CODE,
-    TIMEOUT_EXIT_CODE,
     Failure,
     block_s,
     failure_of,
-    is_restartable,
     is_stuck,
-    oom_kills,
     preparing_s,
-    progress_in,
     progress_of,
     written,
 )
-from ddp_bench.bench.resolve import with_device_defaults
-from ddp_bench.bench.results.journal import Journal, Settled, State, UnderWay
 from ddp_bench.bench.settings import ResolvedSettings, Settings
+from ddp_bench.bench.sysfs import oom_kills
 
-TERM, KILL, SEGV = -signal.SIGTERM, -signal.SIGKILL, -signal.SIGSEGV
+KILL, SEGV = -signal.SIGKILL, -signal.SIGSEGV
 
 
 @pytest.mark.parametrize(
     ("codes", "oom", "status", "words"),
     [
-        ({0: TERM, 1: KILL}, False, "failed", "rank 1 was killed by signal 9 (SIGKILL) in round 3 (timed)"),
-        ({0: RESTART_EXIT_CODE, 2: SEGV}, False, "failed", "rank 2 was killed by signal 11 (SIGSEGV)"),
-        ({0: TERM, 1: KILL}, True, "oom", "rank 1 was killed by the kernel for want of host memory"),
+        ({1: KILL}, False, "failed", "rank 1 was killed by signal 9 (SIGKILL) in round 3 (timed)"),
+        ({0: None, 2: SEGV}, False, "failed", "rank 2 was killed by signal 11 (SIGSEGV)"),
+        ({1: None}, False, "failed", "rank 1 ended unexpectedly in round 3 (timed)"),
+        ({1: KILL}, True, "oom", "rank 1 was killed by the kernel for want of host memory"),
         ({}, True, "oom", "a rank was killed by the kernel"),
-        ({0: TERM, 1: SEGV}, True, "failed", "SIGSEGV"),
-        ({0: TERM, 1: TIMEOUT_EXIT_CODE}, False, "timeout", "rank 0 did not answer"),
-        ({0: KILL, 1: TIMEOUT_EXIT_CODE}, False, "timeout", "rank 0 did not answer"),
+        ({1: SEGV}, True, "failed", "SIGSEGV"),
         ({}, False, "failed", "a rank ended unexpectedly in round 3 (timed)"),
     ],
 )
-def test_the_cause_of_a_failure(codes: dict[int, int], oom: bool, status: str, words: str) -> None:
+def test_the_cause_of_a_failure(codes: dict[int, int | None], oom: bool, status: str, words: str) -> None:
     found = failure_of(codes, what="round 3 (timed)", out_of_memory=oom)
     assert found.status == status
     assert words in found.reason
 
 
 def test_how_ranks_ended_is_kept_and_the_cause_told_apart() -> None:
-    codes = {0: RESTART_EXIT_CODE, 1: RESTART_EXIT_CODE, 2: SEGV, 5: 3}
+    codes = {0: None, 1: None, 2: SEGV, 5: 3}
     found = failure_of(codes, what="round 3 (timed)", out_of_memory=False)
     assert written("now  ddp-n6: failed", found) == (
         "now  ddp-n6: failed\n"
         "rank 2 was killed by signal 11 (SIGSEGV) in round 3 (timed)\n"
         "\n"
-        "ranks 0-1: ended because another rank failed\n"
+        "ranks 0-1: ended unexpectedly\n"
         "\n"
         "rank 2: was killed by signal 11 (SIGSEGV)\n"
         "\n"
@@ -70,13 +64,6 @@ def test_what_is_kept_shows_no_control_characters() -> None:
     text = written("title", found)
     assert "\x1b" not in text
     assert "\nrank 0: raised\nTraceback:\n        x = '\\x1b[2J'\n" in text
-
-
-def test_only_deaths_are_worth_a_restart() -> None:
-    assert is_restartable({0: TERM, 1: KILL})
-    assert is_restartable({0: RESTART_EXIT_CODE})
-    assert not is_restartable({0: 2, 1: TERM}), "what a program said of itself stands"
-    assert not is_restartable({0: 1})
 
 
 def test_the_kernel_counts_its_oom_kills() -> None:
@@ -124,14 +111,6 @@ def test_two_attempts_in_a_row_without_progress_are_the_end() -> None:
     assert not is_stuck([0, 0, 1])
     assert not is_stuck([0, 1, 1])
     assert is_stuck([0, 0, 1, 1, 1])
-
-
-def test_a_run_that_has_not_begun_has_no_progress(tmp_path: Path) -> None:
-    assert progress_in(tmp_path) == ()
-    Journal(tmp_path).begin([])
-    assert progress_in(tmp_path) == (0, 0, 0, 0)
-    (tmp_path / "blocks.csv").write_text("case_id\n")
-    assert progress_in(tmp_path) == (8, 0, 0, 0)
 
 
 def test_time_limits_follow_the_settings_and_the_warm_up() -> None:

@@ -17,8 +17,8 @@ import torch
 
 from ddp_bench.bench.measure import trace
 from ddp_bench.bench.measure.clock import HostClock
-from ddp_bench.bench.measure.timed import BlockTimes
 from ddp_bench.bench.measure.trace import Event, bucket_runs, communication_and_compute, in_steps, overlap_pct
+from ddp_bench.bench.results.measured import TRACE_FAILED, BlockTimes
 
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 BROADCAST = "ncclDevKernel_Broadcast_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
@@ -186,9 +186,10 @@ def traced_to(content: str, monkeypatch: pytest.MonkeyPatch) -> tuple[BlockTimes
 
     monkeypatch.setattr(trace, "profile", profile)
     monkeypatch.setattr(trace, "make_clock", lambda _: HostClock())
-    monkeypatch.setattr(trace, "TracedTrainer", lambda _: SimpleNamespace(step=lambda: done.append("counts")))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: done.append("wait"))
-    trainer: Any = SimpleNamespace(step=lambda: done.append("warm-up"))
+    trainer: Any = SimpleNamespace(
+        step=lambda: done.append("step"), hooked=lambda around: nullcontext(done.append(around.__name__))
+    )
     device = torch.device("cuda", 0)
     return trace.run_trace(trainer, 1, device, [2**20, 2**22], group=None, keep=True), done
 
@@ -196,12 +197,12 @@ def traced_to(content: str, monkeypatch: pytest.MonkeyPatch) -> tuple[BlockTimes
 def test_the_step_that_warms_up_is_neither_timed_nor_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
     warm_up = [e for e in step_of(900, 1600) if e["name"] not in ("step", "backward")]
     times, done = traced([*warm_up, *ONE_STEP], monkeypatch)
-    assert done == ["wait", "warm-up", "counts"]
+    assert done == ["wait", "step", "record_function", "step"]
     assert len(times.steps_ms) == 1
     assert times.detail["start_ms"] == [0.04, 0.15]
     assert times.detail["done_ms"] == [0.14, 0.25]
     assert times.detail["overlap_trace_pct"] == pytest.approx(OVERLAP, abs=0.001)
-    kept = json.loads(gzip.decompress(times.detail["trace"]))
+    kept = json.loads(gzip.decompress(times.trace))
     drawn = [(e["name"], e["ts"], e["dur"]) for e in kept["traceEvents"] if e["cat"] == "bucket"]
     assert drawn == [("bucket 0: 1.00 MiB", 2150, 100), ("bucket 1: 4.00 MiB", 2260, 100)]
     assert kept["traceEvents"][: -len(drawn)] == [*warm_up, *ONE_STEP], "the trace is kept as it was"
@@ -211,7 +212,7 @@ def test_a_trace_without_kernels_says_nothing_of_a_gpu(monkeypatch: pytest.Monke
     """CUPTI was not to be had: the host's operators and gloo's threads are there all the same."""
     host = [e for e in GLOO_ON_A_GPU if e["cat"] in ("user_annotation", "cpu_op")]
     times, _ = traced(host, monkeypatch)
-    assert set(times.detail) == {"trace"}
+    assert not times.detail
 
 
 @pytest.mark.parametrize(
@@ -221,5 +222,5 @@ def test_a_trace_that_cannot_be_read_costs_the_pass_its_detail_alone(
     content: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     times, done = traced_to(content, monkeypatch)
-    assert (len(times.steps_ms), set(times.detail)) == (1, {trace.FAILED})
-    assert done == ["wait", "warm-up", "counts"]
+    assert (len(times.steps_ms), set(times.detail)) == (1, {TRACE_FAILED})
+    assert done == ["wait", "step", "record_function", "step"]

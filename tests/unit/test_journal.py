@@ -8,7 +8,6 @@ from ddp_bench.bench.case import Case
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.layout import BucketCaps, BucketLayout
 from ddp_bench.bench.plan import Planned
-from ddp_bench.bench.recovery.close import finish
 from ddp_bench.bench.results.journal import (
     JOURNAL,
     Attempt,
@@ -21,6 +20,7 @@ from ddp_bench.bench.results.journal import (
     read,
 )
 from ddp_bench.bench.results.recorder import Recorder
+from ddp_bench.bench.run.close import finish
 
 CASE = Case(
     mode="ddp",

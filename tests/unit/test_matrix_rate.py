@@ -19,10 +19,15 @@ from ddp_bench.bench.measure.matrix_rate import (
     MOST_REPETITIONS,
     DeviceMeter,
 )
-from ddp_bench.bench.recovery.attempt import Report, attempt
-from ddp_bench.bench.recovery.lockstep import RestartError
-from ddp_bench.bench.run.device_rates import measure_rates
+from ddp_bench.bench.modes import Place
+from ddp_bench.bench.resolve import with_device_defaults
+from ddp_bench.bench.run.alone import measure_rates
+from ddp_bench.bench.run.failures import preparing_s
+from ddp_bench.bench.settings import Settings
+from ddp_bench.bench.worker import messages as m
+from ddp_bench.bench.worker.rank import Rank
 
+SETTINGS = with_device_defaults(Settings(), device_type="cpu", num_local_devices=2)
 CPU = torch.device("cpu")
 FLOPS = 2 * MATRIX_SIZE["cpu"] ** 3
 
@@ -116,82 +121,72 @@ def test_this_cpu_is_as_fast_as_plain_timing_finds_it() -> None:
     assert 0.1 < found["matrix_tflop_per_s"] / (FLOPS / _plain_ms(lambda: a @ a) / 1e9) < 10
 
 
-class FakeLockstep:
-    """Two ranks, of which this one does its work; the other says why it cannot at some counts."""
+class FakeWorkers:
+    """Two workers, of which the second one says why it cannot at some counts."""
 
-    def __init__(self, *, rank: int = 0, fails: Sequence[str] = ()) -> None:
-        self.asked: list[tuple[str, bool]] = []
-        self._rank, self._fails = rank, fails
+    def __init__(self, fails: Sequence[str] = ()) -> None:
+        self.asked: list[tuple[str, list[str]]] = []
+        self._fails = fails
 
-    def run(
-        self, index: int | None, what: str, work: Callable[[], Any] | None, *, limit_s: float
-    ) -> tuple[float, list[Report]]:
-        assert index is None
-        assert limit_s == 60
-        self.asked.append((what, work is not None))
-        mine = Report(value=work() if work is not None else None)
-        other = Report(value="OutOfMemoryError: full" if what in self._fails else {"matrix_tflop_per_s": 1.0})
-        return 0.0, [mine, other] if self._rank == 0 else [other, mine]
+    def __len__(self) -> int:
+        return 2
+
+    def values(self, commands: dict[int, m.Command], _: Any, what: str, limit_s: float) -> dict[int, Any]:
+        assert limit_s == preparing_s(SETTINGS)
+        self.asked.append((what, [command.name for command in commands.values()]))
+        told = {"matrix_tflop_per_s": 1.0}
+        return {0: told, 1: "OutOfMemoryError: full" if what in self._fails else told}
 
 
-def rates(lockstep: Any, *counts: int, rank: int = 0) -> tuple[list[DeviceRates], list[str]]:
-    """Of a job of two ranks; with what the user hears."""
-    cluster: Any = SimpleNamespace(place=SimpleNamespace(device=CPU), rank=rank, world_size=2)
+def rates(workers: Any, *counts: int) -> tuple[list[DeviceRates], list[str]]:
+    """With what the user hears."""
     plan: Any = [SimpleNamespace(case=SimpleNamespace(num_devices=n), skip_reason=None) for n in counts]
     skipped: Any = SimpleNamespace(case=SimpleNamespace(num_devices=3), skip_reason="no device")
+    recorder: Any = SimpleNamespace(note=lambda *_: None)
     said: list[str] = []
-    found = measure_rates(lockstep, cluster, [*plan, skipped], precision="fp32", limit_s=60, say=said.append)
-    return found, said
+    return measure_rates(workers, recorder, [*plan, skipped], SETTINGS, said.append), said
 
 
-def test_every_device_count_is_measured_at_once_as_far_as_there_are_ranks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    timed_by(monkeypatch, 10.0)
-    lockstep = FakeLockstep()
-    found, said = rates(lockstep, 2, 1, 2, 4)
-    assert lockstep.asked == [
-        ("memory for the devices' rates", True),
-        ("the rates of 1 device", True),
-        ("the rates of 2 devices", True),
-        ("giving their memory back", True),
+def test_every_device_count_is_measured_at_once_as_far_as_there_are_ranks() -> None:
+    workers = FakeWorkers()
+    found, said = rates(workers, 2, 1, 2, 4)
+    assert workers.asked == [
+        ("memory for the devices' rates", ["meter", "meter"]),
+        ("the rates of 1 device", ["rate", "wait"]),
+        ("the rates of 2 devices", ["rate", "rate"]),
+        ("giving their memory back", ["meter", "meter"]),
     ]
     assert [(row.num_devices, row.rank) for row in found] == [(1, 0), (2, 0), (2, 1)]
-    assert found[1].matrix_tflop_per_s == pytest.approx(FLOPS / 10e-3 / 1e12)
     assert not said
 
 
-def test_a_rank_beyond_the_count_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    timed_by(monkeypatch, 10.0)
-    lockstep = FakeLockstep(rank=1)
-    rates(lockstep, 1, 2, rank=1)
-    assert [works for what, works in lockstep.asked if "rates of" in what] == [False, True]
-
-
-def test_a_count_that_failed_on_any_rank_has_no_rates_and_the_reason_is_told(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    timed_by(monkeypatch, 10.0)
-    found, said = rates(FakeLockstep(fails=["the rates of 2 devices"]), 1, 2)
+def test_a_count_that_failed_on_any_rank_has_no_rates_and_the_reason_is_told() -> None:
+    found, said = rates(FakeWorkers(fails=["the rates of 2 devices"]), 1, 2)
     assert [row.num_devices for row in found] == [1]
     assert said == ["the rates of 2 devices are not known: OutOfMemoryError: full"]
 
 
-def test_a_device_without_the_memory_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def rank(monkeypatch: pytest.MonkeyPatch) -> Rank:
+    monkeypatch.setattr("torch.distributed.barrier", lambda: None)
+    found = Rank(0, 0)
+    found.place = Place(rank=0, local_rank=0, device=CPU, cores=(0,))
+    found._settings = SETTINGS
+    return found
+
+
+def test_a_device_without_the_memory_says_why(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_: DeviceMeter) -> dict[str, float]:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(DeviceMeter, "measured", full)
-    found, said = rates(FakeLockstep(), 1)
-    assert not found
-    assert said == ["the rates of 1 device are not known: OutOfMemoryError: CUDA out of memory"]
+    assert rank.do(m.Rate()).value == "OutOfMemoryError: CUDA out of memory"
 
 
-def test_a_broken_device_starts_the_ranks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_device_starts_the_ranks_again(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(_: DeviceMeter) -> dict[str, float]:
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
-    lockstep = SimpleNamespace(run=lambda _, __, work, **___: (0.0, [attempt(work)]))
     monkeypatch.setattr(DeviceMeter, "measured", broken)
-    with pytest.raises(RestartError):
-        rates(lockstep, 1)
+    found = rank.do(m.Rate())
+    assert (found.status, found.restart) == ("failed", True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,10 +12,12 @@ import torch
 from torch import nn
 
 from ddp_bench.bench.case import Case
-from ddp_bench.bench.cluster.messages import decode, encode
-from ddp_bench.bench.measure.memory import DeviceMemory, MemoryWatch, release_memory
-from ddp_bench.bench.run.prepare import LiveCase, Prepared, facts_of
-from ddp_bench.bench.run.session import Session
+from ddp_bench.bench.measure.memory import MemoryWatch, release_memory
+from ddp_bench.bench.modes import Place
+from ddp_bench.bench.results.measured import BlockTimes, DeviceMemory
+from ddp_bench.bench.run.cases import facts_of
+from ddp_bench.bench.worker.messages import Drop, Proven, UpdateError, Wait, Warmed
+from ddp_bench.bench.worker.rank import Rank
 
 MIB = 2**20
 GPUS = [torch.device("cuda", index) for index in range(3)]
@@ -94,8 +95,8 @@ def test_cpu_cores_tell_nothing_and_leave_gpus_alone(allocators: list[Allocator]
     assert allocators[0].reserved == 5 * MIB
 
 
-def live_case(mode: str) -> LiveCase:
-    case = Case(
+def case(mode: str) -> Case:
+    return Case(
         mode=mode,
         num_devices=3,
         arch="resnet18",
@@ -106,13 +107,11 @@ def live_case(mode: str) -> LiveCase:
         data="device",
         device_type="cuda",
     )
-    return LiveCase(0, case, None, oversubscribed=False)
 
 
 def facts(mode: str, *by_rank: tuple[DeviceMemory, ...]) -> dict[str, Any]:
-    sent = [Prepared(warmup=None, memory=memory) for memory in by_rank]  # type: ignore[arg-type]
-    received = [decode(encode(prepared)) for prepared in sent]
-    return facts_of(live_case(mode), SimpleNamespace(device_name="H200", link=None), received)  # type: ignore[arg-type]
+    warmed = [Warmed(times=BlockTimes(1.0, (1.0,)), memory=memory) for memory in by_rank]
+    return facts_of(case(mode), Proven(gradient_error=0.0, split_effect=0.0), warmed, UpdateError(), None)
 
 
 def test_dp_tells_how_much_more_device_0_takes() -> None:
@@ -174,29 +173,26 @@ def test_memory_of_a_frozen_cycle_is_released(
     assert allocators[1].reserved == 0, "DP's other GPUs too"
 
 
+def on_gpu() -> Rank:
+    rank = Rank(0, 0)
+    rank.place = Place(rank=0, local_rank=0, device=GPUS[0], cores=(0,))
+    return rank
+
+
 def test_a_dropped_case_leaves_no_memory(frozen: weakref.ref[Knowing], allocators: list[Allocator]) -> None:
     allocators[0].reserved = MIB
-    live = live_case("single")
-    session: Any = SimpleNamespace(
-        _live=[live], _cluster=SimpleNamespace(place=SimpleNamespace(device=GPUS[0]))
-    )
-    Session._drop(session, live)
-    assert session._live == []
+    assert on_gpu().do(Drop(index=0)).status == "ok"
     assert frozen() is None
     assert allocators[0].reserved == 0
 
 
 @pytest.mark.parametrize(("gives", "reserved"), [(True, 0), (False, MIB)])
 def test_ranks_give_caches_back_where_dp_needs_the_memory_too(
-    allocators: list[Allocator], *, gives: bool, reserved: int
+    allocators: list[Allocator], monkeypatch: pytest.MonkeyPatch, *, gives: bool, reserved: int
 ) -> None:
+    monkeypatch.setattr("torch.distributed.barrier", lambda: None)
     allocators[0].reserved = MIB
-    session: Any = SimpleNamespace(
-        _gives_caches_back=gives,
-        _cluster=SimpleNamespace(place=SimpleNamespace(device=GPUS[0])),
-        _settings=SimpleNamespace(case_timeout=1.0, steps_per_block=lambda _: 1),
-    )
-    Session._measure_case(session, live_case("single"), 1, 0, [])
+    assert on_gpu().do(Wait(gives_caches_back=gives)).status == "ok"
     assert allocators[0].reserved == reserved
 
 

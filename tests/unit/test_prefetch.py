@@ -15,8 +15,8 @@ from PIL import Image
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.plan import Machine, expand
 from ddp_bench.bench.resolve import resolve, with_device_defaults
-from ddp_bench.bench.run import prepare
 from ddp_bench.bench.settings import Settings
+from ddp_bench.bench.worker import prepare
 from ddp_bench.models import data
 from ddp_bench.models.data import BatchSource, PrefetchSource, open_source
 from ddp_bench.models.registry import resnet_workload

@@ -71,9 +71,13 @@ def test_malloc_asks_the_kernel_for_huge_pages() -> None:
     assert asked_kib[1] >= 32 * 1024, "8 times 4 MiB"
 
 
-def test_a_rank_starts_without_what_only_the_first_needs_later() -> None:
-    code = "import sys, bench.run.job, bench.run.rank; sys.exit('scipy.stats' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+@pytest.mark.parametrize(
+    ("module", "others"),
+    [("worker.main", "pandas scipy.stats ddp_bench.report.build"), ("run.conductor", "torch")],
+)
+def test_neither_loads_what_the_other_works_with(module: str, others: str) -> None:
+    loaded = f"import sys, ddp_bench.bench.{module}; sys.exit(bool(set(sys.modules) & set({others.split()})))"
+    assert subprocess.run([sys.executable, "-c", loaded], check=False).returncode == 0
 
 
 KILLED = """

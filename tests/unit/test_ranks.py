@@ -3,28 +3,34 @@ from typing import NoReturn
 import pytest
 from made import made_manifest
 
-from ddp_bench.bench.cluster import meeting
-from ddp_bench.bench.cluster.ranks import HostHello, check_alike
 from ddp_bench.bench.conditions import Question, needed
-from ddp_bench.bench.errors import AgreedError, UsageError
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.manifest import RankPlace
+from ddp_bench.bench.run.described import check_alike
+from ddp_bench.bench.worker import rank as module
+from ddp_bench.bench.worker.messages import Begun
+
+PLACE = RankPlace(rank=0)
 
 
-def host(name: str, *, torch: str = "2.15.0", seed: int = 0) -> HostHello:
+def host(name: str, *, torch: str = "2.15.0", seed: int = 0) -> Begun:
     told = made_manifest(
         environment={"host": name, "gpus": [{"name": "H200", "driver": "570"}]},
         versions={"torch": torch, "cuda": "13.0", "python": "3.11.7"},
         git={"commit": "abc", "dirty": False},
         settings={"seed": seed, "batch_size": 64},
     )
-    return HostHello(told.environment, needed(told, Question.HOSTS))
+    conditions = needed(told, Question.HOSTS)
+    return Begun(place=PLACE, fingerprint="", machine=told.environment, conditions=conditions)
 
 
 def test_hosts_that_are_alike_pass() -> None:
-    check_alike([host("a"), None, host("b"), None])
+    silent = Begun(place=PLACE, fingerprint="")
+    check_alike([host("a"), silent, host("b"), silent])
 
 
 def test_every_difference_is_listed() -> None:
-    with pytest.raises(AgreedError) as caught:
+    with pytest.raises(UsageError) as caught:
         check_alike([host("a"), *(host(name, torch="2.11.0", seed=1) for name in "bc")])
     text = str(caught.value)
     assert "a: torch 2.15.0 (CUDA 13.0), b and 1 more: torch 2.11.0 (CUDA 13.0)" in text
@@ -37,6 +43,6 @@ def test_ranks_that_cannot_meet_for_no_reason_given_are_told_so(monkeypatch: pyt
     def fails(*_: object, **__: object) -> NoReturn:
         raise RuntimeError
 
-    monkeypatch.setattr(meeting, "rendezvous", fails)
+    monkeypatch.setattr(module, "rendezvous", fails)
     with pytest.raises(UsageError, match=r"cannot meet at .*: RuntimeError"):
-        meeting.meet.__wrapped__()
+        module.joined_store()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ddp_bench.bench.case import Case
-from ddp_bench.bench.run.reference import Reference, Split, difference, norm, split_of
+from ddp_bench.bench.worker.reference import Reference, Split, difference, norm, split_of
 from ddp_bench.models.data import open_source
 from ddp_bench.models.step import as_set
 from ddp_bench.models.workload import Batch, Workload, sgd

@@ -11,11 +11,11 @@ from made import made_manifest
 from ddp_bench.bench.errors import GaveUpError, NotComparableError, UsageError
 from ddp_bench.bench.manifest import SCHEMA_VERSION
 from ddp_bench.bench.plan import Machine, expand, plan_hash
-from ddp_bench.bench.recovery.failures import Failure
-from ddp_bench.bench.recovery.reopen import RankHello, check_same, fail_case, open_run, settings_of
 from ddp_bench.bench.resolve import with_device_defaults
 from ddp_bench.bench.results.journal import Journal
 from ddp_bench.bench.results.recorder import Recorder, resume_command
+from ddp_bench.bench.run.failures import Failure
+from ddp_bench.bench.run.reopen import check_same, fail_case, open_run, settings_of
 from ddp_bench.bench.settings import Settings
 
 MACHINE = {"cpu_model": "x", "num_cores": 2, "gpus": []}
@@ -126,10 +126,9 @@ def opened(
     )
     machine = Machine(device_type="cpu", devices_per_node=cores)
     plan = expand(settings, machine, arch="resnet20", image_size=32)
-    hellos = [RankHello("here", {}, None)]
     ranks = [{"rank": rank, "gpu": gpu, "device_name": f"GPU {gpu}"} for rank, gpu in enumerate(gpus)]
     manifest = made_manifest(**THEN | {"plan_hash": plan_hash(plan), "ranks": ranks})
-    found = open_run(settings, plan, manifest, hellos, resume=None)
+    found = open_run(settings, plan, manifest, {}, resume=None)
     found.lock.release()
     return found.recorder.folder.absolute()
 

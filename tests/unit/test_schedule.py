@@ -14,10 +14,10 @@ from made import cap_of
 
 from ddp_bench.bench.estimate import MIN_ROUNDS
 from ddp_bench.bench.plan import Machine, Planned, expand
-from ddp_bench.bench.recovery.reopen import Completion
 from ddp_bench.bench.resolve import with_device_defaults
 from ddp_bench.bench.results.comparisons import Comparison
 from ddp_bench.bench.run.phases import fixed_phases
+from ddp_bench.bench.run.reopen import Completion
 from ddp_bench.bench.run.schedule import (
     FIRST_LOOK,
     INSTRUMENTED,

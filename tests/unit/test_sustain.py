@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,21 +11,20 @@ import pytest
 from commands import SMALL
 
 from ddp_bench.bench.plan import Machine, Planned, expand
-from ddp_bench.bench.recovery.failures import PATIENCE
-from ddp_bench.bench.recovery.reopen import MAY_CHANGE
 from ddp_bench.bench.resolve import resolve, with_device_defaults
 from ddp_bench.bench.results.aggregate import Outcome, case_rows, comparisons_of
 from ddp_bench.bench.results.round_times import CaseTimes, RoundTimes
 from ddp_bench.bench.results.schema import PHASES
+from ddp_bench.bench.run.failures import PATIENCE
 from ddp_bench.bench.run.main import main, settings_of
 from ddp_bench.bench.run.phases import fixed_phases, unfinished
+from ddp_bench.bench.run.reopen import MAY_CHANGE
 from ddp_bench.bench.run.schedule import Schedule
 from ddp_bench.bench.run.session import Session
 from ddp_bench.bench.run.sustain import (
     BLOCK_S,
     LEAST_BLOCKS,
     MOST_STEPS,
-    Training,
     blocks_left,
     expected_s,
     left_s,
@@ -142,21 +141,6 @@ def test_only_cases_that_share_no_device_train_on() -> None:
     assert left_s(settings, own[:3], done) == 10 + 0 + 30
 
 
-class FakeCluster:
-    """Rank 0's cluster, or another's, to which rank 0 sends what it decides."""
-
-    def __init__(self, sent: list[int], *, first: bool) -> None:
-        self._sent, self._first = sent, first
-        self._heard = iter(())
-
-    def from_first(self, value: int) -> int:
-        if self._first:
-            self._sent.append(value)
-            return value
-        assert value == 0, "only rank 0 knows"
-        return self._sent.pop(0)
-
-
 class FakeConsole:
     def __init__(self) -> None:
         self.shown: list[tuple[str, int, int, float]] = []
@@ -177,28 +161,25 @@ class FakeRecorder:
         return {self.case_id: self.times.sustained_s}
 
 
-def test_every_rank_takes_the_steps_that_the_first_one_says() -> None:
+def test_blocks_follow_each_other_until_a_case_has_trained_long_enough() -> None:
     settings = resolved(sustain="60s")
     cases: Any = [p for p in planned(settings) if not p.oversubscribed and not p.skip_reason][1:3]
     case_id = cases[0].case.case_id
     times = times_of(block("timed", 1, 100), block("sustained", 1, 100, steps=400))
-    recorder: Any = FakeRecorder(case_id, times)
-    console: Any = FakeConsole()
-    sent: list[int] = []
-    first: Any = FakeCluster(sent, first=True)
+    session: Any = Session.__new__(Session)
+    session._settings, session._recorder = settings, FakeRecorder(case_id, times)
+    session._console = FakeConsole()
     blocks = []
-    for number, changed in Training(settings, first, recorder, console).blocks(cases, first=2):
-        blocks.append((number, changed.steps))
-        assert changed == replace(settings, steps=changed.steps)
-        times.add([block("sustained", number, 100, steps=changed.steps)])
+    for number in itertools.count(2):
+        if not (steps := session._sustained_steps(cases)):
+            break
+        blocks.append((number, steps))
+        times.add([block("sustained", number, 100, steps=steps)])
     assert [number for number, _ in blocks] == list(range(2, 9)), "20 s are seven blocks of about 3 s"
     assert sum(steps for _, steps in blocks) == 200, "20 s of the 60 are left"
-    what, done, total, left = console.shown[0]
+    what, done, total, left = session._console.shown[0]
     assert (what, done, total) == (f"sustained {case_id}", 1, 8)
     assert left == pytest.approx(20 + 60)
-    other: Any = FakeCluster(sent, first=False)
-    heard = [(n, s.steps) for n, s in Training(settings, other, None, console).blocks(cases, first=2)]
-    assert heard == blocks
 
 
 def test_a_resumed_run_prepares_what_has_still_to_train() -> None:
@@ -226,11 +207,9 @@ def test_no_limit_of_the_rounds_counts_it() -> None:
     """A run of 600 s, 480 of them after the rounds: `--max-time` sees 120."""
     session: Any = SimpleNamespace(
         _recorder=SimpleNamespace(sustained_s=lambda: {"a": 300.0, "b": 180.0}),
-        _lockstep=SimpleNamespace(elapsed_s=lambda: 600.0),
+        elapsed_s=lambda: 600.0,
     )
     assert Session._rounds_s(session) == 120
-    session._recorder = None
-    assert Session._rounds_s(session) == 600, "on other ranks, which do not decide"
 
 
 def test_the_schedule_counts_no_sustained_block() -> None:

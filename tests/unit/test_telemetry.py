@@ -13,23 +13,24 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 import torch
 
 from ddp_bench.bench.case import Case
-from ddp_bench.bench.cluster.messages import decode, encode
-from ddp_bench.bench.measure import telemetry, trace
-from ddp_bench.bench.measure.telemetry import FAILED, Telemetry, sampled
-from ddp_bench.bench.measure.timed import BlockTimes
+from ddp_bench.bench.measure import telemetry
+from ddp_bench.bench.measure.telemetry import Telemetry, sampled
 from ddp_bench.bench.modes import Place
 from ddp_bench.bench.plan import Machine, Planned, expand
 from ddp_bench.bench.resolve import with_device_defaults
 from ddp_bench.bench.results.aggregate import Outcome, case_rows
+from ddp_bench.bench.results.measured import TELEMETRY_FAILED, TRACE_FAILED, BlockTimes, block_rows
 from ddp_bench.bench.results.schema import BLOCKS, typed_frame
-from ddp_bench.bench.run.phases import block_rows, work_of
-from ddp_bench.bench.run.session import Session
+from ddp_bench.bench.run.cases import Cases
 from ddp_bench.bench.settings import Settings
+from ddp_bench.bench.worker.messages import AnyAnswer, Report, decode, encode
+from ddp_bench.bench.worker.work import measure
 
 FIRST, SECOND = "11111111-aaaa-4bbb-8ccc-0123456789ab", "22222222-aaaa-4bbb-8ccc-0123456789ab"
 """UUIDs as `str(torch.cuda.get_device_properties(i).uuid)` writes them."""
@@ -123,7 +124,8 @@ def test_what_the_sampler_tells_arrives_in_the_table_of_cases(both: Telemetry) -
     """By the way it takes: as a message between ranks, as a row of blocks.csv."""
     seen(both, [0, 1])
     planned = next(p for p in plan("cuda")[1] if p.case.mode == "dp")
-    sent = decode(encode(both.of(block(), [0, 1])))
+    report = decode(encode(Report(value=both.of(block(), [0, 1]))), AnyAnswer)
+    sent = msgspec.convert(report.value, BlockTimes)
     rows = block_rows(planned.case.case_id, "timed", 1, 0, 0.0, [("host", 0, sent)])
     row = case_rows([Outcome(planned)], typed_frame(rows, BLOCKS)).iloc[0]
     assert row["sm_clock_mhz"] == 1410
@@ -157,7 +159,7 @@ def test_why_nothing_can_be_sampled_is_told_once(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     made = Telemetry({0: FIRST})
-    assert made.of(block(), [0]).detail == {"other": 1, FAILED: why}
+    assert made.of(block(), [0]).detail == {"other": 1, TELEMETRY_FAILED: why}
     assert made.of(block(), [0]) == block()
     made.close()
 
@@ -171,7 +173,7 @@ def test_a_sampler_that_ends_or_hangs_holds_nobody_up(
     both._peer.settimeout(0.2)
     monkeypatch.setattr(telemetry, "END_S", 0.1)
     process.send_signal(with_what)
-    assert "has ended, or hangs" in both.of(block(), [0]).detail[FAILED]
+    assert "has ended, or hangs" in both.of(block(), [0]).detail[TELEMETRY_FAILED]
     assert both.of(block(), [0]) == block()
     assert process.wait(30) < 0
 
@@ -179,7 +181,7 @@ def test_a_sampler_that_ends_or_hangs_holds_nobody_up(
 def test_a_sampler_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry, "ended_with_us", lambda _: ["/there/is/no/such/command"])
     made = Telemetry({0: FIRST})
-    assert FAILED in made.of(block(), [0]).detail
+    assert TELEMETRY_FAILED in made.of(block(), [0]).detail
     made.close()
 
 
@@ -188,7 +190,7 @@ def test_a_sampler_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry, "ended_with_us", lambda _: sleeps)
     monkeypatch.setattr(telemetry, "ANSWER_S", 0.1)
     made = Telemetry({0: FIRST})
-    assert FAILED in made.of(block(), [0]).detail
+    assert TELEMETRY_FAILED in made.of(block(), [0]).detail
     assert made._process[0].wait(30) < 0
 
 
@@ -321,13 +323,11 @@ def test_a_timed_block_is_over_before_anything_is_asked(mode: str, devices: list
     all_of_them.mode = SimpleNamespace(compiles_as_asked=contextlib.nullcontext)
     how_many = 1 if mode == "single" else 2
     case = next(c for c in cases("cuda")[1] if (c.mode, c.num_devices) == (mode, how_many))
-    live: Any = SimpleNamespace(trainer=all_of_them, case=case, layout=None, step_s=0.01, group=None)
-    settings: Any = SimpleNamespace(steps_per_block=lambda _: 2)
+    live: Any = SimpleNamespace(trainer=all_of_them, case=case, layout=None, group=None)
 
     def run(phase: str) -> BlockTimes:
-        work = work_of(phase, live, settings, place(1, "cuda:1"), all_of_them, all_of_them)
-        assert work is not None
-        return work()
+        here = place(1, "cuda:1")
+        return measure(live, phase, 2, place=here, clock=all_of_them, telemetry=all_of_them)
 
     assert run("timed").detail == {"gpus": {}}
     block = ["step", "step", "mark", "step", "mark", "step", "mark", "read"]
@@ -335,9 +335,9 @@ def test_a_timed_block_is_over_before_anything_is_asked(mode: str, devices: list
     assert run("no_sync").detail == {"device_allocs": 0}
 
 
-@pytest.mark.parametrize("name", [telemetry.FAILED, trace.FAILED])
+@pytest.mark.parametrize("name", [TELEMETRY_FAILED, TRACE_FAILED])
 def test_a_run_says_once_what_failed_and_keeps_the_block(name: str) -> None:
-    session: Any = Session.__new__(Session)
+    session: Any = Cases.__new__(Cases)
     said: list[str] = []
     rows: list[Any] = []
     session._console, session._said = SimpleNamespace(note=said.append), set()
@@ -346,7 +346,7 @@ def test_a_run_says_once_what_failed_and_keeps_the_block(name: str) -> None:
         SimpleNamespace(add_block=rows.extend),
         SimpleNamespace(add=lambda *_, **__: None),
     )
-    session._lockstep = SimpleNamespace(elapsed_s=lambda: 1.0)
+    session._started_s = 0.0
     live: Any = SimpleNamespace(case=SimpleNamespace(case_id="a"), oversubscribed=False)
     times = {rank: BlockTimes(2.0, (2.0,), {name: "not found"}) for rank in (1, 2)}
     for round_index in (1, 2):

@@ -17,8 +17,11 @@ import torch
 from torch._utils import ExceptionWrapper
 
 from ddp_bench.bench.errors import UserCodeError
-from ddp_bench.bench.recovery.attempt import LOST, Report, attempt, failure_in, report_of
-from ddp_bench.bench.recovery.tracebacks import (
+from ddp_bench.bench.run.failures import failure_in
+from ddp_bench.bench.worker.attempt import LOST, attempt, report_of
+from ddp_bench.bench.worker.messages import Report
+from ddp_bench.bench.worker.proof import ProofError
+from ddp_bench.bench.worker.tracebacks import (
     MOST_CHARACTERS,
     Owner,
     formatted,
@@ -26,7 +29,6 @@ from ddp_bench.bench.recovery.tracebacks import (
     place_of,
     shown_path,
 )
-from ddp_bench.bench.run.proof import ProofError
 from ddp_bench.models.workload import Workload, make_batch
 
 NET = """\
@@ -222,7 +224,7 @@ def test_a_users_own_package_may_have_a_name_of_ours(tmp_path: Path, monkeypatch
     (tmp_path / "models" / "net.py").write_text("class Broken(Exception): pass\ndef late(): raise Broken\n")
     monkeypatch.chdir(tmp_path)
     script = (
-        "from ddp_bench.bench.recovery.tracebacks import place_of\n"
+        "from ddp_bench.bench.worker.tracebacks import place_of\n"
         "import models.net\n"
         "try: models.net.late()\n"
         "except models.net.Broken as error:\n"
@@ -283,21 +285,22 @@ def test_a_batch_that_cannot_be_made_costs_its_case_alone(net: ModuleType) -> No
 
 
 def test_a_rank_that_another_one_took_along_is_no_cause() -> None:
-    lost, elsewhere = (
-        Report("failed", reason, traceback=f"Traceback …\n{reason}\n")
-        for reason in (f"RuntimeError: {LOST[0]}", "ProofError: rank 0 has the reason")
+    def gone() -> None:
+        raise RuntimeError(LOST[0])
+
+    lost = attempt(gone)
+    cause = Report(
+        status="failed", reason="ValueError: late bug", place="net.py:6, in late", traceback="Traceback: it\n"
     )
-    cause = Report("failed", "ValueError: late bug", place="net.py:6, in late", traceback="Traceback: it\n")
-    found = failure_in([lost, Report(), cause, elsewhere])
+    found = failure_in({0: lost, 1: Report(), 2: cause})
     assert found is not None
     assert found.reason == "ValueError: late bug (net.py:6, in late)"
     assert found.ranks == {
         0: f"ended because another rank failed: {lost.reason}",
         1: "did not fail",
         2: "raised\nTraceback: it\n",
-        3: f"ended because another rank failed: {elsewhere.reason}",
     }
-    only = failure_in([lost, Report()])
+    only = failure_in({0: lost, 1: Report()})
     assert only is not None
     assert only.ranks[0] == f"raised\n{lost.traceback}", "nobody else has a reason"
-    assert failure_in([Report(), Report()]) is None
+    assert failure_in({0: Report(), 1: Report()}) is None

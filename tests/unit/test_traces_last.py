@@ -7,60 +7,63 @@ import os
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import pandas as pd
 import pytest
-import torch
 
 from ddp_bench.bench.console import Console
 from ddp_bench.bench.manifest import Manifest, RankPlace
-from ddp_bench.bench.measure.timed import BlockTimes
-from ddp_bench.bench.modes import Place
 from ddp_bench.bench.plan import Machine, Planned, expand, plan_hash
-from ddp_bench.bench.recovery.lockstep import Report
-from ddp_bench.bench.recovery.reopen import RankHello, open_run
 from ddp_bench.bench.resolve import with_device_defaults
 from ddp_bench.bench.results.recorder import Block
-from ddp_bench.bench.run import blocks, session
+from ddp_bench.bench.run import cases, session
+from ddp_bench.bench.run.cases import LiveCase
 from ddp_bench.bench.run.phases import AFTER_ROUNDS, unfinished
-from ddp_bench.bench.run.prepare import LiveCase
+from ddp_bench.bench.run.reopen import open_run, progress_so_far
 from ddp_bench.bench.settings import ResolvedSettings, Settings
+from ddp_bench.bench.worker import messages as m
 
 
 class BrokenOffError(Exception):
     """The run ends here, as with its process."""
 
 
-class FakeLockstep:
-    """Takes a tenth of a second for a block, and breaks off after `most`."""
+class FakeWorkers:
+    """Breaks off after `most` blocks."""
 
-    most = num_blocks = 0
+    num_blocks = 0
+    """Of the latest of them."""
 
-    def __init__(self, _cluster: Any, _watchdog: Any, recorder: Any, elapsed_s: float) -> None:
-        self._recorder = recorder
-        self._elapsed_s = elapsed_s
+    def __init__(self, num_ranks: int, most: int) -> None:
+        self._num_ranks, self._most = num_ranks, most
+        FakeWorkers.num_blocks = 0
 
-    def elapsed_s(self) -> float:
-        return self._elapsed_s
+    def __len__(self) -> int:
+        return self._num_ranks
 
-    def run(self, index: int, what: str, _work: Any, **_: float) -> tuple[float, list[Report]]:
-        if FakeLockstep.num_blocks == FakeLockstep.most:
+    def check(self) -> None: ...
+
+    def ask(self, commands: dict[int, m.Command], _what: str, _limit_s: float) -> dict[int, m.Report]:
+        if FakeWorkers.num_blocks == self._most:
             raise BrokenOffError
-        FakeLockstep.num_blocks += 1
-        self._recorder.note(index, what)
-        self._elapsed_s += 0.1
-        case = self._recorder.journal.state.plan[index].case
-        num_ranks = case.num_devices if case.mode == "ddp" else 1
-        return self._elapsed_s, [Report(value=BlockTimes(1.0, (1.0,)))] * num_ranks
+        FakeWorkers.num_blocks += 1
+        block = {"block_ms": 1.0, "steps_ms": [1.0]}
+        return {r: m.Report(value=block if one.name == "block" else None) for r, one in commands.items()}
 
-    def wait_for_turn(self, *_: Any, **__: Any) -> None:
-        pass
+    def values(self, commands: dict[int, m.Command], *_: object) -> dict[int, None]:
+        return dict.fromkeys(commands)
 
-    def between(self) -> None:
-        self._recorder.note(None, "between rounds")
+
+class FakeClock:
+    """A block takes a tenth of a second."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def perf_counter(self) -> float:
+        self.now_s += 0.05
+        return self.now_s
 
 
 class FakeSession(session.Session):
@@ -73,12 +76,8 @@ class FakeSession(session.Session):
         for index, planned in unfinished(
             self._plan, self._settings, measured, dropped=dropped, sustained_s={}
         ):
-            assert self._recorder is not None
             self._recorder.set_outcome(index, "ok")
-            live = LiveCase(
-                index, planned.case, None, planned.oversubscribed, longest_step_s=0.01, step_s=0.01
-            )
-            self._live.append(live)
+            self._live.append(LiveCase(index, planned.case, planned.oversubscribed, None, 0.01, 0.01))
 
 
 def settings_of(device_type: str = "cuda", **stored: Any) -> ResolvedSettings:
@@ -94,35 +93,28 @@ def plan_of(settings: ResolvedSettings, device_type: str = "cuda") -> list[Plann
 @pytest.fixture
 def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Measures a run, or goes on with it in its folder: the blocks on disk, in their order."""
-    monkeypatch.setattr(blocks, "Lockstep", FakeLockstep)
-    monkeypatch.setattr(blocks, "work_of", lambda *_: None)
-    monkeypatch.setattr(session, "sampled", lambda *_: None)
-    monkeypatch.setattr(session, "gc", Mock())
+    monkeypatch.setattr(cases, "time", FakeClock())
     monkeypatch.setattr(os, "fsync", lambda _: None)
     folder = tmp_path / "run"
 
     def run(settings: ResolvedSettings, *, most: int = 10**9, device_type: str = "cuda") -> list[Block]:
-        FakeLockstep.most, FakeLockstep.num_blocks = most, 0
         plan = plan_of(settings, device_type)
         manifest = Manifest(settings=replace(settings, out=str(folder)), plan_hash=plan_hash(plan))
-        device = torch.device("cuda", 0) if device_type == "cuda" else torch.device("cpu")
         resume = folder if folder.exists() else None
         monkeypatch.chdir(tmp_path)
-        opened = open_run(settings, plan, manifest, [RankHello("here", {}, None)], resume=resume)
+        opened = open_run(settings, plan, manifest, {}, resume=resume)
+        begun = [
+            m.Begun(place=RankPlace(rank=r, host="here", device_name="a GPU"), fingerprint="")
+            for r in range(4)
+        ]
         made = FakeSession(
-            cluster=SimpleNamespace(  # type: ignore[arg-type]
-                place=Place(rank=0, local_rank=0, device=device, cores=(0,)),
-                is_first=True,
-                from_first=lambda value: value,
-                gather=lambda value: [value],
-                gather_to_first=lambda told, more: [(told, more)],
-            ),
-            job=SimpleNamespace(settings=settings, plan=plan, workload=None),  # type: ignore[arg-type]
-            infos=[RankPlace(rank=r, host="here", device_name="a GPU") for r in range(4)],
+            workers=FakeWorkers(4, most),  # type: ignore[arg-type]
+            settings=settings,
+            plan=plan,
+            begun=begun,
             recorder=opened.recorder,
             console=Console(silent=True),
-            watchdog=None,  # type: ignore[arg-type]
-            earlier=opened.progress,
+            earlier=progress_so_far(opened.recorder),
         )
         try:
             opened.recorder.close(made.run())
@@ -196,7 +188,7 @@ def test_a_resumed_run_lacks_what_was_not_traced(
     assert wanted - {c for c, phase, _ in broken_off if phase == "trace"} <= {p.case.case_id for _, p in left}
     blocks = measure(settings)
     assert blocks[: len(broken_off)] == broken_off
-    assert FakeLockstep.num_blocks == len(blocks) - len(broken_off), "nothing is measured for nobody"
+    assert FakeWorkers.num_blocks == len(blocks) - len(broken_off), "nothing is measured for nobody"
     check_traced_last(blocks, wanted)
 
 
@@ -213,5 +205,5 @@ def test_more_rounds_later_need_no_second_trace(measure: Any, tmp_path: Path) ->
     first = measure(with_out(tmp_path, rounds=2))
     blocks = measure(with_out(tmp_path, rounds=3))
     assert {r for _, phase, r in blocks if phase == "timed"} == {1, 2, 3}
-    assert FakeLockstep.num_blocks == len(blocks) - len(first)
+    assert FakeWorkers.num_blocks == len(blocks) - len(first)
     assert {phase for _, phase, _ in blocks[len(first) :]} == {"timed", "no_sync", "comm"}

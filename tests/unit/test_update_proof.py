@@ -12,8 +12,9 @@ from torch import nn
 
 from ddp_bench.bench.axes import COMM_HOOKS
 from ddp_bench.bench.modes.base import SingleMode, gradients_of
-from ddp_bench.bench.run.proof import ProofError
-from ddp_bench.bench.run.update_proof import (
+from ddp_bench.bench.settings import PRECISIONS
+from ddp_bench.bench.worker.proof import ProofError
+from ddp_bench.bench.worker.update_proof import (
     AMPLIFIED,
     HOOK_TOLERANCES,
     MOST_TELLING,
@@ -23,7 +24,6 @@ from ddp_bench.bench.run.update_proof import (
     UpdateError,
     judged,
 )
-from ddp_bench.bench.settings import PRECISIONS
 
 
 def test_every_precision_and_hook_has_a_tolerance_below_what_faults_do() -> None:
@@ -36,7 +36,7 @@ def test_every_precision_and_hook_has_a_tolerance_below_what_faults_do() -> None
 
 @pytest.mark.parametrize("noise", [0.02 / AMPLIFIED * 1.01, 0.3])
 def test_an_error_within_what_rounding_does_is_proven(noise: float) -> None:
-    assert judged(0.02, 0.01, noise, "fp32") == UpdateError(0.02)
+    assert judged(0.02, 0.01, noise, "fp32") == UpdateError(error=0.02)
 
 
 @pytest.mark.parametrize("error", [0.02, 1.0, math.inf, math.nan])

@@ -21,7 +21,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils.checkpoint import checkpoint
 
-from ddp_bench.bench.case import Case
+from ddp_bench.bench.case import Case, Split, split_of
 from ddp_bench.bench.measure.timed import AUTOCAST_DTYPES, autocast_of
 from ddp_bench.models.data import BatchSource, open_source
 from ddp_bench.models.nested import chunk, join, map_tensors
@@ -34,50 +34,6 @@ Weights = dict[str, Tensor]
 PERTURBED = 32 * 2.0**-23
 """So much, relatively, parameters are shifted to see what rounding does: 32 times float32's own, for one more
 or less lets single units of a ReLU pass, by chance."""
-
-
-@dataclass(frozen=True)
-class Split:
-    """How a case splits the batch of a step: what each forward of the model sees."""
-
-    num_sources: int
-    """Ranks that fetch batches of their own."""
-    batch_size: int
-    """Rows that one of them fetches for a micro-batch."""
-    num_chunks: int = 1
-    """Equal chunks of these, each with a forward, and so with batch-norm statistics, of its own."""
-    accumulate: int = 1
-    joined: bool = False
-    """Whether one forward sees the micro-batch of all ranks, as SyncBatchNorm does."""
-    gathered: bool = False
-    """Whether one loss sees what came of all chunks, as DataParallel gathers it."""
-
-    @property
-    def num_rows(self) -> int:
-        """Of a step, over all ranks."""
-        return self.batch_size * self.num_sources * self.accumulate
-
-    @property
-    def num_forwards(self) -> int:
-        """Forwards of the model in a micro-batch, over all ranks."""
-        return 1 if self.joined else self.num_sources * self.num_chunks
-
-    @property
-    def num_losses(self) -> int:
-        """Losses of a micro-batch, over all ranks; their mean is trained on."""
-        return 1 if self.gathered else self.num_forwards
-
-
-def split_of(case: Case) -> Split:
-    """How `case` splits its batch."""
-    if case.num_batches > 1:
-        return Split(
-            case.num_devices, case.batch_per_device, accumulate=case.accumulate, joined=case.sync_batchnorm
-        )
-    whole = case.batch_per_device * case.num_devices
-    if case.mode == "dp":
-        return Split(1, whole, num_chunks=case.num_devices, accumulate=case.accumulate, gathered=True)
-    return Split(1, whole, num_chunks=case.num_micro_batches, accumulate=case.accumulate)
 
 
 @dataclass

@@ -9,20 +9,18 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddp_bench.bench.case import Case
 from ddp_bench.bench.findings.numbers import short
 from ddp_bench.bench.measure.memory import release_memory
 from ddp_bench.bench.measure.timed import Trainer
-from ddp_bench.bench.recovery.attempt import is_out_of_gpu_memory
-from ddp_bench.bench.run.proof import ProofError, Prover, loaded
-from ddp_bench.bench.run.reference import Weights, difference, norm, switch_off, weights_of
-from ddp_bench.bench.run.together import together
+from ddp_bench.bench.worker.attempt import is_out_of_gpu_memory
+from ddp_bench.bench.worker.messages import UpdateError
+from ddp_bench.bench.worker.proof import ProofError, Prover, loaded
+from ddp_bench.bench.worker.reference import Weights, difference, norm, switch_off, weights_of
 
 PROOF_STEPS = 2
 """Steps that are proven: the second uses the optimizer's state, and PowerSGD compresses from the third."""
@@ -42,19 +40,6 @@ AMPLIFIED = 3
 MOST_TELLING = 0.25
 """An error above it that rounding may have made tells nothing: without momentum the second step is off by
 0.31 where the gradients of both steps are alike, and other faults of training by more."""
-
-
-@dataclass(frozen=True)
-class UpdateError:
-    """How far the parameters of a case are from the reference's: ‖θ - θ_ref‖ / ‖θ_ref - θ_0‖."""
-
-    error: float | None = None
-    """None where nothing is told."""
-    why_not: str = ""
-
-
-NOT_TOLD = UpdateError()
-"""What ranks say that do not compare."""
 
 
 class FirstSteps:
@@ -93,18 +78,8 @@ class FirstSteps:
         return sum(after >= scale for scale, after in itertools.pairwise(self.scales))
 
 
-def prove_update(
-    case: Case, steps: FirstSteps, prover: Prover, group: dist.ProcessGroup | None
-) -> UpdateError:
-    """Compare on rank 0; every rank of the case calls it. Raises ProofError on all of them."""
-    steps.end()
-    return together(
-        prover.place, group, lambda: _proven(case, steps, prover), elsewhere=NOT_TOLD, error=ProofError
-    )
-
-
-def _proven(case: Case, steps: FirstSteps, prover: Prover) -> UpdateError:
-    steps.trainer.check_loss()  # says more than parameters that are not numbers
+def prove_update(case: Case, steps: FirstSteps, prover: Prover) -> UpdateError:
+    """Compare what `steps` kept, on rank 0. Raises ProofError."""
     if steps.state is None or not steps.num_taken:
         return UpdateError(why_not="loss scaling left all of them out")
     found = weights_of(loaded(prover.template, steps.state))
@@ -125,7 +100,7 @@ def _compared(case: Case, steps: FirstSteps, prover: Prover, found: Weights) -> 
     mixed = "bf16" if case.ddp_mixed_precision != "none" else case.precision
     tolerance = max(TOLERANCES[mixed], HOOK_TOLERANCES[case.comm_hook])
     if error <= tolerance:
-        return UpdateError(error)
+        return UpdateError(error=error)
     noise = _relative(prover.reference.update(case, steps.scales, again=True), reference)
     return judged(error, tolerance, noise, f"{case.precision}{_with_hook(case)}")
 
@@ -142,7 +117,7 @@ def judged(error: float, tolerance: float, noise: float, what: str) -> UpdateErr
             f"the update; at most {allowed:.0e} in {what})"
         )
     if error <= min(allowed, MOST_TELLING):
-        return UpdateError(error)
+        return UpdateError(error=error)
     return UpdateError(
         why_not="rounding or random numbers alone change the update of the reference by "
         f"{short(100 * noise, 2)}%"

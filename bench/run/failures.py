@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import re
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
-from ddp_bench.bench.results.journal import JOURNAL, State, read
+from ddp_bench.bench.results.journal import State
 from ddp_bench.bench.settings import ResolvedSettings
 from ddp_bench.bench.sysfs import ranges
 from ddp_bench.bench.text import visible
+from ddp_bench.bench.worker.messages import Report
 
 RESTART_EXIT_CODE = 75
-"""A rank that cannot go on alone (EX_TEMPFAIL): the launcher is to start all ranks again."""
-
-TIMEOUT_EXIT_CODE = 76
-"""A rank whose watchdog ended it because the first rank did not."""
-
-STARTED_ENV = "BENCH_STARTED_S"
-"""When this attempt began, in seconds of the monotonic clock: set where bench.run starts its own ranks."""
-
-FAILURE_ENV = "BENCH_FAILURE"
-"""How the ranks ended last time, as JSON from rank to exit code: from the launcher to the ranks after."""
+"""The ranks of a launcher can go no further (EX_TEMPFAIL): it is to start all of them again."""
 
 MOST_IDLE_ATTEMPTS = 2
 """So many attempts in a row may achieve nothing: one can be chance, two have a cause that stays."""
@@ -63,6 +53,8 @@ class Failure:
     reason: str
     ranks: Mapping[int, str] = field(default_factory=dict, compare=False)
     """How it went on each rank that is known of, for the kept file: one line, then a traceback or stacks."""
+    stacks: Mapping[int, str] = field(default_factory=dict, compare=False)
+    """Of ranks that were stuck, by rank."""
 
 
 def placed(reason: str, *where: str) -> str:
@@ -80,6 +72,28 @@ def written(title: str, found: Failure) -> str:
     for text, ranks in told.items():
         parts += [f"{'rank' if len(ranks) == 1 else 'ranks'} {ranges(ranks)}: {text}", ""]
     return "\n".join(visible(line.expandtabs()) for part in parts for line in part.split("\n")) + "\n"
+
+
+def failure_in(reports: Mapping[int, Report]) -> Failure | None:
+    """What ended a case, from the report of each of its ranks; None where all are well.
+
+    A rank that failed because another one did is no cause, unless no other is known.
+    """
+    bad = [r for r in reports.values() if r.status != "ok"]
+    if not bad:
+        return None
+    cause = next((r for r in bad if r.is_failure and r.is_cause), bad[0])
+    any_cause = cause.is_failure and cause.is_cause
+    ranks = {rank: _account(r, any_cause=any_cause) for rank, r in reports.items()}
+    return Failure(cause.status, placed(cause.reason, cause.place), ranks)
+
+
+def _account(report: Report, *, any_cause: bool) -> str:
+    if not report.is_failure:
+        return "did not fail"
+    if any_cause and not report.is_cause:
+        return f"{AFTER_ANOTHER}: {report.reason}"
+    return f"raised\n{report.traceback}"
 
 
 def preparing_s(settings: ResolvedSettings, num_forwards: int = 0) -> float:
@@ -108,11 +122,6 @@ def turn_s(settings: ResolvedSettings) -> float:
     return TURN_S + preparing_s(settings)
 
 
-def is_restartable(exit_codes: Mapping[int, int]) -> bool:
-    """Whether ranks that ended so are to be started again: none with a code it chose itself, such as 2."""
-    return all(code < 0 or code in (0, RESTART_EXIT_CODE, TIMEOUT_EXIT_CODE) for code in exit_codes.values())
-
-
 def progress_of(state: State, table_bytes: int) -> tuple[int, ...]:
     """How far the next attempt starts out: bytes of blocks.csv, cases settled and failed, curves done.
 
@@ -137,48 +146,31 @@ def is_stuck(progress: Sequence[object]) -> bool:
     return len(last) > MOST_IDLE_ATTEMPTS and all(one == last[-1] for one in last)
 
 
-def progress_in(folder: Path) -> tuple[int, ...]:
-    """`progress_of` the run in a results folder; empty before it has begun. Raises UsageError."""
-    if not (folder / JOURNAL).is_file():
-        return ()
-    blocks = folder / "blocks.csv"
-    return progress_of(read(folder), blocks.stat().st_size if blocks.exists() else 0)
+def failure_of(exit_codes: Mapping[int, int | None], *, what: str, out_of_memory: bool) -> Failure:
+    """Status and reason of the case in whose `what` (`round 3 (timed)`) ranks ended.
 
-
-def failure_of(exit_codes: Mapping[int, int], *, what: str, out_of_memory: bool) -> Failure:
-    """Status and reason of the case in whose `what` (`round 3 (timed)`) the ranks ended.
-
-    `exit_codes` may be empty where the launcher does not tell; `out_of_memory` says that the kernel's OOM
-    killer struck meanwhile.
+    `exit_codes` are by rank, None where another process has started it; `out_of_memory` says that the
+    kernel's OOM killer struck meanwhile.
     """
     found = _cause(exit_codes, what, out_of_memory=out_of_memory)
     return replace(found, ranks={rank: _end(code) for rank, code in exit_codes.items()})
 
 
-def _end(code: int) -> str:
+def _end(code: int | None) -> str:
     """How a rank ended, by its exit code."""
-    if code == RESTART_EXIT_CODE:
-        return AFTER_ANOTHER
-    if code == TIMEOUT_EXIT_CODE:
-        return "ended itself: rank 0 did not answer"
+    if code is None:
+        return "ended unexpectedly"
     return f"was killed by {_signal(-code)}" if code < 0 else f"ended with exit code {code}"
 
 
-def _cause(exit_codes: Mapping[int, int], what: str, *, out_of_memory: bool) -> Failure:
-    # The launcher ends the survivors with SIGTERM: that tells of no cause.
-    killed = {rank: -code for rank, code in exit_codes.items() if code < 0 and code != -signal.SIGTERM}
-    # A rank that has lost a peer leaves with RESTART_EXIT_CODE; only who died first is the cause.
-    who = f"rank {min(killed)}" if killed else "a rank"
+def _cause(exit_codes: Mapping[int, int | None], what: str, *, out_of_memory: bool) -> Failure:
+    killed = {rank: -code for rank, code in exit_codes.items() if code is not None and code < 0}
+    who = f"rank {min(killed or exit_codes)}" if exit_codes else "a rank"
     if out_of_memory and (not killed or signal.SIGKILL in killed.values()):
         return Failure("oom", f"{who} was killed by the kernel for want of host memory in {what}")
-    # Before killed ones: who leaves so has waited for long, and only then was the first rank killed.
-    if TIMEOUT_EXIT_CODE in exit_codes.values():
-        return Failure("timeout", f"rank 0 did not answer in {what}; stacks are on standard error")
     if killed:
         return Failure("failed", f"{who} was killed by {_signal(killed[min(killed)])} in {what}")
-    if any(code == -signal.SIGTERM for code in exit_codes.values()):
-        return Failure("failed", f"a rank was ended by {_signal(signal.SIGTERM)} in {what}")
-    return Failure("failed", f"a rank ended unexpectedly in {what}")
+    return Failure("failed", f"{who} ended unexpectedly in {what}")
 
 
 def _signal(number: int) -> str:
@@ -187,28 +179,3 @@ def _signal(number: int) -> str:
     except ValueError:
         name = "unknown"
     return f"signal {int(number)} ({name})"
-
-
-def oom_kills() -> int | None:
-    """Processes that the kernel has ended for want of memory, here or in this group; None if unknown."""
-    text = "\n".join(map(_text, _oom_files()))
-    counts = [int(number) for number in re.findall(r"^oom_kill (\d+)$", text, re.MULTILINE)]
-    return sum(counts) if counts else None
-
-
-def _oom_files() -> list[Path]:
-    groups = re.findall(r"^(\d+):([^:]*):(.*)$", _text(Path("/proc/self/cgroup")), re.MULTILINE)
-    root = Path("/sys/fs/cgroup")
-    files = [Path("/proc/vmstat")]
-    files += [root / path.lstrip("/") / "memory.events" for _, names, path in groups if not names]
-    files += [
-        root / "memory" / path.lstrip("/") / "memory.oom_control" for _, n, path in groups if n == "memory"
-    ]
-    return files
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError:
-        return ""

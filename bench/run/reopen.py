@@ -1,4 +1,4 @@
-"""Opens the results folder on rank 0: claimed for a new run, or reopened after a fault or for `--resume`."""
+"""Opens the results folder: claimed for a new run, or reopened after a fault or for `--resume`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from ddp_bench.bench.cli import command, quoted
-from ddp_bench.bench.cluster.meeting import host_name
-from ddp_bench.bench.cluster.messages import may_be_sent
+from ddp_bench.bench.cluster.process import host_name
 from ddp_bench.bench.conditions import Question, devices_of, differences
 from ddp_bench.bench.errors import GaveUpError, NotComparableError, UsageError
 from ddp_bench.bench.findings.notes import why_not_measured
 from ddp_bench.bench.manifest import MANIFEST, Manifest, Resumed, WorkloadCode
 from ddp_bench.bench.plan import Planned
-from ddp_bench.bench.recovery.failures import Failure, failure_of, is_stuck, progress_of, written
 from ddp_bench.bench.results import store
 from ddp_bench.bench.results.disk import read_bytes
 from ddp_bench.bench.results.journal import (
@@ -33,6 +31,7 @@ from ddp_bench.bench.results.journal import (
 )
 from ddp_bench.bench.results.recorder import Block, Recorder
 from ddp_bench.bench.results.store import FolderLock, read_manifest
+from ddp_bench.bench.run.failures import Failure, failure_of, is_stuck, progress_of, written
 from ddp_bench.bench.settings import Settings
 
 MAY_CHANGE = ("rounds", "max_time", "precision_target", "sustain", "case_timeout")
@@ -52,18 +51,9 @@ class Completion(StrEnum):
     NO_CASE = "no case is left to measure"
 
 
-@dataclass(frozen=True)
-class RankHello:
-    """What a rank tells when it joins: how its host's ranks ended, and its host's OOM kills so far."""
-
-    host: str
-    failure: Mapping[int, int]
-    oom_kills: int | None
-
-
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """What every rank must know of what was measured before this attempt of the run."""
+    """What was measured before this attempt of the run."""
 
     measured: frozenset[Block]
     dropped: frozenset[int]
@@ -76,33 +66,30 @@ class Progress:
     last_round: int
     sustained_s: Mapping[str, float]
     """How long cases have trained after the rounds, by case id."""
-    notes: tuple[str, ...]
-    """What the user is told of the attempt before."""
-
-
-may_be_sent(RankHello, Progress)
 
 
 @dataclass(frozen=True)
 class Opened:
-    """The results folder as rank 0 holds it, and what every rank must know of it."""
+    """The results folder of a run under way."""
 
     recorder: Recorder
     lock: FolderLock
-    progress: Progress
+    notes: tuple[str, ...] = ()
+    """What the user is told of the attempt before."""
 
 
 def open_run(
     settings: Settings,
     plan: Sequence[Planned],
     manifest: Manifest,
-    hellos: Sequence[RankHello],
+    oom_kills: Mapping[str, int],
     *,
     resume: Path | None,
 ) -> Opened:
     """Claim a new folder, or go on in the one of this launch's earlier attempt, or in `resume`.
 
-    Raises UsageError where the folder is not to be had, GaveUpError where restarts lead nowhere.
+    `oom_kills` are those of each host so far. Raises UsageError where the folder is not to be had,
+    GaveUpError where restarts lead nowhere.
     """
     run_id = os.environ.get("TORCHELASTIC_RUN_ID", "")
     folder = resume or (Path(settings.out) if settings.out else None)
@@ -122,18 +109,29 @@ def open_run(
         code = _code_of(recorder, manifest)
         if earlier is not None:
             _check_worth_it(recorder, settings)
-            notes = _settle_fault(recorder, hellos)
+            before = recorder.journal.state.attempts[-1].oom_kills
+            starved = any(kills > before.get(host, kills) for host, kills in oom_kills.items())
+            found = failure_of({}, what=_under_way(recorder).what, out_of_memory=starved)
+            notes = settle_fault(recorder, found)
+            attempts = recorder.journal.state.attempts
+            if not notes and is_stuck([*(one.progress for one in attempts), progress_in(recorder)]):
+                raise GaveUpError(f"gave up: {found.reason}, again and again; see the messages above")
             _check_devices(recorder.manifest, manifest)
         else:
             _retry_failed_cases(recorder)
         _carry_on(recorder, manifest, code, resumed=earlier is None)
+    begin_attempt(recorder, oom_kills)
+    return Opened(recorder, lock, tuple(notes))
+
+
+def begin_attempt(recorder: Recorder, oom_kills: Mapping[str, int]) -> None:
+    """Note that workers have met."""
     attempt = Attempt(
-        run_id=run_id,
-        progress=_progress_of(recorder),
-        oom_kills={hello.host: hello.oom_kills for hello in hellos if hello.oom_kills is not None},
+        run_id=os.environ.get("TORCHELASTIC_RUN_ID", ""),
+        progress=progress_in(recorder),
+        oom_kills=dict(oom_kills),
     )
     recorder.journal.write(attempt, sync=True)
-    return Opened(recorder, lock, _progress_so_far(recorder, notes))
 
 
 def _code_of(recorder: Recorder, now: Manifest) -> WorkloadCode | None:
@@ -197,25 +195,19 @@ def _check_devices(then: Manifest, now: Manifest) -> None:
     )
 
 
-def _settle_fault(recorder: Recorder, hellos: Sequence[RankHello]) -> list[str]:
-    """Put the fault down to the case or curve that was under way; what to tell the user."""
-    state = recorder.journal.state
-    codes = {rank: code for hello in hellos for rank, code in hello.failure.items()}
-    kills_before = state.attempts[-1].oom_kills
-    out_of_memory = any(
-        hello.oom_kills is not None and hello.oom_kills > kills_before.get(hello.host, hello.oom_kills)
-        for hello in hellos
-    )
-    under_way = state.under_way or UnderWay(what="between cases")
-    found = failure_of(codes, what=under_way.what, out_of_memory=out_of_memory)
-    index, curve = under_way.index, under_way.curve
-    if index is not None:
-        return [fail_case(recorder, index, found)]
-    if curve is not None:
-        recorder.add_allreduce(curve[0], curve[1], {})
+def _under_way(recorder: Recorder) -> UnderWay:
+    return recorder.journal.state.under_way or UnderWay(what="between cases")
+
+
+def settle_fault(recorder: Recorder, found: Failure) -> list[str]:
+    """Put a fault down to the case or curve that was under way; what to tell the user."""
+    under_way = _under_way(recorder)
+    if under_way.index is not None:
+        return [fail_case(recorder, under_way.index, found)]
+    if under_way.curve is not None:
+        num_ranks, backend = under_way.curve
+        recorder.add_allreduce(num_ranks, backend, {})
         return [f"all-reduce curve left out: {found.reason}"]
-    if is_stuck([*(attempt.progress for attempt in state.attempts), _progress_of(recorder)]):
-        raise GaveUpError(f"gave up: {found.reason}, again and again; see the messages above")
     return []
 
 
@@ -242,7 +234,8 @@ def _retry_failed_cases(recorder: Recorder) -> None:
     recorder.journal.write(Retry(indices=tuple(again)), sync=True)
 
 
-def _progress_of(recorder: Recorder) -> tuple[int, ...]:
+def progress_in(recorder: Recorder) -> tuple[int, ...]:
+    """Return `progress_of` what is on disk."""
     return progress_of(recorder.journal.state, (recorder.folder / "blocks.csv").stat().st_size)
 
 
@@ -267,7 +260,8 @@ def _carry_on(recorder: Recorder, new: Manifest, code: WorkloadCode | None, *, r
     )
 
 
-def _progress_so_far(recorder: Recorder, notes: Sequence[str]) -> Progress:
+def progress_so_far(recorder: Recorder) -> Progress:
+    """Return what has been measured by now."""
     state = recorder.journal.state
     return Progress(
         measured=recorder.measured(),
@@ -281,7 +275,6 @@ def _progress_so_far(recorder: Recorder, notes: Sequence[str]) -> Progress:
         elapsed_s=recorder.elapsed_s,
         last_round=recorder.rounds,
         sustained_s=recorder.sustained_s(),
-        notes=tuple(notes),
     )
 
 

@@ -8,14 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddp_bench.bench.case import Case
 from ddp_bench.bench.measure.split import balanced, layer_costs_ms
-from ddp_bench.bench.measure.timed import AUTOCAST_DTYPES
+from ddp_bench.bench.measure.timed import autocast_of
 from ddp_bench.bench.modes import Place, Stages, Unsupported
-from ddp_bench.bench.run.together import together
 from ddp_bench.models.workload import Workload, is_pair_of_tensors, layers_of, make_batch
 
 
@@ -30,19 +28,23 @@ class Splitter:
     seed: int
     _known: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
-    def stages(self, case: Case, group: dist.ProcessGroup | None) -> Stages | None:
-        """Split the model for a case, whose ranks call it together; None for a mode that splits none.
+    def split(self, case: Case) -> tuple[int, ...]:
+        """Measure the layers and return how many each device of a case gets.
 
         Raises Unsupported for a model that cannot be split.
         """
-        if not case.is_staged:
-            return None
         n = case.num_devices
         self._check_batch()
         check_layers(self.template, layers_of(self.workload, self.template), n)
         if n not in self._known:
-            self._known[n] = self._of_first(case, group)
-        return Stages(layers=functools.partial(layers_of, self.workload), by_device=self._known[n])
+            self._known[n] = self._measured(case)
+        return self._known[n]
+
+    def stages(self, by_device: tuple[int, ...] | None) -> Stages | None:
+        """Return the stages of a split; None for a mode that splits nothing."""
+        if by_device is None:
+            return None
+        return Stages(layers=functools.partial(layers_of, self.workload), by_device=by_device)
 
     def _check_batch(self) -> None:
         """Raise Unsupported unless a batch is two tensors and the loss one of outputs and targets."""
@@ -59,14 +61,6 @@ class Splitter:
         generator = torch.Generator().manual_seed(self.seed)
         return make_batch(self.workload, batch_size=size, generator=generator)
 
-    def _of_first(self, case: Case, group: dist.ProcessGroup | None) -> tuple[int, ...]:
-        """What the first rank measured, on every rank."""
-        nothing = (0,) * case.num_devices
-        by_device = together(self.place, group, lambda: self._measured(case), elsewhere=nothing)
-        found = torch.tensor(by_device, device=self.place.device)
-        dist.broadcast(found, group=group, group_src=0)
-        return tuple(found.tolist())
-
     def _measured(self, case: Case) -> tuple[int, ...]:
         device = self.place.device
         module = copy.deepcopy(self.template).to(device)
@@ -77,8 +71,8 @@ class Splitter:
             return self.workload.loss(outputs, targets)
 
         layers = layers_of(self.workload, module)
-        dtype = AUTOCAST_DTYPES.get(case.precision)
-        return balanced(layer_costs_ms(layers, inputs.to(device), loss, autocast=dtype), case.num_devices)
+        costs = layer_costs_ms(layers, inputs.to(device), loss, within=autocast_of(case))
+        return balanced(costs, case.num_devices)
 
 
 def check_layers(module: nn.Module, layers: list[nn.Module], num_devices: int) -> None:

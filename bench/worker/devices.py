@@ -3,34 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import msgspec
 import torch
 
-from ddp_bench.bench.cluster.meeting import host_name
-from ddp_bench.bench.cluster.messages import may_be_sent
+from ddp_bench.bench.cluster.process import host_name
 from ddp_bench.bench.gpus import gpus, pairs
 from ddp_bench.bench.machine import machine
-from ddp_bench.bench.manifest import FirstHost, Gpu
-
-
-@dataclass(frozen=True)
-class SeenGpus:
-    """The GPUs that a rank sees, by CUDA's index: their UUIDs, and what NVML says of them."""
-
-    host: str
-    local_rank: int
-    uuids: tuple[str, ...]
-    facts: tuple[Gpu, ...]
-
-    @property
-    def own(self) -> str:
-        """The UUID of the one that the rank trains on, as `gpu_of` chooses it."""
-        return self.uuids[self.local_rank % len(self.uuids)]
-
-
-may_be_sent(SeenGpus, Gpu)
+from ddp_bench.bench.manifest import FirstHost
+from ddp_bench.bench.worker.messages import SeenGpus
 
 
 def num_gpus() -> int:
@@ -52,7 +33,7 @@ def gpu_uuid(index: int) -> str:
 def seen_gpus(local_rank: int) -> SeenGpus:
     """The GPUs that this process sees."""
     uuids = tuple(gpu_uuid(index) for index in range(num_gpus()))
-    return SeenGpus(host_name(), local_rank, uuids, tuple(gpus(uuids)))
+    return SeenGpus(host=host_name(), local_rank=local_rank, uuids=uuids, facts=tuple(gpus(uuids)))
 
 
 def this_machine(seen: Sequence[SeenGpus]) -> FirstHost:

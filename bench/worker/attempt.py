@@ -4,32 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from msgspec.structs import replace
 
-from ddp_bench.bench.cluster.messages import may_be_sent
 from ddp_bench.bench.errors import RAISED_BY_USERS, UsageError, UserCodeError
-from ddp_bench.bench.measure.timed import BlockTimes, NonFiniteLossError
+from ddp_bench.bench.measure.timed import NonFiniteLossError
 from ddp_bench.bench.modes import Unsupported
 from ddp_bench.bench.modes.base import UnusedParametersError
-from ddp_bench.bench.recovery.failures import AFTER_ANOTHER, Failure, placed
-from ddp_bench.bench.recovery.tracebacks import formatted, place_of, text_of
-
-NO_GROUP = -1
-"""Stands for the number of collectives on a rank outside the case's process group; no count is negative."""
+from ddp_bench.bench.worker.messages import Report
+from ddp_bench.bench.worker.tracebacks import formatted, place_of, text_of
 
 LOST = (
     *("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting"),
     *("remote process exited or there was a network error", "NCCL communicator was aborted"),
 )
 """Words of gloo's and NCCL's errors on ranks whose peer has died; that peer has the reason."""
-
-ELSEWHERE = "rank 0 has the reason"
-"""What the other ranks raise where the first one failed in what it did for all."""
 
 HOST_MEMORY = re.compile(r"CPUAllocator: |[Cc]an(no|')t allocate memory|std::bad_alloc|Failed to malloc")
 """Errors of PyTorch's CPU allocator, of the system, of C++ and of NCCL where they find no memory."""
@@ -58,38 +51,10 @@ TRACED = re.compile(r""": got (\w+)\((['"])(.*)\2\)\.?$""", re.MULTILINE)
 TOO_LARGE = "use a smaller --batch-size or smaller inputs"
 
 
-@dataclass(frozen=True)
-class Report:
-    """What one rank says after its work: its result, or what went wrong."""
-
-    status: str = "ok"
-    reason: str = ""
-    value: Any = None
-    restart: bool = False
-    """Whether this process can measure no further: its device or its communicator is broken."""
-    launched: int | None = NO_GROUP
-    """Collectives that it has launched on the case's process group so far; None where it cannot be told."""
-    place: str = ""
-    """File, line and function that raised, of the user's code where it did; empty where that says nothing."""
-    traceback: str = field(default="", compare=False)
-
-    @property
-    def is_failure(self) -> bool:
-        return self.status not in ("ok", "skipped")
-
-    @property
-    def is_cause(self) -> bool:
-        """Whether something went wrong here, not because another rank failed."""
-        return self.is_failure and not any(sign in self.reason for sign in (*LOST, ELSEWHERE))
-
-
-may_be_sent(Report, BlockTimes)
-
-
-def attempt(work: Callable[[], Any] | None) -> Report:
-    """Run `work`, turning what can go wrong with one case into a report about it."""
+def attempt(work: Callable[[], Any]) -> Report:
+    """Do `work`, turning what can go wrong with one case into a report about it. Raises UsageError."""
     try:
-        return Report(value=work() if work else None)
+        return Report(value=work())
     except UserCodeError as error:
         return _with_traceback(error)
     except UsageError:
@@ -107,39 +72,20 @@ def _with_traceback(error: BaseException) -> Report:
     return replace(found, place=place, traceback=formatted(error))
 
 
-def failure_in(reports: Sequence[Report]) -> Failure | None:
-    """What ended a case, from every rank's report in rank order; None where all are well.
-
-    A rank that failed because another one did is no cause, unless no other is known.
-    """
-    bad = [r for r in reports if r.status != "ok"]
-    if not bad:
-        return None
-    cause = next((r for r in bad if r.is_cause), bad[0])
-    ranks = {rank: _account(r, any_cause=cause.is_cause) for rank, r in enumerate(reports)}
-    return Failure(cause.status, placed(cause.reason, cause.place), ranks)
-
-
-def _account(report: Report, *, any_cause: bool) -> str:
-    if not report.is_failure:
-        return "did not fail"
-    if any_cause and not report.is_cause:
-        return f"{AFTER_ANOTHER}: {report.reason}"
-    return f"raised\n{report.traceback}"
-
-
 def report_of(error: BaseException) -> Report:
     """What an error means for its case, and for the process that raised it."""
     text, broken = text_of(error), is_broken_by(error)
     if isinstance(error, Unsupported):
-        return Report("skipped", text)
+        return Report(status="skipped", reason=text)
     if isinstance(error, NonFiniteLossError | UnusedParametersError | UserCodeError):
-        return Report("failed", text, restart=broken)
+        return Report(status="failed", reason=text, restart=broken)
     if isinstance(error, MemoryError) or HOST_MEMORY.search(text):
-        return Report("oom", f"out of host memory; {TOO_LARGE}", restart=broken)
+        return Report(status="oom", reason=f"out of host memory; {TOO_LARGE}", restart=broken)
     if is_out_of_gpu_memory(error):
-        return Report("oom", f"out of GPU memory; {TOO_LARGE}", restart=broken)
-    return Report("failed", _first_line(error), restart=broken)
+        return Report(status="oom", reason=f"out of GPU memory; {TOO_LARGE}", restart=broken)
+    reason = _first_line(error)
+    is_cause = not any(sign in reason for sign in LOST)
+    return Report(status="failed", reason=reason, restart=broken, is_cause=is_cause)
 
 
 def is_out_of_gpu_memory(error: BaseException) -> bool:

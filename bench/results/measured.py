@@ -1,0 +1,76 @@
+"""What a rank measures of a case, as it tells it and as blocks.csv holds it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+TELEMETRY_FAILED = "telemetry_failed"
+"""In the detail of the block after which a rank's telemetry ended: why."""
+
+TRACE_FAILED = "trace_failed"
+"""In the detail of a block whose trace cannot be read: why."""
+
+
+@dataclass(frozen=True)
+class BlockTimes:
+    """Durations of a block on one rank: whole, of each step, and what else its phase measured."""
+
+    block_ms: float
+    steps_ms: tuple[float, ...]
+    detail: Mapping[str, Any] = field(default_factory=dict)
+    trace: bytes | None = None
+    """A gzipped Chrome trace, of a trace block that is to be kept."""
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """MiB that a case takes at most on one GPU."""
+
+    peak_mib: float
+    """In tensors."""
+    reserved_mib: float
+    """Held by torch's allocator: tensors, gaps between them, and what it keeps for the next."""
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """What compiling a case took on one rank, and what came of it."""
+
+    compile_s: float
+    """Within dynamo, backward included; with the compiler's caches as they were."""
+    num_graphs: int
+    """Graphs given to the compiler: a part each where DDPOptimizer splits one."""
+    graph_breaks: int
+    """Places where dynamo could not go on in one graph; DDPOptimizer's splits are none."""
+    num_buckets: int
+    """All-reduces that the compiler made of the Python reducer's; 0 without it."""
+
+
+def block_rows(
+    case_id: str,
+    phase: str,
+    round_index: int,
+    position: int,
+    started_s: float,
+    times: Sequence[tuple[str, int, BlockTimes]],
+) -> list[dict[str, Any]]:
+    """The rows of blocks.csv of one block: of each rank that took part its host, number and times."""
+    return [
+        {
+            "case_id": case_id,
+            "phase": phase,
+            "round": round_index,
+            "position": position,
+            "rank": rank,
+            "host": host,
+            "started_s": round(started_s, 4),
+            "num_steps": len(block.steps_ms),
+            "block_ms": round(block.block_ms, 4),
+            "steps_ms": " ".join(f"{ms:.5g}" for ms in block.steps_ms),
+            "detail": json.dumps(block.detail) if block.detail else None,
+        }
+        for host, rank, block in times
+    ]

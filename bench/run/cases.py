@@ -1,0 +1,329 @@
+"""Single cases: prepared, measured block by block on their ranks, written down, dropped where they fail."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import Any
+
+import msgspec
+
+from ddp_bench.bench.case import Case, split_of
+from ddp_bench.bench.cluster.turns import TURNS_ENV, TurnClient
+from ddp_bench.bench.console import Console
+from ddp_bench.bench.errors import GaveUpError
+from ddp_bench.bench.expected_time import least_warmup_s
+from ddp_bench.bench.layout import BucketLayout
+from ddp_bench.bench.manifest import RankPlace
+from ddp_bench.bench.plan import Planned
+from ddp_bench.bench.results.measured import (
+    TELEMETRY_FAILED,
+    TRACE_FAILED,
+    BlockTimes,
+    DeviceMemory,
+    block_rows,
+)
+from ddp_bench.bench.results.recorder import Recorder
+from ddp_bench.bench.results.schema import LEAST
+from ddp_bench.bench.run.failures import LEAST_S, failure_in, preparing_s, turn_s
+from ddp_bench.bench.run.reopen import Progress, fail_case
+from ddp_bench.bench.run.schedule import Schedule, StopRule
+from ddp_bench.bench.run.workers import LostError, Workers
+from ddp_bench.bench.settings import ResolvedSettings
+from ddp_bench.bench.worker import messages as m
+
+LAST_STEPS = 3
+"""Steps at the end of the warm-up whose median says how long a step takes: one alone may be an outlier."""
+
+PROVEN = "Parameters after 2 steps prove nothing of"
+"""What is said of a case whose first steps tell nothing."""
+
+FAILED = {TELEMETRY_FAILED: "GPU telemetry (--telemetry)", TRACE_FAILED: "trace"}
+"""What a block's detail may say it lacks; its case is measured all the same."""
+
+
+@dataclass
+class LiveCase:
+    """A case that is ready to be measured."""
+
+    index: int
+    case: Case
+    oversubscribed: bool
+    layout: BucketLayout | None = None
+    longest_step_s: float = 0.0
+    """Of the warm-up, over all ranks."""
+    step_s: float = 0.0
+    """A usual one at the end of the warm-up, on the slowest rank."""
+
+
+class Cases:
+    """Prepares and measures single cases on the workers of one attempt."""
+
+    def __init__(
+        self,
+        *,
+        workers: Workers,
+        settings: ResolvedSettings,
+        plan: Sequence[Planned],
+        begun: Sequence[m.Begun],
+        recorder: Recorder,
+        console: Console,
+        earlier: Progress,
+    ) -> None:
+        self._workers = workers
+        self._settings = settings
+        self._plan = plan
+        self._infos: Sequence[RankPlace] = [one.place for one in begun]
+        fingerprints = {one.fingerprint for one in begun}
+        self._equal_replicas = len(begun) > 1 and len(fingerprints) == 1 and fingerprints != {""}
+        self._recorder = recorder
+        self._console = console
+        self._earlier = earlier
+        self._started_s = time.perf_counter() - earlier.elapsed_s
+        self._stop_rule = StopRule(settings, recorder, self._rounds_s)
+        self._schedule = Schedule(settings)
+        self._said: set[str] = set()
+        self._groups: set[tuple[int, str]] = set()
+        self._live: list[LiveCase] = []
+        """The cases that are still measured, in the plan's order."""
+        turns = os.environ.get(TURNS_ENV)
+        self._turns = TurnClient(turns)
+        self._gives_caches_back = turns is not None or any(
+            p.case.mode == "dp" and not p.skip_reason for p in plan
+        )
+        """Whether other processes, or DP of rank 0, need the GPU memory that cases leave cached."""
+
+    def elapsed_s(self) -> float:
+        """Seconds since the run began, attempts before this one included, breaks between them not."""
+        return time.perf_counter() - self._started_s
+
+    def _prepare_case(self, index: int, planned: Planned) -> None:
+        """Prove, build and warm up a case on its ranks; it is live if that went well on all of them."""
+        case, settings = planned.case, self._settings
+        live = LiveCase(index, case, planned.oversubscribed)
+        self._next_turn()
+        if case.backend and (case.num_ranks, case.backend) not in self._groups:
+            group = m.Group(num_ranks=case.num_ranks, backend=case.backend)
+            everyone = dict.fromkeys(range(len(self._workers)), group)
+            if self._done(live, "its process group", everyone, limit_s=preparing_s(settings)) is None:
+                return
+            self._groups.add((case.num_ranks, case.backend))
+        what = "its preparation"
+        limit_s = preparing_s(settings, split_of(case).num_forwards * case.accumulate)
+        began_s, by_device = self.elapsed_s(), None
+        if case.is_staged:
+            found = self._done(live, what, {0: m.Split(case=case)}, limit_s=limit_s)
+            if found is None:
+                return
+            by_device = tuple(found[0])
+        equal = self._equal_replicas
+        prove = m.Prove(case=case, by_device=by_device, equal_replicas=equal)
+        proven = self._done(live, what, self._told(prove, case.num_ranks), limit_s=limit_s)
+        if proven is None:
+            return
+        warm = m.Warm(
+            index=index,
+            oversubscribed=planned.oversubscribed,
+            case=case,
+            by_device=by_device,
+            equal_replicas=equal,
+            least_s=least_warmup_s(self._plan, settings),
+        )
+        told = self._done(live, what, self._told(warm, case.num_ranks), limit_s=limit_s)
+        if told is None:
+            return
+        compared = self._done(live, what, {0: m.Compare(index=index)}, limit_s=limit_s)
+        if compared is None:
+            return
+        warmed = [msgspec.convert(told[rank], m.Warmed) for rank in range(case.num_ranks)]
+        by_rank = [one.times.steps_ms for one in warmed]
+        live.layout = warmed[0].layout
+        live.longest_step_s = max(map(max, by_rank)) / 1000
+        live.step_s = max(median(ms[-LAST_STEPS:]) for ms in by_rank) / 1000
+        update = msgspec.convert(compared[0], m.UpdateError)
+        if update.why_not:
+            line = f"{PROVEN} {case.case_id}: {update.why_not}; its gradients are proven"
+            self._say_once("unproven", f"{line}. So it is of every case without update_error")
+        facts = {
+            "device_name": self._infos[0].device_name,
+            "link": self._infos[0].link,
+            **facts_of(case, msgspec.convert(proven[0], m.Proven), warmed, update, by_device),
+        }
+        self._recorder.set_outcome(index, "ok", facts=facts)
+        self._recorder.set_layout(case.case_id, live.layout)
+        self._record(live, "warmup", 0, len(self._live), began_s, {r: w.times for r, w in enumerate(warmed)})
+        self._live.append(live)
+
+    def _measure_block(
+        self,
+        live: LiveCase,
+        phase: str,
+        number: int,
+        position: int,
+        what: str,
+        steps: int,
+        limit_s: float,
+        gives_caches_back: bool = False,
+    ) -> bool:
+        """Measure one block and write it down; False where the case failed and is dropped."""
+        block = m.Block(index=live.index, phase=phase, steps=steps, gives_caches_back=gives_caches_back)
+        commands = self._told(block, live.case.num_ranks, gives_caches_back=gives_caches_back)
+        started_s = self.elapsed_s()
+        found = self._done(live, what, commands, limit_s=limit_s)
+        if found is None:
+            self._live.remove(live)
+            return False
+        times = {rank: msgspec.convert(found[rank], BlockTimes) for rank in range(live.case.num_ranks)}
+        self._record(live, phase, number, position, started_s, times)
+        return True
+
+    def _told(self, command: m.Command, num_ranks: int, **wait: Any) -> dict[int, m.Command]:
+        """The command for the first ranks; the others wait for its beginning."""
+        return {rank: command if rank < num_ranks else m.Wait(**wait) for rank in range(len(self._workers))}
+
+    def _done(
+        self, live: LiveCase, what: str, commands: Mapping[int, m.Command], *, limit_s: float
+    ) -> dict[int, Any] | None:
+        """What ranks give for a case; None where one reports a fault, with which the case ends.
+
+        Raises LostError where the ranks cannot go on to another case.
+        """
+        self._workers.check()
+        self._recorder.note(live.index, what)
+        reports = self._workers.ask(commands, what, limit_s)
+        failure = failure_in(reports)
+        if failure is None:
+            return {rank: report.value for rank, report in reports.items()}
+        self._console.note(fail_case(self._recorder, live.index, failure))
+        self._settle(reports, live.index, live.case.num_ranks, live.case.backend)
+        return None
+
+    def _settle(
+        self, reports: Mapping[int, m.Report], index: int | None, num_ranks: int, backend: str
+    ) -> None:
+        """After a failure, wait for what the ranks have launched, and have them let go of the case.
+
+        Raises LostError where that would never end: ranks that launched different numbers of collectives wait
+        for each other, and the next case's all-reduces would pair with theirs.
+        """
+        if any(report.restart for report in reports.values()) or not are_in_step(reports):
+            raise LostError
+        what = "what a failed case had launched"
+        self._recorder.note(None, what)
+        settle = m.Settle(index=index, num_ranks=num_ranks, backend=backend)
+        everyone = dict.fromkeys(range(len(self._workers)), settle)
+        if any(report.status != "ok" for report in self._workers.ask(everyone, what, LEAST_S).values()):
+            raise LostError
+
+    def _record(
+        self,
+        live: LiveCase,
+        phase: str,
+        round_index: int,
+        position: int,
+        started_s: float,
+        times: Mapping[int, BlockTimes],
+    ) -> None:
+        """Write down a block, with the times by rank, unless an earlier attempt has."""
+        case_id = live.case.case_id
+        if (case_id, phase, round_index) in self._earlier.measured:
+            return
+        for rank, block in times.items():
+            if block.trace is not None:
+                self._recorder.add_trace(case_id, rank, block.trace)
+            for name in FAILED.keys() & block.detail.keys():
+                why = f"{block.detail[name]}; the run goes on"
+                self._say_once(name, f"No {FAILED[name]} from rank {rank}: {why}")
+        seconds = self.elapsed_s() - started_s
+        self._schedule.add(case_id, phase, seconds, oversubscribed=live.oversubscribed)
+        found = [(self._infos[rank].host, rank, block) for rank, block in times.items()]
+        self._recorder.add_block(block_rows(case_id, phase, round_index, position, started_s, found))
+
+    def _drop(self, live: LiveCase) -> None:
+        self._live.remove(live)
+        self._everyone(m.Drop(index=live.index), "dropping a case")
+
+    def _everyone(self, command: m.Command, what: str, kind: Any = Any) -> list[Any]:
+        """What all ranks answer between cases."""
+        everyone = dict.fromkeys(range(len(self._workers)), command)
+        return [*self._workers.values(everyone, kind, what, preparing_s(self._settings)).values()]
+
+    def _next_turn(self) -> None:
+        """Wait until this run may compute, where it takes turns with others. Raises GaveUpError."""
+        limit_s = turn_s(self._settings)
+        try:
+            self._turns.next_turn(limit_s)
+        except TimeoutError:
+            raise GaveUpError(
+                f"no end of the wait for this run's turn within {limit_s:g} s: another run on this machine "
+                "has it"
+            ) from None
+
+    def _rounds_s(self) -> float:
+        """Seconds of the run but for those of training after the rounds, to which no limit applies."""
+        return self.elapsed_s() - sum(self._recorder.sustained_s().values())
+
+    def _show(self, what: str, position: int, total: int) -> None:
+        self._console.progress(what, position, total, self._stop_rule.left_s())
+
+    def _say_once(self, what: str, line: str) -> None:
+        """Say of the first case and rank what may concern many."""
+        if what not in self._said:
+            self._console.note(line)
+        self._said.add(what)
+
+
+def are_in_step(reports: Mapping[int, m.Report]) -> bool:
+    """Tell whether all ranks of the case's process group have launched the same number of collectives."""
+    counts = {report.launched for report in reports.values()} - {m.NO_GROUP}
+    return len(counts) <= 1 and None not in counts
+
+
+def facts_of(
+    case: Case,
+    proven: m.Proven,
+    warmed: Sequence[m.Warmed],
+    update: m.UpdateError,
+    by_device: Sequence[int] | None,
+) -> dict[str, Any]:
+    """Return what is known of a case once every rank has prepared it, for its row in cases.csv."""
+    facts: dict[str, Any] = {
+        "gradient_error": _cell(proven.gradient_error),
+        "split_effect": _cell(proven.split_effect),
+        "update_error": _cell(update.error),
+        **_memory_columns([one.memory for one in warmed], case.mode),
+    }
+    layout, compiled = warmed[0].layout, warmed[0].compilation
+    if layout is not None:
+        facts["num_buckets"] = len(layout.num_bytes)
+        facts["bucket_bytes"] = str(layout)
+    if by_device:
+        facts["layers_by_device"] = "/".join(map(str, by_device))
+    if compiled is not None:
+        facts |= {name: getattr(compiled, name) for name in ("compile_s", "num_graphs", "graph_breaks")}
+        if case.has_python_reducer:
+            facts["num_buckets"] = compiled.num_buckets
+    return facts
+
+
+def _cell(error: float | None) -> float | None:
+    """An error as a file holds it: what is next to nothing is 0."""
+    return 0.0 if error is not None and error < LEAST else error
+
+
+def _memory_columns(by_rank: Sequence[Sequence[DeviceMemory]], mode: str) -> dict[str, Any]:
+    if not all(by_rank):
+        return {}
+    devices = [device for rank in by_rank for device in rank]
+    peaks = [device.peak_mib for device in devices]
+    columns: dict[str, Any] = {
+        "peak_mem_mib": max(peaks),
+        "reserved_mem_mib": max(device.reserved_mib for device in devices),
+        "mem_by_device_mib": "/".join(f"{mib:.1f}" for mib in peaks),
+    }
+    if mode == "dp" and any(peaks[1:]):
+        columns["dp_device0_mem_ratio"] = peaks[0] / fmean(peaks[1:])
+    return columns

@@ -1,0 +1,323 @@
+"""The conductor of a run: has it prepared, opens its folder, measures, and goes on where workers are lost.
+
+One process decides, keeps time and writes; it imports no torch. On one machine it is the command itself.
+Under torchrun or srun it is the first rank's process, and that rank a child of it; there a lost worker ends
+the attempt, for another process has to start it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from ddp_bench.bench import github, plan
+from ddp_bench.bench.cli import speaker, to_json
+from ddp_bench.bench.cluster.process import ignore_signals, interrupted_by_signals
+from ddp_bench.bench.console import Console
+from ddp_bench.bench.errors import ExitCode, UsageError
+from ddp_bench.bench.findings.findings import conclude
+from ddp_bench.bench.findings.notes import why_not_measured
+from ddp_bench.bench.predict.bound import bound
+from ddp_bench.bench.predict.calibration import load_calibration
+from ddp_bench.bench.predict.from_pass import write_calibration
+from ddp_bench.bench.run.close import STOPPED_BY_ERROR, finish_and_say, finish_quietly, timing_of
+from ddp_bench.bench.run.described import check_alike, new_manifest, print_plan
+from ddp_bench.bench.run.failures import MOST_IDLE_ATTEMPTS, RESTART_EXIT_CODE, Failure, is_stuck
+from ddp_bench.bench.run.reopen import (
+    Opened,
+    begin_attempt,
+    check_same,
+    open_run,
+    progress_in,
+    progress_so_far,
+    resumable_manifest,
+    settle_fault,
+)
+from ddp_bench.bench.run.session import Session
+from ddp_bench.bench.run.summary import print_not_measured, print_summary, summary_of
+from ddp_bench.bench.run.workers import LostError, Workers
+from ddp_bench.bench.settings import Settings
+from ddp_bench.bench.worker import messages as m
+
+START_LIMIT_S = 600.0
+"""Limit for what is done before the first case, such as reading drivers and slow file systems."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class How:
+    """How a run is to be carried out, not what is measured."""
+
+    arguments: Sequence[str] = ()
+    """The command line."""
+    resume: Path | None = None
+    quiet: bool = False
+    as_json: bool = False
+
+
+class Conductor:
+    """Conducts a run of what was `asked` for on `workers`."""
+
+    def __init__(
+        self,
+        asked: Settings,
+        how: How,
+        workers: Workers,
+        *,
+        began_s: float,
+        prepared: m.Prepared | None = None,
+    ) -> None:
+        """Know what is to be done; `began_s` is when the command began, on the monotonic clock."""
+        self._asked = asked
+        self._how = how
+        self._workers = workers
+        self._began_s = began_s
+        self._prepared = prepared
+        self._profiled: m.Profiled | None = None
+        self._opened: Opened | None = None
+        self._console = Console(silent=how.quiet)
+        self._startup_s: float | None = None
+        self._over_s = 0.0
+        """When start-up was over, had all attempts followed it without a break."""
+
+    def run(self) -> int:
+        """Measure; the exit code. Raises UsageError for what a user can mend before anything is measured."""
+        try:
+            with interrupted_by_signals():
+                return self._attempts()
+        except KeyboardInterrupt:
+            ignore_signals()
+            return self._interrupted()
+        except UsageError as error:
+            if self._opened is None:
+                raise
+            self._console.progress_done()
+            print(f"{speaker()}: {error.label}: {error}", file=sys.stderr)
+            finish_quietly(self._opened.recorder.folder, STOPPED_BY_ERROR, lock=self._opened.lock)
+            return error.exit_code
+
+    def _attempts(self) -> int:
+        progress: list[tuple[int, ...]] = [self._progress()]
+        while True:
+            try:
+                reason = self._attempt()
+            except LostError as lost:
+                self._console.progress_done()
+                if (code := self._lost(lost)) is not None:
+                    return code
+                progress.append(self._progress())
+                if is_stuck(progress):
+                    why = lost.failure.reason if lost.failure else "the workers cannot go on"
+                    said = f"gave up: {why}, {MOST_IDLE_ATTEMPTS} times in a row"
+                    return self._ended("the ranks died", ExitCode.NOT_MEASURED, said)
+            else:
+                return self._conclude(reason)
+
+    def _attempt(self) -> str:
+        """Start the workers and measure until there is a reason to stop: that reason."""
+        if self._prepared is None:
+            self._prepared = self._prepared or prepare(self._workers, self._asked)
+        prepared, workers = self._prepared, self._workers
+        workers.open()
+        workers.grow(plan.world_size(prepared.plan))
+        if self._profiled is None:
+            profile = m.Profile(settings=prepared.settings)
+            self._profiled = workers.value(0, profile, m.Profiled, "start-up", START_LIMIT_S)
+        begun = self._begin(prepared)
+        earlier = progress_so_far(self._open(prepared, self._profiled, begun).recorder)
+        assert self._opened is not None  # just done
+        for note in self._opened.notes:
+            self._console.note(note)
+        if self._startup_s is None:
+            self._startup_s = round(time.monotonic() - self._began_s, 2)
+        self._over_s = time.monotonic() - earlier.elapsed_s
+        session = Session(
+            workers=workers,
+            settings=prepared.settings,
+            plan=prepared.plan,
+            begun=begun,
+            recorder=self._opened.recorder,
+            console=self._console,
+            earlier=earlier,
+        )
+        reason = session.run()
+        workers.end()
+        return reason
+
+    def _begin(self, prepared: m.Prepared) -> list[m.Begun]:
+        """Have all workers take their devices and meet. Raises UsageError where their hosts differ."""
+        workers, settings = self._workers, prepared.settings
+        local_size = len(workers) if workers.launched is None else prepared.machine.ranks_per_node
+        begin = m.Begin(
+            settings=settings,
+            cases=tuple(p.case for p in prepared.plan if p.skip_reason is None),
+            world_size=len(workers),
+            local_world_size=local_size or len(workers),
+            meeting=workers.name,
+            port=workers.store_port,
+            seen=prepared.seen,
+        )
+        everyone = dict.fromkeys(range(len(workers)), begin)
+        begun = [*workers.values(everyone, m.Begun, "start-up", START_LIMIT_S).values()]
+        check_alike(begun)
+        return begun
+
+    def _open(self, prepared: m.Prepared, profiled: m.Profiled, begun: Sequence[m.Begun]) -> Opened:
+        oom_kills = {one.place.host: one.oom_kills for one in begun if one.oom_kills is not None}
+        if self._opened is not None:
+            recorder = self._opened.recorder
+            recorder.tell(restarts=recorder.manifest.restarts + 1)
+            begin_attempt(recorder, oom_kills)
+            self._opened = Opened(recorder, self._opened.lock)
+            return self._opened
+        how = self._how
+        manifest = new_manifest(prepared, profiled, how.arguments, begun)
+        if how.resume is not None:
+            check_same(how.resume, resumable_manifest(how.resume), manifest)
+        self._opened = open_run(prepared.settings, prepared.plan, manifest, oom_kills, resume=how.resume)
+        return self._opened
+
+    def _progress(self) -> tuple[int, ...]:
+        return () if self._opened is None else progress_in(self._opened.recorder)
+
+    def _lost(self, lost: LostError) -> int | None:
+        """Write down what ended this attempt; the exit code, or None where the next attempt goes on here."""
+        by_themselves = {rank: code for rank, code in lost.codes.items() if code >= 0}
+        if by_themselves and self._workers.launched is None:
+            # A code of its own is what a user's program chose; nothing would be different next time.
+            if code := next(filter(None, by_themselves.values()), None):
+                return self._ended(STOPPED_BY_ERROR, code)
+            return self._ended("the ranks ended before the run did", ExitCode.NOT_MEASURED)
+        self._write_down(lost.failure)
+        if self._workers.launched is not None:
+            self._ended("a rank was lost" if lost.failure else "the ranks have to start again", 0)
+            return RESTART_EXIT_CODE
+        self._workers.end_at_once()
+        return None
+
+    def _write_down(self, failure: Failure | None) -> None:
+        if failure is None:
+            return
+        if self._opened is None:
+            print(f"{speaker()}: error: {failure.reason}", file=sys.stderr, flush=True)
+            return
+        recorder = self._opened.recorder
+        if failure.stacks:
+            failure = _with_stacks(failure, recorder.folder)
+        said = settle_fault(recorder, failure)
+        for line in said or [f"{speaker()}: error: {failure.reason}"]:
+            print(line, file=sys.stderr, flush=True)
+
+    def _ended(self, why: str, code: int, said: str = "") -> int:
+        """Bring the files up to date where no worker goes on; the exit code."""
+        ignore_signals()
+        self._console.progress_done()
+        self._workers.end_at_once()
+        if said:
+            print(f"{speaker()}: error: {said}", file=sys.stderr)
+        if self._opened is None:
+            if not said:
+                print(f"{speaker()}: error: the ranks ended before the run began", file=sys.stderr)
+        else:
+            close = finish_quietly if why == STOPPED_BY_ERROR else finish_and_say
+            close(self._opened.recorder.folder, why, lock=self._opened.lock)
+        return code
+
+    def _interrupted(self) -> int:
+        """After Ctrl-C, or after a launcher's signal, which may be about a worker that has died."""
+        self._console.progress_done()
+        if self._workers.launched is not None and self._workers.is_anyone_lost():
+            what = "start-up"
+            if self._opened is not None and (under_way := self._opened.recorder.journal.state.under_way):
+                what = under_way.what
+            self._lost(self._workers.died(what))
+            return RESTART_EXIT_CODE
+        if self._opened is not None:
+            self._ended("interrupted", ExitCode.INTERRUPTED)
+        return ExitCode.INTERRUPTED
+
+    def _conclude(self, stopped_because: str) -> int:
+        """Write what a run that came to its end leaves, and say what was found; the exit code."""
+        assert self._opened is not None  # this and the others by the first attempt
+        assert self._prepared is not None
+        assert self._profiled is not None
+        recorder, how = self._opened.recorder, self._how
+        startup_s, over_s = self._startup_s or 0.0, self._over_s
+        quiet = how.quiet
+        cases = recorder.write()
+        folder, settings = recorder.folder, self._prepared.settings
+        timing = msgspec.structs.replace(
+            timing_of(recorder, time.monotonic() - over_s, stopped_because), startup_s=startup_s
+        )
+        recorder.tell(timing=timing)
+        missing = None
+        if settings.calibrate and (missing := write_calibration(folder, list(self._profiled.parameters))):
+            print(f"{speaker()}: {missing}", file=sys.stderr)
+        # The report is a separate package; only a finished run reaches for it.
+        from ddp_bench.report.build import build, write_markdown
+
+        page = build([folder], folder / "report.html")
+        measured_s = time.monotonic() - over_s
+        timing = msgspec.structs.replace(
+            timing,
+            total_s=round(startup_s + measured_s, 2),
+            timed_share_pct=round(100 * recorder.timed_s / measured_s, 1),
+        )
+        recorder.tell(timing=timing)
+        blocks = recorder.blocks()
+        conclusion = conclude(folder, recorder.manifest, cases, blocks, recorder.comparisons)
+        if settings.calibrate and missing is None:
+            found = (*conclusion.found, bound(load_calibration(folder)))
+            conclusion = dataclasses.replace(conclusion, found=found)
+        if how.as_json:
+            print(to_json(summary_of(folder, cases, conclusion, timing)))
+        elif not quiet:
+            print_summary(cases, conclusion, timing, page)
+        recorder.close(stopped_because)
+        missing_modes = why_not_measured(cases, settings.modes)
+        if not quiet:
+            wrong = [github.Annotation("error", speaker(), reason) for reason in missing_modes]
+            github.show(wrong, lambda: write_markdown([folder], None))
+        if missing_modes:
+            print_not_measured(folder, missing_modes)
+        return ExitCode.NOT_MEASURED if missing_modes else ExitCode.OK
+
+
+def prepare(workers: Workers, asked: Settings) -> m.Prepared:
+    """Have the first worker resolve and plan what was asked for. Raises UsageError, LostError."""
+    workers.open()
+    there = workers.launched
+    if there is not None:
+        look = dict.fromkeys(range(len(workers)), m.Look(device=asked.device))
+        seen = workers.values(look, m.SeenGpus | None, "start-up", START_LIMIT_S).values()
+        there = msgspec.structs.replace(there, seen=tuple(one for one in seen if one is not None))
+    ask = m.Prepare(asked=asked, launched=there)
+    found: m.Prepared = workers.value(0, ask, m.Prepared, "start-up", START_LIMIT_S)
+    if not workers.suit(found.settings.device):
+        workers.open()
+        ask = m.Prepare(asked=dataclasses.replace(asked, device=found.settings.device))
+        found = workers.value(0, ask, m.Prepared, "start-up", START_LIMIT_S)
+    return found
+
+
+def show_plan(workers: Workers, prepared: m.Prepared) -> None:
+    """Print the plan and how long it takes."""
+    # Eager: a plan should not take the minutes of a compiler, nor need one.
+    first = m.Probe(case=dataclasses.replace(prepared.plan[0].case, compile="off"))
+    steps_ms: list[float] = workers.value(0, first, list[float], "the probe of single", START_LIMIT_S)
+    print_plan(prepared, steps_ms)
+
+
+def _with_stacks(failure: Failure, folder: Path) -> Failure:
+    """Keep the stacks of ranks that were stuck in the folder, and say so."""
+    with contextlib.suppress(OSError):
+        (folder / "logs").mkdir(exist_ok=True)
+        for rank, text in failure.stacks.items():
+            (folder / "logs" / f"rank{rank}.txt").write_text(text, encoding="utf-8")
+    return dataclasses.replace(failure, reason=f"{failure.reason}; stacks are in logs/")

@@ -1,0 +1,111 @@
+"""A run as it is described: its plan on the terminal, its manifest, and hosts that have to be alike."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from statistics import median
+
+import msgspec
+
+from ddp_bench.bench import plan
+from ddp_bench.bench.cli import command
+from ddp_bench.bench.cluster.turns import interleaved_id
+from ddp_bench.bench.console import format_s
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.expected_time import estimate_s
+from ddp_bench.bench.findings.numbers import plural, short
+from ddp_bench.bench.findings.wording import devices, samples_noun, workload_parts
+from ddp_bench.bench.manifest import Host, Manifest, OwnVersion
+from ddp_bench.bench.provenance import own_git_state, own_version
+from ddp_bench.bench.run import sustain
+from ddp_bench.bench.run.schedule import expected_half_width
+from ddp_bench.bench.text import visible
+from ddp_bench.bench.worker.messages import Begun, Prepared, Profiled
+
+
+def print_plan(job: Prepared, steps_ms: Sequence[float]) -> None:
+    """Every case, why it is skipped, the order of the first round and the expected time."""
+    runnable = [p for p in job.plan if p.skip_reason is None]
+    order = plan.round_order(len(runnable), seed=job.settings.seed, round_index=1)
+    place = {runnable[i].case.case_id: position + 1 for position, i in enumerate(order)}
+    width = max(len(p.case.case_id) for p in job.plan)
+    here = devices(job.machine.devices_per_node, job.machine.device_type)
+    noun = samples_noun(asdict(job.plan[0].case))
+    of_single = job.plan[0].case
+    trained = workload_parts(of_single.stored(), of_single.batch_per_device)
+    print(visible(f"{len(job.plan)} cases, {len(runnable)} to measure, on {here}; {', '.join(trained)}:"))
+    for p in job.plan:
+        what = f"skipped: {p.skip_reason}" if p.skip_reason else f"place {place[p.case.case_id]} in round 1"
+        more = ", oversubscribed" if p.oversubscribed and not p.skip_reason else ""
+        print(f"  {p.case.case_id:<{width}}  {p.case.global_batch:>5} {noun}/step  {what}{more}")
+    step_s = median(steps_ms) / 1000
+    expected = estimate_s(
+        job.plan, step_s=step_s, single_batch=job.plan[0].case.global_batch, settings=job.settings
+    )
+    steps = plural(job.settings.steps_per_block(step_s), "step")
+    print(
+        f"Rounds in random order (seed {job.settings.seed}), {steps} per block; a step of "
+        f"single takes {step_s * 1000:.0f} ms here (probe of {len(steps_ms)} steps)."
+    )
+    limit = "" if job.settings.max_time is None else f", limit {format_s(job.settings.max_time)}"
+    print(f"Expected time: about {format_s(expected)} of measuring{limit}, plus start-up.")
+    if sustained_s := sustain.expected_s(job.plan, job.settings):
+        print(
+            f"After that {format_s(sustained_s)} of training without a pause (--sustain), in all "
+            f"{format_s(expected + sustained_s)}."
+        )
+    if (known := expected_half_width(job.plan, job.settings, steps_ms, expected_s=expected)) is not None:
+        print(
+            f"Comparisons will be known to about ±{short(100 * known, 2)}% by then, if all cases scatter as "
+            f"the probe does; what counts as equal is {100 * job.settings.margin:g}% (--margin)."
+        )
+
+
+def new_manifest(
+    prepared: Prepared, profiled: Profiled, arguments: Sequence[str], begun: Sequence[Begun]
+) -> Manifest:
+    """What manifest.json says of a run that begins on the workers that have `begun`, by rank."""
+    machines = [one.machine for one in begun if one.machine is not None]
+    settings = prepared.settings
+    return Manifest(
+        name=settings.name,
+        run_id=uuid.uuid4().hex[:12],
+        interleaved_id=interleaved_id(),
+        preset=settings.preset,
+        created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
+        argv=tuple(arguments),
+        command=command("run", *arguments),
+        settings=settings,
+        seed=settings.seed,
+        plan_hash=plan.plan_hash(prepared.plan),
+        versions=profiled.versions,
+        ddp_bench=OwnVersion(version=own_version()),
+        git=own_git_state(),
+        workload=profiled.workload,
+        environment=machines[0],
+        hosts={str(one.host): msgspec.convert(msgspec.to_builtins(one), Host) for one in machines},
+        model=profiled.model,
+        ranks=tuple(one.place for one in begun),
+        link=begun[0].place.link,
+    )
+
+
+def check_alike(found: Sequence[Begun]) -> None:
+    """Raise UsageError with every difference between hosts; the first rank of each speaks for it."""
+    hosts = {str(one.machine.host): one.conditions for one in found if one.machine is not None}
+    differences = []
+    for name in dict.fromkeys(name for told in hosts.values() for name in told):
+        values: dict[str, list[str]] = {}
+        for host, told in hosts.items():
+            values.setdefault(told.get(name, "none"), []).append(host)
+        if len(values) > 1:
+            differences.append(", ".join(f"{_named(h)}: {name} {value}" for value, h in values.items()))
+    if differences:
+        raise UsageError(f"the hosts differ: {'; '.join(differences)}; make them alike or leave some out")
+
+
+def _named(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"

@@ -1,0 +1,424 @@
+"""The conductor's end of its workers: starts them, tells them what to do, and sees who hangs or dies."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from ddp_bench.bench.cluster.process import is_rank, process_name
+from ddp_bench.bench.cluster.scratch import remove_abandoned
+from ddp_bench.bench.errors import ExitCode, NotMeasuredError, UsageError
+from ddp_bench.bench.run.failures import AFTER_ANOTHER, Failure, failure_of, placed
+from ddp_bench.bench.run.processes import Processes, expected_device, modules_for, worker_variables
+from ddp_bench.bench.settings import Settings
+from ddp_bench.bench.sysfs import oom_kills
+from ddp_bench.bench.worker import messages as m
+
+LOOPBACK = "127.0.0.1"
+
+MEETING_S = 600.0
+"""Workers may take so long to come: allocations and slow file systems can take minutes."""
+
+HELLO_S = 10.0
+"""Who connects says at once who it is."""
+
+ERROR_GRACE_S = 5.0
+"""How long the other ranks may take to come to their end after a rank's error before they count as stuck."""
+
+ANSWER_S = 3.0
+"""How long ranks have to send their stacks."""
+
+LINGER_S = 1.0
+"""When one worker has gone, others that the same fault has hit go within so long."""
+
+MOST_NAMED = 4
+"""So many ranks a message names; of more it gives the number."""
+
+
+class LostError(Exception):
+    """These workers can measure no further: all of them have to start again."""
+
+    def __init__(self, failure: Failure | None = None, codes: Mapping[int, int] | None = None) -> None:
+        super().__init__(failure.reason if failure else "")
+        self.failure = failure
+        """What is to be written down of it; None where that has been done."""
+        self.codes = codes or {}
+        """Exit codes of those that ended by themselves."""
+
+
+@dataclass
+class Worker:
+    """A worker that has connected."""
+
+    hello: m.Hello
+    connection: socket.socket
+    received: bytearray = field(default_factory=bytearray)
+
+    def __str__(self) -> str:
+        """How messages name it."""
+        return f"rank {self.hello.rank} on {self.hello.host}"
+
+    def taken(self, content: bytes) -> list[m.AnyAnswer]:
+        """The answers that are whole with what has come."""
+        self.received += content
+        if b"\n" not in content:
+            return []
+        *lines, rest = bytes(self.received).split(b"\n")
+        self.received = bytearray(rest)
+        return [m.decode(line, m.AnyAnswer) for line in lines]
+
+
+class Workers:
+    """All workers of a run, by rank. Under torchrun or srun they are `launched`: a lost one stays lost."""
+
+    def __init__(self, processes: Processes, launched: m.Launched | None = None) -> None:
+        """Listen for workers that `processes` or a launcher start."""
+        self.launched = launched
+        self._processes = processes
+        self._token = uuid.uuid4().hex
+        self._one_host = launched is None or launched.world_size == launched.ranks_per_node
+        self._listener = _listener(one_host=self._one_host)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._workers: dict[int, Worker] = {}
+        self._pending: dict[socket.socket, bytearray] = {}
+        self._lost: dict[int, int | None] = {}
+        """Exit codes of those that have gone, by rank; None where another process has started it."""
+        self._oom_kills = oom_kills()
+        self.store_port = 0
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._workers)
+
+    @property
+    def name(self) -> str:
+        """Of this meeting; no other has it."""
+        return self._token
+
+    def hellos(self) -> list[m.Hello]:
+        """What the workers said when they came, by rank."""
+        return [self._workers[rank].hello for rank in sorted(self._workers)]
+
+    def open(self) -> None:
+        """Unless it is done, start the first worker, which opens the store; meet a launcher's others, too.
+
+        Raises UsageError where they do not come, or where the port is taken.
+        """
+        if self._workers:
+            return
+        self._start([0])
+        address = ""
+        if self.launched is not None:
+            host = LOOPBACK if self._one_host else "master"
+            address = f"{host} {self._listener.getsockname()[1]} {self._token}"
+        self.store_port = self.value(0, m.Open(address=address), int, "start-up", MEETING_S)
+        if self.launched is not None:
+            self._await(range(self.launched.world_size))
+
+    def suit(self, device_type: str) -> bool:
+        """Whether workers were started as they have to be for this kind of device; else all are ended."""
+        variables = worker_variables(device_type)
+        if self.launched is not None or self._processes.variables == variables:
+            return True
+        self.end_at_once()
+        self._processes.restart(variables)
+        return False
+
+    def grow(self, num_ranks: int) -> None:
+        """Start workers until there are so many; a launcher has started its own."""
+        if self.launched is None:
+            self._start(range(len(self._workers), num_ranks))
+
+    def _start(self, ranks: Sequence[int]) -> None:
+        for rank in ranks:
+            environment = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if self.launched is None else {}
+            address = (LOOPBACK, self._listener.getsockname()[1])
+            self._processes.start(rank, address, self._token, environment)
+        self._await(ranks)
+
+    def _await(self, ranks: Sequence[int]) -> None:
+        deadline_s = time.monotonic() + MEETING_S
+        while late := [rank for rank in ranks if rank not in self._workers]:
+            if time.monotonic() > deadline_s:
+                where = f"{os.environ.get('MASTER_ADDR', LOOPBACK)}:{os.environ.get('MASTER_PORT', '')}"
+                who = ", ".join(f"rank {rank}" for rank in late)
+                raise UsageError(
+                    f"{who} did not come to {where} within {MEETING_S:g} s; see what holds it up, and start "
+                    "again"
+                )
+            self._poll(min(deadline_s - time.monotonic(), 0.2))
+            # One that ended before it came has no connection whose end would tell.
+            self._lost |= {rank: code for rank in late if (code := self._processes.ended(rank)) is not None}
+            if self._lost:
+                raise self.died("start-up")
+
+    def check(self) -> None:
+        """Raise LostError where a worker has gone since the last answer: what comes next is not to blame."""
+        self._poll(0.0)
+        if self._lost:
+            raise self.died("between blocks")
+
+    def value(self, rank: int, command: m.Command, kind: Any, what: str, limit_s: float) -> Any:
+        """What one worker answers, outside all cases. Raises UsageError, LostError."""
+        (found,) = self.values({rank: command}, kind, what, limit_s).values()
+        return found
+
+    def values(
+        self, commands: Mapping[int, m.Command], kind: Any, what: str, limit_s: float
+    ) -> dict[int, Any]:
+        """What workers answer, outside all cases, by rank. Raises UsageError, LostError."""
+        reports = self.ask(commands, what, limit_s)
+        for rank, report in reports.items():
+            if report.status != "ok":
+                ranks = {rank: f"raised\n{report.traceback}"}
+                raise LostError(Failure(report.status, placed(report.reason, report.place), ranks))
+        return {rank: msgspec.convert(report.value, kind) for rank, report in reports.items()}
+
+    def ask(self, commands: Mapping[int, m.Command], what: str, limit_s: float) -> dict[int, m.Report]:
+        """Have workers do `what`; the report of each, by rank. This process sleeps meanwhile.
+
+        Raises UsageError for a mistake of the user that a worker has found, and LostError where one dies,
+        takes longer than `limit_s`, or leaves the others waiting.
+        """
+        for rank, command in commands.items():
+            self._send(rank, command)
+        reports: dict[int, m.Report] = {}
+        began_s = time.monotonic()
+        deadline_s = began_s + limit_s
+        late: Callable[[], LostError] = lambda: self._timed_out(commands, what, limit_s)  # noqa: E731
+        while missing := commands.keys() - reports.keys():
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                raise late()
+            for rank, answer in self._poll(left_s):
+                if answer is None:
+                    raise self.died(what)
+                if not isinstance(answer, m.Report) or rank not in missing:
+                    continue
+                if answer.status == "usage":
+                    raise _usage_error(answer)
+                reports[rank] = answer
+                if answer.is_failure and not any(r.is_failure for k, r in reports.items() if k != rank):
+                    # The others may wait for it, or have the same error a little later; or the one that it
+                    # misses has died, and its connection is about to end.
+                    grace_s = 0.0 if answer.restart and answer.is_cause else ERROR_GRACE_S
+                    if time.monotonic() + grace_s < deadline_s:
+                        deadline_s = time.monotonic() + grace_s
+                        late = lambda: self._raised(reports)  # noqa: E731
+        return {rank: reports[rank] for rank in sorted(reports)}
+
+    def _send(self, rank: int, command: m.Command) -> None:
+        with contextlib.suppress(OSError):  # it has died: that is found where its answer is awaited
+            self._workers[rank].connection.sendall(m.encode(command))
+
+    def _poll(self, timeout_s: float) -> list[tuple[int, m.AnyAnswer | None]]:
+        """Sleep until something comes: answers by rank; None from a worker that has gone."""
+        found: list[tuple[int, m.AnyAnswer | None]] = []
+        for key, _ in self._selector.select(max(timeout_s, 0.0)):
+            if key.fileobj is self._listener:
+                self._accept()
+                continue
+            connection = key.fileobj
+            assert isinstance(connection, socket.socket)
+            content = _received(connection)
+            if key.data is None:
+                self._greet(connection, content)
+                continue
+            worker = self._workers.get(key.data)
+            if worker is None or worker.connection is not connection:
+                self._forget(connection)
+            else:
+                answers = worker.taken(content)
+                if not answers and not content:
+                    self._forget(connection)
+                    self._lost[key.data] = None
+                    found.append((key.data, None))
+                found += [(key.data, answer) for answer in answers]
+        return found
+
+    def _accept(self) -> None:
+        connection, _ = self._listener.accept()
+        connection.settimeout(HELLO_S)
+        self._pending[m.quick(connection)] = bytearray()
+        self._selector.register(connection, selectors.EVENT_READ)
+
+    def _greet(self, connection: socket.socket, content: bytes) -> None:
+        """Take a worker that has said who it is; whoever knows no token is refused."""
+        said = self._pending[connection]
+        said += content
+        if content and len(said) < m.MOST_HELLO and not said.endswith(b"\n"):
+            return
+        del self._pending[connection]
+        try:
+            hello: m.Hello = m.decode(bytes(said), m.Hello)
+            if hello.token != self._token:
+                raise ValueError("another run's")
+        except ValueError:
+            self._forget(connection)
+            return
+        if (before := self._workers.get(hello.rank)) is not None:
+            self._forget(before.connection)
+        self._workers[hello.rank] = Worker(hello, connection)
+        self._selector.modify(connection, selectors.EVENT_READ, hello.rank)
+        self._send(hello.rank, m.Tell())
+
+    def _forget(self, connection: socket.socket) -> None:
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(connection)
+        connection.close()
+
+    def died(self, what: str) -> LostError:
+        """What it means that workers have gone in `what`, with those that go of the same."""
+        deadline_s = time.monotonic() + LINGER_S
+        while (left_s := deadline_s - time.monotonic()) > 0 and len(self._lost) < len(self._workers):
+            self._poll(left_s)
+        for rank, code in self._lost.items():
+            self._lost[rank] = self._processes.code(rank) if code is None else code
+        found = failure_of(self._lost, what=what, out_of_memory=self._ran_out_of_memory())
+        return LostError(found, {rank: code for rank, code in self._lost.items() if code is not None})
+
+    def _ran_out_of_memory(self) -> bool:
+        now = oom_kills()
+        return now is not None and self._oom_kills is not None and now > self._oom_kills
+
+    def is_anyone_lost(self) -> bool:
+        """After a launcher's signal, tell whether a worker's end came before it, or comes now."""
+        deadline_s = time.monotonic() + LINGER_S
+        while not self._lost and (left_s := deadline_s - time.monotonic()) > 0:
+            self._poll(left_s)
+        return bool(self._lost)
+
+    def _raised(self, reports: Mapping[int, m.Report]) -> LostError:
+        """What an error of a rank ends that leaves others waiting."""
+        rank = next((k for k, r in reports.items() if r.is_failure and r.is_cause), None)
+        if rank is None:
+            rank = next(k for k, r in reports.items() if r.is_failure)
+        ranks = dict.fromkeys(self._workers, AFTER_ANOTHER)
+        ranks |= {k: f"raised\n{r.traceback}" for k, r in reports.items() if r.is_failure}
+        cause = reports[rank]
+        return LostError(Failure(cause.status, placed(cause.reason, cause.place, f"rank {rank}"), ranks))
+
+    def _timed_out(self, commands: Mapping[int, m.Command], what: str, limit_s: float) -> LostError:
+        """Ask for the stacks of all, kill those that do not answer, and say who is late."""
+        told = self._told(list(commands))
+        silent = [rank for rank in commands if rank not in told]
+        for rank in silent:
+            self._kill(rank)
+        ranks = dict.fromkeys(silent, "gave no answer")
+        for rank, answer in sorted(told.items()):
+            did = f"waited for {answer.waits_for}" if answer.waits_for else "was at work"
+            ranks[rank] = f"{did}\n{answer.stacks}"
+        working = [f"{self._workers[k]} {one.where}" for k, one in sorted(told.items()) if not one.waits_for]
+        late = [f"{self._workers[rank]} gave no answer" for rank in sorted(silent)] + working
+        if late:
+            who = _listed(late)
+        else:
+            first = min(told)
+            who = f"{self._workers[first]} waits for {told[first].waits_for}"
+        stacks = {rank: one.stacks for rank, one in told.items()}
+        return LostError(Failure("timeout", f"no end of {what} within {limit_s:g} s: {who}", ranks, stacks))
+
+    def _told(self, ranks: Sequence[int]) -> dict[int, m.Told]:
+        """What workers say that they do."""
+        for rank in ranks:
+            self._send(rank, m.Tell())
+        told: dict[int, m.Told] = {}
+        deadline_s = time.monotonic() + ANSWER_S
+        while len(told) < len(ranks) and (left_s := deadline_s - time.monotonic()) > 0:
+            told |= {rank: one for rank, one in self._poll(left_s) if isinstance(one, m.Told)}
+        return told
+
+    def _kill(self, rank: int) -> None:
+        """End one that a launcher has started on this machine: stopped, it would not hear its signal."""
+        hello = self._workers[rank].hello
+        if hello.process and process_name(hello.pid) == hello.process:
+            with contextlib.suppress(OSError):
+                os.kill(hello.pid, signal.SIGKILL)
+
+    def end(self, code: int = ExitCode.OK) -> None:
+        """Have all leave with this code, and forget them."""
+        for rank in self._workers:
+            self._send(rank, m.Quit(code=code))
+        for rank in self._workers:
+            self._processes.code(rank)
+        self.end_at_once()
+
+    def end_at_once(self) -> None:
+        """End all, whatever they do."""
+        for worker in self._workers.values():
+            self._forget(worker.connection)
+        self._workers.clear()
+        self._lost.clear()
+        self._processes.end_all()
+        self._oom_kills = oom_kills()
+        self._token = uuid.uuid4().hex
+
+    def close(self) -> None:
+        """End all, and listen no more."""
+        self.end_at_once()
+        self._selector.close()
+        self._listener.close()
+        self._processes.close()
+
+
+@contextlib.contextmanager
+def running_workers(settings: Settings) -> Iterator[Workers]:
+    """Workers for a run of these settings, none of them started; at the end all are gone."""
+    there = launched()
+    variables = {} if there else worker_variables(expected_device(settings))
+    remove_abandoned()  # by commands that were killed before; at the end by workers that are killed here
+    processes = Processes(variables, modules_for(settings))
+    try:
+        with contextlib.closing(Workers(processes, there)) as workers:
+            yield workers
+    except LostError as lost:  # before a run has begun, which would start them again
+        raise NotMeasuredError(str(lost)) from None
+    finally:
+        remove_abandoned()
+
+
+def launched() -> m.Launched | None:
+    """Tell what torchrun or srun has started; None where this command starts its own workers."""
+    if not is_rank():
+        return None
+    sizes = [int(os.environ[name]) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")]
+    return m.Launched(world_size=sizes[0], ranks_per_node=sizes[1])
+
+
+def _listener(*, one_host: bool) -> socket.socket:
+    if one_host:
+        return socket.create_server((LOOPBACK, 0))
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", 0))
+
+
+def _received(connection: socket.socket) -> bytes:
+    try:
+        return connection.recv(2**20)
+    except OSError:
+        return b""
+
+
+def _usage_error(report: m.Report) -> UsageError:
+    error = UsageError()
+    error.args = (report.reason,)
+    error.exit_code, error.label = ExitCode(report.exit_code), report.label
+    error.add_note(report.traceback)
+    return error
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - MOST_NAMED
+    return ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

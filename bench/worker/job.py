@@ -1,0 +1,152 @@
+"""What was asked for, resolved on this machine: validated settings, the workload, the plan."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ddp_bench.bench import plan
+from ddp_bench.bench.cli import command, speaker
+from ddp_bench.bench.cluster.process import allowed_cores
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.findings.numbers import plural
+from ddp_bench.bench.gpus import gpus
+from ddp_bench.bench.plan import Machine, Planned
+from ddp_bench.bench.resolve import GpuKind, with_device_defaults
+from ddp_bench.bench.settings import ResolvedSettings, Settings
+from ddp_bench.bench.worker.devices import num_gpus
+from ddp_bench.bench.worker.messages import Launched, SeenGpus
+from ddp_bench.models.data import check_folder
+from ddp_bench.models.registry import default_image_size, load_workload, resnet_workload
+from ddp_bench.models.step import as_set, has_fused_optimizer, takes_images
+from ddp_bench.models.workload import Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A validated run."""
+
+    settings: ResolvedSettings
+    machine: Machine
+    workload: Workload
+    plan: list[Planned]
+
+
+def prepare(asked: Settings, launched: Launched | None = None) -> Job:
+    """Resolve the device, the workload and the plan. Raises UsageError for what cannot run here.
+
+    `launched` is what torchrun or srun has started.
+    """
+    device_type = _device_type(asked.device)
+    num_devices = num_gpus() if device_type == "cuda" else len(allowed_cores())
+    gpu = _gpu_kind() if device_type == "cuda" else None
+    settings = with_device_defaults(asked, device_type=device_type, num_local_devices=num_devices, gpu=gpu)
+    _check_precision(settings)
+    workload = workload_of(settings)
+    if settings.data not in ("device", "host"):
+        check_folder(Path(settings.data))
+    machine = _machine(device_type, num_devices, launched)
+    num_devices = machine.devices_per_node
+    if machine.num_nodes > 1:
+        num_devices = max(num_devices, (machine.ranks_per_node or 0) * machine.num_nodes)
+    settings = with_device_defaults(asked, device_type=device_type, num_local_devices=num_devices, gpu=gpu)
+    settings = _as_the_workload_allows(asked, settings, workload)
+    planned = plan.expand(
+        settings,
+        machine,
+        arch=workload.name,
+        image_size=workload.image_size,
+        unit=workload.unit,
+        units_per_sample=workload.units_per_sample,
+    )
+    if settings.race and not any(p.case.mode == "ddp" and p.case.num_devices > 1 for p in planned):
+        raise UsageError("a race is one of DDP's settings on 2 devices or more; give --modes ddp --gpus 2")
+    return Job(settings=settings, machine=machine, workload=as_set(workload, planned[0].case), plan=planned)
+
+
+def workload_of(settings: Settings) -> Workload:
+    """Load the workload, a module of the user's or a built-in one. Raises UsageError."""
+    if settings.workload is not None:
+        return load_workload(
+            settings.workload, settings.image_size or default_image_size("", settings.device)
+        )
+    arch = settings.arch or ""
+    return resnet_workload(arch, settings.image_size or default_image_size(arch, settings.device))
+
+
+def _device_type(wanted: str) -> str:
+    available = torch.cuda.is_available()
+    if wanted == "cuda" and not available:
+        raise UsageError("--device cuda: torch finds no CUDA device here; use --device cpu or auto")
+    if wanted == "auto" and not available and (present := gpus()):
+        print(
+            f"{speaker()}: the driver shows {plural(len(present), 'GPU')}, torch finds no CUDA device: CPU "
+            f"cores are measured; see {command('doctor')}, or say --device cpu",
+            file=sys.stderr,
+        )
+    return "cuda" if available and wanted != "cpu" else "cpu"
+
+
+def _machine(device_type: str, num_devices: int, launched: Launched | None) -> Machine:
+    machine = Machine(device_type=device_type, devices_per_node=num_devices)
+    if launched is None:
+        return machine
+    per_node = launched.ranks_per_node
+    machine = dataclasses.replace(machine, ranks_per_node=per_node, num_nodes=launched.world_size // per_node)
+    return as_seen(machine, launched.seen)
+
+
+def as_seen(machine: Machine, seen: Sequence[SeenGpus]) -> Machine:
+    """`machine` with the GPUs of the ranks that a launcher has started; each may see its own alone."""
+    if not seen:
+        return machine
+    on_first_host = {uuid for one in seen if one.host == seen[0].host for uuid in one.uuids}
+    return dataclasses.replace(
+        machine,
+        devices_per_node=len(on_first_host),
+        devices_per_process=len(seen[0].uuids),
+        rank_devices=tuple(one.own for one in seen),
+    )
+
+
+def _gpu_kind() -> GpuKind:
+    """The least of the GPUs that are visible."""
+    found = [torch.cuda.get_device_properties(index) for index in range(num_gpus())]
+    return GpuKind(
+        capability=min((one.major, one.minor) for one in found),
+        memory_gib=min(one.total_memory for one in found) / 2**30,
+    )
+
+
+def _as_the_workload_allows(
+    asked: Settings, settings: ResolvedSettings, workload: Workload
+) -> ResolvedSettings:
+    """Leave out defaults that this workload has no use for. Raises UsageError where it was asked for."""
+    fusible = not settings.fused_optimizer or has_fused_optimizer(workload)
+    if asked.fused_optimizer and not fusible:
+        raise UsageError("--fused-optimizer on: the workload's optimizer has no fused kernels; leave it off")
+    channels_last = settings.channels_last and (bool(asked.channels_last) or takes_images(workload))
+    return dataclasses.replace(
+        settings,
+        image_size=workload.image_size,
+        fused_optimizer=settings.fused_optimizer and fusible,
+        channels_last=channels_last,
+    )
+
+
+def _check_precision(settings: ResolvedSettings) -> None:
+    if settings.device == "cpu" and settings.precision in ("tf32", "fp16"):
+        raise UsageError(f"--precision {settings.precision} needs a CUDA device; use fp32 or bf16 on a CPU")
+    if settings.precision == "fp16" and settings.fused_optimizer:
+        # _fused_sgd makes its momentum unset, and the kernel returns early where loss scaling overflows.
+        raise UsageError(
+            "--fused-optimizer on: under fp16 torch's fused SGD goes on from unset momentum after an "
+            "overflow; leave it off, or use --precision bf16"
+        )
+    if settings.device == "cpu" and settings.backend == "nccl":
+        raise UsageError("--backend nccl needs CUDA devices; use gloo on a CPU")

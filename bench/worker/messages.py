@@ -1,0 +1,383 @@
+"""What conductor and workers send each other: one typed record per line of JSON.
+
+Whoever reaches a port could send something. So a message holds data alone: nothing that arrives is unpickled,
+imported or called, and what no record describes is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import Any, TypeAlias
+
+import msgspec
+
+from ddp_bench.bench.case import Case
+from ddp_bench.bench.cli import to_json
+from ddp_bench.bench.layout import BucketLayout
+from ddp_bench.bench.manifest import FirstHost, Gpu, Model, RankPlace, Record, WorkloadCode
+from ddp_bench.bench.plan import Machine, Planned
+from ddp_bench.bench.results.measured import BlockTimes, Compilation, DeviceMemory
+from ddp_bench.bench.settings import ResolvedSettings, Settings
+
+MOST_BYTES = 2**28
+"""Of a line. The longest have a trace: 300 KiB, of a large model some MiB."""
+
+MOST_HELLO = 2**16
+"""Bytes of the first line of a worker."""
+
+NO_GROUP = -1
+"""Stands for the number of collectives on a rank outside the case's process group; no count is negative."""
+
+
+class Command(Record, frozen=True, tag_field="do", tag=str.lower):
+    """What the conductor tells a worker; each one is answered by a `Report`."""
+
+    @property
+    def name(self) -> str:
+        """What the line calls it."""
+        return type(self).__name__.lower()
+
+
+class Tell(Command, frozen=True):
+    """Say at once, whatever is under way, what that is: a `Told`, and no `Report`."""
+
+
+class Quit(Command, frozen=True):
+    """Leave with this exit code, without an answer."""
+
+    code: int = 0
+
+
+class Open(Command, frozen=True):
+    """Open the store of the process groups, or join the launcher's: its port.
+
+    The other ranks of a launcher find the conductor's `address` there.
+    """
+
+    address: str = ""
+
+
+class Look(Command, frozen=True):
+    """Tell which GPUs this rank sees where `device` asks for GPUs: `SeenGpus` or None."""
+
+    device: str
+
+
+class Prepare(Command, frozen=True):
+    """Resolve what was asked for on this machine, load the workload, and plan: a `Prepared`."""
+
+    asked: Settings
+    launched: Launched | None = None
+
+
+class Probe(Command, frozen=True):
+    """Time some steps of a `single` case: their milliseconds."""
+
+    case: Case
+
+
+class Profile(Command, frozen=True):
+    """Describe model and code: a `Profiled`."""
+
+    settings: ResolvedSettings
+
+
+class Begin(Command, frozen=True):
+    """Take a device, meet the other ranks and make the model that all cases begin with: a `Begun`."""
+
+    settings: ResolvedSettings
+    cases: tuple[Case, ...]
+    """Those that run."""
+    world_size: int
+    local_world_size: int
+    meeting: str
+    """Its name, which no other has."""
+    port: int = 0
+    """Of the store on this machine; 0: the launcher's."""
+    seen: tuple[SeenGpus, ...] = ()
+    """What a launcher's ranks see."""
+
+
+class Wait(Command, frozen=True):
+    """Take no part in what the other ranks begin, but wait for its beginning."""
+
+    gives_caches_back: bool = False
+
+
+class Load(Command, frozen=True):
+    """Read how busy the machine is: a `LoadReading` or None."""
+
+
+class Meter(Command, frozen=True):
+    """Take (`on`) or give back the memory that measuring the device by itself needs."""
+
+    on: bool
+
+
+class Rate(Command, frozen=True):
+    """Measure the device by itself: figures of `DeviceRates`, or in a sentence why there are none."""
+
+
+class Group(Command, frozen=True):
+    """Make the process group of the first `num_ranks` ranks; all ranks together."""
+
+    num_ranks: int
+    backend: str
+
+
+class Split(Command, frozen=True):
+    """Decide on the first rank how the layers of a case are split: how many each device has."""
+
+    case: Case
+
+
+class Prove(Command, frozen=True):
+    """Show that a case computes the plain module's gradients: on the first rank a `Proven`."""
+
+    case: Case
+    by_device: tuple[int, ...] | None = None
+    """Layers of each device, of a case that splits the model."""
+    equal_replicas: bool = False
+    """Whether all ranks have made the same model, so that nothing has to be broadcast."""
+
+
+class Warm(Command, frozen=True):
+    """Build a case and warm it up: a `Warmed`."""
+
+    index: int
+    case: Case
+    oversubscribed: bool
+    by_device: tuple[int, ...] | None = None
+    equal_replicas: bool = False
+    least_s: float = 0.0
+
+
+class Compare(Command, frozen=True):
+    """Show on the first rank that the first steps of the warm-up train as the plain module: `UpdateError`."""
+
+    index: int
+
+
+class Block(Command, frozen=True):
+    """Measure a block of `steps` steps: a `BlockTimes`, on ranks that take part."""
+
+    index: int
+    phase: str
+    steps: int
+    gives_caches_back: bool = False
+    """Whether other processes, or DP of rank 0, need the GPU memory that cases leave cached."""
+
+
+class Curve(Command, frozen=True):
+    """Time an all-reduce of so many bytes by itself: milliseconds."""
+
+    num_ranks: int
+    backend: str
+    num_bytes: int
+
+
+class Settle(Command, frozen=True):
+    """After a failure, wait for what was launched on its group, and drop the case, if it is one."""
+
+    index: int | None
+    num_ranks: int
+    backend: str
+
+
+class Drop(Command, frozen=True):
+    """Measure a case no further."""
+
+    index: int
+
+
+class Freeze(Command, frozen=True):
+    """What is alive now stays so: no collection of garbage has to look through it within a block."""
+
+
+AnyCommand: TypeAlias = (
+    Tell
+    | Quit
+    | Open
+    | Look
+    | Prepare
+    | Probe
+    | Profile
+    | Begin
+    | Wait
+    | Load
+    | Meter
+    | Rate
+    | Group
+    | Split
+    | Prove
+    | Warm
+    | Compare
+    | Block
+    | Curve
+    | Settle
+    | Drop
+    | Freeze
+)
+
+
+class Answer(Record, frozen=True, tag_field="is", tag=str.lower):
+    """What a worker sends."""
+
+
+class Hello(Answer, frozen=True):
+    """The first line of a worker."""
+
+    token: str
+    rank: int
+    local_rank: int
+    host: str
+    pid: int
+    process: str
+    """`process_name` of `pid`: containers may share host names and process numbers."""
+    forked: bool = False
+    """Whether it is a fork of a process that had imported torch."""
+
+
+class Told(Answer, frozen=True):
+    """What a worker does now."""
+
+    waits_for: str
+    """Empty while it works."""
+    where: str
+    stacks: str
+    oom_kills: int | None = None
+    """Of its host, so far."""
+
+
+class Report(Answer, frozen=True):
+    """What a rank says after its work: its result, or what went wrong."""
+
+    status: str = "ok"
+    """One of cases.csv, or `usage`: a mistake of the user."""
+    reason: str = ""
+    value: Any = None
+    restart: bool = False
+    """Whether this process can measure no further: its device or its communicator is broken."""
+    is_cause: bool = True
+    """Whether something went wrong here, not because another rank failed."""
+    launched: int | None = NO_GROUP
+    """Collectives that it has launched on the case's process group so far; None where it cannot be told."""
+    place: str = ""
+    """File, line and function that raised, of the user's code where it did; empty where that says nothing."""
+    traceback: str = ""
+    exit_code: int = 0
+    label: str = ""
+    """Of a mistake of the user."""
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether it is neither done nor left out."""
+        return self.status not in ("ok", "skipped")
+
+
+AnyAnswer: TypeAlias = Hello | Told | Report
+
+
+class SeenGpus(Record, frozen=True):
+    """The GPUs that a rank sees, by CUDA's index: their UUIDs, and what NVML says of them."""
+
+    host: str
+    local_rank: int
+    uuids: tuple[str, ...]
+    facts: tuple[Gpu, ...]
+
+    @property
+    def own(self) -> str:
+        """The UUID of the one that the rank trains on, as `gpu_of` chooses it."""
+        return self.uuids[self.local_rank % len(self.uuids)]
+
+
+class Launched(Record, frozen=True):
+    """What torchrun or srun has started."""
+
+    world_size: int
+    ranks_per_node: int
+    seen: tuple[SeenGpus, ...] = ()
+    """The GPUs that each rank sees, by rank; none on CPU cores."""
+
+
+class Prepared(Record, frozen=True):
+    """A run, validated and planned for this machine."""
+
+    settings: ResolvedSettings
+    machine: Machine
+    plan: tuple[Planned, ...]
+    seen: tuple[SeenGpus, ...] = ()
+    """What a launcher's ranks see."""
+
+
+class Profiled(Record, frozen=True):
+    """What is trained."""
+
+    model: Model
+    versions: dict[str, str]
+    workload: WorkloadCode | None = None
+    parameters: tuple[tuple[str, int, str], ...] = ()
+    """Name, bytes and kind of the trainable ones, where the run calibrates."""
+    machine: FirstHost = FirstHost()
+    device_name: str = ""
+
+
+class Begun(Record, frozen=True):
+    """A rank that is ready."""
+
+    place: RankPlace
+    fingerprint: str
+    """Of its model; alike where all have made the same, empty where it cannot be told."""
+    machine: FirstHost | None = None
+    """Of its host, from the first rank there."""
+    conditions: dict[str, str] = {}
+    """What has to be the same of hosts that train together, by name."""
+    oom_kills: int | None = None
+
+
+class Proven(Record, frozen=True):
+    """What the first proof found."""
+
+    gradient_error: float
+    split_effect: float
+    """Of the loss: see `Prover.split_effect`."""
+
+
+class Warmed(Record, frozen=True):
+    """A case that is ready to be measured, as one rank has it."""
+
+    times: BlockTimes
+    memory: tuple[DeviceMemory, ...] = ()
+    """Of each device that it trains on; empty where it cannot be told."""
+    compilation: Compilation | None = None
+    """None for an eager case."""
+    layout: BucketLayout | None = None
+
+
+class UpdateError(Record, frozen=True):
+    """How far the parameters of a case are from the reference's: ‖θ - θ_ref‖ / ‖θ_ref - θ_0‖."""
+
+    error: float | None = None
+    """None where nothing is told."""
+    why_not: str = ""
+
+
+def encode(message: Command | Answer) -> bytes:
+    """Return the line that `decode` makes `message` of again."""
+    return to_json(message, indent=None).encode() + b"\n"
+
+
+def decode(line: bytes, kind: Any) -> Any:
+    """Return what a line holds. Raises ValueError for one that holds no `kind`."""
+    try:
+        return msgspec.convert(json.loads(line), kind)
+    except RecursionError:
+        raise ValueError("no message: nested too deeply") from None
+
+
+def quick(connection: socket.socket) -> socket.socket:
+    """Have each line sent at once."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection

@@ -1,0 +1,146 @@
+"""Makes a case ready to measure on this rank: built and warmed up."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ddp_bench.bench.case import Case, split_of
+from ddp_bench.bench.layout import BucketLayout
+from ddp_bench.bench.measure.clock import Clock
+from ddp_bench.bench.measure.compiling import CompileWatch
+from ddp_bench.bench.measure.memory import MemoryWatch, release_memory
+from ddp_bench.bench.measure.timed import Trainer, run_block
+from ddp_bench.bench.modes import Mode, build_mode, devices_of
+from ddp_bench.bench.results.measured import BlockTimes
+from ddp_bench.bench.settings import Settings
+from ddp_bench.bench.worker.messages import Warm, Warmed
+from ddp_bench.bench.worker.proof import Prover
+from ddp_bench.bench.worker.update_proof import PROOF_STEPS, FirstSteps
+from ddp_bench.models.data import BatchSource, PrefetchSource, open_source
+from ddp_bench.models.step import placed
+from ddp_bench.models.workload import Workload
+
+MIN_WARMUP_STEPS = 3
+"""Least steps of warm-up: DDP rebuilds its buckets after the first and reports them after the second."""
+
+MAX_WARMUP_STEPS = 10
+"""Most steps of warm-up: what still gets faster after these is part of the measurement."""
+
+UNSETTLED_STEPS = 2
+"""First steps that are no load: they compile, load kernels, and record CUDA graphs."""
+
+STILL_FASTER = 0.95
+"""Warm-up goes on while a step takes less than this share of every step before it."""
+
+
+@dataclass
+class LiveCase:
+    """A case as a rank that takes part holds it."""
+
+    case: Case
+    group: dist.ProcessGroup | None
+    oversubscribed: bool = False
+    trainer: Trainer | None = None
+    layout: BucketLayout | None = None
+    first: FirstSteps | None = None
+    """What the first steps left, until they are compared."""
+
+    def close(self) -> None:
+        """Let go of what it holds."""
+        if self.trainer is not None:
+            self.trainer.close()
+            self.trainer = None
+
+
+def warm(live: LiveCase, asked: Warm, *, prover: Prover, settings: Settings, clock: Clock) -> Warmed:
+    """Build a case and warm it up. Raises Unsupported, or what the model raises."""
+    case, place = live.case, prover.place
+    release_memory(place.device)  # torch before 2.15 leaves cycles, which would count as other cases'
+    watch = MemoryWatch(devices_of(case, place))
+    compiling = None if case.compile == "off" else CompileWatch()
+    module = placed(copy.deepcopy(prover.template), case, place.device)
+    stages = prover.splitter.stages(asked.by_device)
+    mode = build_mode(case, module, place, live.group, equal_replicas=asked.equal_replicas, stages=stages)
+    live.trainer = _trainer(case, mode, prover.workload, _source(case, prover, settings))
+    live.first = first = FirstSteps(case, live.trainer, keeps=place.rank == 0, kinds=prover.switched_off)
+    with mode.compiles_as_asked():
+        first_ms = [*_step_ms(live.trainer, clock)]
+        first.after_step()
+        first_ms += _step_ms(live.trainer, clock)
+        first.after_step()
+        times = _warm_up(live.trainer, first, first_ms, live.group, place.device, clock, asked.least_s)
+        first.end()
+        compilation = None if compiling is None else compiling.taken()
+        memory = watch.taken()
+        live.trainer.check_loss()
+        if compilation is not None and case.communicates:
+            live.trainer.local_step()  # may need graphs of its own, which no block should wait for
+    live.trainer.check_loss()
+    live.layout = mode.bucket_layout()
+    mode.settle()
+    return Warmed(times=times, memory=memory, compilation=compilation, layout=live.layout)
+
+
+def _trainer(case: Case, mode: Mode, workload: Workload, source: BatchSource) -> Trainer:
+    if not case.is_staged:
+        return Trainer(case, mode, workload, source)
+    from ddp_bench.bench.measure.pipeline import PipelineTrainer  # imported with such a case
+
+    return PipelineTrainer(case, mode, workload, source)
+
+
+def _source(case: Case, prover: Prover, settings: Settings) -> BatchSource:
+    split = split_of(case)
+    source = open_source(
+        prover.workload,
+        data=case.data,
+        batch_size=split.batch_size,
+        rank=prover.place.rank if split.num_sources > 1 else 0,
+        world_size=split.num_sources,
+        device=prover.place.device,
+        seed=settings.seed,
+        num_workers=settings.data_workers,
+    )
+    return PrefetchSource(source, prover.place.device) if settings.copies_ahead else source
+
+
+def _warm_up(
+    trainer: Trainer,
+    first: FirstSteps,
+    first_ms: Sequence[float],
+    group: dist.ProcessGroup | None,
+    device: torch.device,
+    clock: Clock,
+    least_s: float,
+) -> BlockTimes:
+    """Go on after the first steps, which took `first_ms`, until it is warm."""
+    # Where dropout comes back after the proof, the compiler may run anew.
+    num_least = MIN_WARMUP_STEPS + (PROOF_STEPS if first.switched_off else 0)
+    steps = list(first_ms)
+    while len(steps) < num_least or not _is_warm(steps, group, device, least_s):
+        steps += _step_ms(trainer, clock)
+        first.after_step()
+    return BlockTimes(sum(steps), tuple(steps))
+
+
+def _step_ms(trainer: Trainer, clock: Clock) -> Sequence[float]:
+    return run_block(trainer.step, 1, clock).steps_ms
+
+
+def _is_warm(
+    steps_ms: Sequence[float], group: dist.ProcessGroup | None, device: torch.device, least_s: float
+) -> bool:
+    """Whether the warm-up is over; ranks must take the same number of steps, or the next collective hangs."""
+    settled = len(steps_ms) >= MAX_WARMUP_STEPS or steps_ms[-1] >= STILL_FASTER * min(steps_ms[:-1])
+    settled = settled and sum(steps_ms[UNSETTLED_STEPS:]) >= 1000 * least_s
+    if group is None:
+        return settled
+    agreed: Any = torch.tensor([float(settled)], device=device)
+    dist.all_reduce(agreed, dist.ReduceOp.MIN, group)
+    return bool(agreed.item())

@@ -1,0 +1,416 @@
+"""One rank: what it holds, and what it does for each command of the conductor.
+
+The default process group is gloo and carries barriers only: a rank waiting in it sleeps, so its device stays
+idle. Gradients go through subgroups of the case's own backend.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from msgspec.structs import replace
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # the stub lacks them
+from torch.distributed.rendezvous import rendezvous
+
+from ddp_bench.bench.case import Case
+from ddp_bench.bench.cluster.load import LoadReading, read_load
+from ddp_bench.bench.cluster.process import allowed_cores, host_name
+from ddp_bench.bench.conditions import Question, needed
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.machine import versions
+from ddp_bench.bench.manifest import FirstHost, Manifest, Model, RankPlace
+from ddp_bench.bench.measure.calibration import trainable
+from ddp_bench.bench.measure.clock import float32_precision, make_clock
+from ddp_bench.bench.measure.collectives import allreduce_ms
+from ddp_bench.bench.measure.matrix_rate import DeviceMeter
+from ddp_bench.bench.measure.memory import release_cache, release_memory
+from ddp_bench.bench.measure.telemetry import Telemetry, sampled
+from ddp_bench.bench.measure.timed import probe
+from ddp_bench.bench.modes import Place, require_compiler
+from ddp_bench.bench.modes.base import UnusedParametersError, pin
+from ddp_bench.bench.provenance import own_git_state, workload_code
+from ddp_bench.bench.results.measured import BlockTimes
+from ddp_bench.bench.settings import ResolvedSettings
+from ddp_bench.bench.sysfs import oom_kills
+from ddp_bench.bench.worker import messages as m
+from ddp_bench.bench.worker.attempt import attempt, is_broken_by
+from ddp_bench.bench.worker.devices import gpu_of, gpu_uuid, seen_gpus, this_machine
+from ddp_bench.bench.worker.job import Job, prepare, workload_of
+from ddp_bench.bench.worker.numa import bind, is_narrowed, near_cores
+from ddp_bench.bench.worker.prepare import LiveCase, warm
+from ddp_bench.bench.worker.proof import Prover, fingerprint
+from ddp_bench.bench.worker.update_proof import prove_update
+from ddp_bench.bench.worker.work import measure
+from ddp_bench.models.profile import profile_workload
+from ddp_bench.models.step import as_set
+from ddp_bench.models.workload import Workload, make_module, one_line
+
+COLLECTIVE_TIMEOUT = timedelta(days=1)
+"""The conductor ends what hangs, and knows what it was; a collective's own limit must not come before it."""
+
+CONNECT_LIMIT = timedelta(seconds=10)
+"""A store that torch's agent has opened before it started the ranks answers sooner, or the agent is gone."""
+
+LOOPBACK = "127.0.0.1"
+ADDRESS_KEY = "ddp-bench/conductor"
+"""Where the launcher's store holds the address of the conductor; of the latest attempt, for it is kept."""
+
+_waits_for: list[str] = []
+"""What the main thread waits for, for the thread that answers the conductor meanwhile."""
+
+
+@contextlib.contextmanager
+def waiting_for(what: str) -> Iterator[None]:
+    """Within, this rank has done its part and waits: who is late is somebody else."""
+    _waits_for.append(what)
+    try:
+        yield
+    finally:
+        _waits_for.pop()
+
+
+def waits_for() -> str:
+    """Tell what this rank waits for; empty while it works."""
+    return _waits_for[-1] if _waits_for else ""
+
+
+class Rank:
+    """A rank of a job; `do` carries a command out, by the method that has its name."""
+
+    def __init__(self, number: int, local_rank: int) -> None:
+        self.number = number
+        self._local_rank = local_rank
+        self._store: Store | None = None
+        self._job: Job | None = None
+        self._workload: Workload | None = None
+        self._metering: DeviceMeter | None = None
+        self._telemetry: Telemetry | None = None
+        self._groups: dict[tuple[int, str], dist.ProcessGroup | None] = {}
+        self._live: dict[int, LiveCase] = {}
+        self._bound_cores = ""
+        self._of_this_run = contextlib.ExitStack()
+
+    def do(self, command: m.Command) -> m.Report:
+        """Carry a command out, in step with the other ranks where they are to; what came of it."""
+        found = attempt(lambda: self._explained(command))
+        return replace(found, launched=_launched(self._group_of(command)))
+
+    def _explained(self, command: m.Command) -> Any:
+        if isinstance(command, IN_STEP):
+            if getattr(command, "gives_caches_back", False):
+                release_cache(self.place.device)
+            with waiting_for("the other ranks"):
+                dist.barrier()
+        try:
+            return getattr(self, f"_{command.name}")(command)
+        except RuntimeError as error:
+            live = self._live.get(command.index) if isinstance(command, m.Warm | m.Block) else None
+            why = "" if live is None or live.trainer is None else live.trainer.mode.why_stopped(error)
+            if why:
+                raise UnusedParametersError(why) from error
+            raise
+
+    def _open(self, asked: m.Open) -> int:
+        """Raises UsageError where the launcher's store is not to be had."""
+        if asked.address:
+            self._store = joined_store()
+            self._store.set(ADDRESS_KEY, asked.address)
+            return 0
+        listener = socket.create_server((LOOPBACK, 0))  # by itself it would listen on every interface
+        port = int(listener.getsockname()[1])
+        self._store = TCPStore(
+            LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
+        return port
+
+    def _look(self, asked: m.Look) -> m.SeenGpus | None:
+        is_gpu = asked.device != "cpu" and torch.cuda.is_available()
+        return seen_gpus(self._local_rank) if is_gpu else None
+
+    def _prepare(self, asked: m.Prepare) -> m.Prepared:
+        job = self._job = prepare(asked.asked, asked.launched)
+        seen = asked.launched.seen if asked.launched is not None else ()
+        return m.Prepared(settings=job.settings, machine=job.machine, plan=tuple(job.plan), seen=seen)
+
+    def _probe(self, asked: m.Probe) -> list[float]:
+        assert self._job is not None  # what this rank has prepared
+        return probe(self._job.workload, asked.case, torch.device(asked.case.device_type))
+
+    def _profile(self, asked: m.Profile) -> m.Profiled:
+        workload, settings = self._loaded(asked.settings), asked.settings
+        seen = [seen_gpus(self._local_rank)] if settings.device == "cuda" else []
+        return m.Profiled(
+            model=Model(arch=workload.name, **asdict(profile_workload(workload))),
+            versions=versions(),
+            workload=None if settings.workload is None else workload_code(settings.workload),
+            parameters=tuple(trainable(workload)) if settings.calibrate else (),
+            machine=this_machine(seen),
+            device_name=_device_name(gpu_of(self._local_rank) if seen else None),
+        )
+
+    def _loaded(self, settings: ResolvedSettings) -> Workload:
+        """The workload, which this rank may have prepared."""
+        return self._job.workload if self._job is not None else workload_of(settings)
+
+    def _begin(self, asked: m.Begin) -> m.Begun:
+        settings = asked.settings
+        self._end_run()
+        self._settings = settings
+        workload = self._loaded(settings)
+        self._workload = as_set(workload, asked.cases[0]) if asked.cases else workload
+        is_first_run = not dist.is_initialized()
+        if is_first_run:
+            self._take_place(settings, is_launched=not asked.port)
+            self._meet(asked)
+        torch.backends.cudnn.benchmark = settings.cudnn_benchmark
+        self._of_this_run.enter_context(float32_precision(settings.precision, self.place.device))
+        self._clock = make_clock(self.place.device)
+        self._telemetry = sampled(settings, asked.cases, self.place)
+        torch.manual_seed(settings.seed)
+        template = make_module(self._workload)
+        self._prover = Prover(
+            self._workload, template, self.place, settings.seed, data_workers=settings.data_workers
+        )
+        told = self._machine(asked) if self._local_rank == 0 else None
+        return m.Begun(
+            place=self._info(),
+            fingerprint=fingerprint(template),
+            machine=told[0] if told else None,
+            conditions=told[1] if told else {},
+            oom_kills=oom_kills(),
+        )
+
+    def _take_place(self, settings: ResolvedSettings, *, is_launched: bool) -> None:
+        is_gpu = settings.device == "cuda"
+        device = gpu_of(self._local_rank) if is_gpu else torch.device("cpu")
+        # Where a launcher has chosen cores, they stay.
+        if is_gpu and settings.numa_bind and not (is_launched and is_narrowed(allowed_cores())):
+            self._bound_cores = bind(near_cores(device), allowed_cores())
+        cores = allowed_cores()
+        if is_gpu:
+            torch.cuda.set_device(device)
+        else:
+            pin(cores[self._local_rank % len(cores)])
+        self.place = Place(rank=self.number, local_rank=self._local_rank, device=device, cores=cores)
+
+    def _meet(self, asked: m.Begin) -> None:
+        sizes = {"WORLD_SIZE": asked.world_size, "LOCAL_WORLD_SIZE": asked.local_world_size}
+        os.environ |= {name: str(value) for name, value in sizes.items()}
+        if asked.port:
+            os.environ |= {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(asked.port)}
+        store = self._store or TCPStore(LOOPBACK, asked.port, is_master=False)
+        with waiting_for("the other ranks"):
+            dist.init_process_group(
+                "gloo",
+                store=PrefixStore(asked.meeting, store),
+                rank=self.number,
+                world_size=asked.world_size,
+                timeout=COLLECTIVE_TIMEOUT,
+            )
+        self._store = store
+
+    def join(self, store: Store) -> None:
+        """Take the launcher's store."""
+        self._store = store
+
+    def _info(self) -> RankPlace:
+        device = self.place.device
+        is_gpu = device.type == "cuda"
+        return RankPlace(
+            rank=self.number,
+            host=host_name(),
+            local_rank=self._local_rank,
+            device=str(device) if is_gpu else f"core {min(allowed_cores())}",
+            device_name=_device_name(device if is_gpu else None),
+            link=os.environ.get("BENCH_LINK"),
+            pid=os.getpid(),
+            gpu=gpu_uuid(device.index) if is_gpu else None,
+            bound_cores=self._bound_cores,
+        )
+
+    def _machine(self, asked: m.Begin) -> tuple[FirstHost, dict[str, str]]:
+        """This host, and what has to be the same of hosts that train together."""
+        own = [seen_gpus(self._local_rank)] if self.place.device.type == "cuda" else []
+        machine, settings = this_machine(asked.seen or own), asked.settings
+        whole = Manifest(environment=machine, versions=versions(), git=own_git_state(), settings=settings)
+        of_ranks = {"device": self._info().device_name, "ranks per host": str(asked.local_world_size)}
+        return machine, needed(whole, Question.HOSTS) | of_ranks
+
+    def _wait(self, _: m.Wait) -> None:
+        """Only the beginning concerns this rank."""
+
+    def _load(self, _: m.Load) -> LoadReading | None:
+        return read_load()
+
+    def _meter(self, asked: m.Meter) -> None:
+        if asked.on:
+            self._tried(lambda _: None)
+        else:
+            self._metering = None
+            release_memory(self.place.device)
+
+    def _rate(self, _: m.Rate) -> dict[str, float] | str:
+        found: dict[str, float] | str = self._tried(lambda meter: meter.measured())
+        return found
+
+    def _tried(self, work: Callable[[DeviceMeter], Any]) -> Any:
+        """Do `work`; one line of what it raises, such as too little memory, unless that breaks the device."""
+        try:
+            if self._metering is None:
+                self._metering = DeviceMeter(self.place.device, self._settings.precision)
+            return work(self._metering)
+        except Exception as error:
+            if is_broken_by(error):
+                raise
+            return one_line(error)
+
+    def _group(self, asked: m.Group) -> None:
+        key = (asked.num_ranks, asked.backend)
+        self._groups[key] = _group(*key)
+
+    def _split(self, asked: m.Split) -> tuple[int, ...]:
+        return self._prover.splitter.split(asked.case)
+
+    def _prove(self, asked: m.Prove) -> m.Proven | None:
+        require_compiler(asked.case, self.place.device)
+        self._prover.equal_replicas = asked.equal_replicas
+        stages = self._prover.splitter.stages(asked.by_device)
+        error = self._prover.prove(asked.case, self._case_group(asked.case), stages)
+        if self.number:
+            return None
+        return m.Proven(gradient_error=error, split_effect=self._prover.split_effect(asked.case))
+
+    def _warm(self, asked: m.Warm) -> m.Warmed:
+        live = LiveCase(asked.case, self._case_group(asked.case), asked.oversubscribed)
+        self._live[asked.index] = live
+        found = warm(live, asked, prover=self._prover, settings=self._settings, clock=self._clock)
+        # Another rank may need it for the next case: DP trains on everyone's GPU.
+        release_memory(self.place.device)
+        return found
+
+    def _compare(self, asked: m.Compare) -> m.UpdateError:
+        live = self._live[asked.index]
+        assert live.first is not None  # it has been warmed up
+        try:
+            return prove_update(live.case, live.first, self._prover)
+        finally:
+            live.first = None
+
+    def _block(self, asked: m.Block) -> BlockTimes:
+        return measure(
+            self._live[asked.index],
+            asked.phase,
+            asked.steps,
+            place=self.place,
+            clock=self._clock,
+            telemetry=self._telemetry,
+            keeps_trace=self._settings.trace,
+        )
+
+    def _curve(self, asked: m.Curve) -> float:
+        group = self._groups.get((asked.num_ranks, asked.backend))
+        return allreduce_ms(asked.num_bytes, group, self.place.device, self._clock)
+
+    def _drop(self, asked: m.Drop) -> None:
+        self._let_go(asked.index)
+        release_memory(self.place.device)
+
+    def _freeze(self, _: m.Freeze) -> None:
+        gc.collect()
+        gc.freeze()
+
+    def _settle(self, asked: m.Settle) -> None:
+        """Let what is under way end, then give its memory back."""
+        group, device = self._groups.get((asked.num_ranks, asked.backend)), self.place.device
+        if group is not None:
+            # Gloo's barrier waits for all work launched before it; NCCL's kernels the device waits for.
+            with_nccl = dist.get_backend(group) == "nccl"
+            dist.barrier(group, device_ids=[device.index] if with_nccl else None)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        if asked.index is not None:
+            self._let_go(asked.index)
+        gc.collect()
+        release_memory(device)
+
+    def _let_go(self, index: int) -> None:
+        if (live := self._live.pop(index, None)) is not None:
+            live.close()
+
+    def _end_run(self) -> None:
+        """Let go of all that an earlier run of this process holds."""
+        for index in list(self._live):
+            self._let_go(index)
+        if self._telemetry is not None:
+            self._telemetry.close()
+        self._of_this_run.close()
+        gc.unfreeze()
+
+    def _case_group(self, case: Case) -> dist.ProcessGroup | None:
+        return self._groups.get((case.num_ranks, case.backend)) if case.backend else None
+
+    def _group_of(self, command: m.Command) -> dist.ProcessGroup | None:
+        """The process group through which the ranks of a command's case communicate."""
+        match command:
+            case m.Prove() | m.Warm():
+                return self._case_group(command.case)
+            case m.Block():
+                live = self._live.get(command.index)
+                return None if live is None else live.group
+            case m.Curve():
+                return self._groups.get((command.num_ranks, command.backend))
+        return None
+
+
+IN_STEP = (m.Wait, m.Meter, m.Rate, m.Prove, m.Warm, m.Block, m.Curve, m.Settle)
+"""Commands that all ranks begin together; who takes no part in one waits for its beginning."""
+
+
+def joined_store() -> Store:
+    """Join the store of torchrun or srun. Raises UsageError for a port that is taken, and for no store."""
+    where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+    is_open = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    try:
+        store: Store = next(rendezvous("env://", timeout=CONNECT_LIMIT if is_open else COLLECTIVE_TIMEOUT))[0]
+    except (RuntimeError, ValueError) as error:
+        if "EADDRINUSE" in str(error) or "address already in use" in str(error):
+            raise UsageError(f"{where} is already in use; choose another port with MASTER_PORT") from None
+        first = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise UsageError(
+            f"the ranks cannot meet at {where}: {first}; check MASTER_ADDR and the network"
+        ) from None
+    return store
+
+
+def _device_name(gpu: torch.device | None) -> str:
+    return "CPU core" if gpu is None else torch.cuda.get_device_name(gpu)
+
+
+def _group(num_ranks: int, backend: str) -> dist.ProcessGroup | None:
+    """The group of the first ranks, on these."""
+    try:
+        made = dist.new_group(list(range(num_ranks)), backend=backend, timeout=COLLECTIVE_TIMEOUT)
+    except RuntimeError as error:
+        # Other ranks may have it and wait in it: no rank can use this process group, or another.
+        raise dist.DistBackendError(str(error)) from error
+    return made if isinstance(made, dist.ProcessGroup) else None
+
+
+def _launched(group: dist.ProcessGroup | None) -> int | None:
+    """How many collectives this rank has launched on `group`; None where the backend does not tell."""
+    if group is None:
+        return m.NO_GROUP
+    try:
+        # Counted at the launch of each collective, by gloo and NCCL alike; there is no public way.
+        return int(group._get_sequence_number_for_group())  # type: ignore[attr-defined]
+    except (AttributeError, RuntimeError):
+        return None

@@ -1,0 +1,206 @@
+"""Faults that are done to a run: each once, by chosen ranks, at a moment that the journal names.
+
+Workers do them within a user's workload; the conductor where it writes, and between rounds.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import resource
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import psutil
+
+OUT = Path(os.environ["FAULTS_OUT"])
+MARKERS = Path(os.environ["FAULTS_MARKERS"])
+DEEDS: list[dict[str, Any]] = json.loads(os.environ["FAULTS_DEEDS"])
+CLOCK = MARKERS / "clock_s"
+OF_CONDUCTOR = ("between", "write")
+"""Where the process strikes that decides and writes."""
+
+born_s = time.time()
+"""When this process began, or as a worker loaded the workload."""
+
+_seen: dict[str, list[Any]] = {deed["name"]: [] for deed in DEEDS}
+_write = os.write
+_time = time.time
+
+
+def rank() -> int:
+    """Of this process, which may be a fork; -1 in a conductor."""
+    return int(os.environ.get("RANK", "-1"))
+
+
+def strike(where: str, content: bytes = b"", descriptor: int = -1) -> float | None:
+    """Do the first deed whose moment has come; the number that it leaves to its caller, if any.
+
+    That is a factor for the model's output, or the bytes of `content` that were written before the deed.
+    """
+    now = {"what": ""} if where == "between" else under_way()
+    for deed in DEEDS:
+        fits = deed["where"] == where and (where in OF_CONDUCTOR or rank() in deed["ranks"])
+        if not fits or deed["what"] not in now["what"]:
+            continue
+        if deed["cases"] and now.get("index") not in deed["cases"]:
+            continue
+        if deed["after"] and not is_past(deed["after"]):
+            continue
+        seen = _seen[deed["name"]]
+        if where == "between" or not seen or seen[-1] != now:
+            seen.append(now)
+        if len(seen) < deed["nth"] or not mark(deed["name"], now):
+            continue
+        if where == "write":
+            written = _write(descriptor, content[: len(content) // 2])
+            act(deed)
+            return written
+        return act(deed)
+    return None
+
+
+def is_past(name: str) -> bool:
+    """Whether a deed was done before this process began; for a conductor, which goes on, before now."""
+    made = [marker.stat().st_mtime for marker in MARKERS.glob(f"{name}.*.json")]
+    return any(at_s < born_s or rank() < 0 for at_s in made)
+
+
+def under_way() -> dict[str, Any]:
+    """What the journal's last note says; it was written before the workers began."""
+    journal = OUT / "journal.jsonl"
+    if not journal.exists():
+        return {"what": "opening the folder"}
+    for line in reversed(journal.read_text(errors="replace").splitlines()):
+        if line.startswith('{"event": "underway"'):
+            found: dict[str, Any] = json.loads(line)
+            return found
+    return {"what": "opening the folder"}
+
+
+def mark(name: str, now: dict[str, Any]) -> bool:
+    """Leave proof of the deed, with what was on disk before it; False if it was done already."""
+    try:
+        with (MARKERS / f"{name}.{rank()}.json").open("x") as file:
+            json.dump({"now": now, "parent": os.getppid()}, file)
+    except FileExistsError:
+        return False
+    shutil.copyfile(OUT / "blocks.csv", MARKERS / f"{name}.{rank()}.csv")
+    return True
+
+
+def act(deed: dict[str, Any]) -> float | None:
+    """Do it. What ends this process, or waits for its end, does not return."""
+    argument = deed["argument"]
+    acts: dict[str, Callable[[], Any]] = {
+        "signal": lambda: signal_ranks(argument, deed),
+        "signal parent": lambda: signal_conductor(argument),
+        "raise": raise_error,
+        "out of memory": raise_out_of_memory,
+        "device assert": raise_device_assert,
+        "not a number": lambda: math.nan,
+        "eat memory": eat_memory,
+        "fill disk": lambda: fill_disk(OUT.parent / "filler"),
+        "remove folder": lambda: shutil.rmtree(OUT),
+        "rename folder": lambda: OUT.rename(OUT.with_name(f"{OUT.name}-{argument}")) and None,
+        "wait": lambda: wait_for(MARKERS / f"{deed['name']}.go"),
+        "turn clock": lambda: CLOCK.write_text(str(argument)) and None,
+    }
+    result: float | None = acts[deed["act"]]()
+    return result
+
+
+def signal_ranks(number: int, deed: dict[str, Any]) -> None:
+    """Signal this rank; the conductor signals those that the deed names."""
+    if deed["where"] not in OF_CONDUCTOR:
+        os.kill(os.getpid(), number)
+        return
+    servers = [one for one in psutil.Process().children() if "worker.forks" in " ".join(one.cmdline())]
+    workers = sorted(servers[0].children(), key=lambda one: one.create_time())
+    for rank_killed in deed["ranks"]:
+        workers[rank_killed].send_signal(number)
+        while workers[rank_killed].status() != psutil.STATUS_ZOMBIE:  # its connection has ended then
+            time.sleep(0.01)
+
+
+def conductor() -> int:
+    """The process that decides and writes: of which a worker is a child, or a grandchild."""
+    own = psutil.Process()
+    if rank() < 0:
+        return own.pid
+    parent = own.parent()
+    assert parent is not None
+    return parent.ppid() if "worker.forks" in " ".join(parent.cmdline()) else parent.pid
+
+
+def signal_conductor(number: int) -> None:
+    os.kill(conductor(), number)
+    wait_for(MARKERS / "never")
+
+
+def raise_error() -> NoReturn:
+    raise ValueError("no such sample")
+
+
+def raise_out_of_memory() -> NoReturn:
+    import torch  # the conductor has none
+
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def raise_device_assert() -> NoReturn:
+    import torch
+
+    raise torch.AcceleratorError("CUDA error: device-side assert triggered\nCompile with TORCH_USE_CUDA_DSA")
+
+
+def eat_memory() -> NoReturn:
+    eaten = [bytearray(b"x" * 2**24) for _ in range(300)]
+    raise AssertionError(f"{len(eaten)} pieces of 16 MiB fitted in")
+
+
+def fill_disk(filler: Path) -> None:
+    """Leave no room: on a disk of its own, or else for the conductor alone, by its limit of file sizes."""
+    if not filler.parent.is_mount():
+        size = (OUT / "blocks.csv").stat().st_size + 10
+        resource.prlimit(conductor(), resource.RLIMIT_FSIZE, (size, size))
+        return
+    with filler.open("wb", buffering=0) as file:
+        try:
+            while file.write(b"\0" * 1024):
+                pass
+        except OSError:
+            return
+
+
+def wait_for(path: Path) -> None:
+    deadline_s = time.monotonic() + 200
+    while not path.exists():
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(path.name)
+        time.sleep(0.02)
+
+
+def _hooked_write(descriptor: int, content: bytes) -> int:
+    file = Path(f"/proc/self/fd/{descriptor}").readlink()
+    if DEEDS and file == OUT / "blocks.csv":
+        done = int(strike("write", content, descriptor) or 0)
+        return done + _write(descriptor, content[done:])
+    written = _write(descriptor, content)
+    if DEEDS and file == OUT / "journal.jsonl" and b'"between rounds"' in content:
+        strike("between")
+    return written
+
+
+def _hooked_time() -> float:
+    return _time() + (float(CLOCK.read_text() or 0) if CLOCK.exists() else 0.0)
+
+
+def install() -> None:
+    """Have every write of this process looked at, and its wall clock turned."""
+    os.write = _hooked_write
+    time.time = _hooked_time

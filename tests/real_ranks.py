@@ -1,0 +1,53 @@
+"""What scripts of tests need to be ranks: a process group of all, a device, and what they tell each other."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ddp_bench.bench.cluster.process import allowed_cores
+from ddp_bench.bench.modes import Place
+from ddp_bench.bench.modes.base import pin
+
+LIMIT = timedelta(minutes=5)
+
+
+class Cluster:
+    """This rank and its peers, by the environment that a launcher sets."""
+
+    def __init__(self, device_type: str) -> None:
+        self.rank, self.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        local_rank = int(os.environ["LOCAL_RANK"])
+        self.is_first = self.rank == 0
+        device = torch.device("cuda", local_rank) if device_type == "cuda" else torch.device("cpu")
+        cores = allowed_cores()
+        if device_type == "cuda":
+            torch.cuda.set_device(device)
+        else:
+            pin(cores[local_rank % len(cores)])
+        self.place = Place(rank=self.rank, local_rank=local_rank, device=device, cores=cores)
+        dist.init_process_group("gloo", timeout=LIMIT)
+
+    def group(self, num_ranks: int, backend: str) -> dist.ProcessGroup | None:
+        made = dist.new_group(list(range(num_ranks)), backend=backend, timeout=LIMIT)
+        return made if isinstance(made, dist.ProcessGroup) else None
+
+    def barrier(self) -> None:
+        dist.barrier()
+
+    def gather(self, value: Any) -> list[Any]:
+        found: list[Any] = [None] * self.world_size
+        dist.all_gather_object(found, value)
+        return found
+
+    def from_first(self, value: Any) -> Any:
+        found = [value]
+        dist.broadcast_object_list(found, 0)
+        return found[0]
+
+    def close(self) -> None:
+        dist.destroy_process_group()
