@@ -15,7 +15,6 @@ from ddp_bench.bench.cli import Parser, command, guarded, speaker
 from ddp_bench.bench.cluster.process import is_first, is_rank, ranks_environment
 from ddp_bench.bench.errors import ExitCode, UsageError
 from ddp_bench.bench.resolve import PRESETS, resolve
-from ddp_bench.bench.results.store import FolderLock, check_claimable
 from ddp_bench.bench.run.workers import running_workers
 from ddp_bench.bench.settings import Settings, options_of
 
@@ -145,6 +144,8 @@ def _main(options: dict[str, Any], arguments: list[str], *, first: bool) -> int:
         print(f"{speaker()}: {resume} is complete: nothing is left to do", file=sys.stderr)
         return ExitCode.OK
     if settings.out and not is_rank():
+        from ddp_bench.bench.results.store import check_claimable
+
         check_claimable(Path(settings.out))
     with running_workers(settings) as workers:
         # Pandas and scipy take a second, in which the workers import torch.
@@ -160,6 +161,7 @@ def _main(options: dict[str, Any], arguments: list[str], *, first: bool) -> int:
 def _resumed(folder: Path, changes: Mapping[str, Any]) -> tuple[Settings, bool]:
     """The settings to go on with in a folder, and whether nothing is left to do there."""
     from ddp_bench.bench.results.journal import read
+    from ddp_bench.bench.results.store import FolderLock
     from ddp_bench.bench.run import reopen
 
     settings = reopen.settings_of(folder, changes)

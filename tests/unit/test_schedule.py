@@ -360,10 +360,6 @@ def test_a_precision_target_keeps_its_meaning() -> None:
     assert not any(missed.reason(n) for n in range(100))
 
 
-def test_other_ranks_have_no_reason_of_their_own() -> None:
-    assert not StopRule(resolved(rounds=1), None, lambda: 1e9).reason(5)
-
-
 def test_the_share_of_the_time_that_is_left() -> None:
     now = 20.0
     made = StopRule(replace(resolved(max_time=100)), None, lambda: now)
