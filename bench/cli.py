@@ -103,6 +103,8 @@ def guarded(name: str, work: Callable[[], int], *, silent: type[UsageError] | No
         if silent is None or not isinstance(error, silent):
             if isinstance(error, UserCodeError):
                 traceback.print_exception(error.__cause__)
+            for text in getattr(error, "__notes__", ()):  # that traceback, of another process
+                print(text, end="", file=sys.stderr)
             print(f"{speaker()}: {error.label}: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:

@@ -51,11 +51,16 @@ TRACED = re.compile(r""": got (\w+)\((['"])(.*)\2\)\.?$""", re.MULTILINE)
 TOO_LARGE = "use a smaller --batch-size or smaller inputs"
 
 
-def attempt(work: Callable[[], Any]) -> Report:
-    """Do `work`, turning what can go wrong with one case into a report about it. Raises UsageError."""
+def attempt(work: Callable[[], Any], *, is_of_a_case: bool = True) -> Report:
+    """Do `work`, turning what can go wrong with one case into a report about it.
+
+    Raises UsageError; what loading the user's code raises is one only before all cases.
+    """
     try:
         return Report(value=work())
     except UserCodeError as error:
+        if not is_of_a_case:
+            raise
         return _with_traceback(error)
     except UsageError:
         raise

@@ -101,7 +101,8 @@ class Rank:
 
     def do(self, command: m.Command) -> m.Report:
         """Carry a command out, in step with the other ranks where they are to; what came of it."""
-        found = attempt(lambda: self._explained(command))
+        is_of_a_case = not isinstance(command, m.Prepare | m.Profile)
+        found = attempt(lambda: self._explained(command), is_of_a_case=is_of_a_case)
         return replace(found, launched=_launched(self._group_of(command)))
 
     def _explained(self, command: m.Command) -> Any:
