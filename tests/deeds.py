@@ -123,7 +123,8 @@ def signal_ranks(number: int, deed: dict[str, Any]) -> None:
     workers = sorted(servers[0].children(), key=lambda one: one.create_time())
     for rank_killed in deed["ranks"]:
         workers[rank_killed].send_signal(number)
-        while workers[rank_killed].status() != psutil.STATUS_ZOMBIE:  # its connection has ended then
+        # Its connection ends with the last of its threads; the first one is a zombie before that.
+        while workers[rank_killed].status() != psutil.STATUS_ZOMBIE or workers[rank_killed].num_threads() > 1:
             time.sleep(0.01)
 
 
