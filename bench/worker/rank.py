@@ -101,8 +101,7 @@ class Rank:
 
     def do(self, command: m.Command) -> m.Report:
         """Carry a command out, in step with the other ranks where they are to; what came of it."""
-        is_of_a_case = not isinstance(command, m.Prepare | m.Profile)
-        found = attempt(lambda: self._explained(command), is_of_a_case=is_of_a_case)
+        found = attempt(lambda: self._explained(command), is_of_a_case=not isinstance(command, BEFORE_CASES))
         return replace(found, launched=_launched(self._group_of(command)))
 
     def _explained(self, command: m.Command) -> Any:
@@ -371,6 +370,9 @@ class Rank:
                 return self._groups.get((command.num_ranks, command.backend))
         return None
 
+
+BEFORE_CASES = (m.Open, m.Look, m.Prepare, m.Probe, m.Profile, m.Begin)
+"""Commands that concern the run as a whole."""
 
 IN_STEP = (m.Wait, m.Meter, m.Rate, m.Prove, m.Warm, m.Block, m.Curve, m.Settle)
 """Commands that all ranks begin together; who takes no part in one waits for its beginning."""
