@@ -17,7 +17,7 @@ from matplotlib.patches import Patch
 from ddp_bench.bench.findings.numbers import finite, mib, number, plural, quantity, with_interval
 from ddp_bench.bench.findings.wording import Row, cap_label, case_label, estimate, ranged, text, truth
 from ddp_bench.bench.layout import BucketLayout
-from ddp_bench.bench.results.schema import records
+from ddp_bench.bench.results.schema import EXPOSED_COMM, records
 from ddp_bench.bench.stats import Interval
 from ddp_bench.report.cases import (
     WorkloadCases,
@@ -150,7 +150,7 @@ def _parts(row: Row) -> dict[str, float]:
     stages = {name: finite(row[column]) for name, column in _DP_STAGES.items()}
     phases = {name: finite(row[column]) for name, column in _PHASES.items()}
     whole_backward = phases[BACKWARD]
-    exposed = max(finite(row["exposed_comm_ms"]) or 0.0, 0.0)
+    exposed = max(finite(row[EXPOSED_COMM]) or 0.0, 0.0)
     if any(ms is not None for ms in stages.values()):
         known = [ms for ms in phases.values() if ms is not None]
         whole = sum(known) if len(known) == len(phases) else finite(row["step_ms_p50"])
@@ -160,7 +160,7 @@ def _parts(row: Row) -> dict[str, float]:
         return {}
     else:
         several = text(row["mode"]) == "ddp" and finite(row["num_devices"]) != 1
-        unknown = several and finite(row["exposed_comm_ms"]) is None
+        unknown = several and finite(row[EXPOSED_COMM]) is None
         parts = {
             "data": phases["data"],
             "forward": phases["forward"],
@@ -197,7 +197,7 @@ def _alike(group: Sequence[Bar]) -> None:
     if not all({BACKWARD, EXPOSED} <= bar.parts.keys() for bar in group):
         return
     shared = median(bar.parts[BACKWARD] for bar in group)
-    exposed = [estimate(bar.row, "exposed_comm_ms") for bar in group]
+    exposed = [estimate(bar.row, EXPOSED_COMM) for bar in group]
     if all(
         one is not None and abs(bar.parts[BACKWARD] - shared) <= min((one.high - one.low) / 2, one.estimate)
         for bar, one in zip(group, exposed, strict=True)
@@ -227,7 +227,7 @@ def _draw_bar(axes: Any, bar: Bar, place: int, labels: Iterable[str], *, per_pt:
         axes.barh(**where, **_fill(name))
         axes.barh(**where, color="none", edgecolor=INK, linewidth=0.7)
         # What is drawn of exposed communication is within its interval; the number is that of the table.
-        written = _whole(bar.row["exposed_comm_ms"] if name == EXPOSED else ms)
+        written = _whole(bar.row[EXPOSED_COMM] if name == EXPOSED else ms)
         if ms > per_pt * (_CHARACTER_PT * len(written) + 6):
             box = {"boxstyle": "round,pad=0.15", "facecolor": PAPER, "edgecolor": "none"}
             middle = {"ha": "center", "va": "center_baseline", "fontsize": 10}
@@ -263,7 +263,7 @@ def _caption(bars: Sequence[Bar], workload: WorkloadCases) -> str:
     firsts = {text(bar.row["mode"]): bar for bar in reversed(there)}
     bar = next(firsts[mode] for mode in ("ddp", "dp", "single") if mode in firsts)
     largest = max(bar.parts, key=lambda name: bar.parts[name])
-    exposed, alone = estimate(bar.row, "exposed_comm_ms"), ranged(bar.row, "dp_device0_pct", "%")
+    exposed, alone = estimate(bar.row, EXPOSED_COMM), ranged(bar.row, "dp_device0_pct", "%")
     said = f"{largest} takes most, {_share(bar.parts[largest], bar)}"
     if exposed is not None:
         added = f"{with_interval(exposed, 'ms')}, {_share(max(exposed.estimate, 0.0), bar)}"
@@ -458,7 +458,7 @@ def _track(row: Row, role: str, details: Mapping[tuple[Any, ...], Sequence[Momen
     layout = BucketLayout.of_cell(row["bucket_bytes"])
     sizes = layout.num_bytes if layout is not None else (0,) * max(map(len, found))
     ready, start, done = (moments if len(moments) == len(sizes) else () for moments in found)
-    return Track(role, tuple(sizes), estimate(row, "exposed_comm_ms"), ready, start, done)
+    return Track(role, tuple(sizes), estimate(row, EXPOSED_COMM), ready, start, done)
 
 
 def _chosen_roles(cases: pd.DataFrame) -> list[tuple[Row, str]]:

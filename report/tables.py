@@ -38,7 +38,7 @@ from ddp_bench.bench.findings.wording import (
 from ddp_bench.bench.layout import BucketLayout
 from ddp_bench.bench.plan import equal_layout_reason
 from ddp_bench.bench.results.comparisons import Comparison, over_eager
-from ddp_bench.bench.results.schema import records
+from ddp_bench.bench.results.schema import EXPOSED_COMM, records
 from ddp_bench.bench.results.store import failure_file
 from ddp_bench.bench.settings import STAGED
 from ddp_bench.report.cases import EPOCH_IMAGES, unshared
@@ -170,7 +170,7 @@ def _over_default(row: Row) -> str:
 
 _AGAINST = words(f"Against DDP's default ({TIMES})", _over_default, "number")
 _HIDDEN = words("Hidden (%)", lambda row: with_interval(hidden_share(row)), "number")
-_EXPOSED = figures("Exposed", "exposed_comm_ms", "ms")
+_EXPOSED = figures("Exposed", EXPOSED_COMM, "ms")
 
 
 def tables(
