@@ -38,6 +38,7 @@ class FirstWorker:
 
 def first_worker(reached: Callable[..., NoReturn]) -> Callable[[Settings], Any]:
     """What to put in the place of `running_workers`."""
+    import ddp_bench.bench.worker.rank  # noqa: F401 - its memory is not that of a command
 
     @contextmanager
     def running(_settings: Settings) -> Iterator[FirstWorker]:
