@@ -46,10 +46,6 @@ RAISED_BY_USERS = (Exception, SystemExit)
 """What a user's code may raise: a model that calls `sys.exit(0)` is no success."""
 
 
-class AgreedError(UsageError):
-    """Every rank of the job raises it; the first rank alone prints it."""
-
-
 class NotMeasuredError(UsageError):
     """What was asked for could not be measured."""
 

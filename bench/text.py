@@ -1,4 +1,4 @@
-"""Text that others wrote, made harmless for the place it is shown in: CSV, terminal, Markdown.
+"""Text that others wrote, made harmless where it is shown: CSV, terminal, Markdown; and lists of names.
 
 HTML needs nothing of this: the page's template escapes by itself.
 """
@@ -6,6 +6,7 @@ HTML needs nothing of this: the page's template escapes by itself.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 _FORMULA = re.compile(r"'*[=+\-@\uff1d\uff0b\uff0d\uff20]")
 _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?")
@@ -64,3 +65,9 @@ def _decoded(found: re.Match[str]) -> str:
     what = found[1]
     code = 0x5C if what == "\\" else int(what[1:], 16)
     return chr(code) if code <= 0x10FFFF else found[0]
+
+
+def listed(names: Sequence[str], most: int = 3) -> str:
+    """Name the first few: `a, b, c and 2 more`."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -18,7 +18,6 @@ from ddp_bench.bench.findings.wording import (
     case_name,
     estimate,
     link_name,
-    listed,
     place,
     short_mode,
     text,
@@ -31,6 +30,7 @@ from ddp_bench.bench.results.comparisons import FASTER, SLOWER, Comparison, defa
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.schema import records
 from ddp_bench.bench.stats import Interval
+from ddp_bench.bench.text import listed
 
 TCP_OVERHEAD = 1514 / 1448
 """Bytes on the wire for each byte that TCP delivers, full Ethernet frames."""

@@ -10,9 +10,9 @@ from typing import ClassVar
 from ddp_bench.bench.estimate import MIN_ROUNDS
 from ddp_bench.bench.findings.numbers import about, between, percent, quantity, short, span
 from ddp_bench.bench.findings.numbers import with_interval as written
-from ddp_bench.bench.findings.wording import listed
 from ddp_bench.bench.results.comparisons import EQUAL, OPEN, TOO_FEW, UNRESOLVED, Comparison
 from ddp_bench.bench.stats import Interval
+from ddp_bench.bench.text import listed
 
 WRAPPER, CAP, COMMUNICATION, COMPILE = "wrapper", "DDP settings", "communication", "torch.compile"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
@@ -122,12 +122,6 @@ def short_mode(row: Row) -> str:
     """Name the mode in a figure or a table, beside which its stand-in is explained: `DDP`, `DP`."""
     mode = text(row["mode"])
     return _MODES.get(mode, mode)
-
-
-def listed(names: Sequence[str], most: int = 3) -> str:
-    """Name the first few: `a, b, c and 2 more`."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
 
 
 def cap_label(cap: str) -> str:

@@ -21,6 +21,7 @@ from ddp_bench.bench.gate.code import Code
 from ddp_bench.bench.gate.judge import DECIDED, MIN_ROUNDS, VERDICTS, Comparison, Verdict, compare_metric
 from ddp_bench.bench.gate.runs import SWEPT, GateCase, GateRun, model_change, run_differences
 from ddp_bench.bench.results.schema import GATED
+from ddp_bench.bench.text import listed
 
 FAMILY_CONFIDENCE = 0.98
 """Of all intervals of a gate together; half of the rest, 1%, lies on the side of a regression."""
@@ -194,8 +195,7 @@ def require_rounds(run: GateRun, cases: Sequence[GateCase]) -> None:
 
 
 def _ids(run: GateRun) -> str:
-    ids = [case.case_id for case in run.cases]
-    return ", ".join(ids[:3]) + (f" and {len(ids) - 3} more" if len(ids) > 3 else "")
+    return listed([case.case_id for case in run.cases])
 
 
 def _badness(comparison: Comparison) -> tuple[int, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +20,7 @@ from ddp_bench.bench.case import Case
 from ddp_bench.bench.layout import BucketLayout
 from ddp_bench.bench.modes.base import Mode, Place, Unsupported
 from ddp_bench.bench.modes.compiled import built_for, compiles_as
+from ddp_bench.bench.text import listed
 
 if TYPE_CHECKING:
     from ddp_bench.bench.modes.zero import ShardedOptimizer
@@ -207,7 +208,7 @@ def why_ddp_waits(case: Case, module: nn.Module) -> str:
         return ""
     return (
         "give --find-unused-parameters on, which searches the graph in every step, or --static-graph on: the "
-        f"loss does not use {_listed(unused)}, whose gradients DDP waits for"
+        f"loss does not use {listed(unused, NAMED)}, whose gradients DDP waits for"
     )
 
 
@@ -224,13 +225,8 @@ def why_ddp_stopped(text: str, module: nn.Module) -> str:
     unused = [trained[i] for i in map(int, numbers[1].split()) if i < len(trained)] if numbers else []
     return (
         "give --find-unused-parameters on, which searches the graph in every step: a step did not use "
-        f"{_listed(unused) or 'some parameters'}, whose gradients DDP waits for"
+        f"{listed(unused, NAMED) or 'some parameters'}, whose gradients DDP waits for"
     )
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return f"{', '.join(names[:NAMED])}{more}"
 
 
 def _constructor_settings(case: Case) -> dict[str, Any]:

@@ -71,14 +71,13 @@ class Conductor:
         workers: Workers,
         *,
         began_s: float,
-        prepared: m.Prepared | None = None,
     ) -> None:
         """Know what is to be done; `began_s` is when the command began, on the monotonic clock."""
         self._asked = asked
         self._how = how
         self._workers = workers
         self._began_s = began_s
-        self._prepared = prepared
+        self._prepared: m.Prepared | None = None
         self._profiled: m.Profiled | None = None
         self._opened: Opened | None = None
         self._console = Console(silent=how.quiet)
@@ -122,7 +121,7 @@ class Conductor:
     def _attempt(self) -> str:
         """Start the workers and measure until there is a reason to stop: that reason."""
         if self._prepared is None:
-            self._prepared = self._prepared or prepare(self._workers, self._asked)
+            self._prepared = prepare(self._workers, self._asked)
         prepared, workers = self._prepared, self._workers
         workers.open()
         workers.grow(plan.world_size(prepared.plan))
@@ -130,9 +129,9 @@ class Conductor:
             profile = m.Profile(settings=prepared.settings)
             self._profiled = workers.value(0, profile, m.Profiled, "start-up", START_LIMIT_S)
         begun = self._begin(prepared)
-        earlier = progress_so_far(self._open(prepared, self._profiled, begun).recorder)
-        assert self._opened is not None  # just done
-        for note in self._opened.notes:
+        opened = self._open(prepared, self._profiled, begun)
+        earlier = progress_so_far(opened.recorder)
+        for note in opened.notes:
             self._console.note(note)
         if self._startup_s is None:
             self._startup_s = round(time.monotonic() - self._began_s, 2)
@@ -142,7 +141,7 @@ class Conductor:
             settings=prepared.settings,
             plan=prepared.plan,
             begun=begun,
-            recorder=self._opened.recorder,
+            recorder=opened.recorder,
             console=self._console,
             earlier=earlier,
         )
@@ -249,7 +248,6 @@ class Conductor:
         assert self._profiled is not None
         recorder, how = self._opened.recorder, self._how
         startup_s, over_s = self._startup_s or 0.0, self._over_s
-        quiet = how.quiet
         cases = recorder.write()
         folder, settings = recorder.folder, self._prepared.settings
         timing = msgspec.structs.replace(
@@ -277,11 +275,11 @@ class Conductor:
             conclusion = dataclasses.replace(conclusion, found=found)
         if how.as_json:
             print(to_json(summary_of(folder, cases, conclusion, timing)))
-        elif not quiet:
+        elif not how.quiet:
             print_summary(cases, conclusion, timing, page)
         recorder.close(stopped_because)
         missing_modes = why_not_measured(cases, settings.modes)
-        if not quiet:
+        if not how.quiet:
             wrong = [github.Annotation("error", speaker(), reason) for reason in missing_modes]
             github.show(wrong, lambda: write_markdown([folder], None))
         if missing_modes:

@@ -22,9 +22,8 @@ from ddp_bench.bench.run.failures import AFTER_ANOTHER, Failure, failure_of, pla
 from ddp_bench.bench.run.processes import Processes, expected_device, modules_for, worker_variables
 from ddp_bench.bench.settings import Settings
 from ddp_bench.bench.sysfs import oom_kills
+from ddp_bench.bench.text import listed
 from ddp_bench.bench.worker import messages as m
-
-LOOPBACK = "127.0.0.1"
 
 MEETING_S = 600.0
 """Workers may take so long to come: allocations and slow file systems can take minutes."""
@@ -120,7 +119,7 @@ class Workers:
         self._start([0])
         address = ""
         if self.launched is not None:
-            host = LOOPBACK if self._one_host else "master"
+            host = m.LOOPBACK if self._one_host else "master"
             address = f"{host} {self._listener.getsockname()[1]} {self._token}"
         self.store_port = self.value(0, m.Open(address=address), int, "start-up", MEETING_S)
         if self.launched is not None:
@@ -143,7 +142,7 @@ class Workers:
     def _start(self, ranks: Sequence[int]) -> None:
         for rank in ranks:
             environment = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if self.launched is None else {}
-            address = (LOOPBACK, self._listener.getsockname()[1])
+            address = (m.LOOPBACK, self._listener.getsockname()[1])
             self._processes.start(rank, address, self._token, environment)
         self._await(ranks)
 
@@ -151,7 +150,7 @@ class Workers:
         deadline_s = time.monotonic() + MEETING_S
         while late := [rank for rank in ranks if rank not in self._workers]:
             if time.monotonic() > deadline_s:
-                where = f"{os.environ.get('MASTER_ADDR', LOOPBACK)}:{os.environ.get('MASTER_PORT', '')}"
+                where = f"{os.environ.get('MASTER_ADDR', m.LOOPBACK)}:{os.environ.get('MASTER_PORT', '')}"
                 who = ", ".join(f"rank {rank}" for rank in late)
                 raise UsageError(
                     f"{who} did not come to {where} within {MEETING_S:g} s; see what holds it up, and start "
@@ -322,7 +321,7 @@ class Workers:
         working = [f"{self._workers[k]} {one.where}" for k, one in sorted(told.items()) if not one.waits_for]
         late = [f"{self._workers[rank]} gave no answer" for rank in sorted(silent)] + working
         if late:
-            who = _listed(late)
+            who = listed(late, MOST_NAMED)
         else:
             first = min(told)
             who = f"{self._workers[first]} waits for {told[first].waits_for}"
@@ -346,10 +345,10 @@ class Workers:
             with contextlib.suppress(OSError):
                 os.kill(hello.pid, signal.SIGKILL)
 
-    def end(self, code: int = ExitCode.OK) -> None:
-        """Have all leave with this code, and forget them."""
+    def end(self) -> None:
+        """Have all leave, and forget them."""
         for rank in self._workers:
-            self._send(rank, m.Quit(code=code))
+            self._send(rank, m.Quit())
         for rank in self._workers:
             self._processes.code(rank)
         self.end_at_once()
@@ -398,7 +397,7 @@ def launched() -> m.Launched | None:
 
 def _listener(*, one_host: bool) -> socket.socket:
     if one_host:
-        return socket.create_server((LOOPBACK, 0))
+        return socket.create_server((m.LOOPBACK, 0))
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
     return socket.create_server(("", 0))
@@ -417,8 +416,3 @@ def _usage_error(report: m.Report) -> UsageError:
     error.exit_code, error.label = ExitCode(report.exit_code), report.label
     error.add_note(report.traceback)
     return error
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = len(names) - MOST_NAMED
-    return ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

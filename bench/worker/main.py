@@ -19,7 +19,6 @@ from typing import NoReturn
 from ddp_bench.bench.cli import guarded, speaker
 from ddp_bench.bench.cluster.process import die_at_once, host_name, process_name
 from ddp_bench.bench.errors import ExitCode, UsageError, UserCodeError
-from ddp_bench.bench.sysfs import oom_kills
 from ddp_bench.bench.worker import messages as m
 from ddp_bench.bench.worker.rank import ADDRESS_KEY, Rank, joined_store, waiting_for, waits_for
 from ddp_bench.bench.worker.tracebacks import bounded
@@ -73,9 +72,7 @@ class Connection:
         os._exit(LOST_EXIT_CODE)
 
     def _told(self) -> m.Told:
-        return m.Told(
-            waits_for=waits_for(), where=self._where(), stacks=bounded(stacks()), oom_kills=oom_kills()
-        )
+        return m.Told(waits_for=waits_for(), where=self._where(), stacks=bounded(stacks()))
 
     def _where(self) -> str:
         frame = sys._current_frames().get(self._main)  # documented, though underscored
@@ -101,7 +98,7 @@ def serve(connection: Connection, rank: Rank) -> NoReturn:
             sys.stdout.flush()
             # Not through the interpreter's end: gloo's threads may hold tensors until then, and letting go of
             # them in an interpreter that shuts down aborts the process (pytorch/pytorch#179291).
-            os._exit(command.code)
+            os._exit(ExitCode.OK)
         try:
             answer = rank.do(command)
         except UsageError as error:

@@ -26,6 +26,8 @@ MOST_BYTES = 2**28
 MOST_HELLO = 2**16
 """Bytes of the first line of a worker."""
 
+LOOPBACK = "127.0.0.1"
+
 NO_GROUP = -1
 """Stands for the number of collectives on a rank outside the case's process group; no count is negative."""
 
@@ -44,9 +46,7 @@ class Tell(Command, frozen=True):
 
 
 class Quit(Command, frozen=True):
-    """Leave with this exit code, without an answer."""
-
-    code: int = 0
+    """Leave, without an answer."""
 
 
 class Open(Command, frozen=True):
@@ -246,8 +246,6 @@ class Told(Answer, frozen=True):
     """Empty while it works."""
     where: str
     stacks: str
-    oom_kills: int | None = None
-    """Of its host, so far."""
 
 
 class Report(Answer, frozen=True):

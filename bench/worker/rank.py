@@ -60,7 +60,6 @@ COLLECTIVE_TIMEOUT = timedelta(days=1)
 CONNECT_LIMIT = timedelta(seconds=10)
 """A store that torch's agent has opened before it started the ranks answers sooner, or the agent is gone."""
 
-LOOPBACK = "127.0.0.1"
 ADDRESS_KEY = "ddp-bench/conductor"
 """Where the launcher's store holds the address of the conductor; of the latest attempt, for it is kept."""
 
@@ -125,10 +124,10 @@ class Rank:
             self._store = joined_store()
             self._store.set(ADDRESS_KEY, asked.address)
             return 0
-        listener = socket.create_server((LOOPBACK, 0))  # by itself it would listen on every interface
+        listener = socket.create_server((m.LOOPBACK, 0))  # by itself it would listen on every interface
         port = int(listener.getsockname()[1])
         self._store = TCPStore(
-            LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+            m.LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
         )
         return port
 
@@ -163,7 +162,6 @@ class Rank:
 
     def _begin(self, asked: m.Begin) -> m.Begun:
         settings = asked.settings
-        self._end_run()
         self._settings = settings
         workload = self._loaded(settings)
         self._workload = as_set(workload, asked.cases[0]) if asked.cases else workload
@@ -206,8 +204,8 @@ class Rank:
         sizes = {"WORLD_SIZE": asked.world_size, "LOCAL_WORLD_SIZE": asked.local_world_size}
         os.environ |= {name: str(value) for name, value in sizes.items()}
         if asked.port:
-            os.environ |= {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(asked.port)}
-        store = self._store or TCPStore(LOOPBACK, asked.port, is_master=False)
+            os.environ |= {"MASTER_ADDR": m.LOOPBACK, "MASTER_PORT": str(asked.port)}
+        store = self._store or TCPStore(m.LOOPBACK, asked.port, is_master=False)
         with waiting_for("the other ranks"):
             dist.init_process_group(
                 "gloo",
@@ -345,15 +343,6 @@ class Rank:
     def _let_go(self, index: int) -> None:
         if (live := self._live.pop(index, None)) is not None:
             live.close()
-
-    def _end_run(self) -> None:
-        """Let go of all that an earlier run of this process holds."""
-        for index in list(self._live):
-            self._let_go(index)
-        if self._telemetry is not None:
-            self._telemetry.close()
-        self._of_this_run.close()
-        gc.unfreeze()
 
     def _case_group(self, case: Case) -> dist.ProcessGroup | None:
         return self._groups.get((case.num_ranks, case.backend)) if case.backend else None

@@ -16,7 +16,6 @@ from commands import ROOT
 from ddp_bench.bench import cli
 from ddp_bench.bench.cli import TYPED_ENV
 from ddp_bench.bench.errors import (
-    AgreedError,
     ExitCode,
     GaveUpError,
     NotComparableError,
@@ -75,7 +74,6 @@ def test_help_takes_no_second_of_imports() -> None:
     ("error", "code", "label"),
     [
         (UsageError("x"), 2, "error"),
-        (AgreedError("x"), 2, "error"),
         (GaveUpError("x"), 4, "error"),
         (NotComparableError("x"), 3, "not comparable"),
         (KeyboardInterrupt(), 130, ""),
