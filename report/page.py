@@ -114,7 +114,6 @@ class Run:
     tables: Sequence[Table]
     files: Files
     unmeasured: Table | None
-    skipped: str
     conditions: Sequence[conditions.Group]
     ranks: Table | None
     topology: str
@@ -256,7 +255,6 @@ def _run(
         else [],
         files=files,
         unmeasured=tables.unmeasured(cases, files.failures),
-        skipped=tables.skipped(cases),
         conditions=conditions.groups(manifest, cases),
         ranks=conditions.ranks(manifest),
         topology=(manifest.environment.topology or "").strip("\n"),

@@ -36,7 +36,6 @@ from ddp_bench.bench.findings.wording import (
     unit_of_cases,
 )
 from ddp_bench.bench.layout import BucketLayout
-from ddp_bench.bench.plan import equal_layout_reason
 from ddp_bench.bench.results.comparisons import Comparison, over_eager
 from ddp_bench.bench.results.schema import EXPOSED_COMM, records
 from ddp_bench.bench.results.store import failure_file
@@ -520,26 +519,3 @@ def unmeasured(cases: pd.DataFrame, failures: Mapping[str, Link]) -> Table | Non
             _ID,
         ),
     )
-
-
-_REASONS = 3
-"""Of skipped cases, and names for each, that a line has room for."""
-
-
-def skipped(cases: pd.DataFrame) -> str:
-    """Say in one line how many cases were skipped, and why; empty where none was."""
-    rows = records(cases[cases["status"] == "skipped"])
-    if not rows:
-        return ""
-    equal = {equal_layout_reason(text(case_id)) for case_id in cases["case_id"]}
-    reasons: dict[str, list[str]] = {}
-    for row in rows:
-        why = text(row["reason"])
-        why = "the same buckets as a measured case" if why in equal else why
-        reasons.setdefault(why, []).append(case_label(row, device_noun(text(row["device_type"]))))
-    told = []
-    for why, names in list(reasons.items())[:_REASONS]:
-        more = f" and {len(names) - _REASONS} more" if len(names) > _REASONS else ""
-        told.append(f"{'; '.join(names[:_REASONS])}{more}: {why}")
-    others = f"; and {plural(len(reasons) - _REASONS, 'other reason')}" if len(reasons) > _REASONS else ""
-    return f"{plural(len(rows), 'case')} skipped. {'. '.join(told)}{others}."

@@ -314,17 +314,12 @@ def _shared(cases: pd.DataFrame) -> Shared | None:
     return Shared(place=place(rows[0]), rates=rates, unit=unit_of(rows[0]))
 
 
-def skipped_cases(cases: pd.DataFrame) -> pd.DataFrame:
-    """Cases that were planned and never tried; on one device most are the plain module, which is measured."""
-    found: pd.DataFrame = cases[(cases["status"] == "skipped") & (cases["num_devices"] > 1)]
-    return found
-
-
 def _skipped(cases: pd.DataFrame) -> LeftOut | None:
+    """Cases that were planned and never tried."""
     tried = set(cases.loc[cases["status"] != "skipped", "num_devices"])
     told = [
         (text(row["reason"]), case_name(row) if count in tried else plural(count, "device"))
-        for row in records(skipped_cases(cases))
+        for row in records(cases[cases["status"] == "skipped"])
         if (count := int(row["num_devices"]))
     ]
     return _left_out("skipped", told)

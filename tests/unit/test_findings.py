@@ -180,9 +180,10 @@ def test_skipped_cases_are_one_line_with_their_count() -> None:
     alike = CAP_1 | {"status": "skipped", "reason": "same bucket layout"}
     (note,) = concluded(SINGLE, DDP, *skipped, plain, alike).found
     assert isinstance(note, LeftOut)
-    assert note.num_cases == 3
+    assert note.num_cases == 4
     assert note.sentence == (
-        f"3 cases skipped: 4 devices: {few['reason']}; DDP on 2 GPUs with cap 1: same bucket layout."
+        f"4 cases skipped: 4 devices: {few['reason']}; DP on 1 GPU: the plain module; "
+        "DDP on 2 GPUs with cap 1: same bucket layout."
     )
 
 

@@ -138,16 +138,16 @@ def test_results_have_what_communication_adds_and_what_of_it_is_hidden() -> None
 
 def test_skipped_cases_are_one_line_and_counted_alike() -> None:
     shown = view(usual_cases())
-    assert shown.skipped == "1 case skipped. DP, 1 GPU: DataParallel on one device is the plain module."
+    assert "1 case skipped: DP on 1 GPU: DataParallel on one device is the plain module." in shown.notes
     assert " · 8 of 9 cases measured · 1 skipped · " in shown.status
     equal = [
         case("ddp", 2, case_id=f"e{cap}", bucket_cap_mb=str(cap), status="skipped", reason=SAME)
         for cap in range(1, 100)
     ]
     many = view([case("ddp", 2, 180.0, case_id="kept"), *equal])
-    assert many.skipped == (
-        "99 cases skipped. DDP, 2 GPUs, cap 1 MiB; DDP, 2 GPUs, cap 2 MiB; DDP, 2 GPUs, cap 3 MiB and 96 "
-        "more: the same buckets as a measured case."
+    assert many.notes == (
+        "99 cases skipped: DDP on 2 GPUs with cap 1, DDP on 2 GPUs with cap 2, DDP on 2 GPUs with cap 3 and "
+        f"96 more: {SAME}.",
     )
     assert many.unmeasured is None
 
