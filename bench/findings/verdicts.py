@@ -272,37 +272,29 @@ class CommunicationVerdict(Verdict):
         if self.answer != RESOLVED:
             most = quantity(self.exposed_ms.high, "ms", 2)
             share = f"{100 * self.exposed_ms.high / self.step_ms:.0f}%"
-            found = written(self.exposed_ms, "ms")
-            return f"Communication adds at most {most}, {share} of DDP's step on {self.place}: {found}."
+            return f"Communication adds at most {most}, {share} of DDP's step on {self.place}: {self._added}."
         share = f"{100 * self.exposed_ms.estimate / self.step_ms:.0f}%"
-        said = f"Communication adds {written(self.exposed_ms, 'ms')}, {share} of the step"
-        hidden = self.hidden_pct
-        if hidden is not None and hidden.estimate < 0:
-            takes = "it takes alone"
-            if self.alone_ms is not None:
-                takes = f"the {written(self.alone_ms, 'ms')} that {takes}"
-            if hidden.high < 0:
-                said += f", more than {takes}: none is hidden, and it slows the compute or makes ranks wait"
-            else:
-                said += ", about what it takes alone: whether any is hidden is unresolved"
-        elif hidden is not None:
-            said += f"; {hidden.estimate:.0f}% {between(hidden, 0)} of it is hidden"
-        elif self.is_vague:
-            said += "; how much of it is hidden is not known to 50 percentage points"
-        return f"{said}."
+        said = f"Communication adds {self._added}, {share} of the step of {quantity(self.step_ms, 'ms')}"
+        hidden, takes = self.hidden_pct, f"the {written(self.alone_ms, 'ms')} that it takes alone"
+        if hidden is None:
+            vague = "; how much of it is hidden is not known to 50 percentage points"
+            return f"{said}{vague if self.is_vague else ''}."
+        if hidden.high < 0:
+            slows = "none is hidden, and it slows the compute or makes ranks wait"
+            return f"{said}, more than {takes}: {slows}."
+        if hidden.estimate < 0:
+            return f"{said}, about {takes}: whether any is hidden is unresolved."
+        return f"{said}; of {takes}, {hidden.estimate:.0f}% {between(hidden, 0)} is hidden."
+
+    @property
+    def _added(self) -> str:
+        return written(self.exposed_ms, "ms")
 
     @property
     def label(self) -> str:
-        hidden = self.hidden_pct
         if self.answer == EQUAL:
             return "adds little"
-        if self.answer != RESOLVED:
-            return self.answer
-        if hidden is not None and hidden.estimate >= 0:
-            return f"{hidden.estimate:.0f}% is hidden"
-        if hidden is not None and hidden.high < 0:
-            return "none is hidden"
-        return f"adds {quantity(self.exposed_ms.estimate, 'ms', 2)}"
+        return f"adds {self._added}" if self.answer == RESOLVED else self.answer
 
     @property
     def decides(self) -> str:
