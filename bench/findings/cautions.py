@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import pandas as pd
 
 from ddp_bench.bench.cli import command
-from ddp_bench.bench.findings.answers import by_compile_label
-from ddp_bench.bench.findings.notes import slow_rank
+from ddp_bench.bench.findings.notes import SlowRank
 from ddp_bench.bench.findings.numbers import finite, plural, short
 from ddp_bench.bench.findings.stability import cautions
 from ddp_bench.bench.findings.trust import MOST_BUSY, MOST_STEAL, Caution
@@ -35,8 +34,10 @@ Pair: TypeAlias = tuple[str, int, int]
 """A host, and the places of two GPUs among those that its ranks saw, the lower one first."""
 
 
-def run_cautions(manifest: Manifest, cases: pd.DataFrame, blocks: pd.DataFrame) -> list[Caution]:
-    """Return what to know before trusting a run, of its files; most general first, one per kind."""
+def run_cautions(
+    manifest: Manifest, cases: pd.DataFrame, blocks: pd.DataFrame, slow: Iterable[SlowRank] = ()
+) -> list[Caution]:
+    """Return what to know before trusting a run, most general first, one per kind; `slow` as found in it."""
     given = manifest.settings
     ok = own_devices(cases[(cases["status"] == "ok") & cases["images_per_s"].notna()])
     found = (
@@ -45,7 +46,7 @@ def run_cautions(manifest: Manifest, cases: pd.DataFrame, blocks: pd.DataFrame) 
         throttled(ok),
         unequal_clocks(ok),
         *cautions(cases, blocks, target=None if given.rounds else given.precision_target),
-        unsteady(cases, blocks),
+        unsteady(slow),
         slow_links(manifest, cases),
     )
     return [caution for caution in found if caution is not None]
@@ -101,15 +102,14 @@ def unequal_weights(cases: pd.DataFrame) -> Caution | None:
     )
 
 
-def unsteady(cases: pd.DataFrame, blocks: pd.DataFrame) -> Caution | None:
+def unsteady(slow: Iterable[SlowRank]) -> Caution | None:
     """Find ranks of DDP that differ, another one from round to round."""
-    found = (slow_rank(group, blocks) for _, group in by_compile_label(cases))
-    slow = next((one for one in found if one is not None and one.is_unsteady), None)
-    if slow is None:
+    one = next((one for one in slow if one.is_unsteady), None)
+    if one is None:
         return None
     return Caution(
         kind="unsteady",
-        text=f"on {slow.place} the slowest rank's own work takes {slow.apart} longer than the fastest's, and "
+        text=f"on {one.place} the slowest rank's own work takes {one.apart} longer than the fastest's, and "
         "it is not always the same rank",
         advice=f"{command('doctor')} for what else runs on the cores",
     )

@@ -11,7 +11,7 @@ import pandas as pd
 from ddp_bench.bench.findings.answers import compile_verdicts, verdicts
 from ddp_bench.bench.findings.cautions import run_cautions
 from ddp_bench.bench.findings.next_step import NextStep, next_step
-from ddp_bench.bench.findings.notes import notes
+from ddp_bench.bench.findings.notes import notes, slow_ranks
 from ddp_bench.bench.findings.trust import Caution, Trust
 from ddp_bench.bench.findings.verdicts import Finding, Verdict
 from ddp_bench.bench.manifest import Manifest
@@ -62,12 +62,13 @@ def conclude(
         *verdicts(cases, comparisons, margin=manifest.margin),
         *compile_verdicts(cases, comparisons),
     )
-    cautions = run_cautions(manifest, cases, blocks)
+    slow = slow_ranks(cases, blocks)
+    cautions = run_cautions(manifest, cases, blocks, slow)
     on_cpu = bool((cases["device_type"] == "cpu").any())
     return Conclusion(
         verdicts=answered,
-        found=tuple(notes(cases, blocks, comparisons)),
+        found=tuple(notes(cases, blocks, comparisons, slow)),
         cautions=tuple(cautions),
-        trust=Trust.of(cautions, on_cpu=on_cpu) if answered else None,
+        trust=Trust.of(cautions, [one.answer for one in answered], on_cpu=on_cpu) if answered else None,
         next_step=next_step(folder, manifest, cases, comparisons, answered, resumable=resumable),
     )

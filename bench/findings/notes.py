@@ -179,21 +179,27 @@ class LeftOut(Finding):
         return f"{plural(self.num_cases, 'case')} {self.what}: {told}{more}."
 
 
-def notes(cases: pd.DataFrame, blocks: pd.DataFrame, comparisons: Sequence[Comparison] = ()) -> list[Finding]:
+def notes(
+    cases: pd.DataFrame,
+    blocks: pd.DataFrame,
+    comparisons: Sequence[Comparison] = (),
+    slow: Sequence[SlowRank] = (),
+) -> list[Finding]:
     """What stands below the answers of a run; none where there is nothing to add.
 
-    In this order: why DDP scales as it does, what limits communication, a slow rank, overlapping intervals,
-    cases that share devices, cases without a number.
+    In this order: why DDP scales as it does, what limits communication, which of the `slow` ranks others wait
+    for, overlapping intervals, cases that share devices, cases without a number.
     """
-    bottlenecks = (
-        replace(finding, of=label)
+    bottlenecks = [
+        finding and replace(finding, of=label)
         for label, group in by_compile_label(cases)
-        for finding in _bottlenecks(group, blocks)
-        if finding is not None
-    )
+        if not (ddp := _headline_ddp(group)).empty
+        for finding in (_scaling_loss(group, ddp, blocks), _link_limit(ddp))
+    ]
     measured = (cases["status"] == "ok").any()
     found = (
         *bottlenecks,
+        *(one for one in slow if not one.is_unsteady),
         _overlap(cases, comparisons),
         _shared(cases),
         None if measured else NothingMeasured(),
@@ -201,14 +207,6 @@ def notes(cases: pd.DataFrame, blocks: pd.DataFrame, comparisons: Sequence[Compa
         _skipped(cases),
     )
     return [finding for finding in found if finding is not None]
-
-
-def _bottlenecks(cases: pd.DataFrame, blocks: pd.DataFrame) -> list[Finding | None]:
-    ddp = _headline_ddp(cases)
-    if ddp.empty:
-        return []
-    slow = slow_rank(cases, blocks)
-    return [_scaling_loss(cases, ddp, blocks), _link_limit(ddp), None if slow and slow.is_unsteady else slow]
 
 
 def _headline_ddp(cases: pd.DataFrame) -> pd.DataFrame:
@@ -266,9 +264,13 @@ def _reference(ddp: pd.DataFrame) -> pd.Series:
     return ddp[ddp["case_id"] == name].iloc[0]
 
 
-def slow_rank(cases: pd.DataFrame, blocks: pd.DataFrame) -> SlowRank | None:
-    """The slowest rank of DDP, where ranks differ by a good part of the step; else nothing."""
-    ddp = _headline_ddp(cases)
+def slow_ranks(cases: pd.DataFrame, blocks: pd.DataFrame) -> list[SlowRank]:
+    """The slowest ranks of DDP, by mode of torch.compile, where ranks differ by a good part of the step."""
+    found = {label: _slow_rank(_headline_ddp(group), blocks) for label, group in by_compile_label(cases)}
+    return [replace(one, of=label) for label, one in found.items() if one is not None]
+
+
+def _slow_rank(ddp: pd.DataFrame, blocks: pd.DataFrame) -> SlowRank | None:
     measured = ddp[(ddp["rank_skew_ms"] > SKEW_SHARE * ddp["step_ms_p50"]).fillna(value=False)]
     if measured.empty:
         return None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+
+from ddp_bench.bench.results.comparisons import FASTER, OPEN, SLOWER
 
 MOST_BUSY = 0.05
 """Share of the cores that other programs may use while every core stands in for a device. 5% is the gate's
@@ -56,22 +58,31 @@ class Trust:
     direction: tuple[str, ...]
     sizes: tuple[str, ...]
     transfer: tuple[str, ...]
+    answers: frozenset[str]
+    """What was answered, as `Verdict.answer`."""
     on_cpu: bool
 
     @classmethod
-    def of(cls, cautions: Sequence[Caution], *, on_cpu: bool) -> Trust:
-        """Sort cautions by what they weaken."""
+    def of(cls, cautions: Sequence[Caution], answers: Collection[str], *, on_cpu: bool) -> Trust:
+        """Sort cautions by what they weaken of these answers."""
         against = {
             claim: tuple(one.kind for one in cautions if WEAKENS[one.kind] == claim)
             for claim in (DIRECTION, SIZES, TRANSFER)
         }
-        return cls(**against, on_cpu=on_cpu)
+        return cls(**against, answers=frozenset(answers), on_cpu=on_cpu)
 
     @property
     def sentence(self) -> str:
         """The verdict in one line: direction, sizes, transfer."""
-        direction = f"is in doubt ({', '.join(self.direction)})" if self.direction else "holds"
-        sizes = f"only roughly ({', '.join(self.sizes)})" if self.sizes else "within the intervals"
+        doubt = f"in doubt ({', '.join(self.direction)})" if self.direction else ""
+        sizes = f"only roughly ({', '.join(self.sizes)})" if self.sizes else ""
+        if self.answers <= set(OPEN):
+            held = f"are {doubt}" if doubt else f"hold {sizes}".rstrip()
+            answered = f"nothing is resolved, either may be faster; the bounds of that {held}"
+        else:
+            what = "which is faster" if self.answers & {FASTER, SLOWER} else "what is resolved"
+            held = f"is {doubt}" if doubt else "holds"
+            answered = f"{what} {held}; by how much, {sizes or 'within the intervals'}"
         where = f"not for other runs ({', '.join(self.transfer)})" if self.transfer else "for like machines"
         gpus = (", nor for GPUs" if self.transfer else ", not for GPUs") if self.on_cpu else ""
-        return f"Trust: which is faster {direction}; by how much, {sizes}; ms and rates hold {where}{gpus}."
+        return f"Trust: {answered}; ms and rates hold {where}{gpus}."

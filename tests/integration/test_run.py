@@ -119,7 +119,12 @@ def test_the_summary_and_the_page(real_run: RealRun) -> None:
     assert any(line.startswith("Next, ") and "--resume" in line for line in lines)
     assert any(line.startswith("Keep ") and "cap" in line for line in lines)
     assert any(" skipped: " in line and "same bucket layout as ddp-n2" in line for line in lines)
-    assert any(line.startswith("Trust: which is faster is in doubt (few rounds") for line in lines)
+    assert any(
+        line.startswith(
+            "Trust: nothing is resolved, either may be faster; the bounds of that are in doubt (few rounds"
+        )
+        for line in lines
+    )
     assert "CPU core standing in for a GPU" in real_run.stdout
     assert "preparing" in real_run.stderr
     assert "<svg" in (run.path / "report.html").read_text(encoding="utf-8")

@@ -24,6 +24,7 @@ from ddp_bench.bench.findings.notes import (
 from ddp_bench.bench.findings.trust import Caution, Trust
 from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.results.aggregate import comparisons_of_run
+from ddp_bench.bench.results.comparisons import EQUAL, FASTER, TOO_FEW, UNRESOLVED
 from ddp_bench.bench.results.schema import BLOCKS, CASES, typed_frame
 
 
@@ -206,11 +207,29 @@ def test_overlapping_rates_of_which_one_is_faster_are_explained() -> None:
 )
 def test_trust_sorts_cautions_by_what_they_weaken(kinds, direction, sizes, transfer) -> None:
     cautions = [Caution(kind=kind, text="t", advice="a") for kind in kinds]
-    found = Trust.of(cautions, on_cpu=True)
+    found = Trust.of(cautions, [FASTER, UNRESOLVED], on_cpu=True)
     assert (found.direction, found.sizes, found.transfer) == (direction, sizes, transfer)
+    assert found.sentence.startswith("Trust: which is faster ")
     assert all(kind in found.sentence for kind in kinds)
     assert found.sentence.endswith(" for GPUs.")
-    assert "GPUs" not in Trust.of(cautions, on_cpu=False).sentence
+    assert "GPUs" not in Trust.of(cautions, [FASTER], on_cpu=False).sentence
+
+
+@pytest.mark.parametrize(
+    ("kinds", "bounds"),
+    [
+        ([], "hold"),
+        (["two levels"], "hold only roughly (two levels)"),
+        (["few rounds", "two levels"], "are in doubt (few rounds)"),
+    ],
+)
+def test_trust_claims_no_faster_one_where_there_is_none(kinds: list[str], bounds: str) -> None:
+    cautions = [Caution(kind=kind, text="t", advice="a") for kind in kinds]
+    said = Trust.of(cautions, [UNRESOLVED, TOO_FEW], on_cpu=False).sentence
+    nothing = f"nothing is resolved, either may be faster; the bounds of that {bounds}"
+    assert said == f"Trust: {nothing}; ms and rates hold for like machines."
+    equal = Trust.of(cautions, [EQUAL, UNRESOLVED], on_cpu=False).sentence
+    assert equal.startswith("Trust: what is resolved ")
 
 
 def test_no_missing_value_is_written() -> None:

@@ -28,6 +28,7 @@ from ddp_bench.bench.predict.calibration import save_calibration
 from ddp_bench.bench.predict.from_pass import read_source
 from ddp_bench.bench.predict.output import Predictions
 from ddp_bench.bench.results.aggregate import comparisons_of_run
+from ddp_bench.bench.results.comparisons import FASTER
 from ddp_bench.bench.results.store import RunWriter, claim, load_run
 from ddp_bench.bench.run.summary import case_table, print_summary, summary_of
 from ddp_bench.bench.stats import Interval
@@ -71,7 +72,7 @@ def test_the_terminal_says_the_unit(tokens: Path, tmp_path: Path, capsys: pytest
     found = load_run(tokens)
     conclusion = conclude(tmp_path, found.manifest, found.cases, found.blocks, comparisons_of_run(found))
     warned = cautions(found.cases, found.blocks, target=0.001)
-    conclusion = replace(conclusion, cautions=tuple(warned), trust=Trust.of(warned, on_cpu=False))
+    conclusion = replace(conclusion, cautions=tuple(warned), trust=Trust.of(warned, [FASTER], on_cpu=False))
     timing = Timing(
         rounds=12,
         total_s=9.0,
