@@ -164,12 +164,15 @@ class Prover:
         """How far the gradient of the case's parts of a batch is from that of all rows at once, relative.
 
         Of a loss that is a mean over rows of equal weight it is rounding. To be asked where `prove` compared.
+        One row for each part would not show what differs between the rows of a part. All rows pass the model
+        at once, so there are as many as a device trains on, but one for each part at least.
         """
-        split = _proven_split(case)
+        num_parts = _proven_split(case, 1).num_rows
+        split = _proven_split(case, max(case.batch_per_device // num_parts, 1))
         whole = Split(1, split.num_rows)
-        return _off(
-            *(self._plain_gradient(one, self._batch(split.num_rows, self.dtype)) for one in (split, whole))
-        )
+        with float32_precision("fp32", self.place.device):
+            batch = self._batch(split.num_rows, self.dtype)
+            return _off(*(self._plain_gradient(one, batch) for one in (split, whole)))
 
     def _less(self) -> str:
         """Why the tolerance is not that of float64."""
@@ -255,10 +258,10 @@ class _DtypesSeen(TorchFunctionMode):
         return result
 
 
-def _proven_split(case: Case) -> Split:
-    """How a case splits the batch of its proof."""
+def _proven_split(case: Case, num_rows: int = ROWS_PER_DEVICE) -> Split:
+    """How a case splits the batch of its proof, `num_rows` for each part."""
     split = split_of(case)
-    whole = ROWS_PER_DEVICE * case.num_devices * case.num_micro_batches
+    whole = num_rows * case.num_devices * case.num_micro_batches
     return replace(split, batch_size=whole // split.num_sources)
 
 

@@ -358,6 +358,26 @@ cluster.close()
     assert found["its effect"] > 0.01, "which is not that of the whole batch"
 
 
+@pytest.mark.parametrize(("batch_per_device", "is_seen"), [(2, False), (4, True)])
+def test_rows_of_one_device_that_weigh_differently_are_seen(batch_per_device: int, *, is_seen: bool) -> None:
+    """The first row of each device has as many labels as that of the other, the second has not."""
+
+    def batch(num_rows: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        labels = torch.randint(10, (num_rows, 8), generator=generator)
+        labels[2:, 1:] = -100
+        return torch.randn(num_rows, 8, 4, generator=generator), labels
+
+    def loss(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(outputs.mT, labels)
+
+    torch.manual_seed(0)
+    made = Workload(name="labels", module=lambda: torch.nn.Linear(4, 10), batch=batch, loss=loss)
+    own = Prover(made, made.module(), PLACE, 0)
+    case = dataclasses.replace(CASE, mode="ddp", backend="gloo", batch_per_device=batch_per_device)
+    effect = own.split_effect(case)
+    assert effect > 0.1 if is_seen else effect < 1e-12
+
+
 class ForFloat32(torch.nn.Linear):
     """Raises for float64 what it was told to."""
 
