@@ -16,14 +16,13 @@ from typing import Any, cast
 import pandas as pd
 
 from ddp_bench.bench import cli
-from ddp_bench.bench.findings.findings import conclude
+from ddp_bench.bench.findings.findings import conclude_run
 from ddp_bench.bench.findings.wording import unit_of_cases
 from ddp_bench.bench.gate.compare import compare as gate_of
 from ddp_bench.bench.gate.main import DEFAULT_THRESHOLD
 from ddp_bench.bench.gate.output import as_json
 from ddp_bench.bench.gate.runs import read_run
 from ddp_bench.bench.results import store
-from ddp_bench.bench.results.aggregate import comparisons_of_run
 from ddp_bench.bench.results.schema import GATED, units_of
 from ddp_bench.bench.run.summary import summary_of
 
@@ -61,15 +60,7 @@ class Run(store.RunData):
     @cached_property
     def summary(self) -> dict[str, Any]:
         """What `bench.run --json` prints of the run: answers, findings, cautions, timing, cases."""
-        conclusion = conclude(
-            self.path,
-            self.manifest,
-            self.cases,
-            self.blocks,
-            comparisons_of_run(self),
-            resumable=self.resumable,
-        )
-        whole = summary_of(self.path, self.cases, conclusion, self.manifest.timing)
+        whole = summary_of(self.path, self.cases, conclude_run(self), self.manifest.timing)
         return cast("dict[str, Any]", json.loads(cli.to_json(whole)))
 
     def __repr__(self) -> str:

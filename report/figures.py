@@ -39,7 +39,7 @@ from ddp_bench.bench.findings.wording import (
 )
 from ddp_bench.bench.results.aggregate import images_per_s_by_round, units_per_step
 from ddp_bench.bench.results.comparisons import Comparison, default_of, over_default
-from ddp_bench.bench.results.round_times import ByRound
+from ddp_bench.bench.results.round_times import ByRound, RoundTimes
 from ddp_bench.bench.results.schema import records
 from ddp_bench.bench.results.typical import Typical
 from ddp_bench.bench.stats import Interval
@@ -518,9 +518,9 @@ _FEWEST_ROUNDS = 3
 _MOST_TICKS = 8
 
 
-def drift(workload: WorkloadCases, blocks: pd.DataFrame, *, key: str) -> Figure | None:
+def drift(workload: WorkloadCases, times: RoundTimes, *, key: str) -> Figure | None:
     """Draw throughput of each round in percent of the case's median; None before three rounds."""
-    found = images_per_s_by_round(blocks, units_per_step(workload.cases))
+    found = images_per_s_by_round(times, units_per_step(workload.cases))
     several = {case_id: by_round for case_id, by_round in found.items() if len(by_round) > 1}
     every = sorted({r for by_round in several.values() for r in by_round})
     if len(every) < _FEWEST_ROUNDS:

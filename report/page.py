@@ -11,17 +11,16 @@ from urllib.parse import quote
 
 import pandas as pd
 
-from ddp_bench.bench.findings.findings import conclude
+from ddp_bench.bench.findings.cautions import Caution
+from ddp_bench.bench.findings.findings import conclude_run
 from ddp_bench.bench.findings.next_step import NextStep
 from ddp_bench.bench.findings.numbers import about, count, finite, plural, times
-from ddp_bench.bench.findings.trust import Caution
 from ddp_bench.bench.findings.verdicts import CAP, COMMUNICATION, RESOLVED, WRAPPER, Verdict
 from ddp_bench.bench.findings.wording import CPU_STAND_IN, case_name, device_noun, estimate, text, truth
 from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.predict.output import Predictions
-from ddp_bench.bench.results.aggregate import comparisons_of_run, typical_of
-from ddp_bench.bench.results.comparisons import EQUAL, FASTER, SLOWER, Comparison
-from ddp_bench.bench.results.round_times import RoundTimes
+from ddp_bench.bench.results.aggregate import typical_of
+from ddp_bench.bench.results.comparisons import EQUAL, FASTER, SLOWER
 from ddp_bench.bench.results.schema import records
 from ddp_bench.bench.results.store import FAILURES, RunData
 from ddp_bench.bench.settings import COMPARATORS
@@ -175,8 +174,8 @@ def page(
     # One block of objects: pandas takes long for every row that is chosen of a hundred typed columns.
     plain = [replace(run, cases=run.cases.astype(object)) for run in runs]
     made = [
-        _run(run, comparisons_of_run(typed), own, title, f"run{i}", predictions if i == 1 else None, price)
-        for i, (run, typed, own, title) in enumerate(zip(plain, runs, offered, titles, strict=True), 1)
+        _run(run, own, title, f"run{i}", predictions if i == 1 else None, price)
+        for i, (run, own, title) in enumerate(zip(plain, offered, titles, strict=True), 1)
     ]
     if len(made) == 1:
         return Page(titles[0], made)
@@ -203,7 +202,6 @@ def _titles(runs: Sequence[RunData]) -> list[str]:
 
 def _run(
     run: RunData,
-    comparisons: Sequence[Comparison],
     files: Files,
     title: str,
     key: str,
@@ -211,9 +209,9 @@ def _run(
     price: float | None,
 ) -> Run:
     cases, manifest = run.cases, run.manifest
-    conclusion = conclude(run.path, manifest, cases, run.blocks, comparisons, resumable=run.resumable)
+    conclusion, comparisons = conclude_run(run), run.compared
     measured = workloads(cases)
-    typical = typical_of(RoundTimes.of(run.blocks))
+    typical = typical_of(run.times)
     main: list[Figure] = []
     more: list[Figure] = []
     for i, workload in enumerate(measured, start=1):
@@ -229,7 +227,7 @@ def _run(
             figures.efficiency(workload, key=place),
             figures.dp_against_ddp(workload, typical, comparisons, key=place),
             figures.memory(workload, key=place),
-            figures.drift(workload, run.blocks, key=place),
+            figures.drift(workload, run.times, key=place),
         )
         suffix = f": {workload.name}" if len(measured) > 1 else ""
         for found, kept in ((first, main), (rest, more)):

@@ -67,7 +67,7 @@ class MeasuredRun:
     @cached_property
     def rounds(self) -> Mapping[str, Mapping[int, float]]:
         """Units per second by case id and round."""
-        return images_per_s_by_round(self.run.blocks, units_per_step(self.workload.cases))
+        return images_per_s_by_round(self.run.times, units_per_step(self.workload.cases))
 
 
 def together(titles: Sequence[str], runs: Sequence[RunData]) -> Section | None:

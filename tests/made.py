@@ -34,16 +34,16 @@ def cap_of(case: Case) -> str:
     return str(case.bucket_cap_mb) if case.mode == "ddp" else ""
 
 
-def compared(cases: pd.DataFrame, blocks: pd.DataFrame, margin: float = 0.05) -> list[Comparison]:
+def compared(cases: pd.DataFrame, times: RoundTimes, margin: float = 0.05) -> list[Comparison]:
     """The comparisons of these cases by these blocks."""
     ok = cases[cases["status"] == "ok"]
-    return comparisons_of(pairs_of(records(ok)), RoundTimes.of(blocks), units_per_step(ok), margin)
+    return comparisons_of(pairs_of(records(ok)), times, units_per_step(ok), margin)
 
 
 def write_tables(writer: RunWriter, outcomes: Sequence[Outcome], blocks: Sequence[dict[str, Any]]) -> None:
     """The tables of a run that has ended so."""
-    frame = typed_frame(blocks, BLOCKS)
-    comparisons = compared(case_rows(outcomes, frame), frame)
+    times = RoundTimes.of(typed_frame(blocks, BLOCKS))
+    comparisons = compared(case_rows(outcomes, times), times)
     writer.append("blocks.csv", blocks)
-    writer.replace("cases.csv", case_rows(outcomes, frame, comparisons))
+    writer.replace("cases.csv", case_rows(outcomes, times, comparisons))
     writer.replace("comparisons.csv", typed_frame([one.row() for one in comparisons], COMPARISONS))

@@ -14,6 +14,13 @@ from ddp_bench.bench.manifest import Load
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
+MOST_BUSY = 0.05
+"""Share of the cores that other programs may use while every core stands in for a device. 5% is the gate's
+default threshold: a load of that size can pass for a regression."""
+
+MOST_STEAL = 0.02
+"""Share of time that the hypervisor may give to other guests (proc(5), "steal")."""
+
 
 @dataclass(frozen=True)
 class LoadReading:

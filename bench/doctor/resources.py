@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ddp_bench.bench import sysfs
 from ddp_bench.bench.cli import speaker
+from ddp_bench.bench.cluster.load import MOST_BUSY, MOST_STEAL
 from ddp_bench.bench.doctor.host import (
     SEVERITY,
     UNKNOWN,
@@ -22,7 +23,6 @@ from ddp_bench.bench.doctor.host import (
     graded,
     judged,
 )
-from ddp_bench.bench.findings.trust import MOST_BUSY, MOST_STEAL
 from ddp_bench.bench.resolve import BATCH_BY_MEMORY
 
 CORES_PER_GPU = 2

@@ -87,7 +87,7 @@ def measured_cases(run: RunData) -> list[MeasuredCase]:
     rows = records(run.cases[run.cases["status"] == "ok"])
     if not rows:
         raise UsageError(f"{run.path} has no measured case; name a run with cases of status ok")
-    by_round = metrics_by_round(run.cases, run.blocks)
+    by_round = metrics_by_round(run.cases, run.times)
     found = []
     for row in rows:
         figures = {}

@@ -1,21 +1,22 @@
-"""Everything that speaks against trusting a run, most general first."""
+"""What speaks against trusting a run, but for its rounds, and the line that sums all of it up."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import pandas as pd
 
 from ddp_bench.bench.cli import command
+from ddp_bench.bench.cluster.load import MOST_BUSY, MOST_STEAL
 from ddp_bench.bench.findings.notes import SlowRank
 from ddp_bench.bench.findings.numbers import finite, plural, short
-from ddp_bench.bench.findings.stability import cautions
-from ddp_bench.bench.findings.trust import MOST_BUSY, MOST_STEAL, Caution
-from ddp_bench.bench.findings.wording import own_devices, text
+from ddp_bench.bench.findings.wording import text
 from ddp_bench.bench.gpus import FAULTS
 from ddp_bench.bench.manifest import Manifest, RankPlace
+from ddp_bench.bench.results.comparisons import FASTER, OPEN, SLOWER
 from ddp_bench.bench.results.schema import records
 
 MOST_SPLIT_EFFECT = 1e-2
@@ -34,22 +35,78 @@ Pair: TypeAlias = tuple[str, int, int]
 """A host, and the places of two GPUs among those that its ranks saw, the lower one first."""
 
 
-def run_cautions(
-    manifest: Manifest, cases: pd.DataFrame, blocks: pd.DataFrame, slow: Iterable[SlowRank] = ()
-) -> list[Caution]:
-    """Return what to know before trusting a run, most general first, one per kind; `slow` as found in it."""
-    given = manifest.settings
-    ok = own_devices(cases[(cases["status"] == "ok") & cases["images_per_s"].notna()])
-    found = (
-        other_load(manifest, cases),
-        unequal_weights(cases),
-        throttled(ok),
-        unequal_clocks(ok),
-        *cautions(cases, blocks, target=None if given.rounds else given.precision_target),
-        unsteady(slow),
-        slow_links(manifest, cases),
-    )
-    return [caution for caution in found if caution is not None]
+DIRECTION, SIZES, TRANSFER = "direction", "sizes", "transfer"
+
+WEAKENS = {
+    "few rounds": DIRECTION,
+    "unequal weights": DIRECTION,
+    "unequal clocks": DIRECTION,
+    "other load": SIZES,
+    "unsteady": SIZES,
+    "wide intervals": SIZES,
+    "slowed GPUs": SIZES,
+    "warm-up": SIZES,
+    "two levels": SIZES,
+    "outliers": SIZES,
+    "drift": TRANSFER,
+    "steady rate": TRANSFER,
+    "slow links": TRANSFER,
+}
+"""The first claim that a kind of caution weakens: which is faster; by how much, in this run; whether times
+and rates are those of another run. Ratios are formed within rounds, so drift leaves them as they are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Caution:
+    """Something to know before trusting a run; `case_id` is the worst of the cases concerned, if any."""
+
+    kind: str
+    """One of `WEAKENS`."""
+    text: str
+    advice: str
+    case_id: str | None = None
+
+    @property
+    def sentence(self) -> str:
+        """Say the finding and what to do about it, on one line."""
+        return f"{self.text}. Next: {self.advice}"
+
+
+@dataclass(frozen=True)
+class Trust:
+    """What the answers of a run are worth: the kinds of caution against each claim."""
+
+    direction: tuple[str, ...]
+    sizes: tuple[str, ...]
+    transfer: tuple[str, ...]
+    answers: frozenset[str]
+    """What was answered, as `Verdict.answer`."""
+    on_cpu: bool
+
+    @classmethod
+    def of(cls, cautions: Sequence[Caution], answers: Collection[str], *, on_cpu: bool) -> Trust:
+        """Sort cautions by what they weaken of these answers."""
+        against = {
+            claim: tuple(one.kind for one in cautions if WEAKENS[one.kind] == claim)
+            for claim in (DIRECTION, SIZES, TRANSFER)
+        }
+        return cls(**against, answers=frozenset(answers), on_cpu=on_cpu)
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in one line: direction, sizes, transfer."""
+        doubt = f"in doubt ({', '.join(self.direction)})" if self.direction else ""
+        sizes = f"only roughly ({', '.join(self.sizes)})" if self.sizes else ""
+        if self.answers <= set(OPEN):
+            held = f"are {doubt}" if doubt else f"hold {sizes}".rstrip()
+            answered = f"nothing is resolved, either may be faster; the bounds of that {held}"
+        else:
+            what = "which is faster" if self.answers & {FASTER, SLOWER} else "what is resolved"
+            held = f"is {doubt}" if doubt else "holds"
+            answered = f"{what} {held}; by how much, {sizes or 'within the intervals'}"
+        where = f"not for other runs ({', '.join(self.transfer)})" if self.transfer else "for like machines"
+        gpus = (", nor for GPUs" if self.transfer else ", not for GPUs") if self.on_cpu else ""
+        return f"Trust: {answered}; ms and rates hold {where}{gpus}."
 
 
 class LoadShares(NamedTuple):

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 
 from ddp_bench.bench.findings.answers import compile_verdicts, verdicts
-from ddp_bench.bench.findings.cautions import run_cautions
+from ddp_bench.bench.findings.cautions import (
+    Caution,
+    Trust,
+    other_load,
+    slow_links,
+    throttled,
+    unequal_clocks,
+    unequal_weights,
+    unsteady,
+)
 from ddp_bench.bench.findings.next_step import NextStep, next_step
-from ddp_bench.bench.findings.notes import notes, slow_ranks
-from ddp_bench.bench.findings.trust import Caution, Trust
+from ddp_bench.bench.findings.notes import SlowRank, notes, slow_ranks
+from ddp_bench.bench.findings.stability import cautions as of_rounds
 from ddp_bench.bench.findings.verdicts import Finding, Verdict
+from ddp_bench.bench.findings.wording import own_devices
 from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.results.comparisons import Comparison
+from ddp_bench.bench.results.round_times import RoundTimes
+from ddp_bench.bench.results.store import RunData
 from ddp_bench.bench.text import visible
 
 
@@ -48,11 +60,29 @@ class Conclusion:
         ]
 
 
+def run_cautions(
+    manifest: Manifest, cases: pd.DataFrame, times: RoundTimes, slow: Iterable[SlowRank] = ()
+) -> list[Caution]:
+    """Return what to know before trusting a run, most general first, one per kind; `slow` as found in it."""
+    given = manifest.settings
+    ok = own_devices(cases[(cases["status"] == "ok") & cases["images_per_s"].notna()])
+    found = (
+        other_load(manifest, cases),
+        unequal_weights(cases),
+        throttled(ok),
+        unequal_clocks(ok),
+        *of_rounds(cases, times, target=None if given.rounds else given.precision_target),
+        unsteady(slow),
+        slow_links(manifest, cases),
+    )
+    return [caution for caution in found if caution is not None]
+
+
 def conclude(
     folder: Path,
     manifest: Manifest,
     cases: pd.DataFrame,
-    blocks: pd.DataFrame,
+    times: RoundTimes,
     comparisons: Sequence[Comparison],
     *,
     resumable: bool = True,
@@ -62,13 +92,18 @@ def conclude(
         *verdicts(cases, comparisons, margin=manifest.margin),
         *compile_verdicts(cases, comparisons),
     )
-    slow = slow_ranks(cases, blocks)
-    cautions = run_cautions(manifest, cases, blocks, slow)
+    slow = slow_ranks(manifest, cases, times)
+    cautions = run_cautions(manifest, cases, times, slow)
     on_cpu = bool((cases["device_type"] == "cpu").any())
     return Conclusion(
         verdicts=answered,
-        found=tuple(notes(cases, blocks, comparisons, slow)),
+        found=tuple(notes(cases, times, comparisons, slow)),
         cautions=tuple(cautions),
         trust=Trust.of(cautions, [one.answer for one in answered], on_cpu=on_cpu) if answered else None,
         next_step=next_step(folder, manifest, cases, comparisons, answered, resumable=resumable),
     )
+
+
+def conclude_run(run: RunData) -> Conclusion:
+    """Conclude a loaded run."""
+    return conclude(run.path, run.manifest, run.cases, run.times, run.compared, resumable=run.resumable)

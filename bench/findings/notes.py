@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pandas as pd
@@ -25,6 +25,7 @@ from ddp_bench.bench.findings.wording import (
     unit_of,
 )
 from ddp_bench.bench.layout import BucketLayout
+from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.results.aggregate import typical_of
 from ddp_bench.bench.results.comparisons import FASTER, SLOWER, Comparison, default_of
 from ddp_bench.bench.results.round_times import RoundTimes
@@ -181,7 +182,7 @@ class LeftOut(Finding):
 
 def notes(
     cases: pd.DataFrame,
-    blocks: pd.DataFrame,
+    times: RoundTimes,
     comparisons: Sequence[Comparison] = (),
     slow: Sequence[SlowRank] = (),
 ) -> list[Finding]:
@@ -194,7 +195,7 @@ def notes(
         finding and replace(finding, of=label)
         for label, group in by_compile_label(cases)
         if not (ddp := _headline_ddp(group)).empty
-        for finding in (_scaling_loss(group, ddp, blocks), _link_limit(ddp))
+        for finding in (_scaling_loss(group, ddp, times), _link_limit(ddp))
     ]
     measured = (cases["status"] == "ok").any()
     found = (
@@ -214,7 +215,7 @@ def _headline_ddp(cases: pd.DataFrame) -> pd.DataFrame:
     return here[here["mode"] == "ddp"]
 
 
-def _scaling_loss(cases: pd.DataFrame, ddp: pd.DataFrame, blocks: pd.DataFrame) -> ScalingLoss | None:
+def _scaling_loss(cases: pd.DataFrame, ddp: pd.DataFrame, times: RoundTimes) -> ScalingLoss | None:
     row = _reference(ddp)
     one_device = cases[cases["num_devices"] == 1]
     single, wrapped = (one_device[one_device["mode"] == mode] for mode in ("single", "ddp"))
@@ -222,7 +223,7 @@ def _scaling_loss(cases: pd.DataFrame, ddp: pd.DataFrame, blocks: pd.DataFrame) 
         return None
     if single.empty or wrapped.empty:
         return None
-    typical = typical_of(RoundTimes.of(blocks.assign(detail=None)))
+    typical = typical_of(times)
     step, local = ((row["case_id"], phase) for phase in ("timed", "no_sync"))
     alone, one = ((rows.iloc[0]["case_id"], "timed") for rows in (single, wrapped))
     parts = [typical.difference_ms(*pair) for pair in ((one, alone), (local, one), (step, local))]
@@ -264,32 +265,31 @@ def _reference(ddp: pd.DataFrame) -> pd.Series:
     return ddp[ddp["case_id"] == name].iloc[0]
 
 
-def slow_ranks(cases: pd.DataFrame, blocks: pd.DataFrame) -> list[SlowRank]:
+def slow_ranks(manifest: Manifest, cases: pd.DataFrame, times: RoundTimes) -> list[SlowRank]:
     """The slowest ranks of DDP, by mode of torch.compile, where ranks differ by a good part of the step."""
-    found = {label: _slow_rank(_headline_ddp(group), blocks) for label, group in by_compile_label(cases)}
-    return [replace(one, of=label) for label, one in found.items() if one is not None]
+    hosts = {rank.rank: rank.host for rank in manifest.ranks}
+    return [
+        replace(found, of=label)
+        for label, group in by_compile_label(cases)
+        if (found := _slow_rank(_headline_ddp(group), times, hosts)) is not None
+    ]
 
 
-def _slow_rank(ddp: pd.DataFrame, blocks: pd.DataFrame) -> SlowRank | None:
+def _slow_rank(ddp: pd.DataFrame, times: RoundTimes, hosts: Mapping[int, str]) -> SlowRank | None:
     measured = ddp[(ddp["rank_skew_ms"] > SKEW_SHARE * ddp["step_ms_p50"]).fillna(value=False)]
     if measured.empty:
         return None
     row = _reference(measured)
-    own = blocks[(blocks["case_id"] == row["case_id"]) & (blocks["phase"] == "no_sync")]
-    own = own.dropna(subset=["block_ms", "rank"])
-    skew_ms = estimate(row, "rank_skew_ms")
-    if own.empty or skew_ms is None:
+    own = times.of_case(str(row["case_id"]))
+    rank, skew_ms = own.slowest_rank(), estimate(row, "rank_skew_ms")
+    if rank is None or skew_ms is None:
         return None
-    slowest = own.loc[own.groupby("round")["block_ms"].idxmax()]
-    rank = int(slowest["rank"].mode().iloc[0])
-    often, num_rounds = int((slowest["rank"] == rank).sum()), len(slowest)
-    num_ranks = own["rank"].nunique()
+    often, num_rounds, num_ranks = own.slowest[rank], own.slowest.total(), int(row["num_devices"])
     by_chance = min(num_ranks * scipy.stats.binom.sf(often - 1, num_rounds, 1 / num_ranks), 1.0)
-    hosts = own.loc[own["rank"] == rank, "host"].dropna()
     return SlowRank(
         place=place(row),
         rank=rank,
-        host=text(hosts.iloc[0]) if len(hosts) else "",
+        host=hosts.get(rank, ""),
         often=often,
         num_rounds=num_rounds,
         is_chance=often < OFTEN * num_rounds or by_chance > BY_CHANCE,

@@ -16,8 +16,8 @@ import pandas as pd
 import scipy
 
 from ddp_bench.bench.cli import command, speaker
+from ddp_bench.bench.findings.cautions import Caution
 from ddp_bench.bench.findings.numbers import TIMES, per_second, plural, rate
-from ddp_bench.bench.findings.trust import Caution
 from ddp_bench.bench.findings.wording import estimate, own_devices, unit_of_cases
 from ddp_bench.bench.results.aggregate import images_per_s_by_round, units_per_step
 from ddp_bench.bench.results.round_times import ByRound, RoundTimes
@@ -43,16 +43,14 @@ SMALLEST_SHARE = 0.2
 """Smallest share of the figures that is a level; fewer that stand apart are outliers."""
 
 
-def cautions(
-    cases: pd.DataFrame, blocks: pd.DataFrame | RoundTimes, *, target: float | None
-) -> list[Caution]:
+def cautions(cases: pd.DataFrame, times: RoundTimes, *, target: float | None) -> list[Caution]:
     """Return what speaks against a run, one per kind; `target` is the half interval wanted, a fraction."""
     ok = cases[(cases["status"] == "ok") & cases["images_per_s"].notna()]
     ok = own_devices(ok)  # the others are measured a few times only, and say nothing of scaling
     unit = unit_of_cases(ok)
     found = {
         case_id: rates
-        for case_id, by_round in images_per_s_by_round(blocks, units_per_step(ok)).items()
+        for case_id, by_round in images_per_s_by_round(times, units_per_step(ok)).items()
         if (rates := {r: rate for r, rate in by_round.items() if 0 < rate < math.inf})
     }
     if not found:

@@ -18,7 +18,7 @@ from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.findings.numbers import count, mib, rounded
 from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.results.aggregate import fits_of_cases, metrics_by_round, typical_of, units_per_step
-from ddp_bench.bench.results.round_times import ByRound, RoundTimes
+from ddp_bench.bench.results.round_times import ByRound
 from ddp_bench.bench.results.schema import IDENTITY, METRICS, records
 from ddp_bench.bench.results.store import RunData, load_run
 from ddp_bench.bench.results.tables import readable
@@ -98,9 +98,8 @@ def checked(run: RunData) -> GateRun:
     _check(run)
     rows = records(run.cases)
     with readable(run.path / "blocks.csv"):
-        typical = typical_of(RoundTimes.of(run.blocks.assign(detail=None)))
-        fits = fits_of_cases(rows, typical, units_per_step(run.cases))
-        rounds = metrics_by_round(run.cases, run.blocks)
+        fits = fits_of_cases(rows, typical_of(run.times), units_per_step(run.cases))
+        rounds = metrics_by_round(run.cases, run.times)
     made = []
     for row in rows:
         case_id = str(row["case_id"])

@@ -43,7 +43,6 @@ from ddp_bench.bench.predict.measured import (
 )
 from ddp_bench.bench.predict.slowest_rank import RankSpread, typical_ms
 from ddp_bench.bench.predict.timeline import Slowdown, make_work, simulate
-from ddp_bench.bench.results.aggregate import step_ms_by_round
 from ddp_bench.bench.results.store import RunData, load_run
 
 PHASE = "calibration"
@@ -257,7 +256,7 @@ def _with_residual(found: Calibration, run: RunData) -> Calibration:
 def _residual_ms(found: Calibration, run: RunData, case: Mapping[str, Any]) -> Samples:
     """Measure by round what a case's step takes beyond the simulated one."""
     case_id = str(case["case_id"])
-    timed, local = (step_ms_by_round(run.blocks, phase).get(case_id, {}) for phase in ("timed", "no_sync"))
+    timed, local = (run.times.step_ms(phase).get(case_id, {}) for phase in ("timed", "no_sync"))
     comm = bucket_ms_by_round(run, case_id)
     sizes = [p.num_bytes for p in found.parameters]
     caps = BucketCaps.parse(str(case["bucket_cap_mb"]))

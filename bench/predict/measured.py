@@ -18,8 +18,7 @@ from ddp_bench.bench.findings.wording import step_labels, unit_of, units_per_sam
 from ddp_bench.bench.layout import BucketLayout
 from ddp_bench.bench.predict.allreduce import AllReduceTimes, Samples, measured_curve
 from ddp_bench.bench.predict.calibration import Identity, differences
-from ddp_bench.bench.results.aggregate import step_ms_by_round
-from ddp_bench.bench.results.round_times import ByRound
+from ddp_bench.bench.results.round_times import ByRound, RoundTimes
 from ddp_bench.bench.results.schema import records
 from ddp_bench.bench.results.store import RunData
 
@@ -58,7 +57,7 @@ def single_steps(run: RunData, batch_per_device: int, step: str) -> Samples:
     cases = run.cases[(run.cases["mode"] == "single") & (run.cases["status"] == "ok")]
     rows = records(cases[cases["batch_per_device"] == batch_per_device])
     same = next((str(row["case_id"]) for row in rows if _step(row) == step), "")
-    return tuple(step_ms_by_round(run.blocks, "timed").get(same, {}).values())
+    return tuple(run.times.step_ms("timed").get(same, {}).values())
 
 
 def _step(case: Mapping[Any, Any]) -> str:
@@ -150,7 +149,7 @@ def bucket_ms_by_round(run: RunData, case_id: str) -> ByRound:
     details = [json.loads(text) if isinstance(text, str) else {} for text in blocks["detail"]]
     buffers_ms = [float(detail.get("buffers_ms", 0.0)) for detail in details]
     of_buckets = blocks.assign(block_ms=blocks["block_ms"] - buffers_ms)
-    return step_ms_by_round(of_buckets, "comm").get(case_id, {})
+    return RoundTimes.of(of_buckets.assign(detail=None)).step_ms("comm").get(case_id, {})
 
 
 def reconciled(points: Points, sizes: Sequence[float], total_ms: float) -> Points:

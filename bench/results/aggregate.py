@@ -20,13 +20,11 @@ from ddp_bench.bench.results.comparisons import (
     Comparison,
     compared,
     compile_mode,
-    of_table,
     over_default,
 )
 from ddp_bench.bench.results.gpu_load import DEVICE_ALLOCS
 from ddp_bench.bench.results.round_times import ByRound, RoundTimes
 from ddp_bench.bench.results.schema import BUCKETS, CASES, EXPOSED_COMM, METRICS, records, typed_frame
-from ddp_bench.bench.results.store import RunData
 from ddp_bench.bench.results.typical import FITTED, UNKNOWN, Typical, steady
 from ddp_bench.bench.settings import RANK_PER_DEVICE
 from ddp_bench.bench.stats import Interval, median_interval, median_intervals, paired_ratio
@@ -45,19 +43,6 @@ class Outcome:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
-def step_ms_by_round(blocks: pd.DataFrame | RoundTimes, phase: str) -> dict[str, ByRound]:
-    """Milliseconds per step of every case and round: the longest rank's block time over its steps."""
-    if isinstance(blocks, RoundTimes):
-        return blocks.step_ms(phase)
-    chosen = blocks[blocks["phase"] == phase]
-    per_step = chosen["block_ms"] / chosen["num_steps"].astype("float64")
-    longest = per_step.groupby([chosen["case_id"], chosen["round"]], sort=True).max()
-    result: dict[str, ByRound] = {}
-    for case_id, round_index, ms in longest.reset_index(name="ms").itertuples(index=False):
-        result.setdefault(str(case_id), {})[int(round_index)] = float(ms)
-    return result
-
-
 def units_per_step(cases: pd.DataFrame) -> dict[str, int]:
     """What an optimizer step of each case trains over all devices, in the unit of its rates."""
     columns = (cases[name] for name in ("case_id", "global_batch", "units_per_sample"))
@@ -68,22 +53,22 @@ def units_per_step(cases: pd.DataFrame) -> dict[str, int]:
     }
 
 
-def images_per_s_by_round(blocks: pd.DataFrame | RoundTimes, units: Mapping[str, int]) -> dict[str, ByRound]:
+def images_per_s_by_round(times: RoundTimes, units: Mapping[str, int]) -> dict[str, ByRound]:
     """Throughput of every case and round: units per step x steps / longest rank's block time."""
     return {
         case_id: {r: units[case_id] * 1000 / ms for r, ms in rounds.items()}
-        for case_id, rounds in step_ms_by_round(blocks, "timed").items()
+        for case_id, rounds in times.step_ms("timed").items()
         if case_id in units
     }
 
 
-def metrics_by_round(cases: pd.DataFrame, blocks: pd.DataFrame) -> dict[str, dict[str, ByRound]]:
+def metrics_by_round(cases: pd.DataFrame, times: RoundTimes) -> dict[str, dict[str, ByRound]]:
     """By case and metric what each round gives; of one that is not taken by round, as memory, the one value.
 
     Ratios to `single` are formed within a round; `single` itself has none.
     """
-    timed, local = (step_ms_by_round(blocks, phase) for phase in ("timed", "no_sync"))
-    rates = images_per_s_by_round(blocks, units_per_step(cases))
+    timed, local = (times.step_ms(phase) for phase in ("timed", "no_sync"))
+    rates = images_per_s_by_round(times, units_per_step(cases))
     rows = records(cases)
     singles = {compile_mode(row): str(row["case_id"]) for row in rows if row["mode"] == "single"}
     found = {}
@@ -106,7 +91,7 @@ def metrics_by_round(cases: pd.DataFrame, blocks: pd.DataFrame) -> dict[str, dic
 
 def case_rows(
     outcomes: Sequence[Outcome],
-    blocks: pd.DataFrame | RoundTimes,
+    times: RoundTimes,
     comparisons: Sequence[Comparison] = (),
     *,
     run: dict[str, Any] | None = None,
@@ -116,12 +101,11 @@ def case_rows(
 
     Args:
         outcomes: of the whole plan.
-        blocks: of all cases.
+        times: of all cases.
         comparisons: of the cases.
         run: columns that are the same for every case of the run.
         typical: the fit of the blocks, where it is known already.
     """
-    times = blocks if isinstance(blocks, RoundTimes) else RoundTimes.of(blocks)
     typical = typical or typical_of(times)
     singles = {o.planned.case.compile: c for c, o in _by_id(outcomes) if o.planned.case.mode == "single"}
     units = {c: o.planned.case.units_per_step for c, o in _by_id(outcomes)}
@@ -185,11 +169,6 @@ def comparisons_of(
     typical = typical or typical_of(times)
     rounds = {case_id: len(found) for case_id, found in times.step_ms("timed").items()}
     return compared(pairs, typical, units=units, num_rounds=rounds, margin=margin)
-
-
-def comparisons_of_run(run: RunData) -> list[Comparison]:
-    """The comparisons of a loaded run."""
-    return of_table(records(run.comparisons))
 
 
 def fitted_columns(
@@ -264,9 +243,8 @@ def _slowdown(timed: ByRound, anatomy: ByRound) -> dict[str, float]:
     return _columns("anatomy_slowdown_pct", Interval(estimate, low, high))
 
 
-def bucket_rows(layouts: Mapping[str, BucketLayout], blocks: pd.DataFrame | RoundTimes) -> pd.DataFrame:
+def bucket_rows(layouts: Mapping[str, BucketLayout], times: RoundTimes) -> pd.DataFrame:
     """buckets.csv: every bucket of every DDP case and rank, its moments as medians over blocks."""
-    times = blocks if isinstance(blocks, RoundTimes) else RoundTimes.of(blocks)
     rows = []
     for case_id, layout in sorted(layouts.items()):
         for rank, by_block in sorted(times.of_case(case_id).bucket_moments(len(layout.num_bytes)).items()):

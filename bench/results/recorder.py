@@ -32,7 +32,6 @@ from ddp_bench.bench.results.round_times import ByRound, CaseTimes, RoundTimes
 from ddp_bench.bench.results.schema import COMPARISONS, typed_frame
 from ddp_bench.bench.results.store import MEASURED, RunWriter, read_manifest
 from ddp_bench.bench.results.tables import (
-    load_blocks,
     read_blocks,
     readable,
     repair_allreduce,
@@ -60,7 +59,8 @@ class Recorder:
         self.folder = writer.folder
         self.journal = journal
         self._writer = writer
-        self._times = RoundTimes()
+        self.times = RoundTimes()
+        """All blocks so far."""
         self._plan = journal.state.plan
         self._unit = next((p.case.unit for p in self._plan), IMAGES)
         self.timed_s = 0.0
@@ -114,23 +114,23 @@ class Recorder:
         """Every block on disk, of every phase."""
         return frozenset(
             (case_id, phase, round_index)
-            for case_id, case in self._times.cases.items()
+            for case_id, case in self.times.cases.items()
             for phase, rounds in case.step_ms.items()
             for round_index in rounds
         )
 
     def times_of(self, case_id: str) -> CaseTimes:
         """The blocks of a case so far, which may be none."""
-        return self._times.of_case(case_id)
+        return self.times.of_case(case_id)
 
     def sustained_s(self) -> dict[str, float]:
         """How long each case has trained after the rounds."""
-        return {case_id: case.sustained_s for case_id, case in self._times.cases.items()}
+        return {case_id: case.sustained_s for case_id, case in self.times.cases.items()}
 
     @property
     def rounds(self) -> int:
         """The last round with a timed block."""
-        return max((r for rounds in self._times.step_ms("timed").values() for r in rounds), default=0)
+        return max((r for rounds in self.times.step_ms("timed").values() for r in rounds), default=0)
 
     def note(self, index: int | None, what: str, curve: tuple[int, str] | None = None) -> None:
         """What is under way from now on, for whoever has to tell how this process ended."""
@@ -165,7 +165,7 @@ class Recorder:
         self._take(rows)
 
     def _take(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        self._times.add(rows)
+        self.times.add(rows)
         longest_s = max(row["block_ms"] for row in rows) / 1000
         self.elapsed_s = max(self.elapsed_s, (rows[0].get("started_s") or 0.0) + longest_s)
         if rows[0]["phase"] in (*FITTED, "sustained"):
@@ -192,19 +192,15 @@ class Recorder:
             if p.skip_reason is None and index not in skipped
         )
 
-    def blocks(self) -> pd.DataFrame:
-        """All blocks so far; of a very large run the longest rank of each."""
-        return load_blocks(self.folder / "blocks.csv")
-
     def images_per_s(self) -> dict[str, ByRound]:
-        return images_per_s_by_round(self._times, self._units_per_step())
+        return images_per_s_by_round(self.times, self._units_per_step())
 
     def _units_per_step(self) -> dict[str, int]:
         return {p.case.case_id: p.case.units_per_step for p in self._plan}
 
     def write(self) -> pd.DataFrame:
         """Bring cases.csv and buckets.csv up to date; the frame of cases."""
-        measured = self._times.step_ms("timed").keys()
+        measured = self.times.step_ms("timed").keys()
         state = self.journal.state
         shown = []
         for index, planned in enumerate(self._plan):
@@ -215,18 +211,18 @@ class Recorder:
                 shown.append(Outcome(planned, "skipped", NOT_REACHED, known.facts))
             else:
                 shown.append(Outcome(planned, known.status, known.reason, known.facts))
-        typical = typical_of(self._times)
+        typical = typical_of(self.times)
         self.comparisons = comparisons_of(
-            self.pairs(), self._times, self._units_per_step(), self.manifest.margin, typical=typical
+            self.pairs(), self.times, self._units_per_step(), self.manifest.margin, typical=typical
         )
-        self.cases = case_rows(shown, self._times, self.comparisons, run=self._run, typical=typical)
+        self.cases = case_rows(shown, self.times, self.comparisons, run=self._run, typical=typical)
         with self._writing():
             self._writer.replace("cases.csv", self.cases)
             self._writer.replace(
                 "comparisons.csv",
                 typed_frame((one.row(self._unit) for one in self.comparisons), COMPARISONS),
             )
-            self._writer.replace("buckets.csv", bucket_rows(state.layouts, self._times))
+            self._writer.replace("buckets.csv", bucket_rows(state.layouts, self.times))
         return self.cases
 
     def tell(self, **facts: Any) -> None:

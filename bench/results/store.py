@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,11 @@ import pandas as pd
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.manifest import MANIFEST, Manifest, manifest_of
 from ddp_bench.bench.results.archive import opened
+from ddp_bench.bench.results.comparisons import Comparison, of_table
 from ddp_bench.bench.results.disk import append, make_folder, open_regular, read_json, replace_file
 from ddp_bench.bench.results.journal import JOURNAL
-from ddp_bench.bench.results.schema import FILES, typed_frame
+from ddp_bench.bench.results.round_times import RoundTimes
+from ddp_bench.bench.results.schema import FILES, records, typed_frame
 from ddp_bench.bench.results.tables import is_large, load_blocks, read_table
 from ddp_bench.bench.settings import RANK_PER_DEVICE
 from ddp_bench.bench.text import csv_cell
@@ -61,6 +64,16 @@ class RunData:
     """Whether `blocks` has only the longest rank of each block: all of them would not fit into memory."""
     resumable: bool = True
     """Whether its journal is there; baselines and archives have none."""
+
+    @cached_property
+    def times(self) -> RoundTimes:
+        """Its blocks as numbers, without the single steps and what else they tell in detail."""
+        return RoundTimes.of(self.blocks.assign(steps_ms=None, detail=None))
+
+    @cached_property
+    def compared(self) -> list[Comparison]:
+        """What `comparisons` holds."""
+        return of_table(records(self.comparisons))
 
 
 def failure_file(case_id: str) -> str:

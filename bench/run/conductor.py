@@ -268,8 +268,7 @@ class Conductor:
             timed_share_pct=round(100 * recorder.timed_s / measured_s, 1),
         )
         recorder.tell(timing=timing)
-        blocks = recorder.blocks()
-        conclusion = conclude(folder, recorder.manifest, cases, blocks, recorder.comparisons)
+        conclusion = conclude(folder, recorder.manifest, cases, recorder.times, recorder.comparisons)
         if settings.calibrate and missing is None:
             found = (*conclusion.found, bound(load_calibration(folder)))
             conclusion = dataclasses.replace(conclusion, found=found)

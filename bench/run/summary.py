@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ddp_bench.bench.cli import print_table, speaker
+from ddp_bench.bench.findings.cautions import Caution
 from ddp_bench.bench.findings.findings import Conclusion
 from ddp_bench.bench.findings.next_step import NextStep
 from ddp_bench.bench.findings.numbers import (
@@ -26,7 +27,6 @@ from ddp_bench.bench.findings.numbers import (
     ratio,
     with_interval,
 )
-from ddp_bench.bench.findings.trust import Caution
 from ddp_bench.bench.findings.wording import (
     CPU_STAND_IN,
     compile_label,

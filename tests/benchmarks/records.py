@@ -27,7 +27,7 @@ from ddp_bench.bench.results.aggregate import Outcome, case_rows, comparisons_of
 from ddp_bench.bench.results.comparisons import pairs_of
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.store import RunWriter, claim
-from ddp_bench.bench.results.tables import read_blocks, read_longest
+from ddp_bench.bench.results.tables import read_blocks
 from ddp_bench.bench.settings import Settings
 
 NUM_STEPS = 3
@@ -107,7 +107,7 @@ def main(num_caps: int, num_rounds: int, num_ranks: int, folder: Path) -> dict[s
         comparisons = comparisons_of(pairs, times, batches, 0.05)
         cases = case_rows(outcomes, times, comparisons)
     with timed("findings"):
-        made = conclude(folder, {}, cases, read_longest(folder / "blocks.csv"), comparisons)
+        made = conclude(folder, {}, cases, times, comparisons)
     assert len(cases) == len(planned)
     assert made.sentences
     return {

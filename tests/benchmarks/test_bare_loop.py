@@ -21,7 +21,7 @@ from commands import python
 
 from ddp_bench.bench.cluster.process import rank_variables
 from ddp_bench.bench.findings.wording import own_devices
-from ddp_bench.bench.results.aggregate import comparisons_of_run, rate_half_widths
+from ddp_bench.bench.results.aggregate import rate_half_widths
 from ddp_bench.bench.results.comparisons import Comparison, compared
 from ddp_bench.bench.results.store import RunData, load_run
 from ddp_bench.bench.results.typical import Typical
@@ -35,7 +35,7 @@ LOOP = Path(__file__).parent / "bare_loop.py"
 def of_run(run: RunData) -> dict[str, float]:
     """Half-widths of a run: the median over the cases that own their devices, and of every comparison."""
     widths = rate_half_widths(own_devices(run.cases), with_single=True)
-    comparisons = [c for c in comparisons_of_run(run) if {c.case_id, c.reference_id} <= widths.keys()]
+    comparisons = [c for c in run.compared if {c.case_id, c.reference_id} <= widths.keys()]
     return {"images/s": median(widths.values()), **_by_pair(comparisons)}
 
 

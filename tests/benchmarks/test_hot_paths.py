@@ -13,6 +13,7 @@ from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.plan import Machine, Planned, expand
 from ddp_bench.bench.resolve import with_device_defaults
 from ddp_bench.bench.results.aggregate import Outcome, case_rows
+from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.schema import BLOCKS, typed_frame
 from ddp_bench.bench.results.store import RunWriter, claim
 from ddp_bench.bench.settings import Settings
@@ -66,7 +67,7 @@ def test_statistics_over_10_000_blocks(benchmark: Any) -> None:
     frame = typed_frame(blocks(planned, 30), BLOCKS)
     assert len(frame) >= 10_000
     outcomes = [Outcome(p, "ok") for p in planned]
-    rows = benchmark.pedantic(lambda: case_rows(outcomes, frame), rounds=1)
+    rows = benchmark.pedantic(lambda: case_rows(outcomes, RoundTimes.of(frame)), rounds=1)
     assert rows["images_per_s"].notna().all()
 
 
@@ -77,7 +78,7 @@ def test_report_build(benchmark: Any, tmp_path: Path) -> None:
     rows = blocks(planned, 30)
     writer.append("blocks.csv", rows)
     frame = typed_frame(rows, BLOCKS)
-    writer.replace("cases.csv", case_rows([Outcome(p, "ok") for p in planned], frame))
+    writer.replace("cases.csv", case_rows([Outcome(p, "ok") for p in planned], RoundTimes.of(frame)))
     writer.write_manifest(Manifest())
     page = benchmark.pedantic(lambda: build([tmp_path / "run"], tmp_path / "report.html"), rounds=2)
     assert page.stat().st_size > 0

@@ -16,6 +16,7 @@ from ddp_bench.bench.plan import Machine, Planned, expand
 from ddp_bench.bench.resolve import PRESETS, resolve, with_device_defaults
 from ddp_bench.bench.results.aggregate import Outcome, allreduce_rows, bucket_rows, case_rows
 from ddp_bench.bench.results.disk import replace_file
+from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.schema import BLOCKS, typed_frame
 from ddp_bench.bench.results.store import MANIFEST, RunWriter
 from ddp_bench.bench.settings import Settings
@@ -59,8 +60,8 @@ def _write(folder: Path, settings: Settings, *, link: str | None) -> Path:
     writer = RunWriter(folder)
     writer.append("blocks.csv", rows)
     blocks = typed_frame(rows, BLOCKS)
-    writer.replace("cases.csv", case_rows(outcomes, blocks))
-    writer.replace("buckets.csv", bucket_rows(layouts, blocks))
+    writer.replace("cases.csv", case_rows(outcomes, RoundTimes.of(blocks)))
+    writer.replace("buckets.csv", bucket_rows(layouts, RoundTimes.of(blocks)))
     for name in sorted({f"{row['case_id']}-rank{row['rank']}" for row in rows if row["phase"] == "trace"}):
         writer.write_trace(f"{name}.json.gz", gzip.compress(b'{"traceEvents": []}'))
     if settings.allreduce_curve:

@@ -33,7 +33,7 @@ FAILED = {"status": "failed", "reason": "ValueError: late bug (net.py:6, in late
 def concluded(*cases: Row, by: tuple[Comparison, ...] = (), **settings: Any) -> Conclusion:
     data = run(cases, timed_blocks=[])
     manifest = made_manifest(settings=settings, timing={"measuring_s": 100.0})
-    return conclude(Path("results/made run"), manifest, data.cases, data.blocks, by)
+    return conclude(Path("results/made run"), manifest, data.cases, data.times, by)
 
 
 def exposing(low: float, high: float) -> Row:

@@ -10,6 +10,7 @@ from made import compared, made_manifest
 
 from ddp_bench.bench.axes import DDP_DEFAULTS, STEP_DEFAULTS
 from ddp_bench.bench.results.comparisons import over_default
+from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.schema import ALLREDUCE, BLOCKS, BUCKETS, CASES, COMPARISONS, typed_frame
 from ddp_bench.bench.results.store import RunData
 
@@ -170,7 +171,7 @@ def run(
 ) -> RunData:
     told = made_manifest(**manifest or {})
     frame = typed_frame(blocks(cases) if timed_blocks is None else timed_blocks, BLOCKS)
-    comparisons = compared(typed_frame(cases, CASES), frame, told.margin)
+    comparisons = compared(typed_frame(cases, CASES), RoundTimes.of(frame), told.margin)
     ratios = over_default(comparisons, cases)
     rows = [
         {**ratios[row["case_id"]].columns("vs_ddp_default"), **row} if row["case_id"] in ratios else row

@@ -13,7 +13,7 @@ from made import case_of
 
 from ddp_bench.bench.case import Case
 from ddp_bench.bench.plan import Planned
-from ddp_bench.bench.results.aggregate import Outcome, case_rows, comparisons_of_run
+from ddp_bench.bench.results.aggregate import Outcome, case_rows
 from ddp_bench.bench.results.comparisons import Comparison
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.store import RunData, load_run
@@ -47,7 +47,7 @@ def sample(path: Path) -> RunData:
 
 @functools.cache
 def comparisons(path: Path) -> tuple[Comparison, ...]:
-    return tuple(comparisons_of_run(sample(path)))
+    return tuple(sample(path).compared)
 
 
 @functools.cache

@@ -18,9 +18,9 @@ from ddp_bench.bench.results.aggregate import (
     bucket_rows,
     case_rows,
     rate_half_widths,
-    step_ms_by_round,
     worst_half_width,
 )
+from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.schema import BLOCKS, typed_frame
 from ddp_bench.bench.settings import Settings
 
@@ -62,7 +62,7 @@ def frames(step_ms: dict[tuple[str, int, str], list[float]]) -> tuple[pd.DataFra
         Outcome(p, "ok") if p.case.case_id in measured else Outcome(p, "skipped", p.skip_reason or "?")
         for p in PLAN
     ]
-    return case_rows(outcomes, blocks), blocks
+    return case_rows(outcomes, RoundTimes.of(blocks)), blocks
 
 
 DRIFTING = {
@@ -78,7 +78,7 @@ def test_throughput_is_global_batch_over_the_longest_ranks_block() -> None:
     blocks = typed_frame(
         [block(("ddp", 2, "1"), 1, 50.0, rank=0), block(("ddp", 2, "1"), 1, 80.0, rank=1)], BLOCKS
     )
-    assert step_ms_by_round(blocks, "timed") == {IDS["ddp", 2, "1"]: {1: 80.0}}
+    assert RoundTimes.of(blocks).step_ms("timed") == {IDS["ddp", 2, "1"]: {1: 80.0}}
 
 
 def test_rows_hang_together() -> None:
@@ -121,7 +121,7 @@ def test_exposed_and_hidden_communication_by_definition() -> None:
         rows += [block(key, r, 100.0, phase="no_sync"), block(key, r, 40.0, phase="comm")]
     measured = {IDS["single", 1, ""], IDS[key]}
     outcomes = [Outcome(p, "ok" if p.case.case_id in measured else "skipped") for p in PLAN]
-    row = case_rows(outcomes, typed_frame(rows, BLOCKS)).set_index("case_id").loc[IDS[key]]
+    row = case_rows(outcomes, RoundTimes.of(typed_frame(rows, BLOCKS))).set_index("case_id").loc[IDS[key]]
     assert row["exposed_comm_ms"] == pytest.approx(30.0)
     assert row["comm_ms"] == pytest.approx(40.0)
     assert row["hidden_pct"] == pytest.approx(25.0)
@@ -155,7 +155,7 @@ def by_hand() -> dict[str, Any]:
     outcomes = [
         Outcome(p, "ok" if p.case.case_id in (IDS["single", 1, ""], IDS[key]) else "skipped") for p in PLAN
     ]
-    row = case_rows(outcomes, typed_frame(rows, BLOCKS)).set_index("case_id").loc[IDS[key]]
+    row = case_rows(outcomes, RoundTimes.of(typed_frame(rows, BLOCKS))).set_index("case_id").loc[IDS[key]]
     return {str(name): value for name, value in row.items()}
 
 
@@ -224,7 +224,7 @@ def hiding(key: tuple[str, int, str], steps_ms: list[float]) -> dict[str, Any]:
     for r, ms in enumerate(steps_ms, 1):
         rows += [block(key, r, ms), block(key, r, 100.0, phase="no_sync"), block(key, r, 40.0, phase="comm")]
     outcomes = [Outcome(p, "ok") for p in PLAN if p.case.case_id == IDS[key]]
-    found: dict[str, Any] = case_rows(outcomes, typed_frame(rows, BLOCKS)).iloc[0].to_dict()
+    found: dict[str, Any] = case_rows(outcomes, RoundTimes.of(typed_frame(rows, BLOCKS))).iloc[0].to_dict()
     return found
 
 
@@ -254,7 +254,7 @@ def test_what_synchronised_batch_norm_sends_is_exposed_and_nothing_is_said_of_hi
         for r in ROUNDS
         for phase, ms in (("timed", 130.0), ("no_sync", 100.0), ("comm", 40.0))
     ]
-    row = case_rows([Outcome(synced, "ok")], typed_frame(rows, BLOCKS)).iloc[0]
+    row = case_rows([Outcome(synced, "ok")], RoundTimes.of(typed_frame(rows, BLOCKS))).iloc[0]
     assert row["exposed_comm_ms"] == pytest.approx(30.0)
     assert pd.isna(row["hidden_pct"])
 
@@ -265,7 +265,7 @@ def test_a_share_stays_between_0_and_100_with_its_interval() -> None:
         rows += [block(key, r, 130.0)]
         rows += [block(key, r, 140.0, phase="trace") | {"detail": json.dumps({"overlap_trace_pct": share})}]
     outcomes = [Outcome(p, "ok") for p in PLAN if p.case.case_id == IDS[key]]
-    row = case_rows(outcomes, typed_frame(rows, BLOCKS)).iloc[0]
+    row = case_rows(outcomes, RoundTimes.of(typed_frame(rows, BLOCKS))).iloc[0]
     assert row["overlap_trace_pct"] == 50.0
     assert (row["overlap_trace_pct_low"], row["overlap_trace_pct_high"]) == (pytest.approx(0, abs=0.5), 100)
 
@@ -279,7 +279,7 @@ def test_buckets_are_launched_once_all_before_them_are_ready() -> None:
         for rank in (0, 1)
     ]
     layout = BucketLayout(num_bytes=(400, 800, 1200), parameters=((0,), (1, 2), (3, 4, 5)))
-    found = bucket_rows({IDS[key]: layout}, typed_frame(rows, BLOCKS))
+    found = bucket_rows({IDS[key]: layout}, RoundTimes.of(typed_frame(rows, BLOCKS)))
     assert found["rank"].tolist() == [0, 0, 0, 1, 1, 1]
     assert found["bucket"].tolist() == [0, 1, 2] * 2
     assert found["bytes"].tolist() == [400, 800, 1200] * 2
@@ -293,10 +293,12 @@ def test_buckets_are_launched_once_all_before_them_are_ready() -> None:
     assert found["launch_ms_high"].iloc[1] == found["ready_ms_high"].iloc[0]
     assert found["ready_ms_high"].iloc[1] == 10.0, "alike in all blocks"
     assert found[["start_ms", "done_ms", "done_ms_low"]].isna().all(axis=None), "nothing was traced"
-    few = bucket_rows({IDS[key]: layout}, typed_frame(rows[:4], BLOCKS))
+    few = bucket_rows({IDS[key]: layout}, RoundTimes.of(typed_frame(rows[:4], BLOCKS)))
     assert few["ready_ms"].notna().all()
     assert few[["ready_ms_low", "launch_ms_high"]].isna().all(axis=None), "two blocks give no interval"
-    unknown = bucket_rows({IDS[key]: BucketLayout((400, 800, 1200), ())}, typed_frame(rows, BLOCKS))
+    unknown = bucket_rows(
+        {IDS[key]: BucketLayout((400, 800, 1200), ())}, RoundTimes.of(typed_frame(rows, BLOCKS))
+    )
     assert unknown["num_params"].isna().all()
 
 

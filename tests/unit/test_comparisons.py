@@ -18,7 +18,7 @@ from test_aggregate import DRIFTING, IDS, PLAN, frames
 from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.plan import Machine, equal_layout_reason, expand
 from ddp_bench.bench.resolve import resolve, with_device_defaults
-from ddp_bench.bench.results.aggregate import Outcome, case_rows, comparisons_of, comparisons_of_run
+from ddp_bench.bench.results.aggregate import Outcome, case_rows, comparisons_of
 from ddp_bench.bench.results.comparisons import (
     ANSWERS,
     EQUAL,
@@ -320,6 +320,6 @@ def test_a_default_that_has_the_layout_of_another_cap_is_no_reference(tmp_path: 
     assert [(one.case_id, one.reference_id) for one in recorder.comparisons] == [(cap, dp)]
     assert recorder.comparisons[0].ratio.estimate == pytest.approx(2, rel=0.01)
     assert default not in set(cases["case_id"][cases["status"] == "ok"])
-    (again,) = comparisons_of_run(load_run(tmp_path / "run"))
+    (again,) = load_run(tmp_path / "run").compared
     assert (again.case_id, again.reference_id, again.answer) == (cap, dp, FASTER)
     assert again.ratio.low == pytest.approx(recorder.comparisons[0].ratio.low)

@@ -29,6 +29,7 @@ from ddp_bench.bench.results.comparisons import (
     over_default,
     pairs_of,
 )
+from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.schema import BLOCKS, CASES, typed_frame
 from ddp_bench.bench.run.phases import fixed_phases, is_calibrated
 from ddp_bench.bench.settings import Settings, as_options
@@ -180,7 +181,7 @@ def measured_blocks() -> list[Row]:
 
 def test_speed_up_refers_to_single_compiled_alike() -> None:
     blocks = typed_frame(measured_blocks(), BLOCKS)
-    rows = case_rows([Outcome(p, facts={"num_buckets": 1}) for p in PLAN], blocks)
+    rows = case_rows([Outcome(p, facts={"num_buckets": 1}) for p in PLAN], RoundTimes.of(blocks))
     speedup = {
         (row["compile"], row["num_devices"]): row["speedup"]
         for row in rows.to_dict("records")
@@ -292,7 +293,7 @@ def test_every_mode_has_the_answers_of_a_run_of_its_own() -> None:
         (WRAPPER, "compiled"),
         (CAP, "compiled"),
     ]
-    said = conclude(Path("x"), Manifest(), frame, typed_frame([], BLOCKS), COMPARISONS).sentences
+    said = conclude(Path("x"), Manifest(), frame, RoundTimes(), COMPARISONS).sentences
     assert sum(sentence.startswith("torch.compile: ") for sentence in said) == 1
     assert sum(sentence.startswith(("Eager: ", "Compiled: ")) for sentence in said) == 4
 

@@ -10,8 +10,8 @@ import pytest
 from finding_cases import CAP_1, DDP, DP, FAILED, SINGLE, concluded, over
 from report_runs import Row, case, measured, run, timed, usual_cases
 
-from ddp_bench.bench.findings.cautions import run_cautions
-from ddp_bench.bench.findings.findings import Conclusion, conclude
+from ddp_bench.bench.findings.cautions import Caution, Trust
+from ddp_bench.bench.findings.findings import Conclusion, conclude, run_cautions
 from ddp_bench.bench.findings.notes import (
     LeftOut,
     LinkLimit,
@@ -21,10 +21,9 @@ from ddp_bench.bench.findings.notes import (
     notes,
     why_not_measured,
 )
-from ddp_bench.bench.findings.trust import Caution, Trust
 from ddp_bench.bench.manifest import Manifest
-from ddp_bench.bench.results.aggregate import comparisons_of_run
 from ddp_bench.bench.results.comparisons import EQUAL, FASTER, TOO_FEW, UNRESOLVED
+from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.schema import BLOCKS, CASES, typed_frame
 
 
@@ -125,14 +124,15 @@ def linked(comm_ms: float, own_ms: tuple[tuple[float, float], ...] = (), **more:
         for r, ranks in enumerate(own_ms, 1)
         for rank, ms in enumerate(ranks)
     ]
-    data = run([SINGLE, ddp], timed_blocks=blocks)
-    return conclude(data.path, data.manifest, data.cases, data.blocks, [])
+    ranks = [{"rank": rank, "host": f"host{rank}"} for rank in (0, 1)]
+    data = run([SINGLE, ddp], {"ranks": ranks}, timed_blocks=blocks)
+    return conclude(data.path, data.manifest, data.cases, data.times, [])
 
 
 @pytest.mark.parametrize(("effect", "warned"), [(1e-4, False), (0.3, True), (None, False)])
 def test_modes_that_train_differently_are_a_caution(effect: float | None, *, warned: bool) -> None:
     made = run([case("single", 1, 100.0), case("ddp", 2, 190.0, split_effect=effect)])
-    kinds = [one.kind for one in run_cautions(made.manifest, made.cases, made.blocks)]
+    kinds = [one.kind for one in run_cautions(made.manifest, made.cases, made.times)]
     assert ("unequal weights" in kinds) == warned
 
 
@@ -234,8 +234,8 @@ def test_trust_claims_no_faster_one_where_there_is_none(kinds: list[str], bounds
 
 def test_no_missing_value_is_written() -> None:
     data = run(usual_cases())
-    by = comparisons_of_run(data)
-    made = conclude(Path("x"), Manifest(), data.cases, data.blocks, by)
+    by = data.compared
+    made = conclude(Path("x"), Manifest(), data.cases, data.times, by)
     assert not re.search(r"nan|None|<NA>|inf\b", " ".join(made.sentences))
 
 
@@ -252,7 +252,7 @@ def test_why_ddp_scales_as_it_does_in_parts_that_add_up() -> None:
         for row, phase, ms in steps
         for r, factor in enumerate(noise, 1)
     ]
-    (loss, *_) = notes(typed_frame([single, one, two], CASES), typed_frame(rows, BLOCKS))
+    (loss, *_) = notes(typed_frame([single, one, two], CASES), RoundTimes.of(typed_frame(rows, BLOCKS)))
     assert isinstance(loss, ScalingLoss)
     assert (loss.step_ms, loss.single_ms) == pytest.approx((150, 100), rel=0.01)
     parts = (loss.own_work_ms, loss.beside_others_ms, loss.communication_ms)

@@ -10,10 +10,12 @@ import pytest
 from made import made_manifest
 from report_runs import case, dashed, measured, run
 
-from ddp_bench.bench.findings.cautions import run_cautions, throttled, unequal_clocks
+from ddp_bench.bench.findings.cautions import throttled, unequal_clocks
+from ddp_bench.bench.findings.findings import run_cautions
 from ddp_bench.bench.plan import Machine, Planned, expand
 from ddp_bench.bench.resolve import with_device_defaults
 from ddp_bench.bench.results.aggregate import Outcome, case_rows
+from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.schema import BLOCKS, CASES, typed_frame
 from ddp_bench.bench.settings import Settings
 from ddp_bench.report.page import page
@@ -62,7 +64,7 @@ def rows(mode: str, round_index: int, *ranks: dict[str, Any] | None, ms: float =
 
 def row_of(mode: str, *blocks: list[Any]) -> pd.Series[Any]:
     frame = typed_frame([row for block in blocks for row in block], BLOCKS)
-    return case_rows([Outcome(PLAN[mode])], frame).iloc[0]
+    return case_rows([Outcome(PLAN[mode])], RoundTimes.of(frame)).iloc[0]
 
 
 def test_the_gpus_of_all_ranks_together() -> None:
@@ -223,6 +225,6 @@ def test_a_run_warns_of_both() -> None:
         for r in range(1, 7)
         for mode, mhz, held in (("single", 1900, 0), ("ddp", 1500, 90))
     ]
-    blocks = typed_frame([row for block in series for row in block], BLOCKS)
-    cases = case_rows([Outcome(PLAN[mode]) for mode in ("single", "ddp")], blocks)
-    assert {c.kind for c in run_cautions(made_manifest(), cases, blocks)} == {"slowed GPUs", "unequal clocks"}
+    times = RoundTimes(series)
+    cases = case_rows([Outcome(PLAN[mode]) for mode in ("single", "ddp")], times)
+    assert {c.kind for c in run_cautions(made_manifest(), cases, times)} == {"slowed GPUs", "unequal clocks"}

@@ -56,7 +56,7 @@ def test_a_side_of_an_interleaved_gate_is_not_gone_on_with() -> None:
     wide = (over(DDP, DP, 1 / 1.1, 1.1),)
     told = {"timing": {"measuring_s": 100.0}}
     proposed = [
-        conclude(Path("x"), made_manifest(**told, **more), data.cases, data.blocks, wide).next_step
+        conclude(Path("x"), made_manifest(**told, **more), data.cases, data.times, wide).next_step
         for more in ({}, {"interleaved_id": "abc"})
     ]
     assert proposed[0] is not None
@@ -112,7 +112,7 @@ def test_a_folder_without_its_journal_begins_anew() -> None:
     data = run((SINGLE, DP | ROUNDS_20, DDP | ROUNDS_20), timed_blocks=[])
     wide = (over(DDP, DP, 1 / 1.1, 1.1),)
     manifest = made_manifest(settings={"batch_size": 8})
-    found = conclude(Path("x"), manifest, data.cases, data.blocks, wide, resumable=False).next_step
+    found = conclude(Path("x"), manifest, data.cases, data.times, wide, resumable=False).next_step
     module, given = parsed(found)
     assert module == "bench.run"
     assert given.batch_size == "8"
@@ -181,7 +181,7 @@ def test_ten_rounds_that_take_hours_are_still_the_next_step() -> None:
     data = run([SINGLE, DP, DDP], timed_blocks=[])
     few = over(DDP, DP, NAN, NAN, num_rounds=2)
     manifest = made_manifest(timing={"measuring_s": 3600.0})
-    made = conclude(Path("x"), manifest, data.cases, data.blocks, [few])
+    made = conclude(Path("x"), manifest, data.cases, data.times, [few])
     assert parsed(made.next_step)[1].max_time == "300m"
 
 
@@ -190,7 +190,7 @@ def test_ten_rounds_that_take_hours_are_still_the_next_step() -> None:
 def test_every_sample_is_concluded_and_its_next_command_runs_when_pasted(path: Path, as_of: str) -> None:
     run_, by = sample(path), comparisons(path)
     cases = run_.cases if as_of == "then" else rebuilt(path)
-    made = conclude(path, run_.manifest, cases, run_.blocks, by)
+    made = conclude(path, run_.manifest, cases, run_.times, by)
     assert {verdict.question for verdict in made.verdicts} >= {WRAPPER}
     assert not re.search(r"nan|None|<NA>|\binf\b", " ".join(made.sentences))
     assert len(made.sentences) <= 10

@@ -14,7 +14,8 @@ from msgspec import structs
 from report_runs import case, run
 
 from ddp_bench.bench.cluster.load import LoadReading, mean_load, other_loads, read_load
-from ddp_bench.bench.findings.cautions import other_load, run_cautions
+from ddp_bench.bench.findings.cautions import other_load
+from ddp_bench.bench.findings.findings import run_cautions
 from ddp_bench.bench.manifest import Load
 from ddp_bench.report.conditions import groups
 
@@ -99,7 +100,7 @@ def told(busy: float, steal: float) -> dict[str, Any]:
 )
 def test_a_load_that_could_pass_for_a_regression_is_a_caution(busy: float, steal: float, said: str) -> None:
     measured = run([case("single", 1, 100.0, device_type="cpu")], told(busy, steal))
-    found = [c for c in run_cautions(measured.manifest, measured.cases, measured.blocks) if "load" in c.kind]
+    found = [c for c in run_cautions(measured.manifest, measured.cases, measured.times) if "load" in c.kind]
     assert len(found) == bool(said)
     assert all(said in caution.sentence for caution in found)
     (facts,) = (group.facts for group in groups(measured.manifest, measured.cases) if group.title == "Run")

@@ -18,7 +18,6 @@ from commands import ROOT
 from finding_cases import said_of_each
 
 from ddp_bench.bench.findings.findings import conclude
-from ddp_bench.bench.results.aggregate import comparisons_of_run
 from ddp_bench.bench.results.store import load_run
 from ddp_bench.bench.run.summary import print_summary
 
@@ -73,8 +72,7 @@ def told(name: str) -> str:
         with contextlib.redirect_stdout(out):
             for folder in (LAB, OPEN, SLOW):
                 found = load_run(ROOT / folder)
-                by = comparisons_of_run(found)
-                made = conclude(Path(folder), found.manifest, found.cases, found.blocks, by)
+                made = conclude(Path(folder), found.manifest, found.cases, found.times, found.compared)
                 print_summary(found.cases, made, found.manifest.timing, Path(folder) / "report.html")
                 print()
         return "\n".join(line.rstrip() for line in out.getvalue().split("\n"))

@@ -77,7 +77,7 @@ def test_files_of_a_run_are_linked_where_the_page_lies_above_them(tmp_path: Path
 
 def paces(blocks: list[dict[str, Any]]) -> Figure | None:
     data = run([SINGLE, DP, DDP], timed_blocks=blocks)
-    return drift(workloads(data.cases)[0], data.blocks, key="k")
+    return drift(workloads(data.cases)[0], data.times, key="k")
 
 
 def test_rounds_are_shown_against_the_cases_own_median() -> None:

@@ -5,10 +5,9 @@ from typing import Any
 import pytest
 from report_runs import Drawn, case, communicating, dashed, drawn, figure_of, run, ticks, usual_cases
 
-from ddp_bench.bench.findings.findings import conclude
+from ddp_bench.bench.findings.findings import conclude_run
 from ddp_bench.bench.findings.numbers import TIMES
 from ddp_bench.bench.findings.wording import CPU_STAND_IN
-from ddp_bench.bench.results.aggregate import comparisons_of_run
 from ddp_bench.bench.text import visible
 from ddp_bench.report.cases import workloads
 from ddp_bench.report.drawing import Figure
@@ -34,7 +33,7 @@ def point(x: float, y: float, **more: Any) -> Drawn:
 
 def test_answers_and_the_next_command_come_from_the_findings() -> None:
     data = run(usual_cases())
-    found = conclude(data.path, data.manifest, data.cases, data.blocks, comparisons_of_run(data))
+    found = conclude_run(data)
     shown = page([data]).runs[0]
     assert [card.sentence for card in shown.cards] == [verdict.sentence for verdict in found.verdicts]
     assert len(shown.cards) > 1

@@ -12,7 +12,6 @@ from gate_runs import STEADY, write_run
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.gate.runs import checked, read_run
 from ddp_bench.bench.results import tables
-from ddp_bench.bench.results.aggregate import step_ms_by_round
 from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.schema import BLOCKS, typed_frame
 from ddp_bench.bench.results.store import RunWriter, load_run
@@ -53,7 +52,9 @@ FRAME = typed_frame([row for rows in BLOCKS_MADE for row in rows], BLOCKS)
 def test_it_says_of_every_block_what_pandas_says_of_all_rows() -> None:
     times = RoundTimes(BLOCKS_MADE)
     for phase in ("timed", "no_sync", "anatomy"):
-        expected = step_ms_by_round(FRAME, phase)
+        own = FRAME[FRAME["phase"] == phase]
+        longest = (own["block_ms"] / own["num_steps"]).groupby([own["case_id"], own["round"]]).max()
+        expected = {case_id: longest[case_id].to_dict() for case_id in ("a", "b")}
         found = times.step_ms(phase)
         assert {c: pytest.approx(r) for c, r in expected.items()} == found
     own = FRAME[(FRAME["case_id"] == "a") & (FRAME["phase"] == "no_sync")]
@@ -139,6 +140,6 @@ def test_of_a_run_too_large_for_memory_the_longest_ranks_are_loaded(
     large = load_run(folder)
     assert (whole.longest_only, large.longest_only) == (False, True)
     assert len(large.blocks) < len(whole.blocks)
-    assert step_ms_by_round(large.blocks, "timed") == step_ms_by_round(whole.blocks, "timed")
+    assert large.times.step_ms("timed") == whole.times.step_ms("timed")
     pd.testing.assert_frame_equal(large.cases, whole.cases)
     assert checked(large).cases == gate.cases, "the gate judges it all the same"

@@ -7,9 +7,10 @@ import pandas as pd
 import pytest
 from gate_runs import block_rows, plan
 
+from ddp_bench.bench.findings.cautions import Caution
 from ddp_bench.bench.findings.stability import cautions, split_levels
-from ddp_bench.bench.findings.trust import Caution
 from ddp_bench.bench.results.aggregate import Outcome, case_rows
+from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.schema import BLOCKS, typed_frame
 
 Noise = Callable[[np.random.Generator, int], np.ndarray]
@@ -25,9 +26,9 @@ def found(*series: Sequence[float], target: float | None = None) -> dict[str, Ca
         for p, times in zip(planned, series, strict=True)
         for row in block_rows(p.case.case_id, p.case.mode, times)
     ]
-    blocks = typed_frame(rows, BLOCKS)
-    cases = case_rows([Outcome(p) for p in planned], blocks)
-    made = cautions(cases, blocks, target=target)
+    times = RoundTimes.of(typed_frame(rows, BLOCKS))
+    cases = case_rows([Outcome(p) for p in planned], times)
+    made = cautions(cases, times, target=target)
     assert len({caution.kind for caution in made}) == len(made)
     return {caution.kind: caution for caution in made}
 
@@ -132,12 +133,12 @@ def test_few_rounds_and_the_number_that_the_target_needs() -> None:
 def test_a_run_that_measured_nothing_or_lacks_its_blocks_has_no_cautions() -> None:
     planned = plan()
     blocks = typed_frame(block_rows(planned[0].case.case_id, "single", [100.0, 101]), BLOCKS)
-    nothing = case_rows([Outcome(p, "failed", "no such luck") for p in planned], blocks)
-    assert cautions(nothing, blocks, target=0.02) == []
-    cases = case_rows([Outcome(planned[0])], blocks)
-    assert cautions(cases, blocks.iloc[:0], target=None) == []
+    nothing = case_rows([Outcome(p, "failed", "no such luck") for p in planned], RoundTimes.of(blocks))
+    assert cautions(nothing, RoundTimes.of(blocks), target=0.02) == []
+    cases = case_rows([Outcome(planned[0])], RoundTimes.of(blocks))
+    assert cautions(cases, RoundTimes(), target=None) == []
     broken = blocks.assign(block_ms=pd.Series([0.0, float("nan")]))
-    assert cautions(cases, broken[broken["block_ms"] > 0], target=0.02) == []
+    assert cautions(cases, RoundTimes.of(broken[broken["block_ms"] > 0]), target=0.02) == []
 
 
 def sustained(rounds: Sequence[float], after: Sequence[float]) -> Caution | None:
@@ -145,8 +146,8 @@ def sustained(rounds: Sequence[float], after: Sequence[float]) -> Caution | None
     planned = plan()[0]
     rows = block_rows(planned.case.case_id, planned.case.mode, rounds)
     rows += block_rows(planned.case.case_id, planned.case.mode, after, "sustained")
-    blocks = typed_frame(rows, BLOCKS)
-    made = cautions(case_rows([Outcome(planned)], blocks), blocks, target=None)
+    times = RoundTimes.of(typed_frame(rows, BLOCKS))
+    made = cautions(case_rows([Outcome(planned)], times), times, target=None)
     return next((caution for caution in made if caution.kind == "steady rate"), None)
 
 

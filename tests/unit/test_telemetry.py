@@ -26,6 +26,7 @@ from ddp_bench.bench.plan import Machine, Planned, expand
 from ddp_bench.bench.resolve import with_device_defaults
 from ddp_bench.bench.results.aggregate import Outcome, case_rows
 from ddp_bench.bench.results.measured import TELEMETRY_FAILED, TRACE_FAILED, BlockTimes, block_rows
+from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.schema import BLOCKS, typed_frame
 from ddp_bench.bench.run.cases import Cases
 from ddp_bench.bench.settings import Settings
@@ -127,7 +128,7 @@ def test_what_the_sampler_tells_arrives_in_the_table_of_cases(both: Telemetry) -
     report = decode(encode(Report(value=both.of(block(), [0, 1]))), AnyAnswer)
     sent = msgspec.convert(report.value, BlockTimes)
     rows = block_rows(planned.case.case_id, "timed", 1, 0, 0.0, [("host", 0, sent)])
-    row = case_rows([Outcome(planned)], typed_frame(rows, BLOCKS)).iloc[0]
+    row = case_rows([Outcome(planned)], RoundTimes.of(typed_frame(rows, BLOCKS))).iloc[0]
     assert row["sm_clock_mhz"] == 1410
     assert row["power_w"] == pytest.approx(800, rel=1e-3)
     # Half a second for a step of two times 64 images.

@@ -14,7 +14,7 @@ import pytest
 from commands import ROOT
 
 from ddp_bench.bench.resolve import PRESETS
-from ddp_bench.bench.results.aggregate import images_per_s_by_round, step_ms_by_round
+from ddp_bench.bench.results.aggregate import images_per_s_by_round
 from ddp_bench.bench.results.comparisons import FASTER, Comparison, compared
 from ddp_bench.bench.results.round_times import ByRound
 from ddp_bench.bench.results.store import load_run
@@ -75,8 +75,8 @@ class Raced:
 def sweep_in(folder: Path) -> Sweep:
     run = load_run(folder / "sweep")
     rows = [row for row in run.cases.to_dict("records") if row["status"] == "ok"]
-    steps = step_ms_by_round(run.blocks, "timed")
-    rates = images_per_s_by_round(run.blocks, {str(r["case_id"]): int(r["global_batch"]) for r in rows})
+    steps = run.times.step_ms("timed")
+    rates = images_per_s_by_round(run.times, {str(r["case_id"]): int(r["global_batch"]) for r in rows})
     ids = {str(r["bucket_cap_mb"]): str(r["case_id"]) for r in rows if r["mode"] == "ddp"}
     single = next(str(row["case_id"]) for row in rows if row["mode"] == "single")
     return Sweep(

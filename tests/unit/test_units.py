@@ -77,7 +77,7 @@ def test_what_is_formed_of_rates_is_that_of_samples(tokens: Path) -> None:
     assert ours.loc["single", "tflop_per_s"] == pytest.approx(0.24 / 1.2**0.5, rel=0.03)
     assert ours["tflop_per_s"].dropna().tolist() == pytest.approx(theirs["tflop_per_s"].dropna().tolist())
     assert ours["epoch_h"].isna().all(), "an epoch of ImageNet has no tokens"
-    by_tokens, by_samples = (compared(cases, found.blocks) for cases in (found.cases, as_samples))
+    by_tokens, by_samples = (compared(cases, found.times) for cases in (found.cases, as_samples))
     assert by_tokens[0].ratio == by_samples[0].ratio
 
 

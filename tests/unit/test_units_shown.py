@@ -15,10 +15,10 @@ from sample_runs import SAMPLES, sample
 from test_scaling_predict import SAMPLE
 from token_runs import LENGTH, counted_in_tokens, token_run
 
-from ddp_bench.bench.findings.findings import conclude
+from ddp_bench.bench.findings.cautions import Trust
+from ddp_bench.bench.findings.findings import conclude_run
 from ddp_bench.bench.findings.numbers import rate, short, singular, with_interval
 from ddp_bench.bench.findings.stability import cautions
-from ddp_bench.bench.findings.trust import Trust
 from ddp_bench.bench.findings.wording import workload_parts
 from ddp_bench.bench.gate import main as gate_command
 from ddp_bench.bench.manifest import Timing
@@ -27,7 +27,6 @@ from ddp_bench.bench.predict import main as predict_command
 from ddp_bench.bench.predict.calibration import save_calibration
 from ddp_bench.bench.predict.from_pass import read_source
 from ddp_bench.bench.predict.output import Predictions
-from ddp_bench.bench.results.aggregate import comparisons_of_run
 from ddp_bench.bench.results.comparisons import FASTER
 from ddp_bench.bench.results.store import RunWriter, claim, load_run
 from ddp_bench.bench.run.summary import case_table, print_summary, summary_of
@@ -68,10 +67,10 @@ def assert_speaks_of_tokens(said: str) -> None:
     assert found is None, found
 
 
-def test_the_terminal_says_the_unit(tokens: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_terminal_says_the_unit(tokens: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = load_run(tokens)
-    conclusion = conclude(tmp_path, found.manifest, found.cases, found.blocks, comparisons_of_run(found))
-    warned = cautions(found.cases, found.blocks, target=0.001)
+    conclusion = conclude_run(found)
+    warned = cautions(found.cases, found.times, target=0.001)
     conclusion = replace(conclusion, cautions=tuple(warned), trust=Trust.of(warned, [FASTER], on_cpu=False))
     timing = Timing(
         rounds=12,
