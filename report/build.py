@@ -20,7 +20,7 @@ from ddp_bench.bench.results.store import load_run, write_output
 from ddp_bench.bench.settings import IMAGES
 from ddp_bench.bench.text import markdown as escaped
 from ddp_bench.report.page import Files, Page, page
-from ddp_bench.report.tables import Cell
+from ddp_bench.report.table import Cell
 
 _TEMPLATES = FileSystemLoader(Path(__file__).parent / "templates")
 """By path: the name `report` may be a package of the user's by now."""

@@ -16,7 +16,7 @@ from ddp_bench.bench.findings.wording import Row, link_name, samples_noun, text,
 from ddp_bench.bench.manifest import Manifest, WorkloadCode
 from ddp_bench.bench.results.store import RunData
 from ddp_bench.bench.settings import IMAGES
-from ddp_bench.report.tables import Heading, Table
+from ddp_bench.report.table import Heading, Table
 
 _RANK_COLUMNS = ("rank", "host", "local_rank", "device", "device_name", "bound_cores", "link")
 _OF_THE_WORK = (

@@ -1,71 +1,52 @@
-"""The figures of a run's cases: scaling curves, ratios, memory, bucket caps, forms of training, rounds.
+"""The figures of a run's cases: scaling curves, ratios, memory, forms of training, rounds.
 
 Each function returns None where there is nothing to draw.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
 
 import pandas as pd
-from matplotlib.figure import Figure as Canvas
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from ddp_bench.bench.findings.answers import headline
 from ddp_bench.bench.findings.numbers import (
     TIMES,
-    between,
     finite,
     per_second,
     plural,
     quantity,
     rate,
-    times,
     with_interval,
 )
 from ddp_bench.bench.findings.stability import pace
 from ddp_bench.bench.findings.wording import (
     Row,
-    cap_label,
     case_label,
     estimate,
     settings_label,
     short_mode,
     text,
-    truth,
 )
 from ddp_bench.bench.results.aggregate import images_per_s_by_round, units_per_step
-from ddp_bench.bench.results.comparisons import Comparison, default_of, over_default
+from ddp_bench.bench.results.comparisons import Comparison
 from ddp_bench.bench.results.round_times import ByRound, RoundTimes
 from ddp_bench.bench.results.schema import records
 from ddp_bench.bench.results.typical import Typical
-from ddp_bench.bench.stats import Interval
 from ddp_bench.report.cases import (
     WorkloadCases,
     answered_ratio,
     by_mode,
     headline_count,
     mark,
-    step_time,
-    usual_settings,
 )
 from ddp_bench.report.drawing import (
-    GRID,
-    INK,
-    LOOKS,
-    MUTED,
     Figure,
     Line,
     Mark,
     bare,
     chart,
     ideal,
-    mark_look,
-    printable,
-    tip,
 )
 
 BARS = "Bars are 95% intervals over rounds."
@@ -241,226 +222,6 @@ def _at_headline(lines: Sequence[Line]) -> list[tuple[Mark, str]]:
     marks = [(m, line.label) for line in lines if line.look in {"dp", "ddp"} for m in line.marks]
     at = max((m for m, _ in marks), key=lambda m: (m.x > 1, not m.hollow, m.x)).x
     return sorted(((m, label) for m, label in marks if m.x == at), key=lambda pair: -pair[0].value.estimate)
-
-
-# Bucket caps ------------------------------------------------------------------------------------------------
-
-ByCap = dict[str, Mark]
-_MOST_CAPS = 12
-_LONGEST_TICK = 10
-
-
-def bucket_caps(workload: WorkloadCases, *, key: str) -> Figure | None:
-    """Draw step time against bucket cap, a panel per device count; None where no count has two caps."""
-    by_count = step_by_cap(workload)
-    caps = in_order(by_count.values())
-    best = {min(marks, key=lambda cap: marks[cap].value.estimate) for marks in by_count.values()}
-    evenly = {caps[round(i * (len(caps) - 1) / (_MOST_CAPS - 1))] for i in range(_MOST_CAPS) if caps}
-    drawn = caps if len(caps) <= _MOST_CAPS else [cap for cap in caps if cap in best | evenly]
-    panels, said = {}, []
-    for num_devices, marks in sorted(by_count.items()):
-        if len(marks) > 1:
-            devices = on_devices(next(iter(marks.values())), workload.device, num_devices)
-            panels[f"{devices}: step time (ms)"] = [Line("DDP", "ddp", placed(marks, drawn), joined=False)]
-            said.append(f"{devices}: {_best_cap(marks)}")
-    if not panels:
-        return None
-    equal = {cap: "=".join((cap, *workload.equal_layouts.get(cap, ()))) for cap in drawn}
-    merged = ", ".join(name for cap, name in equal.items() if name != cap)
-    notes = (
-        "Cap 0 gives every parameter a bucket of its own. " if "0" in drawn else "",
-        f"Caps that make the same buckets were measured once and share a mark: {merged}. " if merged else "",
-        f"Of {len(caps)} caps {len(drawn)} are drawn, the shortest step among them. "
-        if len(drawn) < len(caps)
-        else "",
-    )
-    return chart(
-        key=f"{key}-buckets",
-        title="Step time against bucket cap",
-        panels=panels,
-        x_label="bucket cap (MiB)",
-        ticks=cap_ticks(equal.values()),
-        caption="; ".join(said) + ".",
-        how_to_read="Lower is better; the verdict says whether a difference is beyond the noise. The number "
-        f"beside a mark counts the buckets that its cap makes. {''.join(notes)}Step time is global batch / "
-        f"throughput. {BARS} Each panel has its own scale."
-        f"{hollow_note(line for lines in panels.values() for line in lines)}",
-        from_zero=False,
-    )
-
-
-def step_by_cap(workload: WorkloadCases) -> dict[float, ByCap]:
-    """Return DDP's step at its usual settings by device count and cap; marks have no place yet."""
-    ddp = usual_settings(workload.cases[workload.cases["mode"] == "ddp"], free="bucket_cap_mb")
-    by_count: dict[float, ByCap] = {}
-    for row in records(ddp.dropna(subset="num_devices").drop_duplicates(["num_devices", "bucket_cap_mb"])):
-        cap, step, buckets = text(row["bucket_cap_mb"]), step_time(row), finite(row["num_buckets"])
-        if cap and step is not None:
-            note = "" if buckets is None else f"{buckets:.0f}"
-            by_count.setdefault(row["num_devices"], {})[cap] = mark(0.0, step, row, "ms", note=note)
-    return by_count
-
-
-def in_order(groups: Iterable[ByCap]) -> list[str]:
-    """Return every cap once: the default, then numbers by size, then lists."""
-
-    def order(cap: str) -> tuple[int, float, str]:
-        value = finite(cap)
-        return (0, 0.0, "") if cap == "default" else (2, 0.0, cap) if value is None else (1, value, cap)
-
-    return sorted({cap for marks in groups for cap in marks}, key=order)
-
-
-def placed(marks: ByCap, drawn: Sequence[str]) -> tuple[Mark, ...]:
-    """Return the marks of the drawn caps, each at the place of its cap."""
-    return tuple(marks[cap]._replace(x=float(i)) for i, cap in enumerate(drawn) if cap in marks)
-
-
-def cap_ticks(labels: Iterable[str]) -> dict[float, str]:
-    """Name the places of caps."""
-    return {
-        float(i): label if len(label) <= _LONGEST_TICK else f"{label[: _LONGEST_TICK - 1]}…"
-        for i, label in enumerate(labels)
-    }
-
-
-def _best_cap(marks: ByCap) -> str:
-    """Name the cap with the shortest step, and the default where that is another."""
-    best = min(marks, key=lambda cap: marks[cap].value.estimate)
-    default = None if best == "default" else marks.get("default")
-    beside = f", default {with_interval(default.value, 'ms')}" if default else ""
-    return f"shortest step at {cap_label(best)}, {with_interval(marks[best].value, 'ms')}{beside}"
-
-
-# Every case against DDP's default ---------------------------------------------------------------------------
-
-_MOST_ROWS = 24
-_LONGEST_NAME = 46
-"""Characters of a name that leave room for the number beside it."""
-
-_LEAST_REACH = math.log(1.25)
-"""Half the axis at least, so that a band of a few percent does not fill it."""
-
-
-class Ratio(NamedTuple):
-    """A case's throughput over that of DDP's default."""
-
-    name: str
-    interval: Interval
-    look: str
-    hollow: bool
-
-
-def against_default(workload: WorkloadCases, comparisons: Sequence[Comparison], *, key: str) -> Figure | None:
-    """Draw every case of the headline count over DDP's default there, fastest first, and what is equal."""
-    cases = records(headline(workload.cases))
-    default = default_of(cases)
-    rows = {text(row["case_id"]): row for row in cases}
-    found = over_default(comparisons, cases)
-    ratios = [_ratio(rows[i], ratio) for i, ratio in found.items() if i in rows and i != default]
-    if default is None or not ratios:
-        return None
-    ratios.sort(key=lambda one: -one.interval.estimate)
-    shown, margin = ratios[:_MOST_ROWS], comparisons[0].margin
-    of_many = f" Of {len(ratios)} cases the fastest {len(shown)} are drawn." if shown != ratios else ""
-    count = plural(rows[default]["num_devices"], workload.device)
-    ends = [
-        abs(math.log(end))
-        for one in shown
-        for end in (one.interval.low, one.interval.estimate, one.interval.high)
-        if math.isfinite(end) and end > 0
-    ]
-    reach = math.exp(1.08 * max([_LEAST_REACH, *ends]))
-
-    def draw(canvas: Canvas) -> None:
-        axes = canvas.subplots()
-        axes.set_xscale("log")
-        axes.set_xlim(1 / reach, reach)
-        axes.set_ylim(len(shown) - 0.4, -0.75)
-        axes.axvspan(1 / (1 + margin), 1 + margin, facecolor=GRID, edgecolor="none", zorder=0.5)
-        axes.axvline(1.0, color=INK, linewidth=1.2, zorder=1)
-        for place, one in enumerate(shown):
-            _draw_ratio(axes, one, place)
-        axes.set_yticks([])
-        axes.grid(visible=False)
-        axes.grid(visible=True, axis="x", color=GRID)
-        axes.xaxis.set_major_locator(FixedLocator(ratio_ticks(1 / reach, reach)))
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.4g}"))
-        axes.set_xlabel(f"throughput over DDP's default on {count}; shaded: within {100 * margin:g}%")
-
-    return Figure(
-        key=f"{key}-forest",
-        title="Every case against DDP's default",
-        caption=f"On {count} {_fastest(shown, margin)}.",
-        how_to_read="Each mark is a case's throughput over that of DDP with its defaults on as many devices; "
-        "right of the line it is faster. Bars are 95% intervals that hold for all rows at once: where a bar "
-        "leaves the line to one side the case is faster or slower, where it lies inside the shaded band it "
-        "differs by less than the margin, and otherwise the rounds do not tell. The axis is logarithmic. "
-        f"DDP's default here: {settings_label(rows[default]) or 'defaults'}; margin {100 * margin:g}%."
-        f"{of_many}",
-        height_pt=62 + 34 * len(shown),
-        draw=draw,
-    )
-
-
-def _ratio(row: Row, ratio: Interval) -> Ratio:
-    name = ", ".join(filter(None, (short_mode(row), settings_label(row))))
-    short = name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
-    look = text(row["mode"]) if row["mode"] in ("dp", "ddp") else "other"
-    return Ratio(short, ratio, look, truth(row["oversubscribed"]))
-
-
-def _draw_ratio(axes: Any, one: Ratio, place: int) -> None:
-    written, colour = _gain(one), LOOKS[one.look]["color"]
-    named = tip(f"{one.name} · {written}")
-    at: dict[str, Any] = {
-        "xycoords": ("axes fraction", "data"),
-        "xytext": (0, 2),
-        "textcoords": "offset points",
-        "va": "bottom",
-        "annotation_clip": False,
-    }
-    axes.annotate(printable(one.name), (0, place - 0.2), ha="left", **at)
-    axes.annotate(written, (1, place - 0.2), ha="right", color=MUTED, **at)
-    if math.isfinite(one.interval.low):
-        ends = [one.interval.low, one.interval.high]
-        axes.plot(ends, [place] * 2, color=colour, linewidth=1.6, marker="|", markersize=8, gid=named)
-    look = mark_look(one.look, hollow=one.hollow)
-    axes.plot([one.interval.estimate], [place], label=one.name, gid=named, **look)
-
-
-def _gain(one: Ratio) -> str:
-    known = math.isfinite(one.interval.low)
-    return times(one.interval.estimate) + (f" {between(one.interval)}" if known else "")
-
-
-def ratio_ticks(low: float, high: float) -> list[float]:
-    """Choose ticks of a ratio between `low` and `high`: powers of two, or even steps around 1."""
-    if high >= 1.9:
-        every = max(1, math.ceil(2 * math.log2(high) / 7))
-        most = int(math.log2(high) + 1e-9) // every
-        return [2.0 ** (every * power) for power in range(-most, most + 1)]
-    step = next(s for s in (0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5) if (high - low) / s <= 7)
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [round(step * i, 6) for i in range(first, last + 1)]
-
-
-def _fastest(ratios: Sequence[Ratio], margin: float) -> str:
-    """Say what the answers of the run say of these ratios: faster is beyond the margin, or it is nothing."""
-    equal = [1 / (1 + margin) <= one.interval.low and one.interval.high <= 1 + margin for one in ratios]
-    faster = [one for one, same in zip(ratios, equal, strict=True) if one.interval.low > 1 and not same]
-    if all(math.isnan(one.interval.low) for one in ratios):
-        return "there are too few rounds to compare"
-    if faster:
-        best, others = faster[0], len(faster) - 1
-        more = ", as is 1 other" if others == 1 else f", as are {others} others" if others else ""
-        return f"{best.name} is faster than DDP's default, {_gain(best)}{more}"
-    if all(equal):
-        return f"no case differs from DDP's default by more than {100 * margin:g}%"
-    if all(one.interval.high < 1 for one in ratios):
-        return "every other case is slower than DDP's default"
-    return f"no case is shown to be faster than DDP's default by more than {100 * margin:g}%"
 
 
 # Forms of parallel training ---------------------------------------------------------------------------------

@@ -25,11 +25,11 @@ from ddp_bench.bench.results.schema import records
 from ddp_bench.bench.results.store import FAILURES, RunData
 from ddp_bench.bench.settings import COMPARATORS
 from ddp_bench.bench.text import visible
-from ddp_bench.report import conditions, figures, step, tables
+from ddp_bench.report import caps, conditions, figures, forest, step, tables, timeline
 from ddp_bench.report.cases import WorkloadCases, with_rates, workloads
 from ddp_bench.report.drawing import Figure
 from ddp_bench.report.predicted import predicted
-from ddp_bench.report.tables import Link, Section, Table
+from ddp_bench.report.table import Link, Section, Table
 from ddp_bench.report.together import together
 
 _MOST_HOSTS = 4
@@ -218,10 +218,10 @@ def _run(
         place = f"{key}-{i}"
         first = (
             figures.scaling(workload, key=place),
-            figures.against_default(workload, comparisons, key=place),
-            figures.bucket_caps(workload, key=place),
+            forest.against_default(workload, comparisons, key=place),
+            caps.bucket_caps(workload, key=place),
             step.breakdown(workload, key=place),
-            step.one_step(workload, run.blocks, key=place),
+            timeline.one_step(workload, run.blocks, key=place),
         )
         rest = (
             figures.efficiency(workload, key=place),

@@ -20,7 +20,7 @@ from ddp_bench.bench.results.store import RunData
 from ddp_bench.report.cases import mark
 from ddp_bench.report.drawing import MOST_RUNS, Figure, Line, Mark, bare, chart, ideal
 from ddp_bench.report.figures import LOG_FROM, device_ticks
-from ddp_bench.report.tables import Heading, Section, Table
+from ddp_bench.report.table import Heading, Section, Table
 
 
 def predicted(run: RunData, predictions: Predictions, *, key: str) -> Section:

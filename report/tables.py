@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import pandas as pd
 
 from ddp_bench.bench.axes import PYTHON_REDUCER
-from ddp_bench.bench.findings.next_step import NextStep
 from ddp_bench.bench.findings.numbers import (
     MIB,
     TIMES,
@@ -24,11 +22,7 @@ from ddp_bench.bench.findings.numbers import (
 )
 from ddp_bench.bench.findings.wording import (
     Row,
-    case_label,
-    device_noun,
     estimate,
-    hidden_share,
-    ranged,
     settings_label,
     short_mode,
     text,
@@ -37,117 +31,14 @@ from ddp_bench.bench.findings.wording import (
 )
 from ddp_bench.bench.layout import BucketLayout
 from ddp_bench.bench.results.comparisons import Comparison, over_eager
-from ddp_bench.bench.results.schema import EXPOSED_COMM, records
+from ddp_bench.bench.results.schema import records
 from ddp_bench.bench.results.store import failure_file
 from ddp_bench.bench.settings import STAGED
 from ddp_bench.report.cases import EPOCH_IMAGES, unshared
-from ddp_bench.report.drawing import Figure
+from ddp_bench.report.communication import EXPOSED, HIDDEN, communication
 from ddp_bench.report.figures import FORMS
+from ddp_bench.report.table import NAME, Column, Heading, Link, Table, figures, table, whole, words
 
-
-class Link(NamedTuple):
-    """A file beside the page, or a place on it; empty where the page cannot lead there."""
-
-    label: str
-    href: str
-
-
-Cell = str | tuple[Link, ...]
-
-
-class Heading(NamedTuple):
-    """The head of a column; `kind` is empty, `number` (to the right), `long` (in lines) or `links`."""
-
-    name: str
-    kind: str = ""
-
-
-class Column(NamedTuple):
-    """A column of a table of cases: what stands in it of a case, and what that means, to be said below."""
-
-    heading: Heading
-    cell: Callable[[Row], Cell]
-    meaning: str = ""
-
-
-@dataclass(frozen=True)
-class Table:
-    """A titled table; a missing value is an empty string. `below` explains what it holds."""
-
-    title: str
-    note: str
-    columns: tuple[Heading, ...]
-    rows: tuple[tuple[Cell, ...], ...]
-    below: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Section:
-    """Figures and tables under a heading of their own; what they say together comes before everything."""
-
-    title: str
-    notes: Sequence[str] = ()
-    figures: Sequence[Figure] = ()
-    tables: Sequence[Table] = ()
-    findings: Sequence[str] = ()
-    warnings: Sequence[str] = ()
-    following: NextStep | None = None
-
-    @classmethod
-    def folded(cls, figures: Sequence[Figure] = (), tables: Sequence[Table] = ()) -> Section:
-        """Name what is folded after what it holds."""
-        every: list[Figure | Table] = [*figures, *tables]
-        first, *others = dict.fromkeys(one.title.partition(":")[0] for one in every) or [""]
-        return cls(", ".join((first, *map(_in_text, others))), (), figures, tables)
-
-
-def _in_text(title: str) -> str:
-    """Write a title within a sentence: `Memory` as `memory`, `DDP` as it is."""
-    is_name = title[1:2].isupper() or title.startswith("DataParallel")
-    return title if is_name else title[:1].lower() + title[1:]
-
-
-def table(title: str, note: str, cases: pd.DataFrame, columns: Iterable[Column]) -> Table | None:
-    """Make a table without rows and columns that are blank but for names; None when nothing is left."""
-    columns = list(columns)
-    values = [i for i, column in enumerate(columns) if column not in NAME]
-    rows = [tuple(column.cell(row) for column in columns) for row in records(cases)]
-    rows = [row for row in rows if any(row[i] for i in values)]
-    if not rows:
-        return None
-    kept = [i for i in range(len(columns)) if any(row[i] for row in rows)]
-    headings = [columns[i].heading for i in kept]
-    meanings = [f"{columns[i].heading.name}: {columns[i].meaning}." for i in kept if columns[i].meaning]
-    cells = tuple(tuple(row[i] for i in kept) for row in rows)
-    return Table(title, note, tuple(headings), cells, tuple(meanings))
-
-
-def words(name: str, cell: Callable[[Row], str], kind: str = "") -> Column:
-    """Make a column of text."""
-    return Column(Heading(name, kind), cell)
-
-
-def figures(name: str, column: str, unit: str = "", factor: float = 1.0, meaning: str = "") -> Column:
-    """Make a column of numbers with their intervals where known, its unit in the heading."""
-
-    def cell(row: Row) -> str:
-        found = estimate(row, column)
-        if found is not None and found.low == found.high:  # as of the reference: no interval has no width
-            return number(found.estimate * factor)
-        return with_interval(found, "", factor)
-
-    return Column(Heading(f"{name} ({unit})" if unit else name, "number"), cell, meaning)
-
-
-def whole(name: str, column: str) -> Column:
-    """Make a column of counts."""
-    return words(name, lambda row: count(finite(row[column])), "number")
-
-
-NAME = (
-    words("Case", lambda row: case_label(row, device_noun(text(row["device_type"])))),
-    words("Workload", lambda row: text(row.get("workload"))),
-)
 _ID = words("Id", lambda row: text(row["case_id"]))
 _PARTS = (
     words("Mode", short_mode),
@@ -168,8 +59,6 @@ def _over_default(row: Row) -> str:
 
 
 _AGAINST = words(f"Against DDP's default ({TIMES})", _over_default, "number")
-_HIDDEN = words("Hidden (%)", lambda row: with_interval(hidden_share(row)), "number")
-_EXPOSED = figures("Exposed", EXPOSED_COMM, "ms")
 
 
 def tables(
@@ -204,7 +93,7 @@ def _results(ok: pd.DataFrame) -> Table | None:
     own = unshared(ok)
     columns = (
         *NAME, figures("Throughput", "images_per_s", per_second(unit_of_cases(ok))), _AGAINST, _SPEEDUP,
-        _EFFICIENCY, _EXPOSED, _HIDDEN, _COST, _ROUNDS,
+        _EFFICIENCY, EXPOSED, HIDDEN, _COST, _ROUNDS,
     )  # fmt: skip
     made = table(
         "Results",
@@ -389,75 +278,6 @@ def _compiling(ok: pd.DataFrame, comparisons: Sequence[Comparison]) -> Table | N
         "compiler joins into buckets; buffers are not broadcast."
     )
     return replace(made, below=(said,)) if made is not None and experimental else made
-
-
-# Communication ----------------------------------------------------------------------------------------------
-
-_APART_PCT = 10
-_NAMED = 6
-
-
-def communication(ok: pd.DataFrame) -> Table | None:
-    """Show several measures of communication, what each means, and why trace and subtraction disagree."""
-    ddp = ok[(ok["mode"] == "ddp") & (ok["num_devices"] > 1)]
-    columns = (
-        *NAME,
-        figures("Communication alone", "comm_ms", "ms", meaning="what a step sends, DDP's buffers and then "
-                "its buckets, back to back with no compute beside it"),
-        figures("Buffers", "buffers_ms", "ms", meaning="the part of it that broadcasts DDP's buffers"),
-        figures("Bus bandwidth", "bus_gb_per_s", "GB/s", meaning="bytes of the buckets / their part of "
-                "communication alone x 2 (n - 1) / n, as nccl-tests defines it"),
-        _EXPOSED._replace(meaning="the step minus the same step without synchronising, in the same round: "
-                          "time that communication adds"),
-        _HIDDEN._replace(meaning="100 x (1 - exposed / alone); negative where it adds more than it takes "
-                         "alone; empty where it is not known to 50 points"),
-        figures("Overlap, trace", "overlap_trace_pct", "%", meaning="time in which both compute and "
-                "communication run, over the time communication runs, per rank"),
-        figures("Overlap, DDP window", "overlap_window_pct", "%", meaning="DDP's own logger: the part of its "
-                "communication window that lies inside the backward"),
-        figures("Compute slow-down", "compute_slowdown", TIMES, meaning="time to the last gradient beside "
-                "communication, over the same time without it"),
-        figures("Rank skew", "rank_skew_ms", "ms", meaning="slowest minus fastest rank's own work; the "
-                "others wait for the slowest"),
-        figures("Step without synchronising", "no_sync_step_ms", "ms", meaning="the step under no_sync: "
-                "compute, optimizer and batch"),
-    )  # fmt: skip
-    note = (
-        "Per step of every DDP case on several devices: several measures of the same thing side by side, "
-        "because each leaves something out."
-    )
-    made = table("Communication", note, ddp, columns)
-    return None if made is None else replace(made, below=(*made.below, *_disagreement(ddp)))
-
-
-def _disagreement(ddp: pd.DataFrame) -> list[str]:
-    """Say why the trace's overlap and the hidden share are not the same, where they are far apart."""
-    apart = []
-    for row in records(ddp):
-        trace, hidden = finite(row["overlap_trace_pct"]), hidden_share(row)
-        if trace is not None and hidden is not None and abs(trace - hidden.estimate) > _APART_PCT:
-            apart.append((row, trace > hidden.estimate))
-    if not apart:
-        return []
-    why = {
-        True: " Hidden counts the time that communication adds to the step, so compute that it slows and "
-        "waiting for other ranks count as exposed; the trace counts all time in which both run.",
-        False: " Where the trace shows less, communication ran in gaps between operators, which it does not "
-        "lengthen, or took longer under the profiler than alone.",
-    }
-    said = "".join(words for higher, words in why.items() if any(above == higher for _, above in apart))
-    numbers = []
-    for row, _ in apart[:_NAMED]:
-        measured = (
-            ("trace", ranged(row, "overlap_trace_pct", "%")),
-            ("hidden", ranged(row, "hidden_pct", "%")),
-            ("compute slowed", ranged(row, "compute_slowdown", TIMES)),
-        )
-        name = case_label(row, device_noun(text(row["device_type"])))
-        numbers.append(f"{name}: " + ", ".join(f"{what} {value}" for what, value in measured if value))
-    more = f"; {plural(len(apart) - _NAMED, 'more case')}" if len(apart) > _NAMED else ""
-    far = f"The trace's overlap and the hidden share are more than {_APART_PCT} points apart in "
-    return [f"{far}{plural(len(apart), 'case')}.{said}", f"{'; '.join(numbers)}{more}."]
 
 
 # Forms of parallel training, and what was not measured ------------------------------------------------------

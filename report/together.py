@@ -22,21 +22,11 @@ from ddp_bench.bench.results.comparisons import EQUAL, FASTER, SLOWER, Compariso
 from ddp_bench.bench.results.schema import records
 from ddp_bench.bench.results.store import RunData
 from ddp_bench.bench.stats import paired_ratio, ratio_of_runs
+from ddp_bench.report.caps import cap_ticks, in_order, placed, step_by_cap
 from ddp_bench.report.cases import WorkloadCases, workloads
 from ddp_bench.report.drawing import MOST_RUNS, Figure, Line, chart
-from ddp_bench.report.figures import (
-    BARS,
-    LOG_FROM,
-    by_devices,
-    cap_ticks,
-    counts_of,
-    device_ticks,
-    hollow_note,
-    in_order,
-    placed,
-    step_by_cap,
-)
-from ddp_bench.report.tables import Heading, Section, Table
+from ddp_bench.report.figures import BARS, LOG_FROM, by_devices, counts_of, device_ticks, hollow_note
+from ddp_bench.report.table import Heading, Section, Table
 
 _CONFIDENCE = 0.95
 """Of all ratios that stand beside each other together, and of a run's own intervals each."""

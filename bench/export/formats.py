@@ -1,11 +1,8 @@
-"""The formats of other tools: a function each, from a run to its text."""
+"""The formats of other tools that are JSON: a function each, from a run to its text."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -13,103 +10,14 @@ import numpy as np
 from ddp_bench.bench.cli import to_json
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.export.main import DEFAULT
-from ddp_bench.bench.findings.numbers import finite, per_second
-from ddp_bench.bench.findings.wording import CPU_STAND_IN, estimate, is_stand_in, place, text, unit_of
+from ddp_bench.bench.export.measured import Figure, MeasuredCase, filled, having, measured_cases
+from ddp_bench.bench.findings.numbers import finite
+from ddp_bench.bench.findings.wording import text
 from ddp_bench.bench.manifest import Host, Manifest, WorkloadCode
-from ddp_bench.bench.results.aggregate import metrics_by_round
-from ddp_bench.bench.results.public import data_kind
-from ddp_bench.bench.results.schema import EXPORTED, IDENTITY, Metric, records
+from ddp_bench.bench.results.columns import Metric
 from ddp_bench.bench.results.store import RunData
-from ddp_bench.bench.stats import Interval
-from ddp_bench.bench.text import visible
 
 BENCHMARK = "ddp-bench"
-
-_NO_LABELS = {"case_id", "status", "reason"}
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One figure of a case; `name` and `unit` say what a rate counts: `tokens_per_s`, `tokens/s`."""
-
-    metric: Metric
-    name: str
-    unit: str
-    value: Interval | None
-    """As in cases.csv; None where it has none."""
-    by_round: tuple[float, ...]
-    """Of the slowest rank, in order of the rounds; of memory, which is not taken by round, the one value."""
-
-
-@dataclass(frozen=True)
-class MeasuredCase:
-    """A case of status `ok`, its figures by column; a figure that was not measured is left out."""
-
-    row: Mapping[str, Any]
-    figures: Mapping[str, Figure]
-
-    @property
-    def case_id(self) -> str:
-        """The case's name in the run's files, which stays the same from run to run."""
-        return str(self.row["case_id"])
-
-    @property
-    def title(self) -> str:
-        """Name it for tools that take nothing but a name: workload, case, devices, stand-ins told as such."""
-        stand_in = " (CPU stand-in)" if is_stand_in(self.row) else ""
-        return f"{self.workload} {self.case_id}, {place(self.row)}{stand_in}".strip()
-
-    @property
-    def workload(self) -> str:
-        """The architecture, or the user's workload."""
-        return text(self.row["arch"])
-
-    @property
-    def note(self) -> str:
-        """What stands beside every number that was measured on CPU cores; else empty."""
-        return CPU_STAND_IN if text(self.row["device_type"]) == "cpu" else ""
-
-    @property
-    def labels(self) -> dict[str, str]:
-        """What the case is, as text by column of cases.csv."""
-        known = {c.name: _label(self.row.get(c.name)) for c in IDENTITY if c.name not in _NO_LABELS}
-        known["data"] = data_kind(known["data"])
-        return {name: value for name, value in known.items() if value}
-
-    @property
-    def timed_ms(self) -> tuple[float, ...]:
-        """Step time of the slowest rank, in order of the rounds."""
-        return self.figures["step_ms"].by_round if "step_ms" in self.figures else ()
-
-
-def measured_cases(run: RunData) -> list[MeasuredCase]:
-    """List the cases of status `ok` in the order of cases.csv. Raises UsageError where there are none."""
-    rows = records(run.cases[run.cases["status"] == "ok"])
-    if not rows:
-        raise UsageError(f"{run.path} has no measured case; name a run with cases of status ok")
-    by_round = metrics_by_round(run.cases, run.times)
-    found = []
-    for row in rows:
-        figures = {}
-        for column, metric in EXPORTED.items():
-            values = by_round[str(row["case_id"])][column]
-            figure = Figure(
-                metric,
-                name=f"{unit_of(row)}_per_s" if metric.is_rate else column,
-                unit=per_second(unit_of(row)) if metric.is_rate else metric.unit or "ratio",
-                value=estimate(row, column),
-                by_round=tuple(values[r] for r in sorted(values)),
-            )
-            if figure.value or figure.by_round:
-                figures[column] = figure
-        found.append(MeasuredCase(row, figures))
-    return found
-
-
-def _label(value: Any) -> str:
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    return str(value).lower() if isinstance(value, bool) else text(value)
 
 
 BENCHER_UNITS = {"ms": ("-ns", 1e6), "MiB": ("-bytes", 2.0**20)}
@@ -145,7 +53,7 @@ def github_action(run: RunData, *, metric: str = DEFAULT) -> str:
     Custom tools of github-action-benchmark: https://github.com/benchmark-action/github-action-benchmark.
     """
     found = []
-    for case, figure, value in _with(measured_cases(run), metric):
+    for case, figure, value in having(measured_cases(run), metric):
         entry = {"name": case.title, "unit": figure.unit, "value": value.estimate}
         if math.isfinite(value.low) and math.isfinite(value.high):
             entry["range"] = f"95% interval {value.low:.6g} to {value.high:.6g}"
@@ -179,7 +87,7 @@ def pytest_benchmark(run: RunData, *, host_names: bool = False) -> str:
     cpu = {"brand_raw": environment.cpu_model, "count": environment.num_cores}
     return to_json(
         {
-            "machine_info": _filled(machine) | {"cpu": cpu},
+            "machine_info": filled(machine) | {"cpu": cpu},
             "commit_info": {
                 "id": commit.commit,
                 "time": None,
@@ -196,7 +104,7 @@ def pytest_benchmark(run: RunData, *, host_names: bool = False) -> str:
 
 def _benchmark_of_a_step(case: MeasuredCase, num_steps: int) -> dict[str, Any]:
     rates = case.figures["images_per_s"]
-    told = case.labels | _filled({"note": case.note})
+    told = case.labels | filled({"note": case.note})
     if rates.value is not None:
         told[rates.name] = f"{rates.value.estimate:.6g}"
     return {
@@ -263,7 +171,7 @@ def pytorch(run: RunData, *, host_names: bool = False) -> str:
             "name": BENCHMARK,
             "mode": "training",
             "dtype": text(case.row["precision"]),
-            "extra_info": labels | _filled({"note": case.note, **run_facts}),
+            "extra_info": labels | filled({"note": case.note, **run_facts}),
         }
         runners = _runners(case, run.manifest, host_names=host_names)
         found += [
@@ -306,7 +214,7 @@ def _runners(case: MeasuredCase, manifest: Manifest, *, host_names: bool) -> lis
 
 def _runner(case: MeasuredCase, host: Host) -> dict[str, Any]:
     device_type, cpu, gpus = text(case.row["device_type"]), host.cpu_model or "", host.gpus or ()
-    return _filled(
+    return filled(
         {
             "name": device_type,
             "type": cpu if device_type == "cpu" else text(case.row["device_name"]),
@@ -334,170 +242,10 @@ def _dependencies(manifest: Manifest) -> dict[str, dict[str, Any]]:
     measured = _commit(manifest)
     if measured.repository:
         found["workload"] = {"repo": measured.repository, "sha": measured.commit}
-    return _filled({name: _filled(told) for name, told in found.items()})
-
-
-BASE_UNITS = {
-    "images/s": ("per_second", 1.0),
-    "ms": ("seconds", 1e-3),
-    "MiB": ("bytes", 2.0**20),
-    "": ("ratio", 1.0),
-}
-"""Prometheus' units, and how many of them one of ours has."""
-
-
-def prometheus(run: RunData) -> str:
-    """Write a gauge for every metric, and one for each end of its interval, with a sample per case.
-
-    Prometheus' text exposition format 0.0.4, which is valid OpenMetrics 1.0 as well. Samples have no time of
-    their own, which node_exporter's textfile collector would refuse; when the run began is a gauge.
-    """
-    cases = measured_cases(run)
-    note = f". {CPU_STAND_IN}" if any(case.note for case in cases) else ""
-    lines: list[str] = []
-    for column, metric in EXPORTED.items():
-        name = metric.label.replace(" ", "_").replace("-", "")
-        unit, factor = BASE_UNITS[metric.unit]
-        what = metric.brief.capitalize()
-        for end, meaning in (
-            ("", what),
-            ("low", f"{what}: lower end of the 95% interval"),
-            ("high", f"{what}: upper end of the 95% interval"),
-        ):
-            samples = [
-                (_series(case, figure), number * factor)
-                for case, figure, value in _with(cases, column)
-                if math.isfinite(number := getattr(value, end or "estimate"))
-            ]
-            lines += _family("_".join(filter(None, (name, end, unit))), f"{meaning}{note}", samples)
-    about = {
-        "run_id": run.manifest.run_id,
-        "torch": run.manifest.versions.get("torch"),
-        "commit": run.manifest.git.commit,
-    }
-    lines += _family("run_info", "The run that was measured", [(_filled(about), 1.0)])
-    try:
-        began = datetime.fromisoformat(run.manifest.created_utc or "").timestamp()
-    except (ValueError, OverflowError):
-        pass
-    else:
-        lines += _family("run_start_time_seconds", "When the run began, since the epoch", [({}, began)])
-    return "\n".join([*lines, "# EOF"])
-
-
-SERIES = (
-    *("arch", "mode", "impl", "num_devices", "num_nodes", "device_type", "device_name", "oversubscribed"),
-    *("backend", "link", "precision", "scaling", "global_batch"),
-)
-"""Columns of cases.csv that label a series beside the case's id, so that one can be asked for.
-
-No label changes from run to run: a series goes on."""
-
-
-def _series(case: MeasuredCase, figure: Figure) -> dict[str, str]:
-    known = case.labels
-    counted = {"unit": figure.unit.removesuffix("/s")} if figure.unit.endswith("/s") else {}
-    return {"case_id": case.case_id, **{name: known[name] for name in SERIES if name in known}, **counted}
-
-
-def _family(name: str, meaning: str, samples: Iterable[tuple[Mapping[str, str], float]]) -> list[str]:
-    name = f"ddp_bench_{name}"
-    lines = []
-    for labels, value in samples:
-        pairs = ",".join(f'{label}="{_escaped(told)}"' for label, told in labels.items())
-        lines.append(f"{name}{{{pairs}}} {value:.12g}" if pairs else f"{name} {value:.12g}")
-    return [f"# HELP {name} {meaning}.", f"# TYPE {name} gauge", *lines] if lines else []
-
-
-def _escaped(value: str) -> str:
-    return visible(value).replace("\\", r"\\").replace('"', r"\"")
-
-
-_WHAT = (12, 12, 8, 6, 6)
-"""Widths of nccl-tests' columns size, count, type, redop and root."""
-
-_OUT_OF_PLACE, _IN_PLACE = (7, 6, 6, 6), (14, 14, 14, 6)
-"""Widths of time, algbw, busbw and #wrong. A run reduces in place alone, as DDP does; the rest is blank."""
-
-_FLOAT32_BYTES = 4
-"""Of an element: float32 is what the curve is measured with."""
-
-
-def nccl_tests(run: RunData, *, gpus: int | None = None) -> str:
-    """Write allreduce.csv of one number of devices in the columns of nccl-tests' `all_reduce_perf`.
-
-    Times and bandwidths have more digits than nccl-tests writes, so that reading them back loses nothing.
-    Raises UsageError where the run has no all-reduce by itself, or has several numbers of devices and none
-    was chosen.
-    """
-    measured = run.allreduce.dropna(subset=["time_ms", "busbw_gb_per_s"])
-    rows = records(measured[measured["num_devices"] > 1])
-    chosen = _chosen(run, sorted({int(row["num_devices"]) for row in rows}), gpus)
-    known = sorted((row for row in rows if row["num_devices"] == chosen), key=lambda row: int(row["bytes"]))
-    backends = ", ".join(filter(None, dict.fromkeys(visible(text(row["backend"])) for row in known)))
-    on_cores = (run.cases["device_type"] == "cpu").any()
-    average = sum(float(row["busbw_gb_per_s"]) for row in known) / len(known)
-    return "\n".join(
-        [
-            f"# Measured by ddp-bench, not by nccl-tests: all_reduce over {chosen} ranks",
-            *([f"# Backend {backends}"] if backends else []),
-            *([f"# {CPU_STAND_IN}"] if on_cores else []),
-            "#",
-            _heading([""] * 5, ["", "out-of-place", "", ""], ["", "in-place", "", ""]),
-            _heading(["size", "count", "type", "redop", "root"], *[["time", "algbw", "busbw", "#wrong"]] * 2),
-            _heading(["(B)", "(elements)", "", "", ""], *[["(us)", "(GB/s)", "(GB/s)", ""]] * 2),
-            *(_line(int(row["bytes"]), float(row["time_ms"]), float(row["busbw_gb_per_s"])) for row in known),
-            f"# {'Avg bus bandwidth':<20} : {average:g} ",
-            "#",
-        ]
-    )
-
-
-def _chosen(run: RunData, counts: list[int], asked: int | None) -> int:
-    listed = ", ".join(map(str, counts))
-    if not counts:
-        raise UsageError(
-            f"{run.path} has no all-reduce measured by itself; measure a run with --allreduce-curve"
-        )
-    if asked is None and len(counts) > 1:
-        raise UsageError(
-            f"{run.path} has all-reduces over {listed} devices; a log is of one number, give --gpus "
-            f"{counts[0]}"
-        )
-    if asked is not None and asked not in counts:
-        raise UsageError(f"{run.path} has no all-reduce over {asked} devices, but over {listed}")
-    return counts[0] if asked is None else asked
-
-
-def _heading(what: Sequence[str], out_of_place: Sequence[str], in_place: Sequence[str]) -> str:
-    widths = (10, *_WHAT[1:], *_OUT_OF_PLACE, *_IN_PLACE)
-    return f"# {_row(widths, (*what, *out_of_place, *in_place))}".rstrip()
-
-
-def _line(num_bytes: int, time_ms: float, busbw: float) -> str:
-    what = [str(num_bytes), str(num_bytes // _FLOAT32_BYTES), "float", "sum", "-1"]
-    in_place = [f"{value:.10g}" for value in (1000 * time_ms, num_bytes / time_ms / 1e6, busbw)]
-    return _row((*_WHAT, *_OUT_OF_PLACE, *_IN_PLACE), (*what, *[""] * len(_OUT_OF_PLACE), *in_place, "N/A"))
-
-
-def _row(widths: Iterable[int], cells: Iterable[str]) -> str:
-    return "  ".join(f"{cell:>{width}}" for width, cell in zip(widths, cells, strict=True))
-
-
-def _with(cases: Iterable[MeasuredCase], column: str) -> Iterator[tuple[MeasuredCase, Figure, Interval]]:
-    """The cases that have a figure of this column with a value."""
-    for case in cases:
-        figure = case.figures.get(column)
-        if figure is not None and figure.value is not None:
-            yield case, figure, figure.value
+    return filled({name: filled(told) for name, told in found.items()})
 
 
 def _commit(manifest: Manifest) -> WorkloadCode:
     """The commit that was measured: of the user's workload where that is known, else of ddp-bench."""
     code, own = manifest.workload, manifest.git
     return code if code and code.commit else WorkloadCode(commit=own.commit, dirty=own.dirty)
-
-
-def _filled(told: Mapping[str, Any]) -> dict[str, Any]:
-    """What is known of `told`."""
-    return {name: value for name, value in told.items() if value}

@@ -38,7 +38,7 @@ FORMATS = {
     "nccl-tests": Format("allreduce.csv in the columns of all_reduce_perf's text", frozenset({"gpus"})),
     ZIP: Format("one file to hand on, without names of hosts, folders and users; commands read it as a run"),
 }
-"""By the name of the function in `formats` that writes it; the archive is that of `results.public`."""
+"""By the name of the function that writes it, in `formats` or `text_formats`; zip by `results.public`."""
 
 PARSERS = {"metric": cli.choice(EXPORTED), "gpus": cli.positive_int, "host_names": bool}
 """Of the options that a format may take."""
@@ -93,7 +93,7 @@ def _main(argv: Sequence[str] | None) -> int:
     name = cli.named("format", cli.choice(FORMATS), options.format)
     asked = _asked(options, name)
     # pandas takes a second
-    from ddp_bench.bench.export import formats
+    from ddp_bench.bench.export import formats, text_formats
     from ddp_bench.bench.results import public
     from ddp_bench.bench.results.store import load_run, shown, write_output
 
@@ -101,7 +101,7 @@ def _main(argv: Sequence[str] | None) -> int:
     if name == ZIP:
         print(shown(public.write_zip(run, options.out)))
         return ExitCode.OK
-    text: str = getattr(formats, name.replace("-", "_"))(run, **asked)
+    text: str = (vars(formats) | vars(text_formats))[name.replace("-", "_")](run, **asked)
     if options.out is None:
         print(text)
     else:

@@ -33,6 +33,7 @@ from ddp_bench.bench.findings.wording import (
     settings,
     text,
 )
+from ddp_bench.bench.results.case_columns import EXPOSED_COMM
 from ddp_bench.bench.results.comparisons import (
     EQUAL,
     FASTER,
@@ -44,7 +45,7 @@ from ddp_bench.bench.results.comparisons import (
     default_of,
     over_eager,
 )
-from ddp_bench.bench.results.schema import EXPOSED_COMM, records
+from ddp_bench.bench.results.schema import records
 from ddp_bench.bench.settings import MARGINS
 from ddp_bench.bench.stats import Interval
 

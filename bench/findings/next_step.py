@@ -18,9 +18,9 @@ from ddp_bench.bench.findings.numbers import about, short
 from ddp_bench.bench.findings.verdicts import Verdict
 from ddp_bench.bench.findings.wording import text
 from ddp_bench.bench.manifest import Manifest
+from ddp_bench.bench.results.case_columns import EXPOSED_COMM
 from ddp_bench.bench.results.comparisons import OPEN, Comparison
 from ddp_bench.bench.results.recorder import resume_command
-from ddp_bench.bench.results.schema import EXPOSED_COMM
 from ddp_bench.bench.settings import Settings, as_options, options_of
 from ddp_bench.bench.text import visible
 

@@ -18,8 +18,9 @@ from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.findings.numbers import count, mib, rounded
 from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.results.aggregate import fits_of_cases, metrics_by_round, typical_of, units_per_step
+from ddp_bench.bench.results.case_columns import IDENTITY
 from ddp_bench.bench.results.round_times import ByRound
-from ddp_bench.bench.results.schema import IDENTITY, METRICS, records
+from ddp_bench.bench.results.schema import METRICS, records
 from ddp_bench.bench.results.store import RunData, load_run
 from ddp_bench.bench.results.tables import readable
 from ddp_bench.bench.settings import IMAGES, RANK_PER_DEVICE

@@ -15,6 +15,7 @@ from ddp_bench.bench.case import Case
 from ddp_bench.bench.estimate import MIN_ROUNDS
 from ddp_bench.bench.layout import BucketLayout
 from ddp_bench.bench.plan import Planned
+from ddp_bench.bench.results.case_columns import EXPOSED_COMM
 from ddp_bench.bench.results.comparisons import (
     ONE,
     Comparison,
@@ -24,7 +25,7 @@ from ddp_bench.bench.results.comparisons import (
 )
 from ddp_bench.bench.results.gpu_load import DEVICE_ALLOCS
 from ddp_bench.bench.results.round_times import ByRound, RoundTimes
-from ddp_bench.bench.results.schema import BUCKETS, CASES, EXPOSED_COMM, METRICS, records, typed_frame
+from ddp_bench.bench.results.schema import BUCKETS, CASES, METRICS, records, typed_frame
 from ddp_bench.bench.results.typical import FITTED, UNKNOWN, Typical, steady
 from ddp_bench.bench.settings import RANK_PER_DEVICE
 from ddp_bench.bench.stats import Interval, median_interval, median_intervals, paired_ratio

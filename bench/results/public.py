@@ -17,9 +17,10 @@ from ddp_bench.bench.machine import PACKAGES
 from ddp_bench.bench.manifest import MANIFEST, Manifest, Record, public_fields
 from ddp_bench.bench.plan import equal_layout_reason
 from ddp_bench.bench.results.archive import SUFFIX, opened, packed
+from ddp_bench.bench.results.columns import Column
 from ddp_bench.bench.results.disk import MOST_TABLE_BYTES, read_bytes
 from ddp_bench.bench.results.recorder import NOT_REACHED
-from ddp_bench.bench.results.schema import FILES, Column
+from ddp_bench.bench.results.schema import FILES
 from ddp_bench.bench.results.store import RunData, write_output
 from ddp_bench.bench.results.tables import readable
 from ddp_bench.bench.settings import Settings

@@ -21,6 +21,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.results.columns import LEAST, Column
 from ddp_bench.bench.results.disk import (
     MOST_CSV_BYTES,
     MOST_LINE,
@@ -31,7 +32,7 @@ from ddp_bench.bench.results.disk import (
     replace_file,
 )
 from ddp_bench.bench.results.round_times import blocks
-from ddp_bench.bench.results.schema import ALLREDUCE, BLOCKS, LEAST, Column, typed, typed_frame
+from ddp_bench.bench.results.schema import ALLREDUCE, BLOCKS, typed, typed_frame
 from ddp_bench.bench.text import csv_text
 
 FloatArray: TypeAlias = NDArray[np.float64]

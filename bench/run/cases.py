@@ -19,6 +19,7 @@ from ddp_bench.bench.expected_time import least_warmup_s
 from ddp_bench.bench.layout import BucketLayout
 from ddp_bench.bench.manifest import RankPlace
 from ddp_bench.bench.plan import Planned
+from ddp_bench.bench.results.columns import LEAST
 from ddp_bench.bench.results.measured import (
     TELEMETRY_FAILED,
     TRACE_FAILED,
@@ -27,7 +28,6 @@ from ddp_bench.bench.results.measured import (
     block_rows,
 )
 from ddp_bench.bench.results.recorder import Recorder
-from ddp_bench.bench.results.schema import LEAST
 from ddp_bench.bench.run.failures import LEAST_S, failure_in, preparing_s, turn_s
 from ddp_bench.bench.run.reopen import Progress, fail_case
 from ddp_bench.bench.run.schedule import Schedule, StopRule

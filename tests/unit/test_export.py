@@ -30,14 +30,8 @@ from ddp_bench import compare, load_run
 from ddp_bench.bench import manifest as manifests
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.export import main as command
-from ddp_bench.bench.export.formats import (
-    bencher,
-    github_action,
-    nccl_tests,
-    prometheus,
-    pytest_benchmark,
-    pytorch,
-)
+from ddp_bench.bench.export.formats import bencher, github_action, pytest_benchmark, pytorch
+from ddp_bench.bench.export.text_formats import nccl_tests, prometheus
 from ddp_bench.bench.findings.wording import CPU_STAND_IN
 from ddp_bench.bench.manifest import Record, public_fields
 from ddp_bench.bench.plan import equal_layout_reason

@@ -19,7 +19,7 @@ from ddp_bench.bench.results.round_times import RoundTimes
 from ddp_bench.bench.results.schema import BLOCKS, CASES, typed_frame
 from ddp_bench.bench.settings import Settings
 from ddp_bench.report.page import page
-from ddp_bench.report.tables import Table
+from ddp_bench.report.table import Table
 
 
 def plan() -> dict[str, Planned]:

@@ -10,7 +10,8 @@ from sample_runs import EVERY_SAMPLE, sample
 
 from ddp_bench.report.cases import workloads
 from ddp_bench.report.drawing import Figure
-from ddp_bench.report.step import REST, Bar, Track, agreeing, breakdown, one_step, step_bars, steps_of
+from ddp_bench.report.step import REST, Bar, breakdown, step_bars
+from ddp_bench.report.timeline import Track, agreeing, one_step, steps_of
 
 Case = dict[str, Any]
 

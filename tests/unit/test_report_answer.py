@@ -21,7 +21,7 @@ from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.results.comparisons import EQUAL, FASTER, SLOWER, TOO_FEW, UNRESOLVED, Comparison
 from ddp_bench.bench.stats import Interval
 from ddp_bench.report.cases import workloads
-from ddp_bench.report.figures import against_default, ratio_ticks
+from ddp_bench.report.forest import against_default, ratio_ticks
 from ddp_bench.report.page import cards, heading, model_name, page, status
 
 

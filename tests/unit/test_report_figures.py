@@ -13,7 +13,8 @@ from ddp_bench.report.build import render
 from ddp_bench.report.cases import workloads
 from ddp_bench.report.drawing import NAMES, Line, Mark, bare, chart
 from ddp_bench.report.page import page
-from ddp_bench.report.step import LOOKS, one_step
+from ddp_bench.report.step import LOOKS
+from ddp_bench.report.timeline import one_step
 
 
 def test_drawing_is_named_themed_and_well_formed() -> None:

@@ -5,7 +5,7 @@ from report_runs import Row, case, dashed, drawn, measured, run
 
 from ddp_bench.bench.results.comparisons import pairs_of
 from ddp_bench.report.page import page
-from ddp_bench.report.tables import Section
+from ddp_bench.report.table import Section
 
 CASES = [
     case("single", 1, 100.0),

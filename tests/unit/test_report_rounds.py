@@ -12,7 +12,7 @@ from ddp_bench.report.cases import workloads
 from ddp_bench.report.drawing import Figure
 from ddp_bench.report.figures import drift
 from ddp_bench.report.page import Files, page
-from ddp_bench.report.tables import Link
+from ddp_bench.report.table import Link
 
 SINGLE, DP, DDP = case("single", 1, 100.0), case("dp", 2, 150.0), case("ddp", 2, 180.0)
 

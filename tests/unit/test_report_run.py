@@ -9,11 +9,11 @@ from ddp_bench.bench.findings.findings import conclude_run
 from ddp_bench.bench.findings.numbers import TIMES
 from ddp_bench.bench.findings.wording import CPU_STAND_IN
 from ddp_bench.bench.text import visible
+from ddp_bench.report.caps import bucket_caps
 from ddp_bench.report.cases import workloads
 from ddp_bench.report.drawing import Figure
-from ddp_bench.report.figures import bucket_caps
 from ddp_bench.report.page import Run, page
-from ddp_bench.report.tables import Heading, Table
+from ddp_bench.report.table import Heading, Table
 
 
 def view(cases: list[dict[str, Any]], manifest: dict[str, Any] | None = None) -> Run:

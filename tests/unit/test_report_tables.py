@@ -7,8 +7,9 @@ from report_runs import case, communicating, dashed, measured, run
 
 from ddp_bench.bench.findings.numbers import TIMES
 from ddp_bench.report.cases import workloads
+from ddp_bench.report.communication import communication
 from ddp_bench.report.page import page
-from ddp_bench.report.tables import Table, communication
+from ddp_bench.report.table import Table
 
 
 def shown(*cases: dict[str, Any]) -> Table:

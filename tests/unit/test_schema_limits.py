@@ -12,7 +12,8 @@ from gate_runs import write_run
 
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.results import tables
-from ddp_bench.bench.results.schema import BLOCKS, CASES, Column
+from ddp_bench.bench.results.columns import Column
+from ddp_bench.bench.results.schema import BLOCKS, CASES
 from ddp_bench.bench.results.store import load_run
 from ddp_bench.bench.results.tables import read_blocks, refused
 from ddp_bench.report.main import main as report

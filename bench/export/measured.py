@@ -1,0 +1,117 @@
+"""The measured cases of a run as exports take them: what they are, and their figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ddp_bench.bench.errors import UsageError
+from ddp_bench.bench.findings.numbers import per_second
+from ddp_bench.bench.findings.wording import CPU_STAND_IN, estimate, is_stand_in, place, text, unit_of
+from ddp_bench.bench.results.aggregate import metrics_by_round
+from ddp_bench.bench.results.case_columns import IDENTITY
+from ddp_bench.bench.results.columns import Metric
+from ddp_bench.bench.results.public import data_kind
+from ddp_bench.bench.results.schema import EXPORTED, records
+from ddp_bench.bench.results.store import RunData
+from ddp_bench.bench.stats import Interval
+
+_NO_LABELS = {"case_id", "status", "reason"}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure of a case; `name` and `unit` say what a rate counts: `tokens_per_s`, `tokens/s`."""
+
+    metric: Metric
+    name: str
+    unit: str
+    value: Interval | None
+    """As in cases.csv; None where it has none."""
+    by_round: tuple[float, ...]
+    """Of the slowest rank, in order of the rounds; of memory, which is not taken by round, the one value."""
+
+
+@dataclass(frozen=True)
+class MeasuredCase:
+    """A case of status `ok`, its figures by column; a figure that was not measured is left out."""
+
+    row: Mapping[str, Any]
+    figures: Mapping[str, Figure]
+
+    @property
+    def case_id(self) -> str:
+        """The case's name in the run's files, which stays the same from run to run."""
+        return str(self.row["case_id"])
+
+    @property
+    def title(self) -> str:
+        """Name it for tools that take nothing but a name: workload, case, devices, stand-ins told as such."""
+        stand_in = " (CPU stand-in)" if is_stand_in(self.row) else ""
+        return f"{self.workload} {self.case_id}, {place(self.row)}{stand_in}".strip()
+
+    @property
+    def workload(self) -> str:
+        """The architecture, or the user's workload."""
+        return text(self.row["arch"])
+
+    @property
+    def note(self) -> str:
+        """What stands beside every number that was measured on CPU cores; else empty."""
+        return CPU_STAND_IN if text(self.row["device_type"]) == "cpu" else ""
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """What the case is, as text by column of cases.csv."""
+        known = {c.name: _label(self.row.get(c.name)) for c in IDENTITY if c.name not in _NO_LABELS}
+        known["data"] = data_kind(known["data"])
+        return {name: value for name, value in known.items() if value}
+
+    @property
+    def timed_ms(self) -> tuple[float, ...]:
+        """Step time of the slowest rank, in order of the rounds."""
+        return self.figures["step_ms"].by_round if "step_ms" in self.figures else ()
+
+
+def measured_cases(run: RunData) -> list[MeasuredCase]:
+    """List the cases of status `ok` in the order of cases.csv. Raises UsageError where there are none."""
+    rows = records(run.cases[run.cases["status"] == "ok"])
+    if not rows:
+        raise UsageError(f"{run.path} has no measured case; name a run with cases of status ok")
+    by_round = metrics_by_round(run.cases, run.times)
+    found = []
+    for row in rows:
+        figures = {}
+        for column, metric in EXPORTED.items():
+            values = by_round[str(row["case_id"])][column]
+            figure = Figure(
+                metric,
+                name=f"{unit_of(row)}_per_s" if metric.is_rate else column,
+                unit=per_second(unit_of(row)) if metric.is_rate else metric.unit or "ratio",
+                value=estimate(row, column),
+                by_round=tuple(values[r] for r in sorted(values)),
+            )
+            if figure.value or figure.by_round:
+                figures[column] = figure
+        found.append(MeasuredCase(row, figures))
+    return found
+
+
+def _label(value: Any) -> str:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return str(value).lower() if isinstance(value, bool) else text(value)
+
+
+def having(cases: Iterable[MeasuredCase], column: str) -> Iterator[tuple[MeasuredCase, Figure, Interval]]:
+    """The cases that have a figure of this column with a value."""
+    for case in cases:
+        figure = case.figures.get(column)
+        if figure is not None and figure.value is not None:
+            yield case, figure, figure.value
+
+
+def filled(told: Mapping[str, Any]) -> dict[str, Any]:
+    """What is known of `told`."""
+    return {name: value for name, value in told.items() if value}

@@ -1,0 +1,131 @@
+"""What a table of the page is: columns over rows of cases.csv; and a section of tables and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import pandas as pd
+
+from ddp_bench.bench.findings.next_step import NextStep
+from ddp_bench.bench.findings.numbers import (
+    count,
+    finite,
+    number,
+    with_interval,
+)
+from ddp_bench.bench.findings.wording import (
+    Row,
+    case_label,
+    device_noun,
+    estimate,
+    text,
+)
+from ddp_bench.bench.results.schema import records
+from ddp_bench.report.drawing import Figure
+
+
+class Link(NamedTuple):
+    """A file beside the page, or a place on it; empty where the page cannot lead there."""
+
+    label: str
+    href: str
+
+
+Cell = str | tuple[Link, ...]
+
+
+class Heading(NamedTuple):
+    """The head of a column; `kind` is empty, `number` (to the right), `long` (in lines) or `links`."""
+
+    name: str
+    kind: str = ""
+
+
+class Column(NamedTuple):
+    """A column of a table of cases: what stands in it of a case, and what that means, to be said below."""
+
+    heading: Heading
+    cell: Callable[[Row], Cell]
+    meaning: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A titled table; a missing value is an empty string. `below` explains what it holds."""
+
+    title: str
+    note: str
+    columns: tuple[Heading, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    below: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Section:
+    """Figures and tables under a heading of their own; what they say together comes before everything."""
+
+    title: str
+    notes: Sequence[str] = ()
+    figures: Sequence[Figure] = ()
+    tables: Sequence[Table] = ()
+    findings: Sequence[str] = ()
+    warnings: Sequence[str] = ()
+    following: NextStep | None = None
+
+    @classmethod
+    def folded(cls, figures: Sequence[Figure] = (), tables: Sequence[Table] = ()) -> Section:
+        """Name what is folded after what it holds."""
+        every: list[Figure | Table] = [*figures, *tables]
+        first, *others = dict.fromkeys(one.title.partition(":")[0] for one in every) or [""]
+        return cls(", ".join((first, *map(_in_text, others))), (), figures, tables)
+
+
+def _in_text(title: str) -> str:
+    """Write a title within a sentence: `Memory` as `memory`, `DDP` as it is."""
+    is_name = title[1:2].isupper() or title.startswith("DataParallel")
+    return title if is_name else title[:1].lower() + title[1:]
+
+
+def table(title: str, note: str, cases: pd.DataFrame, columns: Iterable[Column]) -> Table | None:
+    """Make a table without rows and columns that are blank but for names; None when nothing is left."""
+    columns = list(columns)
+    values = [i for i, column in enumerate(columns) if column not in NAME]
+    rows = [tuple(column.cell(row) for column in columns) for row in records(cases)]
+    rows = [row for row in rows if any(row[i] for i in values)]
+    if not rows:
+        return None
+    kept = [i for i in range(len(columns)) if any(row[i] for row in rows)]
+    headings = [columns[i].heading for i in kept]
+    meanings = [f"{columns[i].heading.name}: {columns[i].meaning}." for i in kept if columns[i].meaning]
+    cells = tuple(tuple(row[i] for i in kept) for row in rows)
+    return Table(title, note, tuple(headings), cells, tuple(meanings))
+
+
+def words(name: str, cell: Callable[[Row], str], kind: str = "") -> Column:
+    """Make a column of text."""
+    return Column(Heading(name, kind), cell)
+
+
+def figures(name: str, column: str, unit: str = "", factor: float = 1.0, meaning: str = "") -> Column:
+    """Make a column of numbers with their intervals where known, its unit in the heading."""
+
+    def cell(row: Row) -> str:
+        found = estimate(row, column)
+        if found is not None and found.low == found.high:  # as of the reference: no interval has no width
+            return number(found.estimate * factor)
+        return with_interval(found, "", factor)
+
+    return Column(Heading(f"{name} ({unit})" if unit else name, "number"), cell, meaning)
+
+
+def whole(name: str, column: str) -> Column:
+    """Make a column of counts."""
+    return words(name, lambda row: count(finite(row[column])), "number")
+
+
+NAME = (
+    words("Case", lambda row: case_label(row, device_noun(text(row["device_type"])))),
+    words("Workload", lambda row: text(row.get("workload"))),
+)

@@ -1,0 +1,258 @@
+"""Draws one step over time: when its buckets were ready, and when their all-reduces ran."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from statistics import median
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure as Canvas
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from ddp_bench.bench.findings.numbers import finite, mib, plural, with_interval
+from ddp_bench.bench.findings.wording import Row, cap_label, estimate, text, truth
+from ddp_bench.bench.layout import BucketLayout
+from ddp_bench.bench.results.case_columns import EXPOSED_COMM
+from ddp_bench.bench.results.schema import records
+from ddp_bench.bench.stats import Interval
+from ddp_bench.report.cases import (
+    WorkloadCases,
+    caps_at_headline,
+)
+from ddp_bench.report.drawing import COLOURS, INK, MUTED, PAPER, Figure, printable, time_axis
+from ddp_bench.report.step import whole_ms
+
+_LABELLED_ROW_PT, _MOST_ROWS_PT = 13, 170
+_READY: dict[str, Any] = {
+    "marker": "d", "markersize": 7, "markeredgecolor": PAPER, "markeredgewidth": 0.7, "color": INK,
+    "linestyle": "", "zorder": 4, "clip_on": False,
+}  # fmt: skip
+_QUEUED: dict[str, Any] = {"color": MUTED, "linewidth": 1.2, "linestyle": (0, (1, 1.5))}
+_COMPUTE_END: dict[str, Any] = {"color": INK, "linewidth": 1.3, "linestyle": (0, (5, 2)), "zorder": 3}
+_ALL_REDUCE: dict[str, Any] = {"facecolor": COLOURS["ddp"], "edgecolor": "none"}
+_WAITED: dict[str, Any] = {"facecolor": "none", "hatch": "////", "edgecolor": COLOURS["exposed"]}
+
+Moments = tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Track:
+    """One step of one case: when its buckets were ready, and when their all-reduces ran; in ms.
+
+    The moments are those since the start of the backward, one per bucket, or none where not measured.
+    """
+
+    title: str
+    sizes: tuple[int, ...]
+    """Bytes."""
+    exposed: Interval | None
+    """Of the table, to hold what is drawn against."""
+    ready: Moments = ()
+    start: Moments = ()
+    done: Moments = ()
+
+    @property
+    def launch(self) -> Moments:
+        """DDP launches a bucket once it and every bucket before it is ready (reducer.cpp)."""
+        return tuple(accumulate(self.ready, max))
+
+    @property
+    def waited_ms(self) -> float | None:
+        """From the last gradient to the end of the last all-reduce: what the step waits for."""
+        return max(self.done) - max(self.ready) if self.ready and self.done else None
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether every bucket is ready, launched, taken up and done in this order, and all of it last."""
+        known = [moments for moments in (self.ready, self.launch, self.start, self.done) if moments]
+        in_order = all(a <= b for bucket in zip(*known, strict=True) for a, b in pairwise(bucket))
+        return in_order and not (self.waited_ms is not None and self.waited_ms < 0)
+
+    @property
+    def agrees(self) -> bool:
+        """Whether what the step waits for is what the table says that communication adds."""
+        known, waited = self.exposed, self.waited_ms
+        return known is None or waited is None or not (waited < known.low or waited > known.high)
+
+
+def one_step(workload: WorkloadCases, blocks: pd.DataFrame, *, key: str) -> Figure | None:
+    """Draw one step of up to three DDP cases: default buckets, the best cap, one bucket; None without any."""
+    rank, found, count = steps_of(workload.cases, blocks)
+    if not found:
+        return None
+    tracks, left_out = agreeing(found)
+    ready, done = (any(getattr(track, name) for track in tracks) for name in ("ready", "done"))
+    rows_pt = [min(_MOST_ROWS_PT, _LABELLED_ROW_PT * (len(track.sizes) + 0.6)) for track in tracks]
+
+    def draw(canvas: Canvas) -> None:
+        ratios = {"height_ratios": rows_pt}
+        rows = canvas.subplots(len(tracks), 1, sharex=True, squeeze=False, gridspec_kw=ratios)[:, 0]
+        for axes, track in zip(rows, tracks, strict=True):
+            _draw_track(axes, track)
+        rows[-1].set_xlim(0, 1.02 * max(max(track.ready + track.done) for track in tracks))
+        rows[-1].set_xlabel("time since the start of the backward (ms)")
+        handles = [
+            *([Line2D([], [], label="gradients ready", **_READY)] if ready else []),
+            *([Line2D([], [], label="launched, waiting", **_QUEUED)] if ready and done else []),
+            *([Patch(label="all-reduce", **_ALL_REDUCE)] if done else []),
+            *([Line2D([], [], label="last gradient ready", **_COMPUTE_END)] if ready else []),
+            *([Patch(label="exposed", linewidth=0, **_WAITED)] if ready and done else []),
+        ]
+        canvas.legend(handles=handles, loc="outside upper left", ncols=3)
+
+    how = [
+        "Time runs to the right from the start of the backward; a row is a bucket, in the order of "
+        f"all-reduce, with its size. All steps are of rank {rank}, each the nearest to the median of those "
+        "that the profiler traced, or of those of the anatomy pass."
+    ]
+    if done:
+        how.append("The profiler slows all-reduces a little.")
+    if ready:
+        how.append(
+            "DDP launches a bucket once it and all before it are ready. Right of the dashed line all "
+            "gradients are computed, so the step waits for what is hatched. Readiness is of the anatomy pass."
+        )
+    return Figure(
+        key=f"{key}-timeline",
+        title="One step, drawn",
+        caption=f"DDP on {count}, rank {rank}: with {tracks[0].title} {_ends(tracks[0])}."
+        + (f" {left_out}" if left_out else ""),
+        how_to_read=" ".join(how),
+        height_pt=100 + sum(rows_pt) + 34 * len(rows_pt),
+        draw=draw,
+    )
+
+
+def agreeing(tracks: Sequence[Track]) -> tuple[list[Track], str]:
+    """Leave readiness out of all steps where it contradicts in any of them, and say why; else empty.
+
+    Readiness and all-reduces come from different steps, which took different times.
+    """
+    bare = [replace(track, ready=()) for track in tracks]
+    wrong = next((track for track in tracks if not track.agrees), None)
+    if any(track.done for track in tracks):
+        if any(track.ready for track in tracks) and not all(track.ready for track in tracks):
+            return bare, "When gradients were ready is not drawn: it was not measured in all of these cases."
+        if not all(track.is_causal for track in tracks):
+            why = "measured in other steps, it contradicts the all-reduces"
+            return bare, f"When gradients were ready is not drawn: {why}."
+    if wrong is not None and wrong.waited_ms is not None:
+        why = f"{wrong.title} waits {whole_ms(wrong.waited_ms)} in these few steps"
+        table = f"the table has {with_interval(wrong.exposed, 'ms')} of exposed communication"
+        return bare, f"The exposed part, and when gradients were ready, are not drawn: {why}, {table}."
+    return list(tracks), ""
+
+
+def steps_of(cases: pd.DataFrame, blocks: pd.DataFrame) -> tuple[int, list[Track], str]:
+    """Return a rank, its steps to draw, and the devices in words: those that most have for themselves.
+
+    All steps are of one rank, the one that is done last, and each the nearest to the median of its kind.
+    """
+    measured = blocks[blocks["phase"].isin(["trace", "anatomy"]) & blocks["detail"].notna()]
+    chosen = _chosen_roles(cases[cases["case_id"].isin(_with_moments(measured))])
+    if not chosen:
+        return 0, [], ""
+    kept = measured[measured["case_id"].isin([row["case_id"] for row, _ in chosen])]
+    details: dict[tuple[Any, ...], list[Any]] = {}
+    for row in records(kept[["case_id", "rank", "detail"]]):
+        for name, moments in json.loads(row["detail"]).items():
+            if name in ("ready_ms", "start_ms", "done_ms") and isinstance(moments, list) and moments:
+                details.setdefault((row["case_id"], int(row["rank"]), name), []).append(tuple(moments))
+    rank = _last_rank(details)
+    tracks = [_track(row, role, details, rank) for row, role in chosen]
+    first = chosen[0][0]
+    shared = " (shared)" if truth(first["oversubscribed"]) else ""
+    count = f"{plural(first['num_devices'], 'CPU core' if first['device_type'] == 'cpu' else 'GPU')}{shared}"
+    drawable = [t for t in tracks if (t.done or t.ready) and replace(t, ready=()).is_causal]
+    return rank, drawable, count
+
+
+def _with_moments(blocks: pd.DataFrame) -> set[str]:
+    holds = blocks["detail"].str.contains('"(?:ready|done)_ms": \\[[0-9]', regex=True).astype(bool)
+    return set(blocks.loc[holds, "case_id"])
+
+
+def _last_rank(details: Mapping[tuple[Any, ...], Sequence[Moments]]) -> int:
+    """Return the rank that is last over all cases: its all-reduces, or untraced, its gradients."""
+    ends: dict[tuple[bool, int], float] = {}
+    for (_, rank, name), steps in details.items():
+        if name != "start_ms":
+            place = (name == "done_ms", rank)
+            ends[place] = ends.get(place, 0.0) + median(map(max, steps))
+    traced = any(done for done, _ in ends)
+    of_kind = {rank: end for (done, rank), end in sorted(ends.items()) if done == traced}
+    return max(of_kind, key=lambda rank: of_kind[rank])
+
+
+def _track(row: Row, role: str, details: Mapping[tuple[Any, ...], Sequence[Moments]], rank: int) -> Track:
+    def nearest(name: str, ends: str) -> Moments:
+        """Return the moments of the step whose `ends` are the nearest to the median."""
+        steps, last = (details.get((row["case_id"], rank, each), ()) for each in (name, ends))
+        if not steps or len(steps) != len(last):
+            return ()
+        usual = median(map(max, last))
+        return min(zip(steps, last, strict=True), key=lambda pair: abs(max(pair[1]) - usual))[0]
+
+    found = [nearest("ready_ms", "ready_ms"), nearest("start_ms", "done_ms"), nearest("done_ms", "done_ms")]
+    layout = BucketLayout.of_cell(row["bucket_bytes"])
+    sizes = layout.num_bytes if layout is not None else (0,) * max(map(len, found))
+    ready, start, done = (moments if len(moments) == len(sizes) else () for moments in found)
+    return Track(role, tuple(sizes), estimate(row, EXPOSED_COMM), ready, start, done)
+
+
+def _chosen_roles(cases: pd.DataFrame) -> list[tuple[Row, str]]:
+    """Choose cases at the most devices that are not shared, each with its role."""
+    rows = records(caps_at_headline(cases))
+    if not rows:
+        return []
+    best = max(rows, key=lambda row: finite(row["images_per_s"]) or 0.0)
+    default = next((row for row in rows if text(row["bucket_cap_mb"]) == "default"), rows[0])
+    single = next((row for row in rows if finite(row["num_buckets"]) == 1), None)
+    chosen: dict[str, tuple[Row, list[str]]] = {}
+    for row, what in (
+        (default, ""),
+        (best, "shortest step" if len(rows) > 1 else ""),
+        (single, "one bucket"),
+    ):
+        if row is not None:
+            chosen.setdefault(text(row["case_id"]), (row, []))[1].append(what)
+    return [
+        (row, ", ".join(filter(None, (f"cap {cap_label(text(row['bucket_cap_mb']))}", *words))))
+        for row, words in chosen.values()
+    ]
+
+
+def _draw_track(axes: Any, track: Track) -> None:
+    count = len(track.sizes)
+    axes.set_title(printable(track.title), pad=6)
+    axes.set_ylim(count - 0.2, -0.8)
+    time_axis(axes, "")
+    if track.ready:
+        axes.axvline(max(track.ready), **_COMPUTE_END)
+        if track.done:
+            axes.axvspan(max(track.ready), max(track.done), linewidth=0, zorder=0.6, **_WAITED)
+        axes.plot(track.ready, range(count), **_READY)
+    started = track.start or track.launch
+    for place, (begin, end) in enumerate(zip(started, track.done, strict=False)):
+        axes.barh(place, end - begin, left=begin, height=0.62, zorder=2, **_ALL_REDUCE)
+    for place, (launched, begin) in enumerate(zip(track.launch, track.start, strict=False)):
+        axes.plot([launched, begin], [place, place], **_QUEUED)
+    every = -(-count * _LABELLED_ROW_PT // _MOST_ROWS_PT)
+    labels = [mib(size) if size else f"{i}" for i, size in enumerate(track.sizes)]
+    axes.set_yticks(range(0, count, every), labels[::every])
+
+
+def _ends(track: Track) -> str:
+    said = []
+    if track.ready:
+        said.append(f"the last gradient is ready after {whole_ms(max(track.ready))}")
+    if track.done:
+        count = len(track.sizes)
+        which = "its all-reduce" if count == 1 else f"the last of {plural(count, 'all-reduce')}"
+        said.append(f"{which} is done after {whole_ms(max(track.done))}")
+    return ", ".join(said)
