@@ -137,10 +137,10 @@ class SeriesNoise:
         of_mean = factor * float(column.var(ddof=1)) / size
         return cls(of_mean / _mean_variance(correlation, size), correlation, max(freedom, 1.0))
 
-    def interval(self, estimate: float, *sizes: int, confidence: float = 0.95) -> Interval:
-        """About a sum or difference of means, each of as many neighbours as its size."""
+    def interval(self, estimate: float, *sizes: int) -> Interval:
+        """95%, about a sum or difference of means, each of as many neighbours as its size."""
         variance = self.variance * sum(_mean_variance(self.correlation, size) for size in sizes)
-        half = float(stdtrit(self.freedom, (1 + confidence) / 2)) * math.sqrt(variance)
+        half = float(stdtrit(self.freedom, 0.975)) * math.sqrt(variance)
         return Interval(estimate, estimate - half, estimate + half)
 
 

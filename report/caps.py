@@ -25,7 +25,7 @@ from ddp_bench.report.drawing import (
     Mark,
     chart,
 )
-from ddp_bench.report.figures import BARS, hollow_note, on_devices
+from ddp_bench.report.figures import BARS, on_devices
 
 ByCap = dict[str, Mark]
 _MOST_CAPS = 12
@@ -65,8 +65,7 @@ def bucket_caps(workload: WorkloadCases, *, key: str) -> Figure | None:
         caption="; ".join(said) + ".",
         how_to_read="Lower is better; the verdict says whether a difference is beyond the noise. The number "
         f"beside a mark counts the buckets that its cap makes. {''.join(notes)}Step time is global batch / "
-        f"throughput. {BARS} Each panel has its own scale."
-        f"{hollow_note(line for lines in panels.values() for line in lines)}",
+        f"throughput. {BARS} Each panel has its own scale.",
         from_zero=False,
     )
 

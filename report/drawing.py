@@ -256,6 +256,7 @@ def chart(  # noqa: PLR0913 - by name, as matplotlib's
 ) -> Figure:
     """Draw lines over the places of `ticks`, in panels one below the other by the name of what they show."""
     ranges = [_limits(lines, from_zero=from_zero, log=log_y) for lines in panels.values()]
+    marks = [mark for lines in panels.values() for line in lines for mark in line.marks]
 
     def draw(canvas: Canvas) -> None:
         rows = canvas.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
@@ -271,7 +272,9 @@ def chart(  # noqa: PLR0913 - by name, as matplotlib's
         key=key,
         title=title,
         caption=caption,
-        how_to_read=how_to_read + ("" if log_y else _not_from_zero(ranges)),
+        how_to_read=how_to_read
+        + (" Hollow marks: shared cores or GPUs." if any(m.hollow for m in marks) else "")
+        + ("" if log_y else _not_from_zero(ranges)),
         height_pt=285 if len(panels) == 1 else 50 + 125 * len(panels),
         draw=draw,
         axes=f"{next(iter(panels))} against {x_label}",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 import pandas as pd
 
@@ -77,17 +78,15 @@ def scaling(workload: WorkloadCases, *, key: str) -> Figure | None:
     dotted = [] if one is None else [ideal("ideal", {n: n * one for n in {1.0, *counts}})]
     (best, name), *others = _at_headline(lines)
     rest = "".join(f"; {label} {rate(m.value, workload.unit)}" for m, label in others)
-    return chart(
+    return over_devices(
         key=f"{key}-throughput",
         title="Scaling curve",
         panels={f"throughput ({per_second(workload.unit)})": [*lines, *dotted]},
         x_label=workload.devices_label,
-        ticks=device_ticks(counts_of(lines), lines),
         caption=f"At {on_devices(best, workload.device)}: {name} {rate(best.value, workload.unit)}{rest}.",
         how_to_read="Higher is better. On the dotted line every device adds as much as one alone gives. "
-        f"{BARS}{hollow_note(lines)}",
-        log_x=counts[-1] > LOG_FROM,
-        log_y=counts[-1] > LOG_FROM,
+        f"{BARS}",
+        log_y=True,
     )
 
 
@@ -98,21 +97,15 @@ def efficiency(workload: WorkloadCases, *, key: str) -> Figure | None:
         return None
     counts, marks = counts_of(lines), _at_headline(lines)
     kept = ", ".join(f"{name} {with_interval(m.value, '%')}" for m, name in marks)
-    return chart(
+    dotted = ideal("ideal", dict.fromkeys({1.0, *counts}, 100.0))
+    return over_devices(
         key=f"{key}-efficiency",
         title="Scaling efficiency",
-        panels={
-            f"efficiency, {workload.scaling} scaling (%)": [
-                *lines,
-                ideal("ideal", dict.fromkeys({1.0, *counts}, 100.0)),
-            ]
-        },
+        panels={f"efficiency, {workload.scaling} scaling (%)": [*lines, dotted]},
         x_label=f"devices ({workload.device}s)",
-        ticks=device_ticks(counts_of(lines), lines),
         caption=f"Efficiency at {on_devices(marks[0][0], workload.device)}: {kept}.",
         how_to_read="Efficiency is throughput over that of “single”, divided by the number of devices; "
-        f"100% is ideal. {BARS}{hollow_note(lines)}",
-        log_x=counts[-1] > LOG_FROM,
+        f"100% is ideal. {BARS}",
     )
 
 
@@ -133,18 +126,16 @@ def dp_against_ddp(
     lines = [Line(f"DDP / {other}", "ddp", tuple(marks))]
     equal = ideal("equally fast", dict.fromkeys({1.0, *counts_of(lines)}, 1.0))
     said = [f"{with_interval(m.value, TIMES)} on {on_devices(m, workload.device)}" for m in marks]
-    return chart(
+    return over_devices(
         key=f"{key}-ratio",
         title="DDP against DataParallel",
         panels={f"throughput of DDP / {other} ({TIMES})": [*lines, equal]},
         x_label=workload.devices_label,
-        ticks=device_ticks(counts_of(lines), lines),
         caption=f"Throughput of DDP over {other}: {'; '.join(said)}.",
         how_to_read="Above the dotted line DDP is faster, below it DataParallel. The ratio is formed inside "
         "each round, so drift of the machine cancels; bars are 95% intervals, those of the answers above: "
-        f"one that crosses the line leaves open which is faster.{hollow_note(lines)}",
+        "one that crosses the line leaves open which is faster.",
         from_zero=False,
-        log_x=marks[-1].x > LOG_FROM,
     )
 
 
@@ -159,18 +150,31 @@ def memory(workload: WorkloadCases, *, key: str) -> Figure | None:
         "dp": " DataParallel gathers outputs and gradients on device 0.",
         "ddp": " DDP adds its buckets on every device.",
     }
-    return chart(
+    return over_devices(
         key=f"{key}-memory",
         title="Memory per device",
         panels={"peak memory of the fullest device (MiB)": lines},
         x_label=workload.devices_label,
-        ticks=device_ticks(counts_of(lines), lines),
         caption=f"On {plural(most, workload.device)}: {', '.join(said)}.",
         how_to_read="Lower is better. The most memory that a case's tensors take on the device that needs "
         f"most of it.{''.join(why.get(line.look, '') for line in lines)} It is counted once, before the "
-        f"rounds, so it has no interval.{hollow_note(lines)}",
-        log_x=most > LOG_FROM,
+        "rounds, so it has no interval.",
     )
+
+
+def over_devices(
+    *,
+    panels: Mapping[str, Sequence[Line]],
+    ticks: Mapping[float, str] | None = None,
+    log_y: bool = False,
+    **words: Any,
+) -> Figure:
+    """Draw panels over device counts, many of them on logarithmic axes, of values only with `log_y`."""
+    lines = [line for drawn in panels.values() for line in drawn if line.look != "ideal"]
+    counts = counts_of(lines)
+    is_long = counts[-1] > LOG_FROM
+    ticks = ticks or device_ticks(counts, lines)
+    return chart(panels=panels, ticks=ticks, log_x=is_long, log_y=log_y and is_long, **words)
 
 
 def by_devices(
@@ -206,12 +210,6 @@ def device_ticks(counts: Iterable[float], lines: Iterable[Line] = ()) -> dict[fl
     return {n: f"{n:.0f}\nshared" if n in shared else f"{n:.0f}" for n in sorted({1.0, *counts})}
 
 
-def hollow_note(lines: Iterable[Line]) -> str:
-    """Say what hollow marks mean, where there are any."""
-    any_hollow = any(m.hollow for line in lines for m in line.marks)
-    return " Hollow marks: shared cores or GPUs." if any_hollow else ""
-
-
 def on_devices(at: Mark, device: str, num_devices: float | None = None) -> str:
     """Return `2 GPUs`, and whether they are shared."""
     return plural(at.x if num_devices is None else num_devices, device) + (" (shared)" if at.hollow else "")
@@ -237,19 +235,14 @@ def forms(workload: WorkloadCases, *, key: str) -> Figure | None:
     panels = {name: lines for name, lines in panels.items() if lines}
     if not panels:
         return None
-    lines = next(iter(panels.values()))
-    most = counts_of(lines)[-1]
-    return chart(
+    return over_devices(
         key=f"{key}-forms",
         title="Speed and memory of each form",
         panels=panels,
         x_label=workload.devices_label,
-        ticks=device_ticks(counts_of(lines), lines),
-        caption=_best_form(workload, most),
+        caption=_best_form(workload, counts_of(next(iter(panels.values())))[-1]),
         how_to_read="Above: higher is better. Below, where memory was measured: lower is better; it is that "
-        "of the tensors on the fullest device, and does not vary between rounds. "
-        f"{BARS}{hollow_note(lines)}",
-        log_x=most > LOG_FROM,
+        f"of the tensors on the fullest device, and does not vary between rounds. {BARS}",
     )
 
 

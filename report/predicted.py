@@ -18,8 +18,8 @@ from ddp_bench.bench.predict.output import Predictions
 from ddp_bench.bench.predict.prediction import Prediction
 from ddp_bench.bench.results.store import RunData
 from ddp_bench.report.cases import mark
-from ddp_bench.report.drawing import MOST_RUNS, Figure, Line, Mark, bare, chart, ideal
-from ddp_bench.report.figures import LOG_FROM, device_ticks
+from ddp_bench.report.drawing import MOST_RUNS, Figure, Line, Mark, bare, ideal
+from ddp_bench.report.figures import device_ticks, over_devices
 from ddp_bench.report.table import Heading, Section, Table
 
 
@@ -101,7 +101,7 @@ def _figure(
     suffix = f", bucket cap {cap_label(lines[0].first.bucket_cap_mb)}" if several else ""
     said = "; ".join(f"{line.label} {with_interval(line.marks[-1].value, unit)}" for line in drawn)
     verdict = _breaks(lines, device) if rate else " ".join(line.verdict for line in lines)
-    return chart(
+    return over_devices(
         key=f"{key}-{what}",
         title=f"Predicted {what}{suffix}",
         panels={f"{what} ({unit})": [line for line in (*drawn, measured, broken) if line.marks] + [dotted]},
@@ -112,8 +112,7 @@ def _figure(
         "intervals: where an area is wide, little is known. Diamonds with bars were measured in this run, "
         "over its own network. A cross marks where scaling breaks: the first number of devices with a "
         "predicted efficiency below 80%.",
-        log_x=max(counts) > LOG_FROM,
-        log_y=rate and max(counts) > LOG_FROM,
+        log_y=rate,
     )
 
 

@@ -25,7 +25,7 @@ from ddp_bench.bench.stats import paired_ratio, ratio_of_runs
 from ddp_bench.report.caps import cap_ticks, in_order, placed, step_by_cap
 from ddp_bench.report.cases import WorkloadCases, workloads
 from ddp_bench.report.drawing import MOST_RUNS, Figure, Line, chart
-from ddp_bench.report.figures import BARS, LOG_FROM, by_devices, counts_of, device_ticks, hollow_note
+from ddp_bench.report.figures import BARS, by_devices, counts_of, device_ticks, over_devices
 from ddp_bench.report.table import Heading, Section, Table
 
 _CONFIDENCE = 0.95
@@ -257,19 +257,17 @@ def _against_devices(
             name = " and ".join(dict.fromkeys(short_mode(row) for row in rows if text(row["mode"]) == mode))
             panels[f"{name}: {quantity}"] = lines
             said.append(f"{name} on {_best_first(lines, device, unit)}.")
-    every = [line for lines in panels.values() for line in lines]
-    counts = counts_of(every)
+    counts = counts_of(line for lines in panels.values() for line in lines)
     if not counts or counts == [1.0]:
         return None
-    return chart(
+    return over_devices(
         key=key,
         title=title,
         panels=panels,
         x_label=f"devices ({device}s)",
         ticks=device_ticks(counts),
         caption=" ".join(said),
-        how_to_read=f"{how}{_HOW}{BARS}{hollow_note(every)}",
-        log_x=counts[-1] > LOG_FROM,
+        how_to_read=f"{how}{_HOW}{BARS}",
     )
 
 
@@ -314,8 +312,7 @@ def _caps(group: Sequence[MeasuredRun], key: str) -> Figure | None:
         x_label="bucket cap (MiB)",
         ticks=cap_ticks(order),
         caption=". ".join(said) + ".",
-        how_to_read=f"Lower is better. {_HOW}{BARS} Each panel has its own scale."
-        f"{hollow_note(line for lines in panels.values() for line in lines)}",
+        how_to_read=f"Lower is better. {_HOW}{BARS} Each panel has its own scale.",
         from_zero=False,
     )
 

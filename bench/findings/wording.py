@@ -78,9 +78,9 @@ def samples_noun(row: Row) -> str:
     return unit_of(row) if units_per_sample(row) == 1 else "samples"
 
 
-def ranged(row: Row, column: str, unit: str = "", factor: float = 1.0) -> str:
+def ranged(row: Row, column: str, unit: str = "") -> str:
     """Write a column of cases.csv with its interval."""
-    return with_interval(estimate(row, column), unit, factor)
+    return with_interval(estimate(row, column), unit)
 
 
 def device_noun(device_type: str) -> str:

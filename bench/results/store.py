@@ -89,11 +89,11 @@ def shown(path: Path) -> str:
     return os.path.relpath(path) if path.resolve().is_relative_to(Path.cwd()) else str(path)
 
 
-def default_folder(*, host: str, name: str, root: Path = Path("results")) -> Path:
+def default_folder(*, host: str, name: str) -> Path:
     """`results/<UTC time>-<host>-<name>`."""
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     safe_host = "".join(c if c.isalnum() or c in "-_" else "-" for c in host) or "host"
-    return root / f"{stamp}-{safe_host}-{name}"
+    return Path("results") / f"{stamp}-{safe_host}-{name}"
 
 
 def check_claimable(folder: Path, *, option: str = "--out") -> None:
