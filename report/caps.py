@@ -4,27 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ddp_bench.bench.findings.numbers import (
-    finite,
-    with_interval,
-)
-from ddp_bench.bench.findings.wording import (
-    cap_label,
-    text,
-)
+from ddp_bench.bench.findings.numbers import finite, with_interval
+from ddp_bench.bench.findings.wording import cap_label, text
 from ddp_bench.bench.results.schema import records
-from ddp_bench.report.cases import (
-    WorkloadCases,
-    mark,
-    step_time,
-    usual_settings,
-)
-from ddp_bench.report.drawing import (
-    Figure,
-    Line,
-    Mark,
-    chart,
-)
+from ddp_bench.report.cases import WorkloadCases, mark, step_time, usual_settings
+from ddp_bench.report.drawing import Figure, Line, Mark, chart
 from ddp_bench.report.figures import BARS, on_devices
 
 ByCap = dict[str, Mark]

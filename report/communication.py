@@ -6,19 +6,8 @@ from dataclasses import replace
 
 import pandas as pd
 
-from ddp_bench.bench.findings.numbers import (
-    TIMES,
-    finite,
-    plural,
-    with_interval,
-)
-from ddp_bench.bench.findings.wording import (
-    case_label,
-    device_noun,
-    hidden_share,
-    ranged,
-    text,
-)
+from ddp_bench.bench.findings.numbers import TIMES, finite, plural, with_interval
+from ddp_bench.bench.findings.wording import case_label, device_noun, hidden_share, ranged, text
 from ddp_bench.bench.results.case_columns import EXPOSED_COMM
 from ddp_bench.bench.results.schema import records
 from ddp_bench.report.table import NAME, Table, figures, table, words

@@ -1,4 +1,4 @@
-"""The figures of a run's cases: scaling curves, ratios, memory, forms of training, rounds.
+"""The figures of a run's cases: scaling curves, ratios, memory, rounds.
 
 Each function returns None where there is nothing to draw.
 """
@@ -9,61 +9,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-import pandas as pd
-
-from ddp_bench.bench.findings.numbers import (
-    TIMES,
-    finite,
-    per_second,
-    plural,
-    quantity,
-    rate,
-    with_interval,
-)
+from ddp_bench.bench.findings.numbers import TIMES, finite, per_second, plural, quantity, rate, with_interval
 from ddp_bench.bench.findings.stability import pace
-from ddp_bench.bench.findings.wording import (
-    Row,
-    case_label,
-    estimate,
-    settings_label,
-    short_mode,
-    text,
-)
+from ddp_bench.bench.findings.wording import Row, case_label, estimate, settings_label, short_mode, text
 from ddp_bench.bench.results.aggregate import images_per_s_by_round, units_per_step
 from ddp_bench.bench.results.comparisons import Comparison
 from ddp_bench.bench.results.round_times import ByRound, RoundTimes
 from ddp_bench.bench.results.schema import records
 from ddp_bench.bench.results.typical import Typical
-from ddp_bench.report.cases import (
-    WorkloadCases,
-    answered_ratio,
-    by_mode,
-    headline_count,
-    mark,
-)
-from ddp_bench.report.drawing import (
-    Figure,
-    Line,
-    Mark,
-    bare,
-    chart,
-    ideal,
-)
+from ddp_bench.report.cases import WorkloadCases, answered_ratio, by_mode, headline_count, mark
+from ddp_bench.report.drawing import Figure, Line, Mark, bare, chart, ideal
 
 BARS = "Bars are 95% intervals over rounds."
 """What the bars of every chart are."""
 
 LOG_FROM = 16
 """Devices: more are drawn on a logarithmic axis, where counts double from tick to tick."""
-
-FORMS = {
-    "dp": "data parallel",
-    "ddp": "data parallel",
-    "fsdp": "data parallel, sharded",
-    "pipeline": "model parallel",
-    "partition": "workload partitioning",
-}
-"""Modes by the form of parallel training that they belong to, in the order of its section."""
 
 _UNITS = {"efficiency": "%", "peak_mem_mib": "MiB"}
 
@@ -190,11 +151,12 @@ def by_devices(
         known = [(row, found) for row in rows if (found := estimate(row, column)) is not None]
         if known:
             marks = (mark(float(row["num_devices"]), v.scaled(factor), row, unit) for row, v in known)
-            made.append(Line(_line_name(rows[0]), look, tuple(marks)))
+            made.append(Line(line_name(rows[0]), look, tuple(marks)))
     return made
 
 
-def _line_name(row: Row) -> str:
+def line_name(row: Row) -> str:
+    """Name the line of a mode, with what of its settings is not usual."""
     unusual = settings_label(row, with_cap=text(row["bucket_cap_mb"]) != "default")
     return ", ".join(filter(None, (short_mode(row), unusual)))
 
@@ -220,50 +182,6 @@ def _at_headline(lines: Sequence[Line]) -> list[tuple[Mark, str]]:
     marks = [(m, line.label) for line in lines if line.look in {"dp", "ddp"} for m in line.marks]
     at = max((m for m, _ in marks), key=lambda m: (m.x > 1, not m.hollow, m.x)).x
     return sorted(((m, label) for m, label in marks if m.x == at), key=lambda pair: -pair[0].value.estimate)
-
-
-# Forms of parallel training ---------------------------------------------------------------------------------
-
-
-def forms(workload: WorkloadCases, *, key: str) -> Figure | None:
-    """Draw throughput and memory of every form of parallel training over device counts."""
-    unit, looks = per_second(workload.unit), {mode: f"run{i}" for i, mode in enumerate(FORMS, start=1)}
-    panels = {
-        f"throughput ({unit})": by_devices(workload, "images_per_s", looks=looks),
-        "memory per device (MiB)": by_devices(workload, "peak_mem_mib", looks=looks),
-    }
-    panels = {name: lines for name, lines in panels.items() if lines}
-    if not panels:
-        return None
-    return over_devices(
-        key=f"{key}-forms",
-        title="Speed and memory of each form",
-        panels=panels,
-        x_label=workload.devices_label,
-        caption=_best_form(workload, counts_of(next(iter(panels.values())))[-1]),
-        how_to_read="Above: higher is better. Below, where memory was measured: lower is better; it is that "
-        f"of the tensors on the fullest device, and does not vary between rounds. {BARS}",
-    )
-
-
-def cases_of_forms(workload: WorkloadCases) -> pd.DataFrame:
-    """Keep one case of each mode and device count, of pipelines all; `single` first, then by `FORMS`."""
-    cases = workload.cases
-    chosen = [by_mode(cases, m) if m != "pipeline" else cases[cases["mode"] == m] for m in ("single", *FORMS)]
-    found: pd.DataFrame = pd.concat(chosen)
-    return found
-
-
-def _best_form(workload: WorkloadCases, most: float) -> str:
-    """Say what is fastest at the most devices, and what takes the least memory."""
-    rows = [row for row in records(cases_of_forms(workload)) if row["num_devices"] == most]
-    best = max(rows, key=lambda row: finite(row["images_per_s"]) or 0.0)
-    said = f"On {plural(most, workload.device)}: most {per_second(workload.unit)} with {_line_name(best)}, "
-    said += rate(estimate(best, "images_per_s"), workload.unit)
-    if held := [row for row in rows if finite(row["peak_mem_mib"]) is not None]:
-        least = min(held, key=lambda row: float(row["peak_mem_mib"]))
-        said += f"; least memory with {_line_name(least)}, {quantity(finite(least['peak_mem_mib']), 'MiB')}"
-    return f"{said}."
 
 
 # Rounds over time -------------------------------------------------------------------------------------------

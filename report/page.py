@@ -14,20 +14,19 @@ import pandas as pd
 from ddp_bench.bench.findings.cautions import Caution
 from ddp_bench.bench.findings.findings import conclude_run
 from ddp_bench.bench.findings.next_step import NextStep
-from ddp_bench.bench.findings.numbers import about, count, finite, plural, times
+from ddp_bench.bench.findings.numbers import about, count, finite, plural
 from ddp_bench.bench.findings.verdicts import CAP, COMMUNICATION, RESOLVED, WRAPPER, Verdict
-from ddp_bench.bench.findings.wording import CPU_STAND_IN, case_name, device_noun, estimate, text, truth
+from ddp_bench.bench.findings.wording import CPU_STAND_IN, device_noun, text, truth
 from ddp_bench.bench.manifest import Manifest
 from ddp_bench.bench.predict.output import Predictions
 from ddp_bench.bench.results.aggregate import typical_of
 from ddp_bench.bench.results.comparisons import EQUAL, FASTER, SLOWER
-from ddp_bench.bench.results.schema import records
 from ddp_bench.bench.results.store import FAILURES, RunData
-from ddp_bench.bench.settings import COMPARATORS
 from ddp_bench.bench.text import visible
 from ddp_bench.report import caps, conditions, figures, forest, step, tables, timeline
 from ddp_bench.report.cases import WorkloadCases, with_rates, workloads
 from ddp_bench.report.drawing import Figure
+from ddp_bench.report.forms import forms
 from ddp_bench.report.predicted import predicted
 from ddp_bench.report.table import Link, Section, Table
 from ddp_bench.report.together import together
@@ -257,7 +256,7 @@ def _run(
         ranks=conditions.ranks(manifest),
         topology=(manifest.environment.topology or "").strip("\n"),
         predicted=predicted(run, predictions, key=f"{key}-predicted") if predictions else None,
-        forms=_forms(measured, key=f"{key}-forms"),
+        forms=forms(measured, key=f"{key}-forms"),
     )
 
 
@@ -369,35 +368,3 @@ def cards(verdicts: Iterable[Verdict]) -> list[Card]:
         )
         for verdict in verdicts
     ]
-
-
-def _forms(measured: Sequence[WorkloadCases], *, key: str) -> Section | None:
-    """Show every form of parallel training that was measured; None without a mode beside DP and DDP."""
-    with_more = [w for w in measured if w.cases["mode"].isin(COMPARATORS).any()]
-    if not with_more:
-        return None
-    several = len(measured) > 1
-    rows = [figures.cases_of_forms(w).assign(workload=w.label if several else "") for w in with_more]
-    table = tables.side_by_side(pd.concat(rows))
-    drawn = [figures.forms(w, key=f"{key}-{i}") for i, w in enumerate(with_more, 1)]
-    notes = [
-        "Data parallel: every device has the model and a part of the batch (DP, DDP); sharded, it holds part "
-        "of each parameter, gradient and optimizer state, and gathers a block while it computes (FSDP2). "
-        "Model parallel: every device has some layers, and micro-batches pass through them (pipeline). "
-        "Workload partitioning: the same split and the whole batch at once, so that one device computes at a "
-        "time (partition). All cases on as many devices have the same global batch."
-    ]
-    for row in (row for w in with_more for row in records(w.cases[w.cases["mode"] == "partition"])):
-        speedup = estimate(row, "speedup")
-        if speedup is not None and speedup.low > 1:
-            notes.append(
-                f"{case_name(row)} is {times(speedup.estimate)} as fast as one device, though only one of "
-                "its devices computes at a time. Why was not measured: each may keep its own layers in its "
-                "caches, and its batch is larger where scaling is weak."
-            )
-    return Section(
-        "Forms of parallel training",
-        notes,
-        [figure for figure in drawn if figure is not None],
-        [table] if table is not None else [],
-    )

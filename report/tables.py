@@ -33,10 +33,8 @@ from ddp_bench.bench.layout import BucketLayout
 from ddp_bench.bench.results.comparisons import Comparison, over_eager
 from ddp_bench.bench.results.schema import records
 from ddp_bench.bench.results.store import failure_file
-from ddp_bench.bench.settings import STAGED
 from ddp_bench.report.cases import EPOCH_IMAGES, unshared
 from ddp_bench.report.communication import EXPOSED, HIDDEN, communication
-from ddp_bench.report.figures import FORMS
 from ddp_bench.report.table import NAME, Column, Heading, Link, Table, figures, table, whole, words
 
 _ID = words("Id", lambda row: text(row["case_id"]))
@@ -47,7 +45,7 @@ _PARTS = (
     words("DDP settings", settings_label),
 )
 _ROUNDS = whole("Rounds", "num_rounds")
-_SPEEDUP = figures("Speed-up", "speedup", TIMES)
+SPEEDUP = figures("Speed-up", "speedup", TIMES)
 _EFFICIENCY = figures("Efficiency", "efficiency", "%", 100.0)
 _COST = figures("Cost of an epoch", "epoch_cost")
 
@@ -92,7 +90,7 @@ def tables(
 def _results(ok: pd.DataFrame) -> Table | None:
     own = unshared(ok)
     columns = (
-        *NAME, figures("Throughput", "images_per_s", per_second(unit_of_cases(ok))), _AGAINST, _SPEEDUP,
+        *NAME, figures("Throughput", "images_per_s", per_second(unit_of_cases(ok))), _AGAINST, SPEEDUP,
         _EFFICIENCY, EXPOSED, HIDDEN, _COST, _ROUNDS,
     )  # fmt: skip
     made = table(
@@ -117,7 +115,7 @@ def _every_column(ok: pd.DataFrame, traces: Mapping[str, tuple[Link, ...]]) -> T
         figures("Throughput, steady state", "steady_images_per_s", per_s),
         figures("Steady state against the start", "steady_change_pct", "%"),
         _AGAINST,
-        _SPEEDUP,
+        SPEEDUP,
         _EFFICIENCY,
         figures("Step", "step_ms", "ms"),
         figures("Step, median", "step_ms_p50", "ms"),
@@ -280,44 +278,7 @@ def _compiling(ok: pd.DataFrame, comparisons: Sequence[Comparison]) -> Table | N
     return replace(made, below=(said,)) if made is not None and experimental else made
 
 
-# Forms of parallel training, and what was not measured ------------------------------------------------------
-
-
-def side_by_side(rows: pd.DataFrame) -> Table | None:
-    """Tabulate the forms of parallel training."""
-    return table(
-        "Side by side",
-        "Layers are split by the time that each takes. The bubble is the share of the stages' time in which "
-        "they wait for each other; beside it that of the schedule alone, from the measured time of a "
-        "micro-batch in each stage. The bound is the speed-up of equal stages without communication, "
-        "n m / (m + n - 1) on n devices with m micro-batches.",
-        rows,
-        (
-            *NAME,
-            words("Form", lambda row: FORMS.get(text(row["mode"]), "")),
-            figures("Throughput", "images_per_s", per_second(unit_of_cases(rows))),
-            _SPEEDUP,
-            words(f"Bound ({TIMES})", lambda row: number(_bound(row)), "number"),
-            figures("Against DDP's default", "vs_ddp_default", TIMES),
-            words("Memory of each device (MiB)", _memory_by_device),
-            words("Layers of each device", lambda row: text(row["layers_by_device"]).replace("/", " + ")),
-            figures("Bubble", "bubble_pct", "%"),
-            figures("Bubble of the stages", "bubble_of_stages_pct", "%"),
-        ),
-    )
-
-
-def _bound(row: Row) -> float | None:
-    """Return the speed-up of equal stages without communication; None for a mode without stages.
-
-    Source: Huang et al. 2019, "GPipe", section 2.3: a bubble of (n - 1) / (m + n - 1).
-    """
-    n, m = finite(row["num_devices"]), finite(row["micro_batches"]) or 1.0
-    return n * m / (m + n - 1) if row["mode"] in STAGED and n is not None else None
-
-
-def _memory_by_device(row: Row) -> str:
-    return " / ".join(number(finite(mib)) for mib in text(row["mem_by_device_mib"]).split("/") if mib)
+# What was not measured ------------------------------------------------------
 
 
 def unmeasured(cases: pd.DataFrame, failures: Mapping[str, Link]) -> Table | None:

@@ -20,10 +20,7 @@ from ddp_bench.bench.layout import BucketLayout
 from ddp_bench.bench.results.case_columns import EXPOSED_COMM
 from ddp_bench.bench.results.schema import records
 from ddp_bench.bench.stats import Interval
-from ddp_bench.report.cases import (
-    WorkloadCases,
-    caps_at_headline,
-)
+from ddp_bench.report.cases import WorkloadCases, caps_at_headline
 from ddp_bench.report.drawing import COLOURS, INK, MUTED, PAPER, Figure, printable, time_axis
 from ddp_bench.report.step import whole_ms
 

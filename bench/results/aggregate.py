@@ -16,13 +16,7 @@ from ddp_bench.bench.estimate import MIN_ROUNDS
 from ddp_bench.bench.layout import BucketLayout
 from ddp_bench.bench.plan import Planned
 from ddp_bench.bench.results.case_columns import EXPOSED_COMM
-from ddp_bench.bench.results.comparisons import (
-    ONE,
-    Comparison,
-    compared,
-    compile_mode,
-    over_default,
-)
+from ddp_bench.bench.results.comparisons import ONE, Comparison, compared, compile_mode, over_default
 from ddp_bench.bench.results.gpu_load import DEVICE_ALLOCS
 from ddp_bench.bench.results.round_times import ByRound, RoundTimes
 from ddp_bench.bench.results.schema import BUCKETS, CASES, METRICS, records, typed_frame

@@ -22,12 +22,7 @@ from ddp_bench.bench.layout import BucketLayout
 from ddp_bench.bench.manifest import Count, Record
 from ddp_bench.bench.plan import Planned
 from ddp_bench.bench.results.case_columns import STATUSES
-from ddp_bench.bench.results.disk import (
-    MOST_JSON_BYTES,
-    append,
-    open_regular,
-    open_text,
-)
+from ddp_bench.bench.results.disk import MOST_JSON_BYTES, append, open_regular, open_text
 from ddp_bench.bench.results.schema import CASES
 
 JOURNAL = "journal.jsonl"

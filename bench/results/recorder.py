@@ -31,12 +31,7 @@ from ddp_bench.bench.results.journal import Curve, End, Journal, Layout, Settled
 from ddp_bench.bench.results.round_times import ByRound, CaseTimes, RoundTimes
 from ddp_bench.bench.results.schema import COMPARISONS, typed_frame
 from ddp_bench.bench.results.store import MEASURED, RunWriter, read_manifest
-from ddp_bench.bench.results.tables import (
-    read_blocks,
-    readable,
-    repair_allreduce,
-    repair_blocks,
-)
+from ddp_bench.bench.results.tables import read_blocks, readable, repair_allreduce, repair_blocks
 from ddp_bench.bench.results.typical import FITTED
 from ddp_bench.bench.settings import IMAGES
 from ddp_bench.bench.text import visible

@@ -1,0 +1,136 @@
+"""The section of the forms of parallel training: what each is, how fast, and what memory it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from ddp_bench.bench.findings.numbers import TIMES, finite, number, per_second, plural, quantity, rate, times
+from ddp_bench.bench.findings.wording import Row, case_name, estimate, text, unit_of_cases
+from ddp_bench.bench.results.schema import records
+from ddp_bench.bench.settings import COMPARATORS, STAGED
+from ddp_bench.report.cases import WorkloadCases, by_mode
+from ddp_bench.report.drawing import Figure
+from ddp_bench.report.figures import BARS, by_devices, counts_of, line_name, over_devices
+from ddp_bench.report.table import NAME, Section, Table, figures, table, words
+from ddp_bench.report.tables import SPEEDUP
+
+FORMS = {
+    "dp": "data parallel",
+    "ddp": "data parallel",
+    "fsdp": "data parallel, sharded",
+    "pipeline": "model parallel",
+    "partition": "workload partitioning",
+}
+"""Modes by the form of parallel training that they belong to, in the order of its section."""
+
+
+def forms(measured: Sequence[WorkloadCases], *, key: str) -> Section | None:
+    """Show every form of parallel training that was measured; None without a mode beside DP and DDP."""
+    with_more = [w for w in measured if w.cases["mode"].isin(COMPARATORS).any()]
+    if not with_more:
+        return None
+    several = len(measured) > 1
+    rows = [_cases(w).assign(workload=w.label if several else "") for w in with_more]
+    made = _table(pd.concat(rows))
+    drawn = [_figure(w, key=f"{key}-{i}") for i, w in enumerate(with_more, 1)]
+    notes = [
+        "Data parallel: every device has the model and a part of the batch (DP, DDP); sharded, it holds part "
+        "of each parameter, gradient and optimizer state, and gathers a block while it computes (FSDP2). "
+        "Model parallel: every device has some layers, and micro-batches pass through them (pipeline). "
+        "Workload partitioning: the same split and the whole batch at once, so that one device computes at a "
+        "time (partition). All cases on as many devices have the same global batch."
+    ]
+    for row in (row for w in with_more for row in records(w.cases[w.cases["mode"] == "partition"])):
+        speedup = estimate(row, "speedup")
+        if speedup is not None and speedup.low > 1:
+            notes.append(
+                f"{case_name(row)} is {times(speedup.estimate)} as fast as one device, though only one of "
+                "its devices computes at a time. Why was not measured: each may keep its own layers in its "
+                "caches, and its batch is larger where scaling is weak."
+            )
+    return Section(
+        "Forms of parallel training",
+        notes,
+        [figure for figure in drawn if figure is not None],
+        [made] if made is not None else [],
+    )
+
+
+def _figure(workload: WorkloadCases, *, key: str) -> Figure | None:
+    """Draw throughput and memory of every form of parallel training over device counts."""
+    unit, looks = per_second(workload.unit), {mode: f"run{i}" for i, mode in enumerate(FORMS, start=1)}
+    panels = {
+        f"throughput ({unit})": by_devices(workload, "images_per_s", looks=looks),
+        "memory per device (MiB)": by_devices(workload, "peak_mem_mib", looks=looks),
+    }
+    panels = {name: lines for name, lines in panels.items() if lines}
+    if not panels:
+        return None
+    return over_devices(
+        key=f"{key}-forms",
+        title="Speed and memory of each form",
+        panels=panels,
+        x_label=workload.devices_label,
+        caption=_best(workload, counts_of(next(iter(panels.values())))[-1]),
+        how_to_read="Above: higher is better. Below, where memory was measured: lower is better; it is that "
+        f"of the tensors on the fullest device, and does not vary between rounds. {BARS}",
+    )
+
+
+def _cases(workload: WorkloadCases) -> pd.DataFrame:
+    """Keep one case of each mode and device count, of pipelines all; `single` first, then by `FORMS`."""
+    cases = workload.cases
+    chosen = [by_mode(cases, m) if m != "pipeline" else cases[cases["mode"] == m] for m in ("single", *FORMS)]
+    found: pd.DataFrame = pd.concat(chosen)
+    return found
+
+
+def _best(workload: WorkloadCases, most: float) -> str:
+    """Say what is fastest at the most devices, and what takes the least memory."""
+    rows = [row for row in records(_cases(workload)) if row["num_devices"] == most]
+    best = max(rows, key=lambda row: finite(row["images_per_s"]) or 0.0)
+    said = f"On {plural(most, workload.device)}: most {per_second(workload.unit)} with {line_name(best)}, "
+    said += rate(estimate(best, "images_per_s"), workload.unit)
+    if held := [row for row in rows if finite(row["peak_mem_mib"]) is not None]:
+        least = min(held, key=lambda row: float(row["peak_mem_mib"]))
+        said += f"; least memory with {line_name(least)}, {quantity(finite(least['peak_mem_mib']), 'MiB')}"
+    return f"{said}."
+
+
+def _table(rows: pd.DataFrame) -> Table | None:
+    """Tabulate the forms of parallel training."""
+    return table(
+        "Side by side",
+        "Layers are split by the time that each takes. The bubble is the share of the stages' time in which "
+        "they wait for each other; beside it that of the schedule alone, from the measured time of a "
+        "micro-batch in each stage. The bound is the speed-up of equal stages without communication, "
+        "n m / (m + n - 1) on n devices with m micro-batches.",
+        rows,
+        (
+            *NAME,
+            words("Form", lambda row: FORMS.get(text(row["mode"]), "")),
+            figures("Throughput", "images_per_s", per_second(unit_of_cases(rows))),
+            SPEEDUP,
+            words(f"Bound ({TIMES})", lambda row: number(_bound(row)), "number"),
+            figures("Against DDP's default", "vs_ddp_default", TIMES),
+            words("Memory of each device (MiB)", _memory_by_device),
+            words("Layers of each device", lambda row: text(row["layers_by_device"]).replace("/", " + ")),
+            figures("Bubble", "bubble_pct", "%"),
+            figures("Bubble of the stages", "bubble_of_stages_pct", "%"),
+        ),
+    )
+
+
+def _bound(row: Row) -> float | None:
+    """Return the speed-up of equal stages without communication; None for a mode without stages.
+
+    Source: Huang et al. 2019, "GPipe", section 2.3: a bubble of (n - 1) / (m + n - 1).
+    """
+    n, m = finite(row["num_devices"]), finite(row["micro_batches"]) or 1.0
+    return n * m / (m + n - 1) if row["mode"] in STAGED and n is not None else None
+
+
+def _memory_by_device(row: Row) -> str:
+    return " / ".join(number(finite(mib)) for mib in text(row["mem_by_device_mib"]).split("/") if mib)
