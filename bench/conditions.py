@@ -98,7 +98,7 @@ def conditions_of(manifest: Manifest) -> list[Condition]:
     known = machine.gpus is not None and all(gpu.name for gpu in gpus)
     from_files = settings.data not in ("device", "host")
     cuda = f" (CUDA {versions['cuda']})" if versions.get("cuda") else ""
-    cgroup = machine.cgroup
+    cgroup, dirty = machine.cgroup, manifest.git.dirty
     rows: list[tuple[str, Any, Iterable[Question], Iterable[Question]]] = [
         # name, value, needed by, mentioned to
         ("plan", manifest.plan_hash, (RESUME,), ()),
@@ -125,7 +125,7 @@ def conditions_of(manifest: Manifest) -> list[Condition]:
         ("seed", settings.seed, (), (GATE,)),
         ("host", machine.host or NONE, (), (GATE,)),
         ("ddp-bench commit", manifest.git.commit or NONE, (HOSTS,), (GATE,)),
-        ("ddp-bench uncommitted changes", _or_none(manifest.git.dirty), (HOSTS,), (GATE,)),
+        ("ddp-bench uncommitted changes", NONE if dirty is None else dirty, (HOSTS,), (GATE,)),
     ]
     for name, value in versions.items():
         if name not in ("torch", "cuda", "python", "nccl_backend"):
@@ -173,7 +173,3 @@ def _counted(values: Iterable[object]) -> str:
 
 def _each_once(values: Iterable[str]) -> str:
     return ", ".join(dict.fromkeys(filter(None, values))) or NONE
-
-
-def _or_none(value: object) -> object:
-    return NONE if value is None else value

@@ -10,6 +10,7 @@ import pandas as pd
 
 from ddp_bench.bench.axes import DDP_DEFAULTS, STEP_DEFAULTS
 from ddp_bench.bench.case import wire_share
+from ddp_bench.bench.findings.answers import headline
 from ddp_bench.bench.findings.numbers import finite, plural, with_interval
 from ddp_bench.bench.findings.wording import (
     Row,
@@ -17,7 +18,6 @@ from ddp_bench.bench.findings.wording import (
     compile_label,
     device_noun,
     estimate,
-    own_devices,
     samples_noun,
     text,
     truth,
@@ -156,8 +156,8 @@ def unshared(cases: pd.DataFrame) -> pd.DataFrame:
 
 
 def headline_count(cases: pd.DataFrame) -> int | None:
-    """Return the largest count of devices that are not shared, else the largest; None without several."""
-    counts = own_devices(cases[cases["num_devices"].fillna(0) > 1])["num_devices"]
+    """Return how many devices the run's answers are of, in these cases; None without several."""
+    counts = headline(cases)["num_devices"]
     return None if counts.empty else int(counts.max())
 
 

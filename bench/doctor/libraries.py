@@ -269,7 +269,8 @@ def torchvision(host: Host) -> Answer:
     needs = keep("torchvision_needs", _needs(name, "torch"))
     if version is None:
         return Answer("bad", f"does not load: {error}", REINSTALL) if error else UNKNOWN
-    if needs and torch is not None and not _fits(str(torch.__version__), needs):
+    fits = Requirement(needs).specifier.contains if needs else None
+    if fits and torch is not None and not fits(str(torch.__version__), prereleases=True):
         return Answer("bad", f"{version} needs {needs}, here is {torch.__version__}", REINSTALL)
     if error is not None:
         return Answer("bad", f"{version} does not load: {error}", REINSTALL)
@@ -304,10 +305,6 @@ def _needs(package: str, other: str) -> str | None:
         if wanted.name == other and wanted.specifier and wanted.marker is None:
             return f"{other}{wanted.specifier}"
     return None
-
-
-def _fits(version: str, requirement: str) -> bool:
-    return Requirement(requirement).specifier.contains(version, prereleases=True)
 
 
 def driver(host: Host) -> Answer | None:

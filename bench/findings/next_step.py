@@ -88,7 +88,8 @@ def next_step(
     several = ddp["num_buckets"].isna() | (ddp["num_buckets"] > 1)  # a single bucket has no better cap
     exposed = (ddp[EXPOSED_COMM] / ddp["step_ms"]).min()
     if several.any() and exposed >= WORTH_TUNING:
-        options = as_options(_eager_of_several(settings), CARRIED)
+        # One way to compile is tuned; where a run compared several, eager, which is the first.
+        options = as_options(replace(settings, compile=settings.compile and settings.compile[:1]), CARRIED)
         search = command("tune", "--gpus", str(num_devices), *options)
         why = f"search for better buckets, the best so far leave {100 * exposed:.0f}% of the step exposed"
         return NextStep(why, visible(search))
@@ -104,11 +105,6 @@ def _with_unused_parameters(settings: Settings, failed: set[str]) -> NextStep:
     wanted = replace(settings, modes=kept, find_unused_parameters=(YES,))
     again = command("run", *as_options(wanted, _ALL_BUT_WHERE))
     return NextStep("let DDP search for parameters without gradient", visible(again))
-
-
-def _eager_of_several(settings: Settings) -> Settings:
-    """Tune one way to compile; where a run compared several, eager, which is the first."""
-    return replace(settings, compile=settings.compile and settings.compile[:1])
 
 
 def _more(

@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 
 from ddp_bench.bench.axes import DDP_AXES, PIPELINE_AXES
-from ddp_bench.bench.case import Case
 from ddp_bench.bench.estimate import MIN_ROUNDS
 from ddp_bench.bench.layout import BucketLayout
 from ddp_bench.bench.plan import Planned
@@ -107,19 +106,21 @@ def case_rows(
     vs_default = over_default(comparisons, [_identity(outcome) for outcome in outcomes])
     rows = []
     for case_id, outcome in _by_id(outcomes):
-        row = _identity(outcome) | (run or {}) | {"cap_mib": _cap_mib(outcome.planned.case)}
+        case, row = outcome.planned.case, _identity(outcome) | (run or {})
+        caps = case.bucket_cap_mb.mib
+        row["cap_mib"] = caps[0] if case.mode == "ddp" and len(caps) == 1 else None
         found = times.of_case(case_id)
         timed = found.step_ms.get("timed", {})
         if timed:
             fitted = fitted_columns(
                 typical,
                 case_id,
-                singles.get(outcome.planned.case.compile, ""),
+                singles.get(case.compile, ""),
                 units=units,
-                num_devices=outcome.planned.case.num_devices,
+                num_devices=case.num_devices,
                 num_rounds=len(timed),
             )
-            if outcome.planned.case.sync_batchnorm:
+            if case.sync_batchnorm:
                 # Its messages are exposed, and not among the buckets that `comm_ms` is of.
                 del fitted["hidden_pct"]
             for name, interval in fitted.items():
@@ -226,10 +227,6 @@ def fits_of_cases(
         left_out = ("speedup", "efficiency") if single in ("", case_id) else ()
         found[case_id] = {name: value for name, value in fitted.items() if name not in left_out}
     return found
-
-
-def _cap_mib(case: Case) -> float | None:
-    return case.bucket_cap_mb.mib[0] if case.mode == "ddp" and len(case.bucket_cap_mb.mib) == 1 else None
 
 
 def _slowdown(timed: ByRound, anatomy: ByRound) -> dict[str, float]:
