@@ -29,7 +29,7 @@ from ddp_bench.bench.results.journal import (
     UnderWay,
     read,
 )
-from ddp_bench.bench.results.recorder import Block, Recorder
+from ddp_bench.bench.results.recorder import Recorder
 from ddp_bench.bench.results.store import FolderLock, read_manifest
 from ddp_bench.bench.run.failures import Failure, failure_of, is_stuck, progress_of, written
 from ddp_bench.bench.settings import Settings
@@ -49,23 +49,6 @@ class Completion(StrEnum):
     NARROW = "every comparison is narrow enough for the margin"
     TIME = "time limit reached"
     NO_CASE = "no case is left to measure"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Progress:
-    """What was measured before this attempt of the run."""
-
-    measured: frozenset[Block]
-    dropped: frozenset[int]
-    """Places in the plan of the cases that are settled without being measured."""
-    layouts: Mapping[int, tuple[int, ...]]
-    """Bytes of the buckets of cases that are measured, by place in the plan."""
-    curves: frozenset[tuple[int, str]]
-    """Rank count and backend of the all-reduce curves that need no measuring."""
-    elapsed_s: float
-    last_round: int
-    sustained_s: Mapping[str, float]
-    """How long cases have trained after the rounds, by case id."""
 
 
 @dataclass(frozen=True)
@@ -257,24 +240,6 @@ def _carry_on(recorder: Recorder, new: Manifest, code: WorkloadCode | None, *, r
         ranks=new.ranks,
         resumed=(*old.resumed, again),
         workload=code,
-    )
-
-
-def progress_so_far(recorder: Recorder) -> Progress:
-    """Return what has been measured by now."""
-    state = recorder.journal.state
-    return Progress(
-        measured=recorder.measured(),
-        dropped=frozenset(i for i, s in state.settled.items() if s.status != "ok"),
-        layouts={
-            i: state.layouts[p.case.case_id].num_bytes
-            for i, p in enumerate(state.plan)
-            if p.case.case_id in state.layouts and i in state.settled and state.settled[i].status == "ok"
-        },
-        curves=frozenset(state.curves),
-        elapsed_s=recorder.elapsed_s,
-        last_round=recorder.rounds,
-        sustained_s=recorder.sustained_s(),
     )
 
 

@@ -20,9 +20,11 @@ from ddp_bench.bench.expected_time import timed_block_s
 from ddp_bench.bench.plan import Planned
 from ddp_bench.bench.results.comparisons import Comparison
 from ddp_bench.bench.results.recorder import Recorder
+from ddp_bench.bench.results.round_times import ByRound
 from ddp_bench.bench.run.phases import fixed_phases, is_calibrated, is_traced, shuffled
 from ddp_bench.bench.run.reopen import Completion
 from ddp_bench.bench.settings import ResolvedSettings
+from ddp_bench.bench.stats import paired_ratio
 
 FIRST_LOOK = 10
 """Rounds before the first look at the widths; each later look comes after twice as many."""
@@ -40,6 +42,15 @@ LEAST_VISITS = {"no_sync": 2 * MIN_ROUNDS, "comm": 2 * MIN_ROUNDS, "calibration"
 
 CALIBRATION_STEPS = 20
 """A visit of the calibration pass takes about as long as so many steps; once measured, what it took."""
+
+FINALISTS = 2
+"""Cases that stay beside their reference: with one alone the best would be lost more often."""
+
+FINAL_SHARE = 0.6
+"""Share of the time that they and the reference have for themselves."""
+
+LEAST_ROUNDS = 4
+"""No case is dropped earlier: a single disturbance must not decide."""
 
 TIMED_SHARE = 0.55
 """Share of the measuring time that timed steps took where all kinds of blocks were due; for a forecast."""
@@ -320,3 +331,35 @@ class StopRule:
     def out_of_time(self) -> bool:
         left = self.left_s()
         return left is not None and left <= 0
+
+
+def dropped(
+    pairs: Sequence[tuple[str, str]], rates: Mapping[str, ByRound], left_share: float
+) -> frozenset[str]:
+    """Name the cases that a race (`--race`) measures no further.
+
+    Successive elimination: at even intervals the case that looks worst against its reference is dropped, and
+    what remains of the time goes to the reference and the best two (after the successive rejects of Audibert,
+    Bubeck and Munos, "Best Arm Identification in Multi-Armed Bandits", 2010). No test is involved, so no
+    threshold either; what is said in the end rests on the run's intervals, for as many cases as began.
+
+    Args:
+        pairs: that the run compares, (case, reference); a reference is never dropped.
+        rates: throughput by round, of every case that is still measured.
+        left_share: of the time or the rounds for measuring, from 1 down to 0.
+    """
+    found: set[str] = set()
+    for reference in dict.fromkeys(reference for _, reference in pairs):
+        challengers = [case_id for case_id, its_reference in pairs if its_reference == reference]
+        others = [case_id for case_id in challengers if case_id in rates]
+        own = rates.get(reference, {})
+        if all(len(rates[case_id].keys() & own.keys()) >= LEAST_ROUNDS for case_id in others):
+            gains = {case_id: paired_ratio(rates[case_id], own).estimate for case_id in others}
+            found |= set(sorted(others, key=lambda c: -gains[c])[num_kept(len(challengers), left_share) :])
+    return frozenset(found - {reference for _, reference in pairs})
+
+
+def num_kept(challengers: int, left_share: float) -> int:
+    """Count the challengers that are still measured with `left_share` of the time left."""
+    early = max((left_share - FINAL_SHARE) / (1 - FINAL_SHARE), 0.0)
+    return min(FINALISTS + math.ceil((challengers - FINALISTS) * early), challengers)
