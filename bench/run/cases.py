@@ -195,7 +195,6 @@ class Cases:
 
         Raises LostError where the ranks cannot go on to another case.
         """
-        self.workers.check()
         self.recorder.note(live.index, what)
         reports = self.workers.ask(commands, what, limit_s)
         failure = failure_in(reports)

@@ -31,7 +31,7 @@ from ddp_bench.bench.results.journal import (
 )
 from ddp_bench.bench.results.recorder import Recorder
 from ddp_bench.bench.results.store import FolderLock, read_manifest
-from ddp_bench.bench.run.failures import Failure, failure_of, is_stuck, progress_of, written
+from ddp_bench.bench.run.failures import IDLE, Failure, failure_of, is_stuck, progress_of, written
 from ddp_bench.bench.settings import Settings
 
 MAY_CHANGE = ("rounds", "max_time", "precision_target", "sustain", "case_timeout")
@@ -183,7 +183,9 @@ def _under_way(recorder: Recorder) -> UnderWay:
 
 
 def settle_fault(recorder: Recorder, found: Failure) -> list[str]:
-    """Put a fault down to the case or curve that was under way; what to tell the user."""
+    """Put a fault down to the case or curve that was under way, if any was; what to tell the user."""
+    if found.was_idle:
+        recorder.note(None, IDLE)
     under_way = _under_way(recorder)
     if under_way.index is not None:
         return [fail_case(recorder, under_way.index, found)]

@@ -48,8 +48,6 @@ class EightWorkers:
     def __len__(self) -> int:
         return NUM_RANKS
 
-    def check(self) -> None: ...
-
     def ask(self, commands: dict[int, m.Command], *_: object) -> dict[int, m.Report]:
         answers = {command.name: self._rank.do(command) for command in reversed(commands.values())}
         return {r: m.decode(m.encode(answers[one.name]), m.AnyAnswer) for r, one in commands.items()}

@@ -43,8 +43,6 @@ class FakeWorkers:
     def __len__(self) -> int:
         return self._num_ranks
 
-    def check(self) -> None: ...
-
     def ask(self, commands: dict[int, m.Command], _what: str, _limit_s: float) -> dict[int, m.Report]:
         if FakeWorkers.num_blocks == self._most:
             raise BrokenOffError
