@@ -16,7 +16,7 @@ from ddp_bench.models.nested import map_tensors, tensors_of
 from ddp_bench.models.profile import num_outputs
 from ddp_bench.models.workload import Batch, Workload, is_pair_of_tensors, make_batch
 
-__all__ = ["BatchSource", "PrefetchSource", "check_folder", "open_source"]
+__all__ = ["BatchSource", "PrefetchSource", "open_source"]
 
 _POOL_SIZE = 4  # host batches in turn: enough that the copied bytes are not already in the CPU's cache
 
@@ -176,13 +176,6 @@ def open_source(
         seed=seed,
         num_workers=num_workers,
     )
-
-
-def check_folder(folder: Path) -> int:
-    """As `models.folder.check_folder`, which imports torchvision."""
-    from ddp_bench.models.folder import check_folder as check  # see open_source
-
-    return check(folder)
 
 
 def mixed(seed: int, rank: int) -> int:

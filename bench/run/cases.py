@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
@@ -16,7 +15,6 @@ from ddp_bench.bench.cluster.turns import TURNS_ENV, TurnClient
 from ddp_bench.bench.console import Console
 from ddp_bench.bench.errors import GaveUpError
 from ddp_bench.bench.expected_time import least_warmup_s
-from ddp_bench.bench.layout import BucketLayout
 from ddp_bench.bench.manifest import RankPlace
 from ddp_bench.bench.plan import Planned
 from ddp_bench.bench.results.measured import (
@@ -30,7 +28,7 @@ from ddp_bench.bench.results.recorder import Recorder
 from ddp_bench.bench.results.schema import LEAST
 from ddp_bench.bench.run.failures import LEAST_S, failure_in, preparing_s, turn_s
 from ddp_bench.bench.run.reopen import fail_case
-from ddp_bench.bench.run.schedule import Schedule, StopRule
+from ddp_bench.bench.run.schedule import LiveCase, Schedule, StopRule
 from ddp_bench.bench.run.workers import LostError, Workers
 from ddp_bench.bench.settings import ResolvedSettings
 from ddp_bench.bench.worker import messages as m
@@ -43,25 +41,6 @@ PROVEN = "Parameters after 2 steps prove nothing of"
 
 FAILED = {TELEMETRY_FAILED: "GPU telemetry (--telemetry)", TRACE_FAILED: "trace"}
 """What a block's detail may say it lacks; its case is measured all the same."""
-
-
-@dataclass
-class LiveCase:
-    """A case that is ready to be measured."""
-
-    index: int
-    case: Case
-    oversubscribed: bool
-    layout: BucketLayout | None = None
-    longest_step_s: float = 0.0
-    """Of the warm-up, over all ranks."""
-    step_s: float = 0.0
-    """A usual one at the end of the warm-up, on the slowest rank."""
-
-    @property
-    def group(self) -> m.GroupKey:
-        """Of its ranks."""
-        return self.case.num_ranks, self.case.backend
 
 
 class Cases:

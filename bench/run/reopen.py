@@ -74,46 +74,55 @@ def open_run(
     `oom_kills` are those of each host so far. Raises UsageError where the folder is not to be had,
     GaveUpError where restarts lead nowhere.
     """
-    run_id = os.environ.get("TORCHELASTIC_RUN_ID", "")
     folder = resume or (Path(settings.out) if settings.out else None)
-    earlier = _earlier(folder, run_id)
+    earlier = _earlier(folder, _run_id())
     notes: list[str] = []
-    if earlier is None and resume is None:
-        folder = store.claim(folder or store.default_folder(host=host_name(), name=settings.name))
-        lock = FolderLock(folder)
-        writer = store.RunWriter(folder)
+    if (there := earlier or resume) is None:
+        there = store.claim(folder or store.default_folder(host=host_name(), name=settings.name))
+        lock = FolderLock(there)
+        writer = store.RunWriter(there)
         writer.write_manifest(manifest)
         recorder = Recorder.begin(plan, writer)
     else:
-        folder = earlier or resume
-        assert folder is not None  # one of the two is set here
-        lock = FolderLock(folder)
-        recorder = Recorder.reopen(folder)
+        lock = FolderLock(there)
+        recorder = Recorder.reopen(there)
         code = _code_of(recorder, manifest)
         if earlier is not None:
-            _check_worth_it(recorder, settings)
-            before = recorder.journal.state.attempts[-1].oom_kills
-            starved = any(kills > before.get(host, kills) for host, kills in oom_kills.items())
-            found = failure_of({}, what=_under_way(recorder).what, out_of_memory=starved)
-            notes = settle_fault(recorder, found)
-            attempts = recorder.journal.state.attempts
-            if not notes and is_stuck([*(one.progress for one in attempts), progress_in(recorder)]):
-                raise GaveUpError(f"gave up: {found.reason}, again and again; see the messages above")
-            _check_devices(recorder.manifest, manifest)
+            notes = _after_a_restart(recorder, settings, manifest, oom_kills)
+            recorder.tell(restarts=recorder.manifest.restarts + 1, workload=code)
         else:
             _retry_failed_cases(recorder)
-        _carry_on(recorder, manifest, code, resumed=earlier is None)
+            _tell_of_resume(recorder, manifest, code)
     begin_attempt(recorder, oom_kills)
     return Opened(recorder, lock, tuple(notes))
 
 
+def _run_id() -> str:
+    """Of this launch by torchrun or srun; empty where there is none."""
+    return os.environ.get("TORCHELASTIC_RUN_ID", "")
+
+
+def _after_a_restart(
+    recorder: Recorder, settings: Settings, manifest: Manifest, oom_kills: Mapping[str, int]
+) -> list[str]:
+    """Settle what the attempt before has died of; what to tell the user. Raises GaveUpError."""
+    state = recorder.journal.state
+    reasons = why_not_measured(recorder.cases, settings.modes)
+    if state.ended in tuple(Completion) and reasons:
+        raise GaveUpError(f"the run has ended, and to start its ranks again changes nothing: {reasons[0]}")
+    before = state.attempts[-1].oom_kills
+    starved = any(kills > before.get(host, kills) for host, kills in oom_kills.items())
+    found = failure_of({}, what=_under_way(recorder).what, out_of_memory=starved)
+    notes = settle_fault(recorder, found)
+    if not notes and is_stuck([*(one.progress for one in state.attempts), progress_in(recorder)]):
+        raise GaveUpError(f"gave up: {found.reason}, again and again; see the messages above")
+    _check_devices(recorder.manifest, manifest)
+    return notes
+
+
 def begin_attempt(recorder: Recorder, oom_kills: Mapping[str, int]) -> None:
     """Note that workers have met."""
-    attempt = Attempt(
-        run_id=os.environ.get("TORCHELASTIC_RUN_ID", ""),
-        progress=progress_in(recorder),
-        oom_kills=dict(oom_kills),
-    )
+    attempt = Attempt(run_id=_run_id(), progress=progress_in(recorder), oom_kills=dict(oom_kills))
     recorder.journal.write(attempt, sync=True)
 
 
@@ -157,13 +166,6 @@ def _is_own(folder: Path, run_id: str) -> bool:
 def _is_of(folder: Path, run_id: str) -> bool:
     attempts = read(folder).attempts
     return bool(attempts) and attempts[-1].run_id == run_id
-
-
-def _check_worth_it(recorder: Recorder, settings: Settings) -> None:
-    """Raise GaveUpError where a launcher starts the ranks of a run again that ended without a mode."""
-    reasons = why_not_measured(recorder.cases, settings.modes)
-    if recorder.journal.state.ended in tuple(Completion) and reasons:
-        raise GaveUpError(f"the run has ended, and to start its ranks again changes nothing: {reasons[0]}")
 
 
 def _check_devices(then: Manifest, now: Manifest) -> None:
@@ -224,12 +226,9 @@ def progress_in(recorder: Recorder) -> tuple[int, ...]:
     return progress_of(recorder.journal.state, (recorder.folder / "blocks.csv").stat().st_size)
 
 
-def _carry_on(recorder: Recorder, new: Manifest, code: WorkloadCode | None, *, resumed: bool) -> None:
+def _tell_of_resume(recorder: Recorder, new: Manifest, code: WorkloadCode | None) -> None:
     """Put what has changed since the run began into its manifest."""
     old = recorder.manifest
-    if not resumed:
-        recorder.tell(restarts=old.restarts + 1, workload=code)
-        return
     again = Resumed(
         utc=datetime.now(UTC).isoformat(timespec="seconds"),
         command=new.command,

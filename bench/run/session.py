@@ -14,11 +14,11 @@ from ddp_bench.bench.results.aggregate import rate_half_widths
 from ddp_bench.bench.results.journal import State
 from ddp_bench.bench.run import sustain
 from ddp_bench.bench.run.alone import measure_curves, measure_rates
-from ddp_bench.bench.run.cases import Cases, LiveCase
+from ddp_bench.bench.run.cases import Cases
 from ddp_bench.bench.run.failures import block_s
 from ddp_bench.bench.run.phases import AFTER_ROUNDS, is_traced, unfinished
 from ddp_bench.bench.run.reopen import Completion
-from ddp_bench.bench.run.schedule import FIRST_LOOK, Visitable, dropped, is_look, resting_cases
+from ddp_bench.bench.run.schedule import FIRST_LOOK, LiveCase, dropped, is_look, resting_cases
 from ddp_bench.bench.run.summary import case_table
 from ddp_bench.bench.worker import messages as m
 
@@ -100,7 +100,7 @@ class Session(Cases):
         order = round_order(len(runnable), seed=self.settings.seed, round_index=round_index)
         by_index = {live.index: live for live in self.live}
         in_order = [by_index[runnable[i]] for i in order if runnable[i] in by_index]
-        chosen = self._schedule.round(self._visitable(), round_index, resting=self._resting)
+        chosen = self._schedule.round(self.live, round_index, resting=self._resting)
         missing = {live.index: self._missing(live, round_index, chosen) for live in in_order}
         in_order = [live for live in in_order if missing[live.index]]
         if not in_order:
@@ -129,15 +129,12 @@ class Session(Cases):
         if wanted:
             self.recorder.note(None, "between rounds")
 
-    def _visitable(self) -> list[Visitable]:
-        return [Visitable(one.index, one.case, one.oversubscribed, one.step_s) for one in self.live]
-
     def _say_if_too_short(self) -> None:
         """Before the rounds, say where preparation has left too little time for intervals."""
         left_s = self._stop_rule.left_s()
         if left_s is None or not self.live:
             return
-        if short := self._schedule.shortage(self._visitable(), left_s):
+        if short := self._schedule.shortage(self.live, left_s):
             self.console.note(short)
 
     def _say_what_can_be_told(self) -> None:

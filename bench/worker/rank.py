@@ -11,7 +11,6 @@ import gc
 import os
 import socket
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 
@@ -27,7 +26,7 @@ from ddp_bench.bench.cluster.process import allowed_cores, host_name
 from ddp_bench.bench.conditions import Question, needed
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.machine import versions
-from ddp_bench.bench.manifest import FirstHost, Manifest, Model, RankPlace
+from ddp_bench.bench.manifest import FirstHost, Manifest, RankPlace
 from ddp_bench.bench.measure.calibration import trainable
 from ddp_bench.bench.measure.clock import float32_precision, make_clock
 from ddp_bench.bench.measure.collectives import allreduce_ms
@@ -154,7 +153,7 @@ class Rank:
     def _profile(self, asked: m.Profile) -> m.Profiled:
         workload, settings = self._loaded(asked.settings), asked.settings
         return m.Profiled(
-            model=Model(arch=workload.name, **asdict(profile_workload(workload))),
+            model=profile_workload(workload),
             versions=versions(),
             workload=None if settings.workload is None else workload_code(settings.workload),
             parameters=tuple(trainable(workload)) if settings.calibrate else (),

@@ -19,9 +19,9 @@ from ddp_bench.bench.plan import Machine, Planned, expand, plan_hash
 from ddp_bench.bench.resolve import with_device_defaults
 from ddp_bench.bench.results.recorder import Block
 from ddp_bench.bench.run import cases, session
-from ddp_bench.bench.run.cases import LiveCase
 from ddp_bench.bench.run.phases import AFTER_ROUNDS, unfinished
 from ddp_bench.bench.run.reopen import open_run
+from ddp_bench.bench.run.schedule import LiveCase
 from ddp_bench.bench.settings import ResolvedSettings, Settings
 from ddp_bench.bench.worker import messages as m
 
