@@ -324,8 +324,8 @@ class Workers:
             did = f"waited for {answer.waits_for}" if answer.waits_for else "was at work"
             ranks[rank] = f"{did}\n{answer.stacks}"
         working = [f"{self._workers[k]} {one.where}" for k, one in sorted(told.items()) if not one.waits_for]
-        late = [f"{self._workers[rank]} gave no answer" for rank in sorted(silent)] + working
-        if late:
+        # Who is at work may wait, deep in a step, for one that gives no answer.
+        if late := [f"{self._workers[rank]} gave no answer" for rank in sorted(silent)] or working:
             who = listed(late, MOST_NAMED)
         else:
             first = min(told)
