@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
+from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,14 +16,15 @@ from ddp_bench.models.nested import map_tensors, tensors_of
 from ddp_bench.models.profile import num_outputs
 from ddp_bench.models.workload import Batch, Workload, is_pair_of_tensors, make_batch
 
-__all__ = ["BatchSource", "PrefetchSource", "check_folder", "open_source"]
+__all__ = ["BatchSource", "PrefetchSource", "open_source"]
 
 _POOL_SIZE = 4  # host batches in turn: enough that the copied bytes are not already in the CPU's cache
 
 
-class BatchSource(Protocol):
+class BatchSource(ABC):
     """An endless supply of batches for one rank."""
 
+    @abstractmethod
     def next(self) -> Batch:
         """Give the next batch, on the device, ready to train on."""
 
@@ -31,7 +32,7 @@ class BatchSource(Protocol):
         """Let go of workers and memory."""
 
 
-class DeviceSource:
+class DeviceSource(BatchSource):
     """One batch that stays on the device: fetching it costs nothing."""
 
     def __init__(self, batch: Batch, device: torch.device) -> None:
@@ -40,11 +41,8 @@ class DeviceSource:
     def next(self) -> Batch:
         return self._batch
 
-    def close(self) -> None:
-        """Nothing to let go of before the source itself goes."""
 
-
-class HostSource:
+class HostSource(BatchSource):
     """Host batches in turn, pinned for CUDA, each copied to the device when asked for."""
 
     def __init__(self, batches: list[Batch], device: torch.device) -> None:
@@ -60,11 +58,8 @@ class HostSource:
             lambda tensor: tensor.to(self._device, non_blocking=True, copy=True), next(self._batches)
         )
 
-    def close(self) -> None:
-        """Nothing to let go of before the source itself goes."""
 
-
-class PrefetchSource:
+class PrefetchSource(BatchSource):
     """Copies the next batch to a GPU on a stream of its own while the step before it computes.
 
     A copy starts once the device has come to the step before it, so no more than one batch is ahead. What
@@ -176,13 +171,6 @@ def open_source(
         seed=seed,
         num_workers=num_workers,
     )
-
-
-def check_folder(folder: Path) -> int:
-    """As `models.folder.check_folder`, which imports torchvision."""
-    from ddp_bench.models.folder import check_folder as check  # see open_source
-
-    return check(folder)
 
 
 def mixed(seed: int, rank: int) -> int:

@@ -26,7 +26,7 @@ from torchvision.datasets.folder import (
 
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.parent_death import end_with
-from ddp_bench.models.data import mixed
+from ddp_bench.models.data import BatchSource, mixed
 from ddp_bench.models.workload import Batch, Workload, in_format, one_line
 
 MAX_CHECKED = 1000
@@ -119,7 +119,7 @@ def check_folder(folder: Path) -> int:
     return len(samples)
 
 
-class FolderSource:
+class FolderSource(BatchSource):
     """Batches of a rank's shard, epoch after epoch, each in a new order."""
 
     def __init__(

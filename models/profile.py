@@ -12,22 +12,11 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from ddp_bench.bench.errors import RAISED_BY_USERS
+from ddp_bench.bench.manifest import Model
 from ddp_bench.models.nested import map_tensors
 from ddp_bench.models.workload import Batch, Workload, arguments_of, make_batch, make_module
 
 _BATCH_SIZE = 2  # some models squeeze away a batch of one
-
-
-@dataclass(frozen=True)
-class ModelProfile:
-    """What a model costs to hold, to synchronise and to run forward."""
-
-    num_params: int
-    """Parameters, trainable or not; a shared one counts once."""
-    gradient_bytes: int
-    """Bytes of gradients that DDP all-reduces per step: those of the trainable parameters."""
-    forward_flops_per_image: int | None
-    """FLOPs of one row of the batch; a multiply-add counts as 2. None where it cannot be counted."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +26,7 @@ class _Forward:
     flops: int | None = None
 
 
-def profile_workload(workload: Workload) -> ModelProfile:
+def profile_workload(workload: Workload) -> Model:
     """Count parameters, gradient bytes and forward FLOPs, at no cost where the model runs on the meta device.
 
     FLOPs are those of matrix products, convolutions and attention, as `torch.utils.flop_counter` counts them:
@@ -45,10 +34,11 @@ def profile_workload(workload: Workload) -> ModelProfile:
     """
     forward = _forward(workload)
     params = list(forward.module.parameters())
-    return ModelProfile(
+    return Model(
+        arch=workload.name,
         num_params=sum(param.numel() for param in params),
         gradient_bytes=sum(param.numel() * param.element_size() for param in params if param.requires_grad),
-        # a count of zero means that the counter knows none of the model's operators
+        # of one row; a count of zero means that the counter knows none of the model's operators
         forward_flops_per_image=forward.flops // _BATCH_SIZE if forward.flops else None,
     )
 

@@ -106,7 +106,26 @@ def load_workload(spec: str, image_size: int) -> Workload:
     everything else that is wrong.
     """
     with _limited():
-        return _loaded(spec, image_size)
+        target = _resolve(spec)
+        if isinstance(target, Workload):
+            return checked(target)
+        if isinstance(target, nn.Module):
+            raise UsageError(
+                f"{spec} is one module; every mode needs a fresh one: name a function that makes it"
+            )
+        if not callable(target):
+            raise UsageError(f"{spec} is {describe(target)}; it must be a models.Workload or a function")
+        with torch.random.fork_rng(devices=[]):
+            made = _call(target, spec)
+        if isinstance(made, Workload):
+            return checked(made)
+        if not isinstance(made, nn.Module):
+            raise UsageError(
+                f"{spec} returned {describe(made)}; it must return an nn.Module or a models.Workload"
+            )
+        num_classes = _num_classes(made, spec, image_size)
+    batch = partial(synthetic_images, image_size=image_size, num_classes=num_classes)
+    return Workload(name=spec, module=target, batch=batch, image_size=image_size, unit=IMAGES)
 
 
 @contextlib.contextmanager
@@ -126,26 +145,6 @@ def _limited() -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-
-
-def _loaded(spec: str, image_size: int) -> Workload:
-    target = _resolve(spec)
-    if isinstance(target, Workload):
-        return checked(target)
-    if isinstance(target, nn.Module):
-        raise UsageError(f"{spec} is one module; every mode needs a fresh one: name a function that makes it")
-    if not callable(target):
-        raise UsageError(f"{spec} is {describe(target)}; it must be a models.Workload or a function")
-    with torch.random.fork_rng(devices=[]):
-        made = _call(target, spec)
-    if isinstance(made, Workload):
-        return checked(made)
-    if not isinstance(made, nn.Module):
-        raise UsageError(
-            f"{spec} returned {describe(made)}; it must return an nn.Module or a models.Workload"
-        )
-    batch = partial(synthetic_images, image_size=image_size, num_classes=_num_classes(made, spec, image_size))
-    return Workload(name=spec, module=target, batch=batch, image_size=image_size, unit=IMAGES)
 
 
 def synthetic_images(

@@ -55,15 +55,12 @@ class ShapedLink:
     @property
     def label(self) -> str:
         """The link in results, `1gbit` or with a delay `1gbit+1ms`, however the user spelled it."""
-        return f"{self.rate_label}+{self.delay_label}" if self.delay_s else self.rate_label
+        delay = f"+{_in_largest_unit(self.delay_s, _SECONDS)}" if self.delay_s else ""
+        return f"{self.rate_label}{delay}"
 
     @property
     def rate_label(self) -> str:
         return _in_largest_unit(self.rate_bit_per_s, _BITS_PER_S)
-
-    @property
-    def delay_label(self) -> str:
-        return _in_largest_unit(self.delay_s, _SECONDS)
 
     @property
     def burst_bytes(self) -> int:

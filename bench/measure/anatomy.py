@@ -7,15 +7,18 @@ note when each gradient is ready; DP's stages are wrapped for the duration of th
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ddp_bench.bench.measure.timed import PHASES, Trainer, lead_in, no_gc
+from ddp_bench.bench.measure.clock import make_clock
+from ddp_bench.bench.measure.timed import PHASES, Trainer, hooked, lead_in, no_gc
 from ddp_bench.bench.modes.ddp import NEVER, DistributedMode
 from ddp_bench.bench.modes.dp import HostDataParallel
 from ddp_bench.bench.results.measured import BlockTimes
@@ -39,51 +42,27 @@ CUDA_STAGES = {
 """The same of `nn.DataParallel`, which documents them; its backward reduces too."""
 
 
-class Moments:
-    """Moments on the device's own clock: host time on a CPU, events on a GPU."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
-
-    def now(self) -> Any:
-        """This moment; cheap, does not wait."""
-        if not self._cuda:
-            return time.perf_counter_ns()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def ms(self, start: Any, end: Any) -> float:
-        """Milliseconds from `start` to `end`; on a GPU only after the device has been waited for."""
-        return float(start.elapsed_time(end)) if self._cuda else (end - start) / 1e6
-
-    def wait(self) -> None:
-        """Until the device has done all it was given."""
-        if self._cuda:
-            torch.cuda.synchronize()
-
-
 class Anatomy:
     """Looks into steps of a trainer, with a mark after every phase."""
 
     def __init__(self, trainer: Trainer, device: torch.device) -> None:
         self.trainer = trainer
         self.mode = trainer.mode
-        self.moments = Moments(device)
+        self._clock = make_clock(device)
         self._phases: list[tuple[str, Any]] = []
         self._ready: dict[int, Any] = {}
 
     def measured(self, step: Callable[[], None]) -> tuple[dict[str, float], dict[int, float], float]:
         """Run one step: milliseconds by phase, of each gradient since the backward began, and in all."""
         self._ready.clear()
-        self._phases = [("", self.moments.now())]
+        self._phases = [("", self._clock.now())]
         with self.trainer.hooked(self._marked):
             step()
-        self.moments.wait()
+        self._clock.wait()
         phases = dict.fromkeys(PHASES, 0.0)
-        ms = self.moments.ms
+        ms = self._clock.ms
         backward_start = self._phases[0][1]
-        for (_, start), (name, end) in zip(self._phases, self._phases[1:], strict=False):
+        for (_, start), (name, end) in itertools.pairwise(self._phases):
             phases[name] += ms(start, end)
             if name == "backward":
                 backward_start = start  # with accumulation the last micro-batch's, the one that communicates
@@ -92,7 +71,7 @@ class Anatomy:
 
     def note_ready(self, index: int) -> None:
         """Parameter `index` has its gradient."""
-        self._ready[index] = self.moments.now()
+        self._ready[index] = self._clock.now()
 
     @contextlib.contextmanager
     def _marked(self, phase: str) -> Iterator[None]:
@@ -102,7 +81,7 @@ class Anatomy:
         self._mark(phase)
 
     def _mark(self, phase: str) -> None:
-        self._phases.append((phase, self.moments.now()))
+        self._phases.append((phase, self._clock.now()))
 
 
 def run_anatomy(trainer: Trainer, num_steps: int, device: torch.device, *, local_steps: int) -> BlockTimes:
@@ -167,33 +146,26 @@ def _dp_stages(anatomy: Anatomy, samples: dict[str, list[float]]) -> Iterator[No
         yield
         return
     stages = HOST_STAGES if isinstance(parallel, HostDataParallel) else CUDA_STAGES
-    for method, column in stages.items():
-        timed = _timed(getattr(parallel, method), samples.setdefault(column, []), parallel.device_ids)
-        setattr(parallel, method, timed)
-    try:
+    timed = {
+        method: partial(_timed, samples.setdefault(column, []), parallel.device_ids)
+        for method, column in stages.items()
+    }
+    with hooked((parallel, method, around) for method, around in timed.items()):
         yield
-        if stages is CUDA_STAGES:
-            samples["dp_backward_ms"] = samples["backward_ms"]
-    finally:
-        for method in stages:
-            delattr(parallel, method)  # the class's own method shows again
+    if stages is CUDA_STAGES:
+        samples["dp_backward_ms"] = samples["backward_ms"]
 
 
-def _timed(stage: Callable[..., Any], into: list[float], gpus: Sequence[int]) -> Callable[..., Any]:
-    def run(*arguments: Any, **named: Any) -> Any:
-        _wait_for(gpus)
-        start = time.perf_counter_ns()
-        result = stage(*arguments, **named)
-        _wait_for(gpus)
-        into.append((time.perf_counter_ns() - start) / 1e6)
-        return result
-
-    return run
-
-
-def _wait_for(gpus: Sequence[int]) -> None:
-    for index in gpus:  # no others: that would make contexts on GPUs outside the case
+@contextlib.contextmanager
+def _timed(into: list[float], gpus: Sequence[int]) -> Iterator[None]:
+    """Note how long what is within it takes on these GPUs: others would get contexts outside the case."""
+    for index in gpus:
         torch.cuda.synchronize(index)
+    start = time.perf_counter_ns()
+    yield
+    for index in gpus:
+        torch.cuda.synchronize(index)
+    into.append((time.perf_counter_ns() - start) / 1e6)
 
 
 @contextlib.contextmanager

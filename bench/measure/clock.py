@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
@@ -14,62 +14,60 @@ BACKENDS: Any = torch.backends
 """PyTorch's settings of its libraries; its stubs know only some of them."""
 
 
-class Clock(Protocol):
-    """Marks moments cheaply; `read_ms` turns them into the durations between neighbours."""
-
-    def begin(self) -> None:
-        """Note the first moment; what a block that raised has left is forgotten."""
-
-    def mark(self) -> None:
-        """Note the moment, without waiting for the device."""
-
-    def read_ms(self) -> list[float]:
-        """Milliseconds between consecutive marks, waiting for the device first; forgets them."""
-
-
-class HostClock:
-    """`time.perf_counter_ns`: right where work is done when the call returns, as on a CPU."""
+class Clock:
+    """Moments of the host's time: right where work is done when the call returns, as on a CPU."""
 
     def __init__(self) -> None:
-        self._marks: list[int] = []
+        self._marks: list[Any] = []
+
+    now: Callable[[], Any] = staticmethod(time.perf_counter_ns)
+    """This moment, without waiting for the device."""
+
+    def ms(self, start: Any, end: Any) -> float:
+        """Milliseconds from `start` to `end`, once the device has been waited for."""
+        return float(end - start) / 1e6
+
+    def wait(self) -> None:
+        """Until the device has done all it was given."""
 
     def begin(self) -> None:
+        """Note the first moment of a row; what a block that raised has left is forgotten."""
         self._marks = []
         self.mark()
 
     def mark(self) -> None:
-        self._marks.append(time.perf_counter_ns())
+        """Note the next moment of the row."""
+        self._marks.append(self.now())
 
     def read_ms(self) -> list[float]:
+        """Milliseconds between the moments of the row, waiting for the device first; forgets them."""
         marks, self._marks = self._marks, []
-        return [(b - a) / 1e6 for a, b in itertools.pairwise(marks)]
+        self.wait()
+        return [self.ms(a, b) for a, b in itertools.pairwise(marks)]
 
 
-class CudaClock:
-    """CUDA events on the current stream: device time, no synchronisation between marks."""
+class CudaClock(Clock):
+    """CUDA events on the current stream: device time, no synchronisation between moments."""
 
     def __init__(self, device: torch.device) -> None:
+        super().__init__()
         self._device = device
-        self._marks: list[torch.cuda.Event] = []
 
-    def begin(self) -> None:
-        self._marks = []
-        self.mark()
-
-    def mark(self) -> None:
+    def now(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self._device))
-        self._marks.append(event)
+        return event
 
-    def read_ms(self) -> list[float]:
-        marks, self._marks = self._marks, []
+    def ms(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        return float(start.elapsed_time(end))
+
+    def wait(self) -> None:
         torch.cuda.synchronize(self._device)
-        return [a.elapsed_time(b) for a, b in itertools.pairwise(marks)]
 
 
 def make_clock(device: torch.device) -> Clock:
     """The clock for work on `device`."""
-    return CudaClock(device) if device.type == "cuda" else HostClock()
+    return CudaClock(device) if device.type == "cuda" else Clock()
 
 
 @contextlib.contextmanager

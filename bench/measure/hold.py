@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from ddp_bench.bench.measure.clock import CudaClock, HostClock
+from ddp_bench.bench.measure.clock import Clock, CudaClock
 
 MARGIN = 2.0
 """A hold lasts so many times as long as queueing took in the rehearsal: the speed of a host varies."""
@@ -38,8 +38,8 @@ def rehearse(work: Callable[[], None], device: torch.device) -> float:
     if device.type != "cuda":
         return 0.0
     torch.cuda.synchronize(device)
-    host = HostClock()
-    host.mark()
+    host = Clock()
+    host.begin()
     work()
     host.mark()
     torch.cuda.synchronize(device)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -12,14 +13,14 @@ import torch
 import torch.distributed as dist
 
 from ddp_bench.bench.case import Case
-from ddp_bench.bench.measure.anatomy import Moments
-from ddp_bench.bench.measure.timed import Trainer, lead_in, no_gc
+from ddp_bench.bench.measure.clock import Clock, make_clock
+from ddp_bench.bench.measure.timed import Trainer, hooked, lead_in, no_gc
 from ddp_bench.bench.modes.pipeline import PipelineMode
 from ddp_bench.bench.predict.timeline import bubble_share
 from ddp_bench.bench.results.measured import BlockTimes
 from ddp_bench.models.workload import Batch
 
-CHUNKS = {"F": "forward_one_chunk", "B": "backward_one_chunk"}
+CHUNKS = ("forward_one_chunk", "backward_one_chunk")
 """Methods of PyTorch's stage that compute on one micro-batch, without what they wait for."""
 
 
@@ -40,18 +41,22 @@ def run_pipeline_anatomy(
     The detail holds `bubble_pct`, 100 x (1 - what all stages compute / (stages x time of the longest)), and
     `bubble_of_stages_pct`, what the schedule makes of the measured times of one micro-batch.
     """
-    moments = Moments(device)
+    clock = make_clock(device)
     steps: list[float] = []
     bubbles: list[tuple[float, float]] = []
-    assert isinstance(trainer.mode, PipelineMode)  # as its case says
+    mode = trainer.mode
+    assert isinstance(mode, PipelineMode)  # as its case says
+    parts = [(mode, "train"), *((mode.stage, method) for method in CHUNKS)]
+    marks: list[list[tuple[Any, Any]]] = [[] for _ in parts]
+    hooks = [(*part, partial(_noted, clock, its)) for part, its in zip(parts, marks, strict=True)]
     lead_in(trainer.step, device)
-    with no_gc(), _marked(trainer.mode, moments) as (windows, chunks):
+    with no_gc(), hooked(hooks):
         for _ in range(num_steps):
             start = time.perf_counter_ns()
             trainer.step()
-            moments.wait()
+            clock.wait()
             steps.append((time.perf_counter_ns() - start) / 1e6)
-            own = [_ms(moments, windows), *(_ms(moments, chunks[kind]) for kind in CHUNKS)]
+            own = [_ms(clock, its) for its in marks]
             bubbles.append(_bubbles(_of_all_stages(own, device, group), case))
     measured, of_stages = (100 * median(values) for values in zip(*bubbles, strict=True))
     detail = {"bubble_pct": round(measured, 3), "bubble_of_stages_pct": round(of_stages, 3)}
@@ -75,36 +80,16 @@ def _of_all_stages(own: list[float], device: torch.device, group: Any) -> list[l
     return [stage.tolist() for stage in received]
 
 
-def _ms(moments: Moments, marks: list[tuple[Any, Any]]) -> float:
+def _ms(clock: Clock, marks: list[tuple[Any, Any]]) -> float:
     """The time between pairs of marks, which are forgotten."""
-    total = sum(moments.ms(start, end) for start, end in marks)
+    total = sum(clock.ms(start, end) for start, end in marks)
     marks.clear()
     return total
 
 
 @contextlib.contextmanager
-def _marked(mode: PipelineMode, moments: Moments) -> Iterator[tuple[list[Any], dict[str, list[Any]]]]:
-    """Within it, `train` and the work on each micro-batch note when they begin and end."""
-    windows: list[tuple[Any, Any]] = []
-    chunks: dict[str, list[tuple[Any, Any]]] = {kind: [] for kind in CHUNKS}
-    wrapped: list[tuple[Any, str, list[Any]]] = [(mode, "train", windows)]
-    wrapped += [(mode.stage, method, chunks[kind]) for kind, method in CHUNKS.items()]
-    for owner, method, marks in wrapped:
-        setattr(owner, method, _between_marks(getattr(owner, method), moments, marks))
-    try:
-        yield windows, chunks
-    finally:
-        for owner, method, _ in wrapped:
-            delattr(owner, method)  # the class's own method shows again
-
-
-def _between_marks(
-    work: Callable[..., Any], moments: Moments, marks: list[tuple[Any, Any]]
-) -> Callable[..., Any]:
-    def run(*arguments: Any, **named: Any) -> Any:
-        start = moments.now()
-        result = work(*arguments, **named)
-        marks.append((start, moments.now()))
-        return result
-
-    return run
+def _noted(clock: Clock, marks: list[tuple[Any, Any]]) -> Iterator[None]:
+    """Note when what is within it begins and ends."""
+    start = clock.now()
+    yield
+    marks.append((start, clock.now()))

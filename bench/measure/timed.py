@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -119,28 +119,40 @@ class Trainer:
             self._scaler.step(self.optimizer)
             self._scaler.update()
 
-    @contextlib.contextmanager
-    def hooked(self, around: Callable[[str], contextlib.AbstractContextManager[object]]) -> Iterator[None]:
+    def hooked(
+        self, around: Callable[[str], contextlib.AbstractContextManager[object]]
+    ) -> contextlib.AbstractContextManager[None]:
         """Within it, each phase of a step runs within what `around` makes of its name."""
-        for phase, method in PHASES.items():
-            setattr(self, method, _within(getattr(self, method), partial(around, phase)))
-        try:
-            yield
-        finally:
-            for method in PHASES.values():
-                delattr(self, method)  # the class's own method shows again
+        return hooked((self, method, partial(around, phase)) for phase, method in PHASES.items())
 
     def close(self) -> None:
         self._source.close()
         self.mode.close()
 
 
+Hook = tuple[object, str, Callable[[], contextlib.AbstractContextManager[object]]]
+"""An object, the name of one of its methods, and what makes a context for each call of it."""
+
+
+@contextlib.contextmanager
+def hooked(hooks: Iterable[Hook]) -> Iterator[None]:
+    """Within it, each call of these methods runs within a context of its own."""
+    hooks = list(hooks)
+    for owner, method, around in hooks:
+        setattr(owner, method, _within(getattr(owner, method), around))
+    try:
+        yield
+    finally:
+        for owner, method, _ in hooks:
+            delattr(owner, method)  # the class's own method shows again
+
+
 def _within(
     work: Callable[..., Any], around: Callable[[], contextlib.AbstractContextManager[object]]
 ) -> Callable[..., Any]:
-    def run(*arguments: Any) -> Any:
+    def run(*arguments: Any, **named: Any) -> Any:
         with around():
-            return work(*arguments)
+            return work(*arguments, **named)
 
     return run
 

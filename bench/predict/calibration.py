@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from statistics import median
@@ -15,7 +14,7 @@ from msgspec import Meta
 
 from ddp_bench.bench.cli import speaker
 from ddp_bench.bench.errors import UsageError
-from ddp_bench.bench.predict.allreduce import AllReduceTimes, Count, Ms, Samples
+from ddp_bench.bench.predict.allreduce import AllReduceTimes, Count, Ms
 from ddp_bench.bench.predict.slowest_rank import RankSpread
 from ddp_bench.bench.predict.timeline import Compute, Slowdown
 from ddp_bench.bench.results.disk import MOST_CALIBRATION_BYTES, parse_json, read_text, replace_file
@@ -23,9 +22,6 @@ from ddp_bench.bench.results.store import CALIBRATION
 from ddp_bench.bench.settings import IMAGES
 
 VERSION = 2
-
-Value: TypeAlias = Callable[[Samples], float]
-"""Reduces the rounds to one figure: their median, or that of a resample."""
 
 Times: TypeAlias = Annotated[tuple[Ms, ...], Meta(min_length=1)]
 Factors: TypeAlias = Annotated[tuple[Annotated[float, Meta(ge=1, le=1e12)], ...], Meta(min_length=1)]
@@ -118,17 +114,17 @@ class Calibration:
     def spread(self) -> RankSpread:
         return RankSpread(of_ranks=self.rank_spread, of_slowest=self.slowest_spread, num_ranks=self.num_ranks)
 
-    def compute(self, value: Value = median) -> Compute:
+    def compute(self) -> Compute:
         """What a typical rank does by itself in a step of one micro-batch."""
         return Compute(
-            before_ms=value(self.forward_ms) + value(self.data_ms),
-            backward_ms=value(self.backward_ms),
-            after_ms=value(self.optimizer_ms),
+            before_ms=median(self.forward_ms) + median(self.data_ms),
+            backward_ms=median(self.backward_ms),
+            after_ms=median(self.optimizer_ms),
         )
 
-    def slowdown(self, value: Value = median) -> Slowdown:
+    def slowdown(self) -> Slowdown:
         """How many times as long compute and communication take beside each other."""
-        return Slowdown(compute=value(self.compute_slowdown), comm=value(self.comm_slowdown))
+        return Slowdown(compute=median(self.compute_slowdown), comm=median(self.comm_slowdown))
 
     def to_json(self) -> str:
         return json.dumps({"schema_version": VERSION, **asdict(self)}, indent=1) + "\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ddp_bench.bench.case import HALF_HOOKS, wire_share
+from ddp_bench.bench.case import wire_share
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.layout import PYTORCH_CAPS, BucketCaps
 from ddp_bench.bench.predict.allreduce import (
@@ -49,12 +49,6 @@ class Scenario:
     def __post_init__(self) -> None:
         if not 1 <= self.num_devices <= MOST_DEVICES:
             raise UsageError(f"{self.num_devices} devices cannot be predicted; give 1 to {MOST_DEVICES}")
-        if self.comm_hook not in ("none", *HALF_HOOKS):
-            raise UsageError(f"--comm-hook {self.comm_hook} cannot be predicted; give none, fp16 or bf16")
-        if self.scaling not in ("weak", "strong", ""):
-            raise UsageError(f"unknown scaling {self.scaling!r}; give weak or strong")
-        if self.accumulate < 1 or (self.gpus_per_node or 1) < 1 or (self.batch_per_device or 1) < 1:
-            raise UsageError("--accumulate, --gpus-per-node and --batch-size start at 1")
 
     @property
     def elsewhere(self) -> bool:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable
+from functools import partial
 
 from ddp_bench.bench.findings.numbers import plural
 from ddp_bench.bench.manifest import DeviceRates
-from ddp_bench.bench.plan import Planned
-from ddp_bench.bench.results.recorder import Recorder
-from ddp_bench.bench.run.cases import LiveCase
+from ddp_bench.bench.run.cases import Cases
 from ddp_bench.bench.run.failures import preparing_s
-from ddp_bench.bench.run.workers import Workers
-from ddp_bench.bench.settings import ResolvedSettings
 from ddp_bench.bench.worker import messages as m
 
 CURVE_BYTES = tuple(4096 * 4**i for i in range(9))
@@ -34,86 +31,66 @@ USUAL_S = 200.0
 """A run without a time limit is taken to measure for so long, the default on a CPU."""
 
 
-def measure_rates(
-    workers: Workers,
-    recorder: Recorder,
-    plan: Sequence[Planned],
-    settings: ResolvedSettings,
-    say: Callable[[str], None],
-) -> list[DeviceRates]:
-    """Measure the matrix rate of every rank, by the number of devices measured at the same moment.
+def measure_rates(run: Cases) -> None:
+    """Measure the matrix rate of every rank, once a run, by the number of devices measured at that moment.
 
     A case on n devices is held against what those n devices reach together: cores that share a memory
     bus, and ranks that share a device, reach less than one of them alone. A count that fails on any rank
-    is left out, and `say` hears why: no case needs these rates.
+    is left out, and the user hears why: no case needs these rates.
     """
-    runnable = {planned.case.num_devices for planned in plan if planned.skip_reason is None}
+    if run.recorder.manifest.roofline:
+        return
+    run.next_turn()
+    runnable = {planned.case.num_devices for planned in run.plan if planned.skip_reason is None}
     # DataParallel may use more devices than there are ranks.
-    counts = sorted(count for count in runnable if count <= len(workers))
+    counts = sorted(count for count in runnable if count <= len(run.workers))
     found: list[DeviceRates] = []
-
-    def told(what: str, command: m.Command, num_ranks: int) -> list[object]:
-        recorder.note(None, what)
-        commands = {rank: command if rank < num_ranks else m.Wait() for rank in range(len(workers))}
-        return [*workers.values(commands, object, what, preparing_s(settings)).values()][:num_ranks]
-
     # Memory and libraries come before the first count, so that all measure at the same moment.
-    told("memory for the devices' rates", m.Meter(on=True), max(counts, default=0))
+    what = "memory for the devices' rates"
+    run.recorder.note(None, what)
+    run.between(m.Meter(on=True), what, num_ranks=max(counts, default=0))
     for num_devices in counts:
         what = f"the rates of {plural(num_devices, 'device')}"
-        values = told(what, m.Rate(), num_devices)
+        run.recorder.note(None, what)
+        values = run.between(m.Rate(), what, num_ranks=num_devices)
         reasons = [value for value in values if isinstance(value, str)]
         if reasons:
-            say(f"{what} are not known: {reasons[0]}")
+            run.console.note(f"{what} are not known: {reasons[0]}")
         else:
             rates = [value for value in values if isinstance(value, dict)]
             found += [DeviceRates(num_devices=num_devices, rank=r, **value) for r, value in enumerate(rates)]
-    told("giving their memory back", m.Meter(on=False), len(workers))
-    return found
+    run.between(m.Meter(on=False), "giving their memory back")
+    run.recorder.tell(roofline=tuple(found))
 
 
-def measure_curves(
-    cases: Sequence[LiveCase],
-    workers: Workers,
-    recorder: Recorder,
-    settings: ResolvedSettings,
-    *,
-    done: Container[tuple[int, str]],
-    settle: Callable[[dict[int, m.Report], int | None, int, str], None],
-) -> None:
-    """Measure every curve (rank count, backend) that is not `done`, at least up to all gradients in one.
-
-    Args:
-        cases: that exchange gradients, with their groups made.
-        workers: of the run.
-        recorder: of the run.
-        settings: of the run.
-        done: curves that need no measuring.
-        settle: brings the ranks together again where an all-reduce failed.
-    """
-    keys = sorted({(live.case.num_devices, live.case.backend) for live in cases}, key=str)
+def measure_curves(run: Cases) -> None:
+    """Measure every all-reduce curve that is asked for and missing, at least up to all gradients in one."""
+    settings = run.settings
+    if not settings.allreduce_curve and not settings.calibrate:
+        return
+    cases = [live for live in run.live if live.case.communicates]
+    groups = sorted({live.group for live in cases}, key=str)
     largest = max((sum(live.layout.num_bytes) for live in cases if live.layout is not None), default=0)
-    for num_ranks, backend in keys:
-        if (num_ranks, backend) in done:
+    for group in groups:
+        if group in run.recorder.journal.state.curves:
             continue
-        what = f"the all-reduce curve of {num_ranks} ranks"
-
-        def once(size: int, key: tuple[int, str] = (num_ranks, backend), what: str = what) -> float | None:
-            """The longest rank's; None where any failed."""
-            command = m.Curve(num_ranks=key[0], backend=key[1], num_bytes=size)
-            commands = {rank: command if rank < key[0] else m.Wait() for rank in range(len(workers))}
-            recorder.note(None, what, curve=key)
-            reports = workers.ask(commands, what, preparing_s(settings))
-            if any(r.status != "ok" for r in reports.values()):
-                settle(reports, None, *key)
-                return None
-            return max(float(r.value) for r in reports.values() if r.value is not None)
-
         # A GPU gets an untimed run before each timed one.
         runs = 2 if settings.device == "cuda" else 1
-        further_s = FURTHER_SHARE * (settings.max_time or USUAL_S) / len(keys) / runs
-        times = _curve(once, largest, time.monotonic, further_s=further_s)
-        recorder.add_allreduce(num_ranks, backend, times)
+        further_s = FURTHER_SHARE * (settings.max_time or USUAL_S) / len(groups) / runs
+        times = _curve(partial(_once, run, group), largest, time.monotonic, further_s=further_s)
+        run.recorder.add_allreduce(*group, times)
+
+
+def _once(run: Cases, group: m.GroupKey, size: int) -> float | None:
+    """Milliseconds of the longest rank; None where any failed."""
+    num_ranks, what = group[0], f"the all-reduce curve of {group[0]} ranks"
+    run.recorder.note(None, what, curve=group)
+    commands = run.told(m.Curve(group=group, num_bytes=size), num_ranks)
+    reports = run.workers.ask(commands, what, preparing_s(run.settings))
+    if any(r.status != "ok" for r in reports.values()):
+        run.settle(reports, None, group)
+        return None
+    return max(float(r.value) for r in reports.values() if r.value is not None)
 
 
 def _curve(

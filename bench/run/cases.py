@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
@@ -16,7 +15,6 @@ from ddp_bench.bench.cluster.turns import TURNS_ENV, TurnClient
 from ddp_bench.bench.console import Console
 from ddp_bench.bench.errors import GaveUpError
 from ddp_bench.bench.expected_time import least_warmup_s
-from ddp_bench.bench.layout import BucketLayout
 from ddp_bench.bench.manifest import RankPlace
 from ddp_bench.bench.plan import Planned
 from ddp_bench.bench.results.columns import LEAST
@@ -29,8 +27,8 @@ from ddp_bench.bench.results.measured import (
 )
 from ddp_bench.bench.results.recorder import Recorder
 from ddp_bench.bench.run.failures import LEAST_S, failure_in, preparing_s, turn_s
-from ddp_bench.bench.run.reopen import Progress, fail_case
-from ddp_bench.bench.run.schedule import Schedule, StopRule
+from ddp_bench.bench.run.reopen import fail_case
+from ddp_bench.bench.run.schedule import LiveCase, Schedule, StopRule
 from ddp_bench.bench.run.workers import LostError, Workers
 from ddp_bench.bench.settings import ResolvedSettings
 from ddp_bench.bench.worker import messages as m
@@ -45,20 +43,6 @@ FAILED = {TELEMETRY_FAILED: "GPU telemetry (--telemetry)", TRACE_FAILED: "trace"
 """What a block's detail may say it lacks; its case is measured all the same."""
 
 
-@dataclass
-class LiveCase:
-    """A case that is ready to be measured."""
-
-    index: int
-    case: Case
-    oversubscribed: bool
-    layout: BucketLayout | None = None
-    longest_step_s: float = 0.0
-    """Of the warm-up, over all ranks."""
-    step_s: float = 0.0
-    """A usual one at the end of the warm-up, on the slowest rank."""
-
-
 class Cases:
     """Prepares and measures single cases on the workers of one attempt."""
 
@@ -71,23 +55,23 @@ class Cases:
         begun: Sequence[m.Begun],
         recorder: Recorder,
         console: Console,
-        earlier: Progress,
     ) -> None:
-        self._workers = workers
-        self._settings = settings
-        self._plan = plan
+        self.workers = workers
+        self.settings = settings
+        self.plan = plan
         self._infos: Sequence[RankPlace] = [one.place for one in begun]
         fingerprints = {one.fingerprint for one in begun}
         self._equal_replicas = len(begun) > 1 and len(fingerprints) == 1 and fingerprints != {""}
-        self._recorder = recorder
-        self._console = console
-        self._earlier = earlier
-        self._started_s = time.perf_counter() - earlier.elapsed_s
+        self.recorder = recorder
+        self.console = console
+        self._earlier = recorder.measured()
+        """Blocks of earlier attempts."""
+        self._started_s = time.perf_counter() - recorder.elapsed_s
         self._stop_rule = StopRule(settings, recorder, self._rounds_s)
         self._schedule = Schedule(settings)
         self._said: set[str] = set()
-        self._groups: set[tuple[int, str]] = set()
-        self._live: list[LiveCase] = []
+        self._groups: set[m.GroupKey] = set()
+        self.live: list[LiveCase] = []
         """The cases that are still measured, in the plan's order."""
         turns = os.environ.get(TURNS_ENV)
         self._turns = TurnClient(turns)
@@ -102,15 +86,14 @@ class Cases:
 
     def _prepare_case(self, index: int, planned: Planned) -> None:
         """Prove, build and warm up a case on its ranks; it is live if that went well on all of them."""
-        case, settings = planned.case, self._settings
+        case, settings = planned.case, self.settings
         live = LiveCase(index, case, planned.oversubscribed)
-        self._next_turn()
-        if case.backend and (case.num_ranks, case.backend) not in self._groups:
-            group = m.Group(num_ranks=case.num_ranks, backend=case.backend)
-            everyone = dict.fromkeys(range(len(self._workers)), group)
+        self.next_turn()
+        if case.backend and live.group not in self._groups:
+            everyone = self.told(m.Group(group=live.group), len(self.workers))
             if self._done(live, "its process group", everyone, limit_s=preparing_s(settings)) is None:
                 return
-            self._groups.add((case.num_ranks, case.backend))
+            self._groups.add(live.group)
         what = "its preparation"
         limit_s = preparing_s(settings, split_of(case).num_forwards * case.accumulate)
         began_s, by_device = self.elapsed_s(), None
@@ -121,7 +104,7 @@ class Cases:
             by_device = tuple(found[0])
         equal = self._equal_replicas
         prove = m.Prove(case=case, by_device=by_device, equal_replicas=equal)
-        proven = self._done(live, what, self._told(prove, case.num_ranks), limit_s=limit_s)
+        proven = self._done(live, what, self.told(prove, case.num_ranks), limit_s=limit_s)
         if proven is None:
             return
         warm = m.Warm(
@@ -130,9 +113,9 @@ class Cases:
             case=case,
             by_device=by_device,
             equal_replicas=equal,
-            least_s=least_warmup_s(self._plan, settings),
+            least_s=least_warmup_s(self.plan, settings),
         )
-        told = self._done(live, what, self._told(warm, case.num_ranks), limit_s=limit_s)
+        told = self._done(live, what, self.told(warm, case.num_ranks), limit_s=limit_s)
         if told is None:
             return
         compared = self._done(live, what, {0: m.Compare(index=index)}, limit_s=limit_s)
@@ -152,10 +135,10 @@ class Cases:
             "link": self._infos[0].link,
             **facts_of(case, msgspec.convert(proven[0], m.Proven), warmed, update, by_device),
         }
-        self._recorder.set_outcome(index, "ok", facts=facts)
-        self._recorder.set_layout(case.case_id, live.layout)
-        self._record(live, "warmup", 0, len(self._live), began_s, {r: w.times for r, w in enumerate(warmed)})
-        self._live.append(live)
+        self.recorder.set_outcome(index, "ok", facts=facts)
+        self.recorder.set_layout(case.case_id, live.layout)
+        self._record(live, "warmup", 0, len(self.live), began_s, {r: w.times for r, w in enumerate(warmed)})
+        self.live.append(live)
 
     def _measure_block(
         self,
@@ -170,19 +153,19 @@ class Cases:
     ) -> bool:
         """Measure one block and write it down; False where the case failed and is dropped."""
         block = m.Block(index=live.index, phase=phase, steps=steps, gives_caches_back=gives_caches_back)
-        commands = self._told(block, live.case.num_ranks, gives_caches_back=gives_caches_back)
+        commands = self.told(block, live.case.num_ranks, gives_caches_back=gives_caches_back)
         started_s = self.elapsed_s()
         found = self._done(live, what, commands, limit_s=limit_s)
         if found is None:
-            self._live.remove(live)
+            self.live.remove(live)
             return False
         times = {rank: msgspec.convert(found[rank], BlockTimes) for rank in range(live.case.num_ranks)}
         self._record(live, phase, number, position, started_s, times)
         return True
 
-    def _told(self, command: m.Command, num_ranks: int, **wait: Any) -> dict[int, m.Command]:
+    def told(self, command: m.Command, num_ranks: int, **wait: Any) -> dict[int, m.Command]:
         """The command for the first ranks; the others wait for its beginning."""
-        return {rank: command if rank < num_ranks else m.Wait(**wait) for rank in range(len(self._workers))}
+        return {rank: command if rank < num_ranks else m.Wait(**wait) for rank in range(len(self.workers))}
 
     def _done(
         self, live: LiveCase, what: str, commands: Mapping[int, m.Command], *, limit_s: float
@@ -191,19 +174,16 @@ class Cases:
 
         Raises LostError where the ranks cannot go on to another case.
         """
-        self._workers.check()
-        self._recorder.note(live.index, what)
-        reports = self._workers.ask(commands, what, limit_s)
+        self.recorder.note(live.index, what)
+        reports = self.workers.ask(commands, what, limit_s)
         failure = failure_in(reports)
         if failure is None:
             return {rank: report.value for rank, report in reports.items()}
-        self._console.note(fail_case(self._recorder, live.index, failure))
-        self._settle(reports, live.index, live.case.num_ranks, live.case.backend)
+        self.console.note(fail_case(self.recorder, live.index, failure))
+        self.settle(reports, live.index, live.group)
         return None
 
-    def _settle(
-        self, reports: Mapping[int, m.Report], index: int | None, num_ranks: int, backend: str
-    ) -> None:
+    def settle(self, reports: Mapping[int, m.Report], index: int | None, group: m.GroupKey) -> None:
         """After a failure, wait for what the ranks have launched, and have them let go of the case.
 
         Raises LostError where that would never end: ranks that launched different numbers of collectives wait
@@ -212,10 +192,9 @@ class Cases:
         if any(report.restart for report in reports.values()) or not are_in_step(reports):
             raise LostError
         what = "what a failed case had launched"
-        self._recorder.note(None, what)
-        settle = m.Settle(index=index, num_ranks=num_ranks, backend=backend)
-        everyone = dict.fromkeys(range(len(self._workers)), settle)
-        if any(report.status != "ok" for report in self._workers.ask(everyone, what, LEAST_S).values()):
+        self.recorder.note(None, what)
+        everyone = self.told(m.Settle(index=index, group=group), len(self.workers))
+        if any(report.status != "ok" for report in self.workers.ask(everyone, what, LEAST_S).values()):
             raise LostError
 
     def _record(
@@ -229,31 +208,34 @@ class Cases:
     ) -> None:
         """Write down a block, with the times by rank, unless an earlier attempt has."""
         case_id = live.case.case_id
-        if (case_id, phase, round_index) in self._earlier.measured:
+        if (case_id, phase, round_index) in self._earlier:
             return
         for rank, block in times.items():
             if block.trace is not None:
-                self._recorder.add_trace(case_id, rank, block.trace)
+                self.recorder.add_trace(case_id, rank, block.trace)
             for name in FAILED.keys() & block.detail.keys():
                 why = f"{block.detail[name]}; the run goes on"
                 self._say_once(name, f"No {FAILED[name]} from rank {rank}: {why}")
         seconds = self.elapsed_s() - started_s
         self._schedule.add(case_id, phase, seconds, oversubscribed=live.oversubscribed)
         found = [(self._infos[rank].host, rank, block) for rank, block in times.items()]
-        self._recorder.add_block(block_rows(case_id, phase, round_index, position, started_s, found))
+        self.recorder.add_block(block_rows(case_id, phase, round_index, position, started_s, found))
 
-    def _drop(self, live: LiveCase) -> None:
-        self._live.remove(live)
-        self._everyone(m.Drop(index=live.index), "dropping a case")
+    def drop(self, live: LiveCase) -> None:
+        """Measure a case no further."""
+        self.live.remove(live)
+        self.between(m.Settle(index=live.index, group=live.group), "dropping a case")
 
-    def _everyone(self, command: m.Command, what: str, kind: Any = Any) -> list[Any]:
-        """What all ranks answer between cases."""
-        everyone = dict.fromkeys(range(len(self._workers)), command)
-        return [*self._workers.values(everyone, kind, what, preparing_s(self._settings)).values()]
+    def between(
+        self, command: m.Command, what: str, kind: Any = Any, *, num_ranks: int | None = None
+    ) -> list[Any]:
+        """What all ranks, or the first `num_ranks`, answer between cases."""
+        told = self.told(command, len(self.workers) if num_ranks is None else num_ranks)
+        return [*self.workers.values(told, kind, what, preparing_s(self.settings)).values()][:num_ranks]
 
-    def _next_turn(self) -> None:
+    def next_turn(self) -> None:
         """Wait until this run may compute, where it takes turns with others. Raises GaveUpError."""
-        limit_s = turn_s(self._settings)
+        limit_s = turn_s(self.settings)
         try:
             self._turns.next_turn(limit_s)
         except TimeoutError:
@@ -264,15 +246,15 @@ class Cases:
 
     def _rounds_s(self) -> float:
         """Seconds of the run but for those of training after the rounds, to which no limit applies."""
-        return self.elapsed_s() - sum(self._recorder.sustained_s().values())
+        return self.elapsed_s() - sum(self.recorder.sustained_s().values())
 
     def _show(self, what: str, position: int, total: int) -> None:
-        self._console.progress(what, position, total, self._stop_rule.left_s())
+        self.console.progress(what, position, total, self._stop_rule.left_s())
 
     def _say_once(self, what: str, line: str) -> None:
         """Say of the first case and rank what may concern many."""
         if what not in self._said:
-            self._console.note(line)
+            self.console.note(line)
         self._said.add(what)
 
 

@@ -27,16 +27,15 @@ from ddp_bench.bench.findings.notes import why_not_measured
 from ddp_bench.bench.predict.bound import bound
 from ddp_bench.bench.predict.calibration import load_calibration
 from ddp_bench.bench.predict.from_pass import write_calibration
-from ddp_bench.bench.run.close import STOPPED_BY_ERROR, finish_and_say, finish_quietly, timing_of
+from ddp_bench.bench.results.recorder import Recorder
+from ddp_bench.bench.run.close import STOPPED_BY_ERROR, finish_and_say, timing_of
 from ddp_bench.bench.run.described import check_alike, new_manifest, print_plan
 from ddp_bench.bench.run.failures import MOST_IDLE_ATTEMPTS, RESTART_EXIT_CODE, Failure, is_stuck
 from ddp_bench.bench.run.reopen import (
-    Opened,
     begin_attempt,
     check_same,
     open_run,
     progress_in,
-    progress_so_far,
     resumable_manifest,
     settle_fault,
 )
@@ -79,7 +78,7 @@ class Conductor:
         self._began_s = began_s
         self._prepared: m.Prepared | None = None
         self._profiled: m.Profiled | None = None
-        self._opened: Opened | None = None
+        self._recorder: Recorder | None = None
         self._console = Console(silent=how.quiet)
         self._startup_s: float | None = None
         self._over_s = 0.0
@@ -94,11 +93,11 @@ class Conductor:
             ignore_signals()
             return self._interrupted()
         except UsageError as error:
-            if self._opened is None:
+            if self._recorder is None:
                 raise
             self._console.progress_done()
             print(f"{speaker()}: {error.label}: {error}", file=sys.stderr)
-            finish_quietly(self._opened.recorder.folder, STOPPED_BY_ERROR, lock=self._opened.lock)
+            finish_and_say(self._recorder.folder, STOPPED_BY_ERROR)
             return error.exit_code
 
     def _attempts(self) -> int:
@@ -129,21 +128,17 @@ class Conductor:
             profile = m.Profile(settings=prepared.settings)
             self._profiled = workers.value(0, profile, m.Profiled, "start-up", START_LIMIT_S)
         begun = self._begin(prepared)
-        opened = self._open(prepared, self._profiled, begun)
-        earlier = progress_so_far(opened.recorder)
-        for note in opened.notes:
-            self._console.note(note)
+        recorder = self._opened(prepared, self._profiled, begun)
         if self._startup_s is None:
             self._startup_s = round(time.monotonic() - self._began_s, 2)
-        self._over_s = time.monotonic() - earlier.elapsed_s
+        self._over_s = time.monotonic() - recorder.elapsed_s
         session = Session(
             workers=workers,
             settings=prepared.settings,
             plan=prepared.plan,
             begun=begun,
-            recorder=opened.recorder,
+            recorder=recorder,
             console=self._console,
-            earlier=earlier,
         )
         reason = session.run()
         workers.end()
@@ -167,23 +162,25 @@ class Conductor:
         check_alike(begun)
         return begun
 
-    def _open(self, prepared: m.Prepared, profiled: m.Profiled, begun: Sequence[m.Begun]) -> Opened:
+    def _opened(self, prepared: m.Prepared, profiled: m.Profiled, begun: Sequence[m.Begun]) -> Recorder:
+        """The record of the run, whose folder is opened with the first attempt."""
         oom_kills = {one.place.host: one.oom_kills for one in begun if one.oom_kills is not None}
-        if self._opened is not None:
-            recorder = self._opened.recorder
+        if (recorder := self._recorder) is not None:
             recorder.tell(restarts=recorder.manifest.restarts + 1)
             begin_attempt(recorder, oom_kills)
-            self._opened = Opened(recorder, self._opened.lock)
-            return self._opened
+            return recorder
         how = self._how
         manifest = new_manifest(prepared, profiled, how.arguments, begun)
         if how.resume is not None:
             check_same(how.resume, resumable_manifest(how.resume), manifest)
-        self._opened = open_run(prepared.settings, prepared.plan, manifest, oom_kills, resume=how.resume)
-        return self._opened
+        opened = open_run(prepared.settings, prepared.plan, manifest, oom_kills, resume=how.resume)
+        self._recorder = opened.recorder
+        for note in opened.notes:
+            self._console.note(note)
+        return opened.recorder
 
     def _progress(self) -> tuple[int, ...]:
-        return () if self._opened is None else progress_in(self._opened.recorder)
+        return () if self._recorder is None else progress_in(self._recorder)
 
     def _lost(self, lost: LostError) -> int | None:
         """Write down what ended this attempt; the exit code, or None where the next attempt goes on here."""
@@ -203,13 +200,11 @@ class Conductor:
     def _write_down(self, failure: Failure | None) -> None:
         if failure is None:
             return
-        if self._opened is None:
-            print(f"{speaker()}: error: {failure.reason}", file=sys.stderr, flush=True)
-            return
-        recorder = self._opened.recorder
-        if failure.stacks:
-            failure = _with_stacks(failure, recorder.folder)
-        said = settle_fault(recorder, failure)
+        said: list[str] = []
+        if self._recorder is not None:
+            if failure.stacks:
+                failure = _with_stacks(failure, self._recorder.folder)
+            said = settle_fault(self._recorder, failure)
         for line in said or [f"{speaker()}: error: {failure.reason}"]:
             print(line, file=sys.stderr, flush=True)
 
@@ -220,12 +215,10 @@ class Conductor:
         self._workers.end_at_once()
         if said:
             print(f"{speaker()}: error: {said}", file=sys.stderr)
-        if self._opened is None:
-            if not said:
-                print(f"{speaker()}: error: the ranks ended before the run began", file=sys.stderr)
-        else:
-            close = finish_quietly if why == STOPPED_BY_ERROR else finish_and_say
-            close(self._opened.recorder.folder, why, lock=self._opened.lock)
+        if self._recorder is not None:
+            finish_and_say(self._recorder.folder, why)
+        elif not said:
+            print(f"{speaker()}: error: the ranks ended before the run began", file=sys.stderr)
         return code
 
     def _interrupted(self) -> int:
@@ -233,20 +226,20 @@ class Conductor:
         self._console.progress_done()
         if self._workers.launched is not None and self._workers.is_anyone_lost():
             what = "start-up"
-            if self._opened is not None and (under_way := self._opened.recorder.journal.state.under_way):
+            if self._recorder is not None and (under_way := self._recorder.journal.state.under_way):
                 what = under_way.what
             self._lost(self._workers.died(what))
             return RESTART_EXIT_CODE
-        if self._opened is not None:
+        if self._recorder is not None:
             self._ended("interrupted", ExitCode.INTERRUPTED)
         return ExitCode.INTERRUPTED
 
     def _conclude(self, stopped_because: str) -> int:
         """Write what a run that came to its end leaves, and say what was found; the exit code."""
-        assert self._opened is not None  # this and the others by the first attempt
+        assert self._recorder is not None  # this and the others by the first attempt
         assert self._prepared is not None
         assert self._profiled is not None
-        recorder, how = self._opened.recorder, self._how
+        recorder, how = self._recorder, self._how
         startup_s, over_s = self._startup_s or 0.0, self._over_s
         cases = recorder.write()
         folder, settings = recorder.folder, self._prepared.settings

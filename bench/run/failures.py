@@ -41,6 +41,9 @@ TURN_S = 900.0
 """Limit for the blocks of another run's turn; a turn may also be the preparation of a case."""
 
 
+IDLE = "its wait for the next command"
+"""Where a rank died that had not begun with what it was told last."""
+
 AFTER_ANOTHER = "ended because another rank failed"
 """What is said of a rank that is not the cause."""
 
@@ -55,6 +58,8 @@ class Failure:
     """How it went on each rank that is known of, for the kept file: one line, then a traceback or stacks."""
     stacks: Mapping[int, str] = field(default_factory=dict, compare=False)
     """Of ranks that were stuck, by rank."""
+    was_idle: bool = False
+    """Whether it came before what is noted as under way had begun, which is not to blame then."""
 
 
 def placed(reason: str, *where: str) -> str:
@@ -153,7 +158,8 @@ def failure_of(exit_codes: Mapping[int, int | None], *, what: str, out_of_memory
     kernel's OOM killer struck meanwhile.
     """
     found = _cause(exit_codes, what, out_of_memory=out_of_memory)
-    return replace(found, ranks={rank: _end(code) for rank, code in exit_codes.items()})
+    ranks = {rank: _end(code) for rank, code in exit_codes.items()}
+    return replace(found, ranks=ranks, was_idle=what == IDLE)
 
 
 def _end(code: int | None) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Sequence
 
 from ddp_bench.bench.case import Case
 from ddp_bench.bench.plan import Planned, is_base
-from ddp_bench.bench.results.recorder import Block
+from ddp_bench.bench.results.recorder import Recorder
 from ddp_bench.bench.run.sustain import blocks_left, is_sustained
 from ddp_bench.bench.settings import ResolvedSettings
 
@@ -67,12 +67,26 @@ def is_calibrated(case: Case, settings: ResolvedSettings) -> bool:
     )
 
 
-def is_measured(planned: Planned, settings: ResolvedSettings, measured: Container[Block]) -> bool:
-    """Whether every block that a run of fixed length wants of a case is there."""
-    return settings.rounds is not None and all(
-        (planned.case.case_id, phase, r) in measured
-        for phase, r in _fixed_blocks(planned, settings, settings.rounds)
-    )
+def unfinished(
+    plan: Sequence[Planned], settings: ResolvedSettings, recorder: Recorder
+) -> list[tuple[int, Planned]]:
+    """The cases of a plan that have something left to measure, with their places in it."""
+    settled = recorder.journal.state.settled
+    measured, sustained_s = recorder.measured(), recorder.sustained_s()
+
+    def is_done(planned: Planned) -> bool:
+        case_id = planned.case.case_id
+        if is_sustained(planned, settings) and blocks_left(settings, sustained_s.get(case_id, 0.0)):
+            return False
+        return settings.rounds is not None and all(
+            (case_id, phase, r) in measured for phase, r in _fixed_blocks(planned, settings, settings.rounds)
+        )
+
+    return [
+        (i, p)
+        for i, p in enumerate(plan)
+        if p.skip_reason is None and (i not in settled or settled[i].status == "ok") and not is_done(p)
+    ]
 
 
 def _fixed_blocks(planned: Planned, settings: ResolvedSettings, num_rounds: int) -> list[tuple[str, int]]:
@@ -84,23 +98,3 @@ def _fixed_blocks(planned: Planned, settings: ResolvedSettings, num_rounds: int)
         for phase in fixed_phases(case, oversubscribed=shared, round_index=r, settings=settings)
     ]
     return [*found, ("trace", AFTER_ROUNDS)] if is_traced(case, settings, last=True) else found
-
-
-def unfinished(
-    plan: Sequence[Planned],
-    settings: ResolvedSettings,
-    measured: Container[Block],
-    *,
-    dropped: Container[int],
-    sustained_s: Mapping[str, float],
-) -> list[tuple[int, Planned]]:
-    """The cases of a plan that have something left to measure, with their places in it."""
-
-    def is_done(planned: Planned) -> bool:
-        done_s = sustained_s.get(planned.case.case_id, 0.0)
-        trains_on = is_sustained(planned, settings) and blocks_left(settings, done_s)
-        return is_measured(planned, settings, measured) and not trains_on
-
-    return [
-        (i, p) for i, p in enumerate(plan) if p.skip_reason is None and i not in dropped and not is_done(p)
-    ]

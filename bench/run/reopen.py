@@ -29,9 +29,9 @@ from ddp_bench.bench.results.journal import (
     UnderWay,
     read,
 )
-from ddp_bench.bench.results.recorder import Block, Recorder
+from ddp_bench.bench.results.recorder import Recorder
 from ddp_bench.bench.results.store import FolderLock, read_manifest
-from ddp_bench.bench.run.failures import Failure, failure_of, is_stuck, progress_of, written
+from ddp_bench.bench.run.failures import IDLE, Failure, failure_of, is_stuck, progress_of, written
 from ddp_bench.bench.settings import Settings
 
 MAY_CHANGE = ("rounds", "max_time", "precision_target", "sustain", "case_timeout")
@@ -49,23 +49,6 @@ class Completion(StrEnum):
     NARROW = "every comparison is narrow enough for the margin"
     TIME = "time limit reached"
     NO_CASE = "no case is left to measure"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Progress:
-    """What was measured before this attempt of the run."""
-
-    measured: frozenset[Block]
-    dropped: frozenset[int]
-    """Places in the plan of the cases that are settled without being measured."""
-    layouts: Mapping[int, tuple[int, ...]]
-    """Bytes of the buckets of cases that are measured, by place in the plan."""
-    curves: frozenset[tuple[int, str]]
-    """Rank count and backend of the all-reduce curves that need no measuring."""
-    elapsed_s: float
-    last_round: int
-    sustained_s: Mapping[str, float]
-    """How long cases have trained after the rounds, by case id."""
 
 
 @dataclass(frozen=True)
@@ -91,46 +74,55 @@ def open_run(
     `oom_kills` are those of each host so far. Raises UsageError where the folder is not to be had,
     GaveUpError where restarts lead nowhere.
     """
-    run_id = os.environ.get("TORCHELASTIC_RUN_ID", "")
     folder = resume or (Path(settings.out) if settings.out else None)
-    earlier = _earlier(folder, run_id)
+    earlier = _earlier(folder, _run_id())
     notes: list[str] = []
-    if earlier is None and resume is None:
-        folder = store.claim(folder or store.default_folder(host=host_name(), name=settings.name))
-        lock = FolderLock(folder)
-        writer = store.RunWriter(folder)
+    if (there := earlier or resume) is None:
+        there = store.claim(folder or store.default_folder(host=host_name(), name=settings.name))
+        lock = FolderLock(there)
+        writer = store.RunWriter(there)
         writer.write_manifest(manifest)
         recorder = Recorder.begin(plan, writer)
     else:
-        folder = earlier or resume
-        assert folder is not None  # one of the two is set here
-        lock = FolderLock(folder)
-        recorder = Recorder.reopen(folder)
+        lock = FolderLock(there)
+        recorder = Recorder.reopen(there)
         code = _code_of(recorder, manifest)
         if earlier is not None:
-            _check_worth_it(recorder, settings)
-            before = recorder.journal.state.attempts[-1].oom_kills
-            starved = any(kills > before.get(host, kills) for host, kills in oom_kills.items())
-            found = failure_of({}, what=_under_way(recorder).what, out_of_memory=starved)
-            notes = settle_fault(recorder, found)
-            attempts = recorder.journal.state.attempts
-            if not notes and is_stuck([*(one.progress for one in attempts), progress_in(recorder)]):
-                raise GaveUpError(f"gave up: {found.reason}, again and again; see the messages above")
-            _check_devices(recorder.manifest, manifest)
+            notes = _after_a_restart(recorder, settings, manifest, oom_kills)
+            recorder.tell(restarts=recorder.manifest.restarts + 1, workload=code)
         else:
             _retry_failed_cases(recorder)
-        _carry_on(recorder, manifest, code, resumed=earlier is None)
+            _tell_of_resume(recorder, manifest, code)
     begin_attempt(recorder, oom_kills)
     return Opened(recorder, lock, tuple(notes))
 
 
+def _run_id() -> str:
+    """Of this launch by torchrun or srun; empty where there is none."""
+    return os.environ.get("TORCHELASTIC_RUN_ID", "")
+
+
+def _after_a_restart(
+    recorder: Recorder, settings: Settings, manifest: Manifest, oom_kills: Mapping[str, int]
+) -> list[str]:
+    """Settle what the attempt before has died of; what to tell the user. Raises GaveUpError."""
+    state = recorder.journal.state
+    reasons = why_not_measured(recorder.cases, settings.modes)
+    if state.ended in tuple(Completion) and reasons:
+        raise GaveUpError(f"the run has ended, and to start its ranks again changes nothing: {reasons[0]}")
+    before = state.attempts[-1].oom_kills
+    starved = any(kills > before.get(host, kills) for host, kills in oom_kills.items())
+    found = failure_of({}, what=_under_way(recorder).what, out_of_memory=starved)
+    notes = settle_fault(recorder, found)
+    if not notes and is_stuck([*(one.progress for one in state.attempts), progress_in(recorder)]):
+        raise GaveUpError(f"gave up: {found.reason}, again and again; see the messages above")
+    _check_devices(recorder.manifest, manifest)
+    return notes
+
+
 def begin_attempt(recorder: Recorder, oom_kills: Mapping[str, int]) -> None:
     """Note that workers have met."""
-    attempt = Attempt(
-        run_id=os.environ.get("TORCHELASTIC_RUN_ID", ""),
-        progress=progress_in(recorder),
-        oom_kills=dict(oom_kills),
-    )
+    attempt = Attempt(run_id=_run_id(), progress=progress_in(recorder), oom_kills=dict(oom_kills))
     recorder.journal.write(attempt, sync=True)
 
 
@@ -176,13 +168,6 @@ def _is_of(folder: Path, run_id: str) -> bool:
     return bool(attempts) and attempts[-1].run_id == run_id
 
 
-def _check_worth_it(recorder: Recorder, settings: Settings) -> None:
-    """Raise GaveUpError where a launcher starts the ranks of a run again that ended without a mode."""
-    reasons = why_not_measured(recorder.cases, settings.modes)
-    if recorder.journal.state.ended in tuple(Completion) and reasons:
-        raise GaveUpError(f"the run has ended, and to start its ranks again changes nothing: {reasons[0]}")
-
-
 def _check_devices(then: Manifest, now: Manifest) -> None:
     """Raise GaveUpError where ranks that started again have other devices: a GPU that fell off the bus."""
     gpus = [[rank.gpu for rank in one.ranks] for one in (then, now)]
@@ -200,7 +185,9 @@ def _under_way(recorder: Recorder) -> UnderWay:
 
 
 def settle_fault(recorder: Recorder, found: Failure) -> list[str]:
-    """Put a fault down to the case or curve that was under way; what to tell the user."""
+    """Put a fault down to the case or curve that was under way, if any was; what to tell the user."""
+    if found.was_idle:
+        recorder.note(None, IDLE)
     under_way = _under_way(recorder)
     if under_way.index is not None:
         return [fail_case(recorder, under_way.index, found)]
@@ -239,12 +226,9 @@ def progress_in(recorder: Recorder) -> tuple[int, ...]:
     return progress_of(recorder.journal.state, (recorder.folder / "blocks.csv").stat().st_size)
 
 
-def _carry_on(recorder: Recorder, new: Manifest, code: WorkloadCode | None, *, resumed: bool) -> None:
+def _tell_of_resume(recorder: Recorder, new: Manifest, code: WorkloadCode | None) -> None:
     """Put what has changed since the run began into its manifest."""
     old = recorder.manifest
-    if not resumed:
-        recorder.tell(restarts=old.restarts + 1, workload=code)
-        return
     again = Resumed(
         utc=datetime.now(UTC).isoformat(timespec="seconds"),
         command=new.command,
@@ -257,24 +241,6 @@ def _carry_on(recorder: Recorder, new: Manifest, code: WorkloadCode | None, *, r
         ranks=new.ranks,
         resumed=(*old.resumed, again),
         workload=code,
-    )
-
-
-def progress_so_far(recorder: Recorder) -> Progress:
-    """Return what has been measured by now."""
-    state = recorder.journal.state
-    return Progress(
-        measured=recorder.measured(),
-        dropped=frozenset(i for i, s in state.settled.items() if s.status != "ok"),
-        layouts={
-            i: state.layouts[p.case.case_id].num_bytes
-            for i, p in enumerate(state.plan)
-            if p.case.case_id in state.layouts and i in state.settled and state.settled[i].status == "ok"
-        },
-        curves=frozenset(state.curves),
-        elapsed_s=recorder.elapsed_s,
-        last_round=recorder.rounds,
-        sustained_s=recorder.sustained_s(),
     )
 
 

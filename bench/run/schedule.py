@@ -17,12 +17,16 @@ from ddp_bench.bench.case import Case
 from ddp_bench.bench.console import format_s
 from ddp_bench.bench.estimate import MIN_ROUNDS
 from ddp_bench.bench.expected_time import timed_block_s
+from ddp_bench.bench.layout import BucketLayout
 from ddp_bench.bench.plan import Planned
 from ddp_bench.bench.results.comparisons import Comparison
 from ddp_bench.bench.results.recorder import Recorder
+from ddp_bench.bench.results.round_times import ByRound
 from ddp_bench.bench.run.phases import fixed_phases, is_calibrated, is_traced, shuffled
 from ddp_bench.bench.run.reopen import Completion
 from ddp_bench.bench.settings import ResolvedSettings
+from ddp_bench.bench.stats import paired_ratio
+from ddp_bench.bench.worker.messages import GroupKey
 
 FIRST_LOOK = 10
 """Rounds before the first look at the widths; each later look comes after twice as many."""
@@ -41,6 +45,15 @@ LEAST_VISITS = {"no_sync": 2 * MIN_ROUNDS, "comm": 2 * MIN_ROUNDS, "calibration"
 CALIBRATION_STEPS = 20
 """A visit of the calibration pass takes about as long as so many steps; once measured, what it took."""
 
+FINALISTS = 2
+"""Cases that stay beside their reference: with one alone the best would be lost more often."""
+
+FINAL_SHARE = 0.6
+"""Share of the time that they and the reference have for themselves."""
+
+LEAST_ROUNDS = 4
+"""No case is dropped earlier: a single disturbance must not decide."""
+
 TIMED_SHARE = 0.55
 """Share of the measuring time that timed steps took where all kinds of blocks were due; for a forecast."""
 
@@ -51,15 +64,23 @@ def is_look(num_rounds: int) -> bool:
     return rest == 0 and factor > 0 and factor & (factor - 1) == 0
 
 
-@dataclass(frozen=True)
-class Visitable:
+@dataclass
+class LiveCase:
     """A case that is ready to be measured."""
 
     index: int
     case: Case
     oversubscribed: bool
-    step_s: float
-    """Of its warm-up."""
+    layout: BucketLayout | None = None
+    longest_step_s: float = 0.0
+    """Of the warm-up, over all ranks."""
+    step_s: float = 0.0
+    """A usual one at the end of the warm-up, on the slowest rank."""
+
+    @property
+    def group(self) -> GroupKey:
+        """Of its ranks."""
+        return self.case.num_ranks, self.case.backend
 
 
 @dataclass
@@ -82,7 +103,7 @@ class Schedule:
         self.took_s[case_id, phase] = seconds
 
     def round(
-        self, live: Sequence[Visitable], round_index: int, *, resting: Collection[str] = frozenset()
+        self, live: Sequence[LiveCase], round_index: int, *, resting: Collection[str] = frozenset()
     ) -> dict[int, list[str]]:
         """The phases of every case to be visited in a round, by its place in the plan.
 
@@ -123,7 +144,7 @@ class Schedule:
         seed = f"{self.settings.seed}/{round_index}"
         return {index: shuffled(phases, f"{seed}/{index}") for index, phases in chosen.items()}
 
-    def shortage(self, live: Sequence[Visitable], left_s: float) -> str:
+    def shortage(self, live: Sequence[LiveCase], left_s: float) -> str:
         """Say that the time left gives no intervals, and what would; empty where it is enough."""
         if self.settings.rounds is not None:
             return ""
@@ -146,7 +167,7 @@ class Schedule:
             f"{100 * self._expected_s(longest, 'timed') / round_s:.0f}% of a round)"
         )
 
-    def _has_enough(self, one: Visitable) -> bool:
+    def _has_enough(self, one: LiveCase) -> bool:
         """Whether its timed blocks are enough for an interval."""
         return self.visits[one.case.case_id, "timed"] >= MIN_ROUNDS
 
@@ -171,14 +192,14 @@ class Schedule:
         return ["timed", *often, *once]
 
     def _affordable(
-        self, wanted: Sequence[tuple[Visitable, str]], kind: str, *, per_round: int
-    ) -> list[tuple[Visitable, str]]:
+        self, wanted: Sequence[tuple[LiveCase, str]], kind: str, *, per_round: int
+    ) -> list[tuple[LiveCase, str]]:
         """Those cases and phases visited least, as many as the share of their kind allows.
 
         Where the next is too much now nothing comes: a cheaper one would always be before it.
         """
         total_s, spent_s = sum(self.spent_s.values()), self.spent_s[kind]
-        found: list[tuple[Visitable, str]] = []
+        found: list[tuple[LiveCase, str]] = []
         by_visits = sorted(wanted, key=lambda pair: self.visits[pair[0].case.case_id, pair[1]])
         for one, phase in by_visits[:per_round]:
             cost_s = self._expected_s(one, phase)
@@ -188,19 +209,19 @@ class Schedule:
             found.append((one, phase))
         return found
 
-    def _is_due(self, one: Visitable, phase: str) -> bool:
+    def _is_due(self, one: LiveCase, phase: str) -> bool:
         """Whether a pass comes whatever it costs, after every second timed block until it has its least."""
         visits, timed = (self.visits[one.case.case_id, name] for name in (phase, "timed"))
         return visits < LEAST_VISITS.get(phase, 1) and timed > 2 * visits
 
-    def _shared(self, shared: Sequence[Visitable]) -> list[Visitable]:
+    def _shared(self, shared: Sequence[LiveCase]) -> list[LiveCase]:
         """All cases that share devices, where their share of the time allows a visit to each."""
         cost_s = sum(2 * self._expected_s(one, "timed") for one in shared)
         total_s = sum(self.spent_s.values())
         affordable = self.spent_s["shared"] + cost_s <= SHARES["shared"] * (total_s + cost_s)
         return list(shared) if affordable else []
 
-    def _expected_s(self, one: Visitable, phase: str) -> float:
+    def _expected_s(self, one: LiveCase, phase: str) -> float:
         """Seconds of the next block of a phase: those of the last one, or else by the case's step."""
         steps = self.steps_of(phase, one.step_s)
         return self.took_s.get((one.case.case_id, phase), steps * one.step_s)
@@ -262,10 +283,6 @@ def expected_half_width(
     return float(stdtrit(rounds - 1, 0.975)) * scatter * math.sqrt(2 / rounds)
 
 
-MIN_ROUNDS_FOR_TARGET = MIN_ROUNDS
-"""A precision target ends no run sooner: fewer rounds can agree by chance."""
-
-
 class StopRule:
     """Decides when a run has measured enough."""
 
@@ -286,7 +303,8 @@ class StopRule:
             if num_rounds >= wanted:
                 return Completion.ROUNDS
         elif target is not None:
-            if num_rounds >= MIN_ROUNDS_FOR_TARGET and self._recorder.half_width() <= target:
+            # Fewer rounds can agree by chance.
+            if num_rounds >= MIN_ROUNDS and self._recorder.half_width() <= target:
                 return Completion.TARGET
         elif is_look(num_rounds) and self._is_narrow():
             return Completion.NARROW
@@ -320,3 +338,35 @@ class StopRule:
     def out_of_time(self) -> bool:
         left = self.left_s()
         return left is not None and left <= 0
+
+
+def dropped(
+    pairs: Sequence[tuple[str, str]], rates: Mapping[str, ByRound], left_share: float
+) -> frozenset[str]:
+    """Name the cases that a race (`--race`) measures no further.
+
+    Successive elimination: at even intervals the case that looks worst against its reference is dropped, and
+    what remains of the time goes to the reference and the best two (after the successive rejects of Audibert,
+    Bubeck and Munos, "Best Arm Identification in Multi-Armed Bandits", 2010). No test is involved, so no
+    threshold either; what is said in the end rests on the run's intervals, for as many cases as began.
+
+    Args:
+        pairs: that the run compares, (case, reference); a reference is never dropped.
+        rates: throughput by round, of every case that is still measured.
+        left_share: of the time or the rounds for measuring, from 1 down to 0.
+    """
+    found: set[str] = set()
+    for reference in dict.fromkeys(reference for _, reference in pairs):
+        challengers = [case_id for case_id, its_reference in pairs if its_reference == reference]
+        others = [case_id for case_id in challengers if case_id in rates]
+        own = rates.get(reference, {})
+        if all(len(rates[case_id].keys() & own.keys()) >= LEAST_ROUNDS for case_id in others):
+            gains = {case_id: paired_ratio(rates[case_id], own).estimate for case_id in others}
+            found |= set(sorted(others, key=lambda c: -gains[c])[num_kept(len(challengers), left_share) :])
+    return frozenset(found - {reference for _, reference in pairs})
+
+
+def num_kept(challengers: int, left_share: float) -> int:
+    """Count the challengers that are still measured with `left_share` of the time left."""
+    early = max((left_share - FINAL_SHARE) / (1 - FINAL_SHARE), 0.0)
+    return min(FINALISTS + math.ceil((challengers - FINALISTS) * early), challengers)

@@ -9,16 +9,16 @@ from typing import Any
 
 from ddp_bench.bench.cluster.load import LoadReading, mean_load, other_loads
 from ddp_bench.bench.cluster.turns import interleaved_id
-from ddp_bench.bench.plan import Planned, equal_layout_reason, round_order
+from ddp_bench.bench.plan import equal_layout_reason, round_order
 from ddp_bench.bench.results.aggregate import rate_half_widths
+from ddp_bench.bench.results.journal import State
 from ddp_bench.bench.run import sustain
 from ddp_bench.bench.run.alone import measure_curves, measure_rates
-from ddp_bench.bench.run.cases import Cases, LiveCase
+from ddp_bench.bench.run.cases import Cases
 from ddp_bench.bench.run.failures import block_s
 from ddp_bench.bench.run.phases import AFTER_ROUNDS, is_traced, unfinished
-from ddp_bench.bench.run.race import dropped
 from ddp_bench.bench.run.reopen import Completion
-from ddp_bench.bench.run.schedule import FIRST_LOOK, Visitable, is_look, resting_cases
+from ddp_bench.bench.run.schedule import FIRST_LOOK, LiveCase, dropped, is_look, resting_cases
 from ddp_bench.bench.run.summary import case_table
 from ddp_bench.bench.worker import messages as m
 
@@ -37,157 +37,129 @@ class Session(Cases):
 
     def run(self) -> str:
         """Prepare every case, then measure rounds until there is a reason to stop: that reason."""
-        self._measure_rates()
+        measure_rates(self)
         self._prepare_cases()
         self._drop_equal_layouts()
-        self._everyone(m.Freeze(), "the work between cases")
-        self._measure_curves()
+        self.between(m.Freeze(), "the work between cases")
+        measure_curves(self)
         self._count_earlier()
         self._say_if_too_short()
         before = self._load()
-        num_rounds = self._earlier.last_round
-        if self._settings.rounds is not None:
+        num_rounds = earlier_rounds = self.recorder.rounds
+        if self.settings.rounds is not None:
             for round_index in range(1, num_rounds + 1):
                 self._measure_round(round_index)  # what an earlier attempt left out of it
         while not (reason := self._reason_to_stop(num_rounds)):
             num_rounds += 1
             self._measure_round(num_rounds)
             self._drop_slowest(num_rounds)
-        self._note_load(before, num_rounds)
+        if num_rounds > earlier_rounds:
+            self._note_load(before)
         # A profiler may leave steps slower behind: whatever is profiled on a GPU comes last.
         self._sustain()
         self._trace_last()
-        self._console.progress_done()
+        self.console.progress_done()
         self._turns.close()
         return reason
 
     def _load(self) -> list[LoadReading | None]:
-        found: list[LoadReading | None] = self._everyone(
+        found: list[LoadReading | None] = self.between(
             m.Load(), "reading the machine's load", LoadReading | None
         )
         return found
 
-    def _note_load(self, before: Sequence[LoadReading | None], num_rounds: int) -> None:
+    def _note_load(self, before: Sequence[LoadReading | None]) -> None:
         """Record what else used the cores during the rounds; of runs in turns it is mostly the other run."""
         after = self._load()
-        if interleaved_id() is not None or num_rounds == self._earlier.last_round:
+        if interleaved_id() is not None:
             return
-        loads, earlier = other_loads(before, after), self._recorder.manifest.load
+        loads, earlier = other_loads(before, after), self.recorder.manifest.load
         if len(earlier) == len(loads):
             loads = [mean_load(*pair) for pair in zip(loads, earlier, strict=True)]
-        self._recorder.tell(load=tuple(loads))
+        self.recorder.tell(load=tuple(loads))
 
     def _reason_to_stop(self, num_rounds: int) -> str:
         """Why to measure no more after so many rounds; empty while the run goes on."""
-        return self._stop_rule.reason(num_rounds) if self._live else Completion.NO_CASE
-
-    def _measure_rates(self) -> None:
-        """Measure the devices by themselves, while no case needs their memory, unless it was done before."""
-        if self._recorder.manifest.roofline:
-            return
-        self._next_turn()
-        found = measure_rates(self._workers, self._recorder, self._plan, self._settings, self._console.note)
-        self._recorder.tell(roofline=tuple(found))
+        return self._stop_rule.reason(num_rounds) if self.live else Completion.NO_CASE
 
     def _prepare_cases(self) -> None:
-        earlier = self._earlier
-        wanted = unfinished(
-            self._plan,
-            self._settings,
-            earlier.measured,
-            dropped=earlier.dropped,
-            sustained_s=earlier.sustained_s,
-        )
+        wanted = unfinished(self.plan, self.settings, self.recorder)
         for position, (index, planned) in enumerate(wanted):
             self._show(f"preparing {planned.case.case_id}", position, len(wanted))
             self._prepare_case(index, planned)
 
     def _drop_equal_layouts(self) -> None:
         """Measure every bucket layout once: different caps can give the same one."""
-        for live, first in equal_layouts(self._live, self._plan, self._earlier.layouts):
-            self._drop(live)
-            self._recorder.set_outcome(live.index, "skipped", equal_layout_reason(first))
-
-    def _measure_curves(self) -> None:
-        if self._settings.allreduce_curve or self._settings.calibrate:
-            measure_curves(
-                [live for live in self._live if live.case.communicates],
-                self._workers,
-                self._recorder,
-                self._settings,
-                done=self._earlier.curves,
-                settle=self._settle,
-            )
+        for live, first in equal_layouts(self.live, self.recorder.journal.state):
+            self.drop(live)
+            self.recorder.set_outcome(live.index, "skipped", equal_layout_reason(first))
 
     def _measure_round(self, round_index: int) -> None:
         """Measure what every live case lacks of this round, in the order that the seed gives."""
-        runnable = [i for i, p in enumerate(self._plan) if p.skip_reason is None]
-        order = round_order(len(runnable), seed=self._settings.seed, round_index=round_index)
-        by_index = {live.index: live for live in self._live}
+        runnable = [i for i, p in enumerate(self.plan) if p.skip_reason is None]
+        order = round_order(len(runnable), seed=self.settings.seed, round_index=round_index)
+        by_index = {live.index: live for live in self.live}
         in_order = [by_index[runnable[i]] for i in order if runnable[i] in by_index]
-        chosen = self._schedule.round(self._visitable(), round_index, resting=self._resting)
+        chosen = self._schedule.round(self.live, round_index, resting=self._resting)
         missing = {live.index: self._missing(live, round_index, chosen) for live in in_order}
         in_order = [live for live in in_order if missing[live.index]]
         if not in_order:
             return
         for position, live in enumerate(in_order):
             self._show(f"round {round_index} {live.case.case_id}", position, len(in_order))
-            self._next_turn()
+            self.next_turn()
             self._measure_case(live, round_index, position, missing[live.index])
             if round_index > 1 and self._stop_rule.out_of_time():
                 break
-        self._recorder.note(None, "between rounds")
+        self.recorder.note(None, "between rounds")
         self._look(round_index)
 
     def _trace_last(self) -> None:
         """Trace every case that is traced after all rounds, once, whatever the time."""
         wanted = [
             live
-            for live in self._live
-            if is_traced(live.case, self._settings, last=True)
-            and (live.case.case_id, "trace", AFTER_ROUNDS) not in self._earlier.measured
+            for live in self.live
+            if is_traced(live.case, self.settings, last=True)
+            and (live.case.case_id, "trace", AFTER_ROUNDS) not in self._earlier
         ]
         for position, live in enumerate(wanted):
-            self._console.progress(f"trace {live.case.case_id}", position, len(wanted), None)
-            self._next_turn()
+            self.console.progress(f"trace {live.case.case_id}", position, len(wanted), None)
+            self.next_turn()
             self._measure_case(live, AFTER_ROUNDS, position, ["trace"])
         if wanted:
-            self._recorder.note(None, "between rounds")
-
-    def _visitable(self) -> list[Visitable]:
-        return [Visitable(one.index, one.case, one.oversubscribed, one.step_s) for one in self._live]
+            self.recorder.note(None, "between rounds")
 
     def _say_if_too_short(self) -> None:
         """Before the rounds, say where preparation has left too little time for intervals."""
         left_s = self._stop_rule.left_s()
-        if left_s is None or not self._live:
+        if left_s is None or not self.live:
             return
-        if short := self._schedule.shortage(self._visitable(), left_s):
-            self._console.note(short)
+        if short := self._schedule.shortage(self.live, left_s):
+            self.console.note(short)
 
     def _say_what_can_be_told(self) -> None:
         """After two looks, or the only one: what differences the time given can tell here."""
-        width = max((one.half_width for one in self._recorder.comparisons), default=math.inf)
+        width = max((one.half_width for one in self.recorder.comparisons), default=math.inf)
         left_s, spent_s = self._stop_rule.left_s(), self.elapsed_s()
         if math.isinf(width) or left_s is None:
             return
         reached = 100 * width * math.sqrt(spent_s / (spent_s + max(left_s, 0.0)))
-        wanted = 100 * self._settings.margin / 2
+        wanted = 100 * self.settings.margin / 2
         help_ = (
             "" if reached <= wanted else f"; ±{wanted:g}% takes {(reached / wanted) ** 2:.1f} times as long"
         )
-        self._console.note(
+        self.console.note(
             f"About ±{reached:.1f}% is what comparisons can reach here in the time given{help_}"
         )
 
     def _missing(self, live: LiveCase, round_index: int, chosen: Mapping[int, list[str]]) -> list[str]:
         found = chosen.get(live.index, [])
-        return [p for p in found if (live.case.case_id, p, round_index) not in self._earlier.measured]
+        return [p for p in found if (live.case.case_id, p, round_index) not in self._earlier]
 
     def _count_earlier(self) -> None:
         """Let the schedule know of the blocks of earlier attempts."""
-        lives = {live.case.case_id: live for live in self._live}
-        for case_id, phase, _ in self._earlier.measured:
+        lives = {live.case.case_id: live for live in self.live}
+        for case_id, phase, _ in self._earlier:
             if (live := lives.get(case_id)) is not None and phase != "warmup":
                 seconds = self._schedule.steps_of(phase, live.step_s) * live.step_s
                 self._schedule.add(case_id, phase, seconds, oversubscribed=live.oversubscribed)
@@ -196,19 +168,19 @@ class Session(Cases):
         """Bring the tables up to date now and then, and at a look rest the cases that have enough."""
         look = is_look(num_rounds)
         if look or self.elapsed_s() - self._written_s >= WRITE_EVERY_S:
-            self._console.table(case_table(self._recorder.write()))
+            self.console.table(case_table(self.recorder.write()))
             self._written_s = self.elapsed_s()
         left_s = self._stop_rule.left_s()
         is_last = left_s is not None and left_s < self.elapsed_s()
-        if self._settings.rounds is None and num_rounds == (FIRST_LOOK if is_last else 2 * FIRST_LOOK):
+        if self.settings.rounds is None and num_rounds == (FIRST_LOOK if is_last else 2 * FIRST_LOOK):
             self._say_what_can_be_told()
-        if look and not self._settings.race:
-            self._resting = resting_cases(self._recorder.comparisons, rate_half_widths(self._recorder.cases))
+        if look and not self.settings.race:
+            self._resting = resting_cases(self.recorder.comparisons, rate_half_widths(self.recorder.cases))
 
     def _measure_case(self, live: LiveCase, round_index: int, position: int, wanted: Sequence[str]) -> None:
         """Measure the `wanted` phases of a case, a block each; it is dropped where one fails."""
-        steps = self._settings.steps_per_block(live.step_s)
-        limit_s = block_s(self._settings, live.longest_step_s, live.step_s)
+        steps = self.settings.steps_per_block(live.step_s)
+        limit_s = block_s(self.settings, live.longest_step_s, live.step_s)
         for phase in wanted:
             what = f"its {phase}" if round_index == AFTER_ROUNDS else f"round {round_index} ({phase})"
             gives = self._gives_caches_back and phase == wanted[0]
@@ -219,10 +191,10 @@ class Session(Cases):
 
     def _sustain(self) -> None:
         """After the rounds, train every case with devices of its own without a pause, in the plan's order."""
-        cases = [live for live in self._live if sustain.is_sustained(live, self._settings)]
+        cases = [live for live in self.live if sustain.is_sustained(live, self.settings)]
         for position, live in enumerate(cases):
-            before = [n for c, p, n in self._earlier.measured if (c, p) == (live.case.case_id, "sustained")]
-            limit_s = sustain.limit_s(self._settings, live.longest_step_s, live.step_s)
+            before = [n for c, p, n in self._earlier if (c, p) == (live.case.case_id, "sustained")]
+            limit_s = sustain.limit_s(self.settings, live.longest_step_s, live.step_s)
             for number in itertools.count(1 + max(before, default=0)):
                 steps = self._sustained_steps(cases[position:])
                 what = f"sustained block {number}"
@@ -231,48 +203,43 @@ class Session(Cases):
                 ):
                     break
             # Between blocks of one case it would be a pause.
-            self._console.table(case_table(self._recorder.write()))
+            self.console.table(case_table(self.recorder.write()))
 
     def _sustained_steps(self, cases: Sequence[LiveCase]) -> int:
         """Steps of the next block of the first of `cases`, those still to train; 0 where it is enough."""
         case_id = cases[0].case.case_id
-        times = self._recorder.times_of(case_id)
-        steps = sustain.next_steps(self._settings, times)
+        times = self.recorder.times_of(case_id)
+        steps = sustain.next_steps(self.settings, times)
         if steps:
             done = len(times.sustained_ms)
-            total = done + sustain.blocks_left(self._settings, times.sustained_s)
-            seconds = sustain.left_s(self._settings, cases, self._recorder.sustained_s())
-            self._console.progress(f"sustained {case_id}", done, total, seconds)
+            total = done + sustain.blocks_left(self.settings, times.sustained_s)
+            seconds = sustain.left_s(self.settings, cases, self.recorder.sustained_s())
+            self.console.progress(f"sustained {case_id}", done, total, seconds)
         return steps
 
     def _drop_slowest(self, num_rounds: int) -> None:
         """In a race, measure no further what is slowest; its results stay."""
-        if not self._settings.race:
+        if not self.settings.race:
             return
-        rates = self._recorder.images_per_s()
-        live_ids = [live.case.case_id for live in self._live]
+        rates = self.recorder.images_per_s()
+        live_ids = [live.case.case_id for live in self.live]
         measured = {case_id: rates[case_id] for case_id in live_ids if case_id in rates}
-        named = dropped(self._recorder.pairs(), measured, self._stop_rule.left_share(num_rounds))
-        for live in [live for live in self._live if live.case.case_id in named]:
-            self._drop(live)
+        named = dropped(self.recorder.pairs(), measured, self._stop_rule.left_share(num_rounds))
+        for live in [live for live in self.live if live.case.case_id in named]:
+            self.drop(live)
 
 
-def equal_layouts(
-    cases: Sequence[LiveCase], plan: Sequence[Planned], earlier_layouts: Mapping[int, Sequence[int]]
-) -> list[tuple[LiveCase, str]]:
+def equal_layouts(cases: Sequence[LiveCase], state: State) -> list[tuple[LiveCase, str]]:
     """Return those of `cases` whose bucket layout an earlier one has, with its case id.
 
-    Args:
-        cases: prepared, in the plan's order.
-        plan: of the run.
-        earlier_layouts: bucket sizes in bytes that an earlier attempt found, by place in the plan.
+    `cases` are prepared, in the plan's order; earlier attempts have found the layouts that `state` has more.
     """
     here = {live.index for live in cases}
     seen: dict[tuple[Any, ...], str] = {}
-    for index, sizes in earlier_layouts.items():
-        if index not in here:
-            case = plan[index].case
-            seen[(*case.apart_from_cap, tuple(sizes))] = case.case_id
+    for index, settled in sorted(state.settled.items()):
+        case = state.plan[index].case
+        if settled.status == "ok" and index not in here and case.case_id in state.layouts:
+            seen[(*case.apart_from_cap, state.layouts[case.case_id].num_bytes)] = case.case_id
     found = []
     for live in cases:
         if live.layout is None:

@@ -18,7 +18,7 @@ import msgspec
 from ddp_bench.bench.cluster.process import is_rank, process_name
 from ddp_bench.bench.cluster.scratch import remove_abandoned
 from ddp_bench.bench.errors import ExitCode, NotMeasuredError, UsageError
-from ddp_bench.bench.run.failures import AFTER_ANOTHER, Failure, failure_of, placed
+from ddp_bench.bench.run.failures import AFTER_ANOTHER, IDLE, Failure, failure_of, placed
 from ddp_bench.bench.run.processes import Processes, expected_device, modules_for, worker_variables
 from ddp_bench.bench.settings import Settings
 from ddp_bench.bench.sysfs import oom_kills
@@ -93,6 +93,8 @@ class Workers:
         self._pending: dict[socket.socket, bytearray] = {}
         self._lost: dict[int, int | None] = {}
         """Exit codes of those that have gone, by rank; None where another process has started it."""
+        self._was_idle = False
+        """Whether one of them had not begun with what it was told last."""
         self._oom_kills = oom_kills()
         self.store_port = 0
 
@@ -162,12 +164,6 @@ class Workers:
             if self._lost:
                 raise self.died("start-up")
 
-    def check(self) -> None:
-        """Raise LostError where a worker has gone since the last answer: what comes next is not to blame."""
-        self._poll(0.0)
-        if self._lost:
-            raise self.died("between blocks")
-
     def value(self, rank: int, command: m.Command, kind: Any, what: str, limit_s: float) -> Any:
         """What one worker answers, outside all cases. Raises UsageError, LostError."""
         (found,) = self.values({rank: command}, kind, what, limit_s).values()
@@ -190,8 +186,7 @@ class Workers:
         Raises UsageError for a mistake of the user that a worker has found, and LostError where one dies,
         takes longer than `limit_s`, or leaves the others waiting.
         """
-        for rank, command in commands.items():
-            self._send(rank, command)
+        self._tell(commands)
         reports: dict[int, m.Report] = {}
         began_s = time.monotonic()
         deadline_s = began_s + limit_s
@@ -217,6 +212,14 @@ class Workers:
                         late = lambda: self._raised(reports)  # noqa: E731
         return {rank: reports[rank] for rank in sorted(reports)}
 
+    def _tell(self, commands: Mapping[int, m.Command]) -> None:
+        """Send commands, unless a worker has gone since the last answer. Raises LostError."""
+        self._poll(0.0)
+        if self._lost:
+            raise self.died(IDLE)
+        for rank, command in commands.items():
+            self._send(rank, command)
+
     def _send(self, rank: int, command: m.Command) -> None:
         with contextlib.suppress(OSError):  # it has died: that is found where its answer is awaited
             self._workers[rank].connection.sendall(m.encode(command))
@@ -232,16 +235,17 @@ class Workers:
             assert isinstance(connection, socket.socket)
             content = _received(connection)
             if key.data is None:
-                self._greet(connection, content)
+                self._greet(connection, content or b"")
                 continue
             worker = self._workers.get(key.data)
             if worker is None or worker.connection is not connection:
                 self._forget(connection)
             else:
-                answers = worker.taken(content)
+                answers = worker.taken(content or b"")
                 if not answers and not content:
                     self._forget(connection)
                     self._lost[key.data] = None
+                    self._was_idle |= content is None
                     found.append((key.data, None))
                 found += [(key.data, answer) for answer in answers]
         return found
@@ -284,6 +288,7 @@ class Workers:
             self._poll(left_s)
         for rank, code in self._lost.items():
             self._lost[rank] = self._processes.code(rank) if code is None else code
+        what = IDLE if self._was_idle else what
         found = failure_of(self._lost, what=what, out_of_memory=self._ran_out_of_memory())
         return LostError(found, {rank: code for rank, code in self._lost.items() if code is not None})
 
@@ -319,8 +324,8 @@ class Workers:
             did = f"waited for {answer.waits_for}" if answer.waits_for else "was at work"
             ranks[rank] = f"{did}\n{answer.stacks}"
         working = [f"{self._workers[k]} {one.where}" for k, one in sorted(told.items()) if not one.waits_for]
-        late = [f"{self._workers[rank]} gave no answer" for rank in sorted(silent)] + working
-        if late:
+        # Who is at work may wait, deep in a step, for one that gives no answer.
+        if late := [f"{self._workers[rank]} gave no answer" for rank in sorted(silent)] or working:
             who = listed(late, MOST_NAMED)
         else:
             first = min(told)
@@ -359,6 +364,7 @@ class Workers:
             self._forget(worker.connection)
         self._workers.clear()
         self._lost.clear()
+        self._was_idle = False
         self._processes.end_all()
         self._oom_kills = oom_kills()
         self._token = uuid.uuid4().hex
@@ -403,9 +409,16 @@ def _listener(*, one_host: bool) -> socket.socket:
     return socket.create_server(("", 0))
 
 
-def _received(connection: socket.socket) -> bytes:
+def _received(connection: socket.socket) -> bytes | None:
+    """What has come: nothing from a worker that has gone, None where it had not read what it was sent.
+
+    A worker reads a command at once. So one that has not had died before, however late its end is seen: the
+    kernel takes back a process's memory first. TCP resets what is closed with something unread (RFC 2525).
+    """
     try:
         return connection.recv(2**20)
+    except ConnectionResetError:
+        return None
     except OSError:
         return b""
 

@@ -1,12 +1,22 @@
-"""The GPUs that ranks see, by the UUIDs that torch tells, and the machine they are in."""
+"""The GPUs that ranks see, by the UUIDs that torch tells, the cores next to them, and their machine.
+
+PyTorch's own binding to cores (torch.numa) reaches a rank through numactl, which need not be there, at the
+command that its agent starts: a proxy here, of whose affinity a forked rank has nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
 
 import msgspec
+import psutil
 import torch
 
+from ddp_bench.bench import sysfs
 from ddp_bench.bench.cluster.process import host_name
 from ddp_bench.bench.gpus import gpus, pairs
 from ddp_bench.bench.machine import machine
@@ -42,3 +52,35 @@ def this_machine(seen: Sequence[SeenGpus]) -> FirstHost:
     known = {uuid: facts for one in here for uuid, facts in zip(one.uuids, one.facts, strict=False)}
     joined = tuple(pairs(list(known)))
     return msgspec.structs.replace(machine(host_name()), gpus=tuple(known.values()), gpu_pairs=joined)
+
+
+def near_cores(device: torch.device, root: Path = Path("/")) -> frozenset[int]:
+    """The cores of a GPU's NUMA node, as the kernel lists them: all where the firmware does not say.
+
+    Empty where it lists none.
+    """
+    gpu: Any = torch.cuda.get_device_properties(device)
+    slot = f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"
+    listed = sysfs.text(root / "sys/bus/pci/devices" / slot / "local_cpulist")
+    return sysfs.cores_in(listed or "") or frozenset()
+
+
+def is_narrowed(allowed: Iterable[int], root: Path = Path("/")) -> bool:
+    """Whether somebody has kept this process from some of the machine's cores."""
+    online = sysfs.cores_in(sysfs.text(root / "sys/devices/system/cpu/online") or "") or frozenset()
+    return not online.issubset(allowed)
+
+
+def bind(cores: frozenset[int], allowed: Iterable[int]) -> str:
+    """Keep this process on those of `cores` that are `allowed`; them as text, empty where nothing changes."""
+    chosen = cores.intersection(allowed)
+    if not chosen or chosen == set(allowed) or not hasattr(os, "sched_setaffinity"):
+        return ""
+    try:
+        os.sched_setaffinity(0, chosen)
+    except OSError:
+        return ""  # a sandbox may forbid it
+    for thread in psutil.Process().threads():  # those of CUDA's driver and of gloo are there already
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(thread.id, chosen)
+    return sysfs.ranges(chosen)

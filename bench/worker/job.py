@@ -21,7 +21,6 @@ from ddp_bench.bench.resolve import GpuKind, with_device_defaults
 from ddp_bench.bench.settings import ResolvedSettings, Settings
 from ddp_bench.bench.worker.devices import num_gpus
 from ddp_bench.bench.worker.messages import Launched, SeenGpus
-from ddp_bench.models.data import check_folder
 from ddp_bench.models.registry import default_image_size, load_workload, resnet_workload
 from ddp_bench.models.step import as_set, has_fused_optimizer, takes_images
 from ddp_bench.models.workload import Workload
@@ -49,6 +48,8 @@ def prepare(asked: Settings, launched: Launched | None = None) -> Job:
     _check_precision(settings)
     workload = workload_of(settings)
     if settings.data not in ("device", "host"):
+        from ddp_bench.models.folder import check_folder  # torchvision takes seconds to import
+
         check_folder(Path(settings.data))
     machine = _machine(device_type, num_devices, launched)
     num_devices = machine.devices_per_node

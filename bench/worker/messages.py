@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import socket
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, Union
 
 import msgspec
 
@@ -27,6 +27,9 @@ MOST_HELLO = 2**16
 """Bytes of the first line of a worker."""
 
 LOOPBACK = "127.0.0.1"
+
+GroupKey: TypeAlias = tuple[int, str]
+"""A process group: the number of its ranks, the first ones, and its backend, empty where they need none."""
 
 NO_GROUP = -1
 """Stands for the number of collectives on a rank outside the case's process group; no count is negative."""
@@ -120,10 +123,9 @@ class Rate(Command, frozen=True):
 
 
 class Group(Command, frozen=True):
-    """Make the process group of the first `num_ranks` ranks; all ranks together."""
+    """Make a process group; all ranks together."""
 
-    num_ranks: int
-    backend: str
+    group: GroupKey
 
 
 class Split(Command, frozen=True):
@@ -172,53 +174,22 @@ class Block(Command, frozen=True):
 class Curve(Command, frozen=True):
     """Time an all-reduce of so many bytes by itself: milliseconds."""
 
-    num_ranks: int
-    backend: str
+    group: GroupKey
     num_bytes: int
 
 
 class Settle(Command, frozen=True):
-    """After a failure, wait for what was launched on its group, and drop the case, if it is one."""
+    """Wait for what was launched on a group, and measure the case, if it is one, no further."""
 
     index: int | None
-    num_ranks: int
-    backend: str
-
-
-class Drop(Command, frozen=True):
-    """Measure a case no further."""
-
-    index: int
+    group: GroupKey
 
 
 class Freeze(Command, frozen=True):
     """What is alive now stays so: no collection of garbage has to look through it within a block."""
 
 
-AnyCommand: TypeAlias = (
-    Tell
-    | Quit
-    | Open
-    | Look
-    | Prepare
-    | Probe
-    | Profile
-    | Begin
-    | Wait
-    | Load
-    | Meter
-    | Rate
-    | Group
-    | Split
-    | Prove
-    | Warm
-    | Compare
-    | Block
-    | Curve
-    | Settle
-    | Drop
-    | Freeze
-)
+AnyCommand: Any = Union[tuple(Command.__subclasses__())]  # noqa: UP007 - of a list of classes
 
 
 class Answer(Record, frozen=True, tag_field="is", tag=str.lower):
@@ -318,8 +289,6 @@ class Profiled(Record, frozen=True):
     workload: WorkloadCode | None = None
     parameters: tuple[tuple[str, int, str], ...] = ()
     """Name, bytes and kind of the trainable ones, where the run calibrates."""
-    machine: FirstHost = FirstHost()
-    device_name: str = ""
 
 
 class Begun(Record, frozen=True):

@@ -13,10 +13,10 @@ import torch.distributed as dist
 from ddp_bench.bench.case import Case, split_of
 from ddp_bench.bench.layout import BucketLayout
 from ddp_bench.bench.measure.clock import Clock
-from ddp_bench.bench.measure.compiling import CompileWatch
 from ddp_bench.bench.measure.memory import MemoryWatch, release_memory
 from ddp_bench.bench.measure.timed import Trainer, run_block
 from ddp_bench.bench.modes import Mode, build_mode, devices_of
+from ddp_bench.bench.modes.compiled import CompileWatch
 from ddp_bench.bench.results.measured import BlockTimes
 from ddp_bench.bench.settings import Settings
 from ddp_bench.bench.worker.messages import Warm, Warmed

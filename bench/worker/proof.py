@@ -2,7 +2,7 @@
 
 One seeded global batch, batch-norm statistics frozen and random numbers off, in float64 where the model
 allows: the averaged gradients of the mode must equal the mean of those that the plain module has of the same
-parts of the batch, and its state dict must load into one. `bench/run/update_proof.py` has the second one,
+parts of the batch, and its state dict must load into one. `bench/worker/update_proof.py` has the second one,
 of the steps that are timed.
 """
 

@@ -11,7 +11,6 @@ import gc
 import os
 import socket
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 
@@ -27,7 +26,7 @@ from ddp_bench.bench.cluster.process import allowed_cores, host_name
 from ddp_bench.bench.conditions import Question, needed
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.machine import versions
-from ddp_bench.bench.manifest import FirstHost, Manifest, Model, RankPlace
+from ddp_bench.bench.manifest import FirstHost, Manifest, RankPlace
 from ddp_bench.bench.measure.calibration import trainable
 from ddp_bench.bench.measure.clock import float32_precision, make_clock
 from ddp_bench.bench.measure.collectives import allreduce_ms
@@ -43,9 +42,16 @@ from ddp_bench.bench.settings import ResolvedSettings
 from ddp_bench.bench.sysfs import oom_kills
 from ddp_bench.bench.worker import messages as m
 from ddp_bench.bench.worker.attempt import attempt, is_broken_by
-from ddp_bench.bench.worker.devices import gpu_of, gpu_uuid, seen_gpus, this_machine
+from ddp_bench.bench.worker.devices import (
+    bind,
+    gpu_of,
+    gpu_uuid,
+    is_narrowed,
+    near_cores,
+    seen_gpus,
+    this_machine,
+)
 from ddp_bench.bench.worker.job import Job, prepare, workload_of
-from ddp_bench.bench.worker.numa import bind, is_narrowed, near_cores
 from ddp_bench.bench.worker.prepare import LiveCase, warm
 from ddp_bench.bench.worker.proof import Prover, fingerprint
 from ddp_bench.bench.worker.update_proof import prove_update
@@ -93,7 +99,7 @@ class Rank:
         self._workload: Workload | None = None
         self._metering: DeviceMeter | None = None
         self._telemetry: Telemetry | None = None
-        self._groups: dict[tuple[int, str], dist.ProcessGroup | None] = {}
+        self._groups: dict[m.GroupKey, dist.ProcessGroup | None] = {}
         self._live: dict[int, LiveCase] = {}
         self._bound_cores = ""
         self._of_this_run = contextlib.ExitStack()
@@ -146,14 +152,11 @@ class Rank:
 
     def _profile(self, asked: m.Profile) -> m.Profiled:
         workload, settings = self._loaded(asked.settings), asked.settings
-        seen = [seen_gpus(self._local_rank)] if settings.device == "cuda" else []
         return m.Profiled(
-            model=Model(arch=workload.name, **asdict(profile_workload(workload))),
+            model=profile_workload(workload),
             versions=versions(),
             workload=None if settings.workload is None else workload_code(settings.workload),
             parameters=tuple(trainable(workload)) if settings.calibrate else (),
-            machine=this_machine(seen),
-            device_name=_device_name(gpu_of(self._local_rank) if seen else None),
         )
 
     def _loaded(self, settings: ResolvedSettings) -> Workload:
@@ -272,8 +275,7 @@ class Rank:
             return one_line(error)
 
     def _group(self, asked: m.Group) -> None:
-        key = (asked.num_ranks, asked.backend)
-        self._groups[key] = _group(*key)
+        self._groups[asked.group] = _group(*asked.group)
 
     def _split(self, asked: m.Split) -> tuple[int, ...]:
         return self._prover.splitter.split(asked.case)
@@ -315,12 +317,8 @@ class Rank:
         )
 
     def _curve(self, asked: m.Curve) -> float:
-        group = self._groups.get((asked.num_ranks, asked.backend))
+        group = self._groups.get(asked.group)
         return allreduce_ms(asked.num_bytes, group, self.place.device, self._clock)
-
-    def _drop(self, asked: m.Drop) -> None:
-        self._let_go(asked.index)
-        release_memory(self.place.device)
 
     def _freeze(self, _: m.Freeze) -> None:
         gc.collect()
@@ -328,24 +326,20 @@ class Rank:
 
     def _settle(self, asked: m.Settle) -> None:
         """Let what is under way end, then give its memory back."""
-        group, device = self._groups.get((asked.num_ranks, asked.backend)), self.place.device
+        group, device = self._groups.get(asked.group), self.place.device
         if group is not None:
             # Gloo's barrier waits for all work launched before it; NCCL's kernels the device waits for.
             with_nccl = dist.get_backend(group) == "nccl"
             dist.barrier(group, device_ids=[device.index] if with_nccl else None)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        if asked.index is not None:
-            self._let_go(asked.index)
+        if asked.index is not None and (live := self._live.pop(asked.index, None)) is not None:
+            live.close()
         gc.collect()
         release_memory(device)
 
-    def _let_go(self, index: int) -> None:
-        if (live := self._live.pop(index, None)) is not None:
-            live.close()
-
     def _case_group(self, case: Case) -> dist.ProcessGroup | None:
-        return self._groups.get((case.num_ranks, case.backend)) if case.backend else None
+        return self._groups.get((case.num_ranks, case.backend))
 
     def _group_of(self, command: m.Command) -> dist.ProcessGroup | None:
         """The process group through which the ranks of a command's case communicate."""
@@ -356,7 +350,7 @@ class Rank:
                 live = self._live.get(command.index)
                 return None if live is None else live.group
             case m.Curve():
-                return self._groups.get((command.num_ranks, command.backend))
+                return self._groups.get(command.group)
         return None
 
 

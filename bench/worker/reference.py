@@ -1,6 +1,6 @@
 """Trains the plain module, eagerly in one process, on the batches of all ranks of a case.
 
-What a case's parameters have to be after a few steps: the proof in `bench/run/update_proof.py` compares.
+What a case's parameters have to be after a few steps: the proof in `bench/worker/update_proof.py` compares.
 """
 
 from __future__ import annotations

@@ -1,20 +1,27 @@
-"""Decides how a model is split over devices: layer by layer, by costs that the first rank measures."""
+"""Splits a model over devices, layer by layer, so that the slowest device has as little work as it can."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ddp_bench.bench.case import Case
-from ddp_bench.bench.measure.split import balanced, layer_costs_ms
+from ddp_bench.bench.measure.clock import make_clock
 from ddp_bench.bench.measure.timed import autocast_of
 from ddp_bench.bench.modes import Place, Stages, Unsupported
 from ddp_bench.models.workload import Workload, is_pair_of_tensors, layers_of, make_batch
+
+REPETITIONS = 3
+"""Times that each layer is measured after one untimed: the median leaves one disturbance out."""
 
 
 @dataclass
@@ -87,3 +94,59 @@ def check_layers(module: nn.Module, layers: list[nn.Module], num_devices: int) -
         raise Unsupported(f"the workload's layers leave out parameter {left_out[0]}")
     if len(held) > len(wanted):
         raise Unsupported("the workload's layers share a parameter, or hold one that is not the module's")
+
+
+def layer_costs_ms(
+    layers: Sequence[nn.Module],
+    inputs: Tensor,
+    loss: Callable[[Tensor], Tensor],
+    *,
+    within: contextlib.AbstractContextManager[object],
+) -> list[float]:
+    """Milliseconds of the forward and backward of each layer by itself, the loss as part of the last.
+
+    `within` is the context of the arithmetic, as `autocast_of` makes it.
+    """
+    clock = make_clock(inputs.device)
+    costs = []
+    with within:
+        for index, layer in enumerate(layers):
+            last = index == len(layers) - 1
+            x = inputs.detach()
+            x.requires_grad_(index > 0 and x.is_floating_point())
+            samples = []
+            for _ in range(1 + REPETITIONS):
+                clock.begin()
+                # A copy: a layer may write to its input.
+                outputs = layer(x.clone())
+                total = loss(outputs) if last else outputs.float().sum()
+                if total.requires_grad:
+                    total.backward()
+                clock.mark()
+                samples += clock.read_ms()
+            costs.append(median(samples[1:]))
+            inputs = outputs
+    for layer in layers:
+        layer.zero_grad()
+    return costs
+
+
+def balanced(costs: Sequence[float], num_parts: int) -> tuple[int, ...]:
+    """Lengths of `num_parts` runs of `costs`, none empty, whose largest sum is least; the first such.
+
+    Raises ValueError for more parts than costs.
+    """
+    if not 1 <= num_parts <= len(costs):
+        raise ValueError(f"{len(costs)} layers do not make {num_parts} stages")
+    sums = [0.0, *itertools.accumulate(costs)]
+    # best[n]: for the first n costs in the parts so far, the largest sum and the lengths.
+    best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, ())}
+    for _ in range(num_parts):
+        longer: dict[int, tuple[float, tuple[int, ...]]] = {}
+        for start, (largest, lengths) in best.items():
+            for end in range(start + 1, len(costs) + 1):
+                found = (max(largest, sums[end] - sums[start]), (*lengths, end - start))
+                if end not in longer or found[0] < longer[end][0]:
+                    longer[end] = found
+        best = longer
+    return best[len(costs)][1]

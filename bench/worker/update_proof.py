@@ -1,7 +1,7 @@
 """The second proof before timing: the first steps of the warm-up train as the plain module would.
 
 They are steps of what is timed: compiled, in the run's precision, with the case's hook and optimizer, on its
-own batches, batch norm in training. The parameters after them must be those of `bench/run/reference.py`.
+own batches, batch norm in training. The parameters after them must be those of `bench/worker/reference.py`.
 """
 
 from __future__ import annotations

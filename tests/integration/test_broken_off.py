@@ -48,7 +48,7 @@ def test_its_files_are_brought_up_to_date_once(
     pd.testing.assert_frame_equal(run.cases[same], whole.cases[same])
     assert len(run.blocks) < len(whole.blocks)
     assert "<svg" in (broken_off / "report.html").read_text(encoding="utf-8")
-    assert finish(broken_off, "interrupted") is None
+    assert finish(broken_off, "interrupted") == ""
 
 
 class StartedError(Exception):

@@ -11,8 +11,8 @@ from commands import SMALL, bench_run
 from test_proof import DDP_PROOF
 
 from ddp_bench.bench.case import Case
-from ddp_bench.bench.measure.compiling import CompileWatch
 from ddp_bench.bench.modes import Unsupported, require_compiler
+from ddp_bench.bench.modes.compiled import CompileWatch
 from ddp_bench.bench.results.store import load_run
 
 CASE = """
@@ -24,7 +24,7 @@ import torch._inductor.compile_fx
 # Graphs are made and split as ever; only the slow step from a graph to machine code is left out.
 torch._inductor.compile_fx.compile_fx = lambda graph, inputs, **_: aot_eager(graph, inputs)
 from real_ranks import Cluster
-from ddp_bench.bench.measure.compiling import CompileWatch
+from ddp_bench.bench.modes.compiled import CompileWatch
 from ddp_bench.bench.modes import build_mode
 from ddp_bench.models.step import placed
 from made import case_of

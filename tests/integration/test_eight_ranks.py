@@ -26,7 +26,7 @@ from ddp_bench.bench.modes.ddp import DistributedMode
 from ddp_bench.bench.plan import Machine, expand
 from ddp_bench.bench.resolve import resolve, with_device_defaults
 from ddp_bench.bench.results.store import RunData, load_run
-from ddp_bench.bench.run.reopen import open_run, progress_so_far
+from ddp_bench.bench.run.reopen import open_run
 from ddp_bench.bench.run.session import Session
 from ddp_bench.bench.worker import messages as m
 from ddp_bench.bench.worker import rank as worker
@@ -47,8 +47,6 @@ class EightWorkers:
 
     def __len__(self) -> int:
         return NUM_RANKS
-
-    def check(self) -> None: ...
 
     def ask(self, commands: dict[int, m.Command], *_: object) -> dict[int, m.Report]:
         answers = {command.name: self._rank.do(command) for command in reversed(commands.values())}
@@ -115,7 +113,6 @@ def measured(folder: Path, **more: str) -> RunData:
         begun=[m.Begun(place=_info(number), fingerprint="") for number in range(NUM_RANKS)],
         recorder=opened.recorder,
         console=Console(silent=True),
-        earlier=progress_so_far(opened.recorder),
     )
     reason = session.run()
     opened.recorder.write()

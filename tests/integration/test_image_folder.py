@@ -19,8 +19,8 @@ from PIL import Image
 from ddp_bench.bench.errors import UsageError
 from ddp_bench.bench.settings import Settings
 from ddp_bench.bench.worker import job
-from ddp_bench.models.data import BatchSource, check_folder, open_source
-from ddp_bench.models.folder import MAX_CHECKED, list_images
+from ddp_bench.models.data import BatchSource, open_source
+from ddp_bench.models.folder import MAX_CHECKED, check_folder, list_images
 from ddp_bench.models.registry import resnet_workload
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")

@@ -85,7 +85,7 @@ def test_others_start_when_one_was_killed_and_stopped_ones_go_too() -> None:
         first, second = (one.pid for one in workers.hellos())
         os.kill(first, signal.SIGSTOP)
         os.kill(second, signal.SIGKILL)
-        with pytest.raises(LostError, match=r"rank 1 was killed by signal 9 \(SIGKILL\) in the test"):
+        with pytest.raises(LostError, match=r"rank 1 was killed by signal 9 \(SIGKILL\) in its wait for"):
             workers.ask({1: m.Freeze()}, "the test", LIMIT_S)
         workers.end_at_once()
         assert is_gone(first)

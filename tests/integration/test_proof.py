@@ -517,7 +517,7 @@ def test_what_cannot_be_split_into_stages_is_skipped_with_the_reason() -> None:
 PREPARED = """
 from dataclasses import replace
 from real_ranks import Cluster
-from ddp_bench.bench.measure.clock import HostClock
+from ddp_bench.bench.measure.clock import Clock
 from ddp_bench.bench.measure.timed import Trainer
 from ddp_bench.bench.modes.ddp import DistributedMode
 from made import case_of
@@ -542,7 +542,7 @@ def proven(workload=None, **settings):
     asked = Warm(index=0, case=case, oversubscribed=False, equal_replicas=True)
     try:
         prover.prove(case, live.group)
-        warm(live, asked, prover=prover, settings=run, clock=HostClock())
+        warm(live, asked, prover=prover, settings=run, clock=Clock())
         if cluster.rank:
             return None
         update = prove_update(case, live.first, prover)

@@ -82,7 +82,7 @@ def test_a_run_broken_off_meanwhile_goes_on_where_it_was(sustained: RunData, tmp
     (folder / "cases.csv").unlink()
 
     broken = Path(shutil.copytree(folder, tmp_path / "closed"))
-    assert finish(broken, "interrupted") is not None
+    assert finish(broken, "interrupted")
     known = load_run(broken).cases["steady_images_per_s"].notna()
     assert known.tolist() == [True, True, False], "what was measured so far"
 

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from ddp_bench.bench.measure import collectives
+from ddp_bench.bench.measure.clock import Clock
 
 DEVICE = torch.device("cuda", 1)
 CYCLES_PER_MS = 1_500_000.0
@@ -52,8 +53,7 @@ class FakeGpu:
         for name in CUDA:
             monkeypatch.setattr(torch.cuda, name, getattr(self, name))
         monkeypatch.setattr("torch.distributed.all_reduce", self.all_reduce)
-        host = SimpleNamespace(perf_counter_ns=lambda: round(self.now_ms * 1e6))
-        monkeypatch.setattr("ddp_bench.bench.measure.clock.time", host)
+        monkeypatch.setattr(Clock, "now", lambda _: round(self.now_ms * 1e6))
         collectives._storage.cache_clear()
 
     def launch(self, ms: float, stream: FakeStream | None = None, *, operations: int = 1) -> None:

@@ -20,10 +20,9 @@ from ddp_bench.bench.plan import Machine, expand
 from ddp_bench.bench.resolve import GpuKind, resolve, with_device_defaults
 from ddp_bench.bench.settings import Settings
 from ddp_bench.bench.worker import devices, job
-from ddp_bench.bench.worker.devices import gpu_of, seen_gpus, this_machine
+from ddp_bench.bench.worker.devices import gpu_of, is_narrowed, near_cores, seen_gpus, this_machine
 from ddp_bench.bench.worker.job import as_seen
 from ddp_bench.bench.worker.messages import Launched, SeenGpus
-from ddp_bench.bench.worker.numa import is_narrowed, near_cores
 
 MORE_CORES = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 
@@ -173,7 +172,7 @@ def test_cores_are_narrowed_where_one_that_is_online_is_not_allowed(tmp_path: Pa
 
 BIND = """
 import threading
-from ddp_bench.bench.worker.numa import bind
+from ddp_bench.bench.worker.devices import bind
 
 wait = threading.Event()
 earlier = threading.Thread(target=wait.wait)

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from ddp_bench.bench.measure import trace
-from ddp_bench.bench.measure.clock import HostClock
+from ddp_bench.bench.measure.clock import Clock
 from ddp_bench.bench.measure.trace import Event, bucket_runs, communication_and_compute, in_steps, overlap_pct
 from ddp_bench.bench.results.measured import TRACE_FAILED, BlockTimes
 
@@ -185,7 +185,7 @@ def traced_to(content: str, monkeypatch: pytest.MonkeyPatch) -> tuple[BlockTimes
         return nullcontext(SimpleNamespace(export_chrome_trace=lambda path: Path(path).write_text(content)))
 
     monkeypatch.setattr(trace, "profile", profile)
-    monkeypatch.setattr(trace, "make_clock", lambda _: HostClock())
+    monkeypatch.setattr(trace, "make_clock", lambda _: Clock())
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: done.append("wait"))
     trainer: Any = SimpleNamespace(
         step=lambda: done.append("step"), hooked=lambda around: nullcontext(done.append(around.__name__))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from ddp_bench.bench.cluster.turns import TurnClient
 from ddp_bench.bench.manifest import DeviceRates
 from ddp_bench.bench.measure import matrix_rate
 from ddp_bench.bench.measure.matrix_rate import (
@@ -22,6 +23,7 @@ from ddp_bench.bench.measure.matrix_rate import (
 from ddp_bench.bench.modes import Place
 from ddp_bench.bench.resolve import with_device_defaults
 from ddp_bench.bench.run.alone import measure_rates
+from ddp_bench.bench.run.cases import Cases
 from ddp_bench.bench.run.failures import preparing_s
 from ddp_bench.bench.settings import Settings
 from ddp_bench.bench.worker import messages as m
@@ -142,9 +144,18 @@ def rates(workers: Any, *counts: int) -> tuple[list[DeviceRates], list[str]]:
     """With what the user hears."""
     plan: Any = [SimpleNamespace(case=SimpleNamespace(num_devices=n), skip_reason=None) for n in counts]
     skipped: Any = SimpleNamespace(case=SimpleNamespace(num_devices=3), skip_reason="no device")
-    recorder: Any = SimpleNamespace(note=lambda *_: None)
     said: list[str] = []
-    return measure_rates(workers, recorder, [*plan, skipped], SETTINGS, said.append), said
+    found: list[DeviceRates] = []
+    run: Any = Cases.__new__(Cases)
+    run.workers, run.plan, run.settings = workers, [*plan, skipped], SETTINGS
+    run.recorder = SimpleNamespace(
+        note=lambda *_: None,
+        manifest=SimpleNamespace(roofline=()),
+        tell=lambda *, roofline: found.extend(roofline),
+    )
+    run.console, run._turns = SimpleNamespace(note=said.append), TurnClient(None)
+    measure_rates(run)
+    return found, said
 
 
 def test_every_device_count_is_measured_at_once_as_far_as_there_are_ranks() -> None:

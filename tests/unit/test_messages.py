@@ -27,7 +27,7 @@ SEEN = m.SeenGpus(host="node", local_rank=0, uuids=("GPU-1",), facts=(Gpu(uuid="
         m.Warm(
             index=3, case=case_of(bucket_cap_mb="1/25"), oversubscribed=True, by_device=(1, 2), least_s=0.1
         ),
-        m.Settle(index=None, num_ranks=2, backend="gloo"),
+        m.Settle(index=None, group=(2, "gloo")),
     ],
     ids=lambda one: one.name,
 )
@@ -78,7 +78,7 @@ def test_nothing_else_is_sent(value: Any) -> None:
     "line",
     [
         *(b"", b"\x80\x04.", b"{", b"[]", b"1", b"null", b"[" * 100_000, b'{"do": 1}', b'{"do": "leave"}'),
-        *(b'{"do": "block"}', b'{"do": "drop", "index": "x"}', b'{"is": "report"}'),
+        *(b'{"do": "block"}', b'{"do": "compare", "index": "x"}', b'{"is": "report"}'),
     ],
 )
 def test_what_no_conductor_sent_is_refused(line: bytes) -> None:

@@ -12,10 +12,10 @@ from ddp_bench.bench.errors import GaveUpError, NotComparableError, UsageError
 from ddp_bench.bench.manifest import SCHEMA_VERSION
 from ddp_bench.bench.plan import Machine, expand, plan_hash
 from ddp_bench.bench.resolve import with_device_defaults
-from ddp_bench.bench.results.journal import Journal
+from ddp_bench.bench.results.journal import Journal, read
 from ddp_bench.bench.results.recorder import Recorder, resume_command
-from ddp_bench.bench.run.failures import Failure
-from ddp_bench.bench.run.reopen import check_same, fail_case, open_run, settings_of
+from ddp_bench.bench.run.failures import IDLE, Failure, failure_of
+from ddp_bench.bench.run.reopen import check_same, fail_case, open_run, settings_of, settle_fault
 from ddp_bench.bench.settings import Settings
 
 MACHINE = {"cpu_model": "x", "num_cores": 2, "gpus": []}
@@ -183,6 +183,20 @@ def test_ranks_of_a_run_that_ended_without_a_mode_are_not_started_in_vain(
     ) as caught:
         opened("job-7", monkeypatch, restarts=1)
     assert caught.value.exit_code == 4
+
+
+def test_a_rank_that_died_before_a_case_had_begun_costs_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    recorder = Recorder.reopen(opened("job-7", monkeypatch))
+    recorder.note(0, "round 3 (timed)")
+    assert settle_fault(recorder, failure_of({1: -9}, what=IDLE, out_of_memory=False)) == []
+    assert settle_fault(recorder, Failure("failed", "seen once more")) == [], "nor by the next attempt"
+    assert not read(recorder.folder).settled
+    recorder.note(0, "round 3 (timed)")
+    assert settle_fault(recorder, failure_of({1: -9}, what="round 3 (timed)", out_of_memory=False))
+    assert read(recorder.folder).settled[0].status == "failed"
 
 
 def test_a_failed_case_keeps_what_its_ranks_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

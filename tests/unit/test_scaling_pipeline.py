@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional
 from torchvision.models import resnet18
 
-from ddp_bench.bench.measure.split import balanced, layer_costs_ms
 from ddp_bench.bench.predict.timeline import bubble_share
+from ddp_bench.bench.worker.stages import balanced, layer_costs_ms
 from ddp_bench.models.resnet import resnet20, resnet_layers
 
 

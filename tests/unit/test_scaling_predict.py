@@ -170,7 +170,6 @@ def test_a_half_precision_hook_is_never_slower_and_strong_scaling_divides_the_ba
         ({"num_devices": 0}, "give 1 to 4096"),
         ({"num_devices": 16, "gpus_per_node": 8, "intra": "nvlink-h100"}, "name what joins the nodes"),
         ({"num_devices": 16, "gpus_per_node": 8, "network": "ib-400g"}, "need --intra"),
-        ({"num_devices": 16, "comm_hook": "powersgd"}, "cannot be predicted"),
     ],
 )
 def test_scenarios_that_cannot_be(scenario: dict[str, Any], message: str) -> None:

@@ -21,11 +21,10 @@ from ddp_bench.bench.run.reopen import Completion
 from ddp_bench.bench.run.schedule import (
     FIRST_LOOK,
     INSTRUMENTED,
-    MIN_ROUNDS_FOR_TARGET,
     SHARES,
+    LiveCase,
     Schedule,
     StopRule,
-    Visitable,
     expected_half_width,
     is_look,
     resting_cases,
@@ -41,11 +40,11 @@ def resolved(**stored: Any) -> ResolvedSettings:
     return with_device_defaults(settings, device_type="cpu", num_local_devices=2)
 
 
-def visitable(settings: ResolvedSettings) -> list[Visitable]:
+def visitable(settings: ResolvedSettings) -> list[LiveCase]:
     """Every case that runs, with a step as long as its devices are many."""
     plan: list[Planned] = expand(settings, MACHINE, arch="resnet18", image_size=64)
     return [
-        Visitable(index, p.case, p.oversubscribed, 0.1 * p.case.num_devices)
+        LiveCase(index, p.case, p.oversubscribed, step_s=0.1 * p.case.num_devices)
         for index, p in enumerate(plan)
         if p.skip_reason is None
     ]
@@ -355,7 +354,7 @@ def test_a_precision_target_keeps_its_meaning() -> None:
     """Every rate, after five rounds, at any round; the comparisons are not asked."""
     reached = rule(comparison("a", "b", WIDE), width=0.01, precision_target=0.01)
     found = [n for n in range(12) if reached.reason(n)]
-    assert found == list(range(MIN_ROUNDS_FOR_TARGET, 12))
+    assert found == list(range(MIN_ROUNDS, 12))
     missed = rule(comparison("a", "b", NARROW), width=0.011, precision_target=0.01)
     assert not any(missed.reason(n) for n in range(100))
 

@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 from commands import SMALL
+from made import recorded
 
 from ddp_bench.bench.plan import Machine, Planned, expand
 from ddp_bench.bench.resolve import resolve, with_device_defaults
@@ -167,8 +168,8 @@ def test_blocks_follow_each_other_until_a_case_has_trained_long_enough() -> None
     case_id = cases[0].case.case_id
     times = times_of(block("timed", 1, 100), block("sustained", 1, 100, steps=400))
     session: Any = Session.__new__(Session)
-    session._settings, session._recorder = settings, FakeRecorder(case_id, times)
-    session._console = FakeConsole()
+    session.settings, session.recorder = settings, FakeRecorder(case_id, times)
+    session.console = FakeConsole()
     blocks = []
     for number in itertools.count(2):
         if not (steps := session._sustained_steps(cases)):
@@ -177,7 +178,7 @@ def test_blocks_follow_each_other_until_a_case_has_trained_long_enough() -> None
         times.add([block("sustained", number, 100, steps=steps)])
     assert [number for number, _ in blocks] == list(range(2, 9)), "20 s are seven blocks of about 3 s"
     assert sum(steps for _, steps in blocks) == 200, "20 s of the 60 are left"
-    what, done, total, left = session._console.shown[0]
+    what, done, total, left = session.console.shown[0]
     assert (what, done, total) == (f"sustained {case_id}", 1, 8)
     assert left == pytest.approx(20 + 60)
 
@@ -193,8 +194,7 @@ def test_a_resumed_run_prepares_what_has_still_to_train() -> None:
     own = [p.case.case_id for p in plan if not p.oversubscribed and not p.skip_reason]
 
     def left(asked: ResolvedSettings, done_s: dict[str, float]) -> list[str]:
-        found = unfinished(plan, asked, measured, dropped=(), sustained_s=done_s)
-        return [p.case.case_id for _, p in found]
+        return [p.case.case_id for _, p in unfinished(plan, asked, recorded(measured, done_s))]
 
     assert left(settings, {}) == own
     assert left(settings, {own[0]: 29.5, own[1]: 10.0, own[2]: 30.0}) == [own[1], own[3]]
@@ -206,7 +206,7 @@ def test_a_resumed_run_prepares_what_has_still_to_train() -> None:
 def test_no_limit_of_the_rounds_counts_it() -> None:
     """A run of 600 s, 480 of them after the rounds: `--max-time` sees 120."""
     session: Any = SimpleNamespace(
-        _recorder=SimpleNamespace(sustained_s=lambda: {"a": 300.0, "b": 180.0}),
+        recorder=SimpleNamespace(sustained_s=lambda: {"a": 300.0, "b": 180.0}),
         elapsed_s=lambda: 600.0,
     )
     assert Session._rounds_s(session) == 120

@@ -341,9 +341,9 @@ def test_a_run_says_once_what_failed_and_keeps_the_block(name: str) -> None:
     session: Any = Cases.__new__(Cases)
     said: list[str] = []
     rows: list[Any] = []
-    session._console, session._said = SimpleNamespace(note=said.append), set()
-    session._earlier, session._infos = SimpleNamespace(measured=set()), [SimpleNamespace(host="here")] * 3
-    session._recorder, session._schedule = (
+    session.console, session._said = SimpleNamespace(note=said.append), set()
+    session._earlier, session._infos = frozenset(), [SimpleNamespace(host="here")] * 3
+    session.recorder, session._schedule = (
         SimpleNamespace(add_block=rows.extend),
         SimpleNamespace(add=lambda *_, **__: None),
     )

@@ -11,6 +11,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from made import recorded
 
 from ddp_bench.bench.console import Console
 from ddp_bench.bench.manifest import Manifest, RankPlace
@@ -18,9 +19,9 @@ from ddp_bench.bench.plan import Machine, Planned, expand, plan_hash
 from ddp_bench.bench.resolve import with_device_defaults
 from ddp_bench.bench.results.recorder import Block
 from ddp_bench.bench.run import cases, session
-from ddp_bench.bench.run.cases import LiveCase
 from ddp_bench.bench.run.phases import AFTER_ROUNDS, unfinished
-from ddp_bench.bench.run.reopen import open_run, progress_so_far
+from ddp_bench.bench.run.reopen import open_run
+from ddp_bench.bench.run.schedule import LiveCase
 from ddp_bench.bench.settings import ResolvedSettings, Settings
 from ddp_bench.bench.worker import messages as m
 
@@ -41,8 +42,6 @@ class FakeWorkers:
 
     def __len__(self) -> int:
         return self._num_ranks
-
-    def check(self) -> None: ...
 
     def ask(self, commands: dict[int, m.Command], _what: str, _limit_s: float) -> dict[int, m.Report]:
         if FakeWorkers.num_blocks == self._most:
@@ -67,17 +66,11 @@ class FakeClock:
 
 
 class FakeSession(session.Session):
-    def _measure_rates(self) -> None:
-        """There is no device."""
-
     def _prepare_cases(self) -> None:
         """Cases as warmed up; those that have nothing left are not, as in a real session."""
-        measured, dropped = self._earlier.measured, self._earlier.dropped
-        for index, planned in unfinished(
-            self._plan, self._settings, measured, dropped=dropped, sustained_s={}
-        ):
-            self._recorder.set_outcome(index, "ok")
-            self._live.append(LiveCase(index, planned.case, planned.oversubscribed, None, 0.01, 0.01))
+        for index, planned in unfinished(self.plan, self.settings, self.recorder):
+            self.recorder.set_outcome(index, "ok")
+            self.live.append(LiveCase(index, planned.case, planned.oversubscribed, None, 0.01, 0.01))
 
 
 def settings_of(device_type: str = "cuda", **stored: Any) -> ResolvedSettings:
@@ -114,7 +107,6 @@ def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             begun=begun,
             recorder=opened.recorder,
             console=Console(silent=True),
-            earlier=progress_so_far(opened.recorder),
         )
         try:
             opened.recorder.close(made.run())
@@ -184,7 +176,7 @@ def test_a_resumed_run_lacks_what_was_not_traced(
     (tmp_path / "run").rename(tmp_path / "whole")
     broken_off = measure(settings, most=len(whole) - len(wanted) + traced)
     assert broken_off == whole[: len(broken_off)]
-    left = unfinished(plan_of(settings), settings, set(broken_off), dropped=(), sustained_s={})
+    left = unfinished(plan_of(settings), settings, recorded(broken_off))
     assert wanted - {c for c, phase, _ in broken_off if phase == "trace"} <= {p.case.case_id for _, p in left}
     blocks = measure(settings)
     assert blocks[: len(broken_off)] == broken_off
@@ -196,9 +188,9 @@ def test_a_run_with_all_its_traces_has_nothing_left(measure: Any, tmp_path: Path
     settings = with_out(tmp_path, rounds=2)
     whole = set(measure(settings))
     plan = plan_of(settings)
-    assert not unfinished(plan, settings, whole, dropped=(), sustained_s={})
+    assert not unfinished(plan, settings, recorded(whole))
     for block in whole:
-        assert len(unfinished(plan, settings, whole - {block}, dropped=(), sustained_s={})) == 1
+        assert len(unfinished(plan, settings, recorded(whole - {block}))) == 1
 
 
 def test_more_rounds_later_need_no_second_trace(measure: Any, tmp_path: Path) -> None:

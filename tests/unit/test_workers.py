@@ -38,13 +38,17 @@ class FakeProcesses:
         threading.Thread(target=self._serve, args=(rank, address, token), daemon=True).start()
 
     def _serve(self, rank: int, address: tuple[str, int], token: str) -> None:
-        with socket.create_connection(address) as connection, connection.makefile("rb") as lines:
+        # Unbuffered: what is not asked for stays unread.
+        with socket.create_connection(address) as connection, connection.makefile("rb", buffering=0) as lines:
             process = process_name(self._pid) if self._pid else ""
             hello = m.Hello(
                 token=token, rank=rank, local_rank=rank, host="here", pid=self._pid, process=process
             )
             connection.sendall(m.encode(hello))
             lines.readline()
+            if self._deeds[rank] is unread:
+                connection.recv(1, socket.MSG_PEEK)
+                return
             for line in lines:
                 command = m.decode(line, m.AnyCommand)
                 answer = m.Report(value=1) if isinstance(command, m.Open) else None
@@ -54,6 +58,8 @@ class FakeProcesses:
                     return
                 if answer is not None:
                     connection.sendall(m.encode(answer))
+                if self._deeds[rank] is leaving:
+                    return
 
     def code(self, rank: int, *, within_s: float = 0.0) -> int | None:  # noqa: ARG002
         return self._codes.get(rank)
@@ -104,6 +110,15 @@ def waiting(command: m.Command) -> m.Answer | None:
     return TOLD if isinstance(command, m.Tell) else None
 
 
+def unread(_: m.Command) -> None:
+    """It goes once a command has come, without a look at it."""
+
+
+def leaving(command: m.Command) -> m.Answer:
+    """It goes as soon as it has answered."""
+    return well(command)
+
+
 def dies(_: m.Command) -> None:
     raise EOFError
 
@@ -119,6 +134,22 @@ def test_one_that_died_is_named_with_its_end(started: Callable[..., Workers]) ->
     assert lost.value.failure is not None
     assert lost.value.failure.reason == "rank 1 was killed by signal 9 (SIGKILL) in round 1 (timed)"
     assert lost.value.codes == {1: -9}
+
+
+@pytest.mark.parametrize("deed", [unread, leaving], ids=["with a command unread", "after its answer"])
+def test_one_that_died_before_it_read_a_command_did_not_die_of_it(
+    started: Callable[..., Workers], deed: Deed
+) -> None:
+    workers = started(waiting, deed, codes={1: -9})
+    if deed is leaving:
+        workers.ask({1: m.Wait()}, "round 1 (timed)", LIMIT_S)
+        time.sleep(0.2)
+    with pytest.raises(LostError) as lost:
+        workers.ask({1: m.Wait()}, "round 2 (timed)", LIMIT_S)
+    failure = lost.value.failure
+    assert failure is not None
+    assert failure.reason == "rank 1 was killed by signal 9 (SIGKILL) in its wait for the next command"
+    assert failure.was_idle
 
 
 def test_one_that_somebody_else_has_started_just_ended(started: Callable[..., Workers]) -> None:
